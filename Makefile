@@ -1,0 +1,61 @@
+# `make help` lists the targets. Each installs what it needs (scripts/install) and does its job.
+
+SBCL ?= sbcl
+# Room for the tests with messages of 16 MB; the saved core keeps it.
+HEAP_MB ?= 2048
+LISP = $(SBCL) --noinform --dynamic-space-size $(HEAP_MB) \
+       --non-interactive --no-sysinit --no-userinit
+SOURCES := clgrpc.asd scripts/load.lisp scripts/build.lisp \
+           $(shell find src tools proto examples -name '*.lisp' -o -name '*.proto' \
+             -o -name '*.json')
+
+BENCH_PARTS := unary streams client matrix openloop bulk allocation
+
+.DEFAULT_GOAL := bin/clgrpc
+.PHONY: install test demo conformance bench profile clean help $(BENCH_PARTS:%=bench-%)
+
+bin/clgrpc: $(SOURCES) | install
+	@mkdir -p bin
+	@CLGRPC_OUTPUT=bin/clgrpc.new $(LISP) --load scripts/build.lisp >bin/build.log 2>&1 </dev/null \
+	  || { cat bin/build.log >&2; exit 1; }
+	@mv bin/clgrpc.new bin/clgrpc
+
+install:
+	@scripts/install
+
+test: bin/clgrpc
+	@CLGRPC_SUITES="$(SUITES)" $(LISP) --load scripts/test.lisp </dev/null
+
+demo: bin/clgrpc
+	@bin/clgrpc demo
+
+conformance: bin/clgrpc
+	@scripts/install --conformance
+	@tests/conformance/run $(SUITES)
+
+bench: bin/clgrpc
+	@scripts/install --bench
+	@python3 bench/run $(BENCH) $(PARTS)
+
+$(BENCH_PARTS:%=bench-%): bench-%: bin/clgrpc
+	@scripts/install --bench
+	@python3 bench/run $(BENCH) $*
+
+profile: bin/clgrpc
+	@scripts/install --profile
+	@python3 bench/profile $(PROFILE)
+
+clean:
+	@rm -rf bin
+
+help:
+	@echo 'make              build bin/clgrpc'
+	@echo 'make demo         run a RouteGuide server and client, and show what they say'
+	@echo 'make test         run all tests; SUITES="hpack http2" runs some'
+	@echo 'make conformance  fetch and run h2spec and the interop client of grpc-go (needs Go);'
+	@echo '                  SUITES="h2spec interop" runs one'
+	@echo 'make bench        measure beside grpc-go (needs Go), tonic and nghttpd: about 14 minutes;'
+	@echo '                  BENCH="--short" takes 3, BENCH="--help" lists more'
+	@echo 'make bench-PART   one part: unary, streams, client, matrix, openloop, bulk or allocation'
+	@echo 'make profile      show where the time of a call goes on the server'
+	@echo 'make clean        remove bin/'

@@ -1,0 +1,446 @@
+;;;; All systems of clgrpc; no logic. Each folder of src/ is a system that names what it stands on,
+;;;; so the arrows of the design can be read here (tests/architecture.lisp checks them in the sources).
+
+(defsystem "clgrpc"
+  :version "0.1.0"
+  :author "The clgrpc developers"
+  :license "MIT"
+  :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
+  :depends-on ("clgrpc/client" "clgrpc/server")
+  :pathname "src/"
+  :serial t
+  :components ((:file "package"))
+  :in-order-to ((test-op (test-op "clgrpc/tests"))))
+
+(defsystem "clgrpc/base"
+  :description "Octets, policy, options, conditions, clock, timers, queues, log, JSON."
+  :depends-on ("sb-concurrency")
+  :pathname "src/base/"
+  :serial t
+  :components ((:file "package")
+               (:file "policy")
+               (:file "octets")
+               (:file "store")
+               (:file "condition")
+               (:file "option")
+               (:file "seed")
+               (:file "utf8")
+               (:file "base64")
+               (:file "clock")
+               (:file "timer")
+               (:file "queue")
+               (:file "log")
+               (:file "json")))
+
+(defsystem "clgrpc/os"
+  :description "The only code that touches the kernel: sockets, epoll, eventfd, signals."
+  :depends-on ("clgrpc/base")
+  :pathname "src/os/"
+  :serial t
+  :components ((:file "package")
+               (:file "syscall")
+               (:file "address")
+               (:file "socket")
+               (:file "epoll")
+               (:file "futex")
+               (:file "signal")))
+
+(defsystem "clgrpc/loop"
+  :description "The event loop, usable on its own."
+  :depends-on ("clgrpc/os")
+  :pathname "src/loop/"
+  :serial t
+  :components ((:file "package")
+               (:file "guard")
+               (:file "condition")
+               (:file "reserve")
+               (:file "poller")
+               (:file "transport")
+               (:file "structure")
+               (:file "baton")
+               (:file "watchdog")
+               (:file "connection")
+               (:file "loop")
+               (:file "drive")
+               (:file "listener")
+               (:file "connector")))
+
+(defsystem "clgrpc/hpack"
+  :description "RFC 7541: header compression for HTTP/2."
+  :depends-on ("clgrpc/base")
+  :pathname "src/hpack/"
+  :serial t
+  :components ((:file "package")
+               (:file "error")
+               (:file "leaf")
+               (:file "huffman")
+               (:file "field")
+               (:file "list")
+               (:file "static")
+               (:file "table")
+               (:file "cache")
+               (:file "decoder")
+               (:file "encoder")))
+
+(defsystem "clgrpc/tests/hpack"
+  :depends-on ("clgrpc/hpack" "fiveam")
+  :pathname "tests/hpack/"
+  :serial t
+  :components ((:file "package")
+               (:file "support")
+               (:file "vector")
+               (:file "leaf")
+               (:file "huffman")
+               (:file "field")
+               (:file "list")
+               (:file "static")
+               (:file "table")
+               (:file "cache")
+               (:file "decoder")
+               (:file "encoder"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.hpack)))
+
+(defsystem "clgrpc/http2"
+  :description "RFC 9113: an HTTP/2 connection as a state machine without I/O."
+  :depends-on ("clgrpc/hpack")
+  :pathname "src/http2/"
+  :serial t
+  :components ((:file "package")
+               (:file "error")
+               (:file "state")
+               (:file "frame")
+               (:file "structure")
+               (:file "header")
+               (:file "control")
+               (:file "stream")
+               (:file "flow")
+               (:file "writer")
+               (:file "queue")
+               (:file "settings")
+               (:file "reader")
+               (:file "connection")))
+
+(defsystem "clgrpc/protobuf"
+  :description "Protocol Buffers: .proto source to native code."
+  :depends-on ("clgrpc/base")
+  :pathname "src/protobuf/"
+  :serial t
+  :components ((:file "package")
+               (:file "condition")
+               (:file "descriptor")
+               (:file "lexer")
+               (:file "parser")
+               (:file "feature")
+               (:file "linker")
+               (:file "name")
+               (:file "message")
+               (:file "wire")
+               (:file "scalar")
+               (:file "sequence")
+               (:file "index")
+               (:file "map")
+               (:file "plan")
+               (:file "structure")
+               (:file "encoder")
+               (:file "decoder")
+               (:file "reflection")
+               (:file "operation")
+               (:file "define")))
+
+(defsystem "clgrpc/rpc"
+  :description "What both ends of a call share: status, metadata, framing, calls, the wire."
+  :depends-on ("clgrpc/loop" "clgrpc/http2" "clgrpc/protobuf" "alexandria")
+  :pathname "src/rpc/"
+  :serial t
+  :components ((:file "package")
+               (:file "status")
+               (:file "timeout")
+               (:file "metadata")
+               (:file "method")
+               (:file "framing")
+               (:file "call")
+               (:file "link")
+               (:file "wire")))
+
+(defsystem "clgrpc/client"
+  :description "Channels, subchannels, stubs, futures."
+  :depends-on ("clgrpc/rpc")
+  :pathname "src/client/"
+  :serial t
+  :components ((:file "package")
+               (:file "runtime")
+               (:file "structure")
+               (:file "subchannel")
+               (:file "call")
+               (:file "channel")
+               (:file "stub")
+               (:file "future")))
+
+(defsystem "clgrpc/server"
+  :description "Servers, listeners, dispatch, drain."
+  :depends-on ("clgrpc/rpc")
+  :pathname "src/server/"
+  :serial t
+  :components ((:file "package")
+               (:file "route")
+               (:file "hub")
+               (:file "call")
+               (:file "reply")
+               (:file "drain")
+               (:file "dispatch")
+               (:file "server")))
+
+(defsystem "clgrpc/examples"
+  :description "A greeter, a RouteGuide and its client, as users write them."
+  :depends-on ("clgrpc")
+  :pathname "examples/"
+  :serial t
+  :components ((:file "protos")
+               (:file "package")
+               (:file "greeter")
+               (:file "geometry")
+               (:file "route-guide")
+               (:file "route-guide-client")))
+
+(defsystem "clgrpc/tools"
+  :description "The command clgrpc."
+  :depends-on ("clgrpc/examples")
+  :pathname "tools/"
+  :serial t
+  :components ((:file "protos")
+               (:file "package")
+               (:file "command")
+               (:file "payload")
+               (:file "bench")
+               (:file "interop")
+               (:file "serve")
+               (:file "bench-client")
+               (:file "client")
+               (:file "main")))
+
+;;; Tests: a system per layer, each added to those that clgrpc/tests depends on
+
+(defsystem "clgrpc/tests"
+  :description "All tests and their runner."
+  :depends-on ("clgrpc/tests/support" "clgrpc/tests/base" "clgrpc/tests/os" "clgrpc/tests/loop"
+               "clgrpc/tests/hpack" "clgrpc/tests/http2" "clgrpc/tests/dialogue"
+               "clgrpc/tests/protobuf" "clgrpc/tests/rpc" "clgrpc/tests/examples"
+               "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
+               "clgrpc/tests/client" "clgrpc/tests/abuse" "clgrpc/tests/promise"
+               "sb-posix")
+  :pathname "tests/"
+  :serial t
+  :components ((:file "package")
+               (:file "runner")
+               (:file "architecture")
+               (:file "documentation"))
+  :perform (test-op (operation system)
+                    (declare (ignore operation system))
+                    (uiop:symbol-call '#:clgrpc.tests '#:test-system)))
+
+(defsystem "clgrpc/tests/support"
+  :description "Programs as peers, for the tests of several layers."
+  :depends-on ("fiveam")
+  :pathname "tests/support/"
+  :serial t
+  :components ((:file "package")
+               (:file "program")))
+
+(defsystem "clgrpc/tests/base"
+  :depends-on ("clgrpc/base" "fiveam")
+  :pathname "tests/base/"
+  :serial t
+  :components ((:file "package")
+               (:file "utf8")
+               (:file "base64")
+               (:file "json")
+               (:file "clock")
+               (:file "timer")
+               (:file "queue")
+               (:file "log")
+               (:file "store")))
+
+(defsystem "clgrpc/tests/os"
+  :depends-on ("clgrpc/os" "fiveam")
+  :pathname "tests/os/"
+  :serial t
+  :components ((:file "package")
+               (:file "syscall")
+               (:file "address")
+               (:file "socket")
+               (:file "epoll")
+               (:file "signal")))
+
+(defsystem "clgrpc/tests/loop"
+  :depends-on ("clgrpc/loop" "sb-bsd-sockets" "fiveam")
+  :pathname "tests/loop/"
+  :serial t
+  :components ((:file "package")
+               (:file "support")
+               (:file "interleaving")
+               (:file "baton")
+               (:file "loop")
+               (:file "connection")
+               (:file "closing")
+               (:file "listener")
+               (:file "connector")
+               (:file "reserve")))
+
+(defsystem "clgrpc/tests/protobuf"
+  :depends-on ("clgrpc/protobuf" "fiveam")
+  :pathname "tests/protobuf/"
+  :serial t
+  :components ((:file "package")
+               (:static-file "all.proto")
+               (:static-file "legacy.proto")
+               (:file "support")
+               (:file "lexer")
+               (:file "parser")
+               (:file "linker")
+               (:file "name")
+               (:file "wire")
+               (:file "encoder")
+               (:file "decoder")
+               (:file "map")
+               (:file "structure")
+               (:file "operation")
+               (:file "reflection")
+               (:file "define")))
+
+(defsystem "clgrpc/tests/rpc"
+  :depends-on ("clgrpc/rpc" "fiveam")
+  :pathname "tests/rpc/"
+  :serial t
+  :components ((:file "proto")
+               (:file "package")
+               (:file "status")
+               (:file "timeout")
+               (:file "metadata")
+               (:file "framing")
+               (:file "method")
+               (:file "call")))
+
+(defsystem "clgrpc/tests/server"
+  :depends-on ("clgrpc" "sb-bsd-sockets" "fiveam")
+  :pathname "tests/server/"
+  :serial t
+  :components ((:static-file "bench.proto")
+               (:file "proto")
+               (:file "package")
+               (:file "support")
+               (:file "service")
+               (:file "peer")
+               (:file "call")
+               (:file "reply")
+               (:file "dispatch")
+               (:file "route")
+               (:file "server")
+               (:file "volume")))
+
+(defsystem "clgrpc/tests/abuse"
+  :depends-on ("clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/tests/hpack")
+  :pathname "tests/abuse/"
+  :serial t
+  :components ((:file "package")
+               (:file "attacker")
+               (:file "server")
+               (:file "load")
+               (:file "client")))
+
+(defsystem "clgrpc/tests/client"
+  :depends-on ("clgrpc/tests/server")
+  :pathname "tests/client/"
+  :serial t
+  :components ((:file "package")
+               (:file "support")
+               (:file "stub")
+               (:file "call")
+               (:file "channel")
+               (:file "subchannel")
+               (:file "future")
+               (:file "flow")
+               (:file "leak")
+               (:file "stress")))
+
+(defsystem "clgrpc/tests/promise"
+  :depends-on ("clgrpc/tests/server" "clgrpc/examples" "clgrpc/tests/support" "fiveam")
+  :pathname "tests/promise/"
+  :serial t
+  :components ((:file "package")
+               (:file "measure")
+               (:file "wait")
+               (:file "overstay")
+               (:file "redefinition")
+               (:file "driving")
+               (:file "soak")))
+
+(defsystem "clgrpc/tests/interop"
+  :depends-on ("clgrpc/tools" "clgrpc/tests/support" "fiveam")
+  :pathname "tests/interop/"
+  :serial t
+  :components ((:file "package")
+               (:file "server")
+               (:file "client")))
+
+(defsystem "clgrpc/tests/dialogue"
+  :depends-on ("clgrpc/http2" "fiveam")
+  :pathname "tests/dialogue/"
+  :serial t
+  :components ((:file "package")
+               (:file "frame")
+               (:file "script")
+               (:file "state")
+               (:file "message")
+               (:file "flow")
+               (:file "connection")))
+
+(defsystem "clgrpc/tests/examples"
+  :depends-on ("clgrpc/examples" "clgrpc/tests/support" "fiveam")
+  :pathname "tests/examples/"
+  :serial t
+  :components ((:file "package")
+               (:file "service")
+               (:file "greeter")
+               (:file "geometry")
+               (:file "route-guide")
+               (:file "readme"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.examples)))
+
+(defsystem "clgrpc/tests/tools"
+  :depends-on ("clgrpc/tools" "clgrpc/tests/examples" "clgrpc/tests/support" "fiveam")
+  :pathname "tests/tools/"
+  :serial t
+  :components ((:file "package")
+               (:file "command")
+               (:file "bench")
+               (:file "bench-client")
+               (:file "interop")
+               (:file "client")
+               (:file "serve"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.tools)))
+
+(defsystem "clgrpc/tests/http2"
+  :depends-on ("clgrpc/tests/hpack" "clgrpc/tests/dialogue")
+  :pathname "tests/http2/"
+  :serial t
+  :components ((:file "package")
+               (:file "support")
+               (:file "error")
+               (:file "state")
+               (:file "frame")
+               (:file "structure")
+               (:file "header")
+               (:file "control")
+               (:file "stream")
+               (:file "flow")
+               (:file "writer")
+               (:file "queue")
+               (:file "settings")
+               (:file "connection")
+               (:file "session")
+               (:file "fuzz")
+               (:file "reader")
+               (:file "allocation")))

@@ -1,0 +1,101 @@
+;;;; Load clgrpc strictly: a compiler warning or style warning in our own code is an error, one in a
+;;;; dependency is not. Used by the build, the tests and the benchmarks; loaded, not compiled.
+;;;;
+;;;; CLGRPC_FASLS names a directory for the fasls of our own systems. Given an empty one, everything
+;;;; is compiled anew, which is how the checks in .ci/run see every warning.
+
+(require :asdf)
+
+(defpackage #:clgrpc.scripts
+  (:use #:cl)
+  (:export #:*root* #:load-strictly #:note #:quit))
+
+(in-package #:clgrpc.scripts)
+
+(defvar *root* (uiop:pathname-parent-directory-pathname
+                (uiop:pathname-directory-pathname (truename *load-truename*)))
+  "The directory of clgrpc.asd.")
+
+(defun note (control &rest arguments)
+  (format *error-output* "~&~?~%" control arguments))
+
+(defun quit (code)
+  (finish-output)
+  (finish-output *error-output*)
+  (sb-ext:exit :code code :abort t))
+
+(let ((fasls (uiop:getenvp "CLGRPC_FASLS")))
+  (when fasls
+    (asdf:initialize-output-translations
+     `(:output-translations (,*root* (,(uiop:ensure-directory-pathname fasls)))
+                            :inherit-configuration))))
+
+(asdf:load-asd (merge-pathnames "clgrpc.asd" *root*))
+
+(defun our-system-p (name)
+  (uiop:string-prefix-p "clgrpc" name))
+
+(defun needed-systems (name)
+  "The names of the systems that the system NAME stands on, and NAME, in no order."
+  (let ((names '()))
+    (labels ((visit (name)
+               (unless (member name names :test #'string=)
+                 (push name names)
+                 (when (our-system-p name)
+                   (mapc #'visit (mapcar #'asdf:coerce-name
+                                         (asdf:system-depends-on (asdf:find-system name))))))))
+      (visit name))
+    names))
+
+(defun forget-fasls (systems)
+  "Delete the fasls of SYSTEMS, so that the next load compiles, and warns, again."
+  (dolist (system systems)
+    (labels ((visit (component)
+               (typecase component
+                 (asdf:parent-component (mapc #'visit (asdf:component-children component)))
+                 (asdf:cl-source-file
+                  (mapc #'uiop:delete-file-if-exists
+                        (asdf:output-files 'asdf:compile-op component))))))
+      (visit (asdf:find-system system)))))
+
+(defun warning-text (warning)
+  ;; FiveAM compiles some tests only when their fasl is loaded
+  (format nil "~@[~A: ~]~A"
+          (let ((file (or *compile-file-truename*
+                          (and (string= "fasl" (pathname-type *load-truename*)) *load-truename*))))
+            (and file (uiop:enough-pathname file *root*)))
+          warning))
+
+(defun load-strictly (name)
+  "Load the system NAME. If the compiler warns of anything in our code, say so and exit with 1."
+  (let* ((systems (needed-systems name))
+         (ours (remove-if-not #'our-system-p systems))
+         (warnings '())
+         (*compile-verbose* nil)
+         (*compile-print* nil))
+    (let ((*error-output* (make-broadcast-stream))
+          (*standard-output* (make-broadcast-stream)))
+      (mapc #'asdf:load-system (set-difference systems ours :test #'string=)))
+    (handler-bind
+        ((warning
+           (lambda (warning)
+             ;; muffled ones tell, say, that what was defined when compiled is defined again when
+             ;; loaded; ASDF's own say that there were warnings
+             (unless (typep warning `(or ,sb-ext:*muffled-warnings* uiop:compile-condition))
+               (push (warning-text warning) warnings))))
+         ((or asdf:compile-error uiop:compile-file-error)
+           (lambda (condition)
+             (forget-fasls ours)
+             (note "~A~{~%~A~}" condition (reverse warnings))
+             (quit 1)))
+         (error
+           (lambda (condition)
+             (note "While loading ~A: ~A" name condition)
+             (sb-debug:print-backtrace :stream *error-output* :count 15)
+             (quit 1)))
+         (sb-ext:compiler-note #'muffle-warning))
+      (asdf:load-system name))
+    (when warnings
+      (forget-fasls ours)
+      (note "~D compiler warning~:P in clgrpc:~{~%  ~A~}" (length warnings) (reverse warnings))
+      (quit 1))))

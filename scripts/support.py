@@ -1,0 +1,127 @@
+"""What the Python drivers (tests/conformance/run, bench/run) share: programs built with Go and kept
+in the cache, and servers that run as long as a `with` block does and no longer than the driver."""
+
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "clgrpc")
+PEERS = os.path.join(ROOT, "tests", "peers")
+
+
+def note(text):
+    """Tell a person something that is not part of the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """A line on a terminal that says how far things are; nothing in a pipe."""
+
+    def __init__(self, total):
+        self.total, self.done, self.visible = total, 0, sys.stderr.isatty()
+
+    def step(self, text):
+        self.done += 1
+        if self.visible:
+            sys.stderr.write("\r\033[K[%d/%d] %s" % (self.done, self.total, text))
+            sys.stderr.flush()
+
+    def clear(self):
+        if self.visible:
+            sys.stderr.write("\r\033[K")
+
+
+def have(program):
+    return shutil.which(program) is not None
+
+
+def run(command, **options):
+    """Run COMMAND, which must succeed; its output is shown only if it does not."""
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, errors="replace", **options)
+    if done.returncode != 0:
+        sys.exit("%s failed:\n%s" % (" ".join(command), done.stdout))
+    return done.stdout
+
+
+def go_build(name, package):
+    """Build PACKAGE, of the module of the peers or one it names, and return the program's path."""
+    path = os.path.join(CACHE, "bin", name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    run(["go", "build", "-o", path, package], cwd=PEERS)
+    return path
+
+
+def go_install(name, package_and_version):
+    """Fetch and build a program of another module, once, and return its path."""
+    path = os.path.join(CACHE, "bin", name)
+    if not os.path.exists(path):
+        note("fetching and building %s" % package_and_version)
+        run(["go", "install", package_and_version],
+            env=dict(os.environ, GOBIN=os.path.dirname(path)))
+    return path
+
+
+class Server:
+    """A server that prints `listening on HOST:PORT`, alive inside its `with` block."""
+
+    def __init__(self, command, environment=None):
+        self.command = command
+        self.environment = dict(os.environ, **(environment or {}))
+
+    def __enter__(self):
+        self.process = subprocess.Popen(
+            self.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, errors="replace", env=self.environment)
+        self.pid = self.process.pid
+        self.lines, self.last = queue.Queue(), ""
+        threading.Thread(target=self._read, daemon=True).start()
+        try:
+            self.address = self.line_with("listening on ", 20)
+        except BaseException:
+            self.__exit__()
+            raise
+        self.host, _, self.port = self.address.rpartition(":")
+        return self
+
+    def _read(self):
+        for line in self.process.stdout:
+            self.lines.put(line.rstrip("\n"))
+        self.lines.put(None)
+
+    def try_line(self, prefix, seconds):
+        """Wait for a line of output that begins with PREFIX; return the rest of it, or None if none
+        comes in time or the output ends."""
+        while True:
+            try:
+                line = self.lines.get(timeout=seconds)
+            except queue.Empty:
+                return None
+            if line is None:
+                return None
+            if line.startswith(prefix):
+                return line[len(prefix):].strip()
+            self.last = line
+
+    def line_with(self, prefix, seconds):
+        """As try_line, but end the program if there is no such line."""
+        line = self.try_line(prefix, seconds)
+        if line is None:
+            sys.exit("%s did not print %r. %s" % (" ".join(self.command), prefix, self.last))
+        return line
+
+    def alive(self):
+        return self.process.poll() is None
+
+    def __exit__(self, *_):
+        if self.alive():
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
