@@ -1,0 +1,101 @@
+;;;; Base64 (RFC 4648 section 4). gRPC carries binary metadata (names in -bin) and status details
+;;;; this way: it sends them without padding and must accept either form ("Binary headers" in the
+;;;; gRPC over HTTP/2 document).
+;;;;
+;;;; Invariants: nothing outside the alphabet is skipped, not even white space; padding is all there
+;;;; or all missing; the spare bits of a last group are ignored, as the RFC leaves to the decoder
+;;;; (3.5).
+
+(in-package #:clgrpc.base)
+
+(define-condition invalid-base64 (clgrpc-error)
+  ((position :initarg :position :reader invalid-base64-position))
+  (:report (lambda (condition stream)
+             (format stream "Invalid base64 at character ~D." (invalid-base64-position condition))))
+  (:documentation "Text that must be base64 is not. POSITION is the offset of the first wrong
+character, or the length of a text that ends too early."))
+
+(document-functions
+  invalid-base64-position "The offset of the first character that is not base64.")
+
+(declaim (type (simple-base-string 64) **base64-digits**)
+         (type (simple-array (unsigned-byte 8) (256)) **base64-values**))
+(defglobal **base64-digits**
+  (coerce "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/" 'simple-base-string))
+(defglobal **base64-values**
+  (let ((values (make-array 256 :element-type 'octet :initial-element 255)))
+    (loop for digit across **base64-digits**
+          for value from 0
+          do (setf (aref values (char-code digit)) value))
+    values))
+
+(define-hot encode-base64 ((octets octets) &key (start index 0) (end (or null index) nil)
+                           (padding boolean nil))
+    simple-base-string
+  "Return the octets START to END (default: all) in base64. The last group is filled up with = only
+if PADDING is true; gRPC metadata goes without."
+  (let* ((end (or end (length octets)))
+         (count (- end start))
+         (groups (ceiling count 3))
+         (length (if padding (* 4 groups) (ceiling (* 4 count) 3)))
+         (text (make-string length :element-type 'base-char :initial-element #\=))
+         (digit-count (ceiling (* 4 count) 3))
+         (at 0))
+    (declare (type index at))
+    (loop for i of-type index from start below end by 3
+          for group of-type (unsigned-byte 24)
+            = (logior (ash (aref octets i) 16)
+                      (if (< (+ i 1) end) (ash (aref octets (+ i 1)) 8) 0)
+                      (if (< (+ i 2) end) (aref octets (+ i 2)) 0))
+          do (loop for shift of-type (integer -6 18) from 18 downto 0 by 6
+                   while (< at digit-count)
+                   do (setf (schar text at)
+                            (schar **base64-digits** (ldb (byte 6 0) (ash group (- shift)))))
+                      (incf at)))
+    text))
+
+(define-hot base64-end ((octets octets) (start index) (end index)) index
+  "Where the digits from START to END end, that is, where padding begins. Signal INVALID-BASE64 for
+padding that does not fill up a group, and for a lone digit."
+  (let* ((padding (loop for i of-type index from end above start
+                        while (= (aref octets (1- i)) #.(char-code #\=))
+                        count t))
+         (digits-end (- end padding))
+         (spare (mod (- digits-end start) 4)))
+    (unless (and (/= spare 1)
+                 (or (zerop padding)
+                     (and (plusp spare) (= (+ spare padding) 4))))
+      (error 'invalid-base64 :position (- digits-end start)))
+    digits-end))
+
+(define-hot decode-base64-octets ((octets octets) (start index) (end index)) octets
+  (let* ((digits-end (base64-end octets start end))
+         (decoded (make-array (floor (* 3 (- digits-end start)) 4) :element-type 'octet))
+         (bits 0)
+         (bit-count 0)
+         (at 0))
+    (declare (type (unsigned-byte 16) bits) (type (integer 0 14) bit-count) (type index at))
+    (loop for i of-type index from start below digits-end
+          for value = (aref **base64-values** (aref octets i))
+          do (when (= value 255)
+               (error 'invalid-base64 :position (- i start)))
+             (setf bits (logior (ldb (byte 16 0) (ash (ldb (byte 8 0) bits) 6)) value))
+             (incf bit-count 6)
+             (when (>= bit-count 8)
+               (decf bit-count 8)
+               (setf (aref decoded at) (ldb (byte 8 bit-count) bits))
+               (incf at)))
+    decoded))
+
+(defun decode-base64 (text &key (start 0) (end (length text)))
+  "Return the octets that TEXT, a string or octets, holds in base64 from START to END, with or
+without padding. Signal INVALID-BASE64 if it is not base64."
+  (declare (type (or string octets) text))
+  (if (stringp text)
+      (let ((octets (make-octets (- end start))))
+        (loop for i from start below end
+              for code = (char-code (char text i))
+              ;; any code outside the alphabet will do for a character that no octet can hold
+              do (setf (aref octets (- i start)) (if (< code 256) code 255)))
+        (decode-base64-octets octets 0 (length octets)))
+      (decode-base64-octets text start end)))

@@ -1,0 +1,54 @@
+;;;; Time. Everything below the event loop takes the time as an argument; the loop takes it from a
+;;;; clock, a function of no arguments that returns nanoseconds, which is MONOTONIC-NS or a
+;;;; simulator's own. Nanoseconds are an (unsigned-byte 62), a fixnum, which lasts 146 years;
+;;;; differences fit as well.
+
+(in-package #:clgrpc.base)
+
+(deftype nanoseconds ()
+  "A time or a duration in nanoseconds."
+  '(unsigned-byte 62))
+
+(deftype clock ()
+  "A function of no arguments that returns the time in NANOSECONDS and never goes back."
+  'function)
+
+(defconstant +ns-per-second+ 1000000000
+  "How many nanoseconds a second has.")
+
+;;; Numbers of the clocks, the same on every Linux.
+(defconstant +clock-realtime+ 0)
+(defconstant +clock-monotonic+ 1)
+
+(declaim (inline read-clock))
+(defun read-clock (id)
+  "The time of the clock ID; the kernel's struct timespec is two 64-bit integers on both
+architectures."
+  (sb-alien:with-alien ((timespec (array (sb-alien:signed 64) 2)))
+    (sb-alien:alien-funcall
+     (sb-alien:extern-alien "clock_gettime"
+                            (function sb-alien:int sb-alien:int (* (array (sb-alien:signed 64) 2))))
+     id (sb-alien:addr timespec))
+    (the nanoseconds (+ (* (the (integer 0 4000000000) (sb-alien:deref timespec 0)) +ns-per-second+)
+                        (the (integer 0 999999999) (sb-alien:deref timespec 1))))))
+
+(define-hot monotonic-ns () nanoseconds
+  "The time since some fixed point in the past, in nanoseconds; it never goes back. From any
+thread."
+  (read-clock +clock-monotonic+))
+
+(define-hot real-time-ns () nanoseconds
+  "The time since 1970-01-01 00:00 UTC in nanoseconds. It jumps when the clock is set. From any
+thread."
+  (read-clock +clock-realtime+))
+
+(defun seconds-ns (seconds)
+  "SECONDS, a real from 0, in NANOSECONDS; what is too long for the type becomes its largest value."
+  (check-type seconds (real 0))
+  (if (< seconds (floor most-positive-fixnum +ns-per-second+))
+      (values (round (* (rational seconds) +ns-per-second+)))
+      most-positive-fixnum))
+
+(defun ns-seconds (ns)
+  "NS nanoseconds, an integer, in seconds, a double-float."
+  (/ ns 1d9))

@@ -1,0 +1,37 @@
+;;;; The conditions that belong to no protocol. A peer's fault has a condition of its protocol's own
+;;;; (http2, protobuf, rpc); what stands here is the caller's fault (MISUSE) and the limits
+;;;; (LIMIT-EXCEEDED), which every layer has.
+
+(in-package #:clgrpc.base)
+
+(define-condition clgrpc-error (error) ()
+  (:documentation "The root of all errors that clgrpc signals."))
+
+(define-condition misuse (clgrpc-error)
+  ((text :initarg :text :reader misuse-text))
+  (:report (lambda (condition stream) (write-string (misuse-text condition) stream)))
+  (:documentation "The caller used clgrpc in a way it does not allow; nothing was sent or
+changed."))
+
+(document-functions
+  misuse-text "What the caller did wrong, as text.")
+
+(defun misuse (control &rest arguments)
+  "Signal MISUSE with the text that CONTROL and ARGUMENTS format."
+  (error 'misuse :text (format nil "~?" control arguments)))
+
+(define-condition limit-exceeded (clgrpc-error)
+  ((option :initarg :option :reader limit-exceeded-option)
+   (limit :initarg :limit :reader limit-exceeded-limit)
+   (actual :initarg :actual :initform nil :reader limit-exceeded-actual))
+  (:report (lambda (condition stream)
+             (format stream "Limit ~(~A~) of ~D exceeded~@[ by a value of ~D~]."
+                     (limit-exceeded-option condition) (limit-exceeded-limit condition)
+                     (limit-exceeded-actual condition))))
+  (:documentation "Something a peer or caller can grow went past its limit. OPTION names the row of
+the options table, LIMIT is its value, ACTUAL what was asked for, if known."))
+
+(document-functions
+  limit-exceeded-option "The name of the limit's row of the options table, a keyword."
+  limit-exceeded-limit "The limit that was exceeded, a number."
+  limit-exceeded-actual "The number that is past the limit, or nil if it is not known.")

@@ -1,0 +1,164 @@
+;;;; Octets: the one representation of bytes, big- and little-endian accessors with one meaning
+;;;; each, and BUFFER, a growable run of octets that is filled at the end and consumed at the start.
+;;;;
+;;;; Invariant of a buffer: 0 <= start <= end <= (length octets). Whoever asks for room gets the
+;;;; octet vector anew from BUFFER-OCTETS afterwards, since growing replaces it.
+
+(in-package #:clgrpc.base)
+
+(deftype octet ()
+  "An integer from 0 to 255."
+  '(unsigned-byte 8))
+
+(deftype octets ()
+  "A vector of octets, the one representation of bytes."
+  '(simple-array (unsigned-byte 8) (*)))
+
+(deftype index ()
+  "A position in octets, small enough that sums of a few stay fixnums."
+  '(unsigned-byte 48))
+
+(declaim (inline make-octets))
+(defun make-octets (length)
+  "Return a fresh octet vector of LENGTH octets, all zero."
+  (make-array length :element-type 'octet :initial-element 0))
+
+(defun octets-of (&rest octets)
+  "Return an octet vector of the arguments, each 0 to 255."
+  (coerce octets 'octets))
+
+(define-hot copy-octets ((from octets) (start index) (end index) (to octets) (at index)) index
+  "Copy the octets START to END of FROM into TO beginning at AT; return the position after them.
+Signal an error if either range is out of bounds."
+  (replace to from :start1 at :end1 (+ at (- end start)) :start2 start :end2 end)
+  (+ at (- end start)))
+
+(define-hot subseq-octets ((octets octets) (start index) (end index)) octets
+  "Return a fresh vector of the octets START to END."
+  (let ((copy (make-array (- end start) :element-type 'octet)))
+    (replace copy octets :start2 start :end2 end)
+    copy))
+
+(define-hot octets-equal ((a octets) (b octets)
+                          &key (start index 0) (end (or null index) nil))
+    boolean
+  "True if A equals the octets START to END (default: all) of B."
+  (let ((end (or end (length b))))
+    (and (= (length a) (- end start))
+         (<= end (length b))
+         (loop for i of-type index from 0 below (length a)
+               for j of-type index from start
+               always (= (aref a i) (aref b j))))))
+
+(macrolet
+    ((define-accessor (name octet-count order)
+       (let ((leaf (intern (format nil "%~A" name)))
+             (set-leaf (intern (format nil "%SET-~A" name)))
+             (bits (* 8 octet-count)))
+         (flet ((shift (i) (* 8 (if (eq order :big) (- octet-count 1 i) i))))
+           `(progn
+              (define-leaf (,leaf :inline t) ((octets octets) (index index)) (unsigned-byte ,bits)
+                (logior ,@(loop for i below octet-count
+                                collect `(ash (aref octets (+ index ,i)) ,(shift i)))))
+              (define-leaf (,set-leaf :inline t)
+                  ((value (unsigned-byte ,bits)) (octets octets) (index index))
+                  (unsigned-byte ,bits)
+                ,@(loop for i below octet-count
+                        collect `(setf (aref octets (+ index ,i)) (ldb (byte 8 ,(shift i)) value)))
+                value)
+              (declaim (inline ,name (setf ,name)))
+              (defun ,name (octets index)
+                ,(format nil "The ~D-bit unsigned integer at INDEX of OCTETS, ~(~A~)-endian. ~
+                              SETFable."
+                         bits order)
+                (declare (type octets octets) (type index index))
+                (assert-room octets index ,octet-count)
+                (,leaf octets index))
+              (defun (setf ,name) (value octets index)
+                (declare (type octets octets) (type index index) (type (unsigned-byte ,bits) value))
+                (assert-room octets index ,octet-count)
+                (,set-leaf value octets index)))))))
+  (declaim (inline assert-room))
+  (defun assert-room (octets index count)
+    (declare (type octets octets) (type index index count))
+    (unless (<= (+ index count) (length octets))
+      (error 'simple-type-error :datum index :expected-type `(integer 0 ,(- (length octets) count))
+                                :format-control "No ~D octets at ~D of ~D."
+                                :format-arguments (list count index (length octets)))))
+  (define-accessor u16be 2 :big)
+  (define-accessor u24be 3 :big)
+  (define-accessor u32be 4 :big)
+  (define-accessor u64be 8 :big)
+  (define-accessor u32le 4 :little)
+  (define-accessor u64le 8 :little))
+
+;;; Buffers
+
+(declaim (inline %make-buffer buffer-octets buffer-start buffer-end))
+(defstruct (buffer (:constructor %make-buffer (octets)) (:copier nil))
+  "A run of octets, START to END of the vector OCTETS, filled at the end and consumed at the start."
+  (octets (make-octets 0) :type octets)
+  (start 0 :type index)
+  (end 0 :type index))
+(declaim (sb-ext:freeze-type buffer))
+
+(document-functions
+  buffer-octets "The vector that BUFFER's octets are in, until it grows. SETFable."
+  buffer-start "Where in it BUFFER's octets begin. SETFable."
+  buffer-end "Where in it BUFFER's octets end. SETFable.")
+
+(defun make-buffer (&key (size 4096))
+  "Return an empty buffer with room for SIZE octets before it grows."
+  (%make-buffer (make-array size :element-type 'octet)))
+
+(define-hot (buffer-fill :inline t) ((buffer buffer)) index
+  "How many octets BUFFER holds."
+  (- (buffer-end buffer) (buffer-start buffer)))
+
+(defmethod print-object ((buffer buffer) stream)
+  (print-unreadable-object (buffer stream :type t :identity t)
+    (format stream "~D of ~D octets" (buffer-fill buffer) (length (buffer-octets buffer)))))
+
+(define-hot (buffer-room :inline t) ((buffer buffer)) index
+  "How many octets fit after the end of BUFFER before it must grow."
+  (- (length (buffer-octets buffer)) (buffer-end buffer)))
+
+(define-hot grow-buffer ((buffer buffer) (count index)) octets
+  (let* ((fill (buffer-fill buffer))
+         (old (buffer-octets buffer))
+         (new (if (<= (+ fill count) (ash (length old) -1))
+                  old                   ; enough room once moved to the front
+                  (make-array (max (* 2 (length old)) (+ fill count)) :element-type 'octet))))
+    (replace new old :start2 (buffer-start buffer) :end2 (buffer-end buffer))
+    (setf (buffer-octets buffer) new
+          (buffer-start buffer) 0
+          (buffer-end buffer) fill)
+    new))
+
+(define-hot (ensure-buffer-room :inline t) ((buffer buffer) (count index)) octets
+  "Make room for COUNT octets after the end of BUFFER, moving or growing it if need be.
+Return its octet vector, in which BUFFER-END is where to write."
+  (if (<= count (buffer-room buffer))
+      (buffer-octets buffer)
+      (grow-buffer buffer count)))
+
+(define-hot append-octets ((buffer buffer) (octets octets) &key (start index 0)
+                           (end (or null index) nil))
+    null
+  "Append the octets START to END (default: all) to BUFFER."
+  (let* ((end (or end (length octets)))
+         (to (ensure-buffer-room buffer (- end start))))
+    (setf (buffer-end buffer) (copy-octets octets start end to (buffer-end buffer)))
+    nil))
+
+(define-hot append-octet ((buffer buffer) (octet octet)) null
+  "Append one OCTET to BUFFER."
+  (setf (aref (ensure-buffer-room buffer 1) (buffer-end buffer)) octet)
+  (incf (buffer-end buffer))
+  nil)
+
+(define-hot (clear-buffer :inline t) ((buffer buffer)) null
+  "Forget what BUFFER holds; its room stays."
+  (setf (buffer-start buffer) 0
+        (buffer-end buffer) 0)
+  nil)

@@ -1,0 +1,153 @@
+;;;; The one options table: every limit and default that a user may set, with its type, range,
+;;;; default and reason. Everything a peer can grow has its row here. OPTIONS is a structure with
+;;;; one typed slot per row; a server or channel makes one from its keyword arguments, and its
+;;;; connections share it.
+
+(in-package #:clgrpc.base)
+
+(defstruct (option-row (:copier nil))
+  "A row of the options table: NAME a keyword; MINIMUM and MAXIMUM the inclusive range; UNIT a word;
+REASON why the default is what it is."
+  (name :none :type keyword)
+  (default 0 :type real)
+  (minimum 0 :type real)
+  (maximum 0 :type real)
+  (unit "" :type string)
+  (reason "" :type string))
+
+(defmethod print-object ((row option-row) stream)
+  (print-unreadable-object (row stream :type t)
+    (format stream "~(~A~) ~A from ~A to ~A ~A" (option-row-name row) (option-row-default row)
+            (option-row-minimum row) (option-row-maximum row) (option-row-unit row))))
+
+(document-functions
+  option-row-name "The keyword that START-SERVER and MAKE-CHANNEL take."
+  option-row-default "The value where none is given."
+  option-row-minimum "The smallest value allowed."
+  option-row-maximum "The largest value allowed."
+  option-row-unit "What the value counts, as text."
+  option-row-reason "What the option bounds and why its default is what it is, as text.")
+
+(defglobal **option-table** '())
+
+(defun option-table ()
+  "Return the list of all options that a server or channel takes as keyword arguments, each with its
+default, range, unit and reason."
+  **option-table**)
+
+(defmacro define-options (&body rows)
+  "Define the structure OPTIONS from ROWS of the form (name default minimum maximum unit reason)."
+  `(progn
+     (setf **option-table**
+           (list ,@(loop for (name default minimum maximum unit reason) in rows
+                         collect `(make-option-row :name ,(intern (string name) :keyword)
+                                                   :default ,default :minimum ,minimum
+                                                   :maximum ,maximum :unit ,unit :reason ,reason))))
+     (defstruct (options (:constructor %make-options))
+       "The values of all options for a server or channel."
+       ,@(loop for (name default minimum maximum) in rows
+               collect `(,name ,default
+                         :type ,(if (and (integerp (eval default)) (integerp (eval minimum)))
+                                    `(integer ,(eval minimum) ,(eval maximum))
+                                    `real))))
+     (declaim (sb-ext:freeze-type options))
+     (document-functions
+       copy-options "Return a copy of OPTIONS."
+       ,@(loop for (name nil nil nil nil reason) in rows
+               collect (intern (format nil "OPTIONS-~A" name)) collect reason))
+     (defun make-options (&rest arguments)
+       "Return OPTIONS with the values of the keyword ARGUMENTS and defaults for the rest. Signal
+MISUSE if a name is not in the table or a value is out of its range."
+       (check-options arguments)
+       (apply #'%make-options arguments))))
+
+(defun check-options (arguments)
+  (loop for (name value) on arguments by #'cddr
+        for row = (find name **option-table** :key #'option-row-name)
+        do (cond ((null row)
+                  (misuse "There is no keyword or option ~S; (clgrpc:option-table) lists ~
+                          the options." name))
+                 ((not (and (realp value)
+                            (<= (option-row-minimum row) value (option-row-maximum row))))
+                  (misuse "Option ~S must be from ~A to ~A (~A), not ~S." name
+                          (option-row-minimum row) (option-row-maximum row) (option-row-unit row)
+                          value)))))
+
+(define-options
+  ;; Streams and headers
+  (max-concurrent-streams 1000 1 #x7FFFFFFF "streams"
+   "What we advertise. Bounds the calls one connection may have open; RFC 9113 6.5.2 asks for 100 or
+more.")
+  (max-header-list-octets 16384 1024 1048576 "octets"
+   "What we advertise and enforce, counted as RFC 9113 6.5.2 says. gRPC peers send 8 to 16 KB at
+most.")
+  (header-table-octets 4096 0 65536 "octets"
+   "HPACK dynamic table we offer for decoding, and the most we use for encoding (RFC 7541 4.2).")
+  (max-frame-octets 16384 16384 1048576 "octets"
+   "Largest frame payload we accept; larger frames only lengthen the wait of other streams.")
+  ;; Messages and windows
+  (max-receive-octets 4194304 0 2147483647 "octets"
+   "Largest message accepted, as in every gRPC; a larger one ends its call with
+:resource-exhausted.")
+  (max-send-octets 2147483647 0 2147483647 "octets"
+   "Largest message we send; gRPC sets no limit here.")
+  (stream-window-octets 1048576 65535 16777216 "octets"
+   "What a peer may send on one stream before we read it. Bounds memory per call that does not
+read.")
+  (connection-window-octets 4194304 65535 134217728 "octets"
+   "The same for all streams of a connection together. Given back as octets arrive, also those of
+calls that do not read, until half of max-held-octets waits.")
+  (max-held-octets 67108864 65536 1099511627776 "octets"
+   "Messages of one connection that are not whole yet or that nobody has taken. Up to half of it
+calls that do not read keep only themselves from getting more; past half neither they nor the
+connection get window, so that the rest is for messages under way; past it a call that adds to it
+ends with :resource-exhausted. Two messages of max-receive-octets are always allowed.")
+  (send-budget-octets 65536 1024 16777216 "octets"
+   "How much one call may have queued unsent before `send` waits and `try-send` refuses.")
+  (max-unsent-octets 1048576 16384 67108864 "octets"
+   "A connection with a longer unsent tail is not read until the peer takes it.")
+  ;; Control frames and time
+  (max-queued-control-frames 1000 10 1000000 "frames"
+   "Answers to PING and SETTINGS, and RST_STREAMs, waiting for a peer that does not read.")
+  (max-header-block-octets 65536 4096 1048576 "octets"
+   "One compressed header block with all its CONTINUATIONs; past it the connection ends.")
+  (settings-timeout-seconds 10 0.1 600 "seconds"
+   "How long a peer may take to acknowledge SETTINGS (RFC 9113 6.5.3).")
+  (preface-timeout-seconds 10 0.1 600 "seconds"
+   "How long a new peer may take until its preface and first SETTINGS are whole.")
+  ;; Server
+  (max-connections 20000 1 1000000 "connections"
+   "Connections a server holds at once; more are closed as soon as they are accepted.")
+  (backlog 4096 1 65535 "connections"
+   "Length of the kernel's queue of connections not yet accepted.")
+  (reserve-threads 256 1 4096 "threads"
+   "Threads for handlers that block; they start when needed and end after idling.")
+  (reserve-queue 10000 0 1000000 "calls"
+   "Calls that may wait for a reserve thread; more are refused with :resource-exhausted.")
+  (reserve-wait-seconds 5 0.001 3600 "seconds"
+   "How long a call may wait for a reserve thread; past it, it is refused with :resource-exhausted. The
+threads may all wait, themselves, for calls to this server that wait for a thread.")
+  (reserve-idle-seconds 10 0.1 3600 "seconds"
+   "After so long without work a reserve thread ends.")
+  (drain-seconds 10 0 3600 "seconds"
+   "How long `stop-server` lets running calls end before it cancels them.")
+  ;; Client
+  (connect-timeout-seconds 20 0.01 600 "seconds"
+   "How long one attempt to connect may take (gRPC connection back-off document).")
+  (backoff-initial-seconds 1 0.001 600 "seconds"
+   "First wait after a failed attempt to connect (gRPC connection back-off document).")
+  (backoff-factor 1.6 1 10 "times"
+   "Growth of that wait with each failed attempt.")
+  (backoff-jitter 0.2 0 1 "of the wait"
+   "Random part of that wait, so that clients do not come back together.")
+  (backoff-maximum-seconds 120 0.001 3600 "seconds"
+   "Longest such wait."))
+
+(defmethod print-object ((options options) stream)
+  (print-unreadable-object (options stream :type t)
+    (loop for row in **option-table**
+          for value = (funcall (intern (format nil "OPTIONS-~A" (option-row-name row))
+                                       '#:clgrpc.base)
+                               options)
+          unless (eql value (option-row-default row))
+            do (format stream "~(~S~) ~A " (option-row-name row) value))))

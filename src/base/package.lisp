@@ -1,0 +1,53 @@
+;;;; The vocabulary every other folder uses. `clgrpc.base` is the one package besides `cl` that the
+;;;; others `:use`; it knows nothing of networks, protocols or threads' lives.
+
+(defpackage #:clgrpc.base
+  (:use #:cl)
+  (:import-from #:sb-ext #:defglobal #:compare-and-swap #:atomic-incf #:atomic-decf)
+  (:export
+   ;; policy.lisp
+   #:define-hot #:define-leaf #:leaves #:document-functions
+   ;; octets.lisp
+   #:octet #:octets #:index #:make-octets #:octets-of #:copy-octets #:subseq-octets #:octets-equal
+   #:u16be #:u24be #:u32be #:u64be #:u32le #:u64le
+   #:buffer #:make-buffer #:buffer-octets #:buffer-start #:buffer-end #:buffer-fill
+   #:buffer-room #:ensure-buffer-room #:append-octets #:append-octet #:clear-buffer
+   ;; store.lisp
+   #:borrow-octets #:give-octets-back #:clear-store #:stored-octets
+   ;; condition.lisp
+   #:clgrpc-error #:misuse #:misuse-text #:limit-exceeded #:limit-exceeded-option
+   #:limit-exceeded-limit #:limit-exceeded-actual
+   ;; option.lisp
+   #:options #:make-options #:copy-options #:define-options #:option-table
+   #:option-row #:option-row-name #:option-row-default #:option-row-minimum #:option-row-maximum #:option-row-unit
+   #:option-row-reason
+   #:options-max-concurrent-streams #:options-max-header-list-octets #:options-header-table-octets
+   #:options-max-frame-octets #:options-max-receive-octets #:options-max-send-octets
+   #:options-stream-window-octets #:options-connection-window-octets #:options-send-budget-octets
+   #:options-max-held-octets #:options-max-unsent-octets #:options-max-queued-control-frames
+   #:options-max-header-block-octets
+   #:options-settings-timeout-seconds #:options-preface-timeout-seconds #:options-max-connections
+   #:options-backlog #:options-reserve-threads #:options-reserve-queue
+   #:options-reserve-idle-seconds #:options-reserve-wait-seconds #:options-drain-seconds #:options-connect-timeout-seconds
+   #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter
+   #:options-backoff-maximum-seconds
+   ;; seed.lisp
+   #:hash-seed #:renew-hash-seed
+   ;; utf8.lisp
+   #:invalid-utf8 #:invalid-utf8-position #:utf8-length #:encode-utf8 #:decode-utf8
+   #:string-octets #:octets-string #:ascii-octets #:octets-ascii #:ascii-string #:%ascii-string
+   #:%copy-base-string #:narrow-ascii #:wide-string #:with-sap
+   ;; base64.lisp
+   #:encode-base64 #:decode-base64 #:invalid-base64 #:invalid-base64-position
+   ;; clock.lisp
+   #:clock #:nanoseconds #:monotonic-ns #:real-time-ns #:+ns-per-second+ #:seconds-ns #:ns-seconds
+   ;; timer.lisp
+   #:timer #:make-timer #:timer-wheel #:make-timer-wheel #:timer-pending-p #:timer-due-ns
+   #:schedule-timer #:cancel-timer #:advance-wheel #:next-due-ns #:wheel-count
+   ;; queue.lisp
+   #:inbox #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
+   #:confirm-wake #:close-inbox
+   ;; log.lisp
+   #:*log-function* #:log-event #:log-condition
+   ;; json.lisp
+   #:parse-json #:write-json #:json-error #:json-error-line #:json-error-column))

@@ -1,0 +1,99 @@
+;;;; The inbox: items from many threads to one consumer, first in first out for each thread. A push
+;;;; is one compare-and-swap; only a consumer that sleeps has to be woken, and of all who push while
+;;;; it sleeps exactly one is told to.
+;;;;
+;;;; Going to sleep: the consumer says that it sleeps (DOZE-INBOX), then looks once more whether the
+;;;; inbox is empty, then sleeps; awake again, it says so (ROUSE-INBOX). A push that the look missed
+;;;; has seen that the consumer sleeps. Who is to wake it says when that is done (CONFIRM-WAKE), and
+;;;; CLOSE-INBOX waits for that, so what wakes the consumer cannot vanish before it is used.
+;;;;
+;;;; ASLEEP is 1 from the moment the consumer says that it sleeps until it or a push says otherwise.
+;;;; WAKERS counts those that may be about to wake it, and is raised before ASLEEP is lowered. HEAD
+;;;; is a list, the newest first, or :CLOSED; ARRIVED, the oldest first, is the consumer's own.
+
+(in-package #:clgrpc.base)
+
+(defstruct (inbox (:constructor make-inbox ()) (:copier nil))
+  "A queue from many threads to one."
+  (head nil :type (or list (eql :closed)))
+  (asleep 0 :type sb-ext:word)
+  (wakers 0 :type sb-ext:word)
+  (arrived nil :type list))
+
+(declaim (sb-ext:freeze-type inbox))
+
+(document-functions
+  make-inbox "Return an empty, open inbox.")
+
+(define-hot push-inbox ((inbox inbox) (item t)) (member nil t :closed)
+  "Append ITEM to INBOX. Return true if the consumer sleeps and the caller must wake it and then
+call CONFIRM-WAKE, and :CLOSED if the inbox is closed and ITEM was not taken. From any thread."
+  (let ((cell (list item)))
+    (loop
+      (let ((head (inbox-head inbox)))
+        (when (eq head :closed) (return :closed))
+        (setf (cdr cell) head)
+        (when (eq head (compare-and-swap (inbox-head inbox) head cell))
+          (return (and (= 1 (inbox-asleep inbox))
+                       (become-waker inbox))))))))
+
+(define-hot become-waker ((inbox inbox)) boolean
+  "True if of all who want to wake the consumer this thread is to do it."
+  (atomic-incf (inbox-wakers inbox))
+  (or (= 1 (compare-and-swap (inbox-asleep inbox) 1 0))
+      (confirm-wake inbox)))
+
+(define-hot confirm-wake ((inbox inbox)) null
+  "Say that the consumer has been woken. By the thread that PUSH-INBOX told to wake it."
+  (atomic-decf (inbox-wakers inbox))
+  nil)
+
+(define-hot (inbox-empty-p :inline t) ((inbox inbox)) boolean
+  "True if INBOX holds nothing."
+  (and (not (consp (inbox-head inbox))) (null (inbox-arrived inbox))))
+
+(define-hot rouse-inbox ((inbox inbox)) null
+  "Say that the consumer is awake. By the consumer."
+  (setf (inbox-asleep inbox) 0)
+  nil)
+
+(define-hot doze-inbox ((inbox inbox)) boolean
+  "Say that the consumer is about to sleep. Return true if it may, since INBOX is empty; otherwise
+it is taken to be awake. By the consumer."
+  (setf (inbox-asleep inbox) 1)
+  (sb-thread:barrier (:memory))
+  (or (inbox-empty-p inbox)
+      (rouse-inbox inbox)))
+
+(define-hot take-arrivals ((inbox inbox) (new (or list (eql :closed)))) null
+  "Append what has been pushed to ARRIVED and leave NEW in its place."
+  (loop
+    (let ((head (inbox-head inbox)))
+      (when (eq head :closed) (return nil))
+      (when (eq head (compare-and-swap (inbox-head inbox) head new))
+        (setf (inbox-arrived inbox) (nconc (inbox-arrived inbox) (nreverse head)))
+        (return nil)))))
+
+(define-hot drain-inbox ((inbox inbox) (function function)) null
+  "Call FUNCTION with each item that is in INBOX now, the oldest first; what is pushed meanwhile
+waits. If FUNCTION exits non-locally, the next drain goes on with the next item. By the consumer."
+  (unless (inbox-empty-p inbox)
+    (take-arrivals inbox nil)
+    (loop while (inbox-arrived inbox)
+          do (funcall function (pop (inbox-arrived inbox))))))
+
+(defun close-inbox (inbox)
+  "Have INBOX refuse items from now on; those it holds can still be drained. On return nobody is
+about to wake the consumer. By the consumer."
+  (take-arrivals inbox :closed)
+  (rouse-inbox inbox)
+  (sb-thread:barrier (:memory))
+  (loop until (zerop (inbox-wakers inbox))
+        do (sb-thread:thread-yield)))
+
+(defmethod print-object ((inbox inbox) stream)
+  (print-unreadable-object (inbox stream :type t :identity t)
+    (write-string (cond ((eq :closed (inbox-head inbox)) "closed")
+                        ((inbox-empty-p inbox) "empty")
+                        (t "not empty"))
+                  stream)))

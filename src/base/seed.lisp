@@ -1,0 +1,19 @@
+;;;; The seed of hash functions over what peers send. It differs in every process, so that nobody
+;;;; can choose keys that collide; nothing observable depends on it.
+
+(in-package #:clgrpc.base)
+
+(declaim (type (unsigned-byte 62) **hash-seed**))
+(defglobal **hash-seed** 0)
+
+(defun renew-hash-seed ()
+  "Choose another seed. Only at the start of a process: hash tables in use would lose their
+entries."
+  (setf **hash-seed** (random (ash 1 62) (make-random-state t))))
+
+(declaim (inline hash-seed))
+(defun hash-seed ()
+  "The seed, an (unsigned-byte 62)."
+  **hash-seed**)
+
+(renew-hash-seed)

@@ -1,0 +1,79 @@
+;;;; The store: long octet vectors that are used again, one for the image. A fresh vector of SBCL
+;;;; comes zeroed, which for a message of megabytes costs two to three times what writing it costs,
+;;;; and fills the nursery. Whoever takes a vector owns it; the last owner may put it back, once,
+;;;; with no reference left to it; who does not leaves it to the collector.
+;;;;
+;;;; A shelf holds the vectors of one length. There are four lengths to a doubling, so that no more
+;;;; than a quarter is wasted, also by a message that is a little longer than a power of two. A
+;;;; shelf is a list whose cells are fresh with each push, so that compare-and-swap cannot mistake
+;;;; one for another. Any thread may take and put back.
+
+(in-package #:clgrpc.base)
+
+(defconstant +shortest-stored+ 32768
+  "Shorter vectors come from the collector, which is as fast for them.")
+(defconstant +shelves+ 45
+  "The last one has vectors of 64 MiB.")
+(defconstant +store-octets+ (* 64 1024 1024)
+  "How much is kept unused: a message of 16 MB each way, with what it grew through.")
+
+(declaim (type (simple-vector 45) **shelves**)
+         (type cons **stored**))
+(defglobal **shelves** (make-array +shelves+ :initial-element '()))
+(defglobal **stored** (list 0))         ; octets on all shelves; atomic
+
+(define-hot (shelf-length :inline t) ((shelf (integer 0 44))) index
+  "How long the vectors of SHELF are: 32, 40, 48, 56, 64, 80 KiB and so on."
+  (multiple-value-bind (doublings quarters) (floor shelf 4)
+    (ash (+ 4 quarters) (+ 13 doublings))))
+
+(define-hot shelf-of ((length index)) (or null (integer 0 44))
+  "The shelf of the shortest vectors that have LENGTH octets or more, NIL if none has."
+  (cond ((<= length +shortest-stored+) 0)
+        ((< (shelf-length (1- +shelves+)) length) nil)
+        (t (let* ((last (1- length))
+                  (unit (- (integer-length last) 3))) ; a quarter of the doubling LAST is in
+             (declare (type (integer 0 45) unit))
+             (the (integer 0 44) (+ (* 4 (- unit 13)) (- (ash last (- unit)) 3)))))))
+
+(define-hot take-from-shelf ((shelf (integer 0 44))) (or null octets)
+  (loop
+    (let ((old (svref **shelves** shelf)))
+      (declare (type list old))
+      (cond ((null old) (return nil))
+            ((eq old (compare-and-swap (svref **shelves** shelf) old (rest old)))
+             (atomic-decf (car **stored**) (shelf-length shelf))
+             (return (first old)))))))
+
+(define-hot borrow-octets ((length index)) octets
+  "Return a vector of at least LENGTH octets that now belongs to the caller; what it holds is
+undefined. From any thread."
+  (let ((shelf (and (<= +shortest-stored+ length) (shelf-of length))))
+    (if shelf
+        (or (take-from-shelf shelf)
+            (make-array (shelf-length shelf) :element-type 'octet))
+        (make-array length :element-type 'octet))))
+
+(define-hot give-octets-back ((octets octets)) null
+  "Give up OCTETS, a vector of BORROW-OCTETS to which nobody has a reference any more. From any
+thread."
+  (let* ((length (length octets))
+         (shelf (and (<= +shortest-stored+ length) (shelf-of length))))
+    (when (and shelf (= length (shelf-length shelf)))
+      (when (< +store-octets+ (+ length (the fixnum (car **stored**))))
+        (clear-store))                  ; perhaps of lengths that nobody needs any more
+      (atomic-incf (car **stored**) length)
+      (loop with cell = (cons octets nil)
+            for old = (svref **shelves** shelf)
+            do (setf (cdr cell) old)
+            until (eq old (compare-and-swap (svref **shelves** shelf) old cell))))
+    nil))
+
+(defun clear-store ()
+  "Leave all vectors that are kept for further use to the collector. From any thread."
+  (dotimes (shelf +shelves+)
+    (loop while (take-from-shelf shelf))))
+
+(defun stored-octets ()
+  "How many octets are kept for further use. From any thread."
+  (car **stored**))

@@ -1,0 +1,223 @@
+;;;; Timers: a hierarchical hashed wheel (Varghese and Lauck, scheme 7). Scheduling and cancelling
+;;;; are O(1) and allocate nothing; time is an argument.
+;;;;
+;;;; A tick is 2^20 ns, about a millisecond. Seven levels of 64 slots each cover every time there
+;;;; is. A timer lies on the level of the highest group of six bits in which the tick it is due at
+;;;; differs from the wheel's own tick, in the slot that this group of its tick names. So all timers
+;;;; of a level are due before those of the next, and on a level a lower slot is due before a higher
+;;;; one: the first is found in one bitmap per level. When the wheel's tick reaches a slot above
+;;;; level 0, the timers in it move down. A level-0 slot holds the timers of one tick; they run once
+;;;; they are due, never before.
+;;;;
+;;;; A slot is a circular list, linked through the timers, and holds its first. ADVANCE-WHEEL first
+;;;; moves what is due to the last slot, +EXPIRED+, and then runs that: functions may schedule and
+;;;; cancel at will, and if one signals an error the next call goes on with the rest.
+
+(in-package #:clgrpc.base)
+
+(defconstant +tick-bits+ 20)
+(defconstant +level-bits+ 6)
+(defconstant +levels+ 7)
+(defconstant +expired+ (* +levels+ (ash 1 +level-bits+))
+  "Index of the slot with the timers that are due and have not run yet.")
+(defconstant +idle+ -1
+  "What a timer has for a slot that is in none.")
+(defconstant +exact-scan+ 32
+  "How many timers of a slot above level 0 NEXT-DUE-NS looks at before it settles for the slot's
+start.")
+
+(defstruct (timer (:constructor make-timer (function argument)) (:copier nil))
+  "Calls FUNCTION with ARGUMENT when it is due. Used again and again; in at most one wheel at a
+time."
+  (function nil :type function :read-only t)
+  (argument nil :read-only t)
+  (due-ns 0 :type nanoseconds)
+  (slot +idle+ :type (integer -1 448))
+  (next nil :type (or null timer))
+  (previous nil :type (or null timer)))
+
+(declaim (sb-ext:freeze-type timer))
+
+(document-functions
+  make-timer "Return a timer that, each time it was scheduled and is due, calls FUNCTION with
+ARGUMENT."
+  timer-due-ns "The time TIMER was last scheduled for.")
+
+(defstruct (timer-wheel (:constructor make-timer-wheel ()) (:copier nil))
+  "Timers by when they are due."
+  (tick 0 :type (unsigned-byte 42))
+  (count 0 :type index)
+  (slots (make-array (1+ +expired+) :initial-element nil) :type (simple-vector 449))
+  (maps (make-array +levels+ :element-type '(unsigned-byte 64) :initial-element 0)
+   :type (simple-array (unsigned-byte 64) (7))))
+
+(declaim (sb-ext:freeze-type timer-wheel))
+
+(document-functions
+  make-timer-wheel "Return an empty wheel. One thread at a time may use it.")
+
+(define-hot (wheel-count :inline t) ((wheel timer-wheel)) index
+  "How many timers WHEEL holds."
+  (timer-wheel-count wheel))
+
+(define-hot (timer-pending-p :inline t) ((timer timer)) boolean
+  "True from the moment TIMER is scheduled until it runs or is cancelled."
+  (/= +idle+ (timer-slot timer)))
+
+(defmethod print-object ((timer timer) stream)
+  (print-unreadable-object (timer stream :type t :identity t)
+    (if (timer-pending-p timer)
+        (format stream "due at ~,3F s" (ns-seconds (timer-due-ns timer)))
+        (write-string "idle" stream))))
+
+(defmethod print-object ((wheel timer-wheel) stream)
+  (print-unreadable-object (wheel stream :type t :identity t)
+    (format stream "~D timers" (wheel-count wheel))))
+
+;;; Slots
+
+(define-hot link-timer ((wheel timer-wheel) (timer timer) (slot (integer 0 448))) null
+  "Append TIMER, which is in no slot, to SLOT."
+  (let* ((slots (timer-wheel-slots wheel))
+         (first (svref slots slot)))
+    (declare (type (or null timer) first))
+    (cond (first
+           (let ((last (timer-previous first)))
+             (setf (timer-previous timer) last
+                   (timer-next timer) first
+                   (timer-next (the timer last)) timer
+                   (timer-previous first) timer)))
+          (t (setf (timer-next timer) timer
+                   (timer-previous timer) timer
+                   (svref slots slot) timer)
+             (when (< slot +expired+)
+               (multiple-value-bind (level bit) (floor slot (ash 1 +level-bits+))
+                 (setf (ldb (byte 1 bit) (aref (timer-wheel-maps wheel) level)) 1)))))
+    (setf (timer-slot timer) slot)
+    nil))
+
+(define-hot unlink-timer ((wheel timer-wheel) (timer timer)) null
+  "Take TIMER out of the slot that it is in."
+  (let* ((slots (timer-wheel-slots wheel))
+         (slot (timer-slot timer))
+         (next (timer-next timer))
+         (previous (timer-previous timer)))
+    (declare (type timer next previous))
+    (cond ((eq next timer)
+           (setf (svref slots slot) nil)
+           (when (< slot +expired+)
+             (multiple-value-bind (level bit) (floor slot (ash 1 +level-bits+))
+               (setf (ldb (byte 1 bit) (aref (timer-wheel-maps wheel) level)) 0))))
+          (t (setf (timer-next previous) next
+                   (timer-previous next) previous)
+             (when (eq timer (svref slots slot)) (setf (svref slots slot) next))))
+    (setf (timer-slot timer) +idle+
+          (timer-next timer) nil
+          (timer-previous timer) nil)
+    nil))
+
+(define-hot place-timer ((wheel timer-wheel) (timer timer)) null
+  "Put TIMER, which is in no slot, where its due time says."
+  (let* ((now (timer-wheel-tick wheel))
+         (tick (max now (ash (timer-due-ns timer) (- +tick-bits+))))
+         (difference (logxor now tick))
+         (level (if (zerop difference) 0 (floor (1- (integer-length difference)) +level-bits+))))
+    (declare (type (unsigned-byte 42) tick difference) (type (integer 0 6) level))
+    (link-timer wheel timer
+                (+ (ash level +level-bits+)
+                   (ldb (byte +level-bits+ 0) (ash tick (- (* +level-bits+ level))))))))
+
+;;; What users call
+
+(define-hot schedule-timer ((wheel timer-wheel) (timer timer) (due-ns nanoseconds)) null
+  "Have TIMER run in the first ADVANCE-WHEEL at DUE-NS or later. If it is pending, it moves there."
+  (if (timer-pending-p timer)
+      (unlink-timer wheel timer)
+      (incf (timer-wheel-count wheel)))
+  (setf (timer-due-ns timer) due-ns)
+  (place-timer wheel timer))
+
+(define-hot cancel-timer ((wheel timer-wheel) (timer timer)) boolean
+  "Have TIMER not run. Return true if it was pending."
+  (when (timer-pending-p timer)
+    (unlink-timer wheel timer)
+    (decf (timer-wheel-count wheel))
+    t))
+
+(define-hot first-slot ((wheel timer-wheel)) (values (or null (integer 0 447)) (unsigned-byte 42))
+  "The slot that the wheel's tick reaches first, or NIL, and the tick at which it does."
+  (let ((maps (timer-wheel-maps wheel))
+        (now (timer-wheel-tick wheel)))
+    (dotimes (level +levels+ (values nil 0))
+      (let ((map (aref maps level)))
+        (unless (zerop map)
+          (let ((group (1- (integer-length (logand map (ldb (byte 64 0) (- map))))))
+                (shift (* +level-bits+ level)))
+            (declare (type (integer 0 63) group))
+            (return (values (+ (ash level +level-bits+) group)
+                            (dpb (ash group shift) (byte (+ shift +level-bits+) 0) now)))))))))
+
+(define-hot earliest-due ((first timer) (limit index)) (or null nanoseconds)
+  "The least due time in the slot whose first timer is FIRST, or NIL if it has more than LIMIT
+timers."
+  (loop with due of-type nanoseconds = (timer-due-ns first)
+        for timer of-type timer = (timer-next first) then (timer-next timer)
+        for count of-type index from 1
+        until (eq timer first)
+        do (when (>= count limit) (return nil))
+           (setf due (min due (timer-due-ns timer)))
+        finally (return due)))
+
+(define-hot next-due-ns ((wheel timer-wheel)) (or null nanoseconds)
+  "When ADVANCE-WHEEL should be called next: never later than the first timer is due; NIL if there
+is none. It may be earlier where more than +EXACT-SCAN+ timers share a slot above level 0: then it
+is when that slot's timers are to move down."
+  (let ((expired (svref (timer-wheel-slots wheel) +expired+)))
+    (if expired
+        (timer-due-ns expired)
+        (multiple-value-bind (slot tick) (first-slot wheel)
+          (when slot
+            (or (earliest-due (svref (timer-wheel-slots wheel) slot)
+                              (if (< slot (ash 1 +level-bits+)) #xFFFFFFFF +exact-scan+))
+                (ash tick +tick-bits+)))))))
+
+(define-hot empty-slot ((wheel timer-wheel) (slot (integer 0 447)) (now-ns nanoseconds)) null
+  "Take every timer out of SLOT, which the wheel's tick has reached, to where it now belongs: from
+level 0 to what has expired, if it is due, and from a higher level down, so that order is kept."
+  (let* ((first (svref (timer-wheel-slots wheel) slot))
+         (last (and first (timer-previous first))))
+    (declare (type (or null timer) first last))
+    (loop while last
+          do (let ((timer (svref (timer-wheel-slots wheel) slot)))
+               (unlink-timer wheel timer)
+               (if (and (< slot (ash 1 +level-bits+)) (<= (timer-due-ns timer) now-ns))
+                   (link-timer wheel timer +expired+)
+                   (place-timer wheel timer))
+               (when (eq timer last) (return))))
+    nil))
+
+(define-hot expire-timers ((wheel timer-wheel) (now-ns nanoseconds)) null
+  "Set the wheel's tick to NOW-NS, moving what has become due to +EXPIRED+."
+  (let ((now (ash now-ns (- +tick-bits+))))
+    (loop
+      (multiple-value-bind (slot tick) (first-slot wheel)
+        (when (or (null slot) (> tick now)) (return))
+        (setf (timer-wheel-tick wheel) (max tick (timer-wheel-tick wheel)))
+        (empty-slot wheel slot now-ns)
+        ;; at level 0 what is left is due within this very tick
+        (when (and (= tick now) (< slot (ash 1 +level-bits+))) (return))))
+    (setf (timer-wheel-tick wheel) (max now (timer-wheel-tick wheel)))
+    nil))
+
+(define-hot advance-wheel ((wheel timer-wheel) (now-ns nanoseconds)) null
+  "Call (FUNCTION ARGUMENT) of every timer that is due at NOW-NS, in the order of their ticks and,
+within a tick, of their being scheduled. A timer that they schedule waits for the next call, even if
+due."
+  (expire-timers wheel now-ns)
+  (let ((slots (timer-wheel-slots wheel)))
+    (loop
+      (let ((timer (svref slots +expired+)))
+        (unless timer (return nil))
+        (unlink-timer wheel timer)
+        (decf (timer-wheel-count wheel))
+        (funcall (timer-function timer) (timer-argument timer))))))

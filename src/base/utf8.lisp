@@ -1,0 +1,302 @@
+;;;; UTF-8 (RFC 3629) between strings and octets, validating, with a fast path for ASCII: most of
+;;;; what gRPC carries is ASCII, and SBCL's own coders cost ten times as much. Decoded ASCII is a
+;;;; simple-base-string, anything else a (simple-array character).
+;;;;
+;;;; The fast paths work on eight octets at a time: a base string's characters are octets in memory,
+;;;; a character string's are 32-bit codes. The leaves' callers have checked that all they touch
+;;;; exists.
+
+(in-package #:clgrpc.base)
+
+(define-condition invalid-utf8 (clgrpc-error)
+  ((position :initarg :position :reader invalid-utf8-position))
+  (:report (lambda (condition stream)
+             (format stream "Invalid UTF-8 at octet ~D." (invalid-utf8-position condition))))
+  (:documentation "Octets that must be UTF-8 are not. POSITION is the offset of the first wrong
+one."))
+
+(document-functions
+  invalid-utf8-position "The offset of the first octet that is not UTF-8.")
+
+(deftype wide-string ()
+  "A string of 32-bit characters, without a fill pointer or displacement."
+  '(simple-array character (*)))
+
+(defconstant +high-bits+ #x8080808080808080
+  "The bits that no ASCII octet of eight has.")
+
+(defconstant +wide-bits+ #xFFFFFF80FFFFFF80
+  "The bits that no ASCII character of two 32-bit ones has.")
+
+(defmacro with-sap (((sap vector) &rest more) &body body)
+  "Run BODY with SAP bound to the address of VECTOR's data, and so on for MORE, all held in place."
+  (let ((bindings (cons (list sap vector) more)))
+    `(sb-sys:with-pinned-objects ,(mapcar #'second bindings)
+       (let ,(loop for (sap vector) in bindings collect `(,sap (sb-sys:vector-sap ,vector)))
+         ,@body))))
+
+(defun fail-bounds (octets start end)
+  (error 'simple-type-error :datum start :expected-type `(integer 0 ,(length octets))
+                            :format-control "There are no octets ~D to ~D in a vector of ~D."
+                            :format-arguments (list start end (length octets))))
+
+;;; From strings to octets
+
+(define-leaf %wide-ascii-prefix ((string wide-string)) index
+  "How many characters of STRING are certainly ASCII: a prefix in steps of eight, or all."
+  (let ((count (length string)) (at 0))
+    (declare (type index count at))
+    (with-sap ((from string))
+      (flet ((pair (i) (sb-sys:sap-ref-64 from (* 4 (+ at (the (mod 8) i))))))
+        (declare (inline pair))
+        (loop while (and (<= (+ at 8) count)
+                         (not (logtest +wide-bits+
+                                       (logior (pair 0) (pair 2) (pair 4) (pair 6)))))
+              do (incf at 8))))
+    (loop while (and (< at count) (< (char-code (schar string at)) #x80))
+          do (incf at))
+    at))
+
+(define-hot wide-utf8-length ((string wide-string) (start index)) index
+  "How many octets the characters of STRING from START take."
+  (let ((count 0))
+    (declare (type index count))
+    (loop for i of-type index from start below (length string)
+          for code = (char-code (schar string i))
+          do (incf count (cond ((< code #x80) 1) ((< code #x800) 2) ((< code #x10000) 3) (t 4))))
+    count))
+
+(define-hot utf8-length ((string string)) index
+  "How many octets STRING takes in UTF-8."
+  (typecase string
+    (simple-base-string (length string))
+    (wide-string
+     (let ((plain (%wide-ascii-prefix string)))
+       (if (= plain (length string))
+           plain
+           (+ plain (wide-utf8-length string plain)))))
+    (t (utf8-length (coerce string 'wide-string)))))
+
+(define-leaf %copy-base-string ((string simple-base-string) (octets octets) (start index)) index
+  "Put the characters of STRING into OCTETS from START; return the position after them."
+  (let ((count (length string)))
+    (declare (type index count))
+    (with-sap ((from string) (base octets))
+      (let ((to (sb-sys:sap+ base start)) (at 0))
+        (declare (type index at))
+        (loop while (<= (+ at 8) count)
+              do (setf (sb-sys:sap-ref-64 to at) (sb-sys:sap-ref-64 from at))
+                 (incf at 8))
+        (loop while (< at count)
+              do (setf (sb-sys:sap-ref-8 to at) (sb-sys:sap-ref-8 from at))
+                 (incf at))))
+    (+ start count)))
+
+(define-leaf %narrow-ascii ((string wide-string) (octets octets) (start index)) index
+  "Put the ASCII prefix of STRING into OCTETS from START, where there is room for all of STRING's
+characters at one octet each; return how many characters that were."
+  (let ((count (length string)) (at 0))
+    (declare (type index count at))
+    (with-sap ((from string) (base octets))
+      (let ((to (sb-sys:sap+ base start)))
+        (flet ((pair (i) (sb-sys:sap-ref-64 from (* 4 (+ at (the (mod 8) i)))))
+               (pack (a b)              ; characters 0, 32, 16, 48 bits up move to 0, 8, 16, 24
+                 (declare (type (unsigned-byte 64) a b))
+                 (let ((spread (logior a (ldb (byte 64 0) (ash b 16)))))
+                   (ldb (byte 32 0) (logior spread (ash spread -24))))))
+          (declare (inline pair pack))
+          (loop while (<= (+ at 8) count)
+                do (let ((a (pair 0)) (b (pair 2)) (c (pair 4)) (d (pair 6)))
+                     (when (logtest +wide-bits+ (logior a b c d)) (return))
+                     (setf (sb-sys:sap-ref-32 to at) (pack a b)
+                           (sb-sys:sap-ref-32 to (+ at 4)) (pack c d))
+                     (incf at 8))))
+        (loop while (and (< at count) (< (char-code (schar string at)) #x80))
+              do (setf (sb-sys:sap-ref-8 to at) (char-code (schar string at)))
+                 (incf at))))
+    at))
+
+(define-hot narrow-ascii ((string wide-string) (octets octets) (start index)) boolean
+  "Put STRING into OCTETS from START and return true if it is ASCII and there is room; else return
+false, having perhaps put a part of it there."
+  (and (<= (length string) (- (length octets) start))
+       (= (length string) (%narrow-ascii string octets start))))
+
+(defmacro put-utf8 (code put)
+  "Call PUT, a macro or function of one octet, for each octet of the UTF-8 of CODE, a variable; a
+surrogate counts as U+FFFD."
+  `(flet ((tail (shift) (logior #x80 (ldb (byte 6 shift) ,code))))
+     (declare (inline tail))
+     (when (<= #xD800 ,code #xDFFF) (setf ,code #xFFFD))
+     (cond ((< ,code #x80) (,put ,code))
+           ((< ,code #x800)
+            (,put (logior #xC0 (ash ,code -6)))
+            (,put (tail 0)))
+           ((< ,code #x10000)
+            (,put (logior #xE0 (ash ,code -12)))
+            (,put (tail 6))
+            (,put (tail 0)))
+           (t
+            (,put (logior #xF0 (ash ,code -18)))
+            (,put (tail 12))
+            (,put (tail 6))
+            (,put (tail 0))))))
+
+(define-leaf %encode-wide ((string wide-string) (from index) (octets octets) (start index))
+    (values index index)
+  "Put characters of STRING from FROM into OCTETS from START while four octets are left there;
+return the positions in both."
+  (let ((at start) (i from) (count (length string)) (limit (- (length octets) 4)))
+    (declare (type index at i count) (type fixnum limit))
+    (macrolet ((put (octet)
+                 `(setf (aref octets at) ,octet
+                        at (+ at 1))))
+      (loop while (and (< i count) (<= at limit))
+            do (let ((code (char-code (schar string i))))
+                 (declare (type (unsigned-byte 21) code))
+                 (put-utf8 code put)
+                 (incf i))))
+    (values i at)))
+
+(define-hot encode-wide-utf8 ((string wide-string) (from index) (octets octets) (start index)) index
+  "As ENCODE-UTF8, for the characters of STRING from FROM."
+  (multiple-value-bind (from at) (%encode-wide string from octets start)
+    (declare (type index at))
+    (flet ((put (octet)
+             (setf (aref octets at) octet)
+             (incf at)))
+      (loop for i of-type index from from below (length string)
+            do (let ((code (char-code (schar string i))))
+                 (declare (type (unsigned-byte 21) code))
+                 (put-utf8 code put))))
+    at))
+
+(define-hot encode-utf8 ((string string) (octets octets) (start index)) index
+  "Write STRING as UTF-8 into OCTETS beginning at START; return the position after it. A lone
+surrogate is written as the replacement character U+FFFD. Signal an error if there is no room."
+  (typecase string
+    ((or simple-base-string wide-string)
+     (unless (<= (+ start (length string)) (length octets))
+       (fail-bounds octets start (+ start (length string))))
+     (if (typep string 'simple-base-string)
+         (%copy-base-string string octets start)
+         (let ((plain (%narrow-ascii string octets start)))
+           (if (= plain (length string))
+               (+ start plain)
+               (encode-wide-utf8 string plain octets (+ start plain))))))
+    (t (encode-utf8 (coerce string 'wide-string) octets start))))
+
+;;; From octets to strings
+
+(define-leaf %ascii-string ((octets octets) (start index) (end index)) (or null simple-base-string)
+  "The octets START to END as a fresh string, or nil if one is not ASCII. Eight octets at a time;
+the last eight may overlap those before."
+  (let* ((count (- end start))
+         (string (make-string count :element-type 'base-char))
+         (seen 0))
+    (declare (type index count) (type (unsigned-byte 64) seen))
+    (with-sap ((base octets) (to string))
+      (let ((from (sb-sys:sap+ base start)))
+        (macrolet ((copy (bits at)
+                     (let ((ref (ecase bits (64 'sb-sys:sap-ref-64) (32 'sb-sys:sap-ref-32)
+                                  (8 'sb-sys:sap-ref-8))))
+                       `(let ((word (,ref from ,at)))
+                          (setf seen (logior seen word)
+                                (,ref to ,at) word)))))
+          (cond ((>= count 8)
+                 (let ((last (- count 8)) (at 0))
+                   (declare (type index last at))
+                   (loop while (< at last)
+                         do (copy 64 at)
+                            (incf at 8))
+                   (copy 64 last)))
+                ((>= count 4)
+                 (copy 32 0)
+                 (copy 32 (sb-ext:truly-the index (- count 4))))
+                (t (dotimes (at count) (copy 8 at)))))))
+    (if (logtest +high-bits+ seen) nil string)))
+
+(define-hot ascii-string ((octets octets) (start index) (end index)) (or null simple-base-string)
+  "Return the octets START to END as a fresh base string, or nil if one is 128 or above."
+  (unless (<= start end (length octets)) (fail-bounds octets start end))
+  (%ascii-string octets start end))
+
+(define-hot decode-utf8 ((octets octets) (start index) (end index)) simple-string
+  "Return the string whose UTF-8 is the octets START to END. Signal INVALID-UTF8 for overlong forms,
+surrogates, values above U+10FFFF and truncated sequences."
+  (or (ascii-string octets start end)
+      (decode-wide-utf8 octets start end)))
+
+(define-leaf %count-characters ((octets octets) (start index) (end index)) index
+  "How many of the octets START to END begin a character, which are those not of the form 10xxxxxx."
+  (let ((count 0) (at start))
+    (declare (type index count at))
+    (with-sap ((base octets))
+      (loop while (<= (+ at 8) end)
+            do (let ((word (sb-sys:sap-ref-64 base at)))
+                 (incf count (- 8 (logcount (logand (ash word -7) (lognot (ash word -6))
+                                                    #x0101010101010101))))
+                 (incf at 8))))
+    (loop while (< at end)
+          do (unless (= #x80 (logand #xC0 (aref octets at))) (incf count))
+             (incf at))
+    count))
+
+(define-leaf %decode-wide ((octets octets) (start index) (end index) (string wide-string))
+    (or null index)
+  "Decode the octets START to END into STRING, which is as long as %COUNT-CHARACTERS says. Return
+nil, or where the octets stop being UTF-8. Each turn takes one octet that begins a character and
+stores one, or ends."
+  (let ((at start) (to 0))
+    (declare (type index at to))
+    (macrolet ((tail (offset)
+                 ;; the low bits of a continuation octet
+                 `(let ((octet (if (< (+ at ,offset) end) (aref octets (+ at ,offset)) 0)))
+                    (unless (= #x80 (logand #xC0 octet)) (return at))
+                    (logand #x3F octet)))
+               (put (code length)
+                 `(setf (schar string to) (code-char ,code)
+                        to (+ to 1)
+                        at (+ at ,length))))
+      (loop
+        (unless (< at end) (return nil))
+        (let ((lead (aref octets at)))
+          (cond ((< lead #x80) (put lead 1))
+                ((< lead #xC2) (return at))
+                ((< lead #xE0) (put (logior (ash (logand lead #x1F) 6) (tail 1)) 2))
+                ((< lead #xF0)
+                 (let ((code (logior (ash (logand lead #x0F) 12) (ash (tail 1) 6) (tail 2))))
+                   (when (or (< code #x800) (<= #xD800 code #xDFFF)) (return at))
+                   (put code 3)))
+                ((< lead #xF5)
+                 (let ((code (logior (ash (logand lead #x07) 18) (ash (tail 1) 12)
+                                     (ash (tail 2) 6) (tail 3))))
+                   (unless (<= #x10000 code #x10FFFF) (return at))
+                   (put code 4)))
+                (t (return at))))))))
+
+(define-hot decode-wide-utf8 ((octets octets) (start index) (end index)) wide-string
+  (unless (<= start end (length octets)) (fail-bounds octets start end))
+  (let* ((string (make-string (%count-characters octets start end)))
+         (wrong (%decode-wide octets start end string)))
+    (when wrong (error 'invalid-utf8 :position (- wrong start)))
+    string))
+
+(defun string-octets (string)
+  "Return the UTF-8 of STRING as a fresh octet vector."
+  (let ((octets (make-octets (utf8-length string))))
+    (encode-utf8 string octets 0)
+    octets))
+
+(defun octets-string (octets &key (start 0) (end (length octets)))
+  "Return the string whose UTF-8 is OCTETS from START to END; see DECODE-UTF8."
+  (decode-utf8 octets start end))
+
+(define-hot octets-ascii ((octets octets) (start index) (end index)) simple-base-string
+  "The octets START to END, which must all be under 128, as a fresh base string."
+  (or (ascii-string octets start end)
+      (misuse "The octets ~D to ~D are not all ASCII." start end)))
+
+(defun ascii-octets (string)
+  "Return the octets of STRING, each of whose characters must be under 256 (ISO 8859-1)."
+  (map 'octets #'char-code string))

@@ -1,0 +1,111 @@
+;;;; Addresses. An address is the kernel's sockaddr as octets: struct sockaddr_in (16 octets) or
+;;;; sockaddr_in6 (28). Their texts are "127.0.0.1:50051" and "[::1]:50051".
+
+(in-package #:clgrpc.os)
+
+(define-constants
+  (+af-inet+ "AF_INET" 2)
+  (+af-inet6+ "AF_INET6" 10)
+  (+sock-stream+ "SOCK_STREAM" 1)
+  (+inet6-text-octets+ "INET6_ADDRSTRLEN" 46))
+
+(defconstant +address-octets+ 28
+  "The length of the longest address.")
+
+(define-hot address-family ((address octets)) (unsigned-byte 16)
+  "The family of ADDRESS, +AF-INET+ or +AF-INET6+."
+  (logior (aref address 0) (ash (aref address 1) 8)))
+
+(define-hot address-port ((address octets)) (unsigned-byte 16)
+  "The port of ADDRESS."
+  (u16be address 2))
+
+(defun text-to-number (family text octets at)
+  "Write the numeric address that TEXT is into OCTETS beginning at AT; return true if it is one."
+  (with-pinned-objects (octets)
+    (= 1 (alien-funcall (extern-alien "inet_pton" (function int int c-string system-area-pointer))
+                        family text (sap+ (vector-sap octets) at)))))
+
+(defun make-address (host port)
+  "Return the address of HOST, a numeric IPv4 or IPv6 address as text (without brackets), and PORT;
+NIL if HOST is not numeric."
+  (declare (type string host) (type (unsigned-byte 16) port))
+  (loop for (family length at) in `((,+af-inet+ 16 4) (,+af-inet6+ ,+address-octets+ 8))
+        for octets = (make-octets length)
+        do (when (text-to-number family host octets at)
+             (setf (aref octets 0) family
+                   (u16be octets 2) port)
+             (return octets))))
+
+(defun parse-address (text)
+  "Split TEXT, \"HOST:PORT\" or \"[IPV6]:PORT\", into host, without brackets, and port. Signal
+MISUSE if it is neither. An empty host means every IPv4 address."
+  (let* ((colon (position #\: text :from-end t))
+         (port (and colon (ignore-errors (parse-integer text :start (1+ colon)))))
+         (bracketed (and colon (plusp colon) (char= #\[ (char text 0))
+                         (char= #\] (char text (1- colon)))))
+         (host (and colon (if bracketed (subseq text 1 (1- colon)) (subseq text 0 colon)))))
+    (unless (and (typep port '(unsigned-byte 16))
+                 (or bracketed (not (find #\: host))))
+      (misuse "~S is not an address of the form HOST:PORT or [IPV6]:PORT." text))
+    (values (if (string= host "") "0.0.0.0" host) port)))
+
+(defun number-to-text (family octets at)
+  (let ((text (make-octets +inet6-text-octets+)))
+    (with-pinned-objects (octets text)
+      (alien-funcall (extern-alien "inet_ntop" (function system-area-pointer int system-area-pointer
+                                                         system-area-pointer (unsigned 32)))
+                     family (sap+ (vector-sap octets) at) (vector-sap text) +inet6-text-octets+))
+    (octets-ascii text 0 (or (position 0 text) +inet6-text-octets+))))
+
+(defun address-text (address)
+  "The text of ADDRESS."
+  (let ((family (address-family address)))
+    (cond ((= family +af-inet+)
+           (format nil "~A:~D" (number-to-text family address 4) (address-port address)))
+          ((= family +af-inet6+)
+           (format nil "[~A]:~D" (number-to-text family address 8) (address-port address)))
+          (t "unknown address"))))
+
+;;; Names. The offsets are those of glibc's struct addrinfo on 64-bit machines.
+
+(defun copy-address-list (first)
+  (loop for info = first then (sb-sys:sap-ref-sap info 40)
+        until (zerop (sap-int info))
+        for length = (sb-sys:sap-ref-32 info 16)
+        for address = (sb-sys:sap-ref-sap info 24)
+        when (<= 16 length +address-octets+)
+          collect (let ((octets (make-octets length)))
+                    (dotimes (i length octets)
+                      (setf (aref octets i) (sb-sys:sap-ref-8 address i))))))
+
+(defun look-up (host)
+  "Ask the system's resolver, which may take long, for the addresses of HOST. Return a list of
+addresses with port 0 and, if it failed, why as text."
+  (with-alien ((hints (array (unsigned 64) 6)) (found (unsigned 64) 0))
+    (dotimes (i 6) (setf (deref hints i) 0))
+    (setf (deref hints 1) +sock-stream+) ; ai_socktype
+    (let ((code (alien-funcall
+                 (extern-alien "getaddrinfo"
+                               (function int c-string system-area-pointer
+                                         (* (array (unsigned 64) 6)) (* (unsigned 64))))
+                 host (int-sap 0) (addr hints) (addr found))))
+      (if (zerop code)
+          (unwind-protect (values (copy-address-list (int-sap found)) nil)
+            (alien-funcall (extern-alien "freeaddrinfo" (function void (unsigned 64))) found))
+          (values '()
+                  (alien-funcall (extern-alien "gai_strerror" (function c-string int)) code))))))
+
+(defun resolve-host (host port &key (look-up t))
+  "Return the addresses of HOST, a name or a numeric address, with PORT, in the order to try them.
+Only a name other than localhost needs the system's resolver, which may take long; it is asked if
+LOOK-UP is true. The second value is why a look-up failed, as text; the third is true if one would
+be needed."
+  (let ((numeric (make-address host port)))
+    (cond (numeric (values (list numeric) nil nil))
+          ((string-equal host "localhost")
+           (values (list (make-address "127.0.0.1" port) (make-address "::1" port)) nil nil))
+          ((not look-up) (values '() nil t))
+          (t (multiple-value-bind (addresses failure) (look-up host)
+               (dolist (address addresses) (setf (u16be address 2) port))
+               (values addresses failure t))))))

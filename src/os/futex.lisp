@@ -1,0 +1,34 @@
+;;;; Sleeping until a word of memory changes: futex(2), by way of the C library's syscall, since it has
+;;;; no function of its own. A futex is a vector of one 32-bit word, which stays where it
+;;;; is while the kernel looks at it.
+
+(in-package #:clgrpc.os)
+
+(deftype futex () '(simple-array (unsigned-byte 32) (1)))
+
+(define-constants
+  (+futex-wait-private+ "FUTEX_WAIT_PRIVATE" 128)
+  (+futex-wake-private+ "FUTEX_WAKE_PRIVATE" 129)
+  (+sys-futex+ "SYS_futex" #+x86-64 202 #+arm64 98))
+
+(defun make-futex ()
+  "Return a futex with the value 0."
+  (make-array 1 :element-type '(unsigned-byte 32) :initial-element 0))
+
+(declaim (ftype (function (futex (unsigned-byte 32)) (values result &optional)) wait-for-futex)
+         (ftype (function (futex) (values result &optional)) wake-futex))
+
+(defun wait-for-futex (futex value)
+  "Sleep until WAKE-FUTEX is called for FUTEX; return at once if its value is not VALUE any more. There
+may be no reason for the return: look again, whatever it says."
+  (with-pinned-objects (futex)
+    (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer (vector-sap futex))
+             (int +futex-wait-private+) ((unsigned 32) value)
+             (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0))))
+
+(defun wake-futex (futex)
+  "Wake every thread that sleeps in WAIT-FOR-FUTEX for FUTEX, whose value was changed before."
+  (with-pinned-objects (futex)
+    (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer (vector-sap futex))
+             (int +futex-wake-private+) (int #x7FFFFFFF)
+             (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0))))

@@ -1,0 +1,35 @@
+;;;; The only package whose code calls the kernel. A call's result is a fixnum: what the kernel
+;;;; returned, or a negated errno; nothing here signals an error for what the kernel says. Hot calls
+;;;; allocate nothing. Linux on x86-64 and arm64.
+
+(defpackage #:clgrpc.os
+  (:use #:cl #:clgrpc.base)
+  (:import-from #:sb-alien #:alien-funcall #:extern-alien #:with-alien #:addr #:deref #:unsigned
+                #:signed #:int #:void #:c-string #:system-area-pointer)
+  (:import-from #:sb-ext #:defglobal)
+  (:import-from #:sb-sys #:with-pinned-objects #:vector-sap #:sap-int #:int-sap #:sap+)
+  (:export
+   ;; syscall.lisp
+   #:result #:failed-p #:errno-text #:constant-table
+   #:+eintr+ #:+eagain+ #:+einprogress+ #:+emfile+ #:+enfile+ #:+enobufs+ #:+enomem+
+   #:+econnrefused+ #:+epipe+ #:+ebadf+
+   #:+sigint+ #:+sigterm+ #:+sigusr1+
+   ;; socket.lisp
+   #:+af-inet+ #:+af-inet6+ #:+sol-socket+ #:+so-error+ #:+so-reuseaddr+ #:+ipproto-tcp+
+   #:+tcp-nodelay+
+   #:open-socket #:bind-socket #:listen-socket #:accept-socket #:connect-socket
+   #:receive-octets #:send-octets #:send-buffers #:+most-buffers+ #:shutdown-output
+   #:close-descriptor
+   #:socket-option #:set-socket-option #:socket-address #:peer-address #:open-descriptor-count
+   ;; address.lisp
+   #:+address-octets+ #:make-address #:parse-address #:address-family #:address-port #:address-text
+   #:resolve-host
+   ;; epoll.lisp
+   #:open-epoll #:watch-descriptor #:forget-descriptor #:make-event-area #:wait-for-events
+   #:event-flags #:event-token
+   #:+event-in+ #:+event-out+ #:+event-error+ #:+event-hang-up+ #:+event-read-hang-up+
+   #:open-eventfd #:write-eventfd
+   ;; futex.lisp
+   #:futex #:make-futex #:wait-for-futex #:wake-futex
+   ;; signal.lisp
+   #:handle-signal #:reset-signal))

@@ -1,0 +1,16 @@
+;;;; Signals. SBCL runs a handler in whatever thread the kernel chose, when it is next safe to run
+;;;; Lisp there. It may have interrupted anything, so all it should do is post to a loop.
+
+(in-package #:clgrpc.os)
+
+(defun handle-signal (signal function)
+  "Have FUNCTION called, without arguments and in any thread, whenever the process gets SIGNAL,
+instead of what happened before."
+  (declare (type function function))
+  (sb-sys:enable-interrupt signal (lambda (signal information context)
+                                    (declare (ignore signal information context))
+                                    (funcall function))))
+
+(defun reset-signal (signal)
+  "Give SIGNAL its default action, the kernel's, again."
+  (sb-sys:enable-interrupt signal :default))

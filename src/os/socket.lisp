@@ -1,0 +1,138 @@
+;;;; TCP sockets, IPv4 and IPv6, always non-blocking and closed on exec. A call that would block
+;;;; returns the negated EAGAIN; one that a signal interrupted is repeated.
+
+(in-package #:clgrpc.os)
+
+(define-constants
+  (+sock-nonblock+ "SOCK_NONBLOCK" #x800)
+  (+sock-cloexec+ "SOCK_CLOEXEC" #x80000)
+  (+sol-socket+ "SOL_SOCKET" 1)
+  (+so-reuseaddr+ "SO_REUSEADDR" 2)
+  (+so-error+ "SO_ERROR" 4)
+  (+ipproto-tcp+ "IPPROTO_TCP" 6)
+  (+tcp-nodelay+ "TCP_NODELAY" 1)
+  (+shut-wr+ "SHUT_WR" 1)
+  (+msg-nosignal+ "MSG_NOSIGNAL" #x4000))
+
+(defconstant +most-buffers+ 16
+  "How many buffers SEND-BUFFERS sends at most in one call.")
+
+;;; Life of a socket
+
+(defun open-socket (family)
+  "Return a new stream socket of FAMILY, or a negated errno."
+  (syscall ("socket" int) (int family)
+           (int (logior +sock-stream+ +sock-nonblock+ +sock-cloexec+)) (int 0)))
+
+(defun bind-socket (socket address)
+  "Give SOCKET the local ADDRESS."
+  (declare (type octets address))
+  (with-pinned-objects (address)
+    (syscall ("bind" int) (int socket) (system-area-pointer (vector-sap address))
+             ((unsigned 32) (length address)))))
+
+(defun listen-socket (socket backlog)
+  "Let SOCKET take connections, of which up to BACKLOG may wait to be accepted."
+  (syscall ("listen" int) (int socket) (int backlog)))
+
+(define-hot accept-socket ((socket fixnum) (address octets)) result
+  "Accept a connection that waits on SOCKET and write its peer's address to ADDRESS, which has
++ADDRESS-OCTETS+. Return the new socket."
+  (with-alien ((length (unsigned 32) +address-octets+))
+    (assert (>= (length address) +address-octets+))
+    (with-pinned-objects (address)
+      (retrying (syscall ("accept4" int) (int socket) (system-area-pointer (vector-sap address))
+                         ((* (unsigned 32)) (addr length))
+                         (int (logior +sock-nonblock+ +sock-cloexec+)))))))
+
+(defun connect-socket (socket address)
+  "Begin to connect SOCKET to ADDRESS: the negated EINPROGRESS means that it can be written to, or
+has the option +SO-ERROR+ set, once that has ended."
+  (declare (type octets address))
+  (with-pinned-objects (address)
+    (syscall ("connect" int) (int socket) (system-area-pointer (vector-sap address))
+             ((unsigned 32) (length address)))))
+
+(defun shutdown-output (socket)
+  "Tell the peer of SOCKET that no more octets will come."
+  (syscall ("shutdown" int) (int socket) (int +shut-wr+)))
+
+(defun close-descriptor (descriptor)
+  "Close DESCRIPTOR. It is closed even if a signal interrupts the call."
+  (syscall ("close" int) (int descriptor)))
+
+;;; Octets
+
+(define-hot receive-octets ((socket fixnum) (octets octets) (start index) (end index)) result
+  "Receive into OCTETS from START to END. Return how many came; 0 means that no more will come."
+  (assert (<= start end (length octets)))
+  (with-pinned-objects (octets)
+    (retrying (syscall ("recv" (signed 64)) (int socket)
+                       (system-area-pointer (sap+ (vector-sap octets) start))
+                       ((unsigned 64) (- end start)) (int 0)))))
+
+(define-hot send-octets ((socket fixnum) (octets octets) (start index) (end index)) result
+  "Send OCTETS from START to END. Return how many were taken."
+  (assert (<= start end (length octets)))
+  (with-pinned-objects (octets)
+    (retrying (syscall ("send" (signed 64)) (int socket)
+                       (system-area-pointer (sap+ (vector-sap octets) start))
+                       ((unsigned 64) (- end start)) (int +msg-nosignal+)))))
+
+(define-hot send-buffers ((socket fixnum) (buffers simple-vector) (count index)) result
+  "Send what the first COUNT of BUFFERS hold, +MOST-BUFFERS+ at most, in one call (sendmsg, since
+writev cannot suppress SIGPIPE). Return how many octets were taken; the buffers do not change."
+  (with-alien ((vectors (array (unsigned 64) 32)) ; struct iovec: base, length
+               ;; struct msghdr: word 2 is msg_iov, word 3 its length
+               (message (array (unsigned 64) 7)))
+    (let ((count (min count +most-buffers+)))
+      (labels ((pin-and-send (i)
+                 (declare (type (integer 0 16) i))
+                 (if (= i count)
+                     (retrying (syscall ("sendmsg" (signed 64)) (int socket)
+                                        ((* (array (unsigned 64) 7)) (addr message))
+                                        (int +msg-nosignal+)))
+                     (let* ((buffer (svref buffers i))
+                            (octets (buffer-octets (the buffer buffer))))
+                       (with-pinned-objects (octets)
+                         (setf (deref vectors (* 2 i))
+                               (sap-int (sap+ (vector-sap octets) (buffer-start buffer)))
+                               (deref vectors (1+ (* 2 i))) (buffer-fill buffer))
+                         (pin-and-send (1+ i)))))))
+        (dotimes (i 7) (setf (deref message i) 0))
+        (setf (deref message 2) (sap-int (sb-alien:alien-sap (addr vectors)))
+              (deref message 3) count)
+        (pin-and-send 0)))))
+
+;;; Options and addresses
+
+(defun set-socket-option (socket level option value)
+  "Set OPTION, a C int, of SOCKET to VALUE."
+  (with-alien ((cell int value))
+    (syscall ("setsockopt" int) (int socket) (int level) (int option)
+             ((* int) (addr cell)) ((unsigned 32) 4))))
+
+(defun socket-option (socket level option)
+  "The value of OPTION, a C int, of SOCKET. (The option +SO-ERROR+ is a positive errno, or 0.)"
+  (with-alien ((cell int 0) (length (unsigned 32) 4))
+    (let ((result (syscall ("getsockopt" int) (int socket) (int level) (int option)
+                           ((* int) (addr cell)) ((* (unsigned 32)) (addr length)))))
+      (if (failed-p result) result cell))))
+
+(macrolet ((define-name (name c-name documentation)
+             `(defun ,name (socket)
+                ,documentation
+                (let ((octets (make-octets +address-octets+)))
+                  (with-alien ((length (unsigned 32) +address-octets+))
+                    (with-pinned-objects (octets)
+                      (unless (failed-p (syscall (,c-name int) (int socket)
+                                                 (system-area-pointer (vector-sap octets))
+                                                 ((* (unsigned 32)) (addr length))))
+                        octets)))))))
+  (define-name socket-address "getsockname" "The local address of SOCKET, or NIL.")
+  (define-name peer-address "getpeername" "The address of SOCKET's peer, or NIL."))
+
+(defun open-descriptor-count ()
+  "How many descriptors this process has open; tests look for leaks with it."
+  ;; the listing itself has one open
+  (1- (length (directory "/proc/self/fd/*" :resolve-symlinks nil))))

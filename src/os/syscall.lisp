@@ -1,0 +1,63 @@
+;;;; How the kernel is called: SYSCALL is a C call without allocation whose -1 becomes the negated
+;;;; errno. The kernel's constants are written down here, since Lisp has no headers to read; a test
+;;;; compiles the table with cc, where there is one, and compares. They are the same on x86-64 and
+;;;; arm64 except for what epoll.lisp says.
+
+(in-package #:clgrpc.os)
+
+(deftype result ()
+  "What a call of this package returns: a value from 0, or a negated errno."
+  '(signed-byte 62))
+
+(defglobal **constants** '())
+
+(defun constant-table ()
+  "Return a list of (C-name value) of every constant of the kernel that this package uses."
+  (reverse **constants**))
+
+(defmacro define-constants (&body rows)
+  "Define constants from ROWS of the form (name C-name value)."
+  `(progn
+     ,@(loop for (name c-name value) in rows
+             collect `(defconstant ,name ,value ,(format nil "What the kernel calls ~A." c-name))
+             collect `(pushnew '(,c-name ,value) **constants** :test #'equal))))
+
+(define-constants
+  (+eintr+ "EINTR" 4)
+  (+ebadf+ "EBADF" 9)
+  (+eagain+ "EAGAIN" 11)
+  (+enomem+ "ENOMEM" 12)
+  (+enfile+ "ENFILE" 23)
+  (+emfile+ "EMFILE" 24)
+  (+epipe+ "EPIPE" 32)
+  (+enobufs+ "ENOBUFS" 105)
+  (+econnrefused+ "ECONNREFUSED" 111)
+  (+einprogress+ "EINPROGRESS" 115)
+  (+sigint+ "SIGINT" 2)
+  (+sigusr1+ "SIGUSR1" 10)
+  (+sigterm+ "SIGTERM" 15))
+
+(defmacro syscall ((name type) &rest arguments)
+  "Call the C function NAME, whose result is a signed integer of TYPE, with ARGUMENTS of the form
+(type value). Return its result, or the negated errno if that is -1."
+  `(let ((value (alien-funcall (extern-alien ,name (function ,type ,@(mapcar #'first arguments)))
+                               ,@(mapcar #'second arguments))))
+     (if (= value -1)
+         (- (the (integer 1 4095) (sb-alien:get-errno)))
+         (the result value))))
+
+(defmacro retrying (&body call)
+  "Do CALL again as long as a signal interrupted it; each collection of garbage sends some."
+  `(loop
+     (let ((value (progn ,@call)))
+       (declare (type result value))
+       (unless (= value (- +eintr+)) (return value)))))
+
+(declaim (inline failed-p))
+(defun failed-p (result)
+  "True if RESULT is a negated errno."
+  (minusp (the result result)))
+
+(defun errno-text (result)
+  "What the system says about RESULT, a negated errno."
+  (alien-funcall (extern-alien "strerror" (function c-string int)) (- result)))

@@ -1,0 +1,8 @@
+;;;; Tests of clgrpc.base, one file per source file.
+
+(defpackage #:clgrpc.tests.base
+  (:use #:cl #:clgrpc.base #:fiveam))
+
+(in-package #:clgrpc.tests.base)
+
+(def-suite :clgrpc.base :description "Octets, options, encodings, clock, timers, queues.")

@@ -1,0 +1,98 @@
+;;;; The inbox: order, one wake-up per sleep, nothing lost and nobody left asleep with many
+;;;; producers, closing.
+
+(in-package #:clgrpc.tests.base)
+(in-suite :clgrpc.base)
+
+(defun drained (inbox)
+  (let ((items '()))
+    (drain-inbox inbox (lambda (item) (push item items)))
+    (nreverse items)))
+
+(test inbox-keeps-order
+  (let ((inbox (make-inbox)))
+    (is-true (inbox-empty-p inbox))
+    (is (null (drained inbox)))
+    (dotimes (i 5) (is (null (push-inbox inbox i))))
+    (is-false (inbox-empty-p inbox))
+    (is (equal '(0 1 2 3 4) (drained inbox)))
+    (is-true (inbox-empty-p inbox))))
+
+(test inbox-wakes-once
+  (let ((inbox (make-inbox)))
+    (is-true (doze-inbox inbox))
+    (is (eq t (push-inbox inbox :a)))
+    (is (null (push-inbox inbox :b)))
+    (confirm-wake inbox)
+    (is-false (doze-inbox inbox) "it is not empty")
+    (is (equal '(:a :b) (drained inbox)))
+    (is-true (doze-inbox inbox))
+    (rouse-inbox inbox)
+    (is (null (push-inbox inbox :c)))))
+
+(test inbox-does-not-close-before-its-waker-is-done
+  (let ((inbox (make-inbox)) (woken nil) (closed nil))
+    (doze-inbox inbox)
+    (is (eq t (push-inbox inbox :a)))
+    (let ((closer (sb-thread:make-thread (lambda ()
+                                           (close-inbox inbox)
+                                           (setf closed (if woken :after :before))))))
+      (loop until (eq :closed (push-inbox inbox :b)) do (sb-thread:thread-yield))
+      (is (null closed))
+      (setf woken t)
+      (confirm-wake inbox)
+      (sb-thread:join-thread closer)
+      (is (eq :after closed)))))
+
+(test inbox-survives-a-failing-consumer
+  (let ((inbox (make-inbox)))
+    (dotimes (i 3) (push-inbox inbox i))
+    (signals error (drain-inbox inbox (lambda (item) (when (= 1 item) (error "broken")))))
+    (push-inbox inbox 3)
+    (is (equal '(2 3) (drained inbox)))))
+
+(test inbox-items-pushed-while-draining-wait
+  (let ((inbox (make-inbox)) (items '()))
+    (push-inbox inbox 0)
+    (drain-inbox inbox (lambda (item) (push item items) (push-inbox inbox 1)))
+    (is (equal '(0) items))
+    (is (equal '(1) (drained inbox)))))
+
+(test inbox-closes
+  (let ((inbox (make-inbox)))
+    (push-inbox inbox :a)
+    (is-false (doze-inbox inbox))
+    (close-inbox inbox)
+    (is (eq :closed (push-inbox inbox :b)))
+    (is (equal '(:a) (drained inbox)))
+    (is (eq :closed (push-inbox inbox :c)))
+    (is (search "closed" (princ-to-string inbox)))))
+
+(defun consume (inbox bell count)
+  "Sleep and drain until COUNT items have come; return them in their order. BELL wakes us."
+  (let ((items '()) (taken 0))
+    (loop while (< taken count)
+          do (when (doze-inbox inbox)
+               (unless (sb-thread:wait-on-semaphore bell :timeout 20)
+                 (return))
+               (rouse-inbox inbox))
+             (drain-inbox inbox (lambda (item) (push item items) (incf taken))))
+    (nreverse items)))
+
+(test inbox-with-many-producers
+  (let* ((inbox (make-inbox)) (bell (sb-thread:make-semaphore)) (producers 4) (each 20000)
+         (threads (loop for p below producers
+                        collect (let ((p p))
+                                  (sb-thread:make-thread
+                                   (lambda ()
+                                     (dotimes (i each)
+                                       (when (push-inbox inbox (cons p i))
+                                         (sb-thread:signal-semaphore bell)
+                                         (confirm-wake inbox))
+                                       (when (zerop (mod i 50)) (sb-thread:thread-yield))))))))
+         (items (consume inbox bell (* producers each))))
+    (mapc #'sb-thread:join-thread threads)
+    (is (= (* producers each) (length items)) "the consumer was left asleep")
+    (dotimes (p producers)
+      (is (equal (loop for i below each collect i)
+                 (loop for (from . i) in items when (= from p) collect i))))))

@@ -1,0 +1,70 @@
+;;;; The store of long vectors: lengths, owning alone, the limit, many threads.
+
+(in-package #:clgrpc.tests.base)
+(in-suite :clgrpc.base)
+
+(test store-lengths
+  "Never too short, never more than a quarter too long, and a shelf's own length is a fixed point."
+  (let ((shortest clgrpc.base::+shortest-stored+))
+    (loop for shelf below clgrpc.base::+shelves+
+          for length = (clgrpc.base::shelf-length shelf)
+          do (is (= shelf (clgrpc.base::shelf-of length)))
+             (when (< shelf (1- clgrpc.base::+shelves+))
+               (is (= (1+ shelf) (clgrpc.base::shelf-of (1+ length))))))
+    (dolist (length (list 0 1 100 (1- shortest)))
+      (is (= length (length (borrow-octets length)))))
+    (dolist (length (list shortest (1+ shortest) 65536 1048601 16777241 (* 64 1024 1024)))
+      (let ((octets (borrow-octets length)))
+        (is (<= length (length octets) (* 5/4 length)))
+        (give-octets-back octets)))
+    (let ((length (1+ (* 64 1024 1024))))
+      (is (= length (length (borrow-octets length)))))
+    (clear-store)))
+
+(test store-gives-each-vector-once
+  (clear-store)
+  (let* ((a (borrow-octets 50000))
+         (b (borrow-octets 50000)))
+    (is (not (eq a b)))
+    (give-octets-back a)
+    (is (= (length a) (stored-octets)))
+    (is (eq a (borrow-octets 50000)))
+    (is (zerop (stored-octets)))
+    (is (not (member (borrow-octets 50000) (list a b))))
+    ;; not ours by its length
+    (give-octets-back (make-octets 100))
+    (give-octets-back (make-octets 50000))
+    (is (zerop (stored-octets)))))
+
+(test store-is-bounded
+  "It begins anew rather than keep lengths that nobody needs any more."
+  (clear-store)
+  (let ((limit clgrpc.base::+store-octets+)
+        (small (loop repeat 1000 collect (borrow-octets 40960)))
+        (large (borrow-octets (* 40 1024 1024))))
+    (mapc #'give-octets-back small)
+    (is (= (* 1000 40960) (stored-octets)))
+    (give-octets-back large)
+    (is (<= (stored-octets) limit))
+    (is (eq large (borrow-octets (* 40 1024 1024)))))
+  (clear-store)
+  (is (zerop (stored-octets))))
+
+(test store-from-many-threads
+  "Nobody gets a vector that another has."
+  (let* ((collisions 0)
+         (threads
+           (loop for number from 1 to 4
+                 collect (let ((number number))
+                           (sb-thread:make-thread
+                            (lambda ()
+                              (loop repeat 3000
+                                    do (let ((octets (borrow-octets 32768)))
+                                         (setf (aref octets 0) number)
+                                         (sb-thread:thread-yield)
+                                         (unless (= number (aref octets 0)) (incf collisions))
+                                         (give-octets-back octets)))))))))
+    (mapc #'sb-thread:join-thread threads)
+    (is (zerop collisions))
+    (is (<= (stored-octets) (* 4 32768)))
+    (clear-store)))

@@ -1,0 +1,22 @@
+;;;; Tests of clgrpc.os, one file per source file. Everything happens on loopback.
+
+(defpackage #:clgrpc.tests.os
+  (:use #:cl #:clgrpc.base #:fiveam)
+  (:local-nicknames (#:os #:clgrpc.os)))
+
+(in-package #:clgrpc.tests.os)
+
+(def-suite :clgrpc.os :description "Sockets, epoll, eventfd, signals.")
+(in-suite :clgrpc.os)
+
+(defun wait-readable (&rest descriptors)
+  "Wait until one of DESCRIPTORS, or what it may be written to, has changed."
+  (let ((epoll (os:open-epoll)) (area (os:make-event-area 4)))
+    (unwind-protect
+         (progn
+           (dolist (descriptor descriptors)
+             (os:watch-descriptor epoll descriptor 1))
+           (loop for count = (os:wait-for-events epoll area 10000)
+                 while (= count (- os:+eintr+))
+                 finally (return (plusp count))))
+      (os:close-descriptor epoll))))

@@ -1,0 +1,149 @@
+;;;; TCP over both protocols: octets both ways, several buffers at once, would-block, the end,
+;;;; errors.
+
+(in-package #:clgrpc.tests.os)
+(in-suite :clgrpc.os)
+
+(defun listening-socket (host)
+  "A socket that listens on a free port of HOST, or NIL if this machine has no such address."
+  (let* ((address (os:make-address host 0))
+         (socket (os:open-socket (os:address-family address))))
+    (unless (os:failed-p socket)
+      (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-nodelay+ 1)
+      (cond ((or (os:failed-p (os:bind-socket socket address))
+                 (os:failed-p (os:listen-socket socket 16)))
+             (os:close-descriptor socket)
+             nil)
+            (t socket)))))
+
+(defun call-with-pair (host function)
+  "Call FUNCTION with two connected sockets, the accepted one second. Return false if HOST has
+none."
+  (let ((listener (listening-socket host)) (peer (make-octets os:+address-octets+)))
+    (when listener
+      (let* ((address (os:socket-address listener))
+             (client (os:open-socket (os:address-family address))))
+        (is (member (os:connect-socket client address) (list 0 (- os:+einprogress+))))
+        (wait-readable listener)
+        (let ((server (os:accept-socket listener peer)))
+          (unwind-protect
+               (progn
+                 (is (string= (os:address-text (os:socket-address client)) (os:address-text peer)))
+                 (funcall function client server))
+            (mapc #'os:close-descriptor (list client server listener))
+            t))))))
+
+(defmacro with-pair ((client server &key (host "127.0.0.1")) &body body)
+  `(call-with-pair ,host (lambda (,client ,server) ,@body)))
+
+(defun receive-all (socket count)
+  "Receive COUNT octets, waiting for them."
+  (let ((octets (make-octets count)) (at 0))
+    (loop while (< at count)
+          do (let ((result (os:receive-octets socket octets at count)))
+               (cond ((plusp result) (incf at result))
+                     ((= result (- os:+eagain+)) (wait-readable socket))
+                     (t (return)))))
+    (subseq octets 0 at)))
+
+(defun check-exchange (client server)
+  (let ((octets (make-octets 100)) (in (make-octets 100)))
+    (is (= (- os:+eagain+) (os:receive-octets server in 0 100)))
+    (replace octets #(1 2 3 4 5))
+    (is (= 3 (os:send-octets client octets 1 4)))
+    (is (equalp #(2 3 4) (receive-all server 3)))
+    (is (= 5 (os:send-octets server octets 0 5)))
+    (is (equalp #(1 2 3 4 5) (receive-all client 5)))
+    (is (= 0 (os:shutdown-output client)))
+    (is (wait-readable server))
+    (is (= 0 (os:receive-octets server in 0 100)))))
+
+(test exchange-v4
+  (is-true (with-pair (client server) (check-exchange client server))))
+
+(test exchange-v6
+  (or (with-pair (client server :host "::1") (check-exchange client server))
+      (skip "this machine has no IPv6")))
+
+(test several-buffers
+  (with-pair (client server)
+    (let ((buffers (coerce (loop for i from 1 to 20
+                                 collect (let ((buffer (make-buffer :size 10)))
+                                           (append-octets buffer (octets-of 99 i i i))
+                                           (incf (buffer-start buffer))
+                                           buffer))
+                           'simple-vector)))
+      (is (= 9 (os:send-buffers client buffers 3)))
+      (is (equalp #(1 1 1 2 2 2 3 3 3) (receive-all server 9)))
+      (is (= (* 3 os:+most-buffers+) (os:send-buffers client buffers 20)))
+      (is (= (* 3 os:+most-buffers+) (length (receive-all server (* 3 os:+most-buffers+)))))
+      (is (= 3 (buffer-fill (svref buffers 0)))))))
+
+(test sending-blocks
+  (with-pair (client server)
+    (let ((octets (make-octets 1000000)) (total 0))
+      (is (= (- os:+eagain+)
+             (loop for result = (os:send-octets client octets 0 1000000)
+                   while (plusp result)
+                   do (incf total result)
+                   finally (return result))))
+      (is (plusp total))
+      (is (= total (length (receive-all server total)))))))
+
+(test sending-to-nobody
+  ;; an error, and no signal
+  (with-pair (client server)
+    (declare (ignore server))
+    (os:shutdown-output client)
+    (is (= (- os:+epipe+) (os:send-octets client (octets-of 1) 0 1)))))
+
+(test socket-addresses
+  (with-pair (client server)
+    (is (equalp (os:peer-address client) (os:socket-address server))))
+  (is-false (os:socket-address -1)))
+
+(test bounds-are-checked
+  (with-pair (client server)
+    (declare (ignore server))
+    (signals error (os:send-octets client (make-octets 4) 0 5))
+    (signals error (os:receive-octets client (make-octets 4) 3 2))))
+
+(test socket-options
+  (with-pair (client server)
+    (is (= 0 (os:socket-option client os:+sol-socket+ os:+so-error+)))
+    (is (= 0 (os:socket-option client os:+ipproto-tcp+ os:+tcp-nodelay+)))
+    (is (= 1 (os:socket-option server os:+ipproto-tcp+ os:+tcp-nodelay+)) "inherited")
+    (is (= 0 (os:set-socket-option client os:+ipproto-tcp+ os:+tcp-nodelay+ 1)))
+    (is (= 1 (os:socket-option client os:+ipproto-tcp+ os:+tcp-nodelay+))))
+  (is (= (- os:+ebadf+) (os:socket-option -1 os:+sol-socket+ os:+so-error+))))
+
+(test connection-refused
+  (let* ((listener (listening-socket "127.0.0.1"))
+         (address (os:socket-address listener))
+         (client (os:open-socket os:+af-inet+)))
+    (os:close-descriptor listener)
+    (let ((result (os:connect-socket client address)))
+      (when (= result (- os:+einprogress+))
+        (wait-readable client)
+        (setf result (- (os:socket-option client os:+sol-socket+ os:+so-error+))))
+      (is (= (- os:+econnrefused+) result)))
+    (os:close-descriptor client)))
+
+(test descriptors-are-counted
+  (let ((before (os:open-descriptor-count))
+        (socket (os:open-socket os:+af-inet+)))
+    (is (= (1+ before) (os:open-descriptor-count)))
+    (os:close-descriptor socket)
+    (is (= before (os:open-descriptor-count)))))
+
+(test octets-move-without-allocating
+  (with-pair (client server)
+    (let ((octets (make-octets 1000)))
+      (flet ((work ()
+               (dotimes (i 500)
+                 (os:send-octets client octets 0 1000)
+                 (os:receive-octets server octets 0 1000))))
+        (work)
+        (let ((before (sb-ext:get-bytes-consed)))
+          (work)
+          (is (> 1000 (- (sb-ext:get-bytes-consed) before))))))))
