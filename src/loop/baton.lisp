@@ -1,0 +1,203 @@
+;;;; The baton: the right to run a loop. A loop is data; a thread runs it only while it holds the baton.
+;;;; Code touches the baton only through TAKE, OVERTAKE, LEND, RESUME, HAND-OVER and RETIRE.
+;;;;
+;;;; One word says who has it: three bits of state, and above them a sequence number that every change
+;;;; but that from lent to held makes larger. THREAD is who runs the loop, or ran it last.
+;;;;   free    nobody runs the loop                        TAKE: free → taking → held
+;;;;   held    THREAD runs it                              LEND: held → lent
+;;;;   lent    THREAD is in user code and may be overtaken RESUME: lent → held, for THREAD alone
+;;;;   taking  another thread is about to be THREAD        OVERTAKE: lent → taking → held
+;;;;   retired the loop has stopped for good               HAND-OVER: held → free; RETIRE: held → retired
+;;;;
+;;;; The rules that make it sound:
+;;;; - All turn state is in the EVENT-LOOP structure, so whoever takes the baton goes on where the other
+;;;;   left. User code runs only in deferred functions, through CALL-USER; when that says :LOST the thread
+;;;;   must leave without touching the loop. An unwind out of user code has taken the baton back, or lost
+;;;;   it, before anything else of the loop runs; who finds that out by IN-EVENT-LOOP-P passes it on.
+;;;; - Nothing reachable while the baton is lent points into the loop's buffers.
+;;;; - What user code wants of the loop it does in WITH-BATON, which takes the baton back for as long, or,
+;;;;   when that fails, does something else: post.
+;;;; - Whoever takes the baton drains the inbox first.
+;;;; - A thread that is about to sleep in user code first calls PREPARE-TO-WAIT, which has another one run
+;;;;   the loop. Who wants a loop taken over says which baton it saw lent, and only that is overtaken.
+;;;; - Only the loop closes descriptors; tokens carry a generation.
+;;;; - Interrupts are off from before a thread takes the baton until it has none, but for user code and the
+;;;;   wait for events.
+
+(in-package #:clgrpc.loop)
+
+(defconstant +free+ 0)
+(defconstant +held+ 1)
+(defconstant +lent+ 2)
+(defconstant +taking+ 3)
+(defconstant +retired+ 4)
+
+(deftype baton ()
+  "The state of a baton and, above it, its sequence number."
+  'sb-ext:word)
+
+(define-hot (baton-state :inline t) ((baton baton)) (integer 0 7)
+  "Return the state in the word BATON: one of the constants above."
+  (ldb (byte 3 0) baton))
+
+(define-hot (next-baton :inline t) ((baton baton) (state (integer 0 4))) baton
+  "The word after BATON, with STATE."
+  (logior state (ash (ldb (byte 60 0) (1+ (ash baton -3))) 3)))
+
+(declaim (type boolean **watchdog-asleep**))
+(defglobal **watchdog-asleep** nil)     ; see watchdog.lisp
+
+(defvar *loop* nil
+  "The loop that this thread runs or ran last; others may run it since.")
+
+;;; The steps. Reads of the loop come before the store that gives it away, as its writes do, hence the two
+;;; barriers; on x86-64 they cost nothing.
+
+(define-hot seize ((loop event-loop) (old baton)) boolean
+  "Take the baton of LOOP for this thread if it is still OLD."
+  (let ((taking (next-baton old +taking+)))
+    (when (= old (compare-and-swap (event-loop-baton loop) old taking))
+      (setf (event-loop-thread loop) sb-thread:*current-thread*)
+      (sb-thread:barrier (:write))
+      (setf (event-loop-baton loop) (next-baton taking +held+))
+      t)))
+
+(define-hot take ((loop event-loop)) boolean
+  "Take the baton of LOOP, which nobody has, for this thread. Return false if somebody has it, or the loop
+has stopped."
+  (let ((old (event-loop-baton loop)))
+    (and (= +free+ (baton-state old))
+         (seize loop old))))
+
+(define-hot overtake ((loop event-loop) (baton baton)) boolean
+  "Take the baton of LOOP, seen lent as BATON, away from the thread that lent it, unless it was taken back
+since."
+  (and (= +lent+ (baton-state baton))
+       (seize loop baton)))
+
+(define-hot (lend :inline t) ((loop event-loop)) null
+  "Allow another thread to take the baton of LOOP, which this thread holds, while user code runs."
+  (sb-thread:barrier (:read))
+  (sb-thread:barrier (:write))
+  (setf (event-loop-baton loop) (next-baton (event-loop-baton loop) +lent+))
+  (when **watchdog-asleep** (wake-watchdog))
+  nil)
+
+(define-hot resume ((loop event-loop)) boolean
+  "Take back the baton that this thread lent. Return false if it is lost; then IN-EVENT-LOOP-P is false."
+  (loop
+    (let ((old (event-loop-baton loop)))
+      (sb-thread:barrier (:read))
+      (cond ((not (in-event-loop-p loop)) (return nil))
+            ((and (= +lent+ (baton-state old))
+                  (= old (compare-and-swap (event-loop-baton loop) old
+                                           (logior +held+ (logandc2 old 7)))))
+             (return t))
+            ;; somebody is taking it, and will have put itself for THREAD at once
+            (t (sb-ext:spin-loop-hint))))))
+
+(define-hot give-up ((loop event-loop) (state (integer 0 4))) null
+  "Leave the baton of LOOP, which this thread holds, in STATE."
+  (setf (event-loop-thread loop) nil)
+  (sb-thread:barrier (:read))
+  (sb-thread:barrier (:write))
+  (setf (event-loop-baton loop) (next-baton (event-loop-baton loop) state))
+  nil)
+
+(define-hot hand-over ((loop event-loop)) null
+  "Give up the baton of LOOP, which this thread holds."
+  (give-up loop +free+))
+
+(define-hot retire ((loop event-loop)) null
+  "Give up the baton of LOOP, which this thread holds and which has stopped, so that nobody gets it again."
+  (give-up loop +retired+))
+
+;;; What is built of them
+
+(define-hot call-user ((loop event-loop) (function function) (argument t))
+    (values t (member :kept :lost))
+  "Call FUNCTION, user code or what calls it, with ARGUMENT while the baton of LOOP is lent. Return its
+value, and whether the baton was :KEPT or :LOST; IN-EVENT-LOOP-P says the same after a non-local exit. From a
+deferred function."
+  (let ((value nil) (kept nil))
+    (lend loop)
+    (unwind-protect (setf value (sb-sys:with-interrupts (funcall function argument)))
+      (setf kept (resume loop)))
+    (values value (if kept :kept :lost))))
+
+(define-hot claim ((loop event-loop)) (member nil :held :lent)
+  "Try to hold the baton of LOOP in this thread: :HELD if it does already, :LENT if it had lent it and has
+taken it back, and must lend it again; NIL if it does not run LOOP."
+  (let ((baton (event-loop-baton loop)))
+    (sb-thread:barrier (:read))
+    (cond ((not (in-event-loop-p loop)) nil)
+          ((= +held+ (baton-state baton)) :held)
+          ((resume loop) :lent))))
+
+(define-hot holds-baton-p ((loop event-loop)) boolean
+  "True if this thread holds the baton of LOOP."
+  (let ((baton (event-loop-baton loop)))
+    (sb-thread:barrier (:read))
+    (and (= +held+ (baton-state baton))
+         (in-event-loop-p loop))))
+
+(define-hot call-with-baton ((loop event-loop) (function function)) (values t boolean)
+  "If this thread runs LOOP, call FUNCTION with the baton held; return its value, and whether it was called."
+  (sb-sys:without-interrupts
+    (ecase (claim loop)
+      (:held (values (funcall function) t))
+      (:lent (values (unwind-protect (funcall function) (lend loop)) t))
+      ((nil) (values nil nil)))))
+
+(defmacro with-baton ((loop) on-loop &body elsewhere)
+  "Evaluate the form ON-LOOP if this thread runs LOOP, taking back for as long the baton if it is lent;
+otherwise ELSEWHERE. Return what that returns, the first value of it."
+  (let ((function (gensym "ON-LOOP")) (value (gensym "VALUE")) (done (gensym "DONE")))
+    `(flet ((,function () ,on-loop))
+       (declare (dynamic-extent #',function))
+       (multiple-value-bind (,value ,done) (call-with-baton ,loop #',function)
+         (if ,done ,value (progn ,@elsewhere))))))
+
+(defmacro with-taken-loop ((loop taking) &body body)
+  "If TAKING, a form that takes the baton of LOOP for this thread, is true, evaluate BODY, which is to give it
+up, with that loop for *LOOP* and interrupts off but where BODY allows them. Return what that returns, or
+NIL."
+  `(sb-sys:without-interrupts
+     (when ,taking
+       (let ((*loop* ,loop))
+         (sb-sys:allow-with-interrupts ,@body)))))
+
+;;; Asking others to run a loop
+
+(defun prepare-to-wait ()
+  "To be called before this thread sleeps in user code: if it runs a loop, have a reserve thread run that
+from now on. Return false if there is none to do so; then this thread must not sleep."
+  (let ((loop *loop*))
+    (or (null loop)
+        (let ((baton (event-loop-baton loop)))
+          (sb-thread:barrier (:read))
+          (cond ((not (in-event-loop-p loop)) t)
+                ((= +lent+ (baton-state baton)) (request-takeover loop baton :refuse))
+                (t (misuse "~A would wait for itself." loop)))))))
+
+(defun request-takeover (loop baton if-busy)
+  "Have a reserve thread of LOOP overtake whoever has lent its BATON. IF-BUSY is as for RUN-ON-RESERVE.
+Return true if one will try."
+  (let ((reserve (event-loop-reserve loop)))
+    (and reserve
+         (run-on-reserve reserve
+                         (lambda ()
+                           (with-taken-loop (loop (overtake loop baton))
+                             ;; from now on it is a thread like others, for which nobody waits
+                             (setf (event-loop-overtaken loop) t)
+                             (run-as-holder loop)))
+                         :if-busy if-busy))))
+
+(defun request-runner (loop)
+  "Have a reserve thread of LOOP run it if nobody does, one beyond the limit of threads if need be, since
+those there are may all wait for LOOP. Return true if one will try."
+  (let ((reserve (event-loop-reserve loop)))
+    (and reserve
+         (run-on-reserve reserve
+                         (lambda () (with-taken-loop (loop (take loop)) (run-as-holder loop)))
+                         :if-busy :exceed))))

@@ -1,0 +1,437 @@
+;;;; Connections: reading, output, closing. A turn reads a ready connection once, into the loop's
+;;;; input area; what the owner leaves (half a frame) is kept in a buffer of the connection and
+;;;; copied in front of the next octets, or, when long, read onto directly. Output is collected in a
+;;;; buffer borrowed from the loop and sent with one call at the end of the turn; the connection
+;;;; keeps it only while some of it is unsent.
+;;;;
+;;;; Closing is never done in the middle of somebody's call: CLOSE-CONNECTION marks, the flush at
+;;;; the end of the turn does it and tells the owner. A buffer goes back to the pool only after
+;;;; FILL, with which the owner gives it up; otherwise it is left to the collector.
+
+(in-package #:clgrpc.loop)
+
+(defconstant +read-octets+ 65536
+  "How much one read asks for.")
+(defconstant +copied-leftover-octets+ 32768
+  "A longer leftover is not copied in front of the next octets; these are read behind it.")
+(defconstant +flush-octets+ 65536
+  "Output of this size is sent before the turn ends.")
+(defconstant +fill-rounds+ 8
+  "How often in one flush FILL may add more; then other connections have their turn.")
+(defconstant +buffer-octets+ 4096
+  "Size of a new buffer.")
+(defconstant +pooled-buffer-octets+ 524288
+  "A buffer that has grown larger is not kept. Those of connections with long messages grow to half
+of it.")
+(defconstant +pool-octets+ 4194304
+  "How much a loop keeps in unused buffers.")
+(defconstant +linger-ns+ (* 2 +ns-per-second+)
+  "How long the peer of a connection that we close may go without taking any of its output, and then
+without closing its side: long enough for a slow line, short enough that dead peers do not pile
+up.")
+
+;;; Buffers of the loop
+
+(define-hot borrow-buffer ((loop event-loop)) buffer
+  (let ((count (event-loop-pool-count loop)))
+    (if (zerop count)
+        (make-buffer :size +buffer-octets+)
+        (let ((buffer (svref (event-loop-pool loop) (1- count))))
+          (declare (type buffer buffer))
+          (setf (event-loop-pool-count loop) (1- count)
+                (svref (event-loop-pool loop) (1- count)) nil)
+          (decf (event-loop-pool-octets loop) (length (buffer-octets buffer)))
+          buffer))))
+
+(define-hot give-buffer-back ((loop event-loop) (buffer buffer)) null
+  (let* ((length (length (buffer-octets buffer)))
+         (total (+ length (event-loop-pool-octets loop)))
+         (count (event-loop-pool-count loop)))
+    (clear-buffer buffer)
+    (when (and (<= length +pooled-buffer-octets+) (<= total +pool-octets+) (< count +pool-buffers+))
+      (setf (event-loop-pool-octets loop) total
+            (event-loop-pool-count loop) (1+ count)
+            (svref (event-loop-pool loop) count) buffer))
+    nil))
+
+;;; Work lists
+
+(define-hot mark-ready ((connection connection)) null
+  "Have CONNECTION read in the next reading phase."
+  (unless (connection-queued connection)
+    (let* ((loop (connection-loop connection))
+           (count (event-loop-ready-count loop)))
+      (setf (connection-queued connection) t)
+      (when (= count (length (event-loop-ready loop)))
+        (setf (event-loop-ready loop) (grow-vector (event-loop-ready loop) (1+ count))))
+      (setf (svref (event-loop-ready loop) count) connection
+            (event-loop-ready-count loop) (1+ count))))
+  nil)
+
+(define-hot mark-dirty ((connection connection)) null
+  "Have CONNECTION flushed in the next flush phase."
+  (unless (connection-dirty connection)
+    (let* ((loop (connection-loop connection))
+           (count (event-loop-dirty-count loop)))
+      (setf (connection-dirty connection) t)
+      (when (= count (length (event-loop-dirty loop)))
+        (setf (event-loop-dirty loop) (grow-vector (event-loop-dirty loop) (1+ count))))
+      (setf (svref (event-loop-dirty loop) count) connection
+            (event-loop-dirty-count loop) (1+ count))))
+  nil)
+
+;;; Making
+
+(defun make-connection (loop transport handler &key user (max-unsent-octets
+                                                          (options-max-unsent-octets
+                                                           **default-options**)))
+  "Return a connection on LOOP that owns TRANSPORT, a connected one, and calls the functions of
+HANDLER. USER is the owner's own datum. While more than MAX-UNSENT-OCTETS of its output are unsent
+it is not read. On the loop. Signal SOCKET-ERROR, and close TRANSPORT, if it cannot be watched."
+  (declare (type event-loop loop) (type transport transport) (type handler handler))
+  (let* ((connection (%make-connection :loop loop :transport transport :handler handler :user user
+                                       :max-unsent max-unsent-octets))
+         (result (add-source connection (transport-descriptor transport))))
+    (when (os:failed-p result)
+      (close-transport transport)
+      (error 'socket-error :operation "watch the connection to" :reason (os:errno-text result)
+                           :address (transport-peer transport)))
+    (count-transport transport loop)
+    connection))
+
+;;; Output
+
+(define-hot buffer-for-output ((connection connection)) buffer
+  (let ((loop (connection-loop connection)))
+    (case (connection-state connection)
+      ((:open :closing)
+       (mark-dirty connection)
+       (or (connection-buffer connection)
+           (setf (connection-buffer connection) (borrow-buffer loop))))
+      (t (void-buffer loop)))))
+
+(defun void-buffer (loop)
+  "A buffer whose octets nobody will send, for those who still write to a closed connection."
+  (let ((void (event-loop-void loop)))
+    (clear-buffer void)
+    (if (> (buffer-room void) +pooled-buffer-octets+)
+        (setf (event-loop-void loop) (make-buffer :size 0))
+        void)))
+
+(define-hot (connection-output :inline t) ((connection connection)) buffer
+  "The buffer to append CONNECTION's output to; it will be flushed when the turn ends. Valid until
+then, that is, until the handler's FILL or CLOSED is called. Once the connection is closed, what is
+appended is lost. On the loop."
+  (let ((buffer (connection-buffer connection)))
+    (if (and buffer (connection-dirty connection))
+        buffer
+        (buffer-for-output connection))))
+
+(define-hot connection-unsent ((connection connection)) index
+  "How many octets of CONNECTION's output have not been sent. On the loop."
+  (let ((buffer (connection-buffer connection)))
+    (if buffer (buffer-fill buffer) 0)))
+
+(define-hot connection-output-pending-p ((connection connection)) boolean
+  "True if CONNECTION has output that has not been sent. On the loop."
+  (plusp (connection-unsent connection)))
+
+(define-hot release-output ((connection connection)) null
+  "Everything has been sent, and the owner has given up the buffer."
+  (let ((buffer (connection-buffer connection)))
+    (when buffer
+      (setf (connection-buffer connection) nil)
+      (give-buffer-back (connection-loop connection) buffer))
+    nil))
+
+(define-hot write-output ((connection connection)) (member :sent :blocked :failed)
+  "Send what is in CONNECTION's buffer with one call."
+  (let* ((buffer (the buffer (connection-buffer connection)))
+         (result (transport-write (connection-transport connection) (buffer-octets buffer)
+                                  (buffer-start buffer) (buffer-end buffer))))
+    (declare (type fixnum result))
+    (cond ((= result (buffer-fill buffer))
+           (clear-buffer buffer)
+           :sent)
+          ((>= result 0)
+           (incf (buffer-start buffer) result)
+           (setf (connection-blocked connection) t)
+           (when (eq :closing (connection-state connection)) (start-linger-timer connection))
+           :blocked)
+          ((or (= result +wants-write+) (= result +wants-read+))
+           (setf (connection-blocked connection) t
+                 (connection-write-wants-read connection) (= result +wants-read+))
+           :blocked)
+          (t (abort-connection connection (os:errno-text result))
+             :failed))))
+
+(define-hot send-output ((connection connection)) boolean
+  "Let the owner fill up the output and send it, as long as the peer takes it and more is added.
+Return true if there may be more."
+  (let ((fill (handler-fill (connection-handler connection))))
+    (prog1 (dotimes (round +fill-rounds+ t)
+             (let ((before (connection-unsent connection)))
+               (funcall fill connection)
+               (let ((after (connection-unsent connection)))
+                 (unless (or (zerop after) (eq :sent (write-output connection)))
+                   (return nil))
+                 (when (or (zerop after) (= before after))
+                   (release-output connection)
+                   (return nil)))))
+      (wake-throttled connection))))
+
+(define-hot wake-throttled ((connection connection)) null
+  "Have CONNECTION read again if its unsent output was all that kept it from it."
+  (when (and (connection-throttled connection)
+             (<= (connection-unsent connection) (connection-max-unsent connection)))
+    (setf (connection-throttled connection) nil)
+    (when (connection-readable connection) (mark-ready connection)))
+  nil)
+
+(define-hot flush-connection ((connection connection)) boolean
+  "Send CONNECTION's output now instead of at the end of the turn; what the peer does not take
+stays. Return true if the owner may have more to send, for which it gets its chance at the end of
+the turn. Not from the handler's FILL. On the loop."
+  (and (member (connection-state connection) '(:open :closing))
+       (not (connection-blocked connection))
+       (send-output connection)))
+
+(define-hot flush-and-close ((connection connection)) null
+  "What the flush phase does with a dirty CONNECTION."
+  (let ((more (flush-connection connection)))
+    ;; only now, so that FILL's asking for the output does not put it on the list again
+    (setf (connection-dirty connection) nil)
+    (when more (mark-dirty connection))
+    (case (connection-state connection)
+      (:closing (unless (connection-output-pending-p connection) (begin-linger connection)))
+      (:aborting (finish-connection connection (connection-reason connection))))
+    nil))
+
+;;; Input
+
+(define-hot keep-leftover ((connection connection) (octets octets) (start index) (end index)) null
+  "Keep START to END of OCTETS, the loop's input area, for the next read."
+  (let ((leftover (connection-leftover connection)))
+    (cond ((= start end)
+           (when leftover
+             (setf (connection-leftover connection) nil)
+             (give-buffer-back (connection-loop connection) leftover)))
+          (t (let ((buffer (or leftover (borrow-buffer (connection-loop connection)))))
+               (clear-buffer buffer)
+               (append-octets buffer octets :start start :end end)
+               (setf (connection-leftover connection) buffer))))
+    nil))
+
+(define-hot call-input ((connection connection) (octets octets) (start index) (end index)) index
+  (let ((consumed (funcall (handler-input (connection-handler connection))
+                           connection octets start end)))
+    (declare (type index consumed))
+    (assert (<= start consumed end))
+    consumed))
+
+(define-hot take-input ((connection connection) (result fixnum) (room index)) boolean
+  "Note what a read that had ROOM returned. Return true if it brought octets."
+  (cond ((plusp result)
+         (when (and (< result room) (not (connection-ended connection)))
+           (setf (connection-readable connection) nil))
+         t)
+        ((zerop result) (end-of-input connection) nil)
+        ((= result +wants-read+) (setf (connection-readable connection) nil) nil)
+        ((= result +wants-write+)
+         (setf (connection-readable connection) nil
+               (connection-read-wants-write connection) t)
+         nil)
+        (t (abort-connection connection (os:errno-text result)) nil)))
+
+(define-hot read-into-area ((connection connection)) null
+  "Read into the loop's input area, behind a copy of the leftover, and give it all to the owner."
+  (let* ((loop (connection-loop connection))
+         (area (event-loop-input loop))
+         (leftover (connection-leftover connection))
+         (start (if leftover
+                    (copy-octets (buffer-octets leftover) (buffer-start leftover)
+                                 (buffer-end leftover) area 0)
+                    0))
+         (result (transport-read (connection-transport connection) area start
+                                 (+ start +read-octets+))))
+    (declare (type index start))
+    (when (take-input connection result +read-octets+)
+      (let* ((end (+ start (the index result)))
+             (consumed (call-input connection area 0 end)))
+        (keep-leftover connection area consumed end)))
+    nil))
+
+(define-hot read-behind-leftover ((connection connection) (leftover buffer)) null
+  "Read into the buffer of a long LEFTOVER and give it all to the owner."
+  (let* ((octets (ensure-buffer-room leftover +read-octets+))
+         (end (buffer-end leftover))
+         (result (transport-read (connection-transport connection) octets end
+                                 (+ end +read-octets+))))
+    (when (take-input connection result +read-octets+)
+      (incf (buffer-end leftover) (the index result))
+      (setf (buffer-start leftover)
+            (call-input connection (buffer-octets leftover) (buffer-start leftover)
+                        (buffer-end leftover)))
+      (when (and (<= (buffer-fill leftover) +copied-leftover-octets+)
+                 (eq leftover (connection-leftover connection)))
+        (let ((fill (buffer-fill leftover)))
+          (copy-octets (buffer-octets leftover) (buffer-start leftover) (buffer-end leftover)
+                       (event-loop-input (connection-loop connection)) 0)
+          (setf (connection-leftover connection) nil)
+          (give-buffer-back (connection-loop connection) leftover)
+          (keep-leftover connection (event-loop-input (connection-loop connection)) 0 fill))))
+    nil))
+
+(define-hot discard-input ((connection connection)) null
+  "Read what a peer still sends to a connection that we are closing."
+  (take-input connection
+              (transport-read (connection-transport connection)
+                              (event-loop-input (connection-loop connection)) 0 +read-octets+)
+              +read-octets+)
+  nil)
+
+(define-hot read-connection ((connection connection)) null
+  "Read CONNECTION once, and have it read again in the next turn if there may be more."
+  (case (connection-state connection)
+    (:open
+     (cond ((connection-stopped connection) (return-from read-connection nil))
+           ((> (connection-unsent connection) (connection-max-unsent connection))
+            (setf (connection-throttled connection) t)
+            (return-from read-connection nil)))
+     (let ((leftover (connection-leftover connection)))
+       (if (and leftover (> (buffer-fill leftover) +copied-leftover-octets+))
+           (read-behind-leftover connection leftover)
+           (read-into-area connection))))
+    ((:closing :lingering) (discard-input connection)))
+  (when (and (connection-readable connection)
+             (not (eq :closed (connection-state connection))))
+    (mark-ready connection))
+  nil)
+
+(define-hot note-event ((connection connection) (flags (unsigned-byte 32))) null
+  "Note that the poller has reported FLAGS for CONNECTION."
+  (when (logtest flags (logior +readable+ +ended+ +failed+))
+    (setf (connection-readable connection) t)
+    (when (logtest flags (logior +ended+ +failed+))
+      (setf (connection-ended connection) t))
+    (when (connection-write-wants-read connection)
+      (setf (connection-write-wants-read connection) nil
+            (connection-blocked connection) nil)
+      (mark-dirty connection))
+    (if (and (logtest flags +failed+)
+             (or (connection-stopped connection) (connection-throttled connection)))
+        ;; it is not going to be read, which would say why
+        (abort-connection connection (failure-text connection))
+        (mark-ready connection)))
+  (when (logtest flags (logior +writable+ +failed+))
+    (when (connection-read-wants-write connection)
+      (setf (connection-read-wants-write connection) nil
+            (connection-readable connection) t)
+      (mark-ready connection))
+    (when (and (connection-blocked connection) (not (connection-write-wants-read connection)))
+      (setf (connection-blocked connection) nil)
+      (mark-dirty connection)))
+  nil)
+
+(defun failure-text (connection)
+  (let ((errno (os:socket-option (source-descriptor connection) os:+sol-socket+ os:+so-error+)))
+    (if (plusp errno) (os:errno-text (- errno)) "connection reset by the peer")))
+
+(defun stop-reading (connection)
+  "Read no more of CONNECTION, from the next turn on, until START-READING. On the loop."
+  (setf (connection-stopped connection) t)
+  nil)
+
+(defun start-reading (connection)
+  "Undo STOP-READING. What the owner left unconsumed comes with the next octets. On the loop."
+  (setf (connection-stopped connection) nil)
+  (when (connection-readable connection) (mark-ready connection))
+  nil)
+
+;;; Closing
+
+(defun end-of-input (connection)
+  "The peer will send no more; half closed counts as closed."
+  (setf (connection-readable connection) nil)
+  (case (connection-state connection)
+    (:open
+     (unless (connection-blocked connection) (send-output connection))
+     (unless (eq :aborting (connection-state connection))
+       (abort-connection connection nil)))
+    (:closing (setf (connection-ended connection) t))
+    (:lingering (abort-connection connection nil)))
+  nil)
+
+(defun abort-connection (connection reason)
+  "Close CONNECTION at the end of the turn, whatever is unsent."
+  (unless (member (connection-state connection) '(:aborting :closed))
+    (setf (connection-state connection) :aborting
+          (connection-reason connection) reason
+          (connection-readable connection) nil)
+    (mark-dirty connection))
+  nil)
+
+(defun close-connection (connection &key abort)
+  "Close CONNECTION at the end of the turn: send its output first, or with ABORT drop it. A peer
+that takes none of it for +LINGER-NS+ loses the rest. The handler's CLOSED is called with NIL once
+that is done. Closing again does nothing, but for ABORT. On the loop."
+  (cond (abort (abort-connection connection nil))
+        ((eq :open (connection-state connection))
+         (setf (connection-state connection) :closing)
+         (start-linger-timer connection)
+         (when (connection-readable connection) (mark-ready connection))
+         (mark-dirty connection)))
+  nil)
+
+(defun start-linger-timer (connection)
+  (let ((timer (or (connection-timer connection)
+                   (setf (connection-timer connection)
+                         (make-timer #'give-up-lingering connection))))
+        (loop (connection-loop connection)))
+    (schedule-timer (event-loop-wheel loop) timer (+ (event-loop-now loop) +linger-ns+))))
+
+(defun give-up-lingering (connection)
+  (abort-connection connection nil))
+
+(defun begin-linger (connection)
+  "All output has been sent: end our side and wait, for a while, until the peer ends its own, since
+closing before that might destroy what is still on its way to it."
+  (release-output connection)
+  (cond ((connection-ended connection) (finish-connection connection nil))
+        (t (setf (connection-state connection) :lingering)
+           (shut-transport-down (connection-transport connection))
+           (start-linger-timer connection)
+           (tell-closed connection nil))))
+
+(defun tell-closed (connection reason)
+  (unless (connection-told connection)
+    (setf (connection-told connection) t)
+    (guarding (:closed-handler-error :connection connection)
+      (funcall (handler-closed (connection-handler connection)) connection reason))))
+
+(defun finish-connection (connection reason)
+  "Close CONNECTION's transport, give up what it holds and tell its owner."
+  (unless (eq :closed (connection-state connection))
+    (let ((loop (connection-loop connection)))
+      (setf (connection-state connection) :closed
+            (connection-readable connection) nil
+            (connection-buffer connection) nil)
+      (when (connection-leftover connection)
+        (give-buffer-back loop (connection-leftover connection))
+        (setf (connection-leftover connection) nil))
+      (when (connection-timer connection)
+        (cancel-timer (event-loop-wheel loop) (connection-timer connection)))
+      (remove-source connection)
+      (close-transport (connection-transport connection))
+      (tell-closed connection reason)))
+  nil)
+
+(defun close-unowned (loop transport reason)
+  "Close TRANSPORT, whose new owner failed; perhaps it has made a connection of it on LOOP."
+  (let ((connection (find-if (lambda (source)
+                               (and (typep source 'connection)
+                                    (eq transport (connection-transport source))))
+                             (event-loop-sources loop))))
+    (if connection
+        (abort-connection connection reason)
+        (close-transport transport))))

@@ -1,0 +1,148 @@
+;;;; Driving: on a loop without a thread of its own, an attended one, a caller who must wait for an answer
+;;;; runs the loop itself, so that nothing sleeps between the answer's arrival and its reader. That is for
+;;;; one caller at a time: as soon as more than one call is under way a reserve thread runs the loop and
+;;;; wakes the owners, all that it has answers for at the end of a turn. It gives the loop back when a call
+;;;; that somebody waited for was alone from its beginning to its end. With no call under way a reserve
+;;;; thread takes the loop after a while (the watchdog sees to that), for keepalive and whatever else comes.
+;;;;
+;;;; CALLS counts the calls under way; WAITERS what counts on another thread to run the loop: the threads
+;;;; that sleep, and the calls that nobody waits for. Nobody sleeps unnoticed: who becomes a waiter counts
+;;;; itself and then looks whether the loop is free; who gives the loop up does so and then looks whether
+;;;; there are waiters; so one of them, at least, has a reserve thread come. Posts do the same with the inbox.
+;;;;
+;;;; A driver runs user code of its own call only (DRIVEN-FOR): what is another's makes it yield.
+
+(in-package #:clgrpc.loop)
+
+(define-hot enter-call ((loop event-loop) (unattended boolean)) null
+  "A call on LOOP begins; UNATTENDED says that nobody is going to drive for it. From any thread."
+  (when (plusp (atomic-incf (event-loop-calls loop)))
+    (setf (event-loop-crowded loop) t))
+  (when unattended (atomic-incf (event-loop-waiters loop)))
+  nil)
+
+(define-hot leave-call ((loop event-loop) (unattended boolean)) null
+  "A call that ENTER-CALL counted has ended. From any thread."
+  (atomic-decf (event-loop-calls loop))
+  (if unattended
+      (atomic-decf (event-loop-waiters loop))
+      (setf (event-loop-served loop) t))
+  nil)
+
+(defun call-served (loop function)
+  "Call FUNCTION, which waits for something to happen on LOOP, while another thread runs that."
+  (declare (type function function))
+  (atomic-incf (event-loop-waiters loop))
+  (sb-thread:barrier (:memory))
+  (unwind-protect
+       (progn
+         (when (and (event-loop-attended loop)
+                    (= +free+ (baton-state (event-loop-baton loop))))
+           (request-runner loop))
+         (funcall function))
+    (atomic-decf (event-loop-waiters loop))))
+
+(define-hot deserted-p ((loop event-loop)) boolean
+  "True if LOOP, an attended one that a reserve thread runs, may be left to the next caller."
+  (cond ((not (and (event-loop-served loop)
+                   (event-loop-attended loop)
+                   (zerop (event-loop-calls loop))
+                   (zerop (event-loop-waiters loop))))
+         nil)
+        ((event-loop-crowded loop)      ; there was more than one: they are likely to come back
+         (setf (event-loop-crowded loop) nil
+               (event-loop-served loop) nil))
+        (t (not (work-left-p loop)))))
+
+(define-hot work-left-p ((loop event-loop)) boolean
+  (or (plusp (event-loop-ready-count loop))
+      (plusp (event-loop-dirty-count loop))
+      (plusp (event-loop-ring-count loop))))
+
+(define-hot step-back ((loop event-loop)) null
+  "Give up the baton of LOOP, an attended one, which this thread holds. If something is left to do, or
+somebody counts on another thread, a reserve thread comes."
+  (setf (event-loop-served loop) nil
+        (event-loop-driven-for loop) nil
+        (event-loop-yielding loop) nil)
+  (let ((work (or (work-left-p loop) (event-loop-blind loop))))
+    (doze-inbox (event-loop-inbox loop))
+    (hand-over loop)
+    (sb-thread:barrier (:memory))
+    (when (or work
+              (not (inbox-empty-p (event-loop-inbox loop)))
+              (> (event-loop-calls loop) 1)
+              (plusp (event-loop-waiters loop))
+              (event-loop-stopping loop))
+      (request-runner loop))
+    (when **watchdog-asleep** (wake-watchdog)))
+  nil)
+
+(define-hot drive ((loop event-loop) (done-p function) argument) boolean
+  "If LOOP is attended and nobody runs it, the one call under way on it is this thread's, and this thread runs
+no other loop: run LOOP until (DONE-P ARGUMENT) is true, or somebody else needs it, or user code of ARGUMENT,
+a call, loses it. Return false if none of this was done. An interrupt (C-c) is taken only in user code and
+while waiting for events; then a reserve thread runs LOOP, and whoever continues waits in another way."
+  (and (event-loop-attended loop)
+       (= 1 (event-loop-calls loop))
+       (not (event-loop-stopping loop))
+       (or (null *loop*) (not (in-event-loop-p *loop*)))
+       (with-taken-loop (loop (take loop))
+         (block driving
+           (handler-bind ((sb-sys:interactive-interrupt
+                            (lambda (interrupt)
+                              (when (holds-baton-p loop) ; in user code the watchdog sees to it
+                                (enter-debugger loop interrupt)
+                                (return-from driving)))))
+             (drive-as-holder loop done-p argument)))
+         t)))
+
+(define-hot drive-as-holder ((loop event-loop) (done-p function) argument) null
+  (setf (event-loop-driven-for loop) argument)
+  (rouse-inbox (event-loop-inbox loop))
+  (unwind-protect
+       (progn
+         (inbox-phase loop)
+         (loop until (or (funcall done-p argument)
+                         (> (event-loop-calls loop) 1)
+                         (event-loop-yielding loop)
+                         (event-loop-stopping loop))
+               while (run-turn loop)))
+    (when (in-event-loop-p loop) (step-back loop)))
+  nil)
+
+(defun enter-debugger (loop interrupt)
+  "This thread, which drives LOOP, was interrupted while it waited for events. Return if it is to go on."
+  (setf (event-loop-blind loop) t)
+  (step-back loop)
+  (with-simple-restart (continue "Wait on.")
+    (invoke-debugger interrupt)))
+
+(define-hot not-for-driver-p ((loop event-loop) (argument t)) boolean
+  "True if LOOP, which this thread holds, is driven for another than ARGUMENT, whose user code must wait for
+somebody else to run the loop: who drives will yield."
+  (and (event-loop-driven-for loop)
+       (not (eq argument (event-loop-driven-for loop)))
+       (setf (event-loop-yielding loop) t)))
+
+(define-hot run-or-post ((loop event-loop) (function function)) boolean
+  "Have FUNCTION called, without arguments, on LOOP: now, if this thread runs it, or if it is attended and
+nobody does; else as by POST. Return false if LOOP has stopped. From any thread."
+  (or (nth-value 1 (call-with-baton loop function))
+      (and (event-loop-attended loop)
+           (not (event-loop-stopping loop))
+           (with-taken-loop (loop (take loop))
+             (run-aside loop function)
+             t))
+      (post loop function)))
+
+(define-hot run-aside ((loop event-loop) (function function)) null
+  "Call FUNCTION on LOOP, whose baton this thread has just taken, send what that wrote, and step back."
+  (unwind-protect
+       (progn (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
+              (inbox-phase loop)
+              (funcall function)
+              (flush-phase loop)
+              (last-phase loop))
+    (step-back loop))
+  nil)

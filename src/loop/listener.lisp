@@ -1,0 +1,162 @@
+;;;; Listeners. One sits on the first of its loops and deals the connections it accepts to the loop
+;;;; that has the fewest. A process that is out of descriptors or memory does not spin: the listener
+;;;; pauses. TCP_NODELAY is set on the listening socket; accepted ones inherit it.
+
+(in-package #:clgrpc.loop)
+
+(defconstant +accepts-per-turn+ 64
+  "So many connections are accepted before others have their turn.")
+(defconstant +pause-ns+ 100000000
+  "How long a listener pauses when the process can have no more descriptors.")
+(defconstant +warning-interval-ns+ +ns-per-second+
+  "A listener logs a warning at most this often, however many connections it has to refuse.")
+
+(defstruct (listener (:include source) (:constructor %make-listener) (:copier nil))
+  "See LISTEN-ON."
+  (socket -1 :type fixnum)
+  (address "" :type string)
+  (loops '() :type list)
+  (on-accept nil :type function)
+  (max-connections 0 :type index)
+  (pause nil :type (or null timer))
+  (quiet-until 0 :type nanoseconds)
+  (peer (make-octets os:+address-octets+) :type octets))
+
+(declaim (sb-ext:freeze-type listener))
+
+(document-functions
+  listener-address "The address that LISTENER listens on, as text, with the port it really has.")
+
+(defmethod print-object ((listener listener) stream)
+  (print-unreadable-object (listener stream :type t)
+    (format stream "~A~:[~; closed~]" (listener-address listener)
+            (minusp (listener-socket listener)))))
+
+;;; Opening
+
+(defun listen-failed (socket address result)
+  (unless (minusp socket) (os:close-descriptor socket))
+  (error 'socket-error :operation "listen on" :address address
+                       :reason (if (stringp result) result (os:errno-text result))))
+
+(defun open-listening-socket (text options)
+  "Return a socket that listens on the address TEXT."
+  (multiple-value-bind (host port) (os:parse-address text)
+    (multiple-value-bind (addresses failure) (os:resolve-host host port)
+      (unless addresses (listen-failed -1 text (or failure "no such host")))
+      (let* ((address (first addresses))
+             (socket (os:open-socket (os:address-family address))))
+        (flet ((must (result)
+                 (when (os:failed-p result) (listen-failed socket text result))))
+          (must socket)
+          (must (os:set-socket-option socket os:+sol-socket+ os:+so-reuseaddr+ 1))
+          (must (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-nodelay+ 1))
+          (must (os:bind-socket socket address))
+          (must (os:listen-socket socket (options-backlog options))))
+        socket))))
+
+(defun listen-on (address options loops on-accept)
+  "Listen on ADDRESS, \"HOST:PORT\" or \"[IPV6]:PORT\" (port 0: any free one), with the backlog and
+the limit of connections that OPTIONS has, and return the listener. Each new connection goes to the
+one of LOOPS that has the fewest, where (ON-ACCEPT loop transport peer) is called with its
+transport, which now belongs to ON-ACCEPT, and the peer's address as text. Signal MISUSE if ADDRESS
+is none, SOCKET-ERROR if it cannot be had. From any thread; connections are accepted while the first
+of LOOPS runs."
+  (let* ((socket (open-listening-socket address options))
+         (listener (%make-listener
+                    :loop (first loops) :socket socket :loops loops :on-accept on-accept
+                    :address (os:address-text (os:socket-address socket))
+                    :max-connections (options-max-connections options)
+                    :on-release #'release-listener
+                    :on-event (lambda (listener flags)
+                                (declare (ignore flags))
+                                (accept-connections listener)))))
+    (setf (listener-pause listener) (make-timer #'accept-connections listener))
+    (unless (post (first loops) (lambda () (add-listener listener)))
+      (os:close-descriptor socket)
+      (misuse "~A has stopped; it cannot listen." (first loops)))
+    listener))
+
+(defun add-listener (listener)
+  (unless (minusp (listener-socket listener))
+    (let ((result (add-source listener (listener-socket listener))))
+      (when (os:failed-p result)
+        (log-event :error :listener-failed :listener listener :reason (os:errno-text result))
+        (release-listener listener)))))
+
+;;; Closing
+
+(defun release-listener (listener)
+  (cancel-timer (event-loop-wheel (listener-loop listener)) (listener-pause listener))
+  (remove-source listener)
+  (let ((socket (shiftf (listener-socket listener) -1)))
+    (unless (minusp socket) (os:close-descriptor socket))))
+
+(defun close-listener (listener)
+  "Accept no more connections on LISTENER; those that wait are refused. Done as soon as its loop
+gets to it, or at once on the loop. Closing again does nothing. From any thread."
+  (let ((loop (listener-loop listener)))
+    (if (in-event-loop-p loop)
+        (release-listener listener)
+        ;; a loop that has stopped has closed it
+        (post loop (lambda () (release-listener listener))))
+    nil))
+
+;;; Accepting
+
+(defun least-loaded (loops)
+  "The one of LOOPS with the fewest connections, and how many all of them have."
+  (let ((best (first loops)) (fewest most-positive-fixnum) (total 0))
+    (declare (type fixnum fewest total))
+    (dolist (loop loops (values best total))
+      (let ((load (event-loop-connections loop)))
+        (incf total load)
+        (when (< load fewest)
+          (setf best loop
+                fewest load))))))
+
+(defun warn-of (listener event &rest plist)
+  "Log the warning EVENT of LISTENER, unless it has logged one a short while ago."
+  (let ((now (event-loop-now (listener-loop listener))))
+    (when (<= (listener-quiet-until listener) now)
+      (setf (listener-quiet-until listener) (+ now +warning-interval-ns+))
+      (apply #'log-event :warning event :listener listener plist))))
+
+(defun hand-to-owner (listener loop transport)
+  "Call LISTENER's ON-ACCEPT. On LOOP."
+  (let ((failure (nth-value 1 (guarding (:accept-function-error :listener listener)
+                                (funcall (listener-on-accept listener) loop transport
+                                         (transport-peer transport))))))
+    (when failure (close-unowned loop transport failure))))
+
+(defun deal-connection (listener socket)
+  "Give SOCKET, just accepted, to one of LISTENER's loops."
+  (multiple-value-bind (loop total) (least-loaded (listener-loops listener))
+    (cond ((>= total (listener-max-connections listener))
+           (warn-of listener :too-many-connections :connections total)
+           (os:close-descriptor socket))
+          (t (let ((transport (make-tcp-transport socket
+                                                  (os:address-text (listener-peer listener)))))
+               (count-transport transport loop)
+               (cond ((in-event-loop-p loop) (hand-to-owner listener loop transport))
+                     ((post loop (lambda () (hand-to-owner listener loop transport))))
+                     (t (close-transport transport))))))))
+
+(defun pause-listener (listener result)
+  (warn-of listener :cannot-accept :reason (os:errno-text result))
+  (let ((loop (listener-loop listener)))
+    (schedule-timer (event-loop-wheel loop) (listener-pause listener)
+                    (+ (event-loop-now loop) +pause-ns+))))
+
+(defun accept-connections (listener)
+  "Accept what waits on LISTENER."
+  (dotimes (i +accepts-per-turn+ (defer (listener-loop listener) #'accept-connections listener))
+    (when (minusp (listener-socket listener)) (return))
+    (let ((result (os:accept-socket (listener-socket listener) (listener-peer listener))))
+      (cond ((not (os:failed-p result)) (deal-connection listener result))
+            ((= result (- os:+eagain+)) (return))
+            ((member (- result) (list os:+emfile+ os:+enfile+ os:+enobufs+ os:+enomem+))
+             (return (pause-listener listener result)))
+            ;; otherwise the fault is that one connection's: accept(2) lists many such errors
+            (t (log-event :debug :accept-failed :listener listener
+                                                :reason (os:errno-text result)))))))

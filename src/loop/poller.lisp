@@ -1,0 +1,112 @@
+;;;; A poller waits for descriptors: five functions and the place where they leave what they found.
+;;;; The one here is epoll. Others (io_uring, the simulator) fill in the same structure; a
+;;;; descriptor is whatever number they and their transports agree on.
+;;;;
+;;;; A descriptor is added once and reported edge-triggered: after an event the loop reads or writes
+;;;; until it would block before it waits for another. Tokens are not 0.
+
+(in-package #:clgrpc.loop)
+
+;;; What an event may say, any of them together
+(defconstant +readable+ os:+event-in+
+  "There is something to read.")
+(defconstant +writable+ os:+event-out+
+  "There is room to write.")
+(defconstant +ended+ os:+event-read-hang-up+
+  "The peer will send no more.")
+(defconstant +failed+ (logior os:+event-error+ os:+event-hang-up+)
+  "The descriptor is of no use any more; reading says why.")
+
+(defconstant +most-events+ 256
+  "How many events one wait reports at most; those left over come with the next.")
+
+(defstruct (poller (:copier nil))
+  "ADD (poller descriptor token) and REMOVE (poller descriptor) return a result as the kernel's
+calls do. WAIT (poller timeout-ns) waits until there are events, WAKE is called or TIMEOUT-NS have
+passed (-1: without limit; it may take up to a millisecond longer), leaves the events in TOKENS and
+FLAGS and returns how many. WAKE (poller) may be called in any thread. CLOSE (poller) ends it."
+  (add nil :type function :read-only t)
+  (remove nil :type function :read-only t)
+  (wait nil :type function :read-only t)
+  (wake nil :type function :read-only t)
+  (close nil :type function :read-only t)
+  (state nil)
+  (tokens (make-array +most-events+ :element-type 'os:event-token :initial-element 0)
+   :type (simple-array os:event-token (256)) :read-only t)
+  (flags (make-array +most-events+ :element-type '(unsigned-byte 32) :initial-element 0)
+   :type (simple-array (unsigned-byte 32) (256)) :read-only t))
+
+(declaim (sb-ext:freeze-type poller))
+
+(defmethod print-object ((poller poller) stream)
+  (print-unreadable-object (poller stream :type t :identity t)))
+
+(document-functions
+  make-poller "Return a poller of the functions given; see the type POLLER."
+  poller-tokens "Where WAIT leaves the tokens of the events it found."
+  poller-flags "Where WAIT leaves what each event says: any of +READABLE+ and so on together."
+  poller-state "The datum of POLLER's functions.")
+
+;;; epoll
+
+(defstruct (epoll (:copier nil))
+  (descriptor -1 :type fixnum)
+  (eventfd -1 :type fixnum)
+  (area (os:make-event-area +most-events+) :type octets))
+
+(declaim (sb-ext:freeze-type epoll))
+
+(define-hot add-to-epoll ((poller poller) (descriptor fixnum) (token os:event-token)) os:result
+  (os:watch-descriptor (epoll-descriptor (the epoll (poller-state poller))) descriptor token))
+
+(define-hot remove-from-epoll ((poller poller) (descriptor fixnum)) os:result
+  (os:forget-descriptor (epoll-descriptor (the epoll (poller-state poller))) descriptor))
+
+(define-hot timeout-ms ((timeout-ns (signed-byte 62))) (signed-byte 32)
+  (if (minusp timeout-ns)
+      -1
+      (min (ceiling (the nanoseconds timeout-ns) 1000000) #x7FFFFFFF)))
+
+(define-hot wait-for-epoll ((poller poller) (timeout-ns (signed-byte 62))) index
+  (let* ((epoll (the epoll (poller-state poller)))
+         (area (epoll-area epoll))
+         (tokens (poller-tokens poller))
+         (flags (poller-flags poller))
+         (found (os:wait-for-events (epoll-descriptor epoll) area (timeout-ms timeout-ns)))
+         (count 0))
+    (declare (type (integer 0 256) count))
+    ;; a negative result is EINTR: each collection of garbage in another thread causes one
+    (dotimes (i (the (integer 0 256) (max 0 found)) count)
+      (let ((token (os:event-token area i)))
+        (unless (zerop token)           ; the eventfd
+          (setf (aref tokens count) token
+                (aref flags count) (os:event-flags area i))
+          (incf count))))))
+
+(define-hot wake-epoll ((poller poller)) null
+  (os:write-eventfd (epoll-eventfd (the epoll (poller-state poller))))
+  nil)
+
+(defun close-epoll (poller)
+  (let ((epoll (poller-state poller)))
+    (os:close-descriptor (epoll-eventfd epoll))
+    (os:close-descriptor (epoll-descriptor epoll))))
+
+(defun must-have (operation result)
+  "Return RESULT, a descriptor; signal SOCKET-ERROR if there is none."
+  (if (os:failed-p result)
+      (error 'socket-error :operation operation :address "this process"
+                           :reason (os:errno-text result))
+      result))
+
+(defun make-epoll-poller ()
+  "Return a poller that uses epoll. Signal SOCKET-ERROR if the process has no descriptors left."
+  (let* ((descriptor (must-have "make an epoll descriptor for" (os:open-epoll)))
+         (eventfd (handler-bind ((error (lambda (error)
+                                          (declare (ignore error))
+                                          (os:close-descriptor descriptor))))
+                    (must-have "make an eventfd for" (os:open-eventfd)))))
+    (os:watch-descriptor descriptor eventfd 0)
+    (make-poller :add #'add-to-epoll :remove #'remove-from-epoll :wait #'wait-for-epoll
+                 :wake #'wake-epoll :close #'close-epoll
+                 :state (make-epoll :descriptor descriptor :eventfd eventfd))))

@@ -1,0 +1,113 @@
+;;;; The watchdog: one thread for all loops of the image, which notices that user code overstays and has
+;;;; a reserve thread take the loop over, and that a loop that callers drive by turns has been left alone.
+;;;;
+;;;; It ticks only while something goes on. A loop overstays when two ticks, a millisecond apart, see the
+;;;; same lent baton and no garbage was collected between. While all handlers are quick the ticks grow
+;;;; rare, to +LONGEST-TICK-NS+, so that watching costs next to nothing; once one has overstayed others are
+;;;; likely to, and for +ALERT-NS+ no tick is longer than the first.
+;;;;
+;;;; When no baton has moved for a while it sleeps, and who moves one wakes it. LEND has no full barrier
+;;;; between its store and its look at **WATCHDOG-ASLEEP**, which would cost every call 20 ns. So the
+;;;; watchdog says that it sleeps, waits one tick more, in which every store made before has long arrived,
+;;;; looks once more, and only then sleeps.
+
+(in-package #:clgrpc.loop)
+
+(defconstant +shortest-tick-ns+ 1000000)
+(defconstant +longest-tick-ns+ 32000000)
+(defconstant +doze-after-ns+ 200000000
+  "After so long without a move of any baton the watchdog sleeps.")
+(defconstant +alert-ns+ 10000000000
+  "So long after an overstay the ticks stay short.")
+
+(defstruct (watched (:constructor make-watched (loop)) (:copier nil))
+  "SEEN is LOOP's baton at the last look, ASKED that for which somebody has been asked to take it."
+  (loop nil :type event-loop)
+  (seen 0 :type sb-ext:word)
+  (asked 0 :type sb-ext:word))
+
+(defglobal **watchdog-lock** (sb-thread:make-mutex :name "clgrpc watchdog"))
+(defglobal **watchdog-bell** (sb-thread:make-waitqueue))
+(defglobal **watchdog** nil)
+(defglobal **watched** '())
+
+(defun wake-watchdog ()
+  "Have the watchdog tick."
+  (sb-thread:with-mutex (**watchdog-lock**)
+    (setf **watchdog-asleep** nil)
+    (sb-thread:condition-notify **watchdog-bell**))
+  nil)
+
+(defun watch-loop (loop)
+  "Have the watchdog look after LOOP, which runs."
+  (sb-thread:with-mutex (**watchdog-lock**)
+    (push (make-watched loop) **watched**)
+    (unless **watchdog**
+      (setf **watchdog** (sb-thread:make-thread #'watch :name "clgrpc watchdog")))))
+
+(defun unwatch-loop (loop)
+  "LOOP has stopped. The watchdog ends with the last loop."
+  (let ((thread (sb-thread:with-mutex (**watchdog-lock**)
+                  (setf **watched** (remove loop **watched** :key #'watched-loop))
+                  (unless **watched**
+                    (setf **watchdog-asleep** nil)
+                    (sb-thread:condition-notify **watchdog-bell**)
+                    (shiftf **watchdog** nil)))))
+    (end-thread thread)))
+
+(defun watch ()
+  "What the watchdog's thread does."
+  (let ((tick +shortest-tick-ns+) (quiet 0) (alert 0) (collections nil))
+    (sb-thread:with-mutex (**watchdog-lock**)
+      (loop while (eq **watchdog** sb-thread:*current-thread*)
+            do (multiple-value-bind (moved lent overstayed)
+                   (look-at-loops (eq collections (shiftf collections sb-ext:*gc-run-time*)))
+                 (setf quiet (if (or moved lent) 0 (+ quiet tick))
+                       alert (if overstayed +alert-ns+ (max 0 (- alert tick)))
+                       tick (if (or lent (plusp alert))
+                                +shortest-tick-ns+
+                                (min +longest-tick-ns+ (* 2 tick)))))
+               (cond ((<= quiet +doze-after-ns+) (pause tick))
+                     (t (doze)
+                        (setf quiet 0
+                              tick +shortest-tick-ns+
+                              collections nil)))))))
+
+(defun pause (tick-ns)
+  "Let TICK-NS pass, or less. The lock is held."
+  (await-notice **watchdog-bell** **watchdog-lock** (+ (monotonic-ns) tick-ns)))
+
+(defun doze ()
+  "Sleep until a baton moves. The lock is held."
+  (setf **watchdog-asleep** t)
+  (pause +shortest-tick-ns+)
+  (when (and **watchdog-asleep** (not (look-at-loops nil)))
+    (loop while **watchdog-asleep**
+          do (sb-thread:condition-wait **watchdog-bell** **watchdog-lock**)))
+  (when (eq **watchdog** sb-thread:*current-thread*) ; else it is another's
+    (setf **watchdog-asleep** nil)))
+
+(defun look-at-loops (comparable)
+  "Look at every baton. Return whether any has moved since the last look; whether any is lent, or needs
+somebody who cannot be had; and whether any was found to overstay. With COMPARABLE no garbage has been
+collected since."
+  (let ((moved nil) (lent nil) (overstayed nil))
+    (dolist (watched **watched** (values moved lent overstayed))
+      (let* ((loop (watched-loop watched))
+             (baton (event-loop-baton loop))
+             (state (baton-state baton)))
+        (cond ((/= baton (watched-seen watched))
+               (setf (watched-seen watched) baton
+                     moved t
+                     lent (or lent (= state +lent+))))
+              ((= baton (watched-asked watched)))
+              ((and (= state +lent+) comparable)
+               (setf overstayed t)
+               (if (request-takeover loop baton :first)
+                   (setf (watched-asked watched) baton)
+                   (setf lent t)))
+              ((= state +lent+) (setf lent t))
+              ((and (= state +free+) (event-loop-attended loop))
+               (if (request-runner loop)
+                   (setf (watched-asked watched) baton)
+                   (setf lent t))))))))

@@ -1,0 +1,267 @@
+;;;; The ends of connections: by us, by the peer, by errors; with output that is not sent yet.
+;;;; CLOSED is called exactly once each time.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(defstruct (watched (:constructor make-watched ()))
+  "A connection whose end is watched."
+  connection
+  (made (sb-thread:make-semaphore))
+  (closed (sb-thread:make-semaphore))
+  (reasons '()))
+
+(defun watching-handler (watched &key (input #'echo) (fill #'identity))
+  (make-handler :input input :fill fill
+                :closed (lambda (connection reason)
+                          (declare (ignore connection))
+                          (push reason (watched-reasons watched))
+                          (sb-thread:signal-semaphore (watched-closed watched)))))
+
+(defun listen-watched (loop watched &rest arguments)
+  (listen-with (list loop) (apply #'watching-handler watched arguments)
+               :on-connection (lambda (connection)
+                                (setf (watched-connection watched) connection)
+                                (sb-thread:signal-semaphore (watched-made watched)))))
+
+(defmacro with-watched ((loop watched client &rest arguments) &body body)
+  "Do BODY with a CLIENT of a WATCHED connection on LOOP."
+  (let ((listener (gensym)))
+    `(let* ((,watched (make-watched))
+            (,listener (listen-watched ,loop ,watched ,@arguments)))
+       (with-clients (,client) ((listener-address ,listener))
+         (is-true (await (watched-made ,watched)))
+         ,@body))))
+
+(defun check-closed (loop watched test)
+  "WATCHED's CLOSED has been called once, with a reason that TEST is true of."
+  (is-true (await (watched-closed watched)))
+  (settle loop)
+  (is (= 1 (length (watched-reasons watched))))
+  (is-true (funcall test (first (watched-reasons watched))) "~S" (watched-reasons watched)))
+
+(test peer-closes
+  (with-loops (loop) ()
+    (with-watched (loop watched client)
+      (client-send client (octets-of 1))
+      (client-receive client 1)
+      (close-client client)
+      (check-closed loop watched #'null)
+      (check-gone loop))))
+
+(test peer-half-closes
+  (with-loops (loop) ()
+    (with-watched (loop watched client)
+      (client-send client (octets-of 1 2))
+      (end-client-output client)
+      (is (equalp #(1 2) (client-receive client 10)) "what it asked for is still answered")
+      (check-closed loop watched #'null)
+      (check-gone loop))))
+
+(test peer-resets
+  (with-loops (loop) ()
+    (with-watched (loop watched client)
+      (on-loop loop (lambda () (append-octets (connection-output (watched-connection watched))
+                                              (pattern 100))))
+      ;; closing with octets unread is a reset
+      (read-byte (client-stream client))
+      (sb-alien:with-alien ((linger (array sb-alien:int 2)))
+        (setf (sb-alien:deref linger 0) 1 (sb-alien:deref linger 1) 0)
+        (sb-alien:alien-funcall
+         (sb-alien:extern-alien "setsockopt" (function sb-alien:int sb-alien:int sb-alien:int
+                                                       sb-alien:int (* (array sb-alien:int 2))
+                                                       sb-alien:int))
+         (client-descriptor client) os:+sol-socket+ 13 (sb-alien:addr linger) 8))
+      (close-client client)
+      (check-closed loop watched (lambda (reason) (search "reset" reason)))
+      (check-gone loop))))
+
+(test reset-while-reading-is-stopped
+  (with-loops (loop) ()
+    (with-watched (loop watched client)
+      (on-loop loop (lambda ()
+                      (stop-reading (watched-connection watched))
+                      (append-octets (connection-output (watched-connection watched))
+                                     (pattern 100))))
+      (is (= 1 (length (client-receive client 1))))
+      (close-client client)             ; with octets in the stream's buffer, none in the kernel's
+      (settle loop)
+      (is (null (watched-reasons watched)) "half closed only, and there might be octets to read")
+      (on-loop loop (lambda () (append-octets (connection-output (watched-connection watched))
+                                              (pattern 100))))
+      (check-closed loop watched #'stringp)
+      (check-gone loop))))
+
+(test closing-sends-what-is-unsent
+  (with-loops (loop) ()
+    (let ((total 12000000))
+      (with-watched (loop watched client)
+        (on-loop loop (lambda ()
+                        (append-octets (connection-output (watched-connection watched))
+                                       (pattern total))
+                        (close-connection (watched-connection watched))
+                        (close-connection (watched-connection watched))))
+        (client-send client (pattern 100)) ; nobody wants it; it must not destroy what is under way
+        (settle loop)
+        (is (null (watched-reasons watched)) "not before everything is sent")
+        (is (equalp (pattern total) (client-receive client total)))
+        (is-true (client-ended-p client))
+        (check-closed loop watched #'null)
+        (is (eq :lingering (connection-state (watched-connection watched))))
+        (close-client client)
+        (check-gone loop)))))
+
+(test closing-at-once
+  (with-loops (loop) ()
+    (with-watched (loop watched client)
+      (is (null (on-loop loop (lambda ()
+                                (append-octets (connection-output (watched-connection watched))
+                                               (pattern 1000))
+                                (close-connection (watched-connection watched) :abort t)
+                                (watched-reasons watched))))
+          "nothing happens in the middle of a call")
+      (is-true (client-ended-p client))
+      (check-closed loop watched #'null)
+      (is (eq :closed (connection-state (watched-connection watched))))
+      (check-gone loop))))
+
+(test closing-in-the-middle-of-input
+  (with-loops (loop) ()
+    (with-watched (loop watched client
+                        :input (lambda (connection octets start end)
+                                 (declare (ignore octets end))
+                                 (close-connection connection :abort t)
+                                 start))
+      (client-send client (pattern 10))
+      (is-true (client-ended-p client))
+      (check-closed loop watched #'null)
+      (check-gone loop))))
+
+(test output-of-a-closed-connection-is-lost
+  (with-loops (loop) ()
+    (with-watched (loop watched client)
+      (close-client client)
+      (check-closed loop watched #'null)
+      (on-loop loop (lambda ()
+                      (let ((connection (watched-connection watched)))
+                        (append-octets (connection-output connection) (pattern 500000))
+                        (append-octets (connection-output connection) (pattern 10))
+                        (flush-connection connection)
+                        (stop-reading connection)
+                        (start-reading connection)
+                        (close-connection connection)
+                        (close-connection connection :abort t)
+                        (connection-local connection))))
+      (settle loop)
+      (is (= 1 (length (watched-reasons watched))))
+      (is (eq :alive (on-loop loop (constantly :alive)))))))
+
+(test lingering-has-a-limit
+  (multiple-value-bind (clock set-forward) (shiftable-clock)
+    (with-loops (loop) (:clock clock)
+      (with-watched (loop watched client)
+        (on-loop loop (lambda () (close-connection (watched-connection watched))))
+        (check-closed loop watched #'null)
+        (is (= 1 (event-loop-connections loop)) "it waits for the peer")
+        (funcall set-forward 5)
+        (check-gone loop)
+        (is-true (client-ended-p client))))))
+
+(test closing-to-a-peer-that-does-not-read-has-a-limit
+  (multiple-value-bind (clock set-forward) (shiftable-clock)
+    (with-loops (loop) (:clock clock)
+      (with-watched (loop watched client)
+        (on-loop loop (lambda ()
+                        (append-octets (connection-output (watched-connection watched))
+                                       (pattern 10000000))
+                        (close-connection (watched-connection watched))))
+        (settle loop)
+        (is (null (watched-reasons watched)))
+        (funcall set-forward 5)
+        (check-closed loop watched #'null)
+        (check-gone loop)
+        (is (> 10000000 (length (ignore-errors (client-receive client 10000000)))))))))
+
+(test stopping-the-loop-closes-everything
+  (let ((watched (make-watched)))
+    (with-loops (loop) ()
+      (let ((listener (listen-watched loop watched)))
+        (with-clients (a b) ((listener-address listener))
+          (is-true (await (watched-made watched) 2))
+          (stop-event-loop loop)
+          (is-true (join-event-loop loop))
+          (is (equal '(nil nil) (watched-reasons watched)))
+          (is-true (client-ended-p a))
+          (is-true (client-ended-p b))
+          (is (= 0 (event-loop-connections loop))))))))
+
+;;; Errors of the owner
+
+(defun check-owner-error (event-name &rest arguments)
+  "A connection whose handler fails is closed with the condition and logged; others go on."
+  (with-events (events)
+    (with-loops (loop) ()
+      (let ((good (listen-with (list loop) (make-handler :input #'echo))))
+        (with-clients (other) ((listener-address good))
+          (let* ((watched (make-watched))
+                 (listener (apply #'listen-watched loop watched arguments)))
+            (with-clients (client) ((listener-address listener))
+              (client-send client (octets-of 1))
+              (is-true (client-ended-p client))
+              (check-closed loop watched (lambda (reason)
+                                           (search "broken" (princ-to-string reason))))))
+          (client-send other (octets-of 7))
+          (is (equalp #(7) (client-receive other 1))))
+        (check-gone loop)))
+    (is (equal (list event-name) (mapcar #'second (events))))
+    (is (stringp (getf (cddr (first (events))) :backtrace)))))
+
+(test input-that-fails
+  (check-owner-error :connection-handler-error
+                     :input (lambda (&rest arguments)
+                              (declare (ignore arguments))
+                              (error "broken"))))
+
+(test fill-that-fails
+  (check-owner-error :connection-handler-error
+                     :fill (lambda (connection)
+                             (declare (ignore connection))
+                             (error "broken"))))
+
+(test closed-function-that-fails
+  (with-events (events)
+    (with-loops (loop) ()
+      (let ((listener (listen-with (list loop)
+                                   (make-handler :input #'echo
+                                                 :closed (lambda (connection reason)
+                                                           (declare (ignore connection reason))
+                                                           (error "broken"))))))
+        (with-clients (client) ((listener-address listener))
+          (client-send client (octets-of 1))
+          (client-receive client 1))
+        (check-gone loop)))
+    (is (equal '(:closed-handler-error) (mapcar #'second (events))))))
+
+;;; Descriptors that are used again
+
+(test events-of-a-former-source-find-nobody
+  (with-loops (loop) ()
+    (with-watched (loop watched client)
+      (let* ((connection (watched-connection watched))
+             (old (clgrpc.loop::source-token connection)))
+        (flet ((found (token) (clgrpc.loop::find-source loop token)))
+          (is (equal (list connection nil nil connection)
+                     (on-loop loop
+                              (lambda ()
+                                (list (found old)
+                                      (progn (clgrpc.loop::remove-source connection)
+                                             (found old))
+                                      (progn (clgrpc.loop::add-source
+                                              connection
+                                              (transport-descriptor
+                                               (connection-transport connection)))
+                                             ;; the descriptor is the same, the generation another
+                                             (found old))
+                                      (found (clgrpc.loop::source-token connection)))))))))
+      (client-send client (octets-of 1))
+      (is (equalp #(1) (client-receive client 1))))))

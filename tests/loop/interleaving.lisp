@@ -1,0 +1,264 @@
+;;;; Every interleaving of a few small programs, with the sources of the real functions in them. A
+;;;; program's functions are read from their files and rewritten so that each access to a shared slot
+;;;; is a step: a read, a store, a compare-and-swap or a barrier on a small model of memory.
+;;;;
+;;;; Stores go through a buffer of their thread, from which they reach memory later and, unless a
+;;;; write barrier or the same place keeps them in order, in any order; that is more than x86-64
+;;;; allows and what arm64 does to stores. A compare-and-swap, a full barrier and an atomic count
+;;;; empty the buffer first. Loads are not reordered.
+;;;;
+;;;; A thread is advanced by running its program from its beginning, answering from a log what it has
+;;;; asked before; the first question that the log does not answer is its next step. So a state is
+;;;; memory, buffers and logs, and the search visits each state once.
+
+(in-package #:clgrpc.tests.loop)
+
+;;; States
+
+(defstruct (world (:copier nil))
+  "MEMORY is an alist from places to values, sorted; each thread of THREADS a list of its LOG, newest
+first, its BUFFER of (place . value) and :BARRIER, oldest first, and whether it is DONE."
+  (memory '())
+  (threads '()))
+
+(defun world-key (world)
+  "62 bits that stand for WORLD; that two of a million have the same is as likely as not to be seen ever."
+  (declare (optimize speed))
+  (labels ((mix (hash word)
+             (declare (type (unsigned-byte 62) hash word))
+             (let ((mixed (ldb (byte 62 0) (* (logxor hash word) #x1E3779B97F4A7C15))))
+               (logxor mixed (ash mixed -29))))
+           (hash (object seed)
+             (declare (type (unsigned-byte 62) seed))
+             (loop while (consp object)
+                   do (setf seed (hash (pop object) (mix seed 40503))))
+             (mix (mix seed (sxhash object)) 7)))
+    (hash (world-threads world) (hash (world-memory world) 1))))
+
+(defun place-value (memory place)
+  (cdr (assoc place memory :test #'equal)))
+
+(defun with-place (memory place value)
+  (loop for entry in memory
+        collect (if (equal place (car entry)) (cons place value) entry)))
+
+;;; What a rewritten program calls
+
+(defvar *log* '() "What the running thread has been told before, oldest first.")
+(defvar *step* nil "A function of the first question that the log does not answer.")
+(defvar *this-thread* nil)
+
+(defun ask (&rest question)
+  "The answer to QUESTION, from the log or, by leaving the program, from the world."
+  (if *log*
+      (pop *log*)
+      (throw 'step question)))
+
+(defun answer (question memory buffer thread)
+  "Return the answer to QUESTION, a step of THREAD, or :BLOCKED, and the memory and buffer after it."
+  (flet ((flushed ()
+           (reduce (lambda (memory entry)
+                     (if (consp entry) (with-place memory (car entry) (cdr entry)) memory))
+                   buffer :initial-value memory)))
+    (destructuring-bind (kind &optional place first second) question
+      (ecase kind
+        (:read (let ((own (find place (remove :barrier buffer) :key #'car :test #'equal
+                                                               :from-end t)))
+                 (values (if own (cdr own) (place-value memory place)) memory buffer)))
+        (:write (values nil memory (append buffer (list (cons place first)))))
+        (:barrier (ecase place
+                    (:read (values nil memory buffer))
+                    (:write (values nil memory (and buffer (append buffer '(:barrier)))))
+                    (:memory (values nil (flushed) '()))))
+        (:cas (let* ((memory (flushed)) (old (place-value memory place)))
+                (values old (if (eql old first) (with-place memory place second) memory) '())))
+        (:add (let* ((memory (flushed)) (old (place-value memory place)))
+                (values old (with-place memory place (+ old first)) '())))
+        (:await (if (funcall first (place-value memory place))
+                    (values t memory buffer)
+                    (values :blocked memory buffer)))
+        (:spin (values :spin memory buffer))
+        ;; the critical section: what the last one wrote must be seen, and nobody else be inside
+        (:enter (unless (null (place-value memory :inside))
+                  (error "~D and ~D run the loop." thread (place-value memory :inside)))
+         (let ((own (find :data (remove :barrier buffer) :key #'car :from-end t)))
+           (values (if own (cdr own) (place-value memory :data))
+                   (with-place memory :inside thread) buffer)))
+        (:leave (values nil
+                        (with-place (with-place memory :inside nil)
+                                    :sections (1+ (place-value memory :sections)))
+                        (append buffer (list (cons :data first)))))))))
+
+;;; Transitions
+
+(defun next-question (program log thread)
+  "What PROGRAM asks after LOG, newest first, or NIL if it ends."
+  (let ((*this-thread* thread)
+        (*log* (reverse log)))
+    (catch 'step
+      (funcall program)
+      nil)))
+
+(defun private-p (question)
+  "True if no other thread can tell when the step QUESTION is made."
+  (or (eq :write (first question))
+      (equal '(:barrier :read) question)
+      (equal '(:barrier :write) question)))
+
+(defun advance-thread (world index programs)
+  "The world after the next step of thread INDEX, and what private steps follow it; NIL if it is blocked."
+  (destructuring-bind (log buffer done) (nth index (world-threads world))
+    (let ((memory (world-memory world))
+          (program (nth index programs)))
+      (flet ((next ()
+               (make-world :memory memory
+                           :threads (loop for old in (world-threads world)
+                                          for i from 0
+                                          collect (if (= i index) (list log buffer done) old)))))
+        (unless done
+          (loop for question = (next-question program log index)
+                for first = t then nil
+                while (and question (or first (private-p question)))
+                do (multiple-value-bind (value new-memory new-buffer)
+                       (answer question memory buffer index)
+                     (setf memory new-memory
+                           buffer new-buffer)
+                     (case value
+                       (:blocked (return-from advance-thread nil))
+                       ;; an iteration of a waiting loop that only looked: as if it had not been
+                       (:spin (setf log (member :step log :key #'car))
+                        (return-from advance-thread (next)))
+                       (t (push (cons (if (looks-only-p question value) :look :step) value) log))))
+                finally (unless question
+                          (setf log '()
+                                done t)))
+          (next))))))
+
+(defun looks-only-p (question value)
+  (or (member (first question) '(:read :barrier))
+      (and (eq :cas (first question)) (not (eql value (third question))))))
+
+(defun flushes (world index)
+  "The worlds in which one more store of thread INDEX has reached memory."
+  (destructuring-bind (log buffer done) (nth index (world-threads world))
+    (loop with passed = '()
+          for (entry . rest) on buffer
+          until (eq entry :barrier)
+          unless (member (car entry) passed :key #'car :test #'equal)
+            collect (make-world
+                     :memory (with-place (world-memory world) (car entry) (cdr entry))
+                     :threads (let ((left (append (reverse passed) rest)))
+                                (loop for old in (world-threads world)
+                                      for i from 0
+                                      collect (if (= i index)
+                                                  (list log (member-if-not
+                                                             (lambda (x) (eq x :barrier)) left)
+                                                        done)
+                                                  old))))
+          do (push entry passed))))
+
+(defun successors (world programs)
+  (loop for i below (length programs)
+        for next = (advance-thread world i programs)
+        when next collect next
+        append (flushes world i)))
+
+(defun explore (memory programs check)
+  "Visit every state that PROGRAMS, functions, can reach from MEMORY, an alist. CHECK is called with the
+memory of each state in which nothing more can happen, and the list of which threads are done. Return how
+many states there are."
+  (let ((seen (make-hash-table))
+        (todo (list (make-world :memory memory
+                                :threads (loop for nil in programs collect (list '() '() nil))))))
+    (setf (gethash (world-key (first todo)) seen) t)
+    (loop while todo
+          do (let* ((world (pop todo))
+                    (key (world-key world))
+                    (next (remove key (successors world programs) :key #'world-key)))
+               (if next
+                   (dolist (world next)
+                     (let ((key (world-key world)))
+                       (unless (gethash key seen)
+                         (setf (gethash key seen) t)
+                         (push world todo))))
+                   (funcall check (world-memory world) (mapcar #'third (world-threads world))))))
+    (hash-table-count seen)))
+
+;;; From sources to programs
+
+(defun read-definitions (file package)
+  "The DEFINE-HOT and DEFUN forms of FILE, relative to src/."
+  (with-open-file (stream (asdf:system-relative-pathname "clgrpc" (format nil "src/~A" file)))
+    (let ((*package* (find-package package)) (end (list nil)))
+      (loop for form = (read stream nil end)
+            until (eq form end)
+            when (and (consp form) (member (first form) '(define-hot defun)))
+              collect form))))
+
+(defun plain-definition (form)
+  "FORM as a definition for LABELS."
+  (destructuring-bind (name lambda-list . body) (rest form)
+    (when (eq 'define-hot (first form)) (pop body)) ; its result
+    (list* (if (consp name) (first name) name)
+           (mapcar (lambda (parameter) (if (consp parameter) (first parameter) parameter)) lambda-list)
+           (remove-if (lambda (form) (or (stringp form)
+                                         (and (consp form) (eq 'declare (first form)))))
+                      body))))
+
+(defun rewritten (form places)
+  "FORM with every access to one of PLACES, an alist from the reader of a slot, or a variable, to its
+name in the model, made a step."
+  (labels ((place (form)
+             (cdr (assoc (if (consp form) (first form) form) places)))
+           (walk (form)
+             (cond ((symbolp form)
+                    (cond ((place form) `(ask-value :read ,(place form)))
+                          ((eq form 'sb-thread:*current-thread*) '*this-thread*)
+                          (t form)))
+                   ((atom form) form)
+                   ((eq 'quote (first form)) form)
+                   (t (walk-compound form))))
+           (walk-compound (form)
+             (destructuring-bind (operator . arguments) form
+               (case operator
+                 (setf `(progn ,@(loop for (left right) on arguments by #'cddr
+                                       collect (if (place left)
+                                                   `(ask-value :write ,(place left) ,(walk right))
+                                                   `(setf ,left ,(walk right))))))
+                 (sb-ext:compare-and-swap
+                  `(ask-value :cas ,(place (first arguments)) ,@(mapcar #'walk (rest arguments))))
+                 (sb-ext:atomic-incf `(ask-value :add ,(place (first arguments)) 1))
+                 (sb-ext:atomic-decf `(ask-value :add ,(place (first arguments)) -1))
+                 (sb-thread:barrier `(ask-value :barrier ,(first (first arguments))))
+                 (sb-ext:spin-loop-hint '(ask-value :spin))
+                 (unwind-protect `(prog1 ,@(mapcar #'walk arguments)))
+                 (sb-sys:with-interrupts `(progn ,@(mapcar #'walk arguments)))
+                 (sb-sys:without-interrupts `(progn ,@(mapcar #'walk arguments)))
+                 (t (if (place form)
+                        `(ask-value :read ,(place form))
+                        (mapcar #'walk form)))))))
+    (walk form)))
+
+(defun ask-value (&rest question)
+  (cdr (apply #'ask question)))
+
+(defun compile-programs (definitions names places stubs programs)
+  "Compile PROGRAMS, forms, with the functions NAMES of DEFINITIONS rewritten, and STUBS, definitions for
+LABELS, in the place of what those call. Return a list of functions."
+  (let ((functions (loop for name in names
+                         for form = (find name definitions
+                                          :key (lambda (form) (first (plain-definition form))))
+                         do (assert form () "There is no ~S." name)
+                         collect (destructuring-bind (name lambda-list . body)
+                                     (plain-definition form)
+                                   `(,name ,lambda-list ,@(mapcar (lambda (form)
+                                                                    (rewritten form places))
+                                                                  body))))))
+    (handler-bind ((warning #'muffle-warning)
+                   (sb-ext:compiler-note #'muffle-warning))
+      (funcall (compile nil `(lambda ()
+                               (let ((loop nil))
+                                 (declare (ignorable loop))
+                                 (labels (,@functions ,@stubs)
+                                   (list ,@(loop for program in programs
+                                                 collect `(lambda () ,(rewritten program places))))))))))))

@@ -1,0 +1,143 @@
+;;;; Listening: addresses, limits, running out of descriptors, closing.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(test listener-addresses
+  (with-loops (loop) ()
+    (flet ((address (text)
+             (let ((listener (listen-with (list loop) (make-handler :input #'echo) :address text)))
+               (prog1 (listener-address listener)
+                 (close-listener listener)))))
+      (is (eql 0 (search "127.0.0.1:" (address "127.0.0.1:0"))))
+      (is (eql 0 (search "127.0.0.1:" (address "localhost:0"))))
+      (is (eql 0 (search "0.0.0.0:" (address ":0"))))
+      (is-false (search ":0" (subseq (address "127.0.0.1:0") 9))))
+    (signals misuse (listen-with (list loop) (make-handler :input #'echo) :address "nonsense"))))
+
+(test address-in-use
+  (with-loops (loop) ()
+    (let* ((handler (make-handler :input #'echo))
+           (listener (listen-with (list loop) handler))
+           (descriptors (os:open-descriptor-count))
+           (condition (nth-value 1 (ignore-errors
+                                    (listen-with (list loop) handler
+                                                 :address (listener-address listener))))))
+      (is (typep condition 'socket-error))
+      (is (search "in use" (princ-to-string condition)))
+      (is (search (listener-address listener) (princ-to-string condition)))
+      (is (= descriptors (os:open-descriptor-count))))))
+
+(test closed-listener-refuses
+  (with-loops (loop) ()
+    (let* ((listener (listen-with (list loop) (make-handler :input #'echo)))
+           (address (listener-address listener)))
+      (with-clients (client) (address)
+        (client-send client (octets-of 1))
+        (client-receive client 1)
+        (close-listener listener)
+        (close-listener listener)
+        (settle loop)
+        (is (search "closed" (princ-to-string listener)))
+        (signals sb-bsd-sockets:connection-refused-error (open-client address))
+        (client-send client (octets-of 2))
+        (is (equalp #(2) (client-receive client 1)) "its connections go on"))
+      ;; and the address can be had again
+      (is (string= address (listener-address (listen-with (list loop) (make-handler :input #'echo)
+                                                          :address address)))))))
+
+(test too-many-connections
+  (with-events (events)
+    (with-loops (loop) ()
+      (let ((listener (listen-with (list loop) (make-handler :input #'echo)
+                                   :options (make-options :max-connections 2))))
+        (with-clients (a b) ((listener-address listener))
+          (dolist (client (list a b))
+            (client-send client (octets-of 1))
+            (is (equalp #(1) (client-receive client 1))))
+          ;; many are refused at once; that is told once
+          (loop repeat 5
+                do (with-clients (c) ((listener-address listener))
+                     (is-true (client-ended-p c))))
+          (client-send a (octets-of 1))
+          (is (equalp #(1) (client-receive a 1))))))
+    (is (equal '(:too-many-connections) (mapcar #'second (events))))))
+
+(test accept-function-that-fails
+  (with-events (events)
+    (with-loops (loop) ()
+      (dolist (function (list (lambda (loop transport peer)
+                                (declare (ignore loop transport peer))
+                                (error "broken"))
+                              (lambda (loop transport peer)
+                                (declare (ignore peer))
+                                (make-connection loop transport (make-handler :input #'echo))
+                                (error "broken"))))
+        (let ((listener (listen-on "127.0.0.1:0" (make-options) (list loop) function)))
+          (with-clients (client) ((listener-address listener))
+            (is-true (client-ended-p client)))))
+      (check-gone loop))
+    (is (equal '(:accept-function-error :accept-function-error) (mapcar #'second (events))))))
+
+(test loop-that-stopped-gets-no-connections
+  (with-loops (first second) ()
+    (let ((listener (listen-with (list first second) (make-handler :input #'echo))))
+      (stop-event-loop second)
+      (join-event-loop second)
+      (with-clients (a b c) ((listener-address listener))
+        ;; those dealt to the one that has stopped are closed
+        (dolist (client (list a b c))
+          (ignore-errors (client-send client (octets-of 1)))
+          (is (<= (length (ignore-errors (client-receive client 1))) 1)))))))
+
+;;; Running out of descriptors
+
+(defun set-descriptor-limit (count)
+  "Allow this process COUNT descriptors; return how many it was allowed before."
+  (sb-alien:with-alien ((limit (array (sb-alien:unsigned 64) 2)))
+    (macrolet ((call (name)
+                 `(sb-alien:alien-funcall
+                   (sb-alien:extern-alien ,name (function sb-alien:int sb-alien:int
+                                                          (* (array (sb-alien:unsigned 64) 2))))
+                   7 (sb-alien:addr limit)))) ; RLIMIT_NOFILE
+      (call "getrlimit")
+      (let ((before (sb-alien:deref limit 0)))
+        (setf (sb-alien:deref limit 0) count)
+        (call "setrlimit")
+        before))))
+
+(test no-descriptors-left
+  (with-events (events)
+    (with-loops (loop) ()
+      (let ((listener (listen-with (list loop) (make-handler :input #'echo)))
+            (limit nil))
+        (with-clients (first) ((listener-address listener))
+          (client-send first (octets-of 1))
+          (client-receive first 1)
+          (with-clients (second) ((listener-address listener))
+            (client-send second (octets-of 1))
+            (client-receive second 1)
+            (unwind-protect
+                 (let ((third (make-instance 'sb-bsd-sockets:inet-socket
+                                             :type :stream :protocol :tcp)))
+                   (unwind-protect
+                        (let ((turns (event-loop-turns loop)))
+                          ;; every number below this one is taken
+                          (setf limit (set-descriptor-limit
+                                       (1+ (sb-bsd-sockets:socket-file-descriptor third))))
+                          (multiple-value-bind (host port)
+                              (os:parse-address (listener-address listener))
+                            (sb-bsd-sockets:socket-connect
+                             third (sb-bsd-sockets:make-inet-address host) port))
+                          (loop until (find :cannot-accept (events) :key #'second)
+                                do (settle loop))
+                          (is (search "open files" (getf (cddr (first (events))) :reason)))
+                          (client-send first (octets-of 2))
+                          (is (equalp #(2) (client-receive first 1)) "others are served")
+                          (set-descriptor-limit limit)
+                          (loop until (= 3 (event-loop-connections loop))
+                                do (sb-thread:wait-on-semaphore (sb-thread:make-semaphore)
+                                                                :timeout 0.01))
+                          (is (> 10000 (- (event-loop-turns loop) turns)) "it does not spin"))
+                     (sb-bsd-sockets:socket-close third)))
+              (when limit (set-descriptor-limit limit)))))))))

@@ -1,0 +1,11 @@
+;;;; Tests of clgrpc.loop, one file per source file (closing.lisp is the other half of
+;;;; connection.lisp). Everything happens on loopback; nothing sleeps to wait.
+
+(defpackage #:clgrpc.tests.loop
+  (:use #:cl #:clgrpc.base #:clgrpc.loop #:fiveam)
+  (:local-nicknames (#:os #:clgrpc.os)))
+
+(in-package #:clgrpc.tests.loop)
+
+(def-suite :clgrpc.loop :description "The event loop, connections, listeners, reserve threads.")
+(in-suite :clgrpc.loop)

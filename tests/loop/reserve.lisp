@@ -1,0 +1,107 @@
+;;;; Reserve threads: none before there is work, never too many, a bounded queue, none after idling.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(defun await-thread-count (reserve count)
+  "Wait until RESERVE has COUNT threads."
+  (let ((end (+ (monotonic-ns) (seconds-ns *patience-seconds*))))
+    (sb-thread:with-mutex ((clgrpc.loop::reserve-lock reserve))
+      (loop until (= count (reserve-thread-count reserve))
+            always (clgrpc.loop::await-notice (clgrpc.loop::reserve-ended reserve)
+                                              (clgrpc.loop::reserve-lock reserve) end)))))
+
+(test reserve-is-bounded
+  (let ((reserve (make-reserve :threads 3 :queue 2 :idle-seconds 30))
+        (started (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore))
+        (ended (sb-thread:make-semaphore)))
+    (is (= 0 (reserve-thread-count reserve)) "no thread before there is work")
+    (flet ((block-a-thread ()
+             (run-on-reserve reserve (lambda ()
+                                       (sb-thread:signal-semaphore started)
+                                       (await release)
+                                       (sb-thread:signal-semaphore ended)))))
+      (is (equal '(t t t t t nil nil) (loop repeat 7 collect (and (block-a-thread) t))))
+      (is-true (await started 3))
+      (is (= 3 (reserve-thread-count reserve)))
+      (is (search "3 of 3 threads, 2 waiting" (princ-to-string reserve)))
+      (sb-thread:signal-semaphore release 5)
+      (is-true (await ended 5))
+      (is-true (run-on-reserve reserve (lambda () (sb-thread:signal-semaphore ended))))
+      (is-true (await ended)))
+    (is-true (close-reserve reserve 10))
+    (is (= 0 (reserve-thread-count reserve)))
+    (is-false (run-on-reserve reserve #'list))
+    (is-true (close-reserve reserve 0))))
+
+(test reserve-thread-is-used-again
+  (let ((reserve (make-reserve :threads 8)) (done (sb-thread:make-semaphore)) (threads '()))
+    (dotimes (i 20)
+      (run-on-reserve reserve (lambda ()
+                                (pushnew sb-thread:*current-thread* threads)
+                                (sb-thread:signal-semaphore done)))
+      (is-true (await done))
+      ;; until it waits for the next
+      (loop until (clgrpc.loop::reserve-idle reserve) do (sb-thread:thread-yield)))
+    (is (= 1 (length threads)))
+    (is-true (close-reserve reserve 10))))
+
+(test idle-reserve-threads-end
+  (let ((reserve (make-reserve :threads 4 :idle-seconds 0.05)) (done (sb-thread:make-semaphore)))
+    (dotimes (i 4) (run-on-reserve reserve (lambda () (sb-thread:signal-semaphore done))))
+    (is-true (await done 4))
+    (is-true (await-thread-count reserve 0))
+    (run-on-reserve reserve (lambda () (sb-thread:signal-semaphore done)))
+    (is-true (await done) "and start again")
+    (is-true (close-reserve reserve 10))))
+
+(test reserve-survives-errors
+  (with-events (events)
+    (let ((reserve (make-reserve :threads 1)) (done (sb-thread:make-semaphore)))
+      (run-on-reserve reserve (lambda () (error "broken")))
+      (run-on-reserve reserve (lambda () (sb-thread:signal-semaphore done)))
+      (is-true (await done))
+      (is-true (close-reserve reserve 10)))
+    (is (equal '(:reserve-function-error) (mapcar #'second (events))))))
+
+(test reserve-that-does-not-end
+  (let ((reserve (make-reserve :threads 1)) (release (sb-thread:make-semaphore)) (ran nil))
+    (run-on-reserve reserve (lambda () (await release)))
+    (run-on-reserve reserve (lambda () (setf ran t)))
+    (is-false (close-reserve reserve 0.02))
+    (sb-thread:signal-semaphore release)
+    (is-true (close-reserve reserve 10))
+    (is-true ran "what was accepted is run")))
+
+(test reserve-with-many-producers
+  (let* ((reserve (make-reserve :threads 4 :queue 1000000)) (done (sb-thread:make-semaphore)))
+    (flet ((produce ()
+             (loop repeat 2000
+                   always (run-on-reserve reserve
+                                          (lambda () (sb-thread:signal-semaphore done))))))
+      (is (every #'sb-thread:join-thread
+                 (loop repeat 3 collect (sb-thread:make-thread #'produce)))))
+    (is-true (await done 6000))
+    (is (>= 4 (reserve-thread-count reserve)))
+    (is-true (close-reserve reserve 10))))
+
+(defparameter *exit-with-a-loop* "
+  (let ((event-loop (clgrpc.loop:make-event-loop :reserve (clgrpc.loop:make-reserve)))
+        (runs (sb-thread:make-semaphore)))
+    (clgrpc.loop:start-event-loop event-loop)
+    (clgrpc.loop:post event-loop (lambda () (sb-thread:signal-semaphore runs)))
+    (sb-thread:wait-on-semaphore runs)
+    (sb-ext:exit :code 7))")
+
+(test process-ends-with-its-loops
+  "A process that exits while a loop runs ends at once: a thread that unwinds starts no other."
+  (let ((start (monotonic-ns))
+        (load-file (asdf:system-relative-pathname "clgrpc" "scripts/load.lisp")))
+    (is (= 7 (nth-value 2 (uiop:run-program
+                           (list sb-ext:*runtime-pathname* "--noinform" "--non-interactive"
+                                 "--no-sysinit" "--no-userinit"
+                                 "--load" (uiop:native-namestring load-file)
+                                 "--eval" "(clgrpc.scripts:load-strictly \"clgrpc/loop\")"
+                                 "--eval" *exit-with-a-loop*)
+                           :ignore-error-status t))))
+    (is (< (- (monotonic-ns) start) (seconds-ns 30)))))

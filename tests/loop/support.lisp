@@ -1,0 +1,176 @@
+;;;; What the tests of the loop share: loops that must leave nothing behind, blocking clients, a
+;;;; poller that counts, a clock that can be set forward.
+
+(in-package #:clgrpc.tests.loop)
+
+(defparameter *patience-seconds* 20
+  "How long a test waits for what must happen.")
+
+(defun await (semaphore &optional (count 1))
+  "Wait until SEMAPHORE has been signalled COUNT times; false if that takes too long."
+  (loop repeat count
+        always (sb-thread:wait-on-semaphore semaphore :timeout *patience-seconds*)))
+
+(defun on-loop (loop function)
+  "Call FUNCTION on LOOP and return its value. It cannot make checks; FiveAM knows one thread only."
+  (let ((done (sb-thread:make-semaphore)) (value nil) (failure nil))
+    (post loop (lambda ()
+                 (handler-case (setf value (funcall function))
+                   (error (condition) (setf failure condition)))
+                 (sb-thread:signal-semaphore done)))
+    (unless (await done) (error "~A does not answer." loop))
+    (when failure (error failure))
+    value))
+
+(defun settle (loop)
+  "Return when LOOP has ended the turn that it is in, and another."
+  (on-loop loop (constantly nil))
+  (on-loop loop (constantly nil)))
+
+(defun call-with-loops (count arguments function)
+  (let ((descriptors (os:open-descriptor-count))
+        (threads (sb-thread:list-all-threads))
+        (loops (loop for i below count
+                     collect (apply #'make-event-loop :name (format nil "test loop ~D" i)
+                                    (funcall arguments)))))
+    (unwind-protect
+         (progn
+           (mapc #'start-event-loop loops)
+           (apply function loops))
+      (mapc #'stop-event-loop loops)
+      (is (every #'join-event-loop loops)))
+    (is (= descriptors (os:open-descriptor-count)) "descriptors are left")
+    (is (null (set-difference (sb-thread:list-all-threads) threads)) "threads are left")))
+
+(defmacro with-loops ((&rest names) (&rest arguments) &body body)
+  "Do BODY with NAMES bound to running loops made with ARGUMENTS. They are stopped afterwards, and
+must have left no thread and no descriptor."
+  `(call-with-loops ,(length names) (lambda () (list ,@arguments)) (lambda ,names ,@body)))
+
+(defmacro with-events ((events) &body body)
+  "Do BODY with EVENTS naming a function that returns the events logged so far, oldest first."
+  (let ((list (gensym)))
+    `(let* ((,list (list '()))
+            (saved *log-function*))
+       (flet ((,events () (reverse (car ,list))))
+         (setf *log-function* (lambda (&rest event) (sb-ext:atomic-push event (car ,list))))
+         (unwind-protect (progn ,@body)
+           (setf *log-function* saved))))))
+
+(defun check-gone (loop)
+  "LOOP comes to have no connection."
+  (loop repeat 100000
+        until (zerop (event-loop-connections loop))
+        do (settle loop))
+  (is (= 0 (event-loop-connections loop))))
+
+;;; Pollers and clocks
+
+(defstruct counts
+  (waits 0 :type sb-ext:word)
+  (sleeps 0 :type sb-ext:word)
+  (wakes 0 :type sb-ext:word)
+  (asleep (sb-thread:make-semaphore)))
+
+(defun counting-poller (counts)
+  "An epoll poller that counts in COUNTS how often it waits, how often with a time-out above 0, and
+how often it is woken; each time it is about to sleep it signals ASLEEP."
+  (let ((epoll (make-epoll-poller)))
+    (make-poller :state (poller-state epoll)
+                 :add #'clgrpc.loop::add-to-epoll
+                 :remove #'clgrpc.loop::remove-from-epoll
+                 :wait (lambda (poller timeout-ns)
+                         (sb-ext:atomic-incf (counts-waits counts))
+                         (unless (zerop timeout-ns)
+                           (sb-ext:atomic-incf (counts-sleeps counts))
+                           (sb-thread:signal-semaphore (counts-asleep counts)))
+                         (clgrpc.loop::wait-for-epoll poller timeout-ns))
+                 :wake (lambda (poller)
+                         (sb-ext:atomic-incf (counts-wakes counts))
+                         (clgrpc.loop::wake-epoll poller))
+                 :close #'clgrpc.loop::close-epoll)))
+
+(defun shiftable-clock ()
+  "Return a clock and a function that sets it forward by some seconds."
+  (let ((offset (list 0)))
+    (values (lambda () (+ (monotonic-ns) (car offset)))
+            (lambda (seconds) (incf (car offset) (seconds-ns seconds))))))
+
+;;; Servers and blocking clients
+
+(defun listen-with (loops handler &key (address "127.0.0.1:0") (options (make-options))
+                                    on-connection arguments)
+  "Listen; each connection gets HANDLER and is passed to ON-CONNECTION. Return the listener."
+  (listen-on address options loops
+             (lambda (loop transport peer)
+               (declare (ignore peer))
+               (let ((connection (apply #'make-connection loop transport handler arguments)))
+                 (when on-connection (funcall on-connection connection))))))
+
+(defun echo (connection octets start end)
+  (append-octets (connection-output connection) octets :start start :end end)
+  end)
+
+(defstruct client socket stream)
+
+(defun open-client (address)
+  "Connect a blocking socket with a receive buffer of fixed size to ADDRESS, text."
+  (multiple-value-bind (host port) (os:parse-address address)
+    (let* ((v6 (find #\: host))
+           (socket (make-instance (if v6 'sb-bsd-sockets:inet6-socket 'sb-bsd-sockets:inet-socket)
+                                  :type :stream :protocol :tcp)))
+      (handler-bind ((error (lambda (condition)
+                              (declare (ignore condition))
+                              (sb-bsd-sockets:socket-close socket))))
+        ;; so that what a test takes for more than the kernel holds is more on every machine
+        (setf (sb-bsd-sockets:sockopt-receive-buffer socket) 262144)
+        (sb-bsd-sockets:socket-connect socket (if v6
+                                                  (sb-bsd-sockets:make-inet6-address host)
+                                                  (sb-bsd-sockets:make-inet-address host))
+                                       port))
+      (make-client :socket socket
+                   :stream (sb-bsd-sockets:socket-make-stream
+                            socket :input t :output t :element-type 'octet
+                                   :buffering :full :timeout *patience-seconds*)))))
+
+(defun client-send (client octets &key (start 0) (end (length octets)))
+  (write-sequence octets (client-stream client) :start start :end end)
+  (finish-output (client-stream client)))
+
+(defun client-receive (client count)
+  "The next COUNT octets; fewer if the peer sends no more."
+  (let ((octets (make-octets count)))
+    (subseq octets 0 (read-sequence octets (client-stream client)))))
+
+(defun client-ended-p (client)
+  "Wait for the end of what the peer sends; true if nothing came before it."
+  (handler-case (null (read-byte (client-stream client) nil))
+    (sb-int:simple-stream-error () t)))  ; reset
+
+(defun client-descriptor (client)
+  (sb-bsd-sockets:socket-file-descriptor (client-socket client)))
+
+(defun end-client-output (client)
+  (finish-output (client-stream client))
+  (os:shutdown-output (client-descriptor client)))
+
+(defun close-client (client)
+  (ignore-errors (close (client-stream client) :abort t))
+  (ignore-errors (sb-bsd-sockets:socket-close (client-socket client))))
+
+(defun call-with-clients (count address function)
+  (let ((clients '()))
+    (unwind-protect
+         (progn (loop repeat count do (push (open-client address) clients))
+                (apply function clients))
+      (mapc #'close-client clients))))
+
+(defmacro with-clients ((&rest names) (address) &body body)
+  "Do BODY with NAMES bound to clients of ADDRESS, which are closed afterwards."
+  `(call-with-clients ,(length names) ,address (lambda ,names ,@body)))
+
+(defun pattern (count)
+  "COUNT octets that tell where they are."
+  (let ((octets (make-octets count)))
+    (dotimes (i count octets)
+      (setf (aref octets i) (logand 255 (+ i (ash i -8) (ash i -16)))))))
