@@ -1,0 +1,235 @@
+;;;; The decoder: a header block (RFC 7541 sections 3.2, 5 and 6) to a FIELD-LIST.
+;;;;
+;;;; Everything is bounded: an integer has at most five octets after its prefix, a string ends
+;;;; within the block, the table within its limit, the list within its own; what a block decodes to
+;;;; is at most 8/5 of its octets plus objects that are shared. Size updates stand before the first
+;;;; field (section 4.2); anything else forbidden is an HPACK-ERROR, after which the decoder is of
+;;;; no use. An indexed field, and a literal or block found in a cache, allocate nothing.
+
+(in-package #:clgrpc.hpack)
+
+(defstruct (decoder (:include table) (:constructor %make-decoder (limit ceiling list-octets))
+                    (:copier nil))
+  "Decodes the header blocks of one direction of one connection. See MAKE-DECODER."
+  (ceiling 0 :type index)                  ; what a size update may raise the limit to
+  (list-octets 0 :type index)
+  (literals nil :type (or null simple-vector)) ; caches by raw octets
+  (blocks nil :type (or null simple-vector)))
+(declaim (freeze-type decoder))
+
+(defun make-decoder (&key (table-octets +initial-table-octets+) (list-octets 16384))
+  "Return a decoder whose peer may use a dynamic table of up to TABLE-OCTETS and whose lists hold
+fields of up to LIST-OCTETS (sizes of RFC 7541 section 4.1). A peer may use 4096 octets until it has
+seen our SETTINGS, so give less only through SET-DECODER-LIMIT, when it has acknowledged them.
+A decoder belongs to one connection and is used by one thread at a time; it grows with the table its
+peer really uses."
+  (check-type table-octets index)
+  (check-type list-octets index)
+  (%make-decoder (min table-octets +initial-table-octets+) table-octets list-octets))
+
+(defmethod print-object ((decoder decoder) stream)
+  (print-unreadable-object (decoder stream :type t :identity t)
+    (format stream "~D entr~:@P, ~D of ~D octets" (table-count decoder) (table-octets decoder)
+            (table-limit decoder))))
+
+(defun set-decoder-limit (decoder octets)
+  "Let the peer of DECODER use a dynamic table of up to OCTETS: our SETTINGS_HEADER_TABLE_SIZE, once
+it is acknowledged. A larger table is cut down at once; a smaller one waits for the peer's update."
+  (check-type octets index)
+  (setf (decoder-ceiling decoder) octets)
+  (when (< octets (table-limit decoder)) (resize-table decoder octets))
+  octets)
+
+;;; Integers (section 5.1) and strings (section 5.2)
+
+(define-hot read-long-integer ((octets octets) (at index) (end index) (prefix octet))
+    (values index index)
+  "Read the continuation octets at AT of an integer whose prefix was all ones, PREFIX."
+  (let ((value prefix))
+    (declare (type index value))
+    (loop for shift from 0 to 28 by 7
+          do (when (<= end at) (bad-block at "an integer is cut short"))
+             (let ((octet (aref octets at)))
+               (incf at)
+               (incf value (ash (logand octet #x7F) shift))
+               (when (< octet #x80) (return-from read-long-integer (values value at)))))
+    (bad-block at "an integer has more than five continuation octets")))
+
+(define-hot (read-integer :inline t) ((octets octets) (at index) (end index) (mask octet))
+    (values index index)
+  "Read the integer whose prefix is the bits MASK of the octet at AT; return it and where it ends."
+  (when (<= end at) (bad-block at "the block is cut short"))
+  (let ((prefix (logand mask (aref octets at))))
+    (if (< prefix mask)
+        (values prefix (1+ at))
+        (read-long-integer octets (1+ at) end mask))))
+
+(define-hot (string-bounds :inline t) ((octets octets) (at index) (end index)) (values index index)
+  "Return where the content of the string at AT begins and ends."
+  (multiple-value-bind (length start) (read-integer octets at end #x7F)
+    (when (< (- end start) length) (bad-block at "a string is longer than the block"))
+    (values start (+ start length))))
+
+(define-hot read-string ((octets octets) (at index) (end index)) (values octets index)
+  "Return a fresh vector of what the string at AT stands for, and the position after it."
+  (multiple-value-bind (start after) (string-bounds octets at end)
+    (values (if (logtest #x80 (aref octets at))
+                (decode-huffman octets start after)
+                (subseq-octets octets start after))
+            after)))
+
+;;; Fields
+
+(define-hot (entry-at :inline t) ((decoder decoder) (index index) (position index)) field
+  (or (find-entry decoder index)
+      (bad-block position (if (zerop index) "index 0" "index ~D is not in any table") index)))
+
+(define-hot read-long-index ((decoder decoder) (octets octets) (at index) (end index))
+    (values field index)
+  "Return the field of the index at AT, which takes more than its first octet, and where that ends."
+  (multiple-value-bind (index after) (read-integer octets at end #x7F)
+    (values (entry-at decoder index at) after)))
+
+(define-hot read-literal ((decoder decoder) (octets octets) (at index) (end index) (mask octet)
+                          (sensitive-p boolean))
+    (values field index)
+  "Return a fresh field from the literal at AT, the prefix of whose name index is MASK, and the
+position after it."
+  (multiple-value-bind (name-index after) (read-integer octets at end mask)
+    (multiple-value-bind (name after)
+        (if (zerop name-index)
+            (read-string octets after end)
+            (values (field-name (entry-at decoder name-index at)) after))
+      (multiple-value-bind (value after) (read-string octets after end)
+        (values (%make-field name value sensitive-p) after)))))
+
+(define-hot (literal-end :inline t) ((octets octets) (at index) (end index)) (values index boolean)
+  "Return where the literal without indexing at AT ends, and whether a cache may keep it."
+  (multiple-value-bind (name-index after) (read-integer octets at end #x0F)
+    (when (zerop name-index)
+      (setf after (nth-value 1 (string-bounds octets after end))))
+    (let ((after (nth-value 1 (string-bounds octets after end))))
+      (values after
+              (and (<= name-index +static-count+)
+                   (<= (- after at) +cache-octets+))))))
+
+(define-hot read-plain-literal ((decoder decoder) (octets octets) (at index) (end index))
+    (values field index)
+  "Return the field of the literal without indexing at AT, from the cache if it is there, and the
+position after it."
+  (multiple-value-bind (after cacheable) (literal-end octets at end)
+    (if (not cacheable)
+        (read-literal decoder octets at end #x0F nil)
+        (let* ((cache (or (decoder-literals decoder)
+                          (setf (decoder-literals decoder) (make-raw-cache))))
+               (hash (%hash-octets octets at after 0))
+               (known (find-raw cache hash octets at after)))
+          (if known
+              (values (the field known) after)
+              (let ((field (read-literal decoder octets at end #x0F nil)))
+                (when (missed-twice-p cache hash) (store-raw cache hash octets at after field))
+                (values field after)))))))
+
+(define-hot decode-literal ((decoder decoder) (octets octets) (at index) (end index))
+    (values field index)
+  "Return the field of the representation at AT, which is not an indexed one, and where that ends."
+  (let ((octet (aref octets at)))
+    (cond ((logtest #x40 octet)
+           (multiple-value-bind (field after) (read-literal decoder octets at end #x3F nil)
+             (insert-entry decoder field)
+             (values field after)))
+          ((logtest #x20 octet)
+           (bad-block at "a table size update after the first field"))
+          ((logtest #x10 octet)
+           (read-literal decoder octets at end #x0F t))
+          (t
+           (read-plain-literal decoder octets at end)))))
+
+(define-hot (size-update-p :inline t) ((octet octet)) boolean
+  (= #x20 (logand #xE0 octet)))
+
+(define-hot read-size-updates ((decoder decoder) (octets octets) (at index) (end index)) index
+  "Carry out the table size updates that begin at AT (section 6.3); return the position after them."
+  (loop while (and (< at end) (size-update-p (aref octets at)))
+        do (multiple-value-bind (limit after) (read-integer octets at end #x1F)
+             (when (< (decoder-ceiling decoder) limit)
+               (bad-block at "a table size update to ~D, over the limit of ~D" limit
+                          (decoder-ceiling decoder)))
+             (resize-table decoder limit)
+             (setf at after)))
+  at)
+
+;;; Blocks
+
+(define-hot decode-fields ((decoder decoder) (octets octets) (start index) (end index)
+                           (list field-list))
+    null
+  "Decode the block in START to END of OCTETS into LIST."
+  (let ((old-count (restart-field-list list))
+        (at (if (and (< start end) (size-update-p (aref octets start)))
+                (read-size-updates decoder octets start end)
+                start))
+        (limit (decoder-list-octets decoder)))
+    (declare (type index at))
+    (loop while (< at end)
+          do (let ((octet (aref octets at)))
+               (multiple-value-bind (field after)
+                   (cond ((< octet #x80)
+                          (decode-literal decoder octets at end))
+                         ((< octet #xFF)
+                          (values (entry-at decoder (logand octet #x7F) at) (1+ at)))
+                         (t
+                          (read-long-index decoder octets at end)))
+                 (add-field list field limit)
+                 (setf at after))))
+    (trim-field-list list old-count)))
+
+(define-hot (meant-now-p :inline t) ((repeat repeat) (decoder decoder)) boolean
+  "True if the dynamic table has the entries and the limit it had when REPEAT was made. (A literal
+too large for one limit enters the table under another.)"
+  (and (= (repeat-inserted repeat) (table-inserted decoder))
+       (= (repeat-count repeat) (table-count decoder))
+       (= (repeat-limit repeat) (table-limit decoder))))
+
+(define-hot repeat-of ((list field-list) (decoder decoder)) (or null repeat)
+  "A REPEAT of what LIST holds, or NIL if one of its fields is sensitive."
+  (do-fields (field list)
+    (when (field-sensitive-p field) (return-from repeat-of nil)))
+  (make-repeat (subseq (field-list-fields list) 0 (field-list-count list))
+               (field-list-octets list) (table-inserted decoder) (table-count decoder)
+               (table-limit decoder)))
+
+(define-hot decode-new-block ((decoder decoder) (octets octets) (start index) (end index)
+                              (list field-list) (hash hash))
+    null
+  "Decode a block that the cache does not have, and let it be found there if it comes again. A block
+that changes the table never means the same twice."
+  (let ((inserted (table-inserted decoder)))
+    (decode-fields decoder octets start end list)
+    (when (and (= inserted (table-inserted decoder))
+               (not (field-list-overflow-p list))
+               (not (size-update-p (aref octets start))))
+      (let ((cache (or (decoder-blocks decoder)
+                       (setf (decoder-blocks decoder) (make-raw-cache)))))
+        (when (missed-twice-p cache hash)
+          (let ((repeat (repeat-of list decoder)))
+            (when repeat
+              (store-raw cache hash octets start end repeat)
+              (setf (field-list-repeat list) repeat)))))))
+  nil)
+
+(define-hot decode-block ((decoder decoder) (octets octets) (start index) (end index)
+                          (list field-list))
+    null
+  "Decode the whole header block in START to END of OCTETS into LIST, which is cleared first.
+Signal HPACK-ERROR for anything RFC 7541 forbids; DECODER must not be used again then. A list that
+grows over the decoder's limit is no error: see FIELD-LIST-OVERFLOW-P."
+  (assert (<= start end (length octets)))
+  (if (< 0 (- end start) +cache-octets+)
+      (let* ((hash (%hash-octets octets start end (table-inserted decoder)))
+             (cache (decoder-blocks decoder))
+             (known (and cache (find-raw cache hash octets start end))))
+        (if (and known (meant-now-p (the repeat known) decoder))
+            (fill-field-list list known)
+            (decode-new-block decoder octets start end list hash)))
+      (decode-fields decoder octets start end list)))

@@ -1,0 +1,299 @@
+;;;; The encoder: fields to a header block (RFC 7541 sections 5 and 6) at the end of a buffer.
+;;;;
+;;;; The encoder's dynamic table is found by hash: HEADS has the number of the newest entry of each
+;;;; bucket, LINKS for each slot of the ring the number of the next older one in its bucket. Both
+;;;; have two halves as long as the ring: by hash of name and value, and by hash of the name.
+;;;; Numbers only fall along a chain, so it ends at the first number that is not alive, and evicting
+;;;; touches nothing here. Hashes are remembered in the field, so a constant field already in the
+;;;; table costs one look at its bucket. A string is Huffman coded only where that is shorter. A
+;;;; change of limit is noted by SET-ENCODER-LIMIT and takes effect, for us as for the peer, with
+;;;; the size updates that BEGIN-BLOCK writes (section 4.2).
+;;;; What a vector of constant fields is encoded as stays true while no entry comes or goes and the
+;;;; limit is the same, so ENCODE-FIELDS copies it instead of searching again.
+
+(in-package #:clgrpc.hpack)
+
+(deftype mode () '(member :index :plain :never))
+(deftype numbers () '(simple-array fixnum (*)))
+
+(declaim (type numbers **no-numbers**))
+(define-load-time-global **no-numbers** (make-array 0 :element-type 'fixnum))
+
+(defstruct (encoder (:include table) (:constructor %make-encoder (limit ceiling pending least))
+                    (:copier nil))
+  "Encodes the header blocks of one direction of one connection. See MAKE-ENCODER."
+  (ceiling 0 :type index)                       ; our own limit, whatever the peer offers
+  (pending nil :type (or null index))           ; the limit that the next block must announce
+  (least 0 :type index)                         ; the least limit since the last block
+  (heads **no-numbers** :type numbers)
+  (links **no-numbers** :type numbers)
+  (encoded nil :type (or null simple-vector))   ; what ENCODE-FIELDS knows by heart
+  (settled 0 :type index))                      ; TABLE-INSERTED at its last call
+(declaim (freeze-type encoder))
+
+(defun make-encoder (&key (table-octets +initial-table-octets+))
+  "Return an encoder that uses a dynamic table of at most TABLE-OCTETS, and of at most 4096 until
+SET-ENCODER-LIMIT says that the peer allows more. An encoder belongs to one connection and is used
+by one thread at a time; it grows with its table."
+  (check-type table-octets index)
+  (let ((limit (min table-octets +initial-table-octets+)))
+    (%make-encoder limit table-octets (when (< limit +initial-table-octets+) limit) limit)))
+
+(defmethod print-object ((encoder encoder) stream)
+  (print-unreadable-object (encoder stream :type t :identity t)
+    (format stream "~D entr~:@P, ~D of ~D octets" (table-count encoder) (table-octets encoder)
+            (table-limit encoder))))
+
+(defun set-encoder-limit (encoder octets)
+  "Let ENCODER use a table of up to OCTETS, the peer's SETTINGS_HEADER_TABLE_SIZE, or less if its
+own limit is lower. The next block will announce the change."
+  (check-type octets index)
+  (let ((limit (min octets (encoder-ceiling encoder)))
+        (last (or (encoder-pending encoder) (table-limit encoder))))
+    (unless (= limit last)
+      (setf (encoder-least encoder) (if (encoder-pending encoder)
+                                        (min limit (encoder-least encoder))
+                                        limit)
+            (encoder-pending encoder) limit)))
+  octets)
+
+;;; Integers and strings
+
+(define-hot append-long-integer ((buffer buffer) (value index) (mask octet) (pattern octet)) null
+  (append-octet buffer (logior pattern mask))
+  (let ((rest (- value mask)))
+    (declare (type index rest))
+    (loop while (<= 128 rest)
+          do (append-octet buffer (logior 128 (logand rest 127)))
+             (setf rest (ash rest -7)))
+    (append-octet buffer rest)))
+
+(define-hot (append-integer :inline t) ((buffer buffer) (value index) (mask octet)
+                                       (pattern octet))
+    null
+  "Append VALUE with a prefix of the bits MASK in an octet whose other bits are PATTERN."
+  (cond ((< value mask)
+         (let ((to (ensure-buffer-room buffer 1)) (end (buffer-end buffer)))
+           (setf (aref to end) (logior pattern value)
+                 (buffer-end buffer) (1+ end))
+           nil))
+        (t
+         (append-long-integer buffer value mask pattern))))
+
+(define-hot append-string ((buffer buffer) (octets octets)) null
+  "Append OCTETS as a string literal, Huffman coded if that is shorter."
+  (let ((coded (huffman-octets octets)))
+    (cond ((< coded (length octets))
+           (append-integer buffer coded #x7F #x80)
+           (let ((to (ensure-buffer-room buffer coded)))
+             (setf (buffer-end buffer) (encode-huffman octets to (buffer-end buffer)))))
+          (t
+           (append-integer buffer (length octets) #x7F #x00)
+           (append-octets buffer octets))))
+  nil)
+
+;;; Searching the dynamic table
+
+(define-hot hash-field ((field field)) null
+  (let* ((name (field-name field))
+         (value (field-value field))
+         (hash (%hash-octets name 0 (length name) 0)))
+    ;; 0 means "not computed"; MAX keeps it free
+    (setf (field-name-hash field) (max 1 hash)
+          (field-hash field) (max 1 (%hash-octets value 0 (length value) hash)))
+    nil))
+
+(define-hot same-name-p ((a field) (b field)) boolean
+  (or (eq a b)
+      (and (= (field-name-hash a) (field-name-hash b))
+           (same-octets-p (field-name a) (field-name b)))))
+
+(define-hot same-field-p ((a field) (b field)) boolean
+  (or (eq a b)
+      (and (= (field-hash a) (field-hash b))
+           (same-octets-p (field-name a) (field-name b))
+           (same-octets-p (field-value a) (field-value b)))))
+
+(defmacro find-in-chain ((entry encoder hash half) test)
+  "Search ENCODER's chain for HASH in HALF, 0 or 1, newest first, for an ENTRY that passes TEST.
+The value is its index on the wire, or 0."
+  `(let* ((ring (table-ring ,encoder))
+          (offset (* ,half (length ring)))
+          (oldest (table-oldest ,encoder)))
+     (declare (type index offset oldest))
+     (if (zerop (table-count ,encoder))
+         0
+         (loop for number of-type index
+                 = (aref (encoder-heads ,encoder) (+ offset (table-slot ,encoder ,hash)))
+                   then (aref (encoder-links ,encoder) (+ offset (table-slot ,encoder number)))
+               while (<= oldest number)
+               do (let ((,entry (svref ring (table-slot ,encoder number))))
+                    (declare (type field ,entry))
+                    (when ,test
+                      (return (- (+ (table-inserted ,encoder) 1 +static-count+) number))))
+               finally (return 0)))))
+
+(define-hot (find-dynamic :inline t) ((encoder encoder) (field field)) index
+  "The index of an entry of ENCODER's dynamic table that equals FIELD, or 0."
+  (when (zerop (field-hash field)) (hash-field field))
+  (find-in-chain (entry encoder (field-hash field) 0) (same-field-p entry field)))
+
+(define-hot find-dynamic-name ((encoder encoder) (field field)) index
+  "The index of an entry of ENCODER's dynamic table with the name of FIELD, or 0."
+  (when (zerop (field-hash field)) (hash-field field))
+  (find-in-chain (entry encoder (field-name-hash field) 1) (same-name-p entry field)))
+
+(define-hot link-entry ((encoder encoder) (number index)) null
+  "Put entry NUMBER, the newest of those linked, at the head of its two chains."
+  (let* ((slot (table-slot encoder number))
+         (field (svref (table-ring encoder) slot)))
+    (declare (type field field))
+    (flet ((link (hash offset)
+             (let ((head (+ offset (table-slot encoder hash))))
+               (shiftf (aref (encoder-links encoder) (+ offset slot))
+                       (aref (encoder-heads encoder) head)
+                       number))))
+      (link (field-hash field) 0)
+      (link (field-name-hash field) (length (table-ring encoder))))
+    nil))
+
+(define-hot insert-linked ((encoder encoder) (field field)) null
+  "Insert FIELD, whose hashes are computed, where FIND-DYNAMIC finds it."
+  (when (insert-entry encoder field)
+    (let ((numbers (* 2 (length (table-ring encoder)))))
+      (cond ((= numbers (length (encoder-heads encoder)))
+             (link-entry encoder (table-inserted encoder)))
+            (t                          ; the ring has grown
+             (setf (encoder-heads encoder)
+                   (make-array numbers :element-type 'fixnum :initial-element 0)
+                   (encoder-links encoder)
+                   (make-array numbers :element-type 'fixnum :initial-element 0))
+             (loop for number of-type index from (table-oldest encoder)
+                     to (table-inserted encoder)
+                   do (link-entry encoder number))))))
+  nil)
+
+;;; Blocks
+
+(define-hot begin-block ((encoder encoder) (buffer buffer)) null
+  "Begin a header block: append to BUFFER the table size updates that are due. To be called once
+before the fields of each block."
+  (let ((pending (encoder-pending encoder)))
+    (when pending
+      (flet ((update (limit)
+               (resize-table encoder limit)
+               (append-integer buffer limit #x1F #x20)))
+        (when (< (encoder-least encoder) pending) (update (encoder-least encoder)))
+        (update pending)
+        (setf (encoder-pending encoder) nil
+              ;; under another limit other fields may enter the table
+              (encoder-encoded encoder) nil))))
+  nil)
+
+(define-hot append-literal ((encoder encoder) (buffer buffer) (field field) (mask octet)
+                            (pattern octet))
+    null
+  "Append FIELD as a literal of the kind that PATTERN says, by index for its name if there is one."
+  (let* ((static (logand (static-match field) (1- +static-name-only+)))
+         (name-index (if (plusp static) static (find-dynamic-name encoder field))))
+    (append-integer buffer name-index mask pattern)
+    (when (zerop name-index) (append-string buffer (field-name field)))
+    (append-string buffer (field-value field))))
+
+(define-hot encode-field ((encoder encoder) (buffer buffer) (field field) (mode mode)) null
+  "Append FIELD to the header block at the end of BUFFER. MODE :INDEX sends its index if a table has
+it, else a literal that enters the dynamic table (unless it would fill most of that); :PLAIN the
+same but leaves the table alone; :NEVER, and any sensitive field, a literal that nobody on the way
+may index. Encoding a field object again with :INDEX costs a few nanoseconds: keep constant fields."
+  (if (or (eq mode :never) (field-sensitive-p field))
+      (append-literal encoder buffer field #x0F #x10)
+      (let* ((static (static-match field))
+             (index (if (< static +static-name-only+) static (find-dynamic encoder field))))
+        (cond ((plusp index)
+               (append-integer buffer index #x7F #x80))
+              ((and (eq mode :index)
+                    (<= (* 4 (field-size field)) (* 3 (table-limit encoder))))
+               (append-literal encoder buffer field #x3F #x40)
+               (insert-linked encoder field))
+              (t
+               (append-literal encoder buffer field #x0F #x00)))))
+  nil)
+
+(define-hot encode-literal ((encoder encoder) (buffer buffer) (name octets) (value octets)
+                            (mode mode))
+    null
+  "Append the field of the octets NAME and VALUE to the header block at the end of BUFFER, as
+ENCODE-FIELD does for a field object. With :INDEX the dynamic table keeps the two vectors: they must
+not change."
+  (if (eq mode :index)
+      (encode-field encoder buffer (%make-field name value nil) mode)
+      (let ((field (%make-field name value nil)))
+        (declare (dynamic-extent field))
+        (encode-field encoder buffer field mode))))
+
+;;; Fields that go together
+
+(defconstant +encoded-count+ 8 "How many vectors of fields an encoder knows by heart.")
+
+(defstruct (encoded (:constructor make-encoded (fields octets inserted count)) (:copier nil))
+  "OCTETS are what FIELDS are encoded as while the dynamic table is as INSERTED and COUNT say."
+  (fields #() :type simple-vector :read-only t)
+  (octets (make-octets 0) :type octets :read-only t)
+  (inserted 0 :type index :read-only t)
+  (count 0 :type index :read-only t))
+(declaim (freeze-type encoded))
+
+(define-hot (current-p :inline t) ((encoded encoded) (encoder encoder)) boolean
+  (and (= (encoded-inserted encoded) (table-inserted encoder))
+       (= (encoded-count encoded) (table-count encoder))))
+
+(define-hot (find-encoded :inline t) ((encoder encoder) (fields simple-vector)) (or null encoded)
+  (let ((known (encoder-encoded encoder)))
+    (when known
+      (loop for encoded across known
+            while encoded
+            do (locally (declare (type encoded encoded))
+                 (when (and (eq fields (encoded-fields encoded)) (current-p encoded encoder))
+                   (return encoded)))))))
+
+(define-hot learn-fields ((encoder encoder) (fields simple-vector) (octets octets)) null
+  "Remember that FIELDS are encoded as OCTETS, unless all places are taken by what is as good."
+  (let* ((known (or (encoder-encoded encoder)
+                    (setf (encoder-encoded encoder)
+                          (make-array +encoded-count+ :initial-element nil))))
+         (place (position-if-not (lambda (encoded)
+                                   (and encoded (current-p (the encoded encoded) encoder)))
+                                 known)))
+    (when place
+      (setf (svref known place) (make-encoded fields octets (table-inserted encoder)
+                                              (table-count encoder))))
+    nil))
+
+(define-hot encode-fields-anew ((encoder encoder) (buffer buffer) (fields simple-vector)) null
+  (let ((inserted (table-inserted encoder))
+        (fill (buffer-fill buffer)))
+    (loop for field across fields
+          do (encode-field encoder buffer field :index))
+    ;; Not while the table changes all the time: then nothing learnt would be used.
+    (when (= inserted (table-inserted encoder) (encoder-settled encoder))
+      (let ((end (buffer-end buffer)))
+        (learn-fields encoder fields
+                      (subseq-octets (buffer-octets buffer) (- end (- (buffer-fill buffer) fill))
+                                     end))))
+    (setf (encoder-settled encoder) (table-inserted encoder))
+    nil))
+
+(define-hot encode-fields ((encoder encoder) (buffer buffer) (fields simple-vector)) null
+  "Append each of the vector FIELDS to the header block at the end of BUFFER as ENCODE-FIELD does
+with :INDEX. For vectors that are used again and again, the same object with the same constant
+fields: their octets are remembered and copied as long as the dynamic table does not change."
+  (let ((known (find-encoded encoder fields)))
+    (if known
+        (let* ((octets (encoded-octets known))
+               (count (length octets))
+               (to (ensure-buffer-room buffer count))
+               (end (buffer-end buffer)))
+          (dotimes (i count) (setf (aref to (+ end i)) (aref octets i)))
+          (setf (buffer-end buffer) (+ end count))
+          nil)
+        (encode-fields-anew encoder buffer fields))))

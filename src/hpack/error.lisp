@@ -1,0 +1,23 @@
+;;;; The one condition of HPACK. A header block that cannot be decoded leaves the two dynamic tables
+;;;; out of step for good, so there is nothing to restart: the connection ends with
+;;;; COMPRESSION_ERROR (RFC 9113 section 4.3).
+
+(in-package #:clgrpc.hpack)
+
+(define-condition hpack-error (clgrpc-error)
+  ((text :initarg :text :reader hpack-error-text)
+   (position :initarg :position :reader hpack-error-position))
+  (:report (lambda (condition stream)
+             (format stream "Bad header block at octet ~D: ~A."
+                     (hpack-error-position condition) (hpack-error-text condition))))
+  (:documentation "The peer sent a header block that RFC 7541 forbids. TEXT says what is wrong,
+POSITION where: an index into the octet vector that was given to DECODE-BLOCK. The decoder is of no
+further use; the connection must end with COMPRESSION_ERROR."))
+
+(document-functions
+  hpack-error-text "What is wrong with the header block, as text."
+  hpack-error-position "Where: an index into the octet vector that was given to DECODE-BLOCK.")
+
+(declaim (ftype (function (index string &rest t) nil) bad-block))
+(defun bad-block (position control &rest arguments)
+  (error 'hpack-error :position position :text (format nil "~?" control arguments)))

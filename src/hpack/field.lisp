@@ -1,0 +1,88 @@
+;;;; A header field as it passes between the layers.
+;;;;
+;;;; A FIELD never changes in what it means (name, value, size, sensitivity), so tables, lists and
+;;;; the layers above share one object and may keep it. Its other slots are memos: whoever stores
+;;;; one must store what any other thread would store too, for constant fields are used by all of
+;;;; them. The decoder hands out the very object of its table each time, so what a layer above
+;;;; remembers in KIND and MEMO about a repeated field is found again without looking at the octets.
+
+(in-package #:clgrpc.hpack)
+
+(defconstant +field-overhead-octets+ 32
+  "What a field counts in a table or list beyond its name and value (RFC 7541 section 4.1).")
+
+(defconstant +static-unknown+ 255
+  "In FIELD-STATIC: the static table has not been searched yet.")
+
+(declaim (inline %make-field))
+(defstruct (field (:constructor %make-field
+                      (name value sensitive-p
+                       &aux (size (+ (length name) (length value) +field-overhead-octets+))))
+                  (:copier nil))
+  "A header field: octets of NAME and VALUE, SIZE as RFC 7541 section 4.1 counts it, SENSITIVE-P if
+no table may ever hold it. KIND (fixnum, 0 at first) and MEMO (anything, NIL at first) are free for
+the layers above to remember what they found out about it."
+  (name (make-octets 0) :type octets :read-only t)
+  (value (make-octets 0) :type octets :read-only t)
+  (size 0 :type index :read-only t)
+  (sensitive-p nil :type boolean :read-only t)
+  (kind 0 :type fixnum)
+  (memo nil)
+  (name-memo nil :type (or null simple-string))
+  (value-memo nil :type (or null simple-string))
+  ;; the encoder's: hashes of name and of both (0 = not computed), and the answer of STATIC-MATCH
+  (name-hash 0 :type hash)
+  (hash 0 :type hash)
+  (static +static-unknown+ :type octet))
+(declaim (freeze-type field))
+
+(document-functions
+  field-name "The octets of the field's name, Huffman already decoded. Not to be changed."
+  field-value "The octets of the field's value, Huffman already decoded. Not to be changed."
+  field-size "The size of the field as RFC 7541 section 4.1 counts it: name + value + 32 octets."
+  field-sensitive-p "True if the field is never indexed (RFC 7541 section 7.1.3), wherever it is
+passed on to."
+  field-kind "A fixnum for the layer above to classify the field by; 0 until it did. SETFable."
+  field-memo "Anything a layer above wants to remember about the field; NIL until it did.
+SETFable.")
+
+(defun make-field (name value &key sensitive)
+  "Return a field of the octets NAME and VALUE, which must not change afterwards. With SENSITIVE it
+is always sent as a never-indexed literal."
+  (check-type name octets)
+  (check-type value octets)
+  (%make-field name value (and sensitive t)))
+
+(defun string-field (name value &key sensitive)
+  "Return a field of the strings NAME (in lower case, as HTTP/2 wants) and VALUE, characters under
+256 (ISO 8859-1). SENSITIVE as for MAKE-FIELD."
+  (make-field (ascii-octets name) (ascii-octets value) :sensitive sensitive))
+
+(defun latin-1-string (octets)
+  (declare (type octets octets))
+  (if (every (lambda (octet) (< octet 128)) octets)
+      (octets-ascii octets 0 (length octets))
+      (map '(simple-array character (*)) #'code-char octets)))
+
+(define-hot field-name-string ((field field)) simple-string
+  "The name of FIELD as a string, one character per octet; made once. A base string if ASCII."
+  (or (field-name-memo field)
+      (setf (field-name-memo field) (latin-1-string (field-name field)))))
+
+(define-hot field-value-string ((field field)) simple-string
+  "The value of FIELD as a string, one character per octet; made once. A base string if ASCII."
+  (or (field-value-memo field)
+      (setf (field-value-memo field) (latin-1-string (field-value field)))))
+
+(defun secret-field-p (field)
+  (or (field-sensitive-p field)
+      (member (field-name-string field)
+              '("authorization" "proxy-authorization" "cookie" "set-cookie")
+              :test #'string-equal)))
+
+(defmethod print-object ((field field) stream)
+  (print-unreadable-object (field stream :type t)
+    (format stream "~A: ~A" (field-name-string field)
+            (if (secret-field-p field)
+                (format nil "(~D octets, secret)" (length (field-value field)))
+                (field-value-string field)))))

@@ -1,0 +1,139 @@
+;;;; The reusable list that a header block is decoded into.
+;;;;
+;;;; A block that a peer repeats octet for octet is found as a REPEAT: its fields and a memo for the
+;;;; layers above, who may keep there what they made of the block as a whole (that it is valid,
+;;;; which method it calls). A list that still holds a REPEAT's fields need not be filled again.
+;;;; Invariant: beyond COUNT, FIELDS holds NIL; REPEAT is set only while the list is its copy.
+
+(in-package #:clgrpc.hpack)
+
+(defstruct (repeat (:constructor make-repeat (fields octets inserted count limit)) (:copier nil))
+  (fields #() :type simple-vector :read-only t)
+  (octets 0 :type index :read-only t)
+  ;; the state of the dynamic table for which the block means these fields and changes nothing
+  (inserted 0 :type index :read-only t)
+  (count 0 :type index :read-only t)
+  (limit 0 :type index :read-only t)
+  (memo nil))
+(declaim (freeze-type repeat))
+
+(defstruct (field-list (:constructor make-field-list ()) (:copier nil))
+  "The fields of one header block, reusable for the next: the first COUNT elements of the vector
+FIELDS. OCTETS is the sum of the sizes of all fields of the block; if that passed the decoder's
+limit, OVERFLOW-P is true and the fields past it are missing."
+  (fields #() :type simple-vector)
+  (count 0 :type index)
+  (octets 0 :type index)
+  (overflow-p nil :type boolean)
+  (repeat nil :type (or null repeat)))
+(declaim (freeze-type field-list))
+
+(document-functions
+  make-field-list "Return an empty FIELD-LIST. It takes room for fields when the first is added."
+  field-list-fields "The vector whose first FIELD-LIST-COUNT elements are the fields, in the order
+of the block."
+  field-list-count "How many fields the list holds."
+  field-list-octets "The sum of FIELD-SIZE over all fields of the block, also those the list has no
+place for."
+  field-list-overflow-p "True if the block was larger than the decoder's limit for lists: the rest
+is missing.")
+
+(defmethod print-object ((list field-list) stream)
+  (print-unreadable-object (list stream :type t)
+    (format stream "~D field~:P, ~D octets~:[~;, overflow~]" (field-list-count list)
+            (field-list-octets list) (field-list-overflow-p list))))
+
+(define-hot (restart-field-list :inline t) ((list field-list)) index
+  "Empty LIST but leave its old fields in the vector; return their number, for TRIM-FIELD-LIST."
+  (prog1 (field-list-count list)
+    (setf (field-list-count list) 0
+          (field-list-octets list) 0
+          (field-list-overflow-p list) nil
+          (field-list-repeat list) nil)))
+
+(define-hot (trim-field-list :inline t) ((list field-list) (old-count index)) null
+  "Let go of old fields that new ones have not replaced."
+  (loop for i of-type index from (field-list-count list) below old-count
+        do (setf (svref (field-list-fields list) i) nil)))
+
+(define-hot clear-field-list ((list field-list)) null
+  "Empty LIST for reuse."
+  (trim-field-list list (restart-field-list list)))
+
+(define-hot grow-field-list ((list field-list) (count index)) simple-vector
+  "Make room in LIST for COUNT fields or more; return its new vector."
+  (let ((new (make-array (max 16 count (* 2 (field-list-count list))) :initial-element nil)))
+    (setf (field-list-fields list) (replace new (field-list-fields list)))))
+
+(define-hot (add-field :inline t) ((list field-list) (field field) (limit index)) null
+  "Append FIELD to LIST unless the sum of sizes passes LIMIT."
+  (let ((octets (+ (field-list-octets list) (field-size field)))
+        (count (field-list-count list))
+        (fields (field-list-fields list)))
+    (setf (field-list-octets list) octets)
+    (cond ((< limit octets)
+           (setf (field-list-overflow-p list) t))
+          (t
+           (when (= count (length fields)) (setf fields (grow-field-list list (1+ count))))
+           (setf (svref fields count) field
+                 (field-list-count list) (1+ count))))
+    nil))
+
+(define-hot fill-field-list ((list field-list) (repeat repeat)) null
+  "Make LIST hold the fields of REPEAT."
+  (unless (eq repeat (field-list-repeat list))
+    (let* ((old-count (restart-field-list list))
+           (from (repeat-fields repeat))
+           (count (length from))
+           (to (if (< (length (field-list-fields list)) count)
+                   (grow-field-list list count)
+                   (field-list-fields list))))
+      (dotimes (i count) (setf (svref to i) (svref from i)))
+      (setf (field-list-count list) count
+            (field-list-octets list) (repeat-octets repeat)
+            (field-list-repeat list) repeat)
+      (trim-field-list list old-count)))
+  nil)
+
+(define-hot (field-list-repeated-p :inline t) ((list field-list)) boolean
+  "True if the block was a repeated one, for which a memo is kept."
+  (and (field-list-repeat list) t))
+
+(define-hot (field-list-memo :inline t) ((list field-list)) t
+  "What was stored with SETF of FIELD-LIST-MEMO the last time this decoder met the same block, or
+NIL. Only blocks that were repeated octet for octet have a memo: storing one in another list has no
+effect. For what a layer above has found out about a block as a whole; such lists hold the same
+field objects."
+  (let ((repeat (field-list-repeat list)))
+    (and repeat (repeat-memo repeat))))
+
+(declaim (inline (setf field-list-memo)))
+(defun (setf field-list-memo) (value list)
+  (let ((repeat (field-list-repeat list)))
+    (when repeat (setf (repeat-memo repeat) value))
+    value))
+
+(defmacro do-fields ((field list &optional result) &body body)
+  "Run BODY with FIELD bound to each field of the FIELD-LIST LIST in order; return RESULT. The body
+may RETURN and must not change LIST."
+  (let ((fields (gensym "FIELDS")) (index (gensym "INDEX")) (the-list (gensym "LIST")))
+    `(let* ((,the-list ,list)
+            (,fields (field-list-fields ,the-list)))
+       (dotimes (,index (field-list-count ,the-list) ,result)
+         (let ((,field (svref ,fields ,index)))
+           (declare (type field ,field))
+           ,@body)))))
+
+(define-hot find-named ((list field-list) (name octets)) (or null field)
+  (do-fields (field list)
+    (when (same-octets-p name (field-name field)) (return field))))
+
+(defun find-field (list name)
+  "Return the first field of the FIELD-LIST LIST called NAME, a string in lower case, or NIL.
+A constant NAME is made into octets when the call is compiled."
+  (find-named list (ascii-octets name)))
+
+(define-compiler-macro find-field (&whole form list name)
+  (if (stringp name)
+      `(find-named ,list (load-time-value (ascii-octets ,name) t))
+      form))

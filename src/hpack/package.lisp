@@ -1,0 +1,24 @@
+;;;; HPACK, the header compression of HTTP/2 (RFC 7541): useful alone. It knows octets and nothing
+;;;; of frames, streams or gRPC.
+;;;;
+;;;; Order of the files: error, leaf (octets by the word), huffman (section 5.2, appendix B), field
+;;;; (what the others pass around), list, static (appendix A), table (sections 2.3 and 4), cache (of
+;;;; what a peer repeats verbatim), decoder and encoder (sections 3 to 6).
+
+(defpackage #:clgrpc.hpack
+  (:use #:cl #:clgrpc.base)
+  (:import-from #:sb-ext #:define-load-time-global #:freeze-type)
+  (:export
+   ;; error.lisp
+   #:hpack-error #:hpack-error-text #:hpack-error-position
+   ;; field.lisp
+   #:field #:make-field #:string-field #:field-name #:field-value #:field-size #:field-sensitive-p
+   #:field-kind #:field-memo #:field-name-string #:field-value-string #:+field-overhead-octets+
+   ;; list.lisp
+   #:field-list #:make-field-list #:clear-field-list #:field-list-fields #:field-list-count
+   #:field-list-octets #:field-list-overflow-p #:field-list-memo #:field-list-repeated-p #:do-fields #:find-field
+   ;; decoder.lisp
+   #:decoder #:make-decoder #:decode-block #:set-decoder-limit
+   ;; encoder.lisp
+   #:encoder #:make-encoder #:set-encoder-limit #:begin-block #:encode-field #:encode-literal
+   #:encode-fields))

@@ -1,0 +1,111 @@
+;;;; The life of a connection: preface and first SETTINGS (RFC 9113 section 3.4), opening streams
+;;;; (5.1.1), shutting down by GOAWAY (6.8), end of input, time-outs (6.5.3).
+;;;;
+;;;; Graceful end at a server: SEND-GOAWAY with the largest identifier, after a round trip
+;;;; (SEND-PING) another with the default, then CLOSE-CONNECTION once STREAM-COUNT is 0.
+
+(in-package #:clgrpc.http2)
+
+(defun make-connection (role sink options &key user (pool (make-pool)))
+  "Return a connection for ROLE, :CLIENT or :SERVER, that calls SINK and is limited by OPTIONS.
+USER is kept in CONNECTION-USER. Connections of one thread may share a POOL. Call START-CONNECTION
+next."
+  (check-type role (member :client :server))
+  (%make-connection (eq role :server) sink options user pool
+                    (hpack:make-encoder :table-octets (options-header-table-octets options))
+                    (hpack:make-decoder :table-octets (max +default-table-octets+
+                                                           (options-header-table-octets options))
+                                        :list-octets (options-max-header-list-octets options))
+                    (options-stream-window-octets options)
+                    (options-connection-window-octets options)))
+
+(defun start-connection (connection now)
+  "Write what CONNECTION begins with: a client's preface, SETTINGS, and the WINDOW_UPDATE that
+makes the connection's window what the options say. NOW, in nanoseconds, is when its time-outs
+begin."
+  (let ((options (connection-options connection))
+        (raise (- (connection-connection-window connection) +default-window+)))
+    (unless (connection-server-p connection)
+      (append-octets (output-buffer connection) **preface**)
+      (setf (connection-phase connection) +awaiting-settings+))
+    (emit-settings connection)
+    (when (plusp raise)
+      (incf (connection-receive-window connection) raise)
+      (emit-window-update connection 0 raise))
+    (setf (connection-last-receive-ns connection) now
+          (connection-settings-deadline connection)
+          (+ now (seconds-to-ns (options-settings-timeout-seconds options)))
+          (connection-preface-deadline connection)
+          (+ now (seconds-to-ns (options-preface-timeout-seconds options))))
+    nil))
+
+(defun seconds-to-ns (seconds)
+  (values (round (* seconds 1000000000))))
+
+(defun advance-time (connection now)
+  "Let time pass to NOW, in nanoseconds: a peer that is late with its preface or its
+acknowledgement of our SETTINGS ends the connection. Return when to call this again at the latest,
+or NIL."
+  (let ((settings (connection-settings-deadline connection))
+        (preface (connection-preface-deadline connection)))
+    (cond ((and (plusp preface) (<= preface now))
+           (fail-connection connection +protocol-error+ "no preface and SETTINGS in time")
+           nil)
+          ((and (plusp settings) (<= settings now))
+           (fail-connection connection +settings-timeout+ "SETTINGS were not acknowledged in time")
+           nil)
+          ((and (plusp preface) (plusp settings)) (min preface settings))
+          ((plusp preface) preface)
+          ((plusp settings) settings)
+          (t nil))))
+
+;;; Opening streams
+
+(defconstant +highest-stream-id+ #x7FFFFFFF)
+
+(define-hot available-streams ((connection connection)) (unsigned-byte 32)
+  "How many streams the client end CONNECTION may open now: the peer's limit less those that are
+open, and 0 once either end sent GOAWAY or the connection is finished."
+  (if (or (connection-closed-p connection) (connection-draining-p connection))
+      0
+      (min (max 0 (- (connection-peer-max-streams connection)
+                     (connection-stream-count connection)))
+           (ash (- +highest-stream-id+ (max 0 (connection-highest-id connection))) -1))))
+
+(define-hot open-stream ((connection connection)) (or null stream)
+  "Return a new stream of the client end CONNECTION, or NIL if none may be opened now
+(AVAILABLE-STREAMS). Its headers must be sent, or it must be reset, before the next stream is
+opened: identifiers reach the peer in order (RFC 9113 section 5.1.1)."
+  (when (connection-server-p connection)
+    (misuse "A server opens no streams: ~S." connection))
+  (when (connection-opening connection)
+    (misuse "~S was opened and has not sent its headers." (connection-opening connection)))
+  (if (zerop (available-streams connection))
+      nil
+      (let ((id (+ 2 (connection-highest-id connection))))
+        (setf (connection-highest-id connection) id
+              (connection-opening connection) (take-stream connection id)))))
+
+;;; Ending
+
+(defun send-goaway (connection error-code
+                    &key (last-stream-id (last-peer-stream-id connection)) debug)
+  "Tell the peer that streams above LAST-STREAM-ID (default: the highest it opened) will not be
+processed; later ones that it opens are ignored. DEBUG is ASCII text for its log. Running streams
+go on."
+  (unless (connection-closed-p connection)
+    (emit-goaway connection (lower-goaway connection last-stream-id) error-code
+                 (ascii-octets (or debug ""))))
+  nil)
+
+(defun receive-eof (connection)
+  "The peer has closed its side: finish CONNECTION. Every stream left gets ON-RESET with
+:CONNECTION, then ON-CLOSE is called with code NO_ERROR. Does nothing if it is finished."
+  (unless (connection-closed-p connection)
+    (end-connection connection +no-error+ "the peer closed the connection")))
+
+(defun connection-stop-reading-p (connection)
+  "True if the owner should not read more for CONNECTION until its output has been sent: the peer
+does not take our answers, or the connection is finished."
+  (or (connection-closed-p connection)
+      (<= (options-max-unsent-octets (connection-options connection)) (output-fill connection))))

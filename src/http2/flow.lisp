@@ -1,0 +1,181 @@
+;;;; Flow control (RFC 9113 sections 5.2 and 6.9), all window arithmetic of both directions.
+;;;;
+;;;; Receiving: a DATA frame charges its whole payload, padding too, to the connection and the
+;;;; stream. The owner gives content back by CONSUME-DATA; padding and what nobody can read is given
+;;;; back here. Once half a window is to be returned it is due, and WRITE-WINDOW-UPDATES, called at
+;;;; each flush, writes one WINDOW_UPDATE for it. For each stream
+;;;;   receive-window + unreturned + unconsumed = the full window, as long as the peer may send.
+;;;; An owner that holds content of one stream for long can give the connection's window back
+;;;; before, by CREDIT-CONNECTION, so that the other streams go on. For each connection
+;;;;   receive-window + unreturned + the sum of (unconsumed - credited) = the full window.
+;;;; Sending: windows never pass 2^31-1 (6.9.1) and may be negative after SETTINGS (6.9.2).
+
+(in-package #:clgrpc.http2)
+
+(defconstant +largest-window+ #x7FFFFFFF)
+
+(define-hot (raise-window :inline t) ((window window) (increment (unsigned-byte 31)))
+    (or null window)
+  "WINDOW raised by INCREMENT, or NIL if that is more than a window can be."
+  (let ((sum (+ window increment)))
+    (if (<= sum +largest-window+) sum nil)))
+
+;;; Receiving
+
+(define-hot return-to-connection ((connection connection) (count (unsigned-byte 31))) null
+  "COUNT received octets need the connection's window no longer."
+  (let ((unreturned (+ (connection-unreturned connection) count)))
+    (setf (connection-unreturned connection) unreturned)
+    (when (<= (ash (connection-connection-window connection) -1) unreturned)
+      (unless (connection-closed-p connection)
+        (output-buffer connection)))
+    nil))
+
+(define-hot (return-to-stream :inline t) ((stream stream) (count (unsigned-byte 31))) null
+  "The same for the window of STREAM; pointless once the peer's side has ended."
+  (when (receiving-state-p (stream-state stream))
+    (let ((connection (stream-connection stream))
+          (unreturned (+ (stream-unreturned stream) count)))
+      (setf (stream-unreturned stream) unreturned)
+      (when (and (<= (ash (connection-stream-window connection) -1) unreturned)
+                 (not (stream-flag-p stream +update-due+)))
+        (set-stream-flag stream +update-due+)
+        (setf (stream-due stream) (connection-due connection)
+              (connection-due connection) stream)
+        (output-buffer connection))))
+  nil)
+
+(define-hot consume-data ((stream stream) (count (unsigned-byte 31))) null
+  "Give COUNT octets that ON-DATA delivered on STREAM back to the flow-control windows: they were
+read or dropped. What is left when the stream closes is given back by itself, so calls after that
+do nothing. Signal MISUSE if COUNT is more than was delivered."
+  (unless (stream-flag-p stream +finished+)
+    (let ((left (- (stream-unconsumed stream) count)))
+      (when (minusp left)
+        (misuse "~D octets consumed of ~S, which delivered ~D." count stream
+                (stream-unconsumed stream)))
+      (setf (stream-unconsumed stream) left)
+      (let ((before (min count (stream-credited stream))))
+        (decf (stream-credited stream) before)
+        (return-to-connection (stream-connection stream) (- count before)))
+      (return-to-stream stream count)))
+  nil)
+
+(define-hot credit-connection ((stream stream)) null
+  "Give all that ON-DATA has delivered on STREAM back to the connection's window, not to the
+stream's: it is held still, but other streams shall not wait for it. CONSUME-DATA later gives back
+the rest."
+  (unless (stream-flag-p stream +finished+)
+    (let ((count (- (stream-unconsumed stream) (stream-credited stream))))
+      (when (plusp count)
+        (setf (stream-credited stream) (stream-unconsumed stream))
+        (return-to-connection (stream-connection stream) count))))
+  nil)
+
+(define-hot write-window-updates ((connection connection)) null
+  "Append the WINDOW_UPDATEs that are due. WRITE-QUEUED does this too; an owner that does not call
+it before each flush must call this."
+  (unless (connection-closed-p connection)
+    (let ((unreturned (connection-unreturned connection)))
+      (when (<= (ash (connection-connection-window connection) -1) unreturned)
+        (incf (connection-receive-window connection) unreturned)
+        (setf (connection-unreturned connection) 0)
+        (emit-window-update connection 0 unreturned)))
+    (loop for stream = (connection-due connection)
+          while stream
+          do (setf (connection-due connection) (stream-due stream)
+                   (stream-due stream) nil)
+             (clear-stream-flag stream +update-due+)
+             (update-stream-window connection stream)))
+  nil)
+
+(define-hot update-stream-window ((connection connection) (stream stream)) null
+  (if (stream-flag-p stream +finished+)
+      (recycle-stream stream)
+      (let ((unreturned (stream-unreturned stream)))
+        (when (receiving-state-p (stream-state stream))
+          (incf (stream-receive-window stream) unreturned)
+          (setf (stream-unreturned stream) 0)
+          (emit-window-update connection (stream-id stream) unreturned)))))
+
+;;; Sending
+
+(define-hot (stream-waiting-p :inline t) ((stream stream)) boolean
+  "True if STREAM has DATA to write and room in its own window."
+  (and (plusp (stream-queued-octets stream))
+       (plusp (stream-send-window stream))))
+
+(define-hot join-ring ((connection connection) (stream stream)) null
+  "Put STREAM at the end of the ring of writers if it should be there and is not."
+  (when (and (stream-waiting-p stream)
+             (not (stream-flag-p stream +in-ring+)))
+    (set-stream-flag stream +in-ring+)
+    (let ((tail (connection-ring-tail connection)))
+      (if tail
+          (setf (stream-link tail) stream)
+          (setf (connection-ring-head connection) stream))
+      (setf (connection-ring-tail connection) stream)))
+  nil)
+
+(define-hot leave-ring ((connection connection)) stream
+  "Take the first stream out of the ring, which is not empty."
+  (let* ((stream (the stream (connection-ring-head connection)))
+         (next (stream-link stream)))
+    (setf (connection-ring-head connection) next
+          (stream-link stream) nil)
+    (unless next (setf (connection-ring-tail connection) nil))
+    (clear-stream-flag stream +in-ring+)
+    stream))
+
+(define-hot raise-connection-window ((connection connection) (increment (unsigned-byte 31))) null
+  "The peer's WINDOW_UPDATE for the connection."
+  (let ((window (raise-window (connection-send-window connection) increment)))
+    (cond ((null window)
+           (fail-connection connection +flow-control-error+ "connection window over 2^31-1"))
+          (t
+           (setf (connection-send-window connection) window)
+           (when (connection-ring-head connection) (output-buffer connection))))
+    nil))
+
+(define-hot raise-stream-window ((stream stream) (increment (unsigned-byte 31))) null
+  "The peer's WINDOW_UPDATE for STREAM."
+  (let ((window (raise-window (stream-send-window stream) increment)))
+    (cond ((null window)
+           (fail-stream stream +flow-control-error+ "stream window over 2^31-1"))
+          (t
+           (setf (stream-send-window stream) window)
+           (join-ring (stream-connection stream) stream)
+           (when (stream-waiting-p stream)
+             (output-buffer (stream-connection stream)))))
+    nil))
+
+(defun change-initial-window (connection window)
+  "The peer's SETTINGS_INITIAL_WINDOW_SIZE is WINDOW: change the window of every stream by the
+difference to the old value (6.9.2). For example 65535 lowered to 100 when 1000 octets were sent
+leaves -900."
+  (let ((difference (- window (connection-peer-stream-window connection))))
+    (setf (connection-peer-stream-window connection) window)
+    (multiple-value-bind (writers overflow) (shift-send-windows connection difference)
+      (if overflow
+          (fail-connection connection +flow-control-error+
+                           "SETTINGS_INITIAL_WINDOW_SIZE makes a window larger than 2^31-1")
+          (dolist (stream (sort writers #'< :key #'stream-id))
+            (join-ring connection stream))))))
+
+(define-hot shift-send-windows ((connection connection) (difference (signed-byte 33)))
+    (values list boolean)
+  "Add DIFFERENCE to the send window of every stream; a peer may ask for that as often as it likes.
+Return the streams that should be in the ring of writers and are not, and whether a window is too
+large."
+  (let ((writers '()) (overflow nil))
+    (loop for chain across (connection-table connection)
+          do (loop for stream of-type (or null stream) = chain then (stream-next stream)
+                   while stream
+                   do (let ((window (+ (stream-send-window stream) difference)))
+                        (if (< +largest-window+ window)
+                            (setf overflow t)
+                            (setf (stream-send-window stream) window))
+                        (when (and (stream-waiting-p stream)
+                                   (not (stream-flag-p stream +in-ring+)))
+                          (push stream writers)))))
+    (values writers overflow)))

@@ -1,0 +1,212 @@
+;;;; What header fields mean to HTTP/2 itself, and which lists of them are well-formed messages (RFC
+;;;; 9113 sections 8.1 to 8.3). Each field is classified once: its kind, which says also whether
+;;;; name and value are allowed at all, is remembered in the field object, and the HPACK tables hand
+;;;; out the same object again. So a repeated field costs one load, and a list is checked by bits
+;;;; and comparisons.
+;;;;
+;;;; Kinds below +KIND-OTHER+ are pseudo-fields, in order of their constants. A malformed message is
+;;;; a stream error PROTOCOL_ERROR (section 8.1.1).
+
+(in-package #:clgrpc.http2)
+
+(deftype kind () '(unsigned-byte 7))
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun kind-documentation (name rows)
+    (let ((text (second (assoc name rows))))
+      (if text
+          (format nil "The kind of a field ~A. See FIELD-KIND-OF." text)
+          (format nil "The kind of a field that is ~(~A~). See FIELD-KIND-OF." name)))))
+
+(defmacro define-field-kinds (&body rows)
+  "Define from ROWS of the form (name field-name) the constants +KIND-NAME+, numbered from 1 on, and
+NAME-KIND. Rows without a field name are kinds that no name has; a row may share an earlier NAME."
+  (let ((names (remove-duplicates (mapcar #'first rows) :from-end t))
+        (texts (remove nil (mapcar #'second rows))))
+    `(progn
+       ,@(loop for name in names
+               for i from 1
+               collect `(defconstant ,(constant-name (format nil "KIND-~A" name)) ,i
+                        ,(kind-documentation name rows)))
+       (define-hot name-kind ((name octets)) kind
+         "The kind that the NAME of a field alone says."
+         (case (length name)
+           ,@(loop for length in (sort (remove-duplicates (mapcar #'length texts)) #'<)
+                   collect `(,length
+                             (cond ,@(loop for (name text) in rows
+                                           when (and text (= length (length text)))
+                                             collect `((octets-equal ,(ascii-octets text) name)
+                                                       ,(constant-name
+                                                         (format nil "KIND-~A" name))))
+                                   (t +kind-other+))))
+           (t +kind-other+))))))
+
+(define-field-kinds
+  (malformed)
+  (method ":method")
+  (scheme ":scheme")
+  (authority ":authority")
+  (path ":path")
+  (status ":status")
+  (other)
+  ;; connection-specific: forbidden (8.2.2)
+  (malformed "connection")
+  (malformed "proxy-connection")
+  (malformed "keep-alive")
+  (malformed "transfer-encoding")
+  (malformed "upgrade")
+  (te "te")
+  (content-type "content-type")
+  (content-length "content-length")
+  (host "host")
+  (user-agent "user-agent")
+  (accept-encoding "accept-encoding")
+  (content-encoding "content-encoding")
+  (grpc-timeout "grpc-timeout")
+  (grpc-encoding "grpc-encoding")
+  (grpc-accept-encoding "grpc-accept-encoding")
+  (grpc-status "grpc-status")
+  (grpc-message "grpc-message")
+  (grpc-status-details-bin "grpc-status-details-bin")
+  (grpc-previous-rpc-attempts "grpc-previous-rpc-attempts")
+  (grpc-retry-pushback-ms "grpc-retry-pushback-ms"))
+
+(define-hot valid-name-p ((name octets)) boolean
+  "True if NAME, but for a colon in front, has no control characters, blanks, capitals, colons or
+octets above 126 (8.2.1)."
+  (loop for octet across name
+        for i of-type index from 0
+        always (and (< 32 octet 127)
+                    (not (<= 65 octet 90))
+                    (or (/= octet 58) (zerop i)))))
+
+(define-hot valid-value-p ((value octets)) boolean
+  "True if VALUE has no NUL, CR or LF and neither begins nor ends with a blank (8.2.1)."
+  (flet ((blank-p (octet) (or (= octet 32) (= octet 9))))
+    (let ((length (length value)))
+      (or (zerop length)
+          (and (not (blank-p (aref value 0)))
+               (not (blank-p (aref value (1- length))))
+               (loop for octet across value
+                     never (or (= octet 0) (= octet 10) (= octet 13))))))))
+
+(define-hot valid-status-p ((value octets)) boolean
+  "True if VALUE is three digits that make a status, other than 101 (8.6)."
+  (and (= 3 (length value))
+       (<= 49 (aref value 0) 57)
+       (<= 48 (aref value 1) 57)
+       (<= 48 (aref value 2) 57)
+       (not (octets-equal #.(ascii-octets "101") value))))
+
+(define-hot classify-field ((field hpack:field)) kind
+  (let* ((name (hpack:field-name field))
+         (value (hpack:field-value field))
+         (kind (if (plusp (length name)) (name-kind name) +kind-malformed+)))
+    (if (and (valid-name-p name)
+             (valid-value-p value)
+             (case kind
+               (#.+kind-other+ (/= 58 (aref name 0)))
+               ((#.+kind-method+ #.+kind-scheme+ #.+kind-path+) (plusp (length value)))
+               (#.+kind-status+ (valid-status-p value))
+               (#.+kind-te+ (octets-equal #.(ascii-octets "trailers") value))
+               (t t)))
+        kind
+        +kind-malformed+)))
+
+(define-hot (field-kind-of :inline t) ((field hpack:field)) kind
+  "Return the kind of FIELD, one of the +KIND-…+ constants; found out once and remembered in it.
++KIND-MALFORMED+ if HTTP/2 forbids its name, its value or the field altogether."
+  (let ((kind (hpack:field-kind field)))
+    (if (zerop kind)
+        (setf (hpack:field-kind field) (classify-field field))
+        (logand kind #x7F))))
+
+;;; Messages
+
+(deftype content-length ()
+  "The value of content-length; -1 if there is none, -2 for a malformed message."
+  '(integer -2 #.(1- (expt 10 18))))
+(defconstant +no-content-length+ -1)
+(defconstant +malformed-message+ -2)
+
+(define-hot parse-content-length ((value octets)) content-length
+  (let ((number 0))
+    (declare (type (unsigned-byte 60) number))
+    (if (<= 1 (length value) 18)
+        (loop for octet across value
+              do (unless (<= 48 octet 57) (return +malformed-message+))
+                 (setf number (+ (* 10 number) (- octet 48)))
+              finally (return number))
+        +malformed-message+)))
+
+(defmacro scan-fields ((list seen content-length) &body body)
+  "Check what all messages have in common, each pseudo-field at most once and before the others, no
+field malformed, one content-length at most. Then evaluate BODY with SEEN, whose bit K is set if
+pseudo-field kind K was there, and CONTENT-LENGTH. A malformed message ends the block named NIL
+with +MALFORMED-MESSAGE+."
+  `(let ((,seen 0) (,content-length +no-content-length+))
+     (declare (type (unsigned-byte 8) ,seen) (type content-length ,content-length))
+     (loop with fields = (hpack:field-list-fields ,list)
+           for i of-type index from 0 below (hpack:field-list-count ,list)
+           for field of-type hpack:field = (svref fields i)
+           for kind = (field-kind-of field)
+           do (cond ((> kind +kind-other+)
+                     (setf ,seen (logior ,seen ,(ash 1 +kind-other+)))
+                     (when (= kind +kind-content-length+)
+                       (let ((length (parse-content-length (hpack:field-value field))))
+                         (unless (or (= ,content-length +no-content-length+)
+                                     (= ,content-length length))
+                           (return +malformed-message+))
+                         (when (= length +malformed-message+) (return +malformed-message+))
+                         (setf ,content-length length))))
+                    ((= kind +kind-other+)
+                     (setf ,seen (logior ,seen ,(ash 1 +kind-other+))))
+                    ((or (logtest ,seen (logior ,(ash 1 +kind-other+) (ash 1 (logand 7 kind))))
+                         (= kind +kind-malformed+))
+                     (return +malformed-message+))
+                    (t
+                     (setf ,seen (logior ,seen (ash 1 (logand 7 kind))))))
+           finally (return (progn ,@body)))))
+
+(defmacro kind-bits (&rest kinds)
+  `(logior ,@(loop for kind in kinds
+                   collect `(ash 1 ,(constant-name (format nil "KIND-~A" kind))))))
+
+(define-hot check-request ((list hpack:field-list)) content-length
+  "Return the content-length of the request LIST, or +MALFORMED-MESSAGE+ (8.3.1, for CONNECT 8.5)."
+  (scan-fields (list seen content-length)
+    (let ((pseudo (logandc2 seen (kind-bits other))))
+      (if (or (= pseudo (kind-bits method scheme authority path))
+              (= pseudo (kind-bits method scheme path)))
+          content-length
+          (if (and (= pseudo (kind-bits method authority)) (connect-request-p list))
+              content-length
+              +malformed-message+)))))
+
+(define-hot connect-request-p ((list hpack:field-list)) boolean
+  (hpack:do-fields (field list)
+    (when (= +kind-method+ (field-kind-of field))
+      (return-from connect-request-p
+        (octets-equal #.(ascii-octets "CONNECT") (hpack:field-value field)))))
+  nil)
+
+(define-hot check-response ((list hpack:field-list)) content-length
+  "Return the content-length of the response LIST, or +MALFORMED-MESSAGE+ (8.3.2)."
+  (scan-fields (list seen content-length)
+    (if (= (kind-bits status) (logandc2 seen (kind-bits other)))
+        content-length
+        +malformed-message+)))
+
+(define-hot check-trailers ((list hpack:field-list)) content-length
+  "Return +MALFORMED-MESSAGE+ if LIST cannot be trailers: no pseudo-fields there (8.1)."
+  (scan-fields (list seen content-length)
+    (if (zerop (logandc2 seen (kind-bits other)))
+        content-length
+        +malformed-message+)))
+
+(define-hot response-status ((list hpack:field-list)) (unsigned-byte 10)
+  "The status of the response LIST, which CHECK-RESPONSE has accepted; it comes first."
+  (let* ((field (svref (hpack:field-list-fields list) 0))
+         (value (hpack:field-value (the hpack:field field))))
+    (flet ((digit (i) (- (aref value i) 48)))
+      (+ (* 100 (digit 0)) (* 10 (digit 1)) (digit 2)))))

@@ -1,0 +1,53 @@
+;;;; HTTP/2 (RFC 9113) as a function of octets and time, for clients and servers. In: the peer's
+;;;; octets, the calls below, "now". Out: octets in a buffer, and calls of a SINK, a structure of
+;;;; functions. Nothing here does I/O, reads a clock, takes a lock or knows what gRPC is.
+;;;;
+;;;; One thread at a time may be inside a connection; sink functions run inside it and may call back
+;;;; into the same connection (but not RECEIVE-OCTETS).
+
+(defpackage #:clgrpc.http2
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:hpack #:clgrpc.hpack))
+  (:shadow #:stream)
+  (:export
+   ;; error.lisp
+   #:error-code #:error-code-name
+   #:+no-error+ #:+protocol-error+ #:+internal-error+ #:+flow-control-error+ #:+settings-timeout+
+   #:+stream-closed+ #:+frame-size-error+ #:+refused-stream+ #:+cancel+ #:+compression-error+
+   #:+connect-error+ #:+enhance-your-calm+ #:+inadequate-security+ #:+http-1-1-required+
+   ;; structure.lisp
+   #:sink #:make-sink
+   #:pool #:make-pool
+   #:accounting #:accounting-queued-octets #:accounting-control-frames #:accounting-block-octets
+   #:accounting-streams-opened #:accounting-streams-refused #:accounting-resets-received
+   #:accounting-resets-sent #:accounting-pings-received #:accounting-settings-received
+   #:accounting-empty-frames #:accounting-malformed-messages
+   #:stream #:stream-p #:stream-id #:stream-connection #:stream-user #:stream-queued-octets
+   #:stream-state-name #:stream-sendable-p #:stream-receivable-p #:stream-open-p
+   #:connection #:connection-p #:connection-role #:connection-user #:connection-options
+   #:connection-sink #:connection-output #:connection-accounting #:connection-stream-count
+   #:connection-closed-p #:connection-draining-p #:connection-ready-p #:connection-error-text
+   #:connection-last-receive-ns #:connection-peer-max-streams #:connection-peer-max-header-list
+   ;; header.lisp
+   #:field-kind-of
+   #:+kind-malformed+ #:+kind-method+ #:+kind-scheme+ #:+kind-authority+ #:+kind-path+
+   #:+kind-status+ #:+kind-other+ #:+kind-content-type+ #:+kind-te+ #:+kind-content-length+
+   #:+kind-user-agent+ #:+kind-host+ #:+kind-accept-encoding+ #:+kind-content-encoding+
+   #:+kind-grpc-timeout+ #:+kind-grpc-encoding+ #:+kind-grpc-accept-encoding+
+   #:+kind-grpc-status+ #:+kind-grpc-message+ #:+kind-grpc-status-details-bin+
+   #:+kind-grpc-previous-rpc-attempts+ #:+kind-grpc-retry-pushback-ms+
+   ;; control.lisp
+   #:send-ping
+   ;; stream.lisp
+   #:map-streams #:release-stream #:reset-stream #:close-connection
+   ;; flow.lisp
+   #:consume-data #:credit-connection #:write-window-updates
+   ;; writer.lisp
+   #:connection-writable-p #:begin-headers #:end-headers #:reserve-data #:begin-data #:end-data
+   ;; queue.lisp
+   #:send-data #:send-trailers-later #:stream-queue-empty-p #:write-queued
+   ;; reader.lisp
+   #:receive-octets
+   ;; connection.lisp
+   #:make-connection #:start-connection #:open-stream #:available-streams #:send-goaway
+   #:receive-eof #:advance-time #:connection-stop-reading-p))

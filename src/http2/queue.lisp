@@ -1,0 +1,151 @@
+;;;; DATA that cannot go out at once: the queue of a stream and the ring of writers.
+;;;;
+;;;; A stream is in the ring while it has queued octets and room in its own window. Who is in it
+;;;; takes turns: one DATA frame, then to the end of the ring. A stream whose window is used up
+;;;; leaves and comes back with WINDOW_UPDATE or SETTINGS; when the connection's window is used up
+;;;; all keep their places. While the ring is not empty nobody writes around it. An empty DATA frame
+;;;; needs no window (RFC 9113 section 6.9.1), so a queue is never empty and yet waiting: END_STREAM
+;;;; goes with its last octet, and trailers are written when that has left.
+
+(in-package #:clgrpc.http2)
+
+(define-hot stream-queue-empty-p ((stream stream)) boolean
+  "True if nothing is queued on STREAM: all that was sent is in the output or gone."
+  (zerop (stream-queued-octets stream)))
+
+(define-hot enqueue-segment ((stream stream) (octets octets) (start index) (end index)
+                             (storable boolean))
+    null
+  (let ((segment (make-segment octets start end storable))
+        (tail (stream-queue-tail stream))
+        (count (- end start)))
+    (if tail
+        (setf (segment-next tail) segment)
+        (setf (stream-queue-head stream) segment))
+    (setf (stream-queue-tail stream) segment)
+    (incf (stream-queued-octets stream) count)
+    (incf (accounting-queued-octets (connection-accounting (stream-connection stream))) count)
+    nil))
+
+(define-hot write-now ((stream stream) (octets octets) (start index) (end index)
+                       (end-stream-p boolean))
+    index
+  "Write DATA frames of the octets START to END while that is allowed; return where it stopped. With
+END-STREAM-P the frame that takes the last octet ends the stream, which may be gone afterwards."
+  (let ((connection (stream-connection stream))
+        (at start))
+    (declare (type index at))
+    (loop
+      (let ((count (min (- end at) (max 0 (stream-send-window stream))
+                        (max 0 (connection-send-window connection)) (largest-data connection))))
+        (when (or (zerop count) (not (reserve-data stream count)))
+          (return at))
+        (multiple-value-bind (to position) (begin-data stream count)
+          (copy-octets octets at (+ at count) to position))
+        (incf at count)
+        (end-data stream count (and end-stream-p (= at end)))
+        (when (= at end) (return at))))))
+
+(define-hot send-data ((stream stream) (octets octets) (start index) (end index)
+                       (end-stream-p boolean) &optional (storable boolean nil))
+    null
+  "Send the octets START to END on STREAM, whose headers are sent: at once as far as the windows
+and the output's cap allow, the rest from a queue as they open. OCTETS belong to the connection
+from now on; if they are STORABLE, that is, were had by BORROW-OCTETS, it gives them back when they
+are sent. With END-STREAM-P our side ends after them. ON-WRITABLE is called when a queue that was
+longer falls under half of the option send-budget-octets. Does nothing if the stream was reset or
+the connection is finished. Signal MISUSE if the headers are missing or our side has been ended."
+  (let ((state (stream-state stream)))
+    (unless (>= state +closed+)
+      (unless (and (sending-state-p state)
+                   (stream-flag-p stream +sent-headers+)
+                   (not (stream-flag-p stream +queue-ends+)))
+        (misuse "No data can be sent on ~S now." stream))
+      (cond ((and (= start end) (zerop (stream-queued-octets stream)))
+             (when end-stream-p
+               (begin-data stream 0)
+               (end-data stream 0 t)))
+            (t
+             (send-or-queue stream octets start end end-stream-p storable)))))
+  nil)
+
+(define-hot send-or-queue ((stream stream) (octets octets) (start index) (end index)
+                           (end-stream-p boolean) (storable boolean))
+    null
+  (let ((at (write-now stream octets start end end-stream-p)))
+    (cond ((< at end)
+           (enqueue-segment stream octets at end storable)
+           (when end-stream-p (set-stream-flag stream +queue-ends+))
+           (join-ring (stream-connection stream) stream))
+          (t (when storable (give-octets-back octets))
+             (when (and end-stream-p (= start end)) ; behind a queue
+               (set-stream-flag stream +queue-ends+)))))
+  nil)
+
+(define-hot send-trailers-later ((stream stream) (function function)) null
+  "Call FUNCTION with STREAM once its queue has been written, at once if that is empty: it is to
+send the trailers by BEGIN-HEADERS and END-HEADERS. It is not called if the stream is reset before."
+  (if (zerop (stream-queued-octets stream))
+      (funcall function stream)
+      (setf (stream-trailers-function stream) function))
+  nil)
+
+;;; Turns
+
+(define-hot dequeue-octets ((stream stream) (to octets) (position index) (count index)) null
+  "Move the first COUNT octets of the queue of STREAM to TO from POSITION on."
+  (decf (stream-queued-octets stream) count)
+  (decf (accounting-queued-octets (connection-accounting (stream-connection stream))) count)
+  (loop while (plusp count)
+        do (let* ((segment (the segment (stream-queue-head stream)))
+                  (start (segment-start segment))
+                  (part (min count (- (segment-end segment) start))))
+             (declare (type index part))
+             (setf position (copy-octets (segment-octets segment) start (+ start part) to position)
+                   (segment-start segment) (+ start part))
+             (decf count part)
+             (when (= (segment-start segment) (segment-end segment))
+               (setf (stream-queue-head stream) (segment-next segment))
+               (store-segment segment))))
+  (unless (stream-queue-head stream) (setf (stream-queue-tail stream) nil))
+  nil)
+
+(define-hot write-turn ((connection connection) (stream stream)) null
+  "Write one DATA frame of STREAM, which has left the ring, and put it back if there is more."
+  (let* ((queued (stream-queued-octets stream))
+         (count (min queued (stream-send-window stream) (connection-send-window connection)
+                     (largest-data connection)))
+         (left (- queued count))
+         (ends (and (zerop left) (stream-flag-p stream +queue-ends+)))
+         (half (ash (options-send-budget-octets (connection-options connection)) -1)))
+    (declare (type index count left))
+    (multiple-value-bind (octets position) (begin-data stream count)
+      (dequeue-octets stream octets position count))
+    (end-data stream count ends)
+    (unless ends
+      (join-ring connection stream)
+      (let ((function (stream-trailers-function stream)))
+        (cond ((and function (zerop left))
+               (setf (stream-trailers-function stream) nil)
+               (funcall function stream))
+              ((and (< left half) (<= half queued))
+               (funcall (sink-on-writable (connection-sink connection)) stream)))))
+    nil))
+
+(define-hot write-queued ((connection connection) (limit-octets index)) boolean
+  "Append the WINDOW_UPDATEs that are due, then queued DATA, a frame of each waiting stream in
+turn, until the output holds LIMIT-OCTETS or so. To be called before each flush. Return true if
+more could be written now."
+  (write-window-updates connection)
+  (loop
+    (let ((head (connection-ring-head connection)))
+      (cond ((or (null head) (connection-closed-p connection))
+             (return nil))
+            ((not (stream-waiting-p head)) ; reset, or its window was taken back by SETTINGS
+             (recycle-stream (leave-ring connection)))
+            ((<= (connection-send-window connection) 0)
+             (return nil))
+            ((<= limit-octets (output-fill connection))
+             (return t))
+            (t
+             (write-turn connection (leave-ring connection)))))))

@@ -1,0 +1,487 @@
+;;;; From octets to sink calls: the preface (RFC 9113 section 3.4), frames (4.1, 6) and header
+;;;; blocks (4.3).
+;;;;
+;;;; Frames are parsed where they lie and taken only when whole; what is left over the caller
+;;;; presents again. A header block in one HEADERS frame is decoded in place; one with CONTINUATIONs
+;;;; is collected first, and while it is, any other frame is a connection error (6.10). A block is
+;;;; always decoded, even if its stream is refused, for the sake of the HPACK table.
+;;;;
+;;;; Errors are values, not conditions: FAIL-STREAM and FAIL-CONNECTION return, and whoever may have
+;;;; called them looks at the state again. Only HPACK signals; that is caught once per
+;;;; RECEIVE-OCTETS. While a sink function runs for a stream it is CONNECTION-CURRENT, so that it
+;;;; cannot be used again.
+
+(in-package #:clgrpc.http2)
+
+(defconstant +flag-self-dependent+ #x100 "Ours: HEADERS made its stream depend on itself.")
+
+(deftype flags () "Flags of a frame and one of our own." '(unsigned-byte 9))
+
+(define-hot (settle-stream :inline t) ((connection connection) (stream stream)) null
+  "After a sink call for STREAM: finish it if its last frame has come, use it again if it may be."
+  (setf (connection-current connection) nil)
+  (cond ((stream-flag-p stream +finished+) (recycle-stream stream))
+        ((<= +closed+ (stream-state stream)) (finish-stream stream)))
+  nil)
+
+(defmacro deliver ((function connection stream) &rest arguments)
+  "Call the sink's FUNCTION with STREAM and ARGUMENTS."
+  `(progn
+     (setf (connection-current ,connection) ,stream)
+     (funcall (,(intern (format nil "SINK-~A" function) '#:clgrpc.http2)
+               (connection-sink ,connection))
+              ,stream ,@arguments)
+     (settle-stream ,connection ,stream)))
+
+(define-hot reject-frame ((connection connection) (stream (or null stream)) (id stream-id)
+                          (step state-step))
+    null
+  "Do what STEP, which is not ACCEPT, says about a frame on STREAM or, without one, on ID."
+  (let ((code (step-code step)))
+    (case (step-action step)
+      (#.+stream-error+
+       (if stream
+           (fail-stream stream code "a frame on a stream that the peer has ended")
+           (reset-absent connection id code "a frame on a closed stream")))
+      (#.+connection-error+
+       (fail-connection connection code
+                        (if (= code +stream-closed+)
+                            "a frame on a closed stream"
+                            "a frame on an idle stream"))))
+    nil))
+
+;;; DATA (6.1)
+
+(define-hot (charge-frame :inline t) ((connection connection) (length (unsigned-byte 24))) boolean
+  "Charge a DATA frame of LENGTH to the connection's window; false if that ends the connection."
+  (let ((left (- (connection-receive-window connection) length)))
+    (cond ((minusp left)
+           (fail-connection connection +flow-control-error+ "DATA over the connection window")
+           nil)
+          (t
+           (setf (connection-receive-window connection) left)
+           t))))
+
+(define-hot (receive-stream-data :inline t) ((connection connection) (stream stream) (octets octets)
+                                 (start index) (end index) (length (unsigned-byte 24))
+                                 (end-stream-p boolean))
+    null
+  "DATA with content from START to END and LENGTH octets in all, already charged to the connection."
+  (let* ((step (find-step (stream-state stream)
+                          (if end-stream-p +receive-data-end+ +receive-data+)))
+         (count (- end start))
+         (window (- (stream-receive-window stream) length))
+         (content-left (stream-content-left stream)))
+    (declare (type (unsigned-byte 31) count))
+    (flet ((refuse-data (code text)
+             (return-to-connection connection length)
+             (fail-stream stream code text)
+             (return-from receive-stream-data nil)))
+      (cond ((/= +accept+ (step-action step))
+             (return-to-connection connection length)
+             (return-from receive-stream-data
+               (reject-frame connection stream (stream-id stream) step)))
+            ((minusp window)
+             (refuse-data +flow-control-error+ "DATA over the stream's window"))
+            ((not (stream-flag-p stream +received-headers+))
+             (refuse-data +protocol-error+ "DATA before the response"))
+            ((/= +no-content-length+ content-left)
+             (let ((left (- content-left count)))
+               (when (or (minusp left) (and end-stream-p (plusp left)))
+                 (refuse-data +protocol-error+ "content is not as long as content-length says"))
+               (setf (stream-content-left stream) left)))))
+    (setf (stream-receive-window stream) window
+          (stream-unconsumed stream) (+ (stream-unconsumed stream) count)
+          (stream-state stream) (step-next step))
+    (unless (= count length)
+      (return-to-connection connection (- length count))
+      (return-to-stream stream (- length count)))
+    (if (or (plusp count) end-stream-p)
+        (deliver (on-data connection stream) octets start end end-stream-p)
+        (incf (accounting-empty-frames (connection-accounting connection))))
+    nil))
+
+(define-hot receive-data ((connection connection) (octets octets) (start index) (end index)
+                          (flags flags) (id stream-id))
+    null
+  (let ((length (- end start))
+        (stream (find-stream connection id)))
+    (when (logtest flags +flag-padded+)
+      (let ((padding (if (< start end) (aref octets start) 0)))
+        (when (<= length padding)       ; also if there is no length of the padding
+          (return-from receive-data
+            (fail-connection connection +protocol-error+ "DATA with more padding than payload")))
+        (incf start)
+        (decf end padding)))
+    (when (charge-frame connection length)
+      (if stream
+          (receive-stream-data connection stream octets start end length
+                               (logtest flags +flag-end-stream+))
+          (let ((state (absent-state connection id)))
+            (return-to-connection connection length)
+            (reject-frame connection nil id (find-step state +receive-data+)))))
+    nil))
+
+;;; Header blocks (4.3, 8.1)
+
+(define-hot receive-request ((connection connection) (id stream-id) (flags flags)
+                             (list hpack:field-list))
+    null
+  "The header block of a new stream of the client's."
+  (note-highest-id connection id)
+  (let ((end-stream-p (logtest flags +flag-end-stream+))
+        (content-length (check-request list)))
+    (cond ((ignored-id-p connection id))
+          ((logtest flags +flag-self-dependent+)
+           (reset-absent connection id +protocol-error+ "a stream that depends on itself"))
+          ((<= (options-max-concurrent-streams (connection-options connection))
+               (connection-stream-count connection))
+           (incf (accounting-streams-refused (connection-accounting connection)))
+           (reset-absent connection id +refused-stream+ "too many streams at once"))
+          ((hpack:field-list-overflow-p list)
+           (reset-absent connection id +enhance-your-calm+ "header list too large"))
+          ((or (= content-length +malformed-message+)
+               (and end-stream-p (plusp content-length)))
+           (incf (accounting-malformed-messages (connection-accounting connection)))
+           (reset-absent connection id +protocol-error+ "malformed request"))
+          (t
+           (let ((stream (take-stream connection id)))
+             (set-stream-flag stream +received-headers+)
+             (setf (stream-state stream) (if end-stream-p +half-closed-remote+ +open+)
+                   (stream-content-left stream) content-length)
+             (deliver (on-headers connection stream) list end-stream-p))))
+    nil))
+
+(define-hot fail-message ((stream stream) (text simple-string)) null
+  (incf (accounting-malformed-messages (connection-accounting (stream-connection stream))))
+  (fail-stream stream +protocol-error+ text))
+
+(define-hot receive-response ((connection connection) (stream stream) (state state)
+                              (end-stream-p boolean) (list hpack:field-list))
+    null
+  "A response, interim or final; STATE is the one to enter."
+  (let* ((content-length (check-response list))
+         (status (if (= content-length +malformed-message+) 0 (response-status list))))
+    (cond ((zerop status)
+           (fail-message stream "malformed response"))
+          ((< status 200)
+           (when end-stream-p (fail-message stream "an interim response that ends the stream")))
+          (t
+           (unless (or (= status 204) (= status 304))
+             (when (and end-stream-p (plusp content-length))
+               (return-from receive-response
+                 (fail-message stream "a response without the content it promises")))
+             (setf (stream-content-left stream) content-length))
+           (set-stream-flag stream +received-headers+)
+           (setf (stream-state stream) state)
+           (deliver (on-headers connection stream) list end-stream-p)))
+    nil))
+
+(define-hot receive-trailers ((connection connection) (stream stream) (state state)
+                              (end-stream-p boolean) (list hpack:field-list))
+    null
+  (cond ((not end-stream-p)
+         (fail-message stream "second HEADERS that do not end the stream"))
+        ((= +malformed-message+ (check-trailers list))
+         (fail-message stream "malformed trailers"))
+        ((plusp (stream-content-left stream))
+         (fail-message stream "content is not as long as content-length says"))
+        (t
+         (setf (stream-state stream) state)
+         (deliver (on-trailers connection stream) list)))
+  nil)
+
+(define-hot receive-stream-block ((connection connection) (stream stream) (flags flags)
+                                  (list hpack:field-list))
+    null
+  "A header block on a STREAM that exists."
+  (let* ((end-stream-p (logtest flags +flag-end-stream+))
+         (step (find-step (stream-state stream)
+                          (if end-stream-p +receive-headers-end+ +receive-headers+))))
+    (cond ((/= +accept+ (step-action step))
+           (reject-frame connection stream (stream-id stream) step))
+          ((= +idle+ (stream-state stream))
+           (fail-connection connection +protocol-error+ "HEADERS on an idle stream"))
+          ((logtest flags +flag-self-dependent+)
+           (fail-stream stream +protocol-error+ "a stream that depends on itself"))
+          ((hpack:field-list-overflow-p list)
+           (fail-stream stream +enhance-your-calm+ "header list too large"))
+          ((stream-flag-p stream +received-headers+)
+           (receive-trailers connection stream (step-next step) end-stream-p list))
+          (t
+           (receive-response connection stream (step-next step) end-stream-p list)))
+    nil))
+
+(define-hot receive-absent-block ((connection connection) (id stream-id)) null
+  "A header block on a stream that is not there and may not be opened."
+  (let ((state (absent-state connection id)))
+    (if (or (= state +idle+) (skipped-id-p connection id))
+        (fail-connection connection +protocol-error+ "HEADERS on a stream that cannot be opened")
+        (reject-frame connection nil id (find-step state +receive-headers+)))))
+
+(define-hot receive-block ((connection connection) (octets octets) (start index) (end index)
+                           (flags flags) (id stream-id))
+    null
+  "A whole header block for the stream ID; FLAGS are those of its HEADERS frame."
+  (let* ((pool (connection-pool connection))
+         (list (or (pool-field-list pool) (hpack:make-field-list)))
+         (stream (find-stream connection id)))
+    (setf (pool-field-list pool) nil)   ; a sink function may drive another connection
+    (hpack:decode-block (connection-decoder connection) octets start end list)
+    (cond (stream
+           (receive-stream-block connection stream flags list))
+          ((and (connection-server-p connection) (oddp id)
+                (> id (connection-highest-id connection)))
+           (receive-request connection id flags list))
+          (t
+           (receive-absent-block connection id)))
+    (setf (pool-field-list pool) list)
+    nil))
+
+;;; HEADERS and CONTINUATION (6.2, 6.10)
+
+(define-hot receive-headers ((connection connection) (octets octets) (start index) (end index)
+                             (flags flags) (id stream-id))
+    null
+  (let* ((padded-p (logtest flags +flag-padded+))
+         (priority-p (logtest flags +flag-priority+))
+         (from (+ start (if padded-p 1 0) (if priority-p +priority-octets+ 0))))
+    (declare (type index from))
+    (when (< end from)
+      (return-from receive-headers
+        (fail-connection connection +frame-size-error+ "HEADERS too short for its flags")))
+    (when priority-p
+      (when (= id (priority-dependency octets (if padded-p (1+ start) start)))
+        (setf flags (logior flags +flag-self-dependent+))))
+    (when padded-p
+      (when (< (- end from) (aref octets start))
+        (return-from receive-headers
+          (fail-connection connection +protocol-error+ "HEADERS with more padding than payload")))
+      (decf end (aref octets start)))
+    (if (logtest flags +flag-end-headers+)
+        (receive-block connection octets from end flags id)
+        (begin-collecting connection octets from end flags id))))
+
+(define-hot begin-collecting ((connection connection) (octets octets) (start index) (end index)
+                              (flags flags) (id stream-id))
+    null
+  (setf (connection-phase connection) +in-header-block+
+        (connection-block-id connection) id
+        (connection-block-flags connection) flags
+        (connection-block-buffer connection) (make-buffer :size (* 2 (- end start)))
+        (accounting-block-octets (connection-accounting connection)) 0)
+  (collect-block connection octets start end))
+
+(define-hot collect-block ((connection connection) (octets octets) (start index) (end index)) null
+  "Add a piece to the header block in progress. Its frame header counts too, so that many empty
+pieces pass the limit as well."
+  (let ((accounting (connection-accounting connection)))
+    (if (< (options-max-header-block-octets (connection-options connection))
+           (incf (accounting-block-octets accounting)
+                 (+ (- end start) +frame-header-octets+)))
+        (fail-connection connection +enhance-your-calm+ "header block too large")
+        (append-octets (the buffer (connection-block-buffer connection)) octets
+                       :start start :end end))))
+
+(define-hot receive-continuation ((connection connection) (octets octets) (start index) (end index)
+                                  (flags flags) (id stream-id))
+    null
+  (cond ((/= +in-header-block+ (connection-phase connection))
+         (fail-connection connection +protocol-error+ "CONTINUATION without HEADERS"))
+        (t
+         (collect-block connection octets start end)
+         (when (and (logtest flags +flag-end-headers+)
+                    (not (connection-closed-p connection)))
+           (let ((buffer (the buffer (connection-block-buffer connection))))
+             (setf (connection-phase connection) +running+
+                   (connection-block-buffer connection) nil
+                   (accounting-block-octets (connection-accounting connection)) 0)
+             (receive-block connection (buffer-octets buffer) (buffer-start buffer)
+                            (buffer-end buffer) (connection-block-flags connection) id)))))
+  nil)
+
+;;; The small frames
+
+(define-hot receive-priority ((connection connection) (octets octets) (start index) (end index)
+                              (id stream-id))
+    null
+  "Priorities are ignored (5.3.2), but a wrong frame is still an error (6.3)."
+  (let ((code (cond ((/= +priority-octets+ (- end start)) +frame-size-error+)
+                    ((= id (priority-dependency octets start)) +protocol-error+)
+                    (t +no-error+)))
+        (stream (find-stream connection id)))
+    (cond ((= code +no-error+))
+          (stream (fail-stream stream code "bad PRIORITY"))
+          ((= +idle+ (absent-state connection id)) ; which cannot be reset
+           (fail-connection connection code "bad PRIORITY on an idle stream"))
+          (t (reset-absent connection id code "bad PRIORITY")))
+    nil))
+
+(define-hot frame-step ((connection connection) (stream (or null stream)) (id stream-id)
+                        (input input))
+    state-step
+  "What to do about INPUT on STREAM or, without one, on ID; never ACCEPT without a stream."
+  (find-step (if stream (stream-state stream) (absent-state connection id)) input))
+
+(define-hot receive-reset ((connection connection) (octets octets) (start index) (id stream-id))
+    null
+  (let* ((stream (find-stream connection id))
+         (step (frame-step connection stream id +receive-reset+)))
+    (incf (accounting-resets-received (connection-accounting connection)))
+    (if (and stream (= +accept+ (step-action step)))
+        (reset-finished-stream stream (step-next step) (rst-stream-error-code octets start) :peer)
+        (reject-frame connection stream id step))))
+
+(define-hot receive-window-update ((connection connection) (octets octets) (start index)
+                                   (id stream-id))
+    null
+  (let ((increment (window-update-increment octets start)))
+    (if (zerop id)
+        (if (zerop increment)
+            (fail-connection connection +protocol-error+ "WINDOW_UPDATE of 0")
+            (raise-connection-window connection increment))
+        (let* ((stream (find-stream connection id))
+               (step (frame-step connection stream id +receive-window-update+)))
+          (cond ((not (and stream (= +accept+ (step-action step))))
+                 (reject-frame connection stream id step))
+                ((zerop increment)
+                 (fail-stream stream +protocol-error+ "WINDOW_UPDATE of 0"))
+                (t
+                 (raise-stream-window stream increment)))))
+    nil))
+
+(define-hot receive-ping ((connection connection) (octets octets) (start index) (flags flags)) null
+  (let ((payload (ping-payload octets start)))
+    (incf (accounting-pings-received (connection-accounting connection)))
+    (cond ((logtest flags +flag-ack+)
+           (funcall (sink-on-ping-ack (connection-sink connection)) connection payload))
+          (t
+           (note-control-frame connection)
+           (unless (connection-closed-p connection)
+             (emit-ping connection +flag-ack+ payload))))
+    nil))
+
+(defun receive-goaway (connection octets start end)
+  "No new streams; those of ours that the peer will not process end as refused (6.8). A later
+GOAWAY may only lower the last stream identifier."
+  (let* ((before (connection-goaway-received connection))
+         (last-id (goaway-last-stream-id octets start))
+         (last-id (if (= before +no-goaway+) last-id (min before last-id))))
+    (setf (connection-goaway-received connection) last-id)
+    (funcall (sink-on-goaway (connection-sink connection)) connection last-id
+             (goaway-error-code octets start)
+             (subseq-octets octets (+ start +goaway-octets+) end))
+    (unless (connection-server-p connection)
+      (map-streams (lambda (stream)
+                     (when (and (> (stream-id stream) last-id)
+                                (not (stream-flag-p stream +finished+)))
+                       (reset-finished-stream stream +closed+ +refused-stream+ :goaway)))
+                   connection))))
+
+(defun receive-settings-frame (connection octets start end flags)
+  (cond ((not (logtest flags +flag-ack+))
+         (receive-settings connection octets start end))
+        ((< start end)
+         (fail-connection connection +frame-size-error+ "SETTINGS with ACK and a payload"))
+        (t
+         (settings-acknowledged connection))))
+
+;;; Frames
+
+(define-hot (read-frame :inline t) ((connection connection) (octets octets) (start index)
+                                    (end index) (type octet) (flags flags) (id stream-id))
+    null
+  "A frame of TYPE with its payload from START to END; its header is in order."
+  (case type
+    (#.+frame-data+ (receive-data connection octets start end flags id))
+    (#.+frame-headers+ (receive-headers connection octets start end flags id))
+    (#.+frame-priority+ (receive-priority connection octets start end id))
+    (#.+frame-rst-stream+ (receive-reset connection octets start id))
+    (#.+frame-settings+ (receive-settings-frame connection octets start end flags) nil)
+    (#.+frame-push-promise+
+     (fail-connection connection +protocol-error+ "PUSH_PROMISE, which nobody may send here"))
+    (#.+frame-ping+ (receive-ping connection octets start flags))
+    (#.+frame-goaway+ (receive-goaway connection octets start end) nil)
+    (#.+frame-window-update+ (receive-window-update connection octets start id))
+    (#.+frame-continuation+ (receive-continuation connection octets start end flags id))
+    (t nil)))                           ; unknown types are ignored (5.5)
+
+(define-hot check-phase ((connection connection) (type octet) (flags flags) (id stream-id)) null
+  "Fail if this frame cannot come in the phase CONNECTION is in, which is not the usual one."
+  (case (connection-phase connection)
+    (#.+awaiting-settings+
+     (unless (and (= type +frame-settings+) (not (logtest flags +flag-ack+)))
+       (fail-connection connection +protocol-error+ "the first frame is not SETTINGS")))
+    (#.+in-header-block+
+     (unless (and (= type +frame-continuation+) (= id (connection-block-id connection)))
+       (fail-connection connection +protocol-error+ "a frame inside a header block"))))
+  nil)
+
+(defun fail-frame (connection code type length id)
+  (fail-connection connection code
+                   (format nil "~A of ~D octets on stream ~D" (frame-name type) length id)))
+
+(define-hot read-frames ((connection connection) (octets octets) (start index) (end index)) index
+  (let ((at start)
+        (largest (options-max-frame-octets (connection-options connection))))
+    (declare (type index at))
+    (loop
+      (when (< (- end at) +frame-header-octets+)
+        (return at))
+      (multiple-value-bind (length type flags id) (read-frame-header octets at)
+        (let* ((payload (+ at +frame-header-octets+))
+               (after (+ payload length))
+               (code (if (< largest length)
+                         +frame-size-error+
+                         (frame-header-error type length id))))
+          (declare (type index payload after))
+          (unless (= +running+ (connection-phase connection))
+            (check-phase connection type flags id))
+          (unless (zerop code)
+            (fail-frame connection code type length id))
+          (when (and (< end after) (not (connection-closed-p connection)))
+            (return at))
+          (unless (connection-closed-p connection)
+            (read-frame connection octets payload after type flags id))
+          (when (connection-closed-p connection)
+            (return end))
+          (setf at after))))))
+
+(sb-ext:defglobal **preface**
+    (let ((line-end (coerce '(#\Return #\Newline) 'string)))
+      (ascii-octets (concatenate 'string "PRI * HTTP/2.0" line-end line-end "SM"
+                                 line-end line-end))))
+
+(defun read-preface (connection octets start end)
+  "Check the client's preface, which begins at START; return the position after it, or START if it
+is not all there yet."
+  (let* ((length (length **preface**))
+         (count (min length (- end start))))
+    (cond ((mismatch **preface** octets :end1 count :start2 start :end2 (+ start count))
+           (fail-connection connection +protocol-error+ "not an HTTP/2 client preface")
+           end)
+          ((< count length) start)
+          (t
+           (setf (connection-phase connection) +awaiting-settings+)
+           (+ start length)))))
+
+(define-hot receive-octets ((connection connection) (octets octets) (start index) (end index)
+                            (now time-ns))
+    index
+  "Take the peer's octets from START to END, received at NOW (nanoseconds of any steady clock).
+Return the position of the first octet not consumed, which begins an incomplete frame: present it
+again with what follows. Sink functions are called meanwhile; OCTETS are theirs only during the
+call. If the peer broke the protocol GOAWAY is in the output and ON-CLOSE was called; from then on
+everything is consumed and ignored."
+  (setf (connection-last-receive-ns connection) now)
+  (handler-case
+      (let ((at start))
+        (declare (type index at))
+        (when (= +awaiting-preface+ (connection-phase connection))
+          (setf at (read-preface connection octets start end)))
+        (cond ((connection-closed-p connection) end)
+              ((= +awaiting-preface+ (connection-phase connection)) at)
+              (t (read-frames connection octets at end))))
+    (hpack:hpack-error (condition)
+      (fail-connection connection +compression-error+ (hpack:hpack-error-text condition))
+      end)))

@@ -1,0 +1,145 @@
+;;;; HEADERS and DATA straight into the output (RFC 9113 sections 6.1, 6.2, 6.10). The fast path of
+;;;; a unary call is BEGIN-HEADERS, the caller's hpack calls, END-HEADERS; RESERVE-DATA, BEGIN-DATA,
+;;;; the caller's octets, END-DATA. Nothing is copied and nothing allocated.
+;;;;
+;;;; Between the two halves of a pair nothing else may be appended. A header block is contiguous: it
+;;;; is encoded in one piece behind 9 octets kept free, and only when it is longer than the peer's
+;;;; largest frame it is opened up for the headers of its CONTINUATIONs. DATA never overtakes queued
+;;;; DATA, and trailers never either: see queue.lisp.
+
+(in-package #:clgrpc.http2)
+
+(defconstant +output-cap+ 65536
+  "DATA is queued instead of appended while the output holds more; frames are written in turns
+then.")
+
+(define-hot connection-writable-p ((connection connection)) boolean
+  "True if DATA appended now would go out with the next flush: the output is under its cap."
+  (and (not (connection-closed-p connection))
+       (< (output-fill connection) +output-cap+)))
+
+(define-hot (enter-state :inline t) ((stream stream) (state state)) null
+  "Set the STATE that something of ours leads to, and finish STREAM if it is the last."
+  (setf (stream-state stream) state)
+  (when (= state +closed+) (finish-stream stream))
+  nil)
+
+;;; HEADERS
+
+(define-hot begin-headers ((stream stream)) (values hpack:encoder buffer)
+  "Begin the header block of a request, a response or trailers on STREAM. Return the encoder and
+the buffer to give to the encoding functions of clgrpc.hpack, each field once; then call
+END-HEADERS. Nothing else may be done with the connection in between. Signal MISUSE if our side of
+the stream has ended or the stream has queued octets: see STREAM-SENDABLE-P and
+SEND-TRAILERS-LATER."
+  (let ((connection (stream-connection stream))
+        (state (stream-state stream)))
+    (unless (or (sending-state-p state) (= state +idle+))
+      (misuse "No headers can be sent on ~S." stream))
+    (unless (zerop (stream-queued-octets stream))
+      (misuse "Headers would overtake the octets queued on ~S." stream))
+    (unless (= -1 (connection-open-mark connection))
+      (misuse "Headers begun before those of another stream of ~S have ended." connection))
+    (let ((buffer (output-buffer connection))
+          (encoder (connection-encoder connection)))
+      (ensure-buffer-room buffer 128)
+      (setf (connection-open-mark connection) (buffer-fill buffer))
+      (incf (buffer-end buffer) +frame-header-octets+)
+      (hpack:begin-block encoder buffer)
+      (values encoder buffer))))
+
+(define-hot end-headers ((stream stream) (end-stream-p boolean)) null
+  "End the header block that BEGIN-HEADERS began on STREAM: write its frame header, and
+CONTINUATIONs if it needs them. With END-STREAM-P our side of the stream ends. Second headers are
+trailers and must end it."
+  (let* ((connection (stream-connection stream))
+         (buffer (the buffer (connection-output connection)))
+         (mark (connection-open-mark connection))
+         (at (+ (buffer-start buffer) mark))
+         (length (- (buffer-end buffer) at +frame-header-octets+))
+         (step (find-step (stream-state stream)
+                          (if end-stream-p +send-headers-end+ +send-headers+))))
+    (declare (type index mark at length))
+    (unless (or end-stream-p (not (stream-flag-p stream +sent-headers+)))
+      (misuse "Second headers on ~S must end the stream." stream))
+    (setf (connection-open-mark connection) -1)
+    (if (<= length (connection-peer-frame-octets connection))
+        (write-frame-header (buffer-octets buffer) at length +frame-headers+
+                            (if end-stream-p
+                                (logior +flag-end-headers+ +flag-end-stream+)
+                                +flag-end-headers+)
+                            (stream-id stream))
+        (split-block connection buffer mark (stream-id stream) end-stream-p))
+    (set-stream-flag stream +sent-headers+)
+    (when (eq stream (connection-opening connection))
+      (setf (connection-opening connection) nil))
+    (enter-state stream (step-next step))))
+
+(define-hot split-block ((connection connection) (buffer buffer) (mark index) (id stream-id)
+                         (end-stream-p boolean))
+    null
+  "Make HEADERS and CONTINUATIONs of the block that stands, behind room for one frame header, at
+MARK after the start of BUFFER. The pieces move back to front, each to its place."
+  (let* ((limit (connection-peer-frame-octets connection))
+         (length (- (buffer-fill buffer) mark +frame-header-octets+))
+         (more (1- (ceiling length limit))) ; how many CONTINUATIONs
+         (octets (ensure-buffer-room buffer (* more +frame-header-octets+)))
+         (at (+ (buffer-start buffer) mark)))
+    (declare (type index length more at))
+    (incf (buffer-end buffer) (* more +frame-header-octets+))
+    (loop for piece from more downto 0
+          for offset of-type index = (* piece limit)
+          for count of-type index = (min limit (- length offset))
+          for from of-type index = (+ at +frame-header-octets+ offset)
+          for to of-type index = (+ from (* piece +frame-header-octets+))
+          for flags of-type octet = (if (= piece more) +flag-end-headers+ 0)
+          do (replace octets octets :start1 to :start2 from :end2 (+ from count))
+             (write-frame-header octets (- to +frame-header-octets+) count
+                                 (if (zerop piece) +frame-headers+ +frame-continuation+)
+                                 (if (and end-stream-p (zerop piece))
+                                     (logior flags +flag-end-stream+)
+                                     flags)
+                                 id))
+    nil))
+
+;;; DATA
+
+(define-hot (largest-data :inline t) ((connection connection)) index
+  "The largest DATA payload to send: what the peer takes, but not more than we take ourselves."
+  (min (connection-peer-frame-octets connection)
+       (options-max-frame-octets (connection-options connection))))
+
+(define-hot reserve-data ((stream stream) (count index)) boolean
+  "True if a DATA frame of COUNT octets on STREAM can go into the output at once: its headers are
+sent, both windows allow it, one frame holds it, nobody is queued and the output is under its cap.
+Then call BEGIN-DATA, else SEND-DATA."
+  (let ((connection (stream-connection stream)))
+    (and (sending-state-p (stream-state stream))
+         (stream-flag-p stream +sent-headers+)
+         (zerop (stream-queued-octets stream))
+         (<= count (stream-send-window stream))
+         (<= count (connection-send-window connection))
+         (<= count (largest-data connection))
+         (null (connection-ring-head connection))
+         (< (output-fill connection) +output-cap+))))
+
+(define-hot begin-data ((stream stream) (count index)) (values octets index)
+  "After RESERVE-DATA was true for COUNT: return octets and the position in them where exactly
+COUNT octets are to be written. Then call END-DATA, with nothing done to the connection in between."
+  (let* ((buffer (output-buffer (stream-connection stream)))
+         (octets (ensure-buffer-room buffer (+ count +frame-header-octets+))))
+    (values octets (+ (buffer-end buffer) +frame-header-octets+))))
+
+(define-hot end-data ((stream stream) (count index) (end-stream-p boolean)) null
+  "End the DATA frame of COUNT octets that BEGIN-DATA began on STREAM; with END-STREAM-P it is the
+last."
+  (let* ((connection (stream-connection stream))
+         (buffer (the buffer (connection-output connection)))
+         (step (find-step (stream-state stream)
+                          (if end-stream-p +send-data-end+ +send-data+))))
+    (write-frame-header (buffer-octets buffer) (buffer-end buffer) count +frame-data+
+                        (if end-stream-p +flag-end-stream+ 0) (stream-id stream))
+    (incf (buffer-end buffer) (+ count +frame-header-octets+))
+    (decf (stream-send-window stream) count)
+    (decf (connection-send-window connection) count)
+    (enter-state stream (step-next step))))

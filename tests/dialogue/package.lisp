@@ -1,0 +1,15 @@
+;;;; Dialogues: scripts of what a peer sends, frame by frame, and what we must answer and tell our
+;;;; owner. script.lisp has the notation; the other files are about one subject each.
+
+(defpackage #:clgrpc.tests.dialogue
+  (:use #:cl #:clgrpc.base #:fiveam)
+  (:local-nicknames (#:h2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack))
+  (:export
+   ;; frame.lisp
+   #:frame-octets #:frames-octets #:read-frame-forms #:frame-form
+   #:peer #:make-peer
+   ;; script.lisp
+   #:*dialogue* #:dialogue #:dialogue-connection #:dialogue-events #:dialogue-buffer
+   #:make-dialogue #:begin-dialogue #:define-dialogue
+   #:hears #:says #:sees #:silent #:tells #:flush #:find-stream #:connection #:respond #:request
+   #:encode-fields #:+get+ #:event))

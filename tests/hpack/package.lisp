@@ -1,0 +1,6 @@
+;;;; Tests of clgrpc.hpack; each file mirrors one of src/hpack/. Random tests print their seed;
+;;;; setting CLGRPC_SEED to it repeats them.
+
+(defpackage #:clgrpc.tests.hpack
+  (:use #:cl #:clgrpc.base #:clgrpc.hpack #:fiveam)
+  (:local-nicknames (#:hpack #:clgrpc.hpack)))

@@ -1,0 +1,72 @@
+;;;; See src/http2/stream.lisp.
+
+(in-package #:clgrpc.tests.http2)
+(in-suite :clgrpc.http2)
+
+(test table-grows-and-shrinks
+  "Streams are found whatever was added and removed around them."
+  (with-random (table-grows-and-shrinks)
+    (let* ((end (connect-end :server))
+           (connection (end-connection end))
+           (live '()))
+      (loop for id from 1 below 4000 by 2
+            do (setf (h2::connection-highest-id connection) id)
+               (push (h2::take-stream connection id) live)
+               (when (zerop (random 3))
+                 (let ((stream (nth (random (length live)) live)))
+                   (setf live (delete stream live))
+                   (h2::remove-stream connection stream))))
+      (is (= (length live) (h2:connection-stream-count connection)))
+      (is (every (lambda (stream) (eq stream (h2::find-stream connection (h2:stream-id stream))))
+                 live))
+      (is (null (h2::find-stream connection 5001)))
+      (let ((ids '()))
+        (h2:map-streams (lambda (stream) (push (h2:stream-id stream) ids)) connection)
+        (is (equal (reverse ids) (sort (mapcar #'h2:stream-id live) #'<)))))))
+
+(test streams-are-used-again
+  "Only a stream that is closed and was released is used again, whichever came first."
+  (let ((*dialogue* (begin-dialogue :client '())))
+    (shake-hands)
+    (flet ((call (release-early release-late)
+             (let ((stream (find-stream (request :get :end t))))
+               (when release-early (h2:release-stream stream))
+               (hears `(:headers ,(h2:stream-id stream) :ok :end-stream))
+               (when release-late (h2:release-stream stream))
+               stream)))
+      (let ((kept (call nil nil)))
+        (is (not (eq kept (call nil nil)))))
+      (let ((early (call t nil)))
+        (is (eq early (call nil t)))
+        (is (eq early (call nil nil)))))))
+
+(test a-waiting-stream-is-not-used-again
+  "A stream that is reset while in the ring of writers leaves it first."
+  (let ((*dialogue* (begin-dialogue :server '())))
+    (shake-hands)
+    (hears '(:headers 1 :get :end-stream) '(:headers 3 :get :end-stream))
+    (dolist (id '(1 3))
+      (respond id :ok)
+      (h2:send-data (find-stream id) (make-octets 60000) 0 60000 nil))
+    (flush)
+    (let ((stream (find-stream 3)))
+      (h2:reset-stream stream 8)
+      (h2:release-stream stream)
+      (hears '(:headers 5 :get :end-stream))
+      (is (not (eq stream (find-stream 5))))
+      (hears '(:window-update 0 1000))
+      (flush)
+      (hears '(:headers 7 :get :end-stream))
+      (is (eq stream (find-stream 7))))))
+
+(test resets-that-are-forgotten
+  "The memory of resets is bounded; below the newest forgotten one everything counts as reset."
+  (let ((connection (end-connection (connect-end :server))))
+    (setf (h2::connection-highest-id connection) 100001)
+    (loop for id from 1 to 9999 by 2 do (h2::remember-reset connection id))
+    (is (= 1024 (length (h2::connection-resets connection))))
+    (is (= h2::+reset+ (h2::absent-state connection 1)))
+    (is (= h2::+reset+ (h2::absent-state connection 9999)))
+    (is (= h2::+closed+ (h2::absent-state connection 10001)))
+    (is (= h2::+idle+ (h2::absent-state connection 100003)))
+    (is (= h2::+idle+ (h2::absent-state connection 2)))))
