@@ -1,0 +1,46 @@
+;;;; The two errors of this layer: PROTOBUF-ERROR for octets that are no message (the peer's fault)
+;;;; and PROTO-SYNTAX-ERROR for .proto text that is no program. Each says where; a syntax error
+;;;; carries the others found in the same file, so that one run shows them all.
+
+(in-package #:clgrpc.protobuf)
+
+(define-condition protobuf-error (clgrpc-error)
+  ((type :initarg :type :initform nil :reader protobuf-error-type)
+   (position :initarg :position :initform nil :reader protobuf-error-position)
+   (text :initarg :text :reader protobuf-error-text))
+  (:report (lambda (condition stream)
+             (format stream "Cannot read ~:[a message~;~:*~A~]~@[ at octet ~D~]: ~A."
+                     (protobuf-error-type condition) (protobuf-error-position condition)
+                     (protobuf-error-text condition))))
+  (:documentation "Octets are not a valid serialized message. TYPE is the full name of the message
+type asked for, if known; POSITION the index of the octet where reading stopped; TEXT what was
+wrong."))
+
+(document-functions
+  protobuf-error-type "The full name of the message type asked for, or nil."
+  protobuf-error-position "The index of the octet where reading stopped, or nil."
+  protobuf-error-text "What is wrong with the octets, as text.")
+
+(define-condition proto-syntax-error (clgrpc-error)
+  ((file :initarg :file :reader proto-syntax-error-file)
+   (line :initarg :line :reader proto-syntax-error-line)
+   (column :initarg :column :reader proto-syntax-error-column)
+   (expected :initarg :expected :initform nil :reader proto-syntax-error-expected)
+   (text :initarg :text :reader proto-syntax-error-text)
+   (others :initarg :others :initform '() :accessor proto-syntax-error-others))
+  (:report (lambda (condition stream)
+             (format stream "~A:~D:~D: ~A~{~%~A~}"
+                     (proto-syntax-error-file condition) (proto-syntax-error-line condition)
+                     (proto-syntax-error-column condition) (proto-syntax-error-text condition)
+                     (proto-syntax-error-others condition))))
+  (:documentation "A .proto source cannot be compiled. FILE, LINE and COLUMN (from 1) say where,
+EXPECTED what should have stood there, TEXT all of it as one sentence. OTHERS holds the further
+errors of the same file, in order."))
+
+(document-functions
+  proto-syntax-error-file "The .proto file in which the error is, as text."
+  proto-syntax-error-line "Its line, from 1."
+  proto-syntax-error-column "Its column, from 1."
+  proto-syntax-error-expected "What should have stood there, or nil."
+  proto-syntax-error-text "The error as one sentence."
+  proto-syntax-error-others "The further errors of the same file, a list of PROTO-SYNTAX-ERRORs.")

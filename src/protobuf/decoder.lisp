@@ -1,0 +1,287 @@
+;;;; The code that reads a message: one function of octets, start, end and budget per layout, made
+;;;; from its plan; it returns the message, or nil for "read again, deferred".
+;;;;
+;;;; A singular sub-message may come in several pieces, which count as one concatenation. Merging
+;;;; piece by piece would copy repeated fields once per piece, so a hostile peer could make the work
+;;;; quadratic. Therefore reading begins on the plain way, where each sub-message is read where it
+;;;; stands; if one comes twice, everything is given up and read again the deferred way, where every
+;;;; sub-message is read once, from all its pieces, after its parent. BUDGET counts down the
+;;;; recursion; +DEFERRED+ or more means the deferred way. Every work here is linear in the input
+;;;; times the depth.
+;;;;
+;;;; Unknown fields are noted as ranges and gathered into one octet vector at the end.
+
+(in-package #:clgrpc.protobuf)
+
+;;; Run-time parts
+
+(define-hot note-range ((ranges list) (start index) (end index)) list
+  "RANGES, the latest first, with START to END added; a range that follows the latest extends it."
+  (if (and ranges (consp (first ranges)) (eql start (cdr (first ranges))))
+      (setf (cdr (first ranges)) end)
+      (push (cons start end) ranges))
+  ranges)
+
+(defun gather-ranges (octets ranges)
+  "Join the RANGES of OCTETS, the latest first; a range may also be an octet vector itself."
+  (declare (type octets octets))
+  (let* ((ranges (reverse ranges))
+         (size (loop for range in ranges
+                     sum (if (consp range) (- (cdr range) (car range)) (length range))
+                       of-type index))
+         (all (make-array size :element-type 'octet))
+         (at 0))
+    (declare (type index at))
+    (dolist (range ranges all)
+      (setf at (if (consp range)
+                   (copy-octets octets (car range) (cdr range) all at)
+                   (copy-octets range 0 (length range) all at))))))
+
+(defun read-pieces (type octets pieces budget)
+  "Read the message of TYPE that the ranges PIECES of OCTETS, the latest first, are together."
+  (declare (type message-type type) (type octets octets) (type fixnum budget))
+  (let ((reader (message-type-reader type)))
+    (if (null (rest pieces))
+        (funcall reader octets (car (first pieces)) (cdr (first pieces)) (1- budget))
+        (let ((all (gather-ranges octets pieces)))
+          (funcall reader all 0 (length all) (1- budget))))))
+
+(defmacro read-sub-message (type start stop)
+  "The sub-message of TYPE at START to STOP, which gives up reading if it does."
+  `(truly-the message
+              (or (funcall (message-type-reader ,type) octets ,start ,stop (1- budget))
+                  (return-from read nil))))
+
+(defmacro note-unknown ()
+  `(progn (setf at (skip-field octets at end tag))
+          (setf ranges (note-range ranges field-start at))))
+
+;;; Values
+
+(defun with-content (slot body)
+  "BODY with START and STOP bound to the bounds of the sub-message of SLOT, whose tag was just
+read."
+  (if (slot-delimited-p slot)
+      `(multiple-value-bind (stop after) (group-end octets at end ,(slot-number slot))
+         (let ((start at))
+           (declare (ignorable start))
+           ,body
+           (setf at after)))
+      `(with-delimited (start stop) ,body)))
+
+(defun take-form (slot)
+  (scalar-take (scalar-of (slot-kind slot))))
+
+(defun pending-name (thing)
+  "The variable that collects pieces for THING, a slot or oneof."
+  (make-symbol (format nil "PENDING-~A"
+                       (if (slot-p thing) (slot-name thing) (oneof-slot-name thing)))))
+
+(defstruct (variables (:copier nil))
+  "The local variables of a reader: vector and count of each repeated slot, the pieces of each
+sub-message or oneof."
+  (vectors '() :type list)              ; (slot vector count)
+  (pendings '() :type list))            ; (slot-or-oneof . name)
+
+(defun reader-variables (plan)
+  (let ((variables (make-variables)))
+    (dolist (slot (plan-slots plan) variables)
+      (case (slot-label slot)
+        (:repeated (push (list slot (make-symbol (slot-name slot))
+                               (make-symbol (format nil "~A-COUNT" (slot-name slot))))
+                         (variables-vectors variables)))
+        (:singular
+         (when (eq :message (slot-kind slot))
+           (let ((thing (or (slot-oneof slot) slot)))
+             (unless (assoc thing (variables-pendings variables))
+               (push (cons thing (pending-name thing)) (variables-pendings variables))))))))))
+
+;;; One arm per field
+
+(defun pending-of (variables slot)
+  (cdr (assoc (or (slot-oneof slot) slot) (variables-pendings variables))))
+
+(defun singular-message-arm (slot variables)
+  (let ((pending (pending-of variables slot)) (oneof (slot-oneof slot)))
+    (with-content
+      slot
+      (if oneof
+          `(cond (deferred
+                  (unless (= ,(slot-number slot) (,(oneof-slot-case oneof) message))
+                    (setf ,pending '()
+                          (,(oneof-slot-case oneof) message) ,(slot-number slot)))
+                  (push (cons start stop) ,pending))
+                 ((= ,(slot-number slot) (,(oneof-slot-case oneof) message))
+                  (return-from read nil))
+                 (t
+                  (setf (,(oneof-slot-value oneof) message)
+                        (read-sub-message ,(type-form slot) start stop)
+                        (,(oneof-slot-case oneof) message) ,(slot-number slot))))
+          `(cond (deferred (push (cons start stop) ,pending))
+                 ((,(slot-place slot) message) (return-from read nil))
+                 (t (setf (,(slot-place slot) message)
+                          (read-sub-message ,(type-form slot) start stop))))))))
+
+(defun store-form (slot)
+  "A form that stores VALUE, just read, in the singular SLOT."
+  (let ((oneof (slot-oneof slot)))
+    (ecase (slot-presence slot)
+      (:implicit `(setf (,(slot-place slot) message) value))
+      (:bit `(progn (setf (,(slot-place slot) message) value) ,(set-bit-form slot)))
+      (:oneof `(setf (,(oneof-slot-value oneof) message) value
+                     (,(oneof-slot-case oneof) message) ,(slot-number slot))))))
+
+(defun singular-arm (slot)
+  `(let ((value ,(take-form slot)))
+     ,(if (slot-closed-p slot)
+          `(if (enum-known-p ,(type-form slot) value)
+               ,(store-form slot)
+               (setf ranges (note-range ranges field-start at)))
+          (store-form slot))))
+
+(defun repeated-message-arm (slot vector count)
+  `(progn
+     ,(if (slot-delimited-p slot)
+          `(ensure-room ,vector ,count 1 simple-vector)
+          `(when (= ,count (length ,vector))
+             (ensure-room ,vector ,count (count-run octets at end ,(slot-tag slot)) simple-vector)))
+     ,(with-content slot `(setf (svref ,vector ,count)
+                                (read-sub-message ,(type-form slot) start stop)
+                                ,count (truly-the index (1+ ,count))))))
+
+(defun one-element-arm (slot vector count)
+  `(multiple-value-setq (,vector at)
+     (,(kind-function "READ-ELEMENT" (slot-kind slot)) octets at end ,vector ,count ,(slot-tag slot)
+      ,(type-form slot))))
+
+(defun repeated-arms (slot variables)
+  "The clauses, by tag, of a repeated SLOT: one value, and for numbers also many packed."
+  (destructuring-bind (vector count) (rest (assoc slot (variables-vectors variables)))
+    (let ((tag (slot-tag slot)) (kind (slot-kind slot)) (packed-tag (tag-of (slot-number slot) 2)))
+      (flet ((closed (start stop)
+               `(multiple-value-setq (,vector ,count ranges)
+                  (read-closed-elements octets ,start ,stop ,vector ,count ,(slot-number slot)
+                                        ,(type-form slot) ranges))))
+        (cond ((eq :message kind) `((,tag ,(repeated-message-arm slot vector count))))
+              ((slot-closed-p slot)
+               `((,packed-tag (with-delimited (start stop) ,(closed 'start 'stop)))
+                 (,tag (let ((start at))
+                         (take-short read-boolean)
+                         ,(closed 'start 'at)))))
+              (t
+               `(,@(unless (= 2 (slot-wire slot))
+                     `((,packed-tag
+                        (with-delimited (start stop)
+                          (multiple-value-setq (,vector ,count)
+                            (,(kind-function "READ-PACKED" kind) octets start stop ,vector ,count
+                             ,(type-form slot)))))))
+                 (,tag ,(one-element-arm slot vector count)
+                       (setf ,count (truly-the index (1+ ,count)))))))))))
+
+(defun map-arm (slot)
+  "Read one entry of the map SLOT."
+  (let* ((key (slot-entry-key slot)) (value (slot-entry-value slot)) (map (slot-place slot))
+         (message (eq :message (slot-kind value)))
+         (put `(map-put (or (,map message) (setf (,map message) ,(fresh-map-form slot)))
+                        key
+                        ,(cond (message
+                                `(or (read-pieces ,(type-form value) octets
+                                                  (or held (list (cons stop stop))) budget)
+                                     (return-from read nil)))
+                               ((eq :enum (slot-kind value))
+                                `(enum-keyword-of ,(type-form value)
+                                                  (truly-the (signed-byte 32) held)))
+                               (t 'held)))))
+    `(with-delimited (start stop)
+       (multiple-value-bind (key held)
+           (read-entry octets start stop
+                       ,(slot-tag key) #',(kind-function "READ" (slot-kind key))
+                       ,(literal (slot-default key)) ,(slot-tag value)
+                       ,(if message nil `#',(kind-function "READ" (slot-kind value)))
+                       ,(if message nil (literal (slot-default value))))
+         ,(if (slot-closed-p value)
+              `(if (enum-known-p ,(type-form value) held)
+                   ,put
+                   (setf ranges (note-range ranges field-start stop)))
+              put)))))
+
+(defun slot-arms (slot variables)
+  (ecase (slot-label slot)
+    (:map `((,(tag-of (slot-number slot) 2) ,(map-arm slot))))
+    (:repeated (repeated-arms slot variables))
+    (:singular `((,(slot-tag slot)
+                  ,(if (eq :message (slot-kind slot))
+                       (singular-message-arm slot variables)
+                       (singular-arm slot)))))))
+
+;;; The whole
+
+(defun finish-forms (plan variables)
+  "The forms after the last field."
+  `(,@(loop for (slot vector count) in (reverse (variables-vectors variables))
+            collect `(unless (zerop ,count)
+                       (setf (,(slot-place slot) message)
+                             (truly-the ,(vector-type slot) (fit-vector ,vector ,count)))))
+    ,@(when (variables-pendings variables)
+        `((when deferred
+            ,@(loop for (thing . pending) in (reverse (variables-pendings variables))
+                    collect (if (slot-p thing)
+                                `(when ,pending
+                                   (setf (,(slot-place thing) message)
+                                         ,(pieces-form thing pending)))
+                                (finish-oneof-form thing pending))))))
+    (when ranges (setf (message-extra message) (gather-ranges octets ranges)))
+    (truly-the ,(plan-structure plan) message)))
+
+(defun pieces-form (slot pending)
+  `(truly-the message (or (read-pieces ,(type-form slot) octets ,pending budget)
+                          (return-from read nil))))
+
+(defun finish-oneof-form (oneof pending)
+  `(case (,(oneof-slot-case oneof) message)
+     ,@(loop for slot in (oneof-slot-slots oneof)
+             when (eq :message (slot-kind slot))
+               collect `(,(slot-number slot)
+                         (setf (,(oneof-slot-value oneof) message) ,(pieces-form slot pending))))))
+
+(defun dispatch-form (plan variables)
+  "Read the field whose TAG was read. A known number with another wire type is an unknown field."
+  `(block known
+     (case (ash tag -3)
+       ,@(loop for slot in (sort (copy-list (plan-slots plan)) #'< :key #'slot-number)
+               collect `(,(slot-number slot)
+                         (case tag
+                           ,@(loop for (tag . forms) in (slot-arms slot variables)
+                                   collect `(,tag ,@forms (return-from known)))))))
+     (note-unknown)))
+
+(defun reader-body (plan variables)
+  `((loop while (< at end)
+          do (let* ((field-start at) (tag (take-tag)))
+               (declare (ignorable field-start) (type (unsigned-byte 32) tag))
+               ,(dispatch-form plan variables)))
+    ,@(finish-forms plan variables)))
+
+(defun reader-form (plan)
+  (let* ((variables (reader-variables plan))
+         (body (reader-body plan variables)))
+    `(sb-int:named-lambda ,(format nil "read ~A" (plan-full-name plan)) (octets at end budget)
+       (declare ,*coder-policy* (type octets octets) (type index at end)
+                (type (unsigned-byte 16) budget))
+       (when (zerop (logand budget ,(1- +deferred+))) (fail-recursion at))
+       (let ((message (,(plan-maker plan)))
+             (deferred (>= budget +deferred+))
+             (ranges '())
+             ,@(loop for (slot vector count) in (variables-vectors variables)
+                     collect `(,vector (load-time-value
+                                        (make-array 0 :element-type
+                                                    ',(element-type (slot-kind slot)))
+                                        t))
+                     collect `(,count 0))
+             ,@(loop for (nil . pending) in (variables-pendings variables)
+                     collect `(,pending '())))
+         (declare (ignorable deferred) (type list ranges)
+                  ,@(loop for (slot vector count) in (variables-vectors variables)
+                          collect `(type ,(vector-type slot) ,vector)
+                          collect `(type index ,count)))
+         (block read ,@body)))))

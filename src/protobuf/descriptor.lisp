@@ -1,0 +1,228 @@
+;;;; Descriptors: what a .proto file declares, as structures. The parser makes them with names as
+;;;; written; the linker resolves names and features in place; the generator and reflection read
+;;;; them.
+;;;;
+;;;; Invariants after linking: every full name is without a leading dot; a field's TYPE-NAME is the
+;;;; full name of a message or enum that is registered or about to be; nothing points from one file
+;;;; into another or upwards, so a file descriptor can be dumped into a fasl as a literal.
+
+(in-package #:clgrpc.protobuf)
+
+(defstruct (descriptor (:copier nil) (:constructor nil))
+  "What every declaration has. COMMENT is the text of the comment at it, or nil."
+  (name "" :type string)
+  (full-name "" :type string)
+  (comment nil :type (or null string))
+  (options '() :type list)
+  (features nil :type list)
+  (line 1 :type index)
+  (column 1 :type index))
+
+(defstruct (option (:copier nil))
+  "One option as written. NAME is a list of strings, or of (string) for a part in parentheses. VALUE
+is a string of octets, an integer, a float, (:identifier name) or (:aggregate fields)."
+  (name '() :type list)
+  (value nil)
+  (line 1 :type index)
+  (column 1 :type index))
+
+(defstruct (file-descriptor (:include descriptor) (:copier nil))
+  "A .proto file. NAME and FULL-NAME are its path as imports write it."
+  (package "" :type string)
+  (syntax :proto2 :type (member :proto2 :proto3 :editions))
+  (edition nil :type (or null string))
+  (dependencies '() :type list)
+  (public-dependencies '() :type list)
+  (weak-dependencies '() :type list)
+  (messages '() :type list)
+  (enums '() :type list)
+  (extensions '() :type list)
+  (services '() :type list)
+  (fingerprint "" :type string))
+
+(defstruct (message-descriptor (:include descriptor) (:copier nil))
+  "A message type. Ranges are lists of (first . last), both inclusive."
+  (fields '() :type list)
+  (oneofs '() :type list)
+  (messages '() :type list)
+  (enums '() :type list)
+  (extensions '() :type list)
+  (extension-ranges '() :type list)
+  (reserved-ranges '() :type list)
+  (reserved-names '() :type list)
+  (map-entry-p nil :type boolean)
+  (symbol nil :type symbol))
+
+(defstruct (field-descriptor (:include descriptor) (:copier nil))
+  "A field or extension. TYPE is a keyword such as :int32, :message, :enum or :group. ONEOF is the
+name of the oneof it belongs to, PRESENCE one of :implicit, :explicit, :required, :repeated."
+  (number 0 :type fixnum)
+  (label :optional :type (member :optional :required :repeated))
+  (labelled-p nil :type boolean)
+  (type nil :type (or null keyword))
+  (type-name nil :type (or null string))
+  (oneof nil :type (or null string))
+  (proto3-optional-p nil :type boolean)
+  (extendee nil :type (or null string))
+  (default nil)
+  (json-name "" :type string)
+  (presence :implicit :type keyword)
+  (packed-p nil :type boolean)
+  (closed-p nil :type boolean)
+  (unchecked-p nil :type boolean)
+  (delimited-p nil :type boolean)
+  (map-p nil :type boolean))
+
+(defstruct (oneof-descriptor (:include descriptor) (:copier nil))
+  "A oneof; its fields are those of the message whose ONEOF is this name.")
+
+(defstruct (enum-descriptor (:include descriptor) (:copier nil))
+  "An enum type. CLOSED-P: numbers without a name are unknown fields."
+  (values '() :type list)
+  (reserved-ranges '() :type list)
+  (reserved-names '() :type list)
+  (closed-p nil :type boolean)
+  (symbol nil :type symbol))
+
+(defstruct (enum-value-descriptor (:include descriptor) (:copier nil))
+  "One named number of an enum."
+  (number 0 :type (signed-byte 32)))
+
+(defstruct (service-descriptor (:include descriptor) (:copier nil))
+  "A service. SYMBOL names its Lisp class."
+  (methods '() :type list)
+  (symbol nil :type symbol))
+
+(defstruct (method-descriptor (:include descriptor) (:copier nil))
+  "A method. SYMBOL names its generic function; INPUT and OUTPUT are full names of messages, for
+FIND-MESSAGE-TYPE or INTERN-MESSAGE-TYPE."
+  (input "" :type string)
+  (output "" :type string)
+  (client-streaming-p nil :type boolean)
+  (server-streaming-p nil :type boolean)
+  (symbol nil :type symbol))
+
+(document-functions
+  descriptor-name "The name of what DESCRIPTOR declares, as written; of a file, its import path."
+  descriptor-full-name "That name with package and outer messages: \"helloworld.HelloReply\"."
+  descriptor-comment "The comment at the declaration, or nil."
+  descriptor-options "The OPTIONs of the declaration, a list in order."
+  descriptor-line "The line of the declaration, from 1."
+  descriptor-column "The column of the declaration, from 1."
+  option-name "The name of OPTION, a list of strings, or of (string) for a part in parentheses."
+  option-value "The value of OPTION: a string of octets, a number, (:identifier name) or
+(:aggregate fields)."
+  file-descriptor-package "The package of the file, \"\" if it has none."
+  file-descriptor-syntax "The syntax of the file: :proto2, :proto3 or :editions."
+  file-descriptor-dependencies "The import paths of the files it imports, in order."
+  file-descriptor-public-dependencies "Those of them that it imports publicly."
+  file-descriptor-messages "The descriptors of the messages at the file's top level, in order."
+  file-descriptor-enums "The descriptors of the enums at the file's top level, in order."
+  file-descriptor-services "The descriptors of the file's services, in order."
+  file-descriptor-extensions "The descriptors of the extensions at the file's top level, in order.")
+
+(document-functions
+  message-descriptor-fields "The descriptors of the message's fields, in order."
+  message-descriptor-oneofs "The descriptors of the message's oneofs, in order."
+  message-descriptor-messages "The descriptors of the messages inside the message, in order."
+  message-descriptor-enums "The descriptors of the enums inside the message, in order."
+  message-descriptor-map-entry-p "True if the message is the entry of a map field."
+  field-descriptor-number "The number of the field."
+  field-descriptor-label "The label of the field: :optional, :required or :repeated."
+  field-descriptor-type "The type of the field, a keyword such as :int32, :message, :enum or
+:group."
+  field-descriptor-type-name "The full name of the field's message or enum type, or nil."
+  field-descriptor-default "The default that the file gives the field, or nil."
+  field-descriptor-json-name "The name of the field in JSON."
+  field-descriptor-presence "Whether it is known that the field is set: :implicit, :explicit,
+:required or :repeated."
+  field-descriptor-packed-p "True if the field is repeated and written packed."
+  field-descriptor-oneof "The name of the oneof to which the field belongs, or nil."
+  enum-descriptor-values "The descriptors of the enum's values, in order."
+  enum-value-descriptor-number "The number of the enum value."
+  service-descriptor-symbol "The name of the service's class."
+  service-descriptor-methods "The descriptors of the service's methods, in order."
+  method-descriptor-symbol "The name of the method's generic function."
+  method-descriptor-input "The full name of the method's request type."
+  method-descriptor-output "The full name of the method's response type."
+  method-descriptor-client-streaming-p "True if the client sends a stream of messages."
+  method-descriptor-server-streaming-p "True if the server sends a stream of messages.")
+
+(defmethod print-object ((descriptor descriptor) stream)
+  (print-unreadable-object (descriptor stream :type t)
+    (write-string (if (string= "" (descriptor-full-name descriptor))
+                      (descriptor-name descriptor)
+                      (descriptor-full-name descriptor))
+                  stream)))
+
+(defmethod make-load-form ((descriptor descriptor) &optional environment)
+  (make-load-form-saving-slots descriptor :environment environment))
+
+(defmethod make-load-form ((option option) &optional environment)
+  (make-load-form-saving-slots option :environment environment))
+
+(defun method-descriptor-path (method)
+  "Return the :path of METHOD, \"/package.Service/Method\"."
+  (let* ((full (descriptor-full-name method))
+         (dot (position #\. full :from-end t)))
+    (format nil "/~A/~A" (subseq full 0 dot) (subseq full (1+ dot)))))
+
+(defun find-option (descriptor name)
+  "Return the value of the option NAME (a string such as \"packed\", or \"(my.ext)\" for a custom
+one) of DESCRIPTOR, as written, and true; nil and nil without it."
+  (let ((option (find name (descriptor-options descriptor)
+                      :key (lambda (option) (option-name-string (option-name option)))
+                      :test #'string=)))
+    (if option (values (option-value option) t) (values nil nil))))
+
+(defun option-name-string (name)
+  (format nil "~{~A~^.~}"
+          (mapcar (lambda (part) (if (consp part) (format nil "(~A)" (first part)) part)) name)))
+
+(defun option-true-p (descriptor name)
+  "True if the boolean option NAME of DESCRIPTOR is set to true."
+  (equal '(:identifier "true") (find-option descriptor name)))
+
+;;; Walking
+
+(defun map-messages (function owner)
+  "Call FUNCTION with every message declared in OWNER, a file or message descriptor, outermost
+first."
+  (dolist (message (if (file-descriptor-p owner)
+                       (file-descriptor-messages owner)
+                       (message-descriptor-messages owner)))
+    (funcall function message)
+    (map-messages function message)))
+
+(defun map-enums (function file)
+  "Call FUNCTION with every enum declared in FILE at any depth."
+  (mapc function (file-descriptor-enums file))
+  (map-messages (lambda (message) (mapc function (message-descriptor-enums message))) file))
+
+(defun map-extensions (function file)
+  "Call FUNCTION with every extension field declared in FILE at any depth."
+  (mapc function (file-descriptor-extensions file))
+  (map-messages (lambda (message) (mapc function (message-descriptor-extensions message))) file))
+
+;;; The registry of what has been loaded. Written only while code is loaded or compiled.
+
+(defglobal **files** (make-hash-table :test 'equal :synchronized t))
+(defglobal **descriptors** (make-hash-table :test 'equal :synchronized t))
+
+(defun find-file-descriptor (name)
+  "Return the descriptor of the loaded file whose import path is NAME, or nil."
+  (values (gethash name **files**)))
+
+(defun find-descriptor (full-name)
+  "Return the descriptor of the loaded message, enum, service or extension FULL-NAME, or nil."
+  (values (gethash full-name **descriptors**)))
+
+(defun register-file (file)
+  "Make FILE known to FIND-FILE-DESCRIPTOR and what it declares to FIND-DESCRIPTOR. Return FILE."
+  (flet ((note (descriptor)
+           (setf (gethash (descriptor-full-name descriptor) **descriptors**) descriptor)))
+    (map-messages #'note file)
+    (map-enums #'note file)
+    (map-extensions #'note file)
+    (mapc #'note (file-descriptor-services file)))
+  (setf (gethash (descriptor-name file) **files**) file))

@@ -1,0 +1,201 @@
+;;;; The code that measures and writes a message: two functions per layout made from its plan. The
+;;;; size pass leaves the size of every sub-message in the sub-message and that of every packed
+;;;; varint field in the message; the write pass uses these, so each length is known where it must
+;;;; be written.
+;;;;
+;;;; Sub-messages go through their message type, whose coders may be of a newer definition. A
+;;;; message whose layout is not the one this code knows, or that has become a forwarder, is handed
+;;;; to SIZE-OTHER and WRITE-OTHER (reflection.lisp).
+
+(in-package #:clgrpc.protobuf)
+
+(defparameter *coder-policy*
+  '(optimize (speed 1) (safety 1) (debug 0) (sb-ext:inhibit-warnings 3))
+  "How generated coders are compiled: checked; only the leaves they call are not.")
+
+(defun constant-size (tag)
+  (length (tag-octets tag)))
+
+(defun slot-wire (slot)
+  (cond ((eq :message (slot-kind slot)) (if (slot-delimited-p slot) 3 2))
+        (t (scalar-wire (scalar-of (slot-kind slot))))))
+
+(defun slot-tag (slot)
+  (tag-of (slot-number slot) (slot-wire slot)))
+
+(defun present-value-test (slot)
+  "A form that is true if VALUE, what SLOT with implicit presence holds, must be written."
+  (ecase (slot-kind slot)
+    (:bool 'value)
+    ((:string :bytes) '(plusp (length value)))
+    (:float '(/= 0 (single-bits value)))
+    (:double '(/= 0 (double-bits value)))
+    ((:enum :int32 :int64 :uint32 :uint64 :sint32 :sint64 :fixed32 :fixed64 :sfixed32 :sfixed64)
+     '(/= 0 value))))
+
+(defun value-type (slot)
+  (if (eq :message (slot-kind slot)) 'message (scalar-lisp-type (scalar-of (slot-kind slot)))))
+
+;;; The size of one VALUE without its tag, and the code that writes it without its tag
+
+(defun value-size (slot)
+  (if (eq :message (slot-kind slot))
+      (let ((size `(truly-the index (funcall (message-type-sizer ,(type-form slot)) value))))
+        (if (slot-delimited-p slot)
+            `(+ ,size ,(constant-size (tag-of (slot-number slot) 4)))
+            `(let ((length ,size)) (declare (type index length)) (+ length (varint-size length)))))
+      (scalar-size (scalar-of (slot-kind slot)))))
+
+(defun value-put (slot)
+  (if (eq :message (slot-kind slot))
+      (let ((put `(setf at (truly-the index (funcall (message-type-writer ,(type-form slot))
+                                                     value octets at)))))
+        (if (slot-delimited-p slot)
+            `(progn ,put (put-tag ,(tag-of (slot-number slot) 4)))
+            `(progn (put-varint (message-size value)) ,put)))
+      (scalar-put (scalar-of (slot-kind slot)))))
+
+(defun do-messages-form (slot body)
+  "Run BODY with VALUE bound to each sub-message of the repeated SLOT."
+  `(let ((vector (,(slot-place slot) message)))
+     (dotimes (i (length vector))
+       (let ((value (truly-the message (svref vector i))))
+         ,body))))
+
+(defun with-map-form (slot body)
+  "Run BODY with MAP bound to the map of SLOT if there is one."
+  `(let ((map (,(slot-place slot) message)))
+     (when map ,body)))
+
+(defun entry-functions (slot verbs)
+  "Forms for the functions that do VERBS for the key or value SLOT of a map."
+  (loop for verb in verbs
+        collect (if (eq :message (slot-kind slot)) nil `#',(kind-function verb (slot-kind slot)))))
+
+;;; Singular fields
+
+(defun singular-form (slot body)
+  "A form that evaluates BODY with VALUE bound if the singular SLOT must be written."
+  (let ((place (slot-place slot)) (oneof (slot-oneof slot)))
+    (ecase (slot-presence slot)
+      (:implicit `(let ((value (,place message)))
+                    (when ,(present-value-test slot) ,body)))
+      (:bit `(when ,(present-form slot)
+               (let ((value (,place message))) (declare (ignorable value)) ,body)))
+      (:value `(let ((value (,place message))) (when value ,body)))
+      (:oneof `(let ((value (truly-the ,(value-type slot) (,(oneof-slot-value oneof) message))))
+                 (declare (ignorable value))
+                 ,body)))))
+
+(defun add-form (&rest forms)
+  `(setf size (truly-the index (+ size ,@forms))))
+
+(defun packed-length-form (slot)
+  "The size of the packed elements of SLOT in the size pass, which keeps it for the write pass."
+  (let ((width (fixed-size (slot-kind slot))) (place (slot-place slot)))
+    (if width
+        `(* ,width (length (,place message)))
+        `(setf (,(slot-size slot) message)
+               (,(kind-function "SIZE-ELEMENTS" (slot-kind slot)) (,place message)
+                ,(type-form slot))))))
+
+(defun repeated-size-form (slot)
+  (let ((tag (constant-size (slot-tag slot))) (place (slot-place slot)))
+    (cond ((eq :message (slot-kind slot)) (do-messages-form slot (add-form tag (value-size slot))))
+          ((slot-packed-p slot)
+           `(when (plusp (length (,place message)))
+              (let ((length ,(packed-length-form slot)))
+                (declare (type index length))
+                ,(add-form (constant-size (tag-of (slot-number slot) 2)) 'length
+                           '(varint-size length)))))
+          (t
+           `(when (plusp (length (,place message)))
+              ,(add-form `(* ,tag (length (,place message)))
+                         `(,(kind-function "SIZE-ELEMENTS" (slot-kind slot)) (,place message)
+                           ,(type-form slot))))))))
+
+(defun repeated-put-form (slot)
+  (let ((place (slot-place slot)) (kind (slot-kind slot)))
+    (flet ((put-elements (tag)
+             `(setf at (,(kind-function "PUT-ELEMENTS" kind) (,place message) octets at ,tag
+                        ,(type-form slot)))))
+      (cond ((eq :message kind)
+             (do-messages-form slot `(progn (put-tag ,(slot-tag slot)) ,(value-put slot))))
+            ((slot-packed-p slot)
+             `(when (plusp (length (,place message)))
+                (put-tag ,(tag-of (slot-number slot) 2))
+                (put-varint ,(if (fixed-size kind)
+                                 `(* ,(fixed-size kind) (length (,place message)))
+                                 `(,(slot-size slot) message)))
+                ,(put-elements 0)))
+            (t `(when (plusp (length (,place message)))
+                  ,(put-elements (slot-tag slot))))))))
+
+(defun slot-size-form (slot)
+  "A form that adds what the field of SLOT takes to SIZE."
+  (let ((tag (constant-size (slot-tag slot))))
+    (ecase (slot-label slot)
+      (:singular (singular-form slot (add-form tag (value-size slot))))
+      (:repeated (repeated-size-form slot))
+      (:map
+       (let ((key (slot-entry-key slot)) (value (slot-entry-value slot)))
+         (with-map-form slot (add-form `(size-map map ,(constant-size (tag-of (slot-number slot) 2))
+                                                  ,@(entry-functions key '("SIZE"))
+                                                  ,@(entry-functions value '("SIZE"))
+                                                  ,(type-form value)))))))))
+
+(defun slot-put-form (slot)
+  "A form that writes the field of SLOT."
+  (ecase (slot-label slot)
+    (:singular (singular-form slot `(progn (put-tag ,(slot-tag slot)) ,(value-put slot))))
+    (:repeated (repeated-put-form slot))
+    (:map
+     (let ((key (slot-entry-key slot)) (value (slot-entry-value slot)))
+       (with-map-form slot `(setf at (put-map map octets at ,(tag-of (slot-number slot) 2)
+                                              ,(slot-tag key)
+                                              ,@(entry-functions key '("SIZE" "PUT"))
+                                              ,(slot-tag value)
+                                              ,@(entry-functions value '("SIZE" "PUT"))
+                                              ,(type-form value))))))))
+
+(defun all-slots-forms (plan function)
+  "The forms FUNCTION gives for the slots of PLAN in field order; members of a oneof under one CASE,
+where its lowest number stands."
+  (let ((seen '()))
+    (loop for slot in (sort (copy-list (plan-slots plan)) #'< :key #'slot-number)
+          for oneof = (slot-oneof slot)
+          unless (member oneof seen)
+            collect (if oneof
+                        `(case (,(oneof-slot-case oneof) message)
+                           ,@(loop for member in (oneof-slot-slots oneof)
+                                   collect `(,(slot-number member) ,(funcall function member))))
+                        (funcall function slot))
+          when oneof do (push oneof seen))))
+
+(defun sizer-form (plan)
+  `(sb-int:named-lambda ,(format nil "size of ~A" (plan-full-name plan)) (message)
+     (declare ,*coder-policy*)
+     (let ((extra (if (typep message ',(plan-structure plan))
+                      (message-extra message)
+                      (the message message)))) ; or whatever a user takes for one
+       (if (message-p extra)
+           (size-other message ,(plan-full-name plan))
+           (let ((message (truly-the ,(plan-structure plan) message))
+                 (size (if extra (length (truly-the octets extra)) 0)))
+             (declare (type index size) (ignorable message))
+             ,@(all-slots-forms plan #'slot-size-form)
+             (setf (message-size message) size))))))
+
+(defun writer-form (plan)
+  `(sb-int:named-lambda ,(format nil "write ~A" (plan-full-name plan)) (message octets at)
+     (declare ,*coder-policy* (type octets octets) (type index at))
+     (let ((extra (if (typep message ',(plan-structure plan)) (message-extra message) message)))
+       (if (message-p extra)
+           (write-message-other message octets at ,(plan-full-name plan))
+           (let ((message (truly-the ,(plan-structure plan) message)))
+             (declare (ignorable message))
+             ,@(all-slots-forms plan #'slot-put-form)
+             (if extra
+                 (let ((extra (truly-the octets extra)))
+                   (copy-octets extra 0 (length extra) octets at))
+                 at))))))

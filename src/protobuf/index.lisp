@@ -1,0 +1,107 @@
+;;;; A hash index from the keys of a map to their positions, for maps of more than a few entries: an
+;;;; open-addressed table of positions, probed linearly, at most half full. Keys come from peers, so
+;;;; the hash is keyed by the seed of the process. Keys are strings (text), integers or booleans,
+;;;; and are compared by value.
+;;;;
+;;;; A table entry is a position plus one, 0 if never used, +REMOVED+ if its key was removed. The
+;;;; index holds the seed it was made with, so it survives in a saved image.
+
+(in-package #:clgrpc.protobuf)
+
+(deftype index-table () '(simple-array (unsigned-byte 32) (*)))
+
+(defconstant +removed+ #xFFFFFFFF
+  "In an index table: the place of a removed key.")
+
+(defstruct (key-index (:constructor make-key-index (table seed)) (:copier nil))
+  (table (make-array 0 :element-type '(unsigned-byte 32)) :type index-table)
+  (seed 0 :type (unsigned-byte 62))
+  (used 0 :type index))                 ; entries that are not 0
+
+(declaim (inline mix))
+(defun mix (hash value seed)
+  (declare (type (unsigned-byte 64) hash value) (type (unsigned-byte 62) seed))
+  (ldb (byte 64 0) (* (logxor hash value) (logior 1 (ash seed 1)))))
+
+(define-hot hash-key ((key t) (seed (unsigned-byte 62))) (unsigned-byte 32)
+  "The hash of KEY under SEED."
+  (let ((hash seed))
+    (declare (type (unsigned-byte 64) hash))
+    (flet ((add-string (string)
+             (loop for char across string do (setf hash (mix hash (char-code char) seed)))))
+      (declare (inline add-string))
+      (typecase key                     ; anything else is in no map
+        (simple-base-string (add-string key))
+        (wide-string (add-string key))
+        (integer (setf hash (mix hash (ldb (byte 64 0) key) seed)))
+        (boolean (setf hash (mix hash (if key 1 0) seed)))))
+    (let ((folded (mix hash (ash hash -29) seed)))
+      (ash folded -32))))
+
+(define-hot text= ((a text) (b text)) boolean
+  "True if the strings A and B have the same characters."
+  (macrolet ((compare (type-a type-b)
+               `(let ((a (truly-the ,type-a a)) (b (truly-the ,type-b b)))
+                  (loop for i of-type index from 0 below (length a)
+                        always (char= (schar a i) (schar b i))))))
+    (and (= (length a) (length b))
+         (if (typep a 'simple-base-string)
+             (if (typep b 'simple-base-string)
+                 (compare simple-base-string simple-base-string)
+                 (compare simple-base-string wide-string))
+             (if (typep b 'simple-base-string)
+                 (compare wide-string simple-base-string)
+                 (compare wide-string wide-string))))))
+
+(define-hot key= ((a t) (b t)) boolean
+  "True if the keys A and B, of one map, are equal."
+  (if (typep a 'text)
+      (and (typep b 'text) (text= a b))
+      (eql a b)))
+
+(define-hot index-place ((index key-index) (keys simple-vector) (key t)) (or null index)
+  "Where in the table of INDEX the position of KEY in KEYS stands, or nil."
+  (let* ((table (key-index-table index))
+         (mask (1- (length table)))
+         (place (logand mask (hash-key key (key-index-seed index)))))
+    (declare (type (unsigned-byte 32) mask place))
+    (loop
+      (let ((entry (aref table place)))
+        (cond ((zerop entry) (return nil))
+              ((= entry +removed+))
+              ((key= key (svref keys (1- entry))) (return place))))
+      (setf place (logand mask (1+ place))))))
+
+(define-hot index-position ((index key-index) (keys simple-vector) (key t)) (or null index)
+  "The position of KEY in KEYS, or nil."
+  (let ((place (index-place index keys key)))
+    (and place (1- (aref (key-index-table index) place)))))
+
+(define-hot enter-key ((index key-index) (key t) (position index)) t
+  "Note that KEY, which is not in INDEX, is at POSITION. There is room."
+  (let* ((table (key-index-table index))
+         (mask (1- (length table)))
+         (place (logand mask (hash-key key (key-index-seed index)))))
+    (declare (type (unsigned-byte 32) mask place))
+    (loop until (zerop (aref table place))
+          do (setf place (logand mask (1+ place))))
+    (setf (aref table place) (1+ position))
+    (incf (key-index-used index))))
+
+(defun build-index (keys count)
+  "A fresh index of the first COUNT of KEYS, with room for as many again."
+  (let* ((size (ash 4 (integer-length count)))
+         (index (make-key-index (make-array size :element-type '(unsigned-byte 32)
+                                                 :initial-element 0)
+                                (hash-seed))))
+    (dotimes (i count index)
+      (enter-key index (svref keys i) i))))
+
+(defun index-full-p (index)
+  "True if another key would fill more than half of INDEX."
+  (>= (* 2 (1+ (key-index-used index))) (length (key-index-table index))))
+
+(defun move-key (index keys key position)
+  "Note that KEY, which is in INDEX, is now at POSITION; with POSITION nil, that it is removed."
+  (setf (aref (key-index-table index) (index-place index keys key))
+        (if position (1+ position) +removed+)))

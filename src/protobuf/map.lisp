@@ -1,0 +1,186 @@
+;;;; Map fields. A PROTO-MAP keeps keys and values in two vectors in the order they came; up to
+;;;; eight entries are searched one by one, more through a hash table from key to position. Keys are
+;;;; compared by value; a removed entry's place is taken by the last.
+;;;;
+;;;; A map knows its field's slot and so what keys and values it may hold.
+
+(in-package #:clgrpc.protobuf)
+
+(defconstant +linear-map-limit+ 8
+  "Above this many entries a map has a hash table.")
+
+(defstruct (proto-map (:constructor make-proto-map (key-kind value-kind value-type)) (:copier nil))
+  "The value of a map field: see MAP-VALUE, MAP-COUNT, MAP-REMOVE, DO-MAP, MAP-ALIST."
+  (key-kind :string :type keyword)
+  (value-kind :string :type keyword)
+  (value-type nil)
+  (keys #() :type simple-vector)
+  (vals #() :type simple-vector)
+  (count 0 :type index)
+  (index nil :type (or null key-index)))
+
+(defmethod print-object ((map proto-map) stream)
+  (print-unreadable-object (map stream :type t)
+    (format stream "~(~A~) → ~(~A~), ~D entr~:@P" (proto-map-key-kind map)
+            (proto-map-value-kind map) (proto-map-count map))))
+
+(defun map-position (map key)
+  "Where KEY is in MAP, or nil."
+  (let ((index (proto-map-index map)) (keys (proto-map-keys map)))
+    (if index
+        (index-position index keys key)
+        (loop for i of-type index from 0 below (proto-map-count map)
+              when (key= key (svref keys i)) return i))))
+
+(defun map-put (map key value)
+  "Set the value of KEY in MAP; both are as the map holds them."
+  (let ((position (map-position map key)))
+    (if position
+        (setf (svref (proto-map-vals map) position) value)
+        (append-entry map key value))))
+
+(defun append-entry (map key value)
+  (let ((count (proto-map-count map)))
+    (when (= count (length (proto-map-keys map)))
+      (let ((room (max 4 (* 2 count))))
+        (setf (proto-map-keys map) (resize-vector (proto-map-keys map) count room)
+              (proto-map-vals map) (resize-vector (proto-map-vals map) count room))))
+    (setf (svref (proto-map-keys map) count) key
+          (svref (proto-map-vals map) count) value
+          (proto-map-count map) (1+ count))
+    (let ((index (proto-map-index map)))
+      (cond ((if index (index-full-p index) (= count +linear-map-limit+))
+             (setf (proto-map-index map) (build-index (proto-map-keys map) (1+ count))))
+            (index (enter-key index key count))))
+    value))
+
+(defun comparable-key (key)
+  "KEY as MAP-POSITION takes it."
+  (if (typep key '(and string (not text))) (to-text key) key))
+
+(defun map-value (map key &optional default)
+  "Return the value of KEY in MAP and true, or DEFAULT and nil. SETFable: an error if key or value
+is not of the field's types."
+  (let ((position (map-position map (comparable-key key))))
+    (if position
+        (values (svref (proto-map-vals map) position) t)
+        (values default nil))))
+
+(defun (setf map-value) (value map key &optional default)
+  (declare (ignore default))
+  (map-put map
+           (to-kind (proto-map-key-kind map) key nil)
+           (to-kind (proto-map-value-kind map) value (proto-map-value-type map)))
+  value)
+
+(defun map-count (map)
+  "Return how many entries MAP has."
+  (proto-map-count map))
+
+(defun map-remove (map key)
+  "Remove the entry of KEY from MAP; return true if there was one."
+  (let* ((key (comparable-key key))
+         (position (map-position map key)))
+    (when position
+      (let ((last (1- (proto-map-count map)))
+            (keys (proto-map-keys map))
+            (vals (proto-map-vals map)))
+        (when (proto-map-index map)
+          (move-key (proto-map-index map) keys key nil)
+          (unless (= position last)
+            (move-key (proto-map-index map) keys (svref keys last) position)))
+        (setf (svref keys position) (svref keys last)
+              (svref vals position) (svref vals last)
+              (svref keys last) 0
+              (svref vals last) 0
+              (proto-map-count map) last))
+      t)))
+
+(defmacro do-map (((key value) map &optional result) &body body)
+  "Run BODY with KEY and VALUE bound to each entry of MAP in turn; return RESULT. MAP must not
+change meanwhile."
+  (let ((object (gensym "MAP")) (i (gensym "I")))
+    `(let ((,object ,map))
+       (dotimes (,i (proto-map-count ,object) ,result)
+         (let ((,key (svref (proto-map-keys ,object) ,i))
+               (,value (svref (proto-map-vals ,object) ,i)))
+           (declare (ignorable ,key ,value))
+           ,@body)))))
+
+(defun map-alist (map)
+  "Return a fresh alist of the entries of MAP."
+  (let ((entries '()))
+    (do-map ((key value) map (nreverse entries))
+      (push (cons key value) entries))))
+
+(defun to-map (key-kind value-kind value-type entries)
+  "A fresh map of the field types given with ENTRIES, an alist, a hash table or another map."
+  (let ((map (make-proto-map key-kind value-kind value-type)))
+    (etypecase entries
+      (list (loop for (key . value) in entries do (setf (map-value map key) value)))
+      (hash-table (maphash (lambda (key value) (setf (map-value map key) value)) entries))
+      (proto-map (do-map ((key value) entries) (setf (map-value map key) value))))
+    map))
+
+;;; Entries on the wire
+
+(define-hot read-entry ((octets octets) (at index) (end index)
+                        (key-tag (unsigned-byte 32)) (key-reader function) (key t)
+                        (value-tag (unsigned-byte 32)) (value-reader (or null function)) (value t))
+    (values t t)
+  "Read one entry from AT to END; return its key and value, KEY and VALUE if they are absent.
+Without VALUE-READER the value is a sub-message: return the ranges of its pieces, the latest first."
+  (loop while (< at end)
+        do (let ((tag (take-tag)))
+             (cond ((= tag key-tag)
+                    (setf (values key at) (funcall key-reader octets at end)))
+                   ((/= tag value-tag)
+                    (setf at (skip-field octets at end tag)))
+                   (value-reader
+                    (setf (values value at) (funcall value-reader octets at end)))
+                   (t (with-delimited (start stop) (push (cons start stop) value))))))
+  (values key value))
+
+(define-hot entry-value-size ((value t) (sizer (or null function)) (type t) (measured t)) index
+  "The size of VALUE in an entry. TYPE is its message or enum type, if any; MEASURED says that a
+sub-message knows its size already."
+  (typecase type
+    (message-type
+     (let ((length (if measured
+                       (message-size value)
+                       (truly-the index (funcall (message-type-sizer type) value)))))
+       (+ length (varint-size length))))
+    (enum-type (size-enum (enum-number-of type value)))
+    (t (truly-the index (funcall (the function sizer) value)))))
+
+(define-hot size-map ((map proto-map) (tag-size index) (key-sizer function)
+                      (value-sizer (or null function)) (type t))
+    index
+  "The size of the map field MAP, each of whose tags takes TAG-SIZE octets."
+  (let ((size 0))
+    (declare (type index size))
+    (do-map ((key value) map size)
+      (let ((length (+ 2 (truly-the index (funcall key-sizer key))
+                       (entry-value-size value value-sizer type nil))))
+        (declare (type index length))
+        (setf size (truly-the index (+ size tag-size length (varint-size length))))))))
+
+(define-hot put-map ((map proto-map) (octets octets) (at index) (tag (unsigned-byte 32))
+                     (key-tag octet) (key-sizer function) (key-putter function)
+                     (value-tag octet) (value-sizer (or null function))
+                     (value-putter (or null function)) (type t))
+    index
+  "Write the map field MAP."
+  (do-map ((key value) map at)
+    (put-varint tag)
+    (put-varint (truly-the index (+ 2 (truly-the index (funcall key-sizer key))
+                                    (entry-value-size value value-sizer type t))))
+    (put-octet key-tag)
+    (setf at (truly-the index (funcall key-putter key octets at)))
+    (put-octet value-tag)
+    (typecase type
+      (message-type
+       (put-varint (message-size value))
+       (setf at (truly-the index (funcall (message-type-writer type) value octets at))))
+      (enum-type (put-varint (enum-number-of type value)))
+      (t (setf at (truly-the index (funcall (the function value-putter) value octets at)))))))

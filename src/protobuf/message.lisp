@@ -1,0 +1,228 @@
+;;;; What exists once per message or enum type for the life of the image, and what every message
+;;;; has.
+;;;;
+;;;; A MESSAGE-TYPE is interned by full name and never replaced: generated code, routes and tables
+;;;; hold it, and a new definition swaps its slots. A LAYOUT is one definition of it: a hidden
+;;;; concrete structure, named by the fingerprint of its fields, with its coders. Messages of older
+;;;; layouts live on; whoever meets one in current code turns it into a forwarder (reflection.lisp,
+;;;; CURRENT-MESSAGE).
+;;;;
+;;;; Every message has two words besides its fields: EXTRA holds nil, the octets of unknown fields,
+;;;; or (in a forwarder) the message that took its place; SIZE is where the size pass leaves the
+;;;; result for the write pass that follows it.
+
+(in-package #:clgrpc.protobuf)
+
+(declaim (inline message-extra (setf message-extra) message-size (setf message-size)))
+(defstruct (message (:conc-name nil) (:constructor nil) (:copier nil) (:predicate message-p))
+  "The root of all messages."
+  (message-extra nil :type (or null octets message))
+  (message-size 0 :type index))
+
+(defstruct (layout (:copier nil))
+  "One definition of a message type. SLOTS are those of its plan (plan.lisp)."
+  (type nil)
+  (fingerprint "" :type string)
+  (structure nil :type symbol)
+  (maker nil :type (or null function))
+  (slots #() :type simple-vector)
+  (reader #'identity :type function)
+  (sizer #'identity :type function)
+  (writer #'identity :type function))
+
+(declaim (inline message-type-reader message-type-sizer message-type-writer))
+(defstruct (message-type (:constructor %make-message-type (name)) (:copier nil))
+  "A message type, one per full name. PARSER is a function of octets, start and end that returns a
+message; SIZER one of a message that returns its size in octets; WRITER one of a message, octets and
+start that returns the end, to be called right after the sizer. READER is the parser's inside."
+  (name "" :type string :read-only t)
+  (symbol nil :type symbol)
+  (descriptor nil :type (or null message-descriptor))
+  (layout nil :type (or null layout))
+  (parser #'identity :type function)
+  (reader #'identity :type function)
+  (sizer #'identity :type function)
+  (writer #'identity :type function))
+
+(document-functions
+  message-type-name "The full name of the message type: \"helloworld.HelloReply\"."
+  message-type-symbol "The symbol that names the type in Lisp, or nil before it is defined."
+  message-type-descriptor "The descriptor of the message type, or nil before it is defined."
+  message-type-parser "A function of octets, start and end that returns a message of the type."
+  message-type-sizer "A function of a message of the type that returns its serialized size in octets
+and leaves the sizes of its parts in it for the writer."
+  message-type-writer "A function of a message of the type, octets and start that writes the message
+there and returns the end. To be called right after the sizer, with nothing between.")
+
+(defmethod print-object ((type message-type) stream)
+  (print-unreadable-object (type stream :type t)
+    (format stream "~A~:[ (not defined)~;~]" (message-type-name type) (message-type-layout type))))
+
+(defmethod print-object ((layout layout) stream)
+  (print-unreadable-object (layout stream :type t) (princ (layout-structure layout) stream)))
+
+(defmethod make-load-form ((type message-type) &optional environment)
+  (declare (ignore environment))
+  `(intern-message-type ,(message-type-name type)))
+
+;;; Reading from the outside in
+
+(defconstant +recursion-limit+ 100
+  "How deep messages may nest in octets that are read.")
+
+(defconstant +deferred+ 1024
+  "Added to the recursion budget when sub-messages are to be read after their parents
+(decoder.lisp).")
+
+(define-hot (parse-octets :inline t)
+    ((type message-type) (octets octets) (start index) (end index))
+    message
+  "Return the message of TYPE whose serialized form is the octets START to END. Signal
+PROTOBUF-ERROR."
+  (unless (<= start end (length octets))
+    (misuse "There are no octets ~D to ~D in a vector of ~D." start end (length octets)))
+  (truly-the message
+             (or (funcall (message-type-reader type) octets start end +recursion-limit+)
+                 (funcall (message-type-reader type) octets start end
+                          (+ +recursion-limit+ +deferred+)))))
+
+(defglobal **message-types** (make-hash-table :test 'equal :synchronized t))
+
+(defun intern-message-type (full-name)
+  "Return the message type FULL-NAME, such as \"helloworld.HelloReply\". It exists for life, also
+before its definition is loaded; until then its coders signal MISUSE."
+  (or (gethash full-name **message-types**)
+      (sb-ext:with-locked-hash-table (**message-types**)
+        (or (gethash full-name **message-types**)
+            (setf (gethash full-name **message-types**) (fresh-message-type full-name))))))
+
+(defun fresh-message-type (full-name)
+  (let* ((type (%make-message-type (copy-seq full-name)))
+         (undefined (lambda (&rest arguments)
+                      (declare (ignore arguments))
+                      (misuse "The message type ~A is not defined." full-name))))
+    (setf (message-type-reader type) undefined
+          (message-type-sizer type) undefined
+          (message-type-writer type) undefined
+          (message-type-parser type)
+          (lambda (octets start end) (parse-octets type octets start end)))
+    type))
+
+(defun find-message-type (designator)
+  "Return the message type that DESIGNATOR (a full name, a symbol such as HELLOWORLD:HELLO-REPLY, or
+a message type) means, or nil."
+  (etypecase designator
+    (message-type designator)
+    (symbol (get designator 'message-type))
+    (string (values (gethash designator **message-types**)))))
+
+(defun message-type-defined-p (type)
+  "True once the definition of the message type TYPE has been loaded."
+  (and (message-type-layout type) t))
+
+(defun need-message-type (designator)
+  (or (find-message-type designator) (misuse "There is no message type ~S." designator)))
+
+(declaim (inline message-layout))
+(defun message-layout (message)
+  "The layout MESSAGE was made with."
+  (declare (type message message))
+  (get (type-of message) 'layout))
+
+(defun message-type-of (message)
+  "Return the message type of MESSAGE."
+  (layout-type (message-layout message)))
+
+;;; Enums
+
+(defstruct (enum-type (:constructor %make-enum-type (name)) (:copier nil))
+  "An enum type, one per full name. KEYWORDS holds the keyword of each number from 0 where there is
+one, the tables serve all other numbers and the way back."
+  (name "" :type string :read-only t)
+  (symbol nil :type symbol)
+  (descriptor nil :type (or null enum-descriptor))
+  (keywords #() :type simple-vector)
+  (sparse (make-hash-table) :type hash-table)
+  (numbers (make-hash-table :test 'eq) :type hash-table))
+
+(document-functions
+  enum-type-name "The full name of the enum type."
+  enum-type-descriptor "The descriptor of the enum type, or nil before it is defined.")
+
+(defmethod print-object ((type enum-type) stream)
+  (print-unreadable-object (type stream :type t) (princ (enum-type-name type) stream)))
+
+(defmethod make-load-form ((type enum-type) &optional environment)
+  (declare (ignore environment))
+  `(intern-enum-type ,(enum-type-name type)))
+
+(defglobal **enum-types** (make-hash-table :test 'equal :synchronized t))
+
+(defun intern-enum-type (full-name)
+  "Return the enum type FULL-NAME, which exists for life."
+  (or (gethash full-name **enum-types**)
+      (sb-ext:with-locked-hash-table (**enum-types**)
+        (or (gethash full-name **enum-types**)
+            (setf (gethash full-name **enum-types**) (%make-enum-type (copy-seq full-name)))))))
+
+(defun find-enum-type (designator)
+  "Return the enum type that DESIGNATOR (a full name, a symbol, or an enum type) means, or nil."
+  (etypecase designator
+    (enum-type designator)
+    (symbol (get designator 'enum-type))
+    (string (values (gethash designator **enum-types**)))))
+
+(defconstant +dense-enum-limit+ 256
+  "Enum numbers below this are looked up in a vector.")
+
+(defun install-enum (full-name)
+  "Give the enum type FULL-NAME the values of its registered descriptor."
+  (let* ((type (intern-enum-type full-name))
+         (descriptor (find-descriptor full-name))
+         (values (enum-descriptor-values descriptor))
+         (dense (loop for value in values
+                      for number = (enum-value-descriptor-number value)
+                      when (< -1 number +dense-enum-limit+) maximize (1+ number)))
+         (keywords (make-array (or dense 0) :initial-element nil))
+         (sparse (make-hash-table))
+         (numbers (make-hash-table :test 'eq)))
+    (dolist (value (reverse values))    ; so that of aliases the first stays
+      (let ((keyword (enum-value-keyword (descriptor-name value)))
+            (number (enum-value-descriptor-number value)))
+        (setf (gethash keyword numbers) number)
+        (if (< -1 number +dense-enum-limit+)
+            (setf (svref keywords number) keyword)
+            (setf (gethash number sparse) keyword))))
+    (setf (enum-type-symbol type) (enum-descriptor-symbol descriptor)
+          (enum-type-descriptor type) descriptor
+          (enum-type-numbers type) numbers
+          (enum-type-sparse type) sparse
+          (enum-type-keywords type) keywords
+          (get (enum-descriptor-symbol descriptor) 'enum-type) type)
+    type))
+
+(define-hot enum-keyword-of ((type enum-type) (number (signed-byte 32))) (or symbol fixnum)
+  (let ((keywords (enum-type-keywords type)))
+    (or (if (< -1 number (length keywords))
+            (svref keywords number)
+            (values (gethash number (enum-type-sparse type))))
+        number)))
+
+(define-hot enum-number-of ((type enum-type) (value t)) (signed-byte 32)
+  (typecase value
+    ((signed-byte 32) value)
+    (t (or (values (gethash value (enum-type-numbers type)))
+           (misuse "~S is no value of the enum ~A." value (enum-type-name type))))))
+
+(defun enum-known-p (type number)
+  "True if NUMBER has a name in TYPE."
+  (keywordp (enum-keyword-of type number)))
+
+(defun enum-number (type value)
+  "Return the number of VALUE, a keyword or number, in the enum TYPE (a symbol, full name or enum
+type). Signal MISUSE if the keyword is none of its values."
+  (enum-number-of (or (find-enum-type type) (misuse "There is no enum type ~S." type)) value))
+
+(defun enum-keyword (type number)
+  "Return the keyword of NUMBER in the enum TYPE, or NUMBER itself if it has no name there."
+  (enum-keyword-of (or (find-enum-type type) (misuse "There is no enum type ~S." type)) number))

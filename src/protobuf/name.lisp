@@ -1,0 +1,75 @@
+;;;; From proto names to Lisp names. One rule each:
+;;;;
+;;;;   package  grpc.health_check.v1   → package GRPC.HEALTH-CHECK.V1; none → the file's name
+;;;;   type     HelloReply, HTTPRoute  → hello-reply, http-route; nested Outer.Inner → outer.inner
+;;;;   field    page_size, pageSize    → page-size; its accessor hello-reply-page-size
+;;;;   enum     STATUS_OK              → :status-ok
+;;;;   service  Greeter                → class greeter, package HELLOWORLD.GREETER with its methods
+;;;;   method   SayHello               → helloworld.greeter:say-hello
+;;;;
+;;;; Generated packages use no other package, so no name collides with Lisp's. Where an accessor's
+;;;; name is taken in its package, it gets the suffix -field, and if that is taken its number.
+
+(in-package #:clgrpc.protobuf)
+
+(defun lisp-name (name)
+  "NAME in upper case with hyphens: at each underscore, before a capital that follows a small letter
+or digit, and before the last of several capitals when a small letter follows."
+  (with-output-to-string (out)
+    (loop for i from 0 below (length name)
+          for char = (char name i)
+          for before = (and (plusp i) (char name (1- i)))
+          for after = (and (< (1+ i) (length name)) (char name (1+ i)))
+          do (when (and (upper-case-p char) before
+                        (or (lower-case-p before) (digit-char-p before)
+                            (and (upper-case-p before) after (lower-case-p after))))
+               (write-char #\- out))
+             (write-char (if (char= char #\_) #\- (char-upcase char)) out))))
+
+(defun dotted-lisp-name (name)
+  "LISP-NAME of each part of NAME, joined by dots."
+  (format nil "~{~A~^.~}"
+          (loop for start = 0 then (1+ end)
+                for end = (position #\. name :start start)
+                collect (lisp-name (subseq name start end))
+                while end)))
+
+(defun file-lisp-package (file)
+  "The name of the Lisp package that the declarations of FILE live in."
+  (let ((package (file-descriptor-package file)))
+    (dotted-lisp-name (if (string= "" package) (pathname-name (descriptor-name file)) package))))
+
+(defun local-lisp-name (descriptor file)
+  "The Lisp name of DESCRIPTOR within the package of FILE."
+  (let ((package (file-descriptor-package file))
+        (full (descriptor-full-name descriptor)))
+    (dotted-lisp-name (if (string= "" package) full (subseq full (1+ (length package)))))))
+
+(defun enum-value-keyword (name)
+  (intern (lisp-name name) :keyword))
+
+(defun service-package-name (service file)
+  (format nil "~A.~A" (file-lisp-package file) (lisp-name (descriptor-name service))))
+
+(defun ensure-package (name &optional (exports '()))
+  "Make sure the package NAME exists and exports the symbols named EXPORTS. Return it."
+  (let ((package (or (find-package name) (make-package name :use '()))))
+    (dolist (export exports package)
+      (export (intern export package) package))))
+
+(defun assign-symbols (file)
+  "Give every type, service and method of FILE its symbol, in packages that this makes."
+  (let ((package (ensure-package (file-lisp-package file))))
+    (map-messages (lambda (message)
+                    (setf (message-descriptor-symbol message)
+                          (intern (local-lisp-name message file) package)))
+                  file)
+    (map-enums (lambda (enum)
+                 (setf (enum-descriptor-symbol enum) (intern (local-lisp-name enum file) package)))
+               file)
+    (dolist (service (file-descriptor-services file) file)
+      (setf (service-descriptor-symbol service) (intern (local-lisp-name service file) package))
+      (let ((own (ensure-package (service-package-name service file))))
+        (dolist (method (service-descriptor-methods service))
+          (setf (method-descriptor-symbol method)
+                (intern (lisp-name (descriptor-name method)) own)))))))

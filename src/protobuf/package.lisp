@@ -1,0 +1,47 @@
+;;;; Protocol Buffers for SBCL: .proto source → descriptors → native code specialised per message.
+;;;; Stands on clgrpc.base alone. Users need the first group of exports; what follows serves the
+;;;; layers above (rpc, reflection) and the code that DEFINE-PROTO generates.
+
+(defpackage #:clgrpc.protobuf
+  (:use #:cl #:clgrpc.base)
+  (:import-from #:sb-ext #:defglobal #:truly-the)
+  (:export
+   ;; define.lisp
+   #:define-proto #:*service-expander* #:*import-roots*
+   ;; condition.lisp
+   #:protobuf-error #:protobuf-error-position #:protobuf-error-type #:protobuf-error-text
+   #:proto-syntax-error #:proto-syntax-error-file #:proto-syntax-error-line
+   #:proto-syntax-error-column #:proto-syntax-error-expected #:proto-syntax-error-text
+   #:proto-syntax-error-others
+   ;; message.lisp
+   #:message #:message-type #:message-type-name #:message-type-symbol #:message-type-descriptor
+   #:message-type-parser #:message-type-sizer #:message-type-writer #:message-type-defined-p
+   #:find-message-type #:intern-message-type #:message-type-of #:make-message
+   #:unknown-fields
+   #:enum-type #:enum-type-name #:enum-type-descriptor #:find-enum-type #:enum-number #:enum-keyword
+   ;; operation.lisp
+   #:serialize #:serialized-size #:parse-message #:message= #:copy-message
+   ;; reflection.lisp
+   #:field-value #:field-present-p #:clear-field
+   ;; map.lisp
+   #:proto-map #:map-value #:map-count #:map-remove #:do-map #:map-alist
+   ;; descriptor.lisp
+   #:find-file-descriptor #:find-descriptor
+   #:descriptor #:descriptor-name #:descriptor-full-name #:descriptor-comment #:descriptor-options
+   #:descriptor-line #:descriptor-column
+   #:option #:option-name #:option-value #:find-option
+   #:file-descriptor #:file-descriptor-package #:file-descriptor-syntax
+   #:file-descriptor-dependencies #:file-descriptor-public-dependencies
+   #:file-descriptor-messages #:file-descriptor-enums #:file-descriptor-services
+   #:file-descriptor-extensions
+   #:message-descriptor #:message-descriptor-fields #:message-descriptor-oneofs
+   #:message-descriptor-messages #:message-descriptor-enums #:message-descriptor-map-entry-p
+   #:field-descriptor #:field-descriptor-number #:field-descriptor-label #:field-descriptor-type
+   #:field-descriptor-type-name #:field-descriptor-default #:field-descriptor-json-name
+   #:field-descriptor-presence #:field-descriptor-packed-p #:field-descriptor-oneof
+   #:oneof-descriptor
+   #:enum-descriptor #:enum-descriptor-values #:enum-value-descriptor #:enum-value-descriptor-number
+   #:service-descriptor #:service-descriptor-symbol #:service-descriptor-methods
+   #:method-descriptor #:method-descriptor-symbol #:method-descriptor-path
+   #:method-descriptor-input #:method-descriptor-output
+   #:method-descriptor-client-streaming-p #:method-descriptor-server-streaming-p))

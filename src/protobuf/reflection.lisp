@@ -1,0 +1,251 @@
+;;;; Messages seen through their layout: reading and setting any field by number, and what a
+;;;; redefinition asks for. Slower than the accessors (SLOT-VALUE per field), and right for every
+;;;; message.
+;;;;
+;;;; A message made before its type was redefined keeps its structure. When current code meets it,
+;;;; CURRENT-MESSAGE makes a message of the current layout from it (fields that did not change move
+;;;; over as they are, the others and the unknown ones through the wire format) and leaves it in the
+;;;; old message's EXTRA word: the old message becomes a forwarder and keeps its identity, also for
+;;;; setters. So accessors compiled and held before, messages made before, and coders of both meet
+;;;; safely.
+
+(in-package #:clgrpc.protobuf)
+
+;;; What a slot holds
+
+(defun held (message slot)
+  (slot-value message (slot-place slot)))
+
+(defun find-slot (layout number)
+  (or (find number (layout-slots layout) :key #'slot-number)
+      (misuse "~A has no field ~D." (message-type-name (layout-type layout)) number)))
+
+(defun oneof-case-of (message oneof)
+  (slot-value message (oneof-slot-case oneof)))
+
+(defun slot-present-p (message slot)
+  "True if the field of SLOT is present in MESSAGE: not zero, not empty, or set."
+  (ecase (slot-presence slot)
+    (:implicit (not (zero-value-p (held message slot))))
+    (:bit (logtest (ash 1 (slot-bit slot)) (slot-value message (slot-bits slot))))
+    (:value (and (held message slot) t))
+    (:oneof (= (slot-number slot) (oneof-case-of message (slot-oneof slot))))
+    (:elements (let ((held (held message slot)))
+                 (if (eq :map (slot-label slot))
+                     (and held (plusp (map-count held)))
+                     (plusp (length held)))))))
+
+(defun zero-value-p (value)
+  (etypecase value
+    (null t)
+    (integer (zerop value))
+    (single-float (zerop (single-bits value)))
+    (double-float (zerop (double-bits value)))
+    (vector (zerop (length value)))
+    (t nil)))
+
+(defun slot-type-object (slot)
+  (case (slot-kind slot)
+    (:message (intern-message-type (slot-type-name slot)))
+    (:enum (intern-enum-type (slot-type-name slot)))))
+
+(defun slot-user-value (message slot)
+  "What the accessor of SLOT returns for MESSAGE."
+  (flet ((user (held)
+           (if (eq :enum (slot-kind slot))
+               (enum-keyword-of (slot-type-object slot) held)
+               held)))
+    (ecase (slot-label slot)
+      (:repeated (held message slot))
+      (:map (or (held message slot)
+                (setf (slot-value message (slot-place slot)) (slot-fresh-map slot))))
+      (:singular
+       (cond ((not (eq :oneof (slot-presence slot))) (user (held message slot)))
+             ((slot-present-p message slot)
+              (user (slot-value message (oneof-slot-value (slot-oneof slot)))))
+             (t (and (slot-default slot) (user (slot-default slot)))))))))
+
+(defun slot-fresh-map (slot)
+  (make-proto-map (slot-kind (slot-entry-key slot)) (slot-kind (slot-entry-value slot))
+                  (slot-type-object (slot-entry-value slot))))
+
+(defun to-held (slot value)
+  "What SLOT holds when the user gives VALUE."
+  (let ((kind (slot-kind slot)) (type (slot-type-object slot)))
+    (ecase (slot-label slot)
+      (:repeated (to-vector kind value type))
+      (:map (to-map (slot-kind (slot-entry-key slot)) (slot-kind (slot-entry-value slot))
+                    (slot-type-object (slot-entry-value slot)) value))
+      (:singular (case kind
+                   (:enum (enum-number-of type value))
+                   (:message (and value (to-kind kind value type)))
+                   (t (to-kind kind value type)))))))
+
+(defun set-slot (message slot held)
+  "Make HELD what SLOT of MESSAGE holds, and the field present."
+  (case (slot-presence slot)
+    (:oneof (let ((oneof (slot-oneof slot)))
+              (setf (slot-value message (oneof-slot-value oneof)) held
+                    (slot-value message (oneof-slot-case oneof))
+                    (if (or held (not (eq :message (slot-kind slot)))) (slot-number slot) 0))))
+    (t (setf (slot-value message (slot-place slot)) held)
+       (when (eq :bit (slot-presence slot))
+         (setf (slot-value message (slot-bits slot))
+               (logior (ash 1 (slot-bit slot)) (slot-value message (slot-bits slot))))))))
+
+(defun clear-oneof (message oneof)
+  (setf (slot-value message (oneof-slot-case oneof)) 0
+        (slot-value message (oneof-slot-value oneof)) nil))
+
+(defun clear-slot (message slot)
+  (ecase (slot-presence slot)
+    (:oneof (when (slot-present-p message slot) (clear-oneof message (slot-oneof slot))))
+    (:elements (setf (slot-value message (slot-place slot))
+                     (if (eq :map (slot-label slot))
+                         nil
+                         (make-array 0 :element-type (element-type (slot-kind slot))))))
+    ((:value :implicit) (setf (slot-value message (slot-place slot)) (slot-default slot)))
+    (:bit (setf (slot-value message (slot-place slot)) (slot-default slot)
+                (slot-value message (slot-bits slot))
+                (logandc2 (slot-value message (slot-bits slot)) (ash 1 (slot-bit slot)))))))
+
+;;; Messages of other layouts
+
+(defun current-message (message symbol)
+  "Return the message of the current layout that MESSAGE, of the public type SYMBOL, is or stands
+for."
+  (unless (typep message symbol)
+    (error 'type-error :datum message :expected-type symbol))
+  (loop
+    (let* ((layout (message-layout message))
+           (current (message-type-layout (layout-type layout)))
+           (extra (message-extra message)))
+      ;; a forwarder may have the current layout, when a definition that was replaced has come back
+      (cond ((message-p extra) (setf message extra))
+            ((eq layout current) (return message))
+            (t (sb-ext:compare-and-swap (message-extra message) extra
+                                        (convert-message message layout current)))))))
+
+(defun same-holding-p (a b)
+  "True if the slots A and B of two layouts hold the same things for the same field."
+  (flet ((facts (slot)
+           (and slot
+                (list (slot-number slot) (slot-kind slot) (slot-label slot) (slot-presence slot)
+                      (slot-type-name slot) (slot-closed-p slot)))))
+    (and (not (eq :oneof (slot-presence a)))
+         (equal (facts a) (facts b))
+         (equal (facts (slot-entry-key a)) (facts (slot-entry-key b)))
+         (equal (facts (slot-entry-value a)) (facts (slot-entry-value b))))))
+
+(defun convert-message (message from to)
+  "Return a message of the layout TO with what MESSAGE, of the layout FROM, holds."
+  (let* ((shared (loop for slot across (layout-slots from)
+                       for other = (find (slot-number slot) (layout-slots to) :key #'slot-number)
+                       when (and other (same-holding-p slot other) (slot-present-p message slot))
+                         collect (cons slot other)))
+         (rest (copy-structure message)))
+    (loop for (slot) in shared do (clear-slot rest slot))
+    (let* ((size (funcall (layout-sizer from) rest))
+           (octets (make-octets size)))
+      (funcall (layout-writer from) rest octets 0)
+      (let ((new (read-with (layout-reader to) octets)))
+        (loop for (slot . other) in shared do (set-slot new other (held message slot)))
+        new))))
+
+(defun read-with (reader octets)
+  "What READER makes of all of OCTETS."
+  (or (funcall reader octets 0 (length octets) +recursion-limit+)
+      (funcall reader octets 0 (length octets) (+ +recursion-limit+ +deferred+))))
+
+(defun current-and-slot (message symbol number)
+  (let ((current (current-message message symbol)))
+    (values current (find-slot (message-layout current) number))))
+
+(defun read-other (message symbol number)
+  "What the accessor of field NUMBER returns for MESSAGE, which has another layout than it knows."
+  (multiple-value-call #'slot-user-value (current-and-slot message symbol number)))
+
+(defun write-other (value message symbol number)
+  (multiple-value-bind (message slot) (current-and-slot message symbol number)
+    (set-slot message slot (to-held slot value))))
+
+(defun present-other-p (message symbol number)
+  (multiple-value-call #'slot-present-p (current-and-slot message symbol number)))
+
+(defun clear-other (message symbol number)
+  (multiple-value-call #'clear-slot (current-and-slot message symbol number)))
+
+(defun oneof-other (message symbol name)
+  "The current message that MESSAGE stands for and its oneof NAME."
+  (let* ((current (current-message message symbol))
+         (slot (find-if (lambda (slot)
+                          (and (slot-oneof slot)
+                               (string= name (oneof-slot-name (slot-oneof slot)))))
+                        (layout-slots (message-layout current)))))
+    (values current (if slot (slot-oneof slot) (misuse "~S has no oneof ~A." symbol name)))))
+
+(defun case-other (message symbol name)
+  (multiple-value-bind (message oneof) (oneof-other message symbol name)
+    (let ((slot (find (oneof-case-of message oneof) (oneof-slot-slots oneof) :key #'slot-number)))
+      (and slot (slot-keyword slot)))))
+
+(defun clear-oneof-other (message symbol name)
+  (multiple-value-call #'clear-oneof (oneof-other message symbol name)))
+
+(defun size-other (message full-name)
+  "The size of MESSAGE, which the sizer of FULL-NAME does not know; kept in MESSAGE as well."
+  (let ((current (current-message message (message-type-symbol (intern-message-type full-name)))))
+    (setf (message-size message)
+          (funcall (layout-sizer (message-layout current)) current))))
+
+(defun write-message-other (message octets at full-name)
+  "Write MESSAGE, which the writer of FULL-NAME does not know."
+  (let* ((current (current-message message (message-type-symbol (intern-message-type full-name))))
+         (layout (message-layout current)))
+    ;; the size pass may have seen another layout
+    (unless (= (message-size message) (funcall (layout-sizer layout) current)) (fail-room))
+    (funcall (layout-writer layout) current octets at)))
+
+;;; For users
+
+(defun current (message)
+  (current-message message (message-type-symbol (message-type-of message))))
+
+(defun need-slot (message field)
+  "The slot of MESSAGE that FIELD, a number, proto name or keyword, means."
+  (let ((slots (layout-slots (message-layout message))))
+    (or (etypecase field
+          (integer (find field slots :key #'slot-number))
+          (string (find field slots :key (lambda (slot) (descriptor-name (slot-field slot)))
+                                    :test #'string=))
+          (symbol (find field slots :key #'slot-name :test #'string=)))
+        (misuse "~A has no field ~S." (message-type-name (message-type-of message)) field))))
+
+(defun field-value (message field)
+  "Return the value of FIELD (a number, a name as in the .proto file, or a keyword such as
+:page-size) of MESSAGE as its accessor does. SETFable."
+  (let ((message (current message)))
+    (slot-user-value message (need-slot message field))))
+
+(defun (setf field-value) (value message field)
+  (let* ((message (current message))
+         (slot (need-slot message field)))
+    (set-slot message slot (to-held slot value))
+    value))
+
+(defun field-present-p (message field)
+  "Return true if FIELD of MESSAGE is present; without explicit presence, if it is not zero or
+empty."
+  (let ((message (current message)))
+    (slot-present-p message (need-slot message field))))
+
+(defun clear-field (message field)
+  "Make FIELD of MESSAGE absent; return MESSAGE."
+  (let ((current (current message)))
+    (clear-slot current (need-slot current field))
+    message))
+
+(defun unknown-fields (message)
+  "Return the octets of the fields that were read into MESSAGE and that its type does not have, as
+they came, or nil. They are written back when MESSAGE is serialized. Not to be changed."
+  (message-extra (current message)))

@@ -1,0 +1,442 @@
+;;;; The wire format (protobuf.dev, "Encoding"): reading and writing of varints, fixed-width values
+;;;; and lengths, and skipping. Sequential code reads with the TAKE- macros and writes with the PUT-
+;;;; macros; both work on the variables OCTETS and AT of the code around them, reading also on END.
+;;;;
+;;;; Invariants: reading code has checked END <= (length octets) once at its entry (PARSE-OCTETS),
+;;;; and every TAKE- checks AT against END, so the leaves it uses may be at safety 0. Writing is
+;;;; bounds-checked by Lisp: a message that another thread changes between size pass and write pass
+;;;; gives an error, never a stray store.
+
+(in-package #:clgrpc.protobuf)
+
+;;; Failures
+
+(defun fail-read (position control &rest arguments)
+  "Signal PROTOBUF-ERROR at POSITION."
+  (error 'protobuf-error :position position :text (format nil "~?" control arguments)))
+
+(declaim (ftype (function (t) nil) fail-truncated fail-varint fail-tag fail-recursion fail-length))
+(defun fail-truncated (position) (fail-read position "the octets end within a field"))
+(defun fail-varint (position) (fail-read position "a varint has more than ten octets"))
+(defun fail-tag (position) (fail-read position "this is no field tag"))
+(defun fail-length (position) (fail-read position "a length reaches past the end"))
+(defun fail-recursion (position)
+  (fail-read position "messages nest deeper than ~D levels" +recursion-limit+))
+
+;;; Leaves
+
+(define-leaf (%octet-at :inline t) ((octets octets) (at index)) octet
+  (aref octets at))
+
+(define-leaf (%u32-at :inline t) ((octets octets) (at index)) (unsigned-byte 32)
+  (sb-sys:with-pinned-objects (octets)
+    (sb-sys:sap-ref-32 (sb-sys:vector-sap octets) at)))
+
+(define-leaf (%u64-at :inline t) ((octets octets) (at index)) (unsigned-byte 64)
+  (sb-sys:with-pinned-objects (octets)
+    (sb-sys:sap-ref-64 (sb-sys:vector-sap octets) at)))
+
+(define-leaf (%set-u32-at :inline t) ((octets octets) (at index) (value (unsigned-byte 32))) t
+  (sb-sys:with-pinned-objects (octets)
+    (setf (sb-sys:sap-ref-32 (sb-sys:vector-sap octets) at) value)))
+
+(define-leaf (%set-u64-at :inline t) ((octets octets) (at index) (value (unsigned-byte 64))) t
+  (sb-sys:with-pinned-objects (octets)
+    (setf (sb-sys:sap-ref-64 (sb-sys:vector-sap octets) at) value)))
+
+;;; Sizes and conversions
+
+(declaim (inline varint-size zigzag unzigzag zigzag-32 unzigzag-32 signed-32 signed-64 unsigned-64
+                 single-bits double-bits bits-single bits-double))
+
+(defun varint-size (value)
+  "How many octets the varint of VALUE takes."
+  (declare (type (unsigned-byte 64) value))
+  (if (< value 128)
+      1
+      (ash (+ 64 (* 9 (integer-length value))) -6)))
+
+(defun signed-32 (value)
+  (declare (type (unsigned-byte 32) value))
+  (the (signed-byte 32) (- (logxor value #x80000000) #x80000000)))
+
+(defun signed-64 (value)
+  (declare (type (unsigned-byte 64) value))
+  (truly-the (signed-byte 64) (sb-c::mask-signed-field 64 value)))
+
+(defun zigzag (value)
+  (declare (type (signed-byte 64) value))
+  (ldb (byte 64 0) (logxor (ldb (byte 64 0) (ash (ldb (byte 64 0) value) 1))
+                           (ldb (byte 64 0) (ash value -63)))))
+
+(defun unzigzag (value)
+  (declare (type (unsigned-byte 64) value))
+  (signed-64 (logxor (ash value -1) (ldb (byte 64 0) (- (logand value 1))))))
+
+(defun zigzag-32 (value)
+  (declare (type (signed-byte 32) value))
+  (logxor (ldb (byte 32 0) (ash value 1)) (ldb (byte 32 0) (ash value -31))))
+
+(defun unzigzag-32 (value)
+  (declare (type (unsigned-byte 32) value))
+  (signed-32 (logxor (ash value -1) (if (logtest value 1) #xFFFFFFFF 0))))
+
+(defun unsigned-64 (value)
+  (declare (type (signed-byte 64) value))
+  (ldb (byte 64 0) value))
+
+(defun single-bits (value)
+  (declare (type single-float value))
+  (ldb (byte 32 0) (sb-kernel:single-float-bits value)))
+
+(defun double-bits (value)
+  (declare (type double-float value))
+  (ldb (byte 64 0) (sb-kernel:double-float-bits value)))
+
+(defun bits-single (bits)
+  (declare (type (unsigned-byte 32) bits))
+  (sb-kernel:make-single-float (signed-32 bits)))
+
+(defun bits-double (bits)
+  (declare (type (unsigned-byte 64) bits))
+  (sb-kernel:make-double-float (signed-32 (ash bits -32)) (ldb (byte 32 0) bits)))
+
+;;; Reading. A READ- function takes octets, position and end and returns value and position after
+;;; it; a TAKE- macro does the usual case of one octet in line and leaves everything else to it.
+
+(defmacro step-by (count)
+  "Move AT by COUNT, which the caller knows to stay within END."
+  `(let ((count ,count))
+     (setf at (truly-the index (+ at count)))))
+
+(define-leaf (%compact :inline t) ((word (unsigned-byte 64))) (unsigned-byte 56)
+  "The low seven bits of each octet of WORD side by side."
+  (let* ((a (logior (logand word #x007F007F007F007F)
+                    (ash (logand word #x7F007F007F007F00) -1)))
+         (b (logior (logand a #x00003FFF00003FFF) (ash (logand a #x3FFF00003FFF0000) -2))))
+    (logior (logand b #x0FFFFFFF) (ash (logand b #x0FFFFFFF00000000) -4))))
+
+(define-leaf (%last-octet-bit :inline t) ((word (unsigned-byte 64))) (unsigned-byte 64)
+  "The high bit of the first octet of WORD that ends a varint, or 0 if none of its eight does."
+  (let ((ends (logandc2 #x8080808080808080 word)))
+    (logand ends (ldb (byte 64 0) (- ends)))))
+
+(defmacro read-long-varint (found)
+  "Read the varint at AT, within whose ten octets END is not, and call the local function FOUND with
+its value and the position after it. Eight octets are looked at at once."
+  `(let* ((word (%u64-at octets at))
+          (bit (%last-octet-bit word)))
+     (declare (type (unsigned-byte 64) word bit))
+     (if (/= 0 bit)
+         (,found (%compact (logand word (1- bit)))
+                 (truly-the index (+ at (ash (integer-length bit) -3))))
+         (let* ((ninth (%octet-at octets (truly-the index (+ at 8))))
+                (tenth (%octet-at octets (truly-the index (+ at 9))))
+                (low (logior (%compact word) (ash (logand 127 ninth) 56))))
+           (declare (type (unsigned-byte 64) low))
+           (cond ((< ninth 128) (,found low (truly-the index (+ at 9))))
+                 ((< tenth 128) (,found (logior low (ash (logand 1 tenth) 63))
+                                        (truly-the index (+ at 10))))
+                 (t (fail-varint at)))))))
+
+(defmacro read-short-varint (found else)
+  "As READ-LONG-VARINT if the varint has two or three octets, else do ELSE."
+  `(let ((first (%octet-at octets at))
+         (second (%octet-at octets (truly-the index (+ at 1))))
+         (third (%octet-at octets (truly-the index (+ at 2)))))
+     (if (and (<= 128 first) (< (min second third) 128))
+         (if (< second 128)
+             (,found (logior (logand first 127) (ash second 7)) (truly-the index (+ at 2)))
+             (,found (logior (logand first 127) (ash (logand second 127) 7) (ash third 14))
+                     (truly-the index (+ at 3))))
+         ,else)))
+
+(defmacro read-last-varint (found)
+  "As READ-LONG-VARINT, where END may be anywhere."
+  `(let ((value 0) (shift 0) (here at))
+     (declare (type (unsigned-byte 64) value) (type (integer 0 70) shift) (type index here))
+     (loop
+       (when (= shift 70) (fail-varint at))
+       (unless (< here end) (fail-truncated here))
+       (let ((octet (%octet-at octets here)))
+         (setf here (truly-the index (1+ here))
+               value (logior value (ldb (byte 64 0)
+                                        (ash (logand octet 127) (truly-the (integer 0 63) shift)))))
+         (when (< octet 128) (return (,found value here)))
+         (setf shift (truly-the (integer 0 70) (+ shift 7)))))))
+
+(defmacro define-varint-reader (name result documentation &body body)
+  "Define NAME as a READ- function for varints. BODY gives its values of RESULT from the 64 bits
+VALUE and the position NEXT after them."
+  `(progn
+     (declaim (sb-ext:maybe-inline ,name)) ; the loops over packed fields inline it
+     (define-hot ,name ((octets octets) (at index) (end index)) ,result
+       ,documentation
+       (flet ((found (value next)
+                (declare (type (unsigned-byte 64) value) (type index next))
+                ,@body))
+         (if (<= 10 (- end at))
+             (read-short-varint found (read-long-varint found))
+             (read-last-varint found))))))
+
+(define-varint-reader read-varint32 (values (unsigned-byte 32) index)
+    "Read a varint; return its low 32 bits."
+  (values (ldb (byte 32 0) value) next))
+
+(define-varint-reader read-varint64 (values (unsigned-byte 32) (unsigned-byte 32) index)
+    "Read a varint; return its low and its high 32 bits: all 64 in one value would be boxed."
+  (values (ldb (byte 32 0) value) (ash value -32) next))
+
+(define-varint-reader read-boolean (values boolean index)
+    "Read a varint; return whether any of its bits is set."
+  (values (/= 0 value) next))
+
+(define-varint-reader read-tag (values (unsigned-byte 32) index)
+    "Read the tag of a field."
+  (if (< value (ash 1 32)) (values value next) (fail-tag at)))
+
+(define-varint-reader read-length (values index index)
+    "Read a length that stays within END."
+  (if (<= value (- end next)) (values (truly-the index value) next) (fail-length next)))
+
+(defmacro take-long (reader)
+  `(multiple-value-bind (value next) (,reader octets at end)
+     (setf at next)
+     value))
+
+(defmacro take-short (reader &optional (function 'progn))
+  "The varint at AT: FUNCTION of a single octet, or what READER says."
+  `(if (and (< at end) (< (%octet-at octets at) 128))
+       (let ((value (%octet-at octets at)))
+         (step-by 1)
+         (,function value))
+       (take-long ,reader)))
+
+(defmacro take-varint32 () `(take-short read-varint32))
+(defmacro take-boolean () `(take-short read-boolean plusp))
+(defmacro take-tag () `(take-short read-tag))
+(defmacro take-text () `(take-long read-string))
+(defmacro take-octets () `(take-long read-bytes))
+
+(defmacro take-varint64 ()
+  `(if (and (< at end) (< (%octet-at octets at) 128))
+       (let ((value (%octet-at octets at)))
+         (step-by 1)
+         value)
+       (multiple-value-bind (low high next) (read-varint64 octets at end)
+         (setf at next)
+         (truly-the (unsigned-byte 64) (logior low (ash high 32))))))
+
+(defmacro take-u32 ()
+  `(if (<= 4 (- end at))
+       (prog1 (%u32-at octets at) (step-by 4))
+       (fail-truncated at)))
+
+(defmacro take-u64 ()
+  `(if (<= 8 (- end at))
+       (prog1 (%u64-at octets at) (step-by 8))
+       (fail-truncated at)))
+
+(defmacro take-length ()
+  "The length at AT, which stays within END."
+  `(let ((octet (if (< at end) (%octet-at octets at) 255)))
+     (cond ((and (< octet 128) (< octet (- end at)))
+            (step-by 1)
+            octet)
+           (t (take-long read-length)))))
+
+(defmacro with-delimited ((start stop) &body body)
+  "Run BODY with START and STOP bound to the bounds of the length-delimited value at AT; go behind
+it."
+  `(let* ((length (take-length))
+          (,start at)
+          (,stop (truly-the index (+ at length))))
+     (declare (type index length ,start ,stop) (ignorable ,start))
+     (multiple-value-prog1 (progn ,@body)
+       (setf at ,stop))))
+
+(define-hot read-string ((octets octets) (at index) (end index)) (values simple-string index)
+  "Read a length and as many octets of UTF-8."
+  (with-delimited (start stop)
+    (values (or (%ascii-string octets start stop)
+                (handler-case (decode-utf8 octets start stop)
+                  (invalid-utf8 (condition)
+                    (fail-read (+ start (invalid-utf8-position condition))
+                               "a string is not UTF-8"))))
+            stop)))
+
+(define-hot read-bytes ((octets octets) (at index) (end index)) (values octets index)
+  "Read a length and as many octets."
+  (with-delimited (start stop)
+    (values (subseq-octets octets start stop) stop)))
+
+;;; Skipping
+
+(define-hot skip-field ((octets octets) (at index) (end index) (tag (unsigned-byte 32)))
+    index
+  "Return the position after the field whose TAG ends before AT."
+  (when (zerop (ash tag -3)) (fail-tag at))
+  (let ((open '()) (depth 0))
+    (declare (type list open) (type fixnum depth))
+    (loop
+      (case (logand tag 7)
+        (0 (take-short read-boolean))
+        (1 (if (<= 8 (- end at)) (step-by 8) (fail-truncated at)))
+        (2 (step-by (take-length)))
+        (3 (push (ash tag -3) open)
+         (when (> (incf depth) +recursion-limit+) (fail-recursion at)))
+        (4 (unless (eql (pop open) (ash tag -3)) (fail-read at "a group ends that did not begin"))
+         (decf depth))
+        (5 (if (<= 4 (- end at)) (step-by 4) (fail-truncated at)))
+        (t (fail-tag at)))
+      (when (null open) (return at))
+      (setf tag (take-tag))
+      (when (zerop (ash tag -3)) (fail-tag at)))))
+
+(define-hot group-end ((octets octets) (at index) (end index) (number (unsigned-byte 29)))
+    (values index index)
+  "Return where the content of the group NUMBER, which begins at AT, ends, and where its end tag
+does."
+  (loop
+    (let* ((here at)
+           (tag (take-tag)))
+      (when (= tag (logior 4 (ash number 3))) (return (values here at)))
+      (setf at (skip-field octets at end tag)))))
+
+;;; Writing
+
+(defmacro put-octet (value)
+  `(progn (setf (aref octets at) ,value)
+          (setf at (truly-the index (1+ at)))))
+
+(defun tag-of (number wire-type)
+  (logior (ash number 3) wire-type))
+
+(defun tag-octets (tag)
+  "The octets of the varint of TAG."
+  (loop collect (logior (ldb (byte 7 0) tag) (if (< tag 128) 0 128))
+        do (setf tag (ash tag -7))
+        until (zerop tag)))
+
+(defmacro put-tag (tag)
+  "Write the constant TAG."
+  `(progn ,@(loop for octet in (tag-octets tag) collect `(put-octet ,octet))))
+
+(defmacro need-room (count)
+  `(unless (<= ,count (- (length octets) at)) (fail-room)))
+
+(defun fail-room ()
+  (misuse "A message does not fit: it changed between its size pass and its write pass."))
+
+(define-leaf (%spread :inline t) ((value (unsigned-byte 56))) (unsigned-byte 64)
+  "VALUE with its bits seven to an octet."
+  (let* ((a (logior (logand value #x0FFFFFFF) (ash (logand value #xFFFFFFF0000000) 4)))
+         (b (logior (logand a #x00003FFF00003FFF) (ash (logand a #x0FFFC0000FFFC000) 2))))
+    (logior (logand b #x007F007F007F007F) (ash (logand b #x3F803F803F803F80) 1))))
+
+(define-leaf (%put-varint :inline t)
+    ((value (unsigned-byte 64)) (size (integer 1 10)) (octets octets) (at index))
+    index
+  "Write VALUE, whose varint takes SIZE octets, which there are at AT; return the position after it.
+Where the size allows, by two stores that overlap."
+  (let* ((all (logior #x8080808080808080 (%spread (ldb (byte 56 0) value))))
+         (word (if (<= size 8)
+                   (logandc2 all (ldb (byte 64 0) (ash 1 (- (* 8 (the (integer 1 8) size)) 1))))
+                   all)))
+    (declare (type (unsigned-byte 64) all word))
+    (cond ((> size 8)
+           (%set-u64-at octets at word)
+           (setf (aref octets (+ at 8)) (logior (ldb (byte 7 56) value) (if (= size 9) 0 128)))
+           (when (= size 10) (setf (aref octets (+ at 9)) 1)))
+          ((>= size 4)
+           (%set-u32-at octets at (ldb (byte 32 0) word))
+           (%set-u32-at octets (+ at (- size 4))
+                        (ldb (byte 32 0) (ash word (- (* 8 (- (the (integer 4 8) size) 4)))))))
+          (t
+           (setf (aref octets at) (ldb (byte 8 0) word))
+           (when (= size 3) (setf (aref octets (+ at 1)) (ldb (byte 8 8) word)))
+           (setf (aref octets (+ at (- size 1)))
+                 (ldb (byte 8 0) (ash word (- (* 8 (- (the (integer 1 3) size) 1))))))))
+    (+ at size)))
+
+(define-leaf (%put-short-varint :inline t)
+    ((value (unsigned-byte 21)) (octets octets) (at index))
+    index
+  "As %PUT-VARINT for a value of at most three octets, each of which there is room for."
+  (cond ((< value #x80)
+         (setf (aref octets at) value)
+         (+ at 1))
+        ((< value #x4000)
+         (setf (aref octets at) (logior 128 (ldb (byte 7 0) value))
+               (aref octets (+ at 1)) (ash value -7))
+         (+ at 2))
+        (t
+         (setf (aref octets at) (logior 128 (ldb (byte 7 0) value))
+               (aref octets (+ at 1)) (logior 128 (ldb (byte 7 7) value))
+               (aref octets (+ at 2)) (ash value -14))
+         (+ at 3))))
+
+(declaim (sb-ext:maybe-inline write-varint write-varint64))
+
+(define-hot write-varint ((value fixnum) (octets octets) (at index)) index
+  "Write the 64 bits of VALUE as a varint at AT; return the position after it."
+  (if (and (<= 0 value #x1FFFFF) (<= 3 (- (length octets) at)))
+      (%put-short-varint value octets at)
+      (let* ((value (ldb (byte 64 0) value))
+             (size (varint-size value)))
+        (need-room size)
+        (%put-varint value size octets at))))
+
+(define-hot write-varint64
+    ((low (unsigned-byte 32)) (high (unsigned-byte 32)) (octets octets) (at index))
+    index
+  "Write the 64 bits HIGH and LOW as a varint at AT; return the position after it."
+  (let* ((value (logior low (ash high 32)))
+         (size (varint-size value)))
+    (need-room size)
+    (%put-varint value size octets at)))
+
+(defmacro put-varint (value)
+  "Write VALUE, a fixnum, as a varint: a negative one in ten octets."
+  `(let ((value ,value))
+     (declare (type fixnum value))
+     (if (<= 0 value 127)
+         (put-octet value)
+         (setf at (write-varint value octets at)))))
+
+(defmacro put-varint64 (value)
+  "Write VALUE, of 64 bits, as a varint."
+  `(let ((value ,value))
+     (declare (type (unsigned-byte 64) value))
+     (if (< value 128)
+         (put-octet value)
+         (setf at (write-varint64 (ldb (byte 32 0) value) (ash value -32) octets at)))))
+
+(defmacro put-u32 (value)
+  `(progn (need-room 4)
+          (%set-u32-at octets at ,value)
+          (step-by 4)))
+
+(defmacro put-u64 (value)
+  `(progn (need-room 8)
+          (%set-u64-at octets at ,value)
+          (step-by 8)))
+
+(define-hot write-text ((string simple-string) (octets octets) (at index)) index
+  "Write the length of STRING in UTF-8 and STRING itself at AT; return the position after it."
+  (let ((count (length string)))
+    (cond ((typep string 'simple-base-string)
+           (put-varint count)
+           (need-room count)
+           (%copy-base-string string octets at))
+          ((narrow-ascii (truly-the wide-string string) octets (+ at (varint-size count)))
+           (put-varint count)
+           (+ at count))
+          (t
+           (put-varint (utf8-length string))
+           (encode-utf8 string octets at)))))
+
+(define-hot write-octets ((value octets) (octets octets) (at index)) index
+  "Write the length of VALUE and VALUE itself at AT; return the position after it."
+  (put-varint (length value))
+  (copy-octets value 0 (length value) octets at))

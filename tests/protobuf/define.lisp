@@ -1,0 +1,104 @@
+;;;; DEFINE-PROTO itself: packages and exports, imports, services, files compiled for another image.
+
+(in-package #:clgrpc.tests.protobuf)
+(in-suite :clgrpc.protobuf)
+
+(test packages-export-what-users-need
+  (flet ((external-p (name package)
+           (eq :external (nth-value 1 (find-symbol name package)))))
+    (dolist (name '("ALL" "MAKE-ALL" "ALL-P" "ALL-F3" "HAS-ALL-O3" "CLEAR-ALL-O3" "ALL-PICK"
+                    "ALL-PICK-CASE" "CLEAR-ALL-PICK" "COLOR" "INNER"))
+      (is-true (external-p name "CLGRPC.TEST") "~A" name))
+    (is (null (package-use-list "CLGRPC.TEST")))))
+
+(test services-have-packages-and-descriptors
+  (let* ((services '())
+         (*service-expander* (lambda (service) (push service services) '(progn))))
+    (define "service.proto" "syntax = 'proto3'; package clgrpc.test.service;
+message Q { } message A { }
+// Answers.
+service Oracle { rpc AskOnce(Q) returns (A); rpc AskOften(stream Q) returns (stream A); }")
+    (let* ((service (first services)) (methods (service-descriptor-methods service)))
+      (is (equal "clgrpc.test.service.Oracle" (descriptor-full-name service)))
+      (is (equal "Answers." (descriptor-comment service)))
+      (is (eq (find-symbol "ORACLE" "CLGRPC.TEST.SERVICE") (service-descriptor-symbol service)))
+      (is (equal '("ASK-ONCE" "ASK-OFTEN")
+                 (mapcar (lambda (method) (symbol-name (method-descriptor-symbol method)))
+                         methods)))
+      (is (eq (find-package "CLGRPC.TEST.SERVICE.ORACLE")
+              (symbol-package (method-descriptor-symbol (first methods)))))
+      (is (equal "/clgrpc.test.service.Oracle/AskOnce" (method-descriptor-path (first methods))))
+      (is (eq (find-message-type (find-symbol "Q" "CLGRPC.TEST.SERVICE"))
+              (intern-message-type (method-descriptor-input (first methods)))))
+      (is (equal '(nil t) (mapcar #'method-descriptor-client-streaming-p methods))))))
+
+(test errors-reach-the-caller-of-the-macro
+  (handler-case (progn (define "broken.proto" "syntax = 'proto3'; message M { int32 x; }")
+                       (fail "accepted"))
+    (proto-syntax-error (condition)
+      (is (equal "broken.proto" (proto-syntax-error-file condition)))
+      (is (equal "\"=\"" (proto-syntax-error-expected condition)))
+      (is (eql 0 (search "broken.proto:1:39: expected \"=\"" (princ-to-string condition)))
+          "~A" condition)))
+  (signals misuse (macroexpand-1 '(define-proto "no-such-file.proto"))))
+
+(test a-file-without-package-has-its-own-name
+  (define "lonely_file.proto" "syntax = 'proto3'; message Clgrpc_Lonely { }")
+  (is-true (find-symbol "CLGRPC-LONELY" "LONELY-FILE")))
+
+(test a-message-type-exists-before-its-definition
+  (let ((type (intern-message-type "clgrpc.test.never.Defined")))
+    (is (eq type (intern-message-type "clgrpc.test.never.Defined")))
+    (is-false (message-type-defined-p type))
+    (signals misuse (parse-message type (octets-of)))
+    (signals misuse (parse-message "clgrpc.test.never.Heard" (octets-of)))))
+
+(defun call-with-compiled (text function)
+  "Compile a file of TEXT and call FUNCTION with the name of the result."
+  (uiop:with-temporary-file (:pathname source :type "lisp" :stream stream :direction :output)
+    (write-string text stream)
+    :close-stream
+    (let ((fasl (compile-file source)))
+      (unwind-protect (funcall function (namestring fasl))
+        (delete-file fasl)))))
+
+(defun other-image-output (&rest arguments)
+  "What a fresh SBCL that has only this system prints when it is started with ARGUMENTS."
+  (uiop:run-program
+   (list* sb-ext:*runtime-pathname* "--noinform" "--non-interactive" "--no-userinit"
+          "--eval" "(require :asdf)"
+          "--eval" (format nil "(asdf:load-asd ~S)"
+                           (namestring (asdf:system-source-file "clgrpc")))
+          "--eval" "(asdf:load-system \"clgrpc/protobuf\")"
+          arguments)
+   :output :string :error-output :output))
+
+(test compiled-files-work-in-another-image
+  "Compile two files with the same definitions here, load them in another image, and let it speak."
+  (let ((definition "(clgrpc.protobuf:define-proto \"other.proto\" :source \"syntax = 'proto3';
+package clgrpc.test.other; enum E { A = 0; B = 1; } message M { E e = 1; map<string, M> ms = 2; }\")
+")
+        (speaker "(defun cl-user::speak ()
+  (let ((m (clgrpc.test.other:make-m :e :b)))
+    (clgrpc.protobuf:serialize (clgrpc.test.other:make-m :ms (list (cons \"k\" m))))))
+"))
+    (call-with-compiled
+     (concatenate 'string definition speaker)
+     (lambda (first)
+       (call-with-compiled
+        definition
+        (lambda (second)
+          (let ((output (other-image-output "--load" first "--load" second "--load" first
+                                            "--eval" "(print (cl-user::speak))")))
+            (is (search "#(18 7 10 1 107 18 2 8 1)" output) "~A" output)
+            (is (not (search "WARNING" output)) "~A" output))))))))
+
+(test published-files-compile
+  "The project's own .proto files, as others import them."
+  (dolist (name '("grpc/testing/test.proto" "grpc/testing/benchmark_service.proto"
+                  "xds/data/orca/v3/orca_load_report.proto" "examples/route_guide.proto"
+                  "examples/helloworld.proto"))
+    (let* ((root (asdf:system-relative-pathname "clgrpc" "proto/"))
+           (path (merge-pathnames name root))
+           (files (protobuf::load-protos name (protobuf::read-source path) (list root))))
+      (is-true (or (null files) (equal name (descriptor-name (first (last files)))))))))

@@ -1,0 +1,164 @@
+;;;; Fields by number and name, and messages that outlive a redefinition of their type.
+
+(in-package #:clgrpc.tests.protobuf)
+(in-suite :clgrpc.protobuf)
+
+(test fields-by-number-name-and-keyword
+  (let ((message (all :f3 5 :r14 '("a"))))
+    (is (eql 5 (field-value message 3)))
+    (is (eql 5 (field-value message "f3")))
+    (is (eql 5 (field-value message :f3)))
+    (setf (field-value message :o16) :blue)
+    (is (eq :blue (clgrpc.test:all-o16 message)))
+    (is-true (field-present-p message :r14))
+    (clear-field message :r14)
+    (is-false (field-present-p message :r14))
+    (signals misuse (field-value message :nothing))))
+
+(defparameter *first-version*
+  "syntax = 'proto3'; package clgrpc.test.live;
+message Person { string name = 1; int32 age = 2; Person friend = 3; repeated int32 marks = 4;
+  oneof way { string mail = 5; int32 phone = 6; } }")
+
+(defparameter *second-version*
+  "syntax = 'proto3'; package clgrpc.test.live;
+message Person { string name = 1; int64 age = 2; Person friend = 3; repeated int32 marks = 4;
+  oneof way { string mail = 5; int32 phone = 6; } string city = 7; optional int32 size = 8; }")
+
+(defun live (name &rest arguments)
+  "Call the function NAME of the package of the versions above."
+  (apply (fdefinition (find-symbol name "CLGRPC.TEST.LIVE")) arguments))
+
+(defun set-live (value name message)
+  (funcall (fdefinition `(setf ,(find-symbol name "CLGRPC.TEST.LIVE"))) value message))
+
+(defmacro with-versions (() &body body)
+  "Run BODY beginning with the first version defined."
+  `(progn (define "live.proto" *first-version*) ,@body))
+
+(test an-unchanged-definition-changes-nothing
+  (with-versions ()
+    (let* ((type (find-message-type "clgrpc.test.live.Person"))
+           (layout (protobuf::message-type-layout type))
+           (accessor (fdefinition (find-symbol "PERSON-NAME" "CLGRPC.TEST.LIVE"))))
+      (define "live.proto" *first-version*)
+      (is (eq layout (protobuf::message-type-layout type)))
+      (is (eq accessor (fdefinition (find-symbol "PERSON-NAME" "CLGRPC.TEST.LIVE")))))))
+
+(test old-messages-live-on
+  (with-versions ()
+    (let* ((friend (live "MAKE-PERSON" :name "Bo" :age 4))
+           (old (live "MAKE-PERSON" :name "Ada" :age 36 :friend friend :marks '(1 2) :mail "a@b"))
+           (octets (serialize old))
+           (type (message-type-of old)))
+      (define "live.proto" *second-version*)
+      (is (eq type (message-type-of old)))
+      (is (equal "Ada" (live "PERSON-NAME" old)))
+      (is (eql 36 (live "PERSON-AGE" old)) "read through another type")
+      (is (equal "" (live "PERSON-CITY" old)) "a field it never had")
+      (is (equal "a@b" (live "PERSON-MAIL" old)))
+      (is (eq :mail (live "PERSON-WAY-CASE" old)))
+      (is (eq friend (live "PERSON-FRIEND" old)) "sub-messages move over as they are")
+      (is (equalp octets (serialize old)))
+      (is (typep old (find-symbol "PERSON" "CLGRPC.TEST.LIVE")))
+      (is (search "Ada" (princ-to-string old))))))
+
+(test old-messages-take-new-fields
+  (with-versions ()
+    (let* ((old (live "MAKE-PERSON" :name "Ada"))
+           (holder (live "MAKE-PERSON" :friend old)))
+      (define "live.proto" *second-version*)
+      (set-live "Turin" "PERSON-CITY" old)
+      (set-live (expt 2 40) "PERSON-AGE" old)
+      (set-live 0 "PERSON-SIZE" old)
+      (is (equal "Turin" (live "PERSON-CITY" old)))
+      (is (equal "Turin" (live "PERSON-CITY" (live "PERSON-FRIEND" holder))) "identity is kept")
+      (is (eql (expt 2 40) (live "PERSON-AGE" old)))
+      (is-true (live "HAS-PERSON-SIZE" old))
+      (live "CLEAR-PERSON-SIZE" old)
+      (is-false (live "HAS-PERSON-SIZE" old))
+      (set-live 5 "PERSON-PHONE" old)
+      (is (eq :phone (live "PERSON-WAY-CASE" old)))
+      (live "CLEAR-PERSON-WAY" old)
+      (is (null (live "PERSON-WAY-CASE" old)))
+      (let ((back (parse-message "clgrpc.test.live.Person" (serialize holder))))
+        (is (equal "Turin" (live "PERSON-CITY" (live "PERSON-FRIEND" back))))
+        (is (message= holder back))))))
+
+(test a-definition-that-comes-back
+  "Messages outlive a definition that is replaced and comes back: what they are told meanwhile stays."
+  (with-versions ()
+    (let ((old (live "MAKE-PERSON" :name "Ada" :age 36)))
+      (loop for name in '("Eva" "Ida" "Ova")
+            do (define "live.proto" *second-version*)
+               (is (eql 36 (live "PERSON-AGE" old)))
+               (set-live name "PERSON-NAME" old)
+               (define "live.proto" *first-version*)
+               (is (equal name (live "PERSON-NAME" old)))
+               (is (equalp (serialize (live "MAKE-PERSON" :name name :age 36)) (serialize old)))
+               (is (message= old (copy-message old)))))))
+
+(test unknown-fields-become-known
+  (with-versions ()
+    (let ((old (parse-message "clgrpc.test.live.Person" (unhex "0a01413a0552656d65731005"))))
+      (is (equalp (unhex "3a0552656d6573") (subseq (unknown-fields old) 0 7)))
+      (define "live.proto" *second-version*)
+      (is (equal "Remes" (live "PERSON-CITY" old))))))
+
+(test old-callers-and-new-messages
+  "Functions held before a redefinition, and compiled callers of the accessors, meet messages of
+both."
+  (with-versions ()
+    (let* ((old (live "MAKE-PERSON" :name "Ada" :age 36))
+           (held-accessor (fdefinition (find-symbol "PERSON-NAME" "CLGRPC.TEST.LIVE")))
+           (held-maker (fdefinition (find-symbol "MAKE-PERSON" "CLGRPC.TEST.LIVE")))
+           (caller (compile nil `(lambda (message)
+                                   (list (,(find-symbol "PERSON-NAME" '#:clgrpc.test.live)
+                                          message)
+                                         (,(find-symbol "PERSON-AGE" '#:clgrpc.test.live)
+                                          message)))))
+           (held-sizer (message-type-sizer (message-type-of old)))
+           (held-writer (message-type-writer (message-type-of old))))
+      (define "live.proto" *second-version*)
+      (let ((new (live "MAKE-PERSON" :name "Bo" :age (expt 2 40) :city "X")))
+        (is (equal "Bo" (funcall held-accessor new)))
+        (is (equal "Ada" (funcall held-accessor old)))
+        (is (equal '("Ada" 36) (funcall caller old)))
+        (is (equal (list "Bo" (expt 2 40)) (funcall caller new)))
+        (let* ((late (funcall held-maker :name "Cy"))
+               (size (funcall held-sizer new))
+               (octets (make-octets size)))
+          (is (equal "Cy" (live "PERSON-NAME" late)))
+          (is (equal "" (live "PERSON-CITY" late)))
+          (is (= size (funcall held-writer new octets 0)))
+          (is (equalp octets (serialize new)))))
+      (define "live.proto" *first-version*)
+      (is (equal '("Ada" 36) (funcall caller old)) "and back again"))))
+
+(test redefinition-under-load
+  "Threads that make, read and serialize messages while their type changes 40 times fail nowhere."
+  (with-versions ()
+    (let* ((stop nil)
+           (failures '())
+           (maker (find-symbol "MAKE-PERSON" "CLGRPC.TEST.LIVE"))
+           (reader (find-symbol "PERSON-NAME" "CLGRPC.TEST.LIVE"))
+           (threads
+             (loop repeat 2
+                   collect (sb-thread:make-thread
+                            (lambda ()
+                              (handler-case
+                                  (loop until stop
+                                        do (let* ((message (funcall maker :name "Ada" :age 3))
+                                                  (octets (serialize message))
+                                                  (back (parse-message "clgrpc.test.live.Person"
+                                                                       octets)))
+                                             (assert (equal "Ada" (funcall reader back)))))
+                                (error (condition)
+                                  (push (princ-to-string condition) failures))))))))
+      (unwind-protect
+           (dotimes (i 20)
+             (define "live.proto" *second-version*)
+             (define "live.proto" *first-version*))
+        (setf stop t)
+        (mapc #'sb-thread:join-thread threads))
+      (is (null failures) "~{~A~%~}" failures))))
