@@ -1,0 +1,303 @@
+;;;; A call as the client has it: its request headers, what comes back, and how it ends (gRPC over
+;;;; HTTP/2, "Requests" and "Responses"; status mapping of the gRPC documents).
+;;;;
+;;;; The caller's thread encodes the request and posts the call to the channel's loop; replies are
+;;;; queued as octets and decoded by the thread that asked for them. Until the call has a stream,
+;;;; what it sends waits in its outbox.
+
+(in-package #:clgrpc.client)
+
+;;; Request
+
+(defmacro define-field (name field-name value)
+  `(defglobal ,name (hpack:string-field ,field-name ,value)))
+
+(define-field **post** ":method" "POST")
+(define-field **http** ":scheme" "http")
+(define-field **te-trailers** "te" "trailers")
+(define-field **content-type** "content-type" "application/grpc")
+(define-field **user-agent** "user-agent"
+  #.(format nil "grpc-lisp-clgrpc/~A" (asdf:component-version (asdf:find-system "clgrpc"))))
+
+(defglobal **grpc-timeout** (ascii-octets "grpc-timeout"))
+
+(defmethod rpc:write-initial-headers ((call client-call))
+  (let ((stream (wire-call-stream call)))
+    (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
+      (hpack:encode-field encoder buffer **post** :index)
+      (hpack:encode-field encoder buffer **http** :index)
+      (hpack:encode-field encoder buffer (rpc:rpc-method-path-field (call-rpc-method call)) :index)
+      (hpack:encode-field encoder buffer (subchannel-authority (client-call-subchannel call)) :index)
+      (hpack:encode-field encoder buffer **te-trailers** :index)
+      (hpack:encode-field encoder buffer **content-type** :index)
+      (hpack:encode-field encoder buffer **user-agent** :index)
+      (when (plusp (call-deadline call))
+        (hpack:encode-literal encoder buffer **grpc-timeout**
+                              (rpc:encode-timeout (- (call-deadline call) (monotonic-ns)))
+                              :plain))
+      (rpc:encode-metadata (client-call-metadata call) encoder buffer)
+      (http2:end-headers stream nil))))
+
+(defun start-on-stream (call link stream)
+  "Send CALL's headers, and what it has sent so far, on STREAM of LINK."
+  (setf (wire-call-link call) link
+        (wire-call-stream call) stream
+        (http2:stream-user stream) call)
+  (incf (rpc:link-calls link))
+  (rpc:ensure-headers call)
+  (rpc:write-outbox call))
+
+(defun client-close-send (call)
+  "The operation CLOSE-SEND. From any thread."
+  (setf (rpc:wire-call-finished call) t)
+  (rpc:wire-post call
+                 (lambda ()
+                   (unless (or (call-status call) (wire-call-send-closed call))
+                     (setf (wire-call-send-closed call) t)
+                     (when (wire-call-stream call) (rpc:write-half-close call))))))
+
+;;; Response
+
+(defun client-headers (stream list ended)
+  "The sink's on-headers. A block that the server repeats remembers the metadata of a good
+response."
+  (let ((call (http2:stream-user stream))
+        (memo (hpack:field-list-memo list)))
+    (when (and call (not (call-status call)))
+      (let ((problem (if (simple-vector-p memo) nil (response-problem list))))
+        (cond (problem (destructuring-bind (status text) problem
+                         (client-abort call status text :peer)))
+              ;; the only headers there are count as trailers
+              (ended (end-with-trailers call list))
+              (t (setf (call-fields call) (or memo (response-fields call list))
+                       (client-call-headers-received call) t)
+                 (notify call)))))))
+
+(defun response-fields (call list)
+  "The metadata of the good response that begins with LIST."
+  (let ((link (wire-call-link call)))
+    (setf (hpack:field-list-memo list)
+          (setf (rpc:link-last-fields link)
+                (rpc:list-custom-fields list (rpc:link-last-fields link))))))
+
+(defun response-problem (list)
+  "Nil if the header LIST begins a gRPC response, else (status text)."
+  (let ((http-status (hpack:find-field list ":status"))
+        (content-type (hpack:find-field list "content-type")))
+    (cond ((hpack:field-list-overflow-p list)
+           '(:resource-exhausted "the response's header list is too large"))
+          ((hpack:find-field list "grpc-status") nil)
+          ((string/= "200" (hpack:field-value-string http-status))
+           (let ((code (hpack:field-value-string http-status)))
+             (list (rpc:http-status-status (parse-integer code :junk-allowed t))
+                   (format nil "HTTP status ~A instead of a gRPC response" code))))
+          ((not (and content-type
+                     (alexandria:starts-with-subseq "application/grpc"
+                                                    (hpack:field-value-string content-type))))
+           (list :unknown (format nil "content-type ~:[missing~;~:*~S~] instead of application/grpc"
+                                  (and content-type (hpack:field-value-string content-type))))))))
+
+(define-hot client-data ((stream http2:stream) (octets octets) (start index) (end index)
+                         (ended boolean))
+    null
+  "The sink's on-data."
+  (let ((call (http2:stream-user stream)))
+    (cond (call
+           (rpc:receive-data (the client-call call) octets start end)
+           (when (and ended (not (call-status call)))
+             (client-abort call :internal "the server ended the stream without a status" :peer)))
+          (t (http2:consume-data stream (- end start))))
+    nil))
+
+(define-hot deliver-response ((call client-call) (octets octets) (start index) (end index)) null
+  "The operation DELIVER of methods that answer once."
+  (cond ((client-call-reply call)
+         (operate abort call :unimplemented "more than one response message" :local))
+        ((rpc:hold call (- end start))
+         (setf (client-call-reply call) (rpc:keep-octets call octets start end))))
+  nil)
+
+(define-hot answers-once-p ((call client-call)) boolean
+  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call))) '(:unary :client-streaming))
+       t))
+
+(defun client-trailers (stream list)
+  "The sink's on-trailers."
+  (let ((call (http2:stream-user stream)))
+    (when (and call (not (call-status call))) (end-with-trailers call list))))
+
+(defun status-number (value)
+  "The number that VALUE of grpc-status is, or nil if it is none."
+  (and (<= 1 (length value) 8)
+       (every #'digit-char-p value)
+       (parse-integer value)))
+
+(defun end-with-trailers (call list)
+  "End CALL as the trailers LIST says. A block that the server repeats remembers that it means no
+more than :ok."
+  (if (eq :ok (hpack:field-list-memo list))
+      (end-well call)
+      (read-trailers call list)))
+
+(defun read-trailers (call list)
+  (let* ((status-field (hpack:find-field list "grpc-status"))
+         (code (and status-field (status-number (hpack:field-value-string status-field))))
+         (message (hpack:find-field list "grpc-message"))
+         (details (hpack:find-field list "grpc-status-details-bin"))
+         (fields (rpc:list-custom-fields list #())))
+    (when (and (eql 0 code) (not message) (not details) (zerop (length fields)))
+      (setf (hpack:field-list-memo list) :ok))
+    (when (plusp (length fields))
+      (setf (rpc:extra-trailer-fields (ensure-extra call)) fields))
+    (cond ((null code)
+           (end-client-call call :unknown "the response has no valid grpc-status"))
+          ((zerop code) (end-well call))
+          (t (end-with-error call (rpc:code-status code) message details)))))
+
+(defun end-well (call)
+  "The server has ended CALL with :ok; so it ends if the messages that came are as many as they
+should be."
+  (cond ((rpc:wire-call-partial call)
+         (end-client-call call :internal "the response ends within a message"))
+        ((and (answers-once-p call) (null (client-call-reply call)))
+         (end-client-call call :unimplemented "the server sent no response message"))
+        (t (when (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
+             ;; where RECEIVE looks
+             (rpc:queue-incoming call (shiftf (client-call-reply call) nil) 0))
+           (end-client-call call :ok ""))))
+
+(defun end-with-error (call status message details)
+  "End CALL as the server says; MESSAGE and DETAILS are fields or nil. A reply that came is void."
+  (end-client-call call status
+                   (if message (rpc:decode-status-message (hpack:field-value message)) "")
+                   :details (and details
+                                 (handler-case (decode-base64 (hpack:field-value-string details))
+                                   (invalid-base64 () nil)))))
+
+(defun client-reset (stream error-code source)
+  "The sink's on-reset."
+  (let ((call (http2:stream-user stream)))
+    (when (and call (not (call-status call)))
+      (let* ((cause (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source))
+             (link (wire-call-link call))
+             (text (http2:connection-error-text (rpc:link-http2 link)))
+             (refused (= error-code http2:+refused-stream+)))
+        (ecase source
+          (:peer (end-client-call call (reset-status call error-code)
+                                  "the server has reset the stream"
+                                  :ended-by :transport :cause cause :sent (not refused)))
+          (:local (end-client-call call :internal
+                                   (format nil "the server broke the HTTP/2 protocol: ~A" text)
+                                   :ended-by :transport :cause cause))
+          (:goaway (end-client-call call :unavailable "the server is going away"
+                                    :ended-by :transport :cause cause :sent nil))
+          (:connection
+           (end-client-call call :unavailable
+                            (or (rpc:link-failure link) (format nil "the connection was lost: ~A" text))
+                            :ended-by :transport :cause cause :sent (not refused))))))))
+
+(defun reset-status (call error-code)
+  "The status of CALL, which the server reset with ERROR-CODE. A server cancels what is past its
+deadline, and its word may come before our own timer has run."
+  (let ((deadline (call-deadline call)))
+    (if (and (= error-code http2:+cancel+) (plusp deadline) (<= deadline (monotonic-ns)))
+        :deadline-exceeded
+        (rpc:error-code-status error-code))))
+
+(defun client-stream-closed (stream)
+  "The sink's on-stream-closed."
+  (let ((call (http2:stream-user stream)))
+    (when call
+      (let* ((link (wire-call-link call))
+             (subchannel (link-owner link)))
+        (setf (wire-call-stream call) nil)
+        (rpc:release-call call)
+        (http2:release-stream stream)
+        (decf (rpc:link-calls link))
+        (cond ((rpc:link-draining link) (leave-link subchannel link))
+              ((subchannel-waiting subchannel) (start-waiting subchannel)))))))
+
+(defun client-goaway (http2 last-stream-id error-code debug)
+  "The sink's on-goaway: the link takes no more calls; those it has may end."
+  (declare (ignore last-stream-id))
+  (let* ((link (http2:connection-user http2))
+         (first (not (shiftf (rpc:link-draining link) t))))
+    (when (and first (/= error-code http2:+no-error+))
+      (log-event :warning :goaway :link link :code (http2:error-code-name error-code)
+                                  :debug (map 'string #'code-char debug)))
+    (leave-link (link-owner link) link)))
+
+(defun client-settings (http2)
+  "The sink's on-settings: the peer's limit of streams may have grown."
+  (let ((link (http2:connection-user http2)))
+    (when link (greeted (link-owner link) link))))
+
+(defun ignore-event (&rest arguments)
+  (declare (ignore arguments))
+  nil)
+
+(define-load-time-global **client-sink**
+    (http2:make-sink :on-output #'rpc:link-output :on-headers #'client-headers
+                     :on-data #'client-data :on-trailers #'client-trailers
+                     :on-reset #'client-reset :on-writable #'rpc:wire-writable
+                     :on-stream-closed #'client-stream-closed :on-goaway #'client-goaway
+                     :on-settings #'client-settings :on-ping-ack #'ignore-event
+                     :on-close #'rpc:link-http2-closed))
+
+;;; The end
+
+(defun end-client-call (call status message &rest how &key details (ended-by :peer) cause (sent t))
+  "End CALL, and its stream if that still lives. HOW as for END-CALL."
+  (declare (ignore details ended-by cause sent))
+  (unless (call-status call)
+    (rpc:stop-timers call)
+    (loop:leave-call (wire-call-loop call) (client-call-unattended call))
+    (apply #'end-call call status :message message how)
+    (let ((stream (wire-call-stream call)))
+      (when (and stream (http2:stream-open-p stream))
+        (http2:reset-stream stream (if (eq status :ok) http2:+no-error+ http2:+cancel+))))
+    (when (rpc:callbacks-p call) (rpc:wire-schedule call))))
+
+(defun client-abort (call status text ended-by)
+  "The operation ABORT."
+  (end-client-call call status text :ended-by ended-by
+                                    :sent (and (wire-call-stream call) t)))
+
+(defun client-leave (call)
+  "The operation LEAVE. From any thread."
+  (unless (call-status call) (rpc:cancel call "the caller has lost interest")))
+
+(defun client-await-metadata (call)
+  "The operation AWAIT-METADATA."
+  (rpc:wait-for-call call #'client-call-headers-received))
+
+(defun client-drive (call ready-p)
+  "The operation DRIVE. A thread inside a handler never drives: what it would run might wait for
+it."
+  (declare (type function ready-p))
+  (let ((loop (wire-call-loop call)))
+    (flet ((done-p (call) (or (call-status call) (funcall ready-p call))))
+      (declare (dynamic-extent #'done-p))
+      (and (null rpc:*call*)
+           (loop:drive loop #'done-p call)
+           (done-p call)))))
+
+(defun client-park (call ready-p)
+  "The operation PARK."
+  (loop:call-served (wire-call-loop call) (lambda () (rpc:park call ready-p))))
+
+(defun unsupported (&rest arguments)
+  (declare (ignore arguments))
+  (misuse "This is for handlers; a client's call cannot do it."))
+
+(defun make-client-operations (deliver)
+  (rpc:make-operations :send #'rpc:wire-send :close-send #'client-close-send
+                       :send-metadata #'unsupported :reply #'unsupported
+                       :finish #'unsupported :abort #'client-abort :leave #'client-leave
+                       :taken #'rpc:wire-taken :post #'rpc:wire-post :room #'rpc:wire-room
+                       :await-metadata #'client-await-metadata :schedule #'rpc:wire-schedule
+                       :drive #'client-drive :park #'client-park
+                       :deliver deliver :half-close #'identity))
+
+(define-load-time-global **single-operations** (make-client-operations #'deliver-response))
+(define-load-time-global **stream-operations** (make-client-operations #'rpc:deliver-streamed))

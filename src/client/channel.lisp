@@ -1,0 +1,112 @@
+;;;; Channels: what stubs are called on. A channel may be used from any thread; making one never
+;;;; blocks and connects nothing: the first call does, or ENSURE-CONNECTED.
+
+(in-package #:clgrpc.client)
+
+(defclass wire-channel (rpc:channel)
+  ((target :initarg :target :reader channel-target)
+   (runtime :initarg :runtime :reader channel-runtime)
+   (subchannel :accessor channel-subchannel)
+   (open :initform t :accessor channel-open-p)
+   (lock :initform (sb-thread:make-mutex :name "clgrpc channel") :reader channel-lock)
+   (changed :initform (sb-thread:make-waitqueue) :reader channel-changed))
+  (:documentation "A channel over the network; made by MAKE-CHANNEL, ended by CLOSE-CHANNEL."))
+
+(document-functions
+  channel-target "The target that CHANNEL was made for, a string. From any thread.")
+
+(defmethod print-object ((channel wire-channel) stream)
+  (print-unreadable-object (channel stream :type t)
+    (format stream "~A ~(~A~)" (channel-target channel) (channel-state channel))))
+
+(defun parse-target (target)
+  "Return host and port of TARGET, \"HOST:PORT\" or \"[IPV6]:PORT\". Signal MISUSE if it is
+neither."
+  (unless (stringp target) (misuse "A target is a string, not ~S." target))
+  (let* ((colon (position #\: target :from-end t))
+         (port (and colon (ignore-parse-integer target (1+ colon))))
+         (host (and colon (string-trim "[]" (subseq target 0 colon)))))
+    (unless (and port (<= 1 port 65535) (plusp (length host)))
+      (misuse "~S is no target: give \"HOST:PORT\" or \"[IPV6]:PORT\"." target))
+    (values host port)))
+
+(defun ignore-parse-integer (string start)
+  (and (< start (length string)) (every #'digit-char-p (subseq string start))
+       (parse-integer string :start start)))
+
+(defun make-channel (target &rest options)
+  "Return a channel to TARGET, \"HOST:PORT\" or \"[IPV6]:PORT\". OPTIONS are rows of the options
+table as keywords. Connects nothing yet. Signal MISUSE for a wrong target or option. From any
+thread; end it with CLOSE-CHANNEL, or use WITH-CHANNEL."
+  (multiple-value-bind (host port) (parse-target target)
+    (let* ((options (apply #'make-options options))
+           (runtime (acquire-runtime))
+           (channel (make-instance 'wire-channel :target target :runtime runtime)))
+      (setf (channel-subchannel channel)
+            (make-subchannel :channel channel :loop (runtime-loop runtime) :options options
+                             :host host :port port
+                             :authority (hpack:string-field ":authority" target)))
+      channel)))
+
+(defun close-channel (channel)
+  "End CHANNEL: its open calls end with :cancelled, its connection is closed in order. Closing again
+does nothing. From any thread, but not from a callback."
+  (when (sb-thread:with-mutex ((channel-lock channel)) (shiftf (channel-open-p channel) nil))
+    (let ((subchannel (channel-subchannel channel))
+          (done (sb-thread:make-semaphore)))
+      (loop:run-or-post (subchannel-loop subchannel)
+                        (lambda ()
+                          (shut-down subchannel)
+                          (sb-thread:signal-semaphore done)))
+      (sb-thread:wait-on-semaphore done :timeout 10)
+      (release-runtime (channel-runtime channel))))
+  nil)
+
+(defun call-with-channel (target options function)
+  (declare (type function function))
+  (let ((channel (apply #'make-channel target options)))
+    (unwind-protect (funcall function channel)
+      (close-channel channel))))
+
+(defmacro with-channel ((variable target &rest options) &body body)
+  "Evaluate BODY with VARIABLE bound to a channel to TARGET, made with OPTIONS as by MAKE-CHANNEL;
+close it on exit."
+  (let ((function (gensym "BODY")))
+    `(flet ((,function (,variable) ,@body))
+       (declare (dynamic-extent #',function))
+       (call-with-channel ,target (list ,@options) #',function))))
+
+(defun channel-state (channel)
+  "The connectivity of CHANNEL: :idle, :connecting, :ready, :transient-failure or :shutdown. From
+any thread."
+  (if (slot-boundp channel 'subchannel)
+      (subchannel-state (channel-subchannel channel))
+      :idle))
+
+(defun channel-state-changed (channel)
+  (sb-thread:with-mutex ((channel-lock channel))
+    (sb-thread:condition-broadcast (channel-changed channel))))
+
+(defun ensure-connected (channel &key (timeout 10))
+  "Connect CHANNEL if it is not, and wait until it is ready, TIMEOUT seconds at most. Return
+CHANNEL. Signal :unavailable with the reason if an attempt fails, :deadline-exceeded if the time is
+up. From any thread but a loop's."
+  (let ((subchannel (channel-subchannel channel))
+        (end (+ (monotonic-ns) (seconds-ns timeout))))
+    (loop:post (subchannel-loop subchannel) (lambda () (connect subchannel)))
+    (sb-thread:with-mutex ((channel-lock channel))
+      (loop
+        (let ((left (- end (monotonic-ns))))
+          (case (channel-state channel)
+            (:ready (return channel))
+            (:shutdown (misuse "~A is closed." channel))
+            (:transient-failure
+             (error (rpc:make-rpc-error :unavailable :message (subchannel-failure subchannel)
+                                                     :ended-by :transport :sent nil))))
+          (when (<= left 0)
+            (error (rpc:make-rpc-error :deadline-exceeded :ended-by :local :sent nil
+                                                          :message "not connected in time")))
+          ;; out of time, it comes back without the lock
+          (unless (sb-thread:condition-wait (channel-changed channel) (channel-lock channel)
+                                            :timeout (ns-seconds left))
+            (sb-thread:grab-mutex (channel-lock channel))))))))

@@ -1,0 +1,172 @@
+;;;; A subchannel: one address, and the connection to it when there is one. It connects when a call
+;;;; needs it, waits between failed attempts as the gRPC connection back-off document says, and
+;;;; holds the calls that wait for a connection or, past the peer's limit of streams, for a stream.
+;;;; Everything here runs on the channel's loop.
+;;;;
+;;;; States, as in gRPC's connectivity document: :idle → :connecting → :ready → :idle when the
+;;;; connection ends; :connecting → :transient-failure → (back-off) → :idle or, with calls waiting,
+;;;; :connecting; :shutdown for good.
+
+(in-package #:clgrpc.client)
+
+(defun enqueue-waiting (subchannel call)
+  (let ((cell (list call)))
+    (if (subchannel-waiting subchannel)
+        (setf (cdr (subchannel-tail subchannel)) cell)
+        (setf (subchannel-waiting subchannel) cell))
+    (setf (subchannel-tail subchannel) cell)))
+
+(defun change-state (subchannel state)
+  (setf (subchannel-state subchannel) state)
+  (channel-state-changed (subchannel-channel subchannel)))
+
+;;; Connecting
+
+(defun connect (subchannel)
+  "Begin an attempt to connect, unless one runs."
+  (when (eq :idle (subchannel-state subchannel))
+    (change-state subchannel :connecting)
+    (loop:connect-to (subchannel-loop subchannel) (subchannel-host subchannel)
+                     (subchannel-port subchannel)
+                     (seconds-ns (options-connect-timeout-seconds (subchannel-options subchannel)))
+                     (lambda (transport condition)
+                       (if transport
+                           (connected subchannel transport)
+                           (connect-failed subchannel condition))))))
+
+(defun connected (subchannel transport)
+  (cond ((eq :connecting (subchannel-state subchannel))
+         (setf (subchannel-link subchannel)
+               (rpc:open-link subchannel (subchannel-loop subchannel) transport :client
+                              **client-sink** (subchannel-options subchannel)
+                              (subchannel-pool subchannel))))
+        (t (loop:close-transport transport))))
+
+(defun greeted (subchannel link)
+  "The peer's SETTINGS have come over LINK; with the first of them we are connected and know how
+many streams it allows."
+  (when (and (eq link (subchannel-link subchannel)) (eq :connecting (subchannel-state subchannel)))
+    (setf (subchannel-backoff-seconds subchannel) 0)
+    (change-state subchannel :ready))
+  (start-waiting subchannel))
+
+(defun connect-failed (subchannel condition)
+  (when (eq :connecting (subchannel-state subchannel))
+    (setf (subchannel-failure subchannel)
+          (string-right-trim "." (princ-to-string condition)))
+    (change-state subchannel :transient-failure)
+    (fail-waiting subchannel)
+    (let ((timer (make-timer #'backoff-over subchannel)))
+      (setf (subchannel-timer subchannel) timer)
+      (schedule-timer (loop:event-loop-wheel (subchannel-loop subchannel)) timer
+                      (+ (monotonic-ns) (seconds-ns (next-backoff subchannel)))))))
+
+(defun next-backoff (subchannel)
+  "The seconds until the next attempt; each failure makes it longer."
+  (let* ((options (subchannel-options subchannel))
+         (base (if (zerop (subchannel-backoff-seconds subchannel))
+                   (options-backoff-initial-seconds options)
+                   (min (* (subchannel-backoff-seconds subchannel) (options-backoff-factor options))
+                        (options-backoff-maximum-seconds options))))
+         (jitter (* base (options-backoff-jitter options))))
+    (setf (subchannel-backoff-seconds subchannel) base)
+    (max 0.001d0 (+ base (- (random (+ 1d-9 (* 2 jitter)) (subchannel-random subchannel)) jitter)))))
+
+(defun backoff-over (subchannel)
+  (setf (subchannel-timer subchannel) nil)
+  (when (eq :transient-failure (subchannel-state subchannel))
+    (change-state subchannel :idle)
+    (when (subchannel-waiting subchannel) (connect subchannel))))
+
+(defun fail-waiting (subchannel)
+  "End the waiting calls that do not wait for a better time."
+  (let ((waiting (shiftf (subchannel-waiting subchannel) '())))
+    (dolist (call waiting)
+      (cond ((call-status call))
+            ((client-call-wait-for-ready call) (enqueue-waiting subchannel call))
+            (t (end-client-call call :unavailable (subchannel-failure subchannel)
+                                :ended-by :transport :sent nil))))))
+
+;;; Calls
+
+(defun submit (subchannel call)
+  "Start CALL on a stream as soon as there is one."
+  (ecase (subchannel-state subchannel)
+    (:ready (enqueue-waiting subchannel call) (start-waiting subchannel))
+    (:idle (enqueue-waiting subchannel call) (connect subchannel))
+    (:connecting (enqueue-waiting subchannel call))
+    (:transient-failure
+     (if (client-call-wait-for-ready call)
+         (enqueue-waiting subchannel call)
+         (end-client-call call :unavailable (subchannel-failure subchannel)
+                          :ended-by :transport :sent nil)))
+    (:shutdown (end-client-call call :unavailable "the channel is closed" :ended-by :local
+                                                                          :sent nil))))
+
+(defun start-waiting (subchannel)
+  "Open streams for waiting calls while there are streams to be had."
+  (let ((link (subchannel-link subchannel)))
+    (when (and link (eq :ready (subchannel-state subchannel)))
+      (loop while (subchannel-waiting subchannel)
+            do (let* ((call (first (subchannel-waiting subchannel)))
+                      (stream (if (call-status call)
+                                  nil
+                                  (or (next-stream link) (return)))))
+                 (pop (subchannel-waiting subchannel))
+                 (when stream (start-on-stream call link stream))))
+      (when (rpc:link-draining link) (leave-link subchannel link)))))
+
+(defun next-stream (link)
+  "A new stream of LINK, or nil if it has none now; if it has used up its identifiers, mark it so
+that it is left."
+  (let ((http2 (rpc:link-http2 link)))
+    (or (http2:open-stream http2)
+        (progn
+          (when (and (http2:connection-ready-p http2)
+                     (< (http2:connection-stream-count http2)
+                        (http2:connection-peer-max-streams http2)))
+            (setf (rpc:link-draining link) t))
+          nil))))
+
+(defun leave-link (subchannel link)
+  "Use LINK, which its peer is about to close, for no more calls."
+  (when (eq link (subchannel-link subchannel))
+    (setf (subchannel-link subchannel) nil)
+    (push link (subchannel-leaving subchannel))
+    (change-state subchannel :idle)
+    (when (subchannel-waiting subchannel) (connect subchannel)))
+  (when (zerop (rpc:link-calls link)) (rpc:close-link link "the server is going away")))
+
+(defmethod rpc:link-ended ((subchannel subchannel) link)
+  (setf (subchannel-leaving subchannel) (delete link (subchannel-leaving subchannel)))
+  (when (eq link (subchannel-link subchannel))
+    (setf (subchannel-link subchannel) nil)
+    (case (subchannel-state subchannel)
+      (:shutdown)
+      (:connecting
+       (connect-failed subchannel (format nil "Cannot connect to ~A: ~A"
+                                          (channel-target (subchannel-channel subchannel))
+                                          (rpc:link-failure link))))
+      (t
+       (change-state subchannel :idle)
+       (when (subchannel-waiting subchannel) (connect subchannel))))))
+
+(defun shut-down (subchannel)
+  "End SUBCHANNEL and every call on it."
+  (change-state subchannel :shutdown)
+  (when (subchannel-timer subchannel)
+    (cancel-timer (loop:event-loop-wheel (subchannel-loop subchannel)) (subchannel-timer subchannel)))
+  (dolist (call (shiftf (subchannel-waiting subchannel) '()))
+    (end-client-call call :cancelled "the channel was closed" :ended-by :local :sent nil))
+  (let ((link (shiftf (subchannel-link subchannel) nil)))
+    (when link (abandon-link link)))
+  (mapc #'abandon-link (shiftf (subchannel-leaving subchannel) '())))
+
+(defun abandon-link (link)
+  "End every call on LINK, and LINK."
+  (http2:map-streams (lambda (stream)
+                       (let ((call (http2:stream-user stream)))
+                         (when call
+                           (client-abort call :cancelled "the channel was closed" :local))))
+                     (rpc:link-http2 link))
+  (rpc:close-link link "the channel was closed"))

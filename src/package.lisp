@@ -1,0 +1,55 @@
+;;;; The package that users see. It defines nothing: every name comes from the folder that does, and
+;;;; all that it imports it exports. Give it a local nickname: (:local-nicknames (#:grpc #:clgrpc)).
+
+(uiop:define-package #:clgrpc
+  (:use)
+  (:import-from #:clgrpc.base
+                #:clgrpc-error #:misuse #:limit-exceeded #:limit-exceeded-option
+                #:limit-exceeded-limit #:limit-exceeded-actual #:option-table #:*log-function*)
+  (:import-from #:clgrpc.loop
+                #:socket-error #:socket-error-operation #:socket-error-address
+                #:socket-error-reason)
+  (:import-from #:clgrpc.protobuf
+                ;; definitions
+                #:define-proto #:*import-roots*
+                #:proto-syntax-error #:proto-syntax-error-file #:proto-syntax-error-line
+                #:proto-syntax-error-column #:proto-syntax-error-expected
+                #:proto-syntax-error-text #:proto-syntax-error-others
+                ;; messages
+                #:message #:serialize #:serialized-size #:parse-message #:message= #:copy-message
+                #:protobuf-error #:protobuf-error-type #:protobuf-error-position
+                #:protobuf-error-text
+                ;; maps and enums
+                #:proto-map #:map-value #:map-count #:map-remove #:do-map #:map-alist
+                #:enum-number #:enum-keyword
+                ;; messages of any type
+                #:make-message #:find-message-type #:field-value #:field-present-p #:clear-field
+                #:unknown-fields)
+  (:import-from #:clgrpc.rpc
+                ;; services and calls
+                #:service #:channel #:call #:send #:try-send #:close-send #:receive #:do-messages
+                #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata #:call-trailers
+                #:call-peer #:send-metadata #:time-remaining #:after
+                ;; reactive handlers
+                #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish
+                ;; errors
+                #:fail #:make-rpc-error #:*debug-on-error* #:return-status #:cancel-call
+                #:retry-handler #:status-code #:code-status
+                #:rpc-error #:rpc-error-status #:rpc-error-message #:rpc-error-details
+                #:rpc-error-trailers #:rpc-error-call #:rpc-error-peer #:rpc-error-ended-by
+                #:rpc-error-cause #:rpc-error-sent-p
+                #:cancelled #:unknown #:invalid-argument #:deadline-exceeded #:not-found
+                #:already-exists #:permission-denied #:resource-exhausted #:failed-precondition
+                #:aborted #:out-of-range #:unimplemented #:internal #:unavailable #:data-loss
+                #:unauthenticated)
+  (:import-from #:clgrpc.client
+                #:make-channel #:close-channel #:with-channel #:channel-target #:channel-state
+                #:ensure-connected #:call-async #:future #:future-call #:future-done-p #:await
+                #:attach)
+  (:import-from #:clgrpc.server
+                #:server #:start-server #:stop-server #:server-address #:server-addresses
+                #:server-running-p #:server-statistics))
+
+;; the package uses no other, so what it imports is exactly what it gives to users
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (do-symbols (symbol '#:clgrpc) (export symbol '#:clgrpc)))

@@ -1,0 +1,499 @@
+;;;; A call, as both ends and every transport have it, and what users do with one: SEND, RECEIVE,
+;;;; callbacks, cancellation. What differs by transport (wire, in-process) and by end is in
+;;;; OPERATIONS, a structure of functions.
+;;;;
+;;;; Invariants. One loop owns a call. Only its owner sets STATUS, once, as the last store of what
+;;;; ends the call, and HALF-CLOSED, as the last store after the peer's final message was queued; so
+;;;; a reader that sees either and then finds the queue empty has seen everything. Messages wait in
+;;;; INCOMING, a stack that the owner pushes on and the one receiving thread takes whole. What few
+;;;; calls need is in EXTRA, made when first needed. A call object handed to users is never used
+;;;; again for another call.
+
+(in-package #:clgrpc.rpc)
+
+(defstruct (operations (:copier nil))
+  "What a transport and an end do for a call. All but SEND, CLOSE-SEND, SEND-METADATA, REPLY,
+FINISH, LEAVE, TAKEN, POST, ROOM and AWAIT-METADATA are called on the call's loop.
+SEND (call message wait-p) → true if accepted; CLOSE-SEND (call); SEND-METADATA (call alist);
+REPLY (call message) sends a handler's only answer and ends the call, from any thread; FINISH (call
+status message details trailers) ends a server's call; ABORT (call status text ended-by) ends a call
+from this side at once; LEAVE (call) when a consumer loses interest;
+TAKEN (call octets) when the user has taken a message that was charged with as many; DELIVER (call
+octets start end) for each message that arrives; HALF-CLOSE (call) after the last; POST (call
+function) runs FUNCTION on the loop, at once if this is it; ROOM (call) the octets that may be sent
+without waiting; AWAIT-METADATA (call) waits for the peer's headers; SCHEDULE (call) has
+the callbacks that are due run soon; DRIVE (call ready-p) runs the loop until READY-P or the end, if
+this thread may, and says whether that came; PARK (call ready-p) sleeps until READY-P or the end and
+returns what READY-P did."
+  (send #'no-operation :type function)
+  (close-send #'no-operation :type function)
+  (send-metadata #'no-operation :type function)
+  (reply #'no-operation :type function)
+  (finish #'no-operation :type function)
+  (abort #'no-operation :type function)
+  (leave #'no-operation :type function)
+  (taken #'no-operation :type function)
+  (deliver #'no-operation :type function)
+  (half-close #'no-operation :type function)
+  (post #'no-operation :type function)
+  (room #'no-operation :type function)
+  (await-metadata #'no-operation :type function)
+  (schedule #'no-operation :type function)
+  (drive #'no-operation :type function)
+  (park #'park :type function))
+
+(defun no-operation (&rest arguments)
+  (misuse "This call cannot do that: ~S" arguments))
+
+(declaim (sb-ext:freeze-type operations))
+
+(defstruct (extra (:copier nil))
+  "What only some calls need; see the slots of CALL."
+  (received '() :type list)             ; the receiving thread's: oldest first
+  (queued-octets 0 :type sb-ext:word)   ; in INCOMING and RECEIVED; atomic
+  (withheld 0 :type index)              ; the loop's: window not given back since too much is queued
+  (starved nil :type boolean)           ; withheld > 0; read by the receiver
+  (unsent-octets 0 :type sb-ext:word)   ; posted or queued and not yet on its way; atomic
+  (writable-wanted t :type boolean)      ; on-writable is to be called when there is room
+  (scheduled nil :type boolean)         ; the loop will run what callbacks are due
+  (gate nil :type (or null gate))
+  (on-message nil :type (or null function))
+  (on-half-close nil :type (or null function))
+  (on-cancel nil :type (or null function))
+  (on-writable nil :type (or null function))
+  (on-end nil :type (or null function)) ; of the layer above, not the user's: (call)
+  (timer nil :type (or null timer))     ; the deadline's
+  (timers '() :type list)               ; those of AFTER
+  (metadata '() :type list)             ; to be sent with the headers
+  (trailers '() :type list)             ; to be sent, or decoded from what came
+  (trailer-fields #() :type simple-vector)
+  (message "" :type string)
+  (details nil :type (or null octets))
+  (ended-by :peer :type symbol)
+  (cause nil)
+  (sent t))
+
+(declaim (sb-ext:freeze-type extra))
+
+(defstruct (call (:constructor nil) (:copier nil))
+  "An RPC at one of its ends."
+  (rpc-method nil :type (or null rpc-method))
+  (operations (make-operations) :type operations)
+  (deadline 0 :type deadline)
+  (fields #() :type simple-vector)      ; the peer's initial metadata
+  (incoming '() :type list)
+  (status nil :type symbol)
+  (half-closed nil :type boolean)
+  (extra nil :type (or null extra)))
+
+(document-functions
+  call-status "The status with which CALL ended, a keyword such as :ok, or nil while it runs. From any
+thread.")
+
+(defmethod print-object ((call call) stream)
+  (print-unreadable-object (call stream :type t :identity t)
+    (format stream "~A ~:[open~;~:*~(~A~)~]"
+            (if (call-rpc-method call) (rpc-method-path (call-rpc-method call)) "unrouted")
+            (call-status call))))
+
+(defvar *call* nil "The call whose handler this thread runs, or nil. Nested calls inherit its deadline.")
+
+(define-hot ensure-extra ((call call)) extra
+  "The EXTRA of CALL, made now if there is none. From any thread."
+  (or (call-extra call)
+      (let ((new (make-extra)))
+        (or (sb-ext:compare-and-swap (call-extra call) nil new) new))))
+
+(defmacro operate (name call &rest arguments)
+  "Call the operation NAME of CALL's transport."
+  (let ((reader (intern (format nil "OPERATIONS-~A" name) '#:clgrpc.rpc)))
+    (if (symbolp call)
+        `(funcall (,reader (call-operations ,call)) ,call ,@arguments)
+        (let ((variable (gensym "CALL")))
+          `(let ((,variable ,call)) (operate ,name ,variable ,@arguments))))))
+
+;;; Parking: a thread that must wait for its call sleeps at the call's gate. Each ring changes the
+;;; gate's futex, so who has looked before it does not fall asleep after it.
+
+(defstruct (gate (:copier nil))
+  "RINGING is the loop's: whoever sleeps here will be woken when the turn ends."
+  (ringing nil :type boolean)
+  (futex (os:make-futex) :type os:futex))
+
+(declaim (sb-ext:freeze-type gate))
+
+(defun ensure-gate (extra)
+  (or (extra-gate extra)
+      (let ((new (make-gate)))
+        (or (sb-ext:compare-and-swap (extra-gate extra) nil new) new))))
+
+(define-hot notify ((call call)) null
+  "Wake whoever waits for CALL; on the loop, at the end of the turn, with all others. To be called
+after the store that they wait for."
+  (sb-thread:barrier (:memory))
+  (let* ((extra (call-extra call))
+         (gate (and extra (extra-gate extra))))
+    (when gate
+      (let ((loop loop:*loop*))
+        (cond ((not (and loop (loop:holds-baton-p loop))) (ring gate))
+              ((not (gate-ringing gate))
+               (setf (gate-ringing gate) t)
+               (loop:call-last loop #'ring gate))))))
+  nil)
+
+(define-hot ring ((gate gate)) null
+  "Wake whoever sleeps at GATE."
+  (setf (gate-ringing gate) nil)
+  (let ((futex (gate-futex gate)))
+    (setf (aref futex 0) (ldb (byte 32 0) (1+ (aref futex 0))))
+    (sb-thread:barrier (:memory))
+    (os:wake-futex futex))
+  nil)
+
+(defun wait-for-call (call ready-p)
+  "Wait until (funcall READY-P CALL) is true or CALL has ended; return what it returned last. Either
+this thread drives CALL's loop meanwhile, or it parks, after handing over the loop that it runs
+itself. The wait ends with the call, which its deadline or its connection ends at the latest. Signal
+:resource-exhausted if this thread runs a loop and no other is left to do so."
+  (declare (type function ready-p))
+  (cond ((funcall ready-p call))
+        ((call-status call) nil)
+        ((operate drive call ready-p) (funcall ready-p call))
+        ((loop:prepare-to-wait) (operate park call ready-p))
+        (t (error (make-rpc-error :resource-exhausted :call call :ended-by :local
+                                  :message "no reserve thread is left to go on while this one waits")))))
+
+(defun park (call ready-p)
+  "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended."
+  (declare (type function ready-p))
+  (let ((futex (gate-futex (ensure-gate (ensure-extra call)))))
+    (loop
+      (let ((value (aref futex 0)))
+        (sb-thread:barrier (:memory))
+        (let ((answer (funcall ready-p call)))
+          (when (or answer (call-status call)) (return answer))
+          (os:wait-for-futex futex value))))))
+
+;;; The queue of messages that arrived
+
+(defconstant +entry-octets+ 64
+  "What a queued message costs besides its octets, so that empty ones cannot pile up for nothing.")
+
+(define-hot push-incoming ((call call) item (size index)) index
+  "Queue ITEM, a decoded message or the octets of one, of SIZE octets. Return what it is charged
+with. On CALL's loop."
+  (incf size +entry-octets+)
+  (sb-ext:atomic-incf (extra-queued-octets (ensure-extra call)) size)
+  (loop with cell = (cons (cons item size) nil)
+        for old = (call-incoming call)
+        do (setf (cdr cell) old)
+        until (eq old (sb-ext:compare-and-swap (call-incoming call) old cell)))
+  (notify call)
+  size)
+
+(define-hot uncharge ((extra extra) (size index)) index
+  "Take SIZE, or what there is if that is less, off the queued octets; return what was taken off.
+From any thread."
+  (loop
+    (let ((old (extra-queued-octets extra)))
+      (when (= old (sb-ext:compare-and-swap (extra-queued-octets extra) old (- old (min old size))))
+        (return (min old size))))))
+
+(define-hot pop-incoming ((call call)) (or null cons)
+  "The oldest message queued as (item . size), or nil. Only by the receiving thread."
+  (let ((extra (call-extra call)))
+    (when extra
+      (unless (extra-received extra)
+        (loop for old = (call-incoming call)
+              until (eq old (sb-ext:compare-and-swap (call-incoming call) old '()))
+              finally (setf (extra-received extra) (nreverse old))))
+      (let ((entry (pop (extra-received extra))))
+        (when entry
+          (operate taken call (uncharge extra (cdr entry))))
+        entry))))
+
+(defun receivable-p (call)
+  (or (call-incoming call)
+      (call-half-closed call)
+      (let ((extra (call-extra call))) (and extra (extra-received extra) t))))
+
+;;; The end of a call
+
+(defun end-call (call status &key (message "") details (ended-by :peer) cause (sent t))
+  "Store how CALL ended, wake its waiters and tell its callbacks. On CALL's loop. Return false if it
+had ended already."
+  (unless (call-status call)
+    (unless (and (eq status :ok) (null (call-extra call)))
+      (let ((extra (ensure-extra call)))
+        (setf (extra-message extra) message
+              (extra-details extra) details
+              (extra-ended-by extra) ended-by
+              (extra-cause extra) cause
+              (extra-sent extra) sent)))
+    (sb-thread:barrier (:write))
+    (setf (call-status call) status)
+    (notify call)
+    (let* ((extra (call-extra call))
+           (on-end (and extra (extra-on-end extra))))
+      (when on-end (funcall on-end call)))
+    t))
+
+(defun call-condition (call)
+  "Return the RPC-ERROR that stands for how CALL ended. It must have ended."
+  (let ((extra (ensure-extra call)))
+    (make-rpc-error (call-status call)
+                    :message (extra-message extra) :details (extra-details extra)
+                    :trailers (call-trailers call) :call call :peer (call-peer call)
+                    :ended-by (extra-ended-by extra) :cause (extra-cause extra)
+                    :sent (extra-sent extra))))
+
+(defgeneric call-peer (call)
+  (:documentation "The address of CALL's peer as a string, \"127.0.0.1:50051\", or nil before there
+is one. From any thread."))
+
+;;; What users do with a call
+
+(defun send (call message)
+  "Send MESSAGE on CALL; return true. Waits while more than the send budget
+(options-send-budget-octets) is unsent; on a loop's own thread, where waiting is not possible, the
+message is queued: see TRY-SEND and ON-WRITABLE. Signal the call's RPC-ERROR if it has ended badly,
+and MISUSE after CLOSE-SEND; return nil if the peer has ended it with :ok and wants nothing more.
+One thread sends on a call at a time; any thread may."
+  (operate send call message t))
+
+(defun try-send (call message)
+  "As SEND, but return nil without sending if CALL's send budget is used up. Never waits."
+  (operate send call message nil))
+
+(defun close-send (call)
+  "Tell the peer that no more messages will be sent on CALL, a client's call; MISUSE on a handler's.
+From any thread."
+  (operate close-send call)
+  nil)
+
+(defun receive (call)
+  "Return the next message of CALL, or nil when there are no more. Waits for one to come. On a
+client signal the call's RPC-ERROR once it has ended with a status other than :ok; in a handler
+signal it when the call was cancelled or its deadline passed. One thread receives on a call at a
+time; never call it on a loop's thread with nothing to receive."
+  (let ((entry (or (pop-deliverable call)
+                   (progn (wait-for-call call #'receivable-p) (pop-deliverable call)))))
+    (cond (entry (decode-entry call (car entry)))
+          ((member (call-status call) '(nil :ok)) nil)
+          (t (error (call-condition call))))))
+
+(defun pop-deliverable (call)
+  "As POP-INCOMING, but nothing of a call that was cut short: only what the peer ended by itself is
+still worth reading."
+  (and (or (member (call-status call) '(nil :ok))
+           (eq :peer (extra-ended-by (ensure-extra call))))
+       (pop-incoming call)))
+
+(defgeneric decode-entry (call item)
+  (:documentation "The message that ITEM of CALL's queue is, decoded now if it is octets."))
+
+(defmethod decode-entry ((call call) item) item)
+
+(defun call-with-messages (call function)
+  "Call FUNCTION with each message of CALL as RECEIVE returns it. If FUNCTION exits early, a
+client's call is cancelled."
+  (declare (type function function))
+  (let ((done nil))
+    (unwind-protect
+         (loop for message = (receive call)
+               while message do (funcall function message)
+               finally (setf done t))
+      (unless done (operate leave call)))))
+
+(defmacro do-messages ((variable call &optional result) &body body)
+  "Evaluate BODY with VARIABLE bound to each message of CALL in turn; return RESULT. Leaving BODY
+early cancels a client's call. Signals what RECEIVE signals."
+  (let ((function (gensym "BODY")))
+    `(block nil
+       (flet ((,function (,variable)
+                (declare (ignorable ,variable))
+                ,@body))
+         (declare (dynamic-extent #',function))
+         (call-with-messages ,call #',function))
+       ,result)))
+
+(defgeneric cancel (call &optional text)
+  (:documentation "End CALL, a call or the future of one, with :cancelled at once; TEXT says why.
+Nothing happens if it has ended. From any thread.")
+  (:method ((call call) &optional (text "cancelled by the caller"))
+    (operate post call (lambda () (operate abort call :cancelled text :local)))
+    nil))
+
+(defun cancelled-p (call)
+  "True if CALL ended otherwise than :ok: cancelled, past its deadline, or its connection lost. A
+handler that computes long asks now and then. From any thread."
+  (not (member (call-status call) '(nil :ok))))
+
+(defun call-with-call (call function)
+  (declare (type function function))
+  (unwind-protect (funcall function call)
+    (operate leave call)))
+
+(defmacro with-call ((variable call) &body body)
+  "Evaluate BODY with VARIABLE bound to CALL, a client's call; on exit cancel what is left of it."
+  (let ((function (gensym "BODY")))
+    `(flet ((,function (,variable) ,@body))
+       (declare (dynamic-extent #',function))
+       (call-with-call ,call #',function))))
+
+(defun call-metadata (call)
+  "The initial metadata that CALL's peer sent, an alist, decoded now. On a client it waits for the
+peer's headers; nil if the call ended without any. From any thread."
+  (operate await-metadata call)
+  (fields-metadata (call-fields call)))
+
+(defun call-trailers (call)
+  "On a client the trailing metadata of CALL, an alist, nil before it has ended; in a handler the
+trailers it will send. SETFable in a handler. From any thread."
+  (let ((extra (call-extra call)))
+    (cond ((null extra) '())
+          ((plusp (length (extra-trailer-fields extra)))
+           (fields-metadata (extra-trailer-fields extra)))
+          (t (extra-trailers extra)))))
+
+(defun (setf call-trailers) (metadata call)
+  (setf (extra-trailers (ensure-extra call)) (check-metadata metadata)))
+
+(defun send-metadata (call metadata)
+  "Send METADATA, an alist, as the initial metadata of CALL, a handler's call, now. Signal MISUSE if
+headers, or a message, were sent already. From any thread."
+  (operate send-metadata call (check-metadata metadata))
+  nil)
+
+(defun time-remaining (call)
+  "The seconds until CALL's deadline as a double-float, negative if it is past; nil if it has none."
+  (and (plusp (call-deadline call))
+       (ns-seconds (- (call-deadline call) (monotonic-ns)))))
+
+;;; User code
+
+(defvar *debug-on-error* nil
+  "If true, an error in a handler enters the debugger in the handler's thread, with the restarts
+RETURN-STATUS, RETRY-HANDLER and CANCEL-CALL, while everybody else is served; if false, the default,
+it becomes status :internal and its backtrace goes to the log. Set it globally.")
+
+(defun debug-error (error)
+  "Enter the debugger because of ERROR. Return the RPC-ERROR that the restart chosen there stands
+for, or :RETRY."
+  (restart-case (invoke-debugger error)
+    (return-status (status &optional (message ""))
+      :report "End the call with a status."
+      :interactive (lambda ()
+                     (format *query-io* "Status, a keyword: ")
+                     (force-output *query-io*)
+                     (list (read *query-io*)))
+      (make-rpc-error status :message message :ended-by :local))
+    (cancel-call ()
+      :report "End the call with the status :cancelled."
+      (make-rpc-error :cancelled :message "cancelled in the debugger" :ended-by :local))
+    (retry-handler ()
+      :report "Run the handler, or whatever of the call it was, again."
+      :retry)))
+
+(defun return-status (status &optional (message ""))
+  "Invoke the restart RETURN-STATUS: end the call whose handler is in the debugger with STATUS, a
+keyword, and MESSAGE. Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERROR*."
+  (invoke-restart 'return-status status message))
+
+(defun cancel-call ()
+  "Invoke the restart CANCEL-CALL: end the call whose handler is in the debugger with :cancelled.
+Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERROR*."
+  (invoke-restart 'cancel-call))
+
+(defun retry-handler ()
+  "Invoke the restart RETRY-HANDLER: run the handler that is in the debugger again, in its newest
+definition, with the same request. Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERROR*."
+  (invoke-restart 'retry-handler))
+
+(defun error-condition (call error)
+  "The RPC-ERROR that ERROR, signalled by CALL's user code, ends the call with, or :RETRY."
+  (cond ((typep error 'rpc-error) error)
+        (*debug-on-error* (debug-error error))
+        (t (log-condition :error :handler-error error
+                          :method (and (call-rpc-method call)
+                                       (rpc-method-path (call-rpc-method call))))
+           (make-rpc-error :internal :message "error in handler" :ended-by :local :cause error))))
+
+(defmacro with-user-code ((call) &body body)
+  "Run BODY, user code of CALL: with CALL as the current call, and with the baton lent. Return nil,
+or the RPC-ERROR that an error in BODY stands for. From the debugger BODY may be run once more."
+  (let ((function (gensym "BODY")) (error (gensym "ERROR")) (block (gensym "BLOCK"))
+        (outcome (gensym "OUTCOME")))
+    `(flet ((,function () ,@body))
+       (declare (dynamic-extent #',function))
+       (loop
+         (let ((,outcome
+                 (block ,block
+                   (let ((*call* ,call))
+                     (handler-bind
+                         ((serious-condition
+                            (lambda (,error)
+                              ;; C-c is not an error: it is for the debugger
+                              (unless (typep ,error 'sb-sys:interactive-interrupt)
+                                (return-from ,block (error-condition ,call ,error))))))
+                       (,function)
+                       nil)))))
+           (unless (eq :retry ,outcome) (return ,outcome)))))))
+
+;;; The reactive style: callbacks on the call's loop
+
+(defmacro define-callback (name slot documentation)
+  "Define NAME (call function), which stores FUNCTION in SLOT of the extra and has the loop run what
+is due already."
+  `(defun ,name (call function)
+     ,(format nil "~A Runs on the call's loop, so it must not wait. Return CALL. From any thread."
+              documentation)
+     (operate post call
+              (lambda ()
+                (setf (,slot (ensure-extra call)) function)
+                (operate schedule call)))
+     call))
+
+(define-callback on-message extra-on-message
+  "Call FUNCTION with each message of CALL that arrives, those waiting already first. In a handler
+messages wait while more than the send budget (options-send-budget-octets) of its answers is
+queued.")
+
+(define-callback on-half-close extra-on-half-close
+  "Call FUNCTION without arguments once the peer's last message has been taken.")
+
+(define-callback on-cancel extra-on-cancel
+  "Call FUNCTION without arguments if CALL ends otherwise than :ok.")
+
+(define-callback on-writable extra-on-writable
+  "Call FUNCTION without arguments now if there is room to send, and whenever after TRY-SEND was
+refused there is room again.")
+
+(define-hot callbacks-p ((call call)) boolean
+  "True if CALL has callbacks of its user."
+  (let ((extra (call-extra call)))
+    (and extra
+         (or (extra-on-message extra) (extra-on-half-close extra) (extra-on-cancel extra)
+             (extra-on-writable extra))
+         t)))
+
+(defgeneric after (call seconds function)
+  (:documentation "Call FUNCTION without arguments on CALL's loop after SECONDS, a real, unless CALL
+has ended by then. For handlers that returned their call and hold no thread. From any thread."))
+
+(defun reply (call message)
+  "End CALL, a unary or client-streaming handler's, with MESSAGE as its answer. For handlers that
+returned their call. From any thread."
+  (operate reply call message)
+  nil)
+
+(defun finish (call &key (status :ok) (message "") details trailers)
+  "End CALL, a handler's, with STATUS, a keyword; MESSAGE is its text, DETAILS octets for
+grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL). For handlers that returned
+their call. From any thread."
+  (status-code status)
+  (check-metadata trailers)
+  (unless (stringp message) (misuse "The message of a status is a string, not ~S." message))
+  (unless (typep details '(or null octets)) (misuse "DETAILS are octets, not ~S." details))
+  (operate finish call status message details trailers)
+  nil)

@@ -1,0 +1,84 @@
+;;;; Length-prefixed messages (gRPC over HTTP/2, "Length-Prefixed-Message"): one octet that says
+;;;; whether the message is compressed, four of length, the message. A message that lies whole in
+;;;; the octets received is delivered from where it is; only one that is cut by the edge of a DATA
+;;;; frame is put together in a PARTIAL, which grows as octets come, never by the length the peer
+;;;; claims.
+;;;;
+;;;; A long message, to be sent or received, is a PARCEL: octets of the image's store with an end.
+;;;; It has one owner at a time, from the thread that encodes to the connection that has sent it, or
+;;;; from the PARTIAL to the thread that decodes; the last one puts the octets back.
+
+(in-package #:clgrpc.rpc)
+
+(defconstant +prefix-octets+ 5 "Length of the prefix of a message.")
+
+(define-hot (write-prefix :inline t) ((octets octets) (at index) (size (unsigned-byte 32))) index
+  "Write the prefix of an uncompressed message of SIZE octets into OCTETS; return the position
+after."
+  (setf (aref octets at) 0
+        (u32be octets (1+ at)) size)
+  (+ at +prefix-octets+))
+
+(defconstant +parcel-octets+ 16384
+  "Longer messages are parcels: they fill more than a frame, and to encode or decode one takes so
+long that the loop should not wait for it.")
+
+(defstruct (parcel (:constructor make-parcel (octets end)) (:copier nil))
+  "A long message: OCTETS, of BORROW-OCTETS, up to END."
+  (octets (make-octets 0) :type octets)
+  (end 0 :type index))
+
+(declaim (sb-ext:freeze-type parcel))
+
+(defmethod print-object ((parcel parcel) stream)
+  (print-unreadable-object (parcel stream :type t)
+    (format stream "~D octets" (parcel-end parcel))))
+
+(define-hot parcel-taken ((parcel parcel)) octets
+  "The octets of PARCEL, which has them no longer."
+  (shiftf (parcel-octets parcel) (load-time-value (make-octets 0))))
+
+(defconstant +partial-growth+ 4
+  "How many times as large as before a PARTIAL that is full gets: what was received is copied a
+third of a time more in all, and a peer can make us keep four times what it sends.")
+
+(defstruct (partial (:copier nil))
+  "A message of which a part has arrived: its prefix as far as FILL under 5 tells, then its octets
+in BODY, of BORROW-OCTETS."
+  (prefix (make-octets +prefix-octets+) :type octets)
+  (prefix-fill 0 :type (integer 0 5))
+  (body (load-time-value (make-octets 0)) :type octets)
+  (fill 0 :type index))
+
+(declaim (sb-ext:freeze-type partial))
+
+(define-hot (partial-length :inline t) ((partial partial)) (unsigned-byte 32)
+  (u32be (partial-prefix partial) 1))
+
+(define-hot add-to-partial ((partial partial) (octets octets) (start index) (end index)) index
+  "Take octets for PARTIAL's message; return the position after the last one taken."
+  (let ((need (- (partial-length partial) (partial-fill partial)))
+        (at start))
+    (declare (type index at need))
+    (let* ((count (min need (- end at)))
+           (fill (partial-fill partial))
+           (body (partial-body partial)))
+      (when (< (length body) (+ fill count))
+        (let ((new (borrow-octets (min (partial-length partial)
+                                     (max (* +partial-growth+ fill) (+ fill count))))))
+          (copy-octets body 0 fill new 0)
+          (setf (partial-body partial) new)
+          (give-octets-back body)))
+      (copy-octets octets at (+ at count) (partial-body partial) fill)
+      (setf (partial-fill partial) (+ fill count))
+      (+ at count))))
+
+(define-hot add-to-prefix ((partial partial) (octets octets) (start index) (end index)) index
+  (let ((count (min (- +prefix-octets+ (partial-prefix-fill partial)) (- end start))))
+    (copy-octets octets start (+ start count) (partial-prefix partial) (partial-prefix-fill partial))
+    (incf (partial-prefix-fill partial) count)
+    (+ start count)))
+
+(define-hot (partial-complete-p :inline t) ((partial partial)) boolean
+  (and (= +prefix-octets+ (partial-prefix-fill partial))
+       (= (partial-fill partial) (partial-length partial))))

@@ -1,0 +1,122 @@
+;;;; A link: one HTTP/2 connection on an event loop, at either end. The loop reads and writes, the
+;;;; http2 core decides, the link joins the two: octets in, output lent from the loop to the core
+;;;; for a turn, one timer for the core's own time-outs. Everything here runs on the link's loop.
+
+(in-package #:clgrpc.rpc)
+
+(defconstant +fill-octets+ (* 14 (+ 16384 9))
+  "How much queued DATA goes into the output at once: 14 frames. Over loopback 64 KB at a time carry
+1.2 GB/s, 256 KB 3 (doc/decisions.md); a frame of another call waits for no more than this.")
+
+(defstruct (link (:constructor %make-link (loop options owner)) (:copier nil))
+  "OWNER is the server's hub or the subchannel; CALLS counts the open ones; HELD the octets of
+messages that wait, for their rest or for somebody to take them (wire.lisp; atomic); DAMMED is true
+while so much waits that the connection's window is withheld; PLACE is where the owner keeps it;
+LAST-FIELDS is the metadata vector of the call before, so that a repeated one is shared."
+  (loop nil :type loop:event-loop)
+  (options nil :type options)
+  (owner nil)
+  (socket nil :type (or null loop:connection))
+  (http2 nil :type (or null http2:connection))
+  (timer nil :type (or null timer))
+  (calls 0 :type fixnum)
+  (held 0 :type sb-ext:word)
+  (dammed nil :type boolean)
+  (draining nil :type boolean)
+  (stopped nil :type boolean)           ; the core wants nothing more read until output has left
+  (place 0 :type index)
+  (last-fields #() :type simple-vector)
+  (failure nil))                        ; text: why the link ended
+
+(declaim (sb-ext:freeze-type link))
+
+(defmethod print-object ((link link) stream)
+  (print-unreadable-object (link stream :type t :identity t)
+    (format stream "~A, ~D calls~@[, ~A~]" (link-peer link) (link-calls link) (link-failure link))))
+
+(defun link-peer (link)
+  "The address of LINK's peer."
+  (let ((socket (link-socket link)))
+    (and socket (loop:connection-peer socket))))
+
+(defgeneric link-ended (owner link)
+  (:documentation "Tell OWNER that LINK has ended and all its streams with it."))
+
+(defun open-link (owner loop transport role sink options pool)
+  "Make a link over TRANSPORT, a connected one, on LOOP and begin HTTP/2 in ROLE, with the POOL of
+http2 that all links of LOOP share. Return the link."
+  (let ((link (%make-link loop options owner)))
+    (setf (link-http2 link) (http2:make-connection role sink options :user link :pool pool)
+          (link-timer link) (make-timer #'link-time-out link)
+          (link-socket link) (loop:make-connection loop transport (link-handler) :user link
+                                  :max-unsent-octets (options-max-unsent-octets options)))
+    (http2:start-connection (link-http2 link) (loop:event-loop-now loop))
+    (schedule-link-timer link)
+    link))
+
+(define-hot link-input ((socket loop:connection) (octets octets) (start index) (end index)) index
+  (let* ((link (loop:connection-user socket))
+         (http2 (link-http2 (the link link)))
+         (consumed (http2:receive-octets http2 octets start end
+                                         (loop:event-loop-now (link-loop link)))))
+    (when (http2:connection-stop-reading-p http2)
+      (setf (link-stopped link) t)
+      (loop:stop-reading socket))
+    consumed))
+
+(define-hot link-fill ((socket loop:connection)) null
+  (let* ((link (loop:connection-user socket))
+         (http2 (link-http2 (the link link))))
+    ;; beyond what is there already, since the loop asks again only if this adds something
+    (http2:write-queued http2 (+ +fill-octets+ (loop:connection-unsent socket)))
+    ;; the loop takes its buffer back when it has flushed: the core asks for one anew
+    (setf (http2:connection-output http2) nil)
+    (when (and (link-stopped link) (not (http2:connection-stop-reading-p http2)))
+      (setf (link-stopped link) nil)
+      (loop:start-reading socket))
+    nil))
+
+(defun link-closed (socket reason)
+  (let ((link (loop:connection-user socket)))
+    (unless (link-failure link)
+      (setf (link-failure link) (if reason (princ-to-string reason) "connection closed by the peer")))
+    (cancel-timer (loop:event-loop-wheel (link-loop link)) (link-timer link))
+    (http2:receive-eof (link-http2 link))
+    (link-ended (link-owner link) link)))
+
+(defglobal **link-handler** nil)
+
+(defun link-handler ()
+  (or **link-handler**
+      (setf **link-handler**
+            (loop:make-handler :input #'link-input :fill #'link-fill :closed #'link-closed))))
+
+;;; Time-outs of the core
+
+(defun schedule-link-timer (link)
+  (let ((due (http2:advance-time (link-http2 link) (loop:event-loop-now (link-loop link))))
+        (wheel (loop:event-loop-wheel (link-loop link))))
+    (when due (schedule-timer wheel (link-timer link) due))))
+
+(defun link-time-out (link)
+  (schedule-link-timer link))
+
+;;; What every sink does alike
+
+(define-hot link-output ((http2 http2:connection)) buffer
+  "The sink's on-output: lend the core the buffer of the loop's connection."
+  (loop:connection-output (the loop:connection (link-socket (http2:connection-user http2)))))
+
+(defun link-http2-closed (http2 error-code text)
+  "The sink's on-close: the core has ended the connection; send what it wrote and close."
+  (let ((link (http2:connection-user http2)))
+    (setf (link-failure link)
+          (format nil "HTTP/2 connection error ~A: ~A" (http2:error-code-name error-code) text))
+    (loop:close-connection (link-socket link))))
+
+(defun close-link (link text)
+  "End LINK in order: GOAWAY, send what is queued, close."
+  (unless (link-failure link)
+    (setf (link-failure link) text)
+    (http2:close-connection (link-http2 link) http2:+no-error+ text)
+    (loop:close-connection (link-socket link))))

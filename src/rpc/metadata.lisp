@@ -1,0 +1,94 @@
+;;;; Metadata: to users an alist of lower-case strings to strings, or to octets where the name ends
+;;;; in "-bin" (gRPC over HTTP/2, "Custom-Metadata"); inside, the HPACK fields as they arrived,
+;;;; which are immutable, decoded only when somebody asks. Names that gRPC keeps for itself are
+;;;; refused.
+
+(in-package #:clgrpc.rpc)
+
+(defun binary-name-p (name)
+  "True if NAME, a string, ends in -bin: its values are octets."
+  (let ((start (- (length name) 4)))
+    (and (plusp start) (string= "-bin" name :start2 start))))
+
+(defun valid-name-p (name)
+  (and (stringp name) (plusp (length name))
+       (every (lambda (char)
+                (or (char<= #\a char #\z) (char<= #\0 char #\9) (find char "_-.")))
+              name)))
+
+(defun reserved-name-p (name)
+  (or (and (> (length name) 5) (string= "grpc-" name :end2 5))
+      (member name '("content-type" "te" "host" "connection" "transfer-encoding" "keep-alive"
+                     "proxy-connection" "upgrade" "content-length" "user-agent")
+              :test #'string=)))
+
+(defun check-metadata (metadata)
+  "Return METADATA if it is an alist that may be sent; else signal MISUSE naming the entry."
+  (loop for entry in metadata
+        do (unless (consp entry) (misuse "Metadata is an alist; ~S is no pair." entry))
+           (destructuring-bind (name . value) entry
+             (unless (valid-name-p name)
+               (misuse "~S is no metadata name: lower-case letters, digits, and _ - . only." name))
+             (when (reserved-name-p name) (misuse "The metadata name ~S belongs to gRPC." name))
+             (cond ((binary-name-p name)
+                    (unless (typep value '(vector octet))
+                      (misuse "The value of ~S must be octets, since its name ends in -bin." name)))
+                   ((not (and (stringp value) (every (lambda (c) (char<= #\Space c #\~)) value)))
+                    (misuse "The value of ~S must be a string of printable ASCII, not ~S." name
+                            value)))))
+  metadata)
+
+(defun encode-metadata (metadata encoder buffer)
+  "Append the fields of METADATA, an alist that CHECK-METADATA has passed, to a header block."
+  (loop for (name . value) in metadata
+        do (hpack:encode-literal encoder buffer (ascii-octets name)
+                                 (if (stringp value)
+                                     ;; HTTP/2 allows no blanks at the ends (RFC 9113 8.2.1)
+                                     (ascii-octets (string-trim " " value))
+                                     (ascii-octets (encode-base64 (coerce value 'octets)
+                                                                  :padding nil)))
+                                 (if (string= name "authorization") :never :plain))))
+
+(defun field-entries (field)
+  "Return the metadata pairs of FIELD. Binary values are decoded; several may come joined by commas.
+A value that is not base64 is left out."
+  (let ((name (hpack:field-name-string field))
+        (value (hpack:field-value-string field)))
+    (if (binary-name-p name)
+        (loop for start = 0 then (1+ comma)
+              for comma = (position #\, value :start start)
+              for octets = (handler-case (decode-base64 (string-trim " " (subseq value start comma)))
+                             (invalid-base64 () nil))
+              when octets collect (cons name octets)
+              while comma)
+        (list (cons name value)))))
+
+(defun fields-metadata (fields)
+  "Return the alist of FIELDS, a simple vector of HPACK fields, in their order."
+  (loop for field across (the simple-vector fields)
+        nconc (field-entries field)))
+
+(define-hot custom-field-p ((field hpack:field)) boolean
+  "True if FIELD is metadata and neither a pseudo-field nor one that gRPC reads itself."
+  (let ((kind (http2:field-kind-of field)))
+    (or (= kind http2:+kind-other+) (= kind http2:+kind-user-agent+))))
+
+(define-hot list-custom-fields ((list hpack:field-list) (previous simple-vector)) simple-vector
+  "Return a vector of the metadata fields of LIST: PREVIOUS itself if it holds the very same, which
+is what a peer that repeats itself sends, so that a steady state allocates nothing."
+  (let ((count 0) (same t))
+    (declare (type fixnum count))
+    (hpack:do-fields (field list)
+      (when (custom-field-p field)
+        (when (or (>= count (length previous)) (not (eq field (svref previous count))))
+          (setf same nil))
+        (incf count)))
+    (if (and same (= count (length previous)))
+        previous
+        (let ((fields (make-array count)) (at 0))
+          (declare (type fixnum at))
+          (hpack:do-fields (field list)
+            (when (custom-field-p field)
+              (setf (svref fields at) field)
+              (incf at)))
+          fields))))

@@ -1,0 +1,217 @@
+;;;; Methods and services. An RPC method is one generic function, (method target request &key …), at
+;;;; both ends: a stub specialises TARGET on CHANNEL, a handler on its service class.
+;;;; DEFINE-SERVICE, which define-proto's expansion uses, makes the class and the functions.
+;;;;
+;;;; The wire does not dispatch through the generic function, since redefining a method removes the
+;;;; old one before it adds the new. METHOD-FUNCTION, their class, publishes instead: for each
+;;;; service class a BINDING holds the *effective* function (inherited, :around and :before methods
+;;;; and call-next-method included), swapped by one store whenever methods come or go. Replacing a
+;;;; method publishes once, never the state between.
+
+(in-package #:clgrpc.rpc)
+
+(defstruct (rpc-method (:copier nil))
+  "What both ends know of a method: its names, its KIND (:unary, :client-streaming,
+:server-streaming or :bidi), the message types, and the symbol of its generic function."
+  (name "" :type simple-string)
+  (service-name "" :type simple-string)
+  (path-field (hpack:string-field ":path" "/") :type hpack:field)
+  (kind :unary :type (member :unary :client-streaming :server-streaming :bidi))
+  (request-type nil :type protobuf:message-type)
+  (response-type nil :type protobuf:message-type)
+  (function-name nil :type symbol))
+
+(declaim (sb-ext:freeze-type rpc-method))
+
+(defun rpc-method-path (method)
+  "The :path of METHOD as a string, \"/package.Service/Method\"."
+  (hpack:field-value-string (rpc-method-path-field method)))
+
+(defmethod print-object ((method rpc-method) stream)
+  (print-unreadable-object (method stream :type t)
+    (format stream "~A ~(~A~)" (rpc-method-path method) (rpc-method-kind method))))
+
+(defclass service () ()
+  (:documentation "The root of all service classes. define-proto makes one for each service of a
+file; a server is given instances of its subclasses, whose methods are the handlers."))
+
+(defclass channel () ()
+  (:documentation "What stubs are called on. The client's and the in-process channel are its
+subclasses; all may be used from any thread."))
+
+(defgeneric invoke (channel method request &key timeout deadline metadata &allow-other-keys)
+  (:documentation "Make the call that a stub stands for. METHOD is an RPC-METHOD; REQUEST and the
+values depend on its kind as `DESIGN` lays down: see the documentation of stubs."))
+
+(defgeneric service-methods (service)
+  (:method-combination append)
+  (:documentation "The list of the RPC-METHODs of SERVICE, an instance of a service class."))
+
+;;; Method functions
+
+(defstruct (binding (:copier nil))
+  "The effective function of a method for instances of CLASS: (service request call) → values."
+  (class nil :type class)
+  (function #'identity :type function))
+
+(declaim (sb-ext:freeze-type binding))
+
+(defclass method-function (standard-generic-function)
+  ((rpc-method :initarg :rpc-method :initform nil :accessor method-function-rpc-method)
+   (bindings :initform '() :accessor method-function-bindings))
+  (:metaclass sb-mop:funcallable-standard-class)
+  (:documentation "The class of the generic functions that stand for RPC methods."))
+
+(defmacro with-bindings-lock (() &body body)
+  "Evaluate BODY while no other thread changes bindings. This is the lock that the compiler, the
+loader and CLOS hold while they define things, in whose course we are called, so that there is no
+second one to take in another order."
+  `(sb-c::with-world-lock () ,@body))
+
+(defvar *publishing* nil "True inside ADD-METHOD, so that the removal it implies publishes nothing.")
+
+(defun applicable-methods (function class)
+  (let* ((method (method-function-rpc-method function))
+         (type (rpc-method-request-type method))
+         (request (if (member (rpc-method-kind method) '(:client-streaming :bidi))
+                      'call
+                      (protobuf:message-type-symbol type))))
+    (sb-mop:compute-applicable-methods-using-classes
+     function (list class (or (find-class request nil) (find-class 't))))))
+
+(defun effective-function (function class)
+  "Return what FUNCTION does for instances of CLASS, as a function (service request call) that later
+changes of FUNCTION's methods do not touch."
+  (multiple-value-bind (methods definitive) (applicable-methods function class)
+    (let ((effective (and definitive methods
+                          (sb-pcl::get-effective-method-function function methods))))
+      (if (typep effective 'sb-pcl::fast-method-call)
+          (let ((code (sb-pcl::fast-method-call-function effective))
+                (pv (sb-pcl::fast-method-call-pv effective))
+                (next (sb-pcl::fast-method-call-next-method-call effective)))
+            (declare (type function code))
+            (lambda (service request call) (funcall code pv next service request :call call)))
+          ;; eql specialisers and exotic combinations: the generic function itself decides
+          (lambda (service request call) (funcall function service request :call call))))))
+
+(defun publish (function)
+  "Bring every binding of FUNCTION up to date."
+  (with-bindings-lock ()
+    (dolist (binding (method-function-bindings function))
+      (setf (binding-function binding) (effective-function function (binding-class binding))))))
+
+(defun follow-class (function class)
+  "Have FUNCTION told when CLASS, or a class it inherits from, is defined anew."
+  (dolist (class (sb-mop:class-precedence-list class))
+    (when (typep class 'standard-class) (sb-mop:add-dependent class function))))
+
+(defmethod sb-mop:update-dependent ((class class) (function method-function) &rest initargs)
+  (declare (ignore initargs))
+  (with-bindings-lock ()
+    (dolist (binding (method-function-bindings function))
+      (follow-class function (binding-class binding)))
+    (publish function)))
+
+(defun ensure-binding (function class)
+  "Return the one BINDING of FUNCTION for CLASS."
+  (with-bindings-lock ()
+    (or (find class (method-function-bindings function) :key #'binding-class)
+        (let ((binding (make-binding :class class :function (effective-function function class))))
+          (follow-class function class)
+          (push binding (method-function-bindings function))
+          binding))))
+
+(defmethod add-method :around ((function method-function) method)
+  (declare (ignore method))
+  (multiple-value-prog1 (let ((*publishing* t)) (call-next-method))
+    (publish function)))
+
+(defmethod remove-method :around ((function method-function) method)
+  (declare (ignore method))
+  (multiple-value-prog1 (call-next-method)
+    (unless *publishing* (publish function))))
+
+;;; Definition
+
+(defun ensure-method (function &rest initargs)
+  (setf (method-function-rpc-method function) (apply #'make-rpc-method initargs)))
+
+(defun method-for-p (function class-name)
+  "True if FUNCTION has a method for the class named CLASS-NAME itself."
+  (find-method function '() (list (find-class class-name) (find-class 't)) nil))
+
+(defun method-kind (client-streaming server-streaming)
+  (cond ((and client-streaming server-streaming) :bidi)
+        (client-streaming :client-streaming)
+        (server-streaming :server-streaming)
+        (t :unary)))
+
+(defun find-rpc-method (function-name)
+  "Return the RPC-METHOD of the generic function named FUNCTION-NAME."
+  (method-function-rpc-method (fdefinition function-name)))
+
+(defmacro define-service (class full-name (&key documentation) &body methods)
+  "Define the service CLASS, a symbol, of FULL-NAME, e.g. \"helloworld.Greeter\", with METHODS of
+the form (function-symbol \"Name\" kind \"request.Type\" \"response.Type\" [documentation])."
+  `(progn
+     (defclass ,class (service) ()
+       (:documentation ,(or documentation (format nil "The service ~A." full-name))))
+     ,@(loop for (function name kind request response documentation) in methods
+             append (expand-method class full-name function name kind request response
+                                   documentation))
+     (defmethod service-methods append ((service ,class))
+       (list ,@(loop for (function) in methods collect `(find-rpc-method ',function))))
+     (tell-service-watchers)
+     ',class))
+
+(defglobal **service-watchers** '())    ; functions without arguments
+
+(defun watch-services (function)
+  "Have FUNCTION called, without arguments, whenever a service is defined. From any thread."
+  (sb-ext:atomic-push function **service-watchers**))
+
+(defun forget-watcher (function)
+  "Undo WATCH-SERVICES. From any thread."
+  (loop for old = **service-watchers**
+        until (eq old (sb-ext:compare-and-swap **service-watchers** old
+                                               (remove function old)))))
+
+(defun tell-service-watchers ()
+  (mapc #'funcall **service-watchers**))
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun expand-method (class full-name function name kind request response documentation)
+    `((defgeneric ,function (target request &key &allow-other-keys)
+        (:generic-function-class method-function)
+        (:documentation ,(format nil "~@[~A~%~]The ~(~A~) method /~A/~A, from ~A to ~A."
+                                 documentation kind full-name name request response)))
+      (ensure-method #',function
+                     :name ,name :service-name ,full-name :kind ,kind
+                     :path-field (hpack:string-field ":path" ,(format nil "/~A/~A" full-name name))
+                     :request-type (protobuf:intern-message-type ,request)
+                     :response-type (protobuf:intern-message-type ,response)
+                     :function-name ',function)
+      ;; not again when the file is: to redefine a method is to remove it for a moment
+      (unless (method-for-p #',function 'channel)
+        (defmethod ,function ((target channel) request &rest options &key &allow-other-keys)
+          (apply #'invoke target (method-function-rpc-method #',function) request options)))
+      (unless (method-for-p #',function ',class)
+        (defmethod ,function ((target ,class) request &key)
+          (declare (ignore request))
+          (fail :unimplemented "~A does not implement ~A" (class-name (class-of target)) ,name))))))
+
+(defun expand-service (service)
+  "The form that define-proto's expansion has for SERVICE, a protobuf service descriptor."
+  `(define-service ,(protobuf:service-descriptor-symbol service)
+       ,(protobuf:descriptor-full-name service)
+       (:documentation ,(protobuf:descriptor-comment service))
+     ,@(loop for method in (protobuf:service-descriptor-methods service)
+             collect (list (protobuf:method-descriptor-symbol method)
+                           (protobuf:descriptor-name method)
+                           (method-kind (protobuf:method-descriptor-client-streaming-p method)
+                                        (protobuf:method-descriptor-server-streaming-p method))
+                           (protobuf:method-descriptor-input method)
+                           (protobuf:method-descriptor-output method)
+                           (protobuf:descriptor-comment method)))))
+
+(setf protobuf:*service-expander* 'expand-service)

@@ -1,0 +1,276 @@
+;;;; A call as the server has it: from its headers to its handler, and from what the handler does to
+;;;; the end of the stream.
+;;;;
+;;;; A unary or server-streaming handler starts when the request is whole and half-closed; a
+;;;; client-streaming one at the first message or the half-close, a bidi one at the headers, since
+;;;; it may speak first. Handlers run on the loop after all connections of the turn were read; those
+;;;; of methods that block (see ROUTE) on a reserve thread. A handler that loses the loop to another
+;;;; thread goes on as if it had been started there: its answer is encoded by its thread and posted.
+;;;; A handler that returns its call keeps it: it answers later with REPLY or FINISH (the reactive
+;;;; style).
+
+(in-package #:clgrpc.server)
+
+(defstruct (server-call (:include wire-call) (:constructor make-server-call) (:copier nil))
+  (route nil :type (or null route))
+  (request nil)                         ; a message, or octets not yet decoded
+  (started nil :type boolean))
+
+(declaim (sb-ext:freeze-type server-call))
+
+;;; Starting the handler
+
+(define-hot start-call ((call server-call)) null
+  "Have CALL's handler run, once."
+  (unless (server-call-started call)
+    (setf (server-call-started call) t)
+    (if (runs-inline-p (the route (server-call-route call)))
+        (loop:defer (wire-call-loop call) #'run-inline call)
+        (start-on-reserve call)))
+  nil)
+
+(defun start-on-reserve (call)
+  "Have CALL's handler run on a reserve thread. If it has to wait for one, it does so for a while
+only, since all of them might wait for it. Thread and timer have a ticket, whose call the first of
+them takes."
+  (let ((ticket (list call)))
+    (case (loop:run-on-reserve (server-reserve (hub-server (link-owner (wire-call-link call))))
+                               (lambda ()
+                                 (when (use-ticket ticket call) (run-on-reserve-thread call))))
+      ((nil) (operate abort call :resource-exhausted "the server's queue of calls is full" :local))
+      (:queued
+       (let ((loop (wire-call-loop call)))
+         (schedule-timer (loop:event-loop-wheel loop) (make-timer #'refuse-waiting ticket)
+                         (+ (loop:event-loop-now loop)
+                            (seconds-ns (options-reserve-wait-seconds
+                                         (rpc:wire-call-options call))))))))))
+
+(defun use-ticket (ticket call)
+  "True for whoever uses TICKET, which is for CALL, first."
+  (eq call (sb-ext:compare-and-swap (car ticket) call nil)))
+
+(defun refuse-waiting (ticket)
+  "A call has waited for a reserve thread long enough."
+  (let ((call (car ticket)))
+    (when (and call (use-ticket ticket call))
+      (operate abort call :resource-exhausted "no thread was free in time (reserve-wait-seconds)" :local))))
+
+(define-hot (answers-once-p :inline t) ((call server-call)) boolean
+  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call))) '(:unary :client-streaming)) t))
+
+(define-hot handler-request ((call server-call)) t
+  "What the handler gets as its REQUEST."
+  (case (rpc-method-kind (the rpc-method (call-rpc-method call)))
+    ((:unary :server-streaming)
+     (shiftf (server-call-request call) nil))
+    (t call)))
+
+(define-hot run-handler ((call server-call)) t
+  "Run CALL's handler. Return its value, or the RPC-ERROR that ended it."
+  (let* ((route (server-call-route call))
+         (request (handler-request call))
+         (value nil)
+         (condition
+           (with-user-code (call)
+             (setf request (rpc:decode-entry call request)
+                   value (funcall (rpc:binding-function (route-binding route))
+                                  (route-service route) request call)))))
+    (or condition value)))
+
+(define-hot run-inline ((call server-call)) null
+  "Run CALL's handler on the loop."
+  (unless (call-status call)            ; cancelled before it began
+    (let ((abandoned t))
+      (unwind-protect
+           (multiple-value-bind (value baton)
+               (loop:call-user (wire-call-loop call) #'run-handler call)
+             (setf abandoned nil)
+             (cond ((eq baton :kept) (conclude call value))
+                   (t (note-overstay (server-call-route call))
+                      (conclude-elsewhere call value))))
+        (when abandoned (conclude-elsewhere call (abandoned-condition call))))))
+  nil)
+
+(defun run-on-reserve-thread (call)
+  (unless (call-status call)            ; cancelled before it began
+    (let ((value '+abandoned+)
+          (start (monotonic-ns)))
+      (unwind-protect (setf value (run-handler call))
+        (conclude-elsewhere call (if (eq value '+abandoned+) (abandoned-condition call) value))
+        (note-duration (server-call-route call) (- (monotonic-ns) start))))))
+
+(defun abandoned-condition (call)
+  "The RPC-ERROR of CALL whose handler is left by force, as when its thread is ended in the
+debugger."
+  (log-event :error :handler-error :method (rpc:rpc-method-path (call-rpc-method call))
+                                   :condition "The handler was left by a non-local exit.")
+  (rpc:make-rpc-error :internal :message "error in handler" :ended-by :local))
+
+(define-hot conclude ((call server-call) value) null
+  "CALL's handler has returned VALUE, or VALUE is the RPC-ERROR that ended it. On the loop."
+  (cond ((eq value call))               ; answers later
+        ((typep value 'rpc:rpc-error) (finish-with-condition call value))
+        ((answers-once-p call)
+         (unless (reply-now call value)
+           (loop:call-user (wire-call-loop call) (lambda (call) (post-reply call value)) call)))
+        (t (server-finish call :ok "" nil '())))
+  nil)
+
+(defun conclude-elsewhere (call value)
+  "As CONCLUDE, on a thread that does not run the loop."
+  (if (or (eq value call) (typep value 'rpc:rpc-error) (not (answers-once-p call)))
+      (loop:post (wire-call-loop call) (lambda () (conclude call value)))
+      (post-reply call value)))
+
+;;; Answering
+
+(define-hot reply-now ((call server-call) message) boolean
+  "Send MESSAGE and an :ok end. Return false, with nothing done, if MESSAGE is so long that
+POST-REPLY should do that while the baton is lent. On the loop."
+  (if (call-status call)
+      t
+      (let ((outcome (progn
+                       (rpc:ensure-headers call)
+                       (handler-case (rpc:write-message call message nil)
+                         (error (error) (bad-answer-condition call message error))))))
+        (case outcome
+          ((t) (server-finish call :ok "" nil '()) t)
+          ((nil) nil)
+          (t (finish-with-condition call outcome) t)))))
+
+(defun bad-answer-condition (call message error)
+  (if (typep error 'rpc:rpc-error)
+      error
+      (rpc:error-condition call (make-condition 'simple-error
+                                                :format-control "The handler's answer ~S cannot be sent: ~A"
+                                                :format-arguments (list message error)))))
+
+(defun server-reply (call message)
+  "The operation REPLY: send MESSAGE and an :ok end. From user code in any thread."
+  (unless (loop:with-baton ((wire-call-loop call))
+              (reply-now call message)
+            nil)
+    (post-reply call message)))
+
+(defun post-reply (call message)
+  "Encode MESSAGE in this thread and have the loop send it, and an :ok end."
+  (let ((octets (handler-case (rpc:encode-message call message)
+                  (error (error) (bad-answer-condition call message error)))))
+    (loop:post (wire-call-loop call)
+               (lambda ()
+                 (cond ((call-status call))
+                       ((typep octets 'rpc:rpc-error) (finish-with-condition call octets))
+                       (t (rpc:ensure-headers call)
+                          (rpc:write-encoded call octets nil)
+                          (server-finish call :ok "" nil '())))))))
+
+(defun finish-with-condition (call condition)
+  "End CALL as CONDITION says, as far as that can be sent: a handler may signal anything in its
+slots."
+  (let ((status (rpc-error-status condition))
+        (message (rpc-error-message condition))
+        (details (rpc-error-details condition)))
+    (server-finish call
+                   (if (eq :ok status) :internal status)
+                   (if (stringp message) message (format nil "~@[~A~]" message))
+                   (and details (ignore-errors (coerce details 'octets)))
+                   (sendable-trailers call (rpc:rpc-error-trailers condition)))))
+
+(defun sendable-trailers (call trailers)
+  "TRAILERS, or nil if they cannot be sent."
+  (handler-case (rpc:check-metadata trailers)
+    (error (error)
+      (log-event :error :handler-error :condition error
+                                       :method (rpc:rpc-method-path (call-rpc-method call)))
+      '())))
+
+(define-hot server-finish ((call server-call) (status symbol) (message string) details
+                           (trailers list))
+    null
+  "End CALL. On the loop."
+  (unless (call-status call)
+    (when trailers
+      (let ((extra (ensure-extra call)))
+        (setf (rpc:extra-trailers extra) (append (rpc:extra-trailers extra) trailers))))
+    (end-call call status :message message :details details :ended-by :local)
+    (rpc:stop-timers call)
+    (write-end call))
+  nil)
+
+(defun finish-from-anywhere (call status message details trailers)
+  "The operation FINISH."
+  (rpc:wire-post call (lambda () (server-finish call status message details trailers))))
+
+(defun server-abort (call status text ended-by)
+  "The operation ABORT: end CALL with STATUS, telling peer and handler."
+  (declare (ignore ended-by))
+  (unless (call-status call)
+    (server-finish call status text nil '())
+    (when (rpc:callbacks-p call) (rpc:wire-schedule call))))
+
+(defun server-send-metadata (call metadata)
+  "The operation SEND-METADATA. From any thread."
+  (when (shiftf (rpc:wire-call-spoken call) t)
+    (misuse "The headers of ~A were sent before." call))
+  (rpc:wire-post call
+                 (lambda ()
+                   (unless (or (call-status call) (wire-call-headers-sent call))
+                     (setf (rpc:extra-metadata (ensure-extra call)) metadata)
+                     (rpc:ensure-headers call)))))
+
+(defun server-close-send (call)
+  "The operation CLOSE-SEND."
+  (misuse "~A ends when its handler returns, or with FINISH; CLOSE-SEND is for clients." call))
+
+;;; Messages and the half-close of a request
+
+(define-hot deliver-request ((call server-call) (octets octets) (start index) (end index)) null
+  "The operation DELIVER of methods that take one message."
+  (cond ((server-call-request call)
+         (operate abort call :unimplemented "more than one request message" :local))
+        ((> (- end start) rpc:+parcel-octets+) ; decoded by the handler's thread
+         (when (rpc:hold call (- end start))
+           (setf (server-call-request call) (rpc:keep-octets call octets start end))))
+        (t (let ((message (handler-case (rpc:parse-incoming call octets start end)
+                            (protobuf:protobuf-error (error)
+                              (rpc:unparsable-condition call error start)))))
+             (if (typep message 'rpc:rpc-error)
+                 (operate abort call :internal (rpc-error-message message) :local)
+                 (setf (server-call-request call) message)))))
+  nil)
+
+(define-hot half-close-request ((call server-call)) null
+  "The operation HALF-CLOSE of methods that take one message."
+  (cond ((call-status call))
+        ((null (server-call-request call))
+         (operate abort call :unimplemented "no request message" :local))
+        (t (start-call call)))
+  nil)
+
+(define-hot deliver-to-stream ((call server-call) (octets octets) (start index) (end index)) null
+  "The operation DELIVER of methods that take a stream."
+  (rpc:deliver-streamed call octets start end)
+  (start-call call))
+
+(define-hot half-close-stream ((call server-call)) null
+  "The operation HALF-CLOSE of methods that take a stream."
+  (rpc:half-close-streamed call)
+  (unless (call-status call) (start-call call))
+  nil)
+
+(defun no-wait (call &rest arguments) (declare (ignore call arguments)) nil)
+
+(defun make-server-operations (deliver half-close)
+  (make-operations :send #'rpc:wire-send :close-send #'server-close-send
+                   :send-metadata #'server-send-metadata
+                   :reply #'server-reply :finish #'finish-from-anywhere :abort #'server-abort
+                   :leave #'no-wait :taken #'rpc:wire-taken :post #'rpc:wire-post
+                   :room #'rpc:wire-room :await-metadata #'no-wait
+                   :schedule #'rpc:wire-schedule :drive #'no-wait
+                   :deliver deliver :half-close half-close))
+
+(define-load-time-global **request-operations**
+    (make-server-operations #'deliver-request #'half-close-request))
+
+(define-load-time-global **stream-operations**
+    (make-server-operations #'deliver-to-stream #'half-close-stream))

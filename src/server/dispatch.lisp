@@ -1,0 +1,177 @@
+;;;; From a request's headers to a call (gRPC over HTTP/2, "Requests"), and the server's sink: what
+;;;; the http2 core tells, on the loop. A request that is not gRPC is answered with 415 once it is
+;;;; whole; it never becomes a call.
+
+(in-package #:clgrpc.server)
+
+(define-hot grpc-content-type-p ((field hpack:field)) boolean
+  "True if FIELD's value is application/grpc, alone or with a suffix we can read."
+  (let ((memo (hpack:field-memo field)))
+    (case memo
+      (:grpc t)
+      (:other nil)
+      (t (let ((good (grpc-content-type-value-p (hpack:field-value-string field))))
+           (setf (hpack:field-memo field) (if good :grpc :other))
+           good)))))
+
+(defun grpc-content-type-value-p (value)
+  (let ((base "application/grpc"))
+    (and (>= (length value) (length base))
+         (string-equal base value :end2 (length base))
+         (or (= (length value) (length base))
+             (char= #\; (char value (length base)))
+             (string-equal "+proto" (string-right-trim " " (subseq value (length base)
+                                                                  (position #\; value))))))))
+
+(define-hot octets-are ((octets octets) (text simple-base-string)) boolean
+  (and (= (length octets) (length text))
+       (loop for octet across octets
+             for char across text
+             always (= octet (char-code char)))))
+
+(define-hot read-request ((request request) (table route-table) (list hpack:field-list)) null
+  "Fill REQUEST from the fields of LIST."
+  (setf (request-table request) table
+        (request-route request) nil
+        (request-timeout request) nil
+        (request-content-type request) nil
+        (request-rejection request) nil)
+  (hpack:do-fields (field list)
+    (let ((kind (http2:field-kind-of field)))
+      (cond ((= kind http2:+kind-path+)
+             (setf (request-route request) (route-of table field)))
+            ((= kind http2:+kind-content-type+)
+             (setf (request-content-type request) (grpc-content-type-p field)))
+            ((= kind http2:+kind-method+)
+             (unless (octets-are (hpack:field-value field) #.(coerce "POST" 'simple-base-string))
+               (setf (request-rejection request) '(405 "gRPC requests use POST"))))
+            ((= kind http2:+kind-grpc-timeout+)
+             (or (setf (request-timeout request) (rpc:parse-timeout (hpack:field-value field)))
+                 (setf (request-rejection request) '(:internal "malformed grpc-timeout"))))
+            ((= kind http2:+kind-grpc-encoding+)
+             (unless (octets-are (hpack:field-value field) #.(coerce "identity" 'simple-base-string))
+               (setf (request-rejection request)
+                     '(:unimplemented "grpc-encoding is not supported")))))))
+  (cond ((not (request-content-type request))
+         (setf (request-rejection request)
+               '(415 "This is a gRPC server: requests are POSTs of content-type application/grpc.")))
+        ((hpack:field-list-overflow-p list)
+         (setf (request-rejection request) '(:resource-exhausted "header list too large")))
+        ((request-rejection request))
+        ((null (request-route request)))
+        ((null (route-method (request-route request)))
+         (setf (request-rejection request) '(:unimplemented "unknown service or method"))))
+  nil)
+
+(define-hot request-of ((hub hub) (list hpack:field-list) (link link)) request
+  "What LIST, the headers of a request on LINK, says. A block that the peer repeats remembers it."
+  (let ((memo (hpack:field-list-memo list)))
+    (if (and (request-p memo) (eq (request-table memo) (hub-routes hub)))
+        memo
+        (let ((request (if (hpack:field-list-repeated-p list) (make-request) (hub-request hub))))
+          (read-request request (hub-routes hub) list)
+          (setf (request-fields request) (rpc:list-custom-fields list (rpc:link-last-fields link))
+                (rpc:link-last-fields link) (request-fields request)
+                (hpack:field-list-memo list) request)
+          request))))
+
+(define-hot server-headers ((stream http2:stream) (list hpack:field-list) (ended boolean)) null
+  "The sink's on-headers."
+  (let* ((http2 (http2:stream-connection stream))
+         (link (http2:connection-user http2))
+         (hub (link-owner (the link link)))
+         (request (request-of (the hub hub) list link))
+         (now (loop:event-loop-now (link-loop link))))
+    (declare (type (unsigned-byte 62) now))
+    (incf (rpc:link-calls link))
+    (let* ((route (request-route request))
+           (method (and route (route-method route)))
+           (timeout (request-timeout request))
+           (call (make-server-call
+                  :rpc-method method :loop (link-loop link) :options (hub-options hub)
+                  :link link :stream stream :route route
+                  :operations (if (and method (member (rpc-method-kind method)
+                                                      '(:client-streaming :bidi)))
+                                  **stream-operations**
+                                  **request-operations**)
+                  :deadline (if timeout (rpc:deadline-in timeout now) 0)
+                  :fields (request-fields request)
+                  :request (request-rejection request))))
+      (setf (http2:stream-user stream) call)
+      (cond ((request-rejection request) (reject-request call (request-rejection request)))
+            (t (rpc:start-deadline call)
+               (when (eq :bidi (rpc-method-kind method)) (start-call call))))
+      (when ended (end-of-request call))))
+  nil)
+
+(defun reject-request (call rejection)
+  (destructuring-bind (status text) rejection
+    (cond ((keywordp status)
+           (setf (server-call-request call) nil)
+           (server-finish call status text nil '()))
+          ;; answered when the request is whole
+          (t (end-call call :unknown :message text :ended-by :local)))))
+
+(define-hot server-data ((stream http2:stream) (octets octets) (start index) (end index)
+                         (ended boolean))
+    null
+  "The sink's on-data."
+  (let ((call (http2:stream-user stream)))
+    (cond (call
+           (rpc:receive-data (the server-call call) octets start end)
+           (when ended (end-of-request call)))
+          (t (http2:consume-data stream (- end start))))
+    nil))
+
+(defun server-trailers (stream list)
+  "The sink's on-trailers: requests have none that mean anything; the stream's end is what counts."
+  (declare (ignore list))
+  (let ((call (http2:stream-user stream)))
+    (when call (end-of-request call))))
+
+(define-hot end-of-request ((call server-call)) null
+  (cond ((consp (server-call-request call)) ; a rejection that waited for the end
+         (setf (call-half-closed call) t)
+         (destructuring-bind (http-status text) (shiftf (server-call-request call) nil)
+           (write-plain-answer (wire-call-stream call) http-status text)))
+        ((rpc:wire-call-partial call)
+         (setf (call-half-closed call) t)
+         (operate abort call :internal "the request ends within a message" :local))
+        (t (operate half-close call)
+           (setf (call-half-closed call) t)))
+  nil)
+
+(defun server-reset (stream error-code source)
+  "The sink's on-reset: the peer, or the end of the connection, has cancelled the call."
+  (let ((call (http2:stream-user stream)))
+    (when (and call
+               (end-call call :cancelled :ended-by :transport
+                                         :message "the caller has cancelled or gone"
+                                         :cause (format nil "~A from ~(~A~)"
+                                                        (http2:error-code-name error-code) source)))
+      (rpc:stop-timers call)
+      (when (rpc:callbacks-p call) (rpc:wire-schedule call)))))
+
+(defun server-stream-closed (stream)
+  "The sink's on-stream-closed: the last the core says of STREAM."
+  (let ((call (http2:stream-user stream)))
+    (when call
+      (let ((link (wire-call-link call)))
+        (setf (wire-call-stream call) nil)
+        (rpc:release-call call)
+        (http2:release-stream stream)
+        (incf (hub-calls (link-owner link)))
+        (when (and (zerop (decf (rpc:link-calls link))) (rpc:link-draining link))
+          (rpc:close-link link "drained"))))))
+
+(defun ignore-event (&rest arguments)
+  (declare (ignore arguments))
+  nil)
+
+(define-load-time-global **server-sink**
+    (http2:make-sink :on-output #'rpc:link-output :on-headers #'server-headers
+                     :on-data #'server-data :on-trailers #'server-trailers
+                     :on-reset #'server-reset :on-writable #'rpc:wire-writable
+                     :on-stream-closed #'server-stream-closed :on-goaway #'ignore-event
+                     :on-settings #'ignore-event :on-ping-ack #'server-ping-ack
+                     :on-close #'rpc:link-http2-closed))

@@ -1,0 +1,40 @@
+;;;; How a connection of a server that stops comes to its end (RFC 9113 section 6.8): a first
+;;;; GOAWAY, with the largest identifier, tells the peer to begin no more calls; the one that says
+;;;; which calls were the last goes out once the peer has seen that, as its answer to a PING shows,
+;;;; so that no request that was on its way is turned down; with the last call the connection is
+;;;; closed.
+
+(in-package #:clgrpc.server)
+
+(defconstant +drain-ping+ #x647261696E
+  "The payload of the PING whose answer shows that the peer has seen our first GOAWAY.")
+(defconstant +drain-ping-ns+ 1000000000
+  "How long that answer may take.")
+
+(defun drain-link (link)
+  "Let LINK's calls end, and LINK with the last of them. On its loop."
+  (let ((loop (link-loop link)))
+    (http2:send-goaway (rpc:link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
+    (http2:send-ping (rpc:link-http2 link) +drain-ping+)
+    (schedule-timer (loop:event-loop-wheel loop) (make-timer #'drain-further link)
+                    (+ (loop:event-loop-now loop) +drain-ping-ns+))))
+
+(defun server-ping-ack (http2 payload)
+  "The sink's on-ping-ack."
+  (when (= payload +drain-ping+) (drain-further (http2:connection-user http2))))
+
+(defun drain-further (link)
+  "LINK's peer begins no more calls: end LINK with the last that it has. On its loop."
+  (unless (rpc:link-draining link)
+    (setf (rpc:link-draining link) t)
+    (http2:send-goaway (rpc:link-http2 link) http2:+no-error+)
+    (when (zerop (rpc:link-calls link)) (rpc:close-link link "the server is stopping"))))
+
+(defun end-link (link)
+  "End LINK's calls with :unavailable, and LINK. On its loop."
+  (http2:map-streams (lambda (stream)
+                       (let ((call (http2:stream-user stream)))
+                         (when call
+                           (server-abort call :unavailable "the server is stopping" :local))))
+                     (rpc:link-http2 link))
+  (rpc:close-link link "the server is stopping"))

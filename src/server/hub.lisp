@@ -1,0 +1,58 @@
+;;;; A hub: what one loop of a server needs at hand. It owns the loop's links; only the loop touches
+;;;; it.
+
+(in-package #:clgrpc.server)
+
+(defstruct (request (:copier nil))
+  "What the headers of a request said, on its way to a call, by the routes of TABLE. FIELDS is its
+metadata. A rejection is nil or why a request cannot become a call: (HTTP-status text) for peers
+that do not speak gRPC, or (status text)."
+  (table nil :type (or null route-table))
+  (fields #() :type simple-vector)
+  (route nil :type (or null route))
+  (timeout nil :type (or null (unsigned-byte 62)))
+  (content-type nil :type boolean)
+  (rejection nil :type list))
+
+(declaim (sb-ext:freeze-type request))
+
+(defstruct (hub (:copier nil))
+  "CALLS counts those that ended; REQUEST is the scratch that headers are read into."
+  (server nil)
+  (loop nil :type loop:event-loop)
+  (routes nil :type route-table)
+  (options nil :type options)
+  (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
+  (calls 0 :type (unsigned-byte 62))
+  (request (make-request) :type request)
+  (pool (http2:make-pool) :type http2:pool))
+
+(declaim (sb-ext:freeze-type hub))
+
+(defmethod print-object ((hub hub) stream)
+  (print-unreadable-object (hub stream :type t)
+    (format stream "~D links, ~D calls" (hub-link-count hub) (hub-calls hub))))
+
+;;; The links, in no order: thousands may come and go at once
+
+(defun hub-link-count (hub)
+  (length (hub-links hub)))
+
+(defun add-link (hub link)
+  (setf (rpc:link-place link) (vector-push-extend link (hub-links hub))))
+
+(defun remove-link (hub link)
+  (let* ((links (hub-links hub))
+         (place (rpc:link-place link)))
+    ;; one that could not even be opened was never added
+    (when (and (< place (length links)) (eq link (aref links place)))
+      (let* ((end (1- (length links)))
+             (last (aref links end)))
+        (setf (aref links place) last
+              (rpc:link-place last) place
+              (aref links end) nil
+              (fill-pointer links) end)))))
+
+(defun map-links (function hub)
+  "Call FUNCTION with each link of HUB; it may end links."
+  (map nil function (copy-seq (hub-links hub))))

@@ -1,0 +1,16 @@
+;;;; The server: listeners, routes, calls as handlers see them, drain.
+
+(defpackage #:clgrpc.server
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
+                    (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc))
+  (:import-from #:sb-ext #:defglobal #:define-load-time-global)
+  (:import-from #:clgrpc.rpc
+                #:call #:call-status #:call-rpc-method #:call-extra #:call-fields #:call-deadline
+                #:call-half-closed #:ensure-extra #:end-call #:notify #:with-user-code #:*call*
+                #:operate #:make-operations #:link #:link-loop #:link-owner #:wire-call
+                #:wire-call-link #:wire-call-loop #:wire-call-stream #:wire-call-headers-sent #:rpc-method
+                #:rpc-method-kind #:rpc-error-status #:rpc-error-message #:rpc-error-details)
+  (:export
+   #:server #:start-server #:stop-server #:server-address #:server-addresses #:server-statistics
+   #:server-running-p))

@@ -1,0 +1,107 @@
+;;;; Routes: which handler a :path leads to. A server makes a ROUTE for each method of its services;
+;;;; the HPACK entry of a path remembers its route, so that a repeated path costs no look-up. The
+;;;; handler is reached through the method's BINDING, which redefinition swaps. An unknown path is
+;;;; remembered with the server's epoch, which grows whenever routes are added.
+
+(in-package #:clgrpc.server)
+
+(defstruct (route (:copier nil))
+  "Where a path leads. METHOD is nil for a path that leads nowhere."
+  (server nil)
+  (epoch 0 :type fixnum)
+  (method nil :type (or null rpc-method))
+  (service nil)
+  (binding nil :type (or null rpc:binding))
+  (execution :auto :type (member :inline :blocking :auto))
+  (blocks nil :type boolean)            ; :auto, and it has overstayed
+  (quick 0 :type fixnum))               ; how many calls in a row have been quick since
+
+(declaim (sb-ext:freeze-type route))
+
+(defmethod print-object ((route route) stream)
+  (print-unreadable-object (route stream :type t)
+    (format stream "~:[unknown~;~:*~A~] ~(~A~)~:[~; (blocks)~]" (route-method route)
+            (route-execution route) (route-blocks route))))
+
+;;; Which methods block. Marks are hints that several threads set without a lock.
+
+(defconstant +quick-ns+ 100000
+  "A handler that is done in this time does not block.")
+(defconstant +quick-calls+ 64
+  "After so many quick calls in a row a method is taken not to block.")
+
+(define-hot (runs-inline-p :inline t) ((route route)) boolean
+  "True if the handler of ROUTE is to run on the loop."
+  (case (route-execution route)
+    (:inline t)
+    (:auto (not (route-blocks route)))))
+
+(defun note-overstay (route)
+  "A handler of ROUTE has lost the loop, or handed it over: from now on they start on reserve
+threads."
+  (setf (route-quick route) 0
+        (route-blocks route) (eq :auto (route-execution route))))
+
+(define-hot note-duration ((route route) (duration-ns (unsigned-byte 62))) null
+  "A handler of ROUTE took so long on a reserve thread."
+  (cond ((> duration-ns +quick-ns+) (setf (route-quick route) 0))
+        ((>= (incf (route-quick route)) +quick-calls+)
+         (setf (route-quick route) 0
+               (route-blocks route) nil)))
+  nil)
+
+(defstruct (route-table (:copier nil))
+  "The routes of a server by path octets; not changed once it is made. When a service is defined anew, hubs get
+another, of the next epoch."
+  (server nil)
+  (epoch 0 :type fixnum)
+  (routes (make-hash-table :test 'equalp) :type hash-table))
+
+(defun execution-of (execution function-name)
+  "What EXECUTION, the argument of start-server, says of the method named FUNCTION-NAME."
+  (let ((chosen (if (listp execution)
+                    (or (cdr (assoc function-name execution)) :auto)
+                    execution)))
+    (unless (member chosen '(:inline :blocking :auto))
+      (misuse "~S is no execution: :inline, :blocking, :auto, or an alist from method to one."
+              chosen))
+    chosen))
+
+(defun make-routes (server services execution &key (epoch 1))
+  "Return the ROUTE-TABLE of SERVER for SERVICES, a list of service objects."
+  (let ((table (make-route-table :server server :epoch epoch)))
+    (dolist (service services table)
+      (dolist (method (rpc:service-methods service))
+        (add-route table method service
+                   (execution-of execution (rpc:rpc-method-function-name method)))))))
+
+(defun check-execution (execution table)
+  "Signal MISUSE if EXECUTION names a method that TABLE has not."
+  (let ((names (loop for route being the hash-values of (route-table-routes table)
+                     collect (rpc:rpc-method-function-name (route-method route)))))
+    (loop for (name) in (if (listp execution) execution '())
+          unless (member name names)
+            do (misuse ":execution names ~S, which is no method of the services." name))))
+
+(defun add-route (table method service execution)
+  (let ((path (hpack:field-value (rpc:rpc-method-path-field method)))
+        (function (fdefinition (rpc:rpc-method-function-name method))))
+    (when (gethash path (route-table-routes table))
+      (misuse "Two of the services have the method ~A." (rpc:rpc-method-path method)))
+    (setf (gethash path (route-table-routes table))
+          (make-route :server (route-table-server table) :epoch (route-table-epoch table)
+                      :method method :service service :execution execution
+                      :binding (rpc:ensure-binding function (class-of service))))))
+
+(define-hot route-of ((table route-table) (field hpack:field)) route
+  "The route that the path FIELD leads to."
+  (let ((memo (hpack:field-memo field)))
+    (if (and (route-p memo)
+             (eq (route-server memo) (route-table-server table))
+             (= (route-epoch memo) (route-table-epoch table)))
+        memo
+        (setf (hpack:field-memo field) (find-route table field)))))
+
+(defun find-route (table field)
+  (or (gethash (hpack:field-value field) (route-table-routes table))
+      (make-route :server (route-table-server table) :epoch (route-table-epoch table))))

@@ -1,0 +1,172 @@
+;;;; The server object: its loops, listeners and connections, from START-SERVER to STOP-SERVER,
+;;;; which always returns. Stopping drains: no new connections, GOAWAY to the peers, running calls
+;;;; may end within the time given, the rest are ended with :unavailable.
+;;;;
+;;;; Each loop of a server has a HUB, the owner of the loop's links; only that loop touches it, so
+;;;; that nothing here needs a lock but the wait for the drain.
+
+(in-package #:clgrpc.server)
+
+(defclass server ()
+  ((services :initarg :services :reader server-services)
+   (options :initarg :options :reader server-options)
+   (hubs :initform '() :accessor server-hubs)
+   (listeners :initform '() :accessor server-listeners)
+   (execution :initarg :execution :reader server-execution)
+   (watcher :initform nil :accessor server-watcher)
+   (reserve :initarg :reserve :reader server-reserve)
+   (state :initform :starting :accessor server-state)
+   (lock :initform (sb-thread:make-mutex :name "clgrpc server") :reader server-lock)
+   (emptied :initform (sb-thread:make-waitqueue) :reader server-emptied))
+  (:documentation "A gRPC server; made by START-SERVER, ended by STOP-SERVER."))
+
+(defmethod print-object ((server server) stream)
+  (print-unreadable-object (server stream :type t)
+    (format stream "~(~A~)~{ ~A~} ~{~(~A~)~^ ~}" (server-state server) (server-addresses server)
+            (mapcar (lambda (service) (class-name (class-of service))) (server-services server)))))
+
+(defun server-addresses (server)
+  "The addresses SERVER listens on, a list of strings \"HOST:PORT\". From any thread."
+  (mapcar #'loop:listener-address (server-listeners server)))
+
+(defun server-address (server)
+  "The first address SERVER listens on, \"HOST:PORT\". From any thread."
+  (first (server-addresses server)))
+
+(defun server-running-p (server)
+  "True while SERVER accepts calls. From any thread."
+  (eq :serving (server-state server)))
+
+(defun server-statistics (server)
+  "Return a plist of counts since SERVER started: :calls that ended, :turns of its loops,
+:connections open now. The counts are read while they change. From any thread."
+  (let ((hubs (server-hubs server)))
+    (list :calls (reduce #'+ hubs :key #'hub-calls)
+          :turns (reduce #'+ hubs :key (lambda (hub) (loop:event-loop-turns (hub-loop hub))))
+          :connections (reduce #'+ hubs :key #'hub-link-count))))
+
+;;; Starting
+
+(defun start-server (services &rest arguments &key (listen "127.0.0.1:0") (loops 1)
+                                                (execution :auto) &allow-other-keys)
+  "Start serving SERVICES, a service object or a list of them, and return the server.
+LISTEN is an address \"HOST:PORT\" or \"[IPV6]:PORT\", or a list of such; port 0 picks a free one
+(see SERVER-ADDRESS). LOOPS, 1 to 1024, is how many event loops, each a thread, share the
+connections. EXECUTION says where handlers run: :inline always on the loop that received the call;
+:blocking on a reserve thread; :auto, the default, on the loop until one overstays or waits, then
+that method's on reserve threads until 64 in a row were done within 100 µs; or an alist from method,
+the symbol of its generic function, to one of these. Whatever it says, a handler that blocks holds
+up nobody else for long: another thread takes the loop over. All other keywords are rows of the
+options table. Signal MISUSE for a wrong argument, and a socket error if an address cannot be had.
+From any thread."
+  (let* ((services (check-services (if (listp services) services (list services))))
+         (addresses (or (if (listp listen) listen (list listen))
+                        (misuse "LISTEN names no address.")))
+         (options (apply #'make-options
+                         (alexandria:remove-from-plist arguments :listen :loops :execution)))
+         (server (make-instance 'server
+                                :services services :options options :execution execution
+                                :reserve (loop:make-reserve
+                                          :threads (options-reserve-threads options)
+                                          :queue (options-reserve-queue options)
+                                          :idle-seconds (options-reserve-idle-seconds options))))
+         (routes (make-routes server services execution)))
+    (check-execution execution routes)
+    (unless (typep loops '(integer 1 1024)) (misuse "LOOPS must be from 1 to 1024, not ~S." loops))
+    (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
+      (loop for i from 1 to loops do (add-hub server routes i))
+      (dolist (hub (server-hubs server)) (loop:start-event-loop (hub-loop hub)))
+      (rpc:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
+      (dolist (address addresses)
+        (push (listen-for server address) (server-listeners server))))
+    (setf (server-listeners server) (reverse (server-listeners server))
+          (server-state server) :serving)
+    server))
+
+(defun check-services (services)
+  (dolist (service services services)
+    (unless (typep service 'rpc:service)
+      (misuse "~S is no service: give instances of subclasses of the classes that define-proto makes."
+              service))))
+
+(defun add-hub (server routes number)
+  "Give SERVER a hub, and so a loop, with ROUTES."
+  (let ((event-loop (loop:make-event-loop :name (format nil "clgrpc server ~D" number)
+                                          :reserve (server-reserve server))))
+    (push (make-hub :server server :loop event-loop :routes routes
+                    :options (server-options server))
+          (server-hubs server))))
+
+(defun renew-routes (server)
+  "A service has been defined, perhaps one of SERVER's, with other methods than before."
+  (handler-case
+      (sb-thread:with-mutex ((server-lock server))
+        (let ((table (make-routes server (server-services server) (server-execution server)
+                                  :epoch (1+ (route-table-epoch
+                                              (hub-routes (first (server-hubs server))))))))
+          (dolist (hub (server-hubs server)) (setf (hub-routes hub) table))))
+    (error (error) (log-event :error :services-not-renewed :server server :condition error))))
+
+(defun listen-for (server address)
+  (let ((hubs (server-hubs server)))
+    (loop:listen-on address (server-options server) (mapcar #'hub-loop hubs)
+                    (lambda (loop transport peer)
+                      (declare (ignore peer))
+                      (accept-link (find loop hubs :key #'hub-loop) transport)))))
+
+(defun accept-link (hub transport)
+  "Begin to serve a new connection. On HUB's loop."
+  (let* ((server (hub-server hub))
+         (link (rpc:open-link hub (hub-loop hub) transport :server **server-sink**
+                              (hub-options hub) (hub-pool hub))))
+    (add-link hub link)
+    ;; while the server is starting somebody may know its address already
+    (when (member (server-state server) '(:draining :stopped)) (drain-link link))))
+
+(defmethod rpc:link-ended ((hub hub) link)
+  (remove-link hub link)
+  (let ((server (hub-server hub)))
+    (when (and (zerop (hub-link-count hub)) (not (server-running-p server)))
+      (sb-thread:with-mutex ((server-lock server))
+        (sb-thread:condition-broadcast (server-emptied server))))))
+
+;;; Stopping
+
+(defun stop-server (server &key (drain (options-drain-seconds (server-options server))))
+  "Stop SERVER: accept nothing more, tell the peers with GOAWAY, give running calls DRAIN seconds to
+end, end the rest with :unavailable, close every connection and thread. Return true if all calls
+ended by themselves. Always returns, shortly after DRAIN at the latest. Stopping again does nothing.
+Not from a handler of SERVER."
+  (when (eq :stopped (shiftf (server-state server) :draining))
+    (setf (server-state server) :stopped)
+    (return-from stop-server t))
+  (rpc:forget-watcher (server-watcher server))
+  (mapc #'loop:close-listener (server-listeners server))
+  (dolist (hub (server-hubs server))
+    (let ((hub hub))
+      (loop:post (hub-loop hub) (lambda () (map-links #'drain-link hub)))))
+  (let ((emptied (wait-for-links server drain)))
+    (unless emptied
+      (dolist (hub (server-hubs server))
+        (let ((hub hub))
+          (loop:post (hub-loop hub) (lambda () (map-links #'end-link hub)))))
+      (wait-for-links server 1))
+    (dolist (hub (server-hubs server))
+      (loop:stop-event-loop (hub-loop hub))
+      (loop:join-event-loop (hub-loop hub)))
+    (loop:close-reserve (server-reserve server) 1)
+    (setf (server-state server) :stopped)
+    emptied))
+
+(defun wait-for-links (server seconds)
+  "Wait until SERVER has no link, SECONDS at most; return true if it has none."
+  (let ((end (+ (monotonic-ns) (seconds-ns seconds))))
+    (sb-thread:with-mutex ((server-lock server))
+      (loop
+        (let ((left (- end (monotonic-ns))))
+          (cond ((every #'zerop (mapcar #'hub-link-count (server-hubs server))) (return t))
+                ((<= left 0) (return nil))
+                ;; out of time, it comes back without the lock
+                ((not (sb-thread:condition-wait (server-emptied server) (server-lock server)
+                                                :timeout (ns-seconds left)))
+                 (sb-thread:grab-mutex (server-lock server)))))))))

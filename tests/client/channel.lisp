@@ -1,0 +1,157 @@
+;;;; Channels: what they take, their states, and their end with whatever is open.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(test targets
+  (flet ((parsed (target) (multiple-value-list (client::parse-target target))))
+    (is (equal '("127.0.0.1" 80) (parsed "127.0.0.1:80")))
+    (is (equal '("::1" 65535) (parsed "[::1]:65535")))
+    (is (equal '("example.org" 1) (parsed "example.org:1")))
+    (dolist (bad (list "" "host" "host:" ":80" "host:0" "host:65536" "host:x" "host:-1" "host:+5"
+                       "host: 5" "[::1]" "::1:80:x" nil 5))
+      (signals grpc:misuse (parsed bad)))))
+
+(test wrong-channels-are-misuse
+  (let ((threads (our-threads)))
+    (signals grpc:misuse (grpc:make-channel "nonsense"))
+    (signals grpc:misuse (grpc:make-channel "127.0.0.1:80" :no-such-option 1))
+    (signals grpc:misuse (grpc:make-channel "127.0.0.1:80" :max-receive-octets "x"))
+    (is (= threads (our-threads)))))
+
+(test channel-states
+  (let ((server (start-probe (list :ask #'double))))
+    (grpc:with-channel (channel (grpc:server-address server))
+      (is (eq :idle (grpc:channel-state channel)))
+      (is (search "idle" (princ-to-string channel)))
+      (is (eq channel (grpc:ensure-connected channel)))
+      (is (eq channel (grpc:ensure-connected channel :timeout 0)))
+      (is (eq :ready (grpc:channel-state channel)))
+      (is (= 2 (number-of (ask channel (note 1)))))
+      (grpc:stop-server server)
+      (is (wait-until (lambda () (eq :idle (grpc:channel-state channel)))))
+      (is (typep (caught (grpc:ensure-connected channel)) 'grpc:unavailable))
+      (is (eq :transient-failure (grpc:channel-state channel)))
+      (grpc:close-channel channel)
+      (is (eq :shutdown (grpc:channel-state channel)))
+      (is (search "shutdown" (princ-to-string channel)))
+      (signals grpc:misuse (grpc:ensure-connected channel))
+      (signals grpc:misuse (ask channel (note 1)))
+      (grpc:close-channel channel))))
+
+(test ensure-connected-in-time
+  "An attempt that takes too long is not waited for."
+  (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
+    (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
+    (sb-bsd-sockets:socket-listen listener 5)
+    (unwind-protect
+         (grpc:with-channel (channel (format nil "127.0.0.1:~D"
+                                             (nth-value 1 (sb-bsd-sockets:socket-name listener))))
+           (let ((error (caught (grpc:ensure-connected channel :timeout 0.05))))
+             (is (typep error 'grpc:deadline-exceeded))
+             (is (not (grpc:rpc-error-sent-p error))))
+           (is (eq :connecting (grpc:channel-state channel))))
+      (sb-bsd-sockets:socket-close listener))))
+
+(test names-and-families
+  "localhost by name, and IPv6."
+  (dolist (listen '("localhost:0" "[::1]:0"))
+    (let ((server (start-probe (list :ask #'double) :listen listen)))
+      (unwind-protect
+           (let* ((address (grpc:server-address server))
+                  (port (subseq address (position #\: address :from-end t))))
+             (grpc:with-channel (channel (if (char= #\l (char listen 0))
+                                             (concatenate 'string "localhost" port)
+                                             address))
+               (is (= 2 (number-of (ask channel (note 1)))))))
+        (grpc:stop-server server)))))
+
+(test unknown-host
+  (grpc:with-channel (channel "no-such-host.invalid:80")
+    (let ((error (caught (ask channel (note 1)))))
+      (is (typep error 'grpc:unavailable))
+      (is (not (grpc:rpc-error-sent-p error)))
+      (is (search "no-such-host.invalid" (grpc:rpc-error-message error))))))
+
+(test close-with-calls-open
+  "All open calls end with :cancelled, at both ends, wherever they were."
+  (let ((running (make-signal)) (seen (make-signal)))
+    (with-probe (channel :server server :options '(:max-concurrent-streams 3))
+        (:chat (lambda (stream call)
+                 (declare (ignore call))
+                 (signal-it running)
+                 (handler-case (grpc:receive stream)
+                   (grpc:cancelled (error) (signal-it seen) (error error)))))
+      (grpc:with-channel (other (grpc:server-address server))
+        (grpc:ensure-connected other)
+        (let ((calls (loop repeat 5 collect (chat other :open))))
+          (is (await-signal running :count 3))
+          (grpc:close-channel other)
+          (dolist (call calls)
+            (is (typep (caught (grpc:receive call)) 'grpc:cancelled)))
+          (is (await-signal seen :count 3)))
+        (let* ((waiting (grpc:make-channel (free-address)))
+               (future (grpc:call-async #'lab.bench:ask waiting (note 1) :wait-for-ready t)))
+          (grpc:close-channel waiting)
+          (is (typep (caught (grpc:await future)) 'grpc:cancelled)))))))
+
+(test close-after-goaway
+  "Closing ends the calls of a connection that the server is draining, too."
+  (let ((running (make-signal)) (seen (make-signal)))
+    (with-probe (kept) ()
+      (let ((server (start-probe (list :chat (lambda (stream call)
+                                               (declare (ignore call))
+                                               (signal-it running)
+                                               (handler-case (grpc:receive stream)
+                                                 (grpc:cancelled () (signal-it seen) nil)))))))
+        (grpc:with-channel (channel (grpc:server-address server))
+          (let ((call (chat channel :open))
+                (stopper nil))
+            (is (await-signal running))
+            (setf stopper (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20))))
+            (is (wait-until (lambda () (not (eq :ready (grpc:channel-state channel))))))
+            (is (null (grpc:call-status call)))
+            (grpc:close-channel channel)
+            (is (typep (caught (grpc:receive call)) 'grpc:cancelled))
+            (is (await-signal seen))
+            (is-true (sb-thread:join-thread stopper :timeout 20 :default nil))))))))
+
+(test close-while-calling
+  "Threads that call while the channel is closed get an error, never a hang."
+  (with-probe (kept :server server) (:ask #'double)
+    (loop repeat 20
+          do (let ((channel (grpc:make-channel (grpc:server-address server))))
+               (ask channel (note 1))
+               (let ((threads (loop repeat 4
+                                    collect (sb-thread:make-thread
+                                             (lambda ()
+                                               (handler-case
+                                                   (loop (ask channel (note 1)))
+                                                 (grpc:rpc-error (error)
+                                                   (grpc:rpc-error-status error))
+                                                 (grpc:misuse () :misuse)))))))
+                 (ask kept (note 1))
+                 (grpc:close-channel channel)
+                 (dolist (thread threads)
+                   (is (member (sb-thread:join-thread thread :timeout 10 :default :hangs)
+                               '(:cancelled :unavailable :misuse)))))))))
+
+(test channels-share-threads
+  "Any number of channels has one loop; the last that is closed ends all threads."
+  (let ((threads (our-threads)))
+    (with-probe (channel :server server :options '(:execution :inline)) (:ask #'double)
+      (ask channel (note 1))
+      (let ((before (our-threads))
+            (channels (loop repeat 20
+                            collect (grpc:make-channel (grpc:server-address server)))))
+        (dolist (channel channels) (is (= 2 (number-of (ask channel (note 1))))))
+        (is (<= (our-threads) (+ 2 before)))
+        (mapc #'grpc:close-channel channels)
+        (is (= 2 (number-of (ask channel (note 1)))))))
+    (is (wait-until (lambda () (= threads (our-threads)))))))
+
+(test close-from-several-threads
+  (with-probe (kept :server server) ()
+    (let ((channel (grpc:make-channel (grpc:server-address server))))
+      (grpc:ensure-connected channel)
+      (is (equal '(nil nil nil nil) (with-threads (i 4) (grpc:close-channel channel)))))))

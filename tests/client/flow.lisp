@@ -1,0 +1,175 @@
+;;;; Back-pressure: who does not read stops who sends, nobody else, and nothing is lost.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defparameter *small-windows* '(:stream-window-octets 65535)
+  "Options of a receiver that makes a sender stop soon.")
+
+(defparameter *bound-octets* (+ (* 2 65535) (* 4 65536))
+  "How much may be on its way to a reader with *SMALL-WINDOWS* that does not read: a window and as
+much in its queue; a send budget, and what the output and one more message hold.")
+
+(defun count-and-send (note call sent)
+  "Send on CALL as fast as it goes; count in the car of SENT."
+  (loop for i below (number-of note)
+        do (grpc:send call (note i :body 5000))
+           (incf (car sent))))
+
+(test a-client-that-does-not-read
+  "The handler's SEND waits, within bounds; when the client reads, all comes, in order."
+  (dolist (execution '(:auto :blocking))
+    (let ((sent (list 0)))
+      (with-probe (channel :options (list :execution execution) :channel-options *small-windows*)
+          (:watch (lambda (note call) (count-and-send note call sent) nil) :ask #'double)
+        (let ((call (watch channel (note 1000))))
+          (is (<= 13 (settled (lambda () (car sent))) (floor *bound-octets* 5000)))
+          (is (= 2 (number-of (ask channel (note 1)))))
+          (is (equal (loop for i below 1000 collect i) (numbers call)))
+          (is (= 1000 (car sent))))))))
+
+(test a-client-that-does-not-read-and-callbacks
+  "The reactive handler is told when there is room again."
+  (let ((sent 0))
+    (with-probe (channel :options '(:execution :inline) :channel-options *small-windows*)
+        (:watch (lambda (note call)
+                  (grpc:on-writable
+                   call
+                   (lambda ()
+                     (loop while (and (< sent (number-of note))
+                                      (grpc:try-send call (note sent :body 5000)))
+                           do (incf sent))
+                     (when (= sent (number-of note)) (grpc:finish call))))
+                  call)
+         :ask #'double)
+      (let ((call (watch channel (note 1000))))
+        (is (<= 13 (settled (lambda () sent)) (floor *bound-octets* 5000)))
+        (is (= 2 (number-of (ask channel (note 1)))))
+        (is (equal (loop for i below 1000 collect i) (numbers call)))))))
+
+(test a-handler-that-does-not-read
+  "The client's SEND waits, and so does its generator; when the handler reads, all comes, in order."
+  (let ((go-on (make-signal)) (ok t) (asked 0) (sent 0))
+    (flet ((handler (stream call)
+             (await-signal go-on)
+             (let ((next 0))
+               (grpc:do-messages (note stream)
+                 (unless (= next (number-of note)) (setf ok nil))
+                 (incf next))
+               (if (eq 'lab.bench:collect (rpc:rpc-method-function-name (rpc:call-rpc-method call)))
+                   (note next)
+                   (progn (grpc:send call (note next)) nil)))))
+      (with-probe (channel :options *small-windows*)
+          (:collect #'handler :chat #'handler :ask #'double)
+        (let ((chat (chat channel (lambda ()
+                                    (when (< asked 1000)
+                                      (prog1 (note asked :body 5000) (incf asked))))))
+              (sender (sb-thread:make-thread
+                       (lambda ()
+                         (number-of (collect channel
+                                             (lambda ()
+                                               (when (< sent 1000)
+                                                 (prog1 (note sent :body 5000) (incf sent))))))))))
+          (is (<= 13 (settled (lambda () asked)) (floor *bound-octets* 5000)))
+          (is (<= 13 (settled (lambda () sent)) (floor *bound-octets* 5000)))
+          (is (= 2 (number-of (ask channel (note 1)))))
+          (loop repeat 2 do (signal-it go-on))
+          (is (equal '(1000) (numbers chat)))
+          (is (= 1000 (sb-thread:join-thread sender :timeout 20 :default nil)))
+          (is-true ok))))))
+
+(test try-send-refuses
+  "TRY-SEND never waits; what it accepted arrives, what it refused does not."
+  (let ((go-on (make-signal)))
+    (with-probe (channel :options *small-windows*)
+        (:chat (lambda (stream call) (await-signal go-on) (echo stream call)))
+      (let* ((call (chat channel :open))
+             (accepted (loop for i below 10000
+                             while (grpc:try-send call (note i :body 5000))
+                             count t)))
+        (is (<= 13 accepted (floor *bound-octets* 5000)))
+        (signal-it go-on)
+        (let ((writable (make-signal)))
+          (grpc:on-writable call (lambda () (signal-it writable)))
+          (is (await-signal writable)))
+        (grpc:close-send call)
+        (is (equal (loop for i below accepted collect i) (numbers call)))))))
+
+(test many-that-do-not-read
+  "Streams nobody reads do not use up the connection: others go on."
+  (let ((sent (loop repeat 20 collect (list 0))) (lists nil))
+    (setf lists sent)
+    (with-probe (channel) (:watch (lambda (note call)
+                                    (count-and-send note call (pop lists))
+                                    nil)
+                           :ask #'double)
+      (let ((calls (loop repeat 20 collect (watch channel (note 1000000)))))
+        (settled (lambda () (reduce #'+ sent :key #'car)))
+        (loop for i below 20
+              do (is (= (* 2 i) (number-of (ask channel (note i :body 100000))))))
+        (mapc #'grpc:cancel calls)
+        (is (= 2 (number-of (ask channel (note 1)))))))))
+
+(test empty-messages-are-bounded
+  "Messages of no octets cannot pile up either."
+  (let ((go-on (make-signal)) (count 0))
+    (with-probe (channel :options *small-windows*)
+        (:collect (lambda (stream call)
+                    (declare (ignore call))
+                    (await-signal go-on)
+                    (grpc:do-messages (note stream (note count)) (incf count))))
+      (let ((sent 0) (empty (note 0)))
+        (let ((thread (sb-thread:make-thread
+                       (lambda ()
+                         (number-of (collect channel (lambda ()
+                                                       (when (< sent 200000) (incf sent) empty))))))))
+          (is (< (settled (lambda () sent)) 100000))
+          (signal-it go-on)
+          (is (= 200000 (sb-thread:join-thread thread :timeout 20 :default nil))))))))
+
+(test ten-thousand-each-way
+  "In order and complete, blocking and reactive, on one stream and at once."
+  (dolist (handler (list #'echo
+                         (lambda (stream call)
+                           (grpc:on-message stream (lambda (note) (grpc:send call note)))
+                           (grpc:on-half-close stream (lambda () (grpc:finish call)))
+                           call)))
+    (with-probe (channel) (:chat handler :watch #'count-up :collect #'add-up)
+      (let ((expected (loop for i below 10000 collect i)))
+        (is (equal expected (numbers (watch channel (note 10000)))))
+        (is (= 49995000 (number-of (collect channel (mapcar #'note expected)))))
+        (is (equal expected (numbers (chat channel (mapcar #'note expected)))))
+        (let* ((call (chat channel :open))
+               (sender (sb-thread:make-thread
+                        (lambda ()
+                          (dolist (i expected) (grpc:send call (note i :body (mod i 100))))
+                          (grpc:close-send call)))))
+          (is (equal expected (numbers call)))
+          (sb-thread:join-thread sender :timeout 20 :default nil))))))
+
+(test ping-pong
+  "One message at a time, each way, a thousand times."
+  (with-probe (channel) (:chat #'echo)
+    (let ((call (chat channel :open)))
+      (is (loop for i below 1000
+                always (progn (grpc:send call (note i))
+                              (= i (number-of (grpc:receive call))))))
+      (grpc:close-send call)
+      (is (null (grpc:receive call))))))
+
+(test large-messages
+  "16 MB both ways, with the right content, while small calls go on."
+  (with-probe (channel :options '(:max-receive-octets 20000000)
+                       :channel-options '(:max-receive-octets 20000000))
+      (:ask #'double :chat #'echo)
+    (let ((body (make-octets 16777216)))
+      (loop for i below (length body) by 997 do (setf (aref body i) (mod i 251)))
+      (let ((call (chat channel :open)))
+        (loop for i below 2
+              do (grpc:send call (note i :body body))
+                 (is (= 2 (number-of (ask channel (note 1)))))
+                 (let ((reply (grpc:receive call)))
+                   (is (= i (number-of reply)))
+                   (is (octets-equal body (lab:note-body reply)))))
+        (grpc:close-send call)
+        (is (null (grpc:receive call)))))))

@@ -1,0 +1,137 @@
+;;;; Calls without waiting.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(test many-futures
+  "A thousand calls under way at once, awaited in any order, also twice and from several threads."
+  (with-probe (channel) (:ask #'double :collect #'add-up)
+    (let ((futures (loop for i below 1000
+                         collect (grpc:call-async #'lab.bench:ask channel (note i) :timeout 20))))
+      (loop for future in (reverse futures)
+            for i downfrom 999
+            do (multiple-value-bind (reply call) (grpc:await future)
+                 (is (= (* 2 i) (number-of reply)))
+                 (is (eq call (grpc:future-call future)))
+                 (is (eq :ok (grpc:call-status call)))
+                 (is-true (grpc:future-done-p future))
+                 (is (eq reply (grpc:await future)))))
+      (let ((future (grpc:call-async #'lab.bench:ask channel (note 5) :timeout 20)))
+        (is (= 1 (length (remove-duplicates (with-threads (i 8) (grpc:await future))))))))
+    (is (= 6 (number-of (grpc:await (grpc:call-async #'lab.bench:collect channel
+                                                     (list (note 1) (note 2) (note 3)))))))
+    (is (= 55 (number-of (grpc:await (grpc:call-async
+                                      #'lab.bench:collect channel
+                                      (let ((i 0)) (lambda () (when (<= (incf i) 10) (note i)))))))))))
+
+(test failed-futures
+  "The call's error, each time it is awaited."
+  (with-probe (channel) (:ask (lambda (note call)
+                                (declare (ignore call))
+                                (grpc:fail :aborted "~D" (number-of note))))
+    (let ((future (grpc:call-async #'lab.bench:ask channel (note 3))))
+      (loop repeat 2
+            for error = (caught (grpc:await future))
+            do (is (typep error 'grpc:aborted))
+               (is (string= "3" (grpc:rpc-error-message error)))
+               (is (eq (grpc:future-call future) (grpc:rpc-error-call error)))))))
+
+(test unparsable-reply
+  (with-raw-server (address) (lambda (peer exchange)
+                               (declare (ignore peer))
+                               (ok-response exchange (framed (octets-of 255))))
+    (grpc:with-channel (channel address)
+      (let ((future (grpc:call-async #'lab.bench:ask channel (note 3) :timeout 20)))
+        (loop repeat 2 do (is (typep (caught (grpc:await future)) 'grpc:internal)))))))
+
+(test cancelled-futures
+  (let ((started (make-signal)) (seen (make-signal)))
+    (with-probe (channel)
+        (:ask (lambda (note call)
+                (declare (ignore note))
+                (grpc:on-cancel call (lambda () (signal-it seen)))
+                (signal-it started)
+                call))
+      (let ((future (grpc:call-async #'lab.bench:ask channel (note 3) :timeout 20)))
+        (is (await-signal started))
+        (is (not (grpc:future-done-p future)))
+        (is (search "pending" (princ-to-string future)))
+        (grpc:cancel future)
+        (is (typep (caught (grpc:await future)) 'grpc:cancelled))
+        (is (await-signal seen))
+        (grpc:cancel future)
+        (is (search "cancelled" (princ-to-string future))))
+      (is (typep (caught (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1)
+                                                      :timeout 0.02)))
+                 'grpc:deadline-exceeded)))))
+
+(test attached-functions
+  "All run, on a thread that may wait, whether attached before or after the end, and not more than
+once."
+  (let ((go-on (make-signal)) (done (make-signal)) (seen '()) (lock (sb-thread:make-mutex)))
+    (with-probe (channel :options '(:execution :blocking))
+        (:ask (lambda (note call)
+                (await-signal go-on)
+                (if (= 1 (number-of note)) (grpc:fail :not-found "gone") (double note call))))
+      (flet ((record (name)
+               (lambda (reply error)
+                 (sb-thread:with-mutex (lock)
+                   (push (list name (and reply (number-of reply))
+                               (and error (grpc:rpc-error-status error)))
+                         seen))
+                 (signal-it done))))
+        (let ((good (grpc:call-async #'lab.bench:ask channel (note 4) :timeout 20))
+              (bad (grpc:call-async #'lab.bench:ask channel (note 1) :timeout 20)))
+          (is (eq good (grpc:attach good (record :a))))
+          (grpc:attach good (record :b))
+          (grpc:attach bad (record :c))
+          (loop repeat 2 do (signal-it go-on))
+          (is (await-signal done :count 3))
+          (grpc:attach good (record :d))
+          (grpc:attach bad (record :e))
+          (is (await-signal done :count 2))
+          (is (not (await-signal done :seconds 0.01)))
+          (is (null (set-exclusive-or seen '((:a 8 nil) (:b 8 nil) (:c nil :not-found) (:d 8 nil)
+                                             (:e nil :not-found))
+                                      :test #'equal))))))))
+
+(test attached-functions-may-call
+  "They may make calls of their own, and an error in one harms nobody."
+  (let ((done (make-signal)) (sum 0) (lock (sb-thread:make-mutex)))
+    (with-probe (channel :events (:reserve-function-error)) (:ask #'double)
+      (loop for i below 50
+            do (grpc:attach (grpc:call-async #'lab.bench:ask channel (note i) :timeout 20)
+                            (lambda (reply error)
+                              (declare (ignore error))
+                              (let ((twice (number-of (ask channel reply))))
+                                (sb-thread:with-mutex (lock) (incf sum twice)))
+                              (signal-it done)
+                              (error "of no consequence"))))
+      (is (await-signal done :count 50))
+      (is (= (* 4 1225) sum)))))
+
+(test call-async-misuse
+  (with-probe (channel :server server) (:ask #'double :watch #'count-up :chat #'echo :collect #'add-up)
+    (signals grpc:misuse (grpc:call-async #'lab.bench:watch channel (note 1)))
+    (signals grpc:misuse (grpc:call-async #'lab.bench:chat channel :open))
+    (signals grpc:misuse (grpc:call-async #'lab.bench:collect channel :open))
+    (signals grpc:misuse (grpc:call-async #'list channel (note 1)))
+    (is (= 2 (number-of (ask channel (note 1)))))))
+
+(test futures-of-a-closed-channel
+  "Their functions still run, with :cancelled."
+  (let ((done (make-signal)) (status nil) (started (make-signal)))
+    (with-probe (kept :server server) (:ask (lambda (note call)
+                                              (declare (ignore note))
+                                              (signal-it started)
+                                              call))
+      (let* ((channel (grpc:make-channel (grpc:server-address server)))
+             (future (grpc:call-async #'lab.bench:ask channel (note 1) :timeout 20)))
+        (grpc:attach future (lambda (reply error)
+                              (declare (ignore reply))
+                              (setf status (grpc:rpc-error-status error))
+                              (signal-it done)))
+        (is (await-signal started))
+        (grpc:close-channel channel)
+        (is (await-signal done))
+        (is (eq :cancelled status))))))

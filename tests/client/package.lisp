@@ -1,0 +1,11 @@
+;;;; The tests of the client, against our server and against a raw one.
+
+(defpackage #:clgrpc.tests.client
+  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:client #:clgrpc.client)
+                    (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack)
+                    (#:os #:clgrpc.os)))
+
+(in-package #:clgrpc.tests.client)
+
+(def-suite :clgrpc.client :description "Stubs, channels, connections, futures; load and leaks.")

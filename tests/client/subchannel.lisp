@@ -1,0 +1,223 @@
+;;;; Connections that do not come about, break or are left, and the calls on them.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(test refused
+  "Nobody listens: :unavailable, never sent, at once, also while waiting for the next attempt."
+  (let ((address (free-address)))
+    (grpc:with-channel (channel address)
+      (loop repeat 3
+            do (let ((error (caught (ask channel (note 1)))))
+                 (is (typep error 'grpc:unavailable))
+                 (is (not (grpc:rpc-error-sent-p error)))
+                 (is (eq :transport (grpc:rpc-error-ended-by error)))
+                 (is (search address (grpc:rpc-error-message error)))
+                 (is (search "never sent" (princ-to-string error))))
+               (is (eq :transient-failure (grpc:channel-state channel))))
+      (is (typep (caught (numbers (watch channel (note 1)))) 'grpc:unavailable))
+      (is (typep (caught (collect channel (lambda () (note 1)))) 'grpc:unavailable))
+      (is (typep (caught (numbers (chat channel (list (note 1))))) 'grpc:unavailable))
+      (is (typep (caught (grpc:ensure-connected channel)) 'grpc:unavailable)))))
+
+(test wait-for-ready
+  "Such calls outlast failed attempts, within their deadline, and what they send is bounded."
+  (let ((address (free-address)) (asked 0))
+    (grpc:with-channel (channel address :backoff-initial-seconds 0.02 :backoff-maximum-seconds 0.05)
+      (is (typep (caught (ask channel (note 1) :wait-for-ready t :timeout 0.1))
+                 'grpc:deadline-exceeded))
+      (let ((future (grpc:call-async #'lab.bench:ask channel (note 4) :wait-for-ready t
+                                                                     :timeout 20))
+            (chat (chat channel (lambda () (when (<= (incf asked) 1000) (note asked :body 1000)))
+                        :wait-for-ready t))
+            (open (chat channel :open :wait-for-ready t))
+            (cancelled (chat channel :open :wait-for-ready t)))
+        (grpc:send open (note 8))
+        (grpc:cancel cancelled)
+        (is (< (settled (lambda () asked)) 100))
+        (is (typep (caught (ask channel (note 1) :timeout 1)) 'grpc:rpc-error))
+        (let ((server (start-probe (list :ask #'double :chat #'echo) :listen address)))
+          (unwind-protect
+               (progn
+                 (is (= 8 (number-of (grpc:await future))))
+                 (is (equal (loop for i from 1 to 1000 collect i) (numbers chat)))
+                 (is (= 8 (number-of (grpc:receive open))))
+                 (grpc:close-send open)
+                 (is (null (grpc:receive open)))
+                 (is (typep (caught (grpc:receive cancelled)) 'grpc:cancelled)))
+            (grpc:stop-server server)))))))
+
+(test reconnect
+  "A server that goes and comes back is found again, over and over."
+  (let ((address (free-address)))
+    (grpc:with-channel (channel address :backoff-initial-seconds 0.02 :backoff-maximum-seconds 0.05)
+      (loop for i below 5
+            do (let ((server (start-probe (list :ask #'double) :listen address)))
+                 (is (= (* 2 i) (number-of (ask channel (note i) :wait-for-ready t))))
+                 (is (eq :ready (grpc:channel-state channel)))
+                 (grpc:stop-server server))
+               (is (wait-until (lambda () (not (eq :ready (grpc:channel-state channel))))))
+               (is (typep (caught (ask channel (note 1))) 'grpc:unavailable))))))
+
+(test back-off
+  "Each wait is longer than the one before, up to the maximum, and random within the jitter."
+  (flet ((waits (&rest options)
+           (let ((channel (apply #'grpc:make-channel "127.0.0.1:1" options)))
+             (unwind-protect
+                  (loop repeat 8 collect (client::next-backoff (client::channel-subchannel channel)))
+               (grpc:close-channel channel)))))
+    (is (every (lambda (wait expected) (< (abs (- wait expected)) 1d-3))
+               (waits :backoff-jitter 0 :backoff-maximum-seconds 10)
+               '(1 1.6 2.56 4.096 6.5536 10 10 10)))
+    (loop for wait in (waits :backoff-jitter 0.2)
+          for base = 1 then (* base 1.6)
+          do (is (<= (* 0.799 base) wait (* 1.201 base))))
+    (is (not (equal (waits) (waits))))))
+
+(test attempts-are-spaced
+  "A channel in demand of a dead address does not hammer it."
+  (let* ((address (free-address)) (states 0))
+    (grpc:with-channel (channel address :backoff-initial-seconds 0.05 :backoff-factor 1
+                                        :backoff-jitter 0)
+      (let ((future (grpc:call-async #'lab.bench:ask channel (note 1) :wait-for-ready t
+                                                                     :timeout 0.5)))
+        (loop with last = nil
+              until (grpc:future-done-p future)
+              for state = (grpc:channel-state channel)
+              do (unless (eq last state)
+                   (setf last state)
+                   (when (eq state :transient-failure) (incf states)))
+                 (sb-thread:thread-yield))
+        (is (<= 1 states 12))))))
+
+(test server-killed
+  "The connection breaks in the middle of calls: each ends with :unavailable, none hangs, and the
+next call finds the server that has come in its place."
+  (let ((count 0))
+    (with-raw-server (address :at :headers)
+        (lambda (peer exchange)
+          (declare (ignore exchange))
+          (when (= 30 (incf count))
+            ;; as the kernel does when a process is killed
+            (sb-bsd-sockets:socket-close (clgrpc.tests.server::peer-socket peer) :abort t)
+            (setf (peer-closed peer) t)))
+      (grpc:with-channel (channel address)
+        (let ((calls (loop repeat 10 collect (chat channel :open) collect (watch channel (note 1))))
+              (futures (loop repeat 10
+                             collect (grpc:call-async #'lab.bench:ask channel (note 1) :timeout 20))))
+          (dolist (call calls)
+            (let ((error (caught (grpc:receive call))))
+              (is (typep error 'grpc:unavailable))
+              (is (eq :transport (grpc:rpc-error-ended-by error)))))
+          (dolist (future futures)
+            (is (typep (caught (grpc:await future)) 'grpc:unavailable))))))))
+
+(test goaway
+  "Calls the server will not process were never sent; others end; new ones use a new connection."
+  (let ((first-peer nil) (held '()))
+    (with-raw-server (address)
+        (lambda (peer exchange)
+          (unless first-peer (setf first-peer peer))
+          (cond ((not (eq peer first-peer)) (ok-response exchange (note-octets 7)))
+                ((< (length held) 2) (push exchange held))
+                (t
+                 (http2:send-goaway (peer-http2 peer) http2:+no-error+
+                                    :last-stream-id (http2::stream-id (exchange-stream (first held))))
+                 (dolist (exchange held) (ok-response exchange (note-octets 3))))))
+      (grpc:with-channel (channel address)
+        (let ((futures (loop repeat 3
+                             collect (grpc:call-async #'lab.bench:ask channel (note 1)
+                                                      :timeout 20))))
+          (is (= 3 (number-of (grpc:await (first futures)))))
+          (is (= 3 (number-of (grpc:await (second futures)))))
+          (let ((error (caught (grpc:await (third futures)))))
+            (is (typep error 'grpc:unavailable))
+            (is (not (grpc:rpc-error-sent-p error))))
+          (is (= 7 (number-of (ask channel (note 1))))))))))
+
+(test silent-peer
+  "One that takes connections and says nothing: the attempt fails in time, nothing was sent."
+  (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
+    (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
+    (sb-bsd-sockets:socket-listen listener 5)
+    (unwind-protect
+         (grpc:with-channel (channel (format nil "127.0.0.1:~D"
+                                             (nth-value 1 (sb-bsd-sockets:socket-name listener)))
+                                     :preface-timeout-seconds 0.1 :settings-timeout-seconds 0.1)
+           (let ((error (caught (ask channel (note 1)))))
+             (is (typep error 'grpc:unavailable))
+             (is (not (grpc:rpc-error-sent-p error))))
+           (is (eq :transient-failure (grpc:channel-state channel))))
+      (sb-bsd-sockets:socket-close listener))))
+
+(test peer-that-hangs-up
+  "One that closes every connection at once is not asked again at once."
+  (let ((count 0) (stop nil)
+        (listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
+    (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
+    (sb-bsd-sockets:socket-listen listener 5)
+    (let* ((address (format nil "127.0.0.1:~D"
+                            (nth-value 1 (sb-bsd-sockets:socket-name listener))))
+           (thread (sb-thread:make-thread
+                    (lambda ()
+                      (loop until stop
+                            do (sb-bsd-sockets:socket-close
+                                (sb-bsd-sockets:socket-accept listener))
+                               (incf count))))))
+      (grpc:with-channel (channel address :backoff-initial-seconds 0.05 :backoff-factor 1)
+        (is (typep (caught (ask channel (note 1))) 'grpc:unavailable))
+        (is (typep (caught (ask channel (note 1) :wait-for-ready t :timeout 0.3))
+                   'grpc:deadline-exceeded))
+        (is (<= 1 count 12)))
+      (setf stop t)
+      (clgrpc.tests.server::close-socket (clgrpc.tests.server::connect-socket address))
+      (sb-thread:join-thread thread :timeout 10 :default nil)
+      (sb-bsd-sockets:socket-close listener))))
+
+(test used-up-identifiers
+  "When a connection has no stream identifiers left, calls go on over another; those it has end
+well."
+  (let ((go-on (make-signal)) (running (make-signal)))
+    (with-probe (channel :server server)
+        (:ask #'double
+         :watch (lambda (note call)
+                  (signal-it running)
+                  (await-signal go-on)
+                  (count-up note call)))
+      (ask channel (note 1))
+      (let ((watch (watch channel (note 3)))
+            (done (make-signal))
+            (subchannel (client::channel-subchannel channel)))
+        (is (await-signal running))
+        (loop:post (client::subchannel-loop subchannel)
+                   (lambda ()
+                     (let ((http2 (rpc:link-http2 (client::subchannel-link subchannel))))
+                       (setf (http2::connection-highest-id http2) (- #x7FFFFFFF 4)))
+                     (signal-it done)))
+        (is (await-signal done))
+        (loop for i below 6 do (is (= (* 2 i) (number-of (ask channel (note i))))))
+        (is (= 2 (getf (grpc:server-statistics server) :connections)))
+        (signal-it go-on)
+        (is (equal '(0 1 2) (numbers watch)))
+        (is (wait-until (lambda ()
+                          (= 1 (getf (grpc:server-statistics server) :connections)))))))))
+
+(test stream-limit
+  "Calls past the server's limit of streams wait for one, in order, and can be cancelled meanwhile."
+  (let ((go-on (make-signal)) (order '()) (lock (sb-thread:make-mutex)))
+    (with-probe (channel :options '(:max-concurrent-streams 2 :execution :blocking))
+        (:ask (lambda (note call)
+                (await-signal go-on)
+                (sb-thread:with-mutex (lock) (push (number-of note) order))
+                (double note call)))
+      (grpc:ensure-connected channel)
+      (let ((futures (loop for i below 8
+                           collect (grpc:call-async #'lab.bench:ask channel (note i) :timeout 20))))
+        (grpc:cancel (fifth futures))
+        (is (typep (caught (grpc:await (fifth futures))) 'grpc:cancelled))
+        (is (typep (caught (ask channel (note 100) :timeout 0.05)) 'grpc:deadline-exceeded))
+        (loop repeat 8 do (signal-it go-on))
+        (loop for future in futures
+              for i from 0
+              unless (= i 4) do (is (= (* 2 i) (number-of (grpc:await future)))))
+        (is (equal '(0 1 2 3 5 6 7) (sort order #'<)))))))

@@ -1,0 +1,39 @@
+;;;; Handlers that several files use, and what a test cannot be told but must watch.
+
+(in-package #:clgrpc.tests.client)
+
+(defun double (note call)
+  (declare (ignore call))
+  (note (* 2 (number-of note)) :text (lab:note-text note)))
+
+(defun count-up (note call)
+  (loop for i below (number-of note) do (grpc:send call (note i)))
+  nil)
+
+(defun add-up (stream call)
+  (declare (ignore call))
+  (note (reduce #'+ (numbers stream))))
+
+(defun echo (stream call)
+  (grpc:do-messages (note stream)
+    (grpc:send call note))
+  nil)
+
+(defun settled (function)
+  "The value of FUNCTION once it has been the same for a tenth of a second: for things that come to
+a halt without telling anybody."
+  (let ((quiet (make-signal)))
+    (loop for before = (funcall function)
+          do (await-signal quiet :seconds 0.1) ; which nobody signals
+          until (eql before (funcall function))
+          finally (return before))))
+
+(defun our-threads ()
+  (count-if (lambda (thread) (search "clgrpc" (or (sb-thread:thread-name thread) "")))
+            (sb-thread:list-all-threads)))
+
+(defun free-address ()
+  "An address where nobody listens, as far as one can know."
+  (let ((server (start-probe '())))
+    (prog1 (grpc:server-address server)
+      (grpc:stop-server server :drain 0))))

@@ -1,0 +1,132 @@
+;;;; Calls without a transport: the queue, the end, waiting, and what is misuse.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.rpc)
+
+(defstruct (test-call (:include rpc:call)))
+
+(defmethod rpc:call-peer ((call test-call)) "somewhere:1")
+
+(defun new-call (&rest operations)
+  "A call on a transport of which only OPERATIONS, a plist, exist besides those that all need."
+  (flet ((nothing (&rest arguments) (declare (ignore arguments)) nil))
+    (make-test-call :operations (apply #'rpc:make-operations
+                                       (append operations
+                                               (list :taken #'nothing :drive #'nothing
+                                                     :post (lambda (call function)
+                                                             (declare (ignore call))
+                                                             (funcall function))))))))
+
+(test queue-of-messages
+  "First in, first out, whole; charged for while they wait."
+  (let ((call (new-call)))
+    (is (null (rpc:pop-incoming call)))
+    (loop for i below 10 do (rpc::push-incoming call i 100))
+    (is (<= 1000 (rpc:extra-queued-octets (rpc:ensure-extra call))))
+    (loop for i below 5 do (is (= i (rpc:receive call))))
+    (rpc::push-incoming call 10 100)
+    (loop for i from 5 to 10 do (is (= i (rpc:receive call))))
+    (is (zerop (rpc:extra-queued-octets (rpc:ensure-extra call))))))
+
+(test queue-between-threads
+  "Nothing is lost or doubled between one that pushes and one that receives, which sleeps now and
+then."
+  (let* ((call (new-call))
+         (receiver (sb-thread:make-thread
+                    (lambda () (loop for item = (rpc:receive call)
+                                     while item collect item)))))
+    (loop for i from 1 to 20000
+          do (rpc::push-incoming call i 1)
+             (when (zerop (mod i 1000)) (sb-thread:thread-yield)))
+    (rpc:end-call call :ok)
+    (is (equal (loop for i from 1 to 20000 collect i)
+               (sb-thread:join-thread receiver :timeout 20 :default :hangs)))))
+
+(test end-of-a-call
+  "It happens once; what a peer ended is read to its end first, what was cut short is not."
+  (let ((call (new-call)) (ends 0))
+    (setf (rpc:extra-on-end (rpc:ensure-extra call)) (lambda (call)
+                                                       (declare (ignore call))
+                                                       (incf ends)))
+    (rpc::push-incoming call :first 1)
+    (is-true (rpc:end-call call :aborted :message "why"))
+    (is (not (rpc:end-call call :ok)))
+    (is (= 1 ends))
+    (is (eq :first (rpc:receive call)))
+    (loop repeat 2
+          do (handler-case (progn (rpc:receive call) (fail "No error"))
+               (rpc:aborted (error)
+                 (is (string= "why" (rpc:rpc-error-message error)))
+                 (is (string= "somewhere:1" (rpc:rpc-error-peer error)))
+                 (is (eq call (rpc:rpc-error-call error)))))))
+  (let ((call (new-call)))
+    (rpc::push-incoming call :first 1)
+    (rpc:end-call call :cancelled :ended-by :local)
+    (signals rpc:cancelled (rpc:receive call))
+    (is-true (rpc:cancelled-p call))))
+
+(test half-closed
+  "After the last message RECEIVE gives nil, as often as one asks."
+  (let ((call (new-call)))
+    (rpc::push-incoming call :last 1)
+    (setf (rpc:call-half-closed call) t)
+    (is (eq :last (rpc:receive call)))
+    (is (null (rpc:receive call)))
+    (is (null (rpc:receive call)))))
+
+(test waiting
+  "A waiter wakes for what it waits for and for the end; many may wait at once."
+  (dolist (end '(nil t))
+    (let* ((call (new-call))
+           (flag nil)
+           (threads (loop repeat 10
+                          collect (sb-thread:make-thread
+                                   (lambda () (rpc:wait-for-call call (lambda (call)
+                                                                        (declare (ignore call))
+                                                                        flag)))))))
+      (if end
+          (rpc:end-call call :ok)
+          (progn (setf flag :there) (rpc:notify call)))
+      (dolist (thread threads)
+        (is (eq (if end nil :there)
+                (sb-thread:join-thread thread :timeout 20 :default :hangs)))))))
+
+(test leaving-messages
+  "DO-MESSAGES leaves a call only if it is left early; its result form comes at the end."
+  (let* ((left 0)
+         (call (new-call :leave (lambda (call) (declare (ignore call)) (incf left)))))
+    (dolist (item '(1 2 3)) (rpc::push-incoming call item 1))
+    (is (= 1 (rpc:do-messages (item call) (return item))))
+    (is (= 1 left))
+    (rpc:end-call call :ok)
+    (let ((items '()))
+      (is (eq :done (rpc:do-messages (item call :done) (push item items))))
+      (is (equal '(3 2) items)))
+    (is (= 1 left))
+    (is (= 5 (rpc:with-call (call call) (rpc:call-status call) 5)))
+    (is (= 2 left))))
+
+(test time-remaining
+  (let ((call (new-call)))
+    (is (null (rpc:time-remaining call)))
+    (setf (rpc:call-deadline call) (+ (monotonic-ns) 1000000000))
+    (is (< 0.9 (rpc:time-remaining call) 1.0001))
+    (setf (rpc:call-deadline call) (- (monotonic-ns) 1000000000))
+    (is (< (rpc:time-remaining call) 0))))
+
+(test what-a-transport-lacks
+  (let ((call (new-call)))
+    (signals misuse (rpc:send call 1))
+    (signals misuse (rpc:reply call 1))
+    (signals misuse (rpc:finish call :status :bad))
+    (signals misuse (rpc:finish call :details "x"))
+    (is (search "open" (princ-to-string call)))))
+
+(test user-code
+  "Errors become conditions, of any kind; *CALL* is bound."
+  (let ((call (new-call)))
+    (is (null (rpc:with-user-code (call) (is (eq call rpc:*call*)))))
+    (is (typep (rpc:with-user-code (call) (error "x")) 'rpc:internal))
+    (is (typep (rpc:with-user-code (call) (rpc:fail :aborted)) 'rpc:aborted))
+    (is (typep (rpc:with-user-code (call) (error 'storage-condition)) 'rpc:internal))
+    (is (null (rpc:with-user-code (call) (signal 'simple-condition))))))

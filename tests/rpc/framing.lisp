@@ -1,0 +1,61 @@
+;;;; Messages put together from pieces.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.rpc)
+
+(defun put-together (octets sizes)
+  "Give a PARTIAL the OCTETS, a message with its prefix, in pieces of SIZES in turn. Return the body
+and the longest vector it needed."
+  (let ((partial (rpc::make-partial)) (at 0) (longest 0))
+    (loop for size in sizes
+          for end = (min (length octets) (+ at size))
+          do (loop while (< at end)
+                   do (setf at (if (< (rpc::partial-prefix-fill partial) rpc::+prefix-octets+)
+                                   (rpc::add-to-prefix partial octets at end)
+                                   (rpc::add-to-partial partial octets at end)))
+                      (setf longest (max longest (length (rpc::partial-body partial)))))
+             (when (= at (length octets)) (return)))
+    (is-true (rpc::partial-complete-p partial))
+    (values (subseq-octets (rpc::partial-body partial) 0 (rpc::partial-length partial)) longest)))
+
+(defun message-octets (length)
+  (let ((octets (make-octets (+ rpc::+prefix-octets+ length))))
+    (rpc::write-prefix octets 0 length)
+    (loop for i from rpc::+prefix-octets+ below (length octets)
+          do (setf (aref octets i) (mod (* 7 i) 251)))
+    octets))
+
+(test prefix
+  "One octet that says it is not compressed, four of length, the most significant first."
+  (let ((octets (make-octets 7)))
+    (is (= 6 (rpc::write-prefix octets 1 #x01020304)))
+    (is (equalp (octets-of 0 0 1 2 3 4 0) octets))))
+
+(test pieces
+  "However a message is cut, it comes together."
+  (dolist (length '(0 1 4 5 6 100 70000))
+    (let ((octets (message-octets length)))
+      (dolist (size '(1 2 3 7 64 16384))
+        (when (< (/ length size) 5000)
+          (let ((sizes (make-list (ceiling (length octets) size) :initial-element size)))
+            (is (equalp (subseq-octets octets rpc::+prefix-octets+ (length octets))
+                        (put-together octets sizes)))))))))
+
+(test claims-cost-nothing
+  "What a peer claims to send takes no memory, only what it sends does."
+  (let ((partial (rpc::make-partial))
+        (octets (make-octets 1000)))
+    (rpc::write-prefix octets 0 #xFFFFFFFF)
+    (let ((at (rpc::add-to-prefix partial octets 0 1000)))
+      (is (= 5 at))
+      (is (= 1000 (rpc::add-to-partial partial octets at 1000))))
+    (is (not (rpc::partial-complete-p partial)))
+    (is (= #xFFFFFFFF (rpc::partial-length partial)))
+    (is (<= (length (rpc::partial-body partial)) 65536))))
+
+(test growth-is-geometric
+  "A megabyte in small pieces is not copied over and over."
+  (let* ((octets (message-octets 1048576))
+         (before (sb-ext:get-bytes-consed)))
+    (put-together octets (make-list 10000 :initial-element 1000))
+    (is (< (- (sb-ext:get-bytes-consed) before) 8000000))))

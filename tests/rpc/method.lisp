@@ -1,0 +1,106 @@
+;;;; Methods, services and the bindings through which the wire reaches handlers.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.rpc)
+
+(defun kinds-of (class)
+  (mapcar #'rpc:rpc-method-kind (rpc:service-methods (make-instance class))))
+
+(test methods
+  "What define-proto makes of a service."
+  (let ((method (rpc:find-rpc-method 'words.speaker:echo)))
+    (is (string= "/words.Speaker/Echo" (rpc:rpc-method-path method)))
+    (is (string= "words.Speaker" (rpc:rpc-method-service-name method)))
+    (is (eq 'words.speaker:echo (rpc:rpc-method-function-name method)))
+    (is (string= "words.Word" (protobuf:message-type-name (rpc:rpc-method-request-type method))))
+    (is (search "/words.Speaker/Echo unary" (princ-to-string method)))
+    (is (equal '(:unary :server-streaming :client-streaming :bidi) (kinds-of 'words:speaker)))
+    (is (search "/words.Speaker/Echo" (documentation 'words.speaker:echo 'function)))))
+
+(test several-services
+  "A class of two services has the methods of both."
+  (eval '(defclass both (words:speaker words:listener) ()))
+  (is (= 5 (length (rpc:service-methods (make-instance 'both))))))
+
+(defun evaluate (form)
+  (handler-bind ((warning #'muffle-warning)) (eval form)))
+
+(defun answer (binding service)
+  "What BINDING does for SERVICE."
+  (words:word-text (funcall (rpc:binding-function binding) service (words:make-word :text "x")
+                            :the-call)))
+
+(defmacro define-answer (class text &rest qualifiers)
+  `(evaluate '(defmethod words.speaker:echo ,@qualifiers ((service ,class) word &key call)
+               (declare (ignorable word call))
+               ,text)))
+
+(test bindings
+  "One for each class; each change of the methods is published in it at once."
+  (evaluate '(progn (defclass base (words:speaker) ())
+                    (defclass derived (base) ())))
+  (let* ((service (make-instance 'derived))
+         (binding (rpc:ensure-binding #'words.speaker:echo (class-of service)))
+         (before nil))
+    (is (eq binding (rpc:ensure-binding #'words.speaker:echo (find-class 'derived))))
+    (is (not (eq binding (rpc:ensure-binding #'words.speaker:echo (find-class 'base)))))
+    (signals rpc:unimplemented (answer binding service))
+    (define-answer base (words:make-word :text "base"))
+    (is (string= "base" (answer binding service)))
+    (setf before (rpc:binding-function binding))
+    (define-answer derived (words:make-word :text (format nil "derived ~A" (words:word-text
+                                                                            (call-next-method)))))
+    (is (string= "derived base" (answer binding service)))
+    ;; who runs the old one meanwhile is not touched
+    (is (string= "base" (words:word-text (funcall before service (words:make-word) nil))))
+    (define-answer base (progn (assert (eq call :the-call)) (call-next-method)) :around)
+    (is (string= "derived base" (answer binding service)))
+    (let ((seen '()))
+      (declare (special seen))
+      (evaluate '(defmethod words.speaker:echo :before ((service base) word &key)
+                  (declare (ignore word) (special seen))
+                  (push :before seen)))
+      (answer binding service)
+      (is (equal '(:before) seen)))
+    (evaluate '(defclass other (words:speaker) ()))
+    (evaluate '(defclass derived (other) ()))
+    (is (eq binding (rpc:ensure-binding #'words.speaker:echo (find-class 'derived))))
+    (signals rpc:unimplemented (answer binding service))
+    (define-answer other (words:make-word :text "other"))
+    (is (string= "derived other" (answer binding service)))))
+
+(test bindings-with-eql-methods
+  "Methods for one object work too."
+  (evaluate '(defclass single (words:speaker) ()))
+  (let* ((service (make-instance 'single))
+         (binding (rpc:ensure-binding #'words.speaker:echo (class-of service))))
+    (evaluate `(defmethod words.speaker:echo ((service (eql ,service)) word &key)
+                 (declare (ignore word))
+                 (words:make-word :text "one")))
+    (is (string= "one" (answer binding service)))
+    (signals rpc:unimplemented (answer binding (make-instance 'single)))))
+
+(test publishing-while-loading
+  "Bindings are made in one thread while another compiles and defines: no deadlock, nothing lost."
+  (evaluate '(defclass shared (words:speaker) ()))
+  (define-answer shared (words:make-word :text "shared"))
+  (let* ((done nil)
+         (definer (sb-thread:make-thread
+                   (lambda ()
+                     (loop until done
+                           do (handler-bind ((warning #'muffle-warning))
+                                (funcall (compile nil '(lambda ()
+                                                        (defmethod words.speaker:echo
+                                                            ((service shared) word &key)
+                                                          (declare (ignore word))
+                                                          (words:make-word :text "shared"))))))))
+                   :name "definer")))
+    (unwind-protect
+         (loop for i below 60
+               for name = (intern (format nil "CLASS-~D" i) '#:clgrpc.tests.rpc)
+               do (evaluate `(defclass ,name (shared) ()))
+                  (is (string= "shared" (answer (rpc:ensure-binding #'words.speaker:echo
+                                                                    (find-class name))
+                                                (make-instance name)))))
+      (setf done t)
+      (is (not (eq :hangs (sb-thread:join-thread definer :timeout 20 :default :hangs)))))))

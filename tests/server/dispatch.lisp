@@ -1,0 +1,226 @@
+;;;; Requests as they come, good and bad, from a raw peer: the right answer, on the right stream
+;;;; only.
+
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
+
+(defmacro with-raw-probe ((peer channel &rest options) (&rest handlers) &body body)
+  "WITH-PROBE with a raw client besides. After BODY both must still be served."
+  (let ((server (gensym "SERVER")))
+    `(with-probe (,channel :server ,server ,@options) (:ask #'double :chat #'echo ,@handlers)
+       (with-raw-client (,peer (grpc:server-address ,server))
+         ,@body
+         (is (equalp (note-octets 42)
+                     (exchange-data-octets (ask-raw ,peer "/lab.Bench/Ask" :data (note-octets 21))))))
+       (is (= 42 (number-of (ask ,channel (note 21))))))))
+
+(test unimplemented
+  "Methods and services that are not there, and methods without a handler."
+  (with-raw-probe (peer channel) ()
+    (is (typep (caught (lab.absent:ask channel (note 1) :timeout 5)) 'grpc:unimplemented))
+    (is (typep (caught (numbers (watch channel (note 1)))) 'grpc:unimplemented))
+    (is (typep (caught (collect channel (list (note 1)))) 'grpc:unimplemented))
+    (dolist (path '("/lab.Bench/Nothing" "/lab.Bench/ask" "/lab.Nothing/Ask" "/" "lab.Bench/Ask"
+                    "/lab.Bench/Ask/" "/lab.Bench/Ask?x=1" "*"))
+      (loop repeat 2                    ; the second time the path is remembered
+            do (is (eq :unimplemented (status-of (ask-raw peer path :data (note-octets 1)))))))
+    (is (eq :unimplemented (status-of (ask-raw peer "/lab.Bench/Nothing" :end nil))))))
+
+(test not-grpc
+  "What is no gRPC is told so by HTTP status and a short text."
+  (with-raw-probe (peer channel) ()
+    (flet ((check (status &rest arguments)
+             (let ((exchange (apply #'ask-raw peer "/lab.Bench/Ask" arguments)))
+               (is (string= status (field-of ":status" (exchange-headers exchange))))
+               (is (string= "text/plain" (field-of "content-type" (exchange-headers exchange))))
+               (is (null (status-of exchange)))
+               (is (< 5 (length (exchange-data-octets exchange)) 200)))))
+      (check "415" :content-type nil)
+      (check "415" :content-type "text/html")
+      (check "415" :content-type "application/grpcx")
+      (check "415" :content-type "application/grpc-web")
+      (check "415" :content-type "application/grpc+json" :data (octets-of 1 2 3))
+      (check "415" :method "GET" :content-type nil)
+      (check "405" :method "GET")
+      (check "405" :method "PUT" :data (note-octets 1)))
+    (dolist (type '("application/grpc" "application/grpc+proto" "application/grpc;charset=utf-8"
+                    "Application/gRPC" "application/grpc+proto; x=y"))
+      (is (eq :ok (status-of (ask-raw peer "/lab.Bench/Ask" :content-type type
+                                                            :data (note-octets 1))))))))
+
+(test request-fields
+  "Malformed time-outs and encodings that are not had end the call alone."
+  (with-raw-probe (peer channel) ()
+    (flet ((status (&rest fields)
+             (status-of (ask-raw peer "/lab.Bench/Ask" :fields fields :data (note-octets 1)))))
+      (dolist (value '("" "5" "S" "5s" "-1S" "123456789S" "1.5S"))
+        (is (eq :internal (status (cons "grpc-timeout" value))) "grpc-timeout ~S" value))
+      (is (eq :ok (status '("grpc-timeout" . "99999999H"))))
+      (is (member (status '("grpc-timeout" . "0n")) '(:ok :deadline-exceeded)))
+      (is (eq :ok (status '("grpc-encoding" . "identity"))))
+      (is (eq :unimplemented (status '("grpc-encoding" . "gzip"))))
+      (is (eq :ok (status '("grpc-accept-encoding" . "gzip") '("user-agent" . "x")
+                          '("x-odd-bin" . "!!")))))))
+
+(test request-messages
+  "Cardinality, prefixes and messages that are wrong."
+  (with-raw-probe (peer channel :options '(:max-receive-octets 1000)) ()
+    (flet ((status (&rest pieces)
+             (status-of (ask-raw peer "/lab.Bench/Ask"
+                                 :data (apply #'concatenate 'octets pieces)))))
+      (is (eq :unimplemented (status (octets-of))))
+      (is (eq :unimplemented (status-of (ask-raw peer "/lab.Bench/Ask"))))
+      (is (eq :unimplemented (status (note-octets 1) (note-octets 2))))
+      (is (eq :internal (status (framed (octets-of 1) :flag 1))))
+      (is (eq :internal (status (framed (octets-of 1) :flag 2))))
+      (is (eq :internal (status (framed (octets-of 8)))))
+      (is (eq :internal (status (framed (octets-of 255 255 255)))))
+      (is (eq :internal (status (octets-of 0))))
+      (is (eq :internal (status (octets-of 0 0 0 0))))
+      (is (eq :internal (status (framed (octets-of 8 1) :length 3))))
+      (is (eq :internal (status (note-octets 1) (octets-of 0 0))))
+      (is (eq :resource-exhausted (status (framed (make-octets 1001)))))
+      (is (eq :resource-exhausted (status (octets-of 0 255 255 255 255))))
+      (is (eq :ok (status (framed (octets-of))))))))
+
+(test messages-in-pieces
+  "A message cut anywhere is put together; several in one frame are told apart."
+  (with-raw-probe (peer channel) ()
+    (let* ((octets (concatenate 'octets (note-octets 1) (note-octets 2 :body 300) (note-octets 3)
+                                (framed (octets-of))))
+           (all octets))
+      (loop for cut from 0 to (length octets) by 7
+            for exchange = (send-request peer "/lab.Bench/Chat" :data (subseq-octets octets 0 cut)
+                                                                :end nil)
+            do (http2:send-data (exchange-stream exchange)
+                                (subseq-octets octets cut (length octets)) 0
+                                (- (length octets) cut) t)
+               (await-answer peer exchange)
+               (is (eq :ok (status-of exchange)))
+               (is (equalp all (exchange-data-octets exchange)))))))
+
+(test octet-by-octet
+  "Every octet in a frame of its own."
+  (with-raw-probe (peer channel) ()
+    (let ((exchange (send-request peer "/lab.Bench/Ask" :end nil)))
+      (loop with octets = (note-octets 4 :text "four")
+            for i below (length octets)
+            do (http2:send-data (exchange-stream exchange) (subseq-octets octets i (1+ i)) 0 1
+                                (= i (1- (length octets))))
+               (flush-peer peer))
+      (await-answer peer exchange)
+      (is (equalp (note-octets 8 :text "four") (exchange-data-octets exchange))))))
+
+(test request-with-trailers
+  "Trailers of a request end it."
+  (with-raw-probe (peer channel) ()
+    (let ((exchange (send-request peer "/lab.Bench/Ask" :data (note-octets 1) :end nil)))
+      (send-fields (exchange-stream exchange) '(("x-tail" . "1")) t)
+      (await-answer peer exchange)
+      (is (equalp (note-octets 2) (exchange-data-octets exchange))))))
+
+(test reset-while-running
+  "A reset at any time ends that call only."
+  (let ((ended (make-signal)))
+    (with-raw-probe (peer channel)
+        (:watch (lambda (note call)
+                  (declare (ignore note))
+                  (grpc:on-cancel call (lambda () (signal-it ended)))
+                  call)
+         :collect (lambda (stream call)
+                    (declare (ignore call))
+                    (handler-bind ((grpc:cancelled (lambda (error)
+                                                     (declare (ignore error))
+                                                     (signal-it ended))))
+                      (grpc:receive stream)
+                      (grpc:receive stream))))
+      (flet ((reset (exchange)
+               (http2:reset-stream (exchange-stream exchange) http2:+cancel+)
+               (flush-peer peer)))
+        (loop for i below 20
+              for watch = (send-request peer "/lab.Bench/Watch" :data (note-octets 1))
+              for collect = (send-request peer "/lab.Bench/Collect" :data (note-octets 1) :end nil)
+              do (when (evenp i) (ask-raw peer "/lab.Bench/Ask" :data (note-octets 1)))
+                 (reset watch)
+                 (reset collect)
+                 (reset (send-request peer "/lab.Bench/Ask" :data (octets-of 0) :end nil))))
+      ;; at least those that had begun for certain
+      (is (await-signal ended :count 20)))))
+
+(test connection-lost-while-running
+  "All calls of a connection that is gone are cancelled."
+  (let ((started (make-signal)) (ended (make-signal)))
+    (with-probe (channel :server server)
+        (:chat (lambda (stream call)
+                 (declare (ignore call))
+                 (signal-it started)
+                 (handler-case (grpc:receive stream)
+                   (grpc:cancelled (error) (signal-it ended) (error error))))
+         :watch (lambda (note call)
+                  (declare (ignore note))
+                  (grpc:on-cancel call (lambda () (signal-it ended)))
+                  (signal-it started)
+                  call))
+      (with-raw-client (peer (grpc:server-address server))
+        (loop repeat 5
+              do (send-request peer "/lab.Bench/Chat" :end nil)
+                 (send-request peer "/lab.Bench/Watch" :data (note-octets 1)))
+        (is (await-signal started :count 10)))
+      (is (await-signal ended :count 10)))))
+
+(test too-many-streams
+  "Beyond max-concurrent-streams requests are refused; our client waits instead."
+  (let ((go-on (make-signal)) (running (make-signal)))
+    (with-probe (channel :server server :options '(:max-concurrent-streams 2 :execution :blocking))
+        (:ask (lambda (note call)
+                (signal-it running)
+                (await-signal go-on)
+                (double note call)))
+      (let ((futures (loop for i below 6
+                           collect (grpc:call-async #'lab.bench:ask channel (note i) :timeout 20))))
+        (is (await-signal running :count 2))
+        (with-raw-client (peer (grpc:server-address server))
+          (let ((exchanges (loop for i below 3
+                                 collect (progn
+                                           ;; a peer that does not keep to the limit
+                                           (setf (http2::connection-peer-max-streams
+                                                  (peer-http2 peer))
+                                                 100)
+                                           (send-request peer "/lab.Bench/Ask"
+                                                         :data (note-octets i))))))
+            (is (eql http2:+refused-stream+ (exchange-reset (await-answer peer (third exchanges)))))
+            (loop repeat 8 do (signal-it go-on))
+            (is (eq :ok (status-of (await-answer peer (first exchanges)))))
+            (is (eq :ok (status-of (await-answer peer (second exchanges)))))))
+        (loop for future in futures
+              for i from 0
+              do (is (= (* 2 i) (number-of (grpc:await future)))))))))
+
+(test full-reserve
+  "When all threads are busy and the queue is full, calls are refused at once."
+  (let ((go-on (make-signal)) (running (make-signal)))
+    (with-probe (channel :options '(:reserve-threads 1 :reserve-queue 1 :execution :blocking))
+        (:ask (lambda (note call)
+                (signal-it running)
+                (await-signal go-on)
+                (double note call)))
+      (let ((first (grpc:call-async #'lab.bench:ask channel (note 1) :timeout 20)))
+        (is (await-signal running))
+        (let ((second (grpc:call-async #'lab.bench:ask channel (note 2) :timeout 20)))
+          (is (typep (caught (ask channel (note 3))) 'grpc:resource-exhausted))
+          (loop repeat 2 do (signal-it go-on))
+          (is (= 2 (number-of (grpc:await first))))
+          (is (= 4 (number-of (grpc:await second)))))))))
+
+(test answers-unread
+  "A peer that asks and asks and does not read holds up nobody; when it reads it gets every answer."
+  (with-raw-probe (peer channel :options '(:max-unsent-octets 16384)) ()
+    (let ((exchanges (loop repeat 3000
+                           collect (progn (setf (http2::connection-peer-max-streams
+                                                 (peer-http2 peer))
+                                                4000)
+                                          (send-request peer "/lab.Bench/Nothing"
+                                                        :fields '(("x-unknown" . "whatever")))))))
+      (is (= 2 (number-of (ask channel (note 1)))))
+      (dolist (exchange exchanges) (await-answer peer exchange))
+      (is (every (lambda (exchange) (or (exchange-reset exchange) (status-of exchange))) exchanges)))))

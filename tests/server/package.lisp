@@ -1,0 +1,25 @@
+;;;; The tests of the server, and what those of the client need too: a service whose handlers a test
+;;;; gives as functions, waiting without sleeping, and a raw HTTP/2 peer. Loaded after bench.lisp,
+;;;; which makes the packages LAB and LAB.BENCH.
+
+(defpackage #:clgrpc.tests.server
+  (:use #:cl #:clgrpc.base #:fiveam)
+  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:server #:clgrpc.server)
+                    (#:client #:clgrpc.client) (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2)
+                    (#:hpack #:clgrpc.hpack) (#:os #:clgrpc.os))
+  (:export
+   ;; support.lisp
+   #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:note #:number-of #:numbers
+   #:with-threads #:with-log #:events-of #:elapsed-seconds #:caught
+   ;; service.lisp
+   #:probe #:make-probe #:with-probe #:probe-server #:ask #:watch #:collect #:chat #:start-probe
+   ;; peer.lisp
+   #:peer #:peer-http2 #:peer-goaway #:peer-closed #:peer-exchanges #:flush-peer #:send-octets
+   #:await-peer #:exchange #:exchange-stream #:exchange-headers #:exchange-data-octets
+   #:exchange-trailers #:exchange-ended #:exchange-reset #:field-of #:status-of #:framed
+   #:note-octets #:with-raw-client #:send-fields #:send-request #:await-answer #:ask-raw
+   #:with-raw-server #:ok-response))
+
+(in-package #:clgrpc.tests.server)
+
+(def-suite :clgrpc.server :description "Handlers, answers, drain: our server and whoever calls it.")

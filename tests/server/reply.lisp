@@ -1,0 +1,235 @@
+;;;; What a server writes, as our client and as a raw peer see it: metadata both ways, trailers,
+;;;; trailers-only, statuses.
+
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
+
+(defparameter *metadata*
+  `(("x-one" . "1") ("x-many" . "a") ("x-many" . "b, c") ("x-empty" . "") ("x-blob-bin" . ,(octets-of 0 1 255))
+    ("x-blob-bin" . ,(octets-of)) ("x-blob-bin" . ,(octets-of 61 44 32)) ("authorization" . "secret")))
+
+(defun own (metadata)
+  "METADATA without what is not a test's own."
+  (remove "user-agent" metadata :key #'car :test #'string=))
+
+(test metadata-both-ways
+  "Requests, headers and trailers carry metadata, repeated and binary, in order, for every kind."
+  (let ((seen '()))
+    (flet ((exchange (request call)
+             (declare (ignore request))
+             (push (own (grpc:call-metadata call)) seen)
+             (grpc:send-metadata call *metadata*)
+             (setf (grpc:call-trailers call) (append (grpc:call-trailers call) *metadata*))
+             (note 1)))
+      (with-probe (channel) (:ask #'exchange :watch #'exchange :collect #'exchange :chat #'exchange)
+        (flet ((check (call)
+                 (is (equalp *metadata* (grpc:call-metadata call)))
+                 (wait-until (lambda () (grpc:call-status call)))
+                 (is (equalp *metadata* (grpc:call-trailers call)))))
+          (loop repeat 2
+                do (check (nth-value 1 (ask channel (note 1) :metadata *metadata*)))
+                   (check (watch channel (note 1) :metadata *metadata*))
+                   (check (nth-value 1 (collect channel '() :metadata *metadata*)))
+                   (check (chat channel '() :metadata *metadata*)))
+          (is (= 8 (length seen)))
+          (is (every (lambda (metadata) (equalp *metadata* metadata)) seen)))))))
+
+(test metadata-comes-first
+  "SEND-METADATA sends headers before any message; the client can wait for them alone."
+  (let ((go-on (make-signal)))
+    (with-probe (channel)
+        (:watch (lambda (note call)
+                  (declare (ignore note))
+                  (grpc:send-metadata call '(("x-early" . "yes")))
+                  (await-signal go-on)
+                  (grpc:send call (note 1))
+                  nil))
+      (let ((call (watch channel (note 1))))
+        (is (equal '(("x-early" . "yes")) (grpc:call-metadata call)))
+        (is (null (grpc:call-trailers call)))
+        (is (null (grpc:call-status call)))
+        (signal-it go-on)
+        (is (equal '(1) (numbers call)))))))
+
+(test metadata-of-a-call-without-any
+  (with-probe (channel) (:ask #'double :watch #'count-up)
+    (is (null (grpc:call-metadata (watch channel (note 0)))))
+    (let ((call (nth-value 1 (ask channel (note 1)))))
+      (is (null (grpc:call-metadata call)))
+      (is (null (grpc:call-trailers call))))))
+
+(test blanks-around-values
+  "HTTP/2 allows no blanks around a value, so they are not sent."
+  (with-probe (channel)
+      (:ask (lambda (note call)
+              (setf (grpc:call-trailers call) '(("x-reply" . "  two words ")))
+              (note (number-of note) :text (cdr (assoc "x-ask" (grpc:call-metadata call)
+                                                       :test #'string=)))))
+    (multiple-value-bind (reply call) (ask channel (note 1) :metadata '(("x-ask" . " a b  ")))
+      (is (string= "a b" (lab:note-text reply)))
+      (is (equal '(("x-reply" . "two words")) (grpc:call-trailers call))))))
+
+(test large-metadata
+  "What takes several frames, and what is past the limit of the peer's header list."
+  (with-probe (channel :options '(:max-header-list-octets 40000)
+                       :channel-options '(:max-header-list-octets 40000))
+      (:ask (lambda (note call)
+              (declare (ignore note))
+              (let ((value (cdr (assoc "x-large" (grpc:call-metadata call) :test #'string=))))
+                (setf (grpc:call-trailers call) `(("x-large" . ,value)))
+                (note (length value)))))
+    (let ((large (make-string 30000 :initial-element #\v)))
+      (multiple-value-bind (reply call) (ask channel (note 1) :metadata `(("x-large" . ,large)))
+        (is (= 30000 (number-of reply)))
+        (is (equal `(("x-large" . ,large)) (grpc:call-trailers call))))
+      (is (member (grpc:rpc-error-status
+                   (caught (ask channel (note 1)
+                                :metadata `(("x-large" . ,large) ("x-larger" . ,large)))))
+                  '(:resource-exhausted :internal)))
+      (is (= 0 (number-of (ask channel (note 1) :metadata '(("x-large" . "")))))))))
+
+(test wrong-metadata-is-misuse
+  "At both ends, before anything is sent, and only once."
+  (let ((conditions '()))
+    (with-probe (channel)
+        (:ask (lambda (note call)
+                (flet ((try (function)
+                         (push (handler-case (progn (funcall function) :none)
+                                 (error (error) (type-of error)))
+                               conditions)))
+                  (try (lambda () (setf (grpc:call-trailers call) '(("Bad" . "x")))))
+                  (try (lambda () (grpc:send-metadata call '(("x-bin" . "text")))))
+                  (try (lambda () (grpc:send-metadata call '(("x-a" . "1")))))
+                  (try (lambda () (grpc:send-metadata call '(("x-b" . "2")))))
+                  (try (lambda () (grpc:send call note)))
+                  (try (lambda () (grpc:close-send call)))
+                  (double note call)))
+         :watch (lambda (note call)
+                  (grpc:send call note)
+                  (push (handler-case (progn (grpc:send-metadata call '()) :none)
+                          (error (error) (type-of error)))
+                        conditions)
+                  nil))
+      (signals grpc:misuse (ask channel (note 1) :metadata '(("te" . "x"))))
+      (signals grpc:misuse (ask channel (note 1) :metadata '("x")))
+      (let ((call (nth-value 1 (ask channel (note 1)))))
+        (is (equal '(("x-a" . "1")) (grpc:call-metadata call)))
+        (is (equal '(grpc:misuse grpc:misuse :none grpc:misuse grpc:misuse grpc:misuse)
+                   (reverse conditions)))
+        (signals grpc:misuse (grpc:send-metadata call '()))
+        (signals grpc:misuse (grpc:reply call (note 1)))
+        (signals grpc:misuse (grpc:finish call))
+        (signals grpc:misuse (grpc:send call (note 1))))
+      (is (equal '(1) (numbers (watch channel (note 1)))))
+      (is (eq 'grpc:misuse (first conditions))))))
+
+;;; Frame by frame
+
+(test good-answer-on-the-wire
+  "Headers, one message, trailers; metadata where it belongs."
+  (with-probe (channel :server server)
+      (:ask (lambda (note call)
+              (grpc:send-metadata call '(("x-head" . "1")))
+              (setf (grpc:call-trailers call) `(("x-tail-bin" . ,(octets-of 250 251 252 253))))
+              (double note call)))
+    (with-raw-client (peer (grpc:server-address server))
+      (loop repeat 3
+            for exchange = (ask-raw peer "/lab.Bench/Ask" :data (note-octets 21))
+            do (is (equal '((":status" . "200") ("content-type" . "application/grpc")
+                            ("x-head" . "1"))
+                          (exchange-headers exchange)))
+               (is (equalp (note-octets 42) (exchange-data-octets exchange)))
+               (is (equal '(("grpc-status" . "0") ("x-tail-bin" . "+vv8/Q"))
+                          (exchange-trailers exchange)))
+               (is (null (exchange-reset exchange)))))))
+
+(test trailers-only
+  "A call that fails before it sent anything is one header block; its metadata are trailers."
+  (with-probe (channel :server server)
+      (:ask (lambda (note call)
+              (declare (ignore note))
+              (setf (grpc:call-trailers call) '(("x-tail" . "1")))
+              (error (grpc:make-rpc-error :aborted :message "nö" :details (octets-of 1 2 3)))))
+    (with-raw-client (peer (grpc:server-address server))
+      (let ((exchange (ask-raw peer "/lab.Bench/Ask" :data (note-octets 21))))
+        (is (equal '((":status" . "200") ("content-type" . "application/grpc")
+                     ("grpc-status" . "10") ("grpc-message" . "n%C3%B6")
+                     ("grpc-status-details-bin" . "AQID") ("x-tail" . "1"))
+                   (exchange-headers exchange)))
+        (is (null (exchange-trailers exchange)))
+        (is (zerop (length (exchange-data-octets exchange))))))
+    (let* ((error (caught (ask channel (note 1))))
+           (call (grpc:rpc-error-call error)))
+      (is (typep error 'grpc:aborted))
+      (is (string= "nö" (grpc:rpc-error-message error)))
+      (is (equalp (octets-of 1 2 3) (grpc:rpc-error-details error)))
+      (is (equal '(("x-tail" . "1")) (grpc:rpc-error-trailers error)))
+      (is (equal '(("x-tail" . "1")) (grpc:call-trailers call)))
+      (is (null (grpc:call-metadata call))))))
+
+(test early-end-resets-the-request
+  "An answer before the request has ended lets go of the rest without an error."
+  (with-probe (channel :server server)
+      (:chat (lambda (stream call) (grpc:send call (grpc:receive stream)) nil))
+    (with-raw-client (peer (grpc:server-address server))
+      (let ((exchange (ask-raw peer "/lab.Bench/Chat" :data (note-octets 1) :end nil)))
+        (is (eq :ok (status-of exchange)))
+        (await-peer peer (lambda () (exchange-reset exchange)))
+        (is (eql http2:+no-error+ (exchange-reset exchange)))))))
+
+(test finish-from-anywhere
+  "The reactive end of a call, with everything it can say, twice to no effect."
+  (with-probe (channel)
+      (:watch (lambda (note call)
+                (setf (grpc:call-trailers call) '(("x-a" . "1")))
+                (sb-thread:join-thread
+                 (sb-thread:make-thread
+                  (lambda ()
+                    (grpc:send call note)
+                    (grpc:finish call :status :out-of-range :message "over" :details (octets-of 9)
+                                      :trailers '(("x-b" . "2")))
+                    (grpc:finish call))))
+                call)
+       :ask (lambda (note call)
+              (grpc:reply call note)
+              (grpc:reply call (note 5))
+              call))
+    (let* ((call (watch channel (note 3)))
+           (first (grpc:receive call))
+           (error (caught (grpc:receive call))))
+      (is (= 3 (number-of first)))
+      (is (typep error 'grpc:out-of-range))
+      (is (string= "over" (grpc:rpc-error-message error)))
+      (is (equalp (octets-of 9) (grpc:rpc-error-details error)))
+      (is (equal '(("x-a" . "1") ("x-b" . "2")) (grpc:call-trailers call))))
+    (is (= 7 (number-of (ask channel (note 7)))))))
+
+(test finish-is-checked
+  (let ((conditions '()))
+    (with-probe (channel)
+        (:ask (lambda (note call)
+                (flet ((try (&rest arguments)
+                         (push (handler-case (progn (apply #'grpc:finish call arguments) :none)
+                                 (error (error) (type-of error)))
+                               conditions)))
+                  (try :status :nonsense)
+                  (try :status :aborted :message 5)
+                  (try :status :aborted :details "text")
+                  (try :status :aborted :trailers '(("Bad" . "x"))))
+                (double note call)))
+      (is (= 2 (number-of (ask channel (note 1)))))
+      (is (equal '(grpc:misuse grpc:misuse grpc:misuse grpc:misuse) conditions)))))
+
+(test a-reply-that-repeats
+  "Once the peer's table holds them, reply headers are two octets and trailers one: 9 + 2 for
+HEADERS, 9 and the message for DATA, 9 + 1 for the trailers."
+  (with-probe (channel :server server) (:ask (lambda (note call) (declare (ignore call)) note))
+    (declare (ignorable channel))
+    (with-raw-client (peer (grpc:server-address server))
+      (let* ((message (note-octets 7))
+             (sizes (loop repeat 3
+                          collect (let ((before (peer-received peer)))
+                                    (ask-raw peer "/lab.Bench/Ask" :data message)
+                                    (- (peer-received peer) before)))))
+        (is (= (+ 9 2 9 (length message) 9 1) (car (last sizes))) "~S" sizes)
+        (is (< (car (last sizes)) (first sizes)))))))

@@ -1,0 +1,47 @@
+;;;; Routes and executions.
+
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
+
+(test executions
+  "What :execution may be, and what it means for each method."
+  (flet ((execution (execution) (server::execution-of execution 'lab.bench:ask)))
+    (is (eq :inline (execution :inline)))
+    (is (eq :blocking (execution :blocking)))
+    (is (eq :auto (execution :auto)))
+    (is (eq :inline (execution '((lab.bench:ask . :inline)))))
+    (is (eq :auto (execution '((lab.bench:chat . :inline)))))
+    (is (eq :auto (execution '())))
+    (signals grpc:misuse (execution :sometimes))
+    (signals grpc:misuse (execution '((lab.bench:ask . :sometimes)))))
+  (signals grpc:misuse (start-probe '() :execution '((lab.bench:ask . 5))))
+  (signals grpc:misuse (start-probe '() :execution '((car . :inline)))))
+
+(test remembered-routes
+  "A path field remembers its route for one server and one epoch only."
+  (let* ((service (make-probe))
+         (table (server::make-routes :one (list service) :inline))
+         (other (server::make-routes :two '() :inline))
+         (field (hpack:string-field ":path" "/lab.Bench/Ask"))
+         (route (server::route-of table field)))
+    (is (eq service (server::route-service route)))
+    (is (eq route (server::route-of table field)))
+    (is (null (server::route-method (server::route-of other field))))
+    (is (eq route (server::route-of table field)))
+    (let ((unknown (hpack:string-field ":path" "/x")))
+      (is (null (server::route-method (server::route-of table unknown))))
+      (is (eq (server::route-of table unknown) (server::route-of table unknown))))
+    (is (search "/lab.Bench/Ask" (princ-to-string route)))
+    (is (search "unknown" (princ-to-string (server::route-of other field))))))
+
+(test two-servers-one-service
+  "One service object may be served by several servers, each with its own execution."
+  (let ((service (make-probe :ask #'double)))
+    (let ((one (grpc:start-server service :execution :inline))
+          (two (grpc:start-server (list service))))
+      (unwind-protect
+           (dolist (server (list one two))
+             (grpc:with-channel (channel (grpc:server-address server))
+               (is (= 2 (number-of (ask channel (note 1)))))))
+        (grpc:stop-server one)
+        (grpc:stop-server two)))))

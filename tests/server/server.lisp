@@ -1,0 +1,351 @@
+;;;; The life of a server: addresses, what is refused when starting, drain, redefinition while
+;;;; serving.
+
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
+
+(defun open-descriptors () (os:open-descriptor-count))
+
+(defun our-threads ()
+  (count-if (lambda (thread) (search "clgrpc" (or (sb-thread:thread-name thread) "")))
+            (sb-thread:list-all-threads)))
+
+;;; Starting
+
+(test start-and-stop
+  "An address, statistics, a printed line; stopped again to no effect."
+  (let ((server (start-probe '())))
+    (is (grpc:server-running-p server))
+    (is (uiop:string-prefix-p "127.0.0.1:" (grpc:server-address server)))
+    (is (equal (list (grpc:server-address server)) (grpc:server-addresses server)))
+    (is (search "serving" (princ-to-string server)))
+    (is (equal '(:calls 0 :connections 0)
+               (loop for (key value) on (grpc:server-statistics server) by #'cddr
+                     unless (eq key :turns) append (list key value))))
+    (is-true (grpc:stop-server server))
+    (is-true (grpc:stop-server server))
+    (is (not (grpc:server-running-p server)))
+    (is (search "stopped" (princ-to-string server)))))
+
+(test several-addresses
+  "IPv4, IPv6, a name; all serve."
+  (let ((server (start-probe (list :ask #'double)
+                             :listen '("127.0.0.1:0" "[::1]:0" "localhost:0"))))
+    (unwind-protect
+         (progn
+           (is (= 3 (length (grpc:server-addresses server))))
+           (is (uiop:string-prefix-p "[::1]:" (second (grpc:server-addresses server))))
+           (dolist (address (grpc:server-addresses server))
+             (grpc:with-channel (channel address)
+               (is (= 2 (number-of (ask channel (note 1))))))))
+      (grpc:stop-server server))))
+
+(test refused-when-starting
+  "Wrong arguments are misuse, an address that is taken a socket error; nothing is left behind."
+  (let ((descriptors (open-descriptors)) (threads (our-threads)))
+    (signals grpc:misuse (start-probe '() :loops 0))
+    (signals grpc:misuse (start-probe '() :loops 1.5))
+    (signals grpc:misuse (start-probe '() :no-such-option 5))
+    (signals grpc:misuse (start-probe '() :max-receive-octets -1))
+    (signals grpc:misuse (start-probe '() :execution :never))
+    (signals grpc:misuse (grpc:start-server 'probe))
+    (signals grpc:misuse (grpc:start-server (list (make-probe) "x")))
+    (signals grpc:misuse (grpc:start-server (list (make-probe) (make-probe))))
+    (signals grpc:misuse (start-probe '() :listen "nonsense"))
+    (signals grpc:misuse (start-probe '() :listen '()))
+    (let ((server (start-probe '())))
+      (signals loop:socket-error (start-probe '() :listen (list "127.0.0.1:0"
+                                                                (grpc:server-address server))))
+      (grpc:stop-server server))
+    (is (wait-until (lambda () (= threads (our-threads)))))
+    (is (wait-until (lambda () (= descriptors (open-descriptors)))))))
+
+;;; Stopping
+
+(test drain-lets-calls-end
+  "Running calls finish; the server then stops at once, long before the time is up."
+  (let ((running (make-signal)) (go-on (make-signal)) (stopped nil))
+    (with-probe (channel :server server)
+        (:ask (lambda (note call)
+                (signal-it running)
+                (await-signal go-on)
+                (double note call))
+         :chat (lambda (stream call) (signal-it running) (echo stream call)))
+      (let ((future (grpc:call-async #'lab.bench:ask channel (note 4) :timeout 20))
+            (chat (chat channel :open)))
+        (is (await-signal running :count 2))
+        (let* ((stopper (sb-thread:make-thread
+                         (lambda () (grpc:stop-server server :drain 20))))
+               (seconds (elapsed-seconds
+                          (is (wait-until (lambda () (not (grpc:server-running-p server)))))
+                          (grpc:send chat (note 1))
+                          (is (= 1 (number-of (grpc:receive chat))))
+                          ;; a new call finds nobody
+                          (let ((error (caught (ask channel (note 1) :timeout 5))))
+                            (is (typep error 'grpc:unavailable))
+                            (is (not (grpc:rpc-error-sent-p error))))
+                          (signal-it go-on)
+                          (is (= 8 (number-of (grpc:await future))))
+                          (grpc:close-send chat)
+                          (is (null (grpc:receive chat)))
+                          (setf stopped (sb-thread:join-thread stopper :timeout 20)))))
+          (is-true stopped)
+          (is (< seconds 5)))))))
+
+(test drain-ends-what-does-not-end
+  "Past the time calls end with :unavailable, at both ends, and the server stops."
+  (let ((running (make-signal)) (seen (make-signal)))
+    (with-probe (channel :server server)
+        (:chat (lambda (stream call)
+                 (declare (ignore call))
+                 (signal-it running)
+                 (handler-bind ((grpc:rpc-error (lambda (error)
+                                                  (declare (ignore error))
+                                                  (signal-it seen))))
+                   (grpc:receive stream)))
+         :watch (lambda (note call)
+                  (declare (ignore note))
+                  (grpc:on-cancel call (lambda () (signal-it seen)))
+                  (signal-it running)
+                  call))
+      (let ((chat (chat channel :open)) (watch (watch channel (note 1))))
+        (is (await-signal running :count 2))
+        (let ((seconds (elapsed-seconds
+                         (is (not (grpc:stop-server server :drain 0.2))))))
+          (is (<= 0.19 seconds 3)))
+        (is (typep (caught (grpc:receive chat)) 'grpc:unavailable))
+        (is (typep (caught (grpc:receive watch)) 'grpc:unavailable))
+        (is (await-signal seen :count 2))))))
+
+(test drain-of-idle-connections
+  "Peers without calls do not hold up the stop."
+  (with-probe (channel :server server) (:ask #'double)
+    (ask channel (note 1))
+    (with-raw-client (peer (grpc:server-address server))
+      (ask-raw peer "/lab.Bench/Ask" :data (note-octets 1))
+      (let* ((stopper (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20))))
+             (seconds (elapsed-seconds
+                        (await-peer peer (lambda () (peer-closed peer)))
+                        (is-true (sb-thread:join-thread stopper :timeout 20)))))
+        (is (< seconds 3))
+        (is (eql http2:+no-error+ (second (peer-goaway peer))))))))
+
+(test drain-takes-what-is-on-its-way
+  "A request that crosses the GOAWAY is still served."
+  (with-probe (channel :server server) (:ask #'double :chat #'echo)
+    (with-raw-client (peer (grpc:server-address server))
+      (let* ((chat (send-request peer "/lab.Bench/Chat" :data (note-octets 1) :end nil))
+             (stopper (progn
+                        (await-peer peer (lambda () (plusp (length (exchange-data-octets chat)))))
+                        (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20)))))
+             (late nil))
+        (is (wait-until (lambda () (not (grpc:server-running-p server)))))
+        ;; not having read the GOAWAY
+        (setf late (send-request peer "/lab.Bench/Ask" :data (note-octets 5)))
+        (http2:send-data (exchange-stream chat) (make-octets 0) 0 0 t)
+        (is (equalp (note-octets 10) (exchange-data-octets (await-answer peer late))))
+        (is (eq :ok (status-of (await-answer peer chat))))
+        (await-peer peer (lambda () (peer-closed peer)))
+        (is-true (sb-thread:join-thread stopper :timeout 20))))))
+
+(test drain-of-a-peer-that-does-not-answer
+  "A peer that reads nothing and has no calls delays the stop by no more than a moment."
+  (with-probe (channel :server server) (:ask #'double)
+    (with-raw-client (peer (grpc:server-address server))
+      (ask-raw peer "/lab.Bench/Ask" :data (note-octets 1))
+      (is (< (elapsed-seconds (grpc:stop-server server :drain 20)) 10)))))
+
+(test stop-with-a-handler-that-hangs
+  "The stop returns all the same, and the handler's thread ends when the handler does."
+  (let ((running (make-signal)) (go-on (make-signal)) (threads (our-threads)))
+    (with-probe (channel :server server)
+        (:ask (lambda (note call)
+                (signal-it running)
+                (await-signal go-on)
+                (double note call)))
+      (let ((future (grpc:call-async #'lab.bench:ask channel (note 1) :timeout 20)))
+        (is (await-signal running))
+        (is (< (elapsed-seconds (is (not (grpc:stop-server server :drain 0)))) 5))
+        (is (typep (caught (grpc:await future)) 'grpc:unavailable))
+        (signal-it go-on)))
+    (is (wait-until (lambda () (= threads (our-threads)))))))
+
+(test stop-from-several-threads
+  (with-probe (channel :server server) (:ask #'double)
+    (ask channel (note 1))
+    (is (equal '(t t t t) (with-threads (i 4) (grpc:stop-server server :drain 5))))))
+
+;;; Redefinition while serving. The class and its methods are made anew by each test.
+
+(defmacro with-live-service ((channel form &rest options) &body body)
+  "Evaluate BODY with a server of the service that FORM makes."
+  (let ((server (gensym "SERVER")))
+    `(let ((,server (grpc:start-server ,form ,@options)))
+       (unwind-protect (grpc:with-channel (,channel (grpc:server-address ,server)) ,@body)
+         (grpc:stop-server ,server)))))
+
+(defun evaluate (form)
+  "EVAL without the notices that something is defined anew."
+  (handler-bind ((warning #'muffle-warning))
+    (eval form)))
+
+(defun define-answer (class number)
+  "Have instances of CLASS answer NUMBER, as a user at the REPL would."
+  (evaluate `(defmethod lab.bench:ask ((service ,class) request &key)
+               (declare (ignore request))
+               (lab:make-note :number ,number))))
+
+(defun forget-method (class &rest qualifiers)
+  (remove-method #'lab.bench:ask
+                 (find-method #'lab.bench:ask qualifiers (list (find-class class) (find-class t)))))
+
+(test redefinition
+  "Methods replaced, wrapped, inherited and removed take effect at the next call."
+  (eval '(progn (defclass live-base (lab:bench) ())
+                (defclass live-mixin () ())
+                (defclass live (live-base) ())))
+  (dolist (execution '(:inline :blocking))
+    (with-live-service (channel (make-instance 'live) :execution execution)
+      (flet ((answer () (number-of (ask channel (note 0)))))
+        (is (typep (caught (answer)) 'grpc:unimplemented))
+        (define-answer 'live-base 1)
+        (is (= 1 (answer)))
+        (define-answer 'live 2)
+        (is (= 2 (answer)))
+        (define-answer 'live 3)
+        (is (= 3 (answer)))
+        (evaluate '(defmethod lab.bench:ask :around ((service live-base) request &key)
+                    (declare (ignore request))
+                    (let ((reply (call-next-method)))
+                      (incf (lab:note-number reply) 100)
+                      reply)))
+        (is (= 103 (answer)))
+        (evaluate '(defmethod lab.bench:ask ((service live) request &key call)
+                    (declare (ignore request))
+                    (lab:make-note :number (+ 10 (number-of (call-next-method))
+                                              (if (typep call 'grpc:call) 0 1000)))))
+        (is (= 111 (answer)))
+        (forget-method 'live)
+        (is (= 101 (answer)))
+        (forget-method 'live-base :around)
+        (is (= 1 (answer)))
+        (forget-method 'live-base)
+        (is (typep (caught (answer)) 'grpc:unimplemented))))))
+
+(test redefined-hierarchy
+  "A class that gets another superclass inherits from it at the next call."
+  (eval '(progn (defclass live-other (lab:bench) ())
+                (defclass live-leaf (live-base) ())))
+  (define-answer 'live-base 1)
+  (define-answer 'live-other 2)
+  (with-live-service (channel (make-instance 'live-leaf))
+    (flet ((answer () (number-of (ask channel (note 0)))))
+      (is (= 1 (answer)))
+      (eval '(defclass live-leaf (live-other) ()))
+      (is (= 2 (answer)))
+      (eval '(defclass live-leaf (live-base live-other) ()))
+      (is (= 1 (answer)))))
+  (forget-method 'live-base)
+  (forget-method 'live-other))
+
+(test redefinition-under-load
+  "While four threads call, a hundred redefinitions fail no call and each is seen."
+  (eval '(defclass live-loaded (lab:bench) ()))
+  (define-answer 'live-loaded 0)
+  (with-live-service (channel (make-instance 'live-loaded) :execution :inline)
+    (let* ((newest 0)
+           (stop nil)
+           (callers (loop repeat 4
+                          collect (sb-thread:make-thread
+                                   (lambda ()
+                                     (loop with last = 0
+                                           until stop
+                                           for number = (number-of (ask channel (note 0)))
+                                           unless (<= last number newest)
+                                             return (list last number)
+                                           do (setf last number)))))))
+      (loop for i from 1 to 100
+            do (setf newest i)
+               (define-answer 'live-loaded i)
+               (is (= i (number-of (ask channel (note 0))))))
+      (setf stop t)
+      (is (equal '(nil nil nil nil)
+                 (mapcar (lambda (thread) (sb-thread:join-thread thread :timeout 20)) callers)))))
+  (forget-method 'live-loaded))
+
+(test handler-of-the-stream
+  "A handler may specialise its stream of requests on CALL."
+  (evaluate '(progn
+              (defclass live-stream (lab:bench) ())
+              (defmethod lab.bench:collect ((service live-stream) (stream grpc:call) &key)
+                (lab:make-note :number (length (numbers stream))))
+              (defmethod lab.bench:ask ((service live-stream) (note lab:note) &key)
+                note)))
+  (with-live-service (channel (make-instance 'live-stream))
+    (is (= 2 (number-of (collect channel (list (note 7) (note 8))))))
+    (is (= 5 (number-of (ask channel (note 5)))))))
+
+(defun eval-text (text)
+  (let ((*package* (find-package '#:clgrpc.tests.server)))
+    (evaluate (read-from-string text))))
+
+(defun define-thing (fields)
+  "Define the message live.Thing with FIELDS, and its service, anew."
+  (evaluate `(clgrpc:define-proto "live.proto"
+               :source ,(format nil "syntax = \"proto3\"; package live; message Thing { ~A }
+                                     service Things { rpc Turn(Thing) returns (Thing); }" fields))))
+
+(defmacro with-symbols ((&rest names) &body body)
+  "Evaluate BODY with NAMES bound to the symbols of LIVE and LIVE.THINGS that are called so."
+  `(let ,(loop for name in names
+               collect `(,name (or (find-symbol ,(string name) '#:live)
+                                   (find-symbol ,(string name) '#:live.things))))
+     ,@body))
+
+(test redefined-messages
+  "A message that gets another field while a server runs: old messages and new ones work."
+  (define-thing "int32 a = 1;")
+  ;; as text, since the package comes to be only now
+  (eval-text "(defclass things (live:things) ())")
+  (eval-text "(defmethod live.things:turn ((service things) thing &key) thing)")
+  (with-live-service (channel (make-instance 'things))
+    (flet ((turn (thing) (uiop:symbol-call '#:live.things '#:turn channel thing :timeout 20))
+           (make (&rest arguments) (apply #'uiop:symbol-call '#:live '#:make-thing arguments))
+           (value (name thing) (uiop:symbol-call '#:live name thing)))
+      (let ((old (make :a 5)))
+        (is (= 5 (value '#:thing-a (turn old))))
+        (define-thing "int32 a = 1; string b = 2;")
+        (is (= 5 (value '#:thing-a (turn old))))
+        (let ((new (turn (make :a 6 :b "six"))))
+          (is (= 6 (value '#:thing-a new)))
+          (is (string= "six" (value '#:thing-b new))))
+        (is (string= "" (value '#:thing-b (turn old))))))))
+
+(test redefined-messages-under-load
+  "While four threads call, the message gains and loses a field over and over; no call fails."
+  (define-thing "int32 a = 1;")
+  (eval-text "(defclass things (live:things) ())")
+  (eval-text "(defmethod live.things:turn ((service things) thing &key) thing)")
+  (with-live-service (channel (make-instance 'things))
+    (let* ((stop nil)
+           (callers (with-symbols (turn make-thing thing-a)
+                      (loop repeat 4
+                            collect (sb-thread:make-thread
+                                     (lambda ()
+                                       (handler-case
+                                           (loop with old = (funcall make-thing :a 1)
+                                                 until stop
+                                                 for i from 0 below 100000
+                                                 for new = (funcall make-thing :a i)
+                                                 always (and (= i (funcall thing-a
+                                                                           (funcall turn channel new)))
+                                                             (= 1 (funcall thing-a
+                                                                           (funcall turn channel
+                                                                                    old)))))
+                                         (error (error) error))))))))
+      (loop repeat 10
+            do (define-thing "int32 a = 1; string b = 2;")
+               (define-thing "int32 a = 1;"))
+      (setf stop t)
+      (dolist (thread callers)
+        (is (eq t (sb-thread:join-thread thread :timeout 20 :default :hangs)))))))

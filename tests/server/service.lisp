@@ -1,0 +1,61 @@
+;;;; A service whose handlers are functions that a test gives, and a server of it with a channel to
+;;;; it.
+
+(in-package #:clgrpc.tests.server)
+
+(defclass probe (lab:bench)
+  ((ask :initarg :ask) (watch :initarg :watch) (collect :initarg :collect) (chat :initarg :chat))
+  (:documentation "A service whose handlers are the functions (request call) in its slots; a method
+without one is not implemented."))
+
+(macrolet ((define-handlers (&rest names)
+             `(progn
+                ,@(loop for name in names
+                        for slot = (intern (string name) '#:clgrpc.tests.server)
+                        collect `(defmethod ,name ((service probe) request &key call)
+                                   (if (slot-boundp service ',slot)
+                                       (funcall (slot-value service ',slot) request call)
+                                       (call-next-method)))))))
+  (define-handlers lab.bench:ask lab.bench:watch lab.bench:collect lab.bench:chat))
+
+(defun make-probe (&rest handlers)
+  "A service with HANDLERS, a plist from :ask, :watch, :collect and :chat to functions."
+  (apply #'make-instance 'probe handlers))
+
+(defun start-probe (handlers &rest options)
+  "Start a server of a probe with HANDLERS, and OPTIONS as for START-SERVER."
+  (apply #'grpc:start-server (apply #'make-probe handlers) options))
+
+(defun call-with-probe (function handlers server-options channel-options events)
+  (call-with-log
+   events
+   (lambda ()
+     (let ((server (apply #'start-probe handlers server-options)))
+       (unwind-protect
+            (let ((channel (apply #'grpc:make-channel (grpc:server-address server)
+                                  channel-options)))
+              (unwind-protect (funcall function channel server)
+                (grpc:close-channel channel)))
+         (grpc:stop-server server :drain 5))))))
+
+(defmacro with-probe ((channel &key (server (gensym "SERVER")) options channel-options events)
+                      (&rest handlers)
+                      &body body)
+  "Evaluate BODY with CHANNEL bound to a channel to SERVER, a server of a probe with HANDLERS, a
+plist of forms. OPTIONS and CHANNEL-OPTIONS are forms for lists of options. Fails if anything but
+EVENTS is logged as an error."
+  `(call-with-probe (lambda (,channel ,server)
+                      (declare (ignorable ,channel ,server))
+                      ,@body)
+                    (list ,@handlers) ,options ,channel-options ',events))
+
+;;; Stubs that never hang
+
+(macrolet ((define-stubs (&rest names)
+             `(progn
+                ,@(loop for name in names
+                        for stub = (find-symbol (string name) '#:lab.bench)
+                        collect `(defun ,name (channel request &rest options
+                                               &key (timeout +patience+) &allow-other-keys)
+                                   (apply #',stub channel request :timeout timeout options))))))
+  (define-stubs ask watch collect chat))

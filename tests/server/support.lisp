@@ -1,0 +1,112 @@
+;;;; Waiting without sleeping, notes, threads that hand their errors on, and the log as a list.
+
+(in-package #:clgrpc.tests.server)
+
+(defparameter +patience+ 20
+  "The seconds after which what a test waits for is taken not to come.")
+
+;;; Waiting
+
+(defun make-signal ()
+  "What AWAIT-SIGNAL waits for."
+  (sb-thread:make-semaphore))
+
+(defun signal-it (signal)
+  (sb-thread:signal-semaphore signal))
+
+(defun await-signal (signal &key (count 1) (seconds +patience+))
+  "Wait until SIGNAL has been signalled COUNT times; return false if it is not in time."
+  (and (sb-thread:wait-on-semaphore signal :n count :timeout seconds) t))
+
+(defun wait-until (predicate &key (seconds +patience+))
+  "Wait until PREDICATE is true, for what tells nobody when it changes; return its value."
+  (loop with end = (+ (monotonic-ns) (seconds-ns seconds))
+        for value = (funcall predicate)
+        until (or value (> (monotonic-ns) end))
+        do (sb-thread:thread-yield)
+        finally (return value)))
+
+(defmacro elapsed-seconds (&body body)
+  "The seconds that BODY takes."
+  (let ((start (gensym "START")))
+    `(let ((,start (monotonic-ns)))
+       ,@body
+       (ns-seconds (- (monotonic-ns) ,start)))))
+
+(defun call-caught (function)
+  (handler-case (progn (funcall function) nil)
+    (rpc:rpc-error (error) error)))
+
+(defmacro caught (&body body)
+  "The RPC-ERROR that BODY signals, or nil."
+  `(call-caught (lambda () ,@body)))
+
+;;; Messages
+
+(defun note (number &key (text "") (body nil))
+  "A message; BODY is octets or how many."
+  (lab:make-note :number number :text text
+                 :body (if (integerp body) (make-octets body) (or body (make-octets 0)))))
+
+(defun number-of (note)
+  (lab:note-number note))
+
+(defun numbers (call)
+  "The numbers of all messages of CALL, a list."
+  (let ((numbers '()))
+    (grpc:do-messages (note call (nreverse numbers))
+      (push (number-of note) numbers))))
+
+;;; Threads
+
+(defun call-with-threads (count function)
+  "Call FUNCTION with 0 to COUNT-1 on a thread each; return the list of values once all have ended.
+An error in one is signalled here."
+  (let ((threads (loop for i below count
+                       collect (let ((i i))
+                                 (sb-thread:make-thread
+                                  (lambda ()
+                                    (handler-case (list :value (funcall function i))
+                                      (error (error) (list :error error)))))))))
+    (loop for thread in threads
+          for (kind value) = (sb-thread:join-thread thread :timeout (* 3 +patience+)
+                                                           :default '(:error "a thread hangs"))
+          do (when (eq kind :error) (error "In a thread of a test: ~A" value))
+          collect value)))
+
+(defmacro with-threads ((variable count) &body body)
+  "Evaluate BODY on COUNT threads at once, with VARIABLE bound to 0, 1 and so on; return the
+values."
+  `(call-with-threads ,count (lambda (,variable) (declare (ignorable ,variable)) ,@body)))
+
+;;; The log
+
+(defvar *events* nil "A cons whose car lists what was logged inside WITH-LOG, newest first.")
+
+(defun events-of (event)
+  "What has been logged as EVENT inside WITH-LOG, a list of plists, newest first."
+  (loop for (nil name . plist) in (car *events*)
+        when (eq event name) collect plist))
+
+(defun error-events ()
+  (loop for (level name . plist) in (car *events*)
+        when (eq level :error) collect (cons name plist)))
+
+(defun call-with-log (expected function)
+  (let* ((events (list '()))
+         (lock (sb-thread:make-mutex))
+         (old (sb-ext:symbol-global-value '*log-function*)))
+    (setf (sb-ext:symbol-global-value '*log-function*)
+          (lambda (level event &rest plist)
+            (sb-thread:with-mutex (lock) (push (list* level event plist) (car events)))))
+    (unwind-protect (let ((*events* events))
+                      (multiple-value-prog1 (funcall function)
+                        (let ((surprises (set-difference (error-events) expected
+                                                         :test (lambda (a b) (eq (car a) b)))))
+                          (is (null surprises) "Logged as errors:~{~%~S~}" surprises))))
+      (setf (sb-ext:symbol-global-value '*log-function*) old))))
+
+(defmacro with-log ((&rest expected) &body body)
+  "Evaluate BODY while everything that is logged is kept for EVENTS-OF; check that nothing but the
+EXPECTED events was logged as an error."
+  `(call-with-log ',expected (lambda () ,@body)))

@@ -1,0 +1,207 @@
+;;;; Long messages, and many octets that nobody reads: both must leave other calls alone.
+
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
+
+(defparameter *large* (* 16 1024 1024) "The size of the long messages of the coarser tests.")
+
+(defun patterned-octets (size seed)
+  (let ((octets (make-octets size)))
+    (loop with x of-type (unsigned-byte 32) = (+ 12345 seed)
+          for i below size
+          do (setf x (logand #xFFFFFFFF (+ 1013904223 (* 1664525 x)))
+                   (aref octets i) (ash x -24)))
+    octets))
+
+(defun same-body-p (note octets)
+  (octets-equal octets (lab:note-body note)))
+
+;;; Sizes and styles
+
+(defun echo-one (note call)
+  (declare (ignore call))
+  note)
+
+(defun echo-one-later (note call)
+  (grpc:after call 0.001 (lambda () (grpc:reply call note)))
+  call)
+
+(defun send-thrice (note call)
+  (dotimes (i 3)
+    (grpc:send call note)
+    (grpc:send call (note i)))
+  nil)
+
+(defun last-of (stream call)
+  (declare (ignore call))
+  (let ((last nil))
+    (grpc:do-messages (note stream last)
+      (setf last note))))
+
+(defun last-of-reactively (stream call)
+  (let ((last nil))
+    (grpc:on-message stream (lambda (note) (setf last note)))
+    (grpc:on-half-close stream (lambda () (grpc:reply call last))))
+  call)
+
+(defun check-long-messages (channel)
+  "Messages around every size at which they go another way, in all four kinds of call."
+  (loop for (size . seed) in '((16300 . 1) (16372 . 2) (16379 . 3) (16384 . 4) (32740 . 5)
+                               (32768 . 6) (65536 . 7) (100000 . 8) (1048576 . 9) (3000000 . 10))
+        do (let* ((body (patterned-octets size seed))
+                  (note (note size :body body))
+                  (small (note 1)))
+             (is-true (same-body-p (ask channel note) body) "ask, ~D octets" size)
+             (let ((answers '()))
+               (grpc:do-messages (answer (watch channel note)) (push answer answers))
+               (is (equal (list size 0 size 1 size 2) (mapcar #'number-of (reverse answers)))
+                   "watch keeps the order, ~D octets" size)
+               (is-true (same-body-p (sixth answers) body) "watch, ~D octets" size))
+             (is-true (same-body-p (collect channel (list small note small note)) body)
+                      "collect, ~D octets" size)
+             (let ((answers '()))
+               (grpc:do-messages (answer (chat channel (list note small note)))
+                 (push answer answers))
+               (is (equal (list size 1 size) (mapcar #'number-of answers)))
+               (is-true (and (same-body-p (first answers) body) (same-body-p (third answers) body))
+                        "chat, ~D octets" size)))))
+
+(defparameter *long-options* (list :max-receive-octets (* 20 1024 1024)))
+
+(macrolet ((define-style (name execution ask collect chat)
+             `(test ,name
+                (with-probe (channel :options (list* :execution ,execution *long-options*)
+                                     :channel-options *long-options*)
+                    (:ask ,ask :watch #'send-thrice :collect ,collect :chat ,chat)
+                  (check-long-messages channel)))))
+  (define-style long-messages-inline :inline #'echo-one #'last-of-reactively #'echo-reactively)
+  (define-style long-messages-blocking :blocking #'echo-one #'last-of #'echo)
+  (define-style long-messages-later :auto #'echo-one-later #'last-of #'echo))
+
+(test vectors-are-used-again
+  "Nothing that users hold points into what the transport uses again, and in the steady state a long
+message costs its own octets at each end that decodes it, not more."
+  (with-probe (channel :options (list* :execution :inline *long-options*)
+                       :channel-options *long-options*)
+      (:ask #'echo-one)
+    (let* ((body (patterned-octets 1000000 1))
+           (note (note 1 :body body))
+           (first (ask channel note)))
+      (dotimes (i 5) (ask channel (note 2 :body (patterned-octets 1000000 i))))
+      (is-true (same-body-p first body))
+      (let ((before (sb-ext:get-bytes-consed)))
+        (dotimes (i 20) (ask channel note))
+        (let ((each (/ (- (sb-ext:get-bytes-consed) before) 20)))
+          (is (< each (* 2.5 1000000)) "~,1F octets for each" each)))
+      (is (plusp (stored-octets))))
+    (clear-store)))
+
+(test parcels-are-taken-once
+  (let* ((octets (borrow-octets 40000))
+         (parcel (rpc::make-parcel octets 39000)))
+    (is (eq octets (rpc::parcel-taken parcel)))
+    (is (zerop (length (rpc::parcel-taken parcel))))))
+
+(test half-messages-are-bounded
+  "A message that is put together takes little more than four times what has come of it."
+  (let ((partial (rpc::make-partial))
+        (octets (make-octets 3000000)))
+    (rpc::write-prefix octets 0 (1- (ash 1 31)))
+    (loop with at = 0
+          while (< at (length octets))
+          do (let ((end (min (length octets) (+ at 16384))))
+               (setf at (if (< (rpc::partial-prefix-fill partial) rpc::+prefix-octets+)
+                            (rpc::add-to-prefix partial octets at end)
+                            (rpc::add-to-partial partial octets at end)))
+               (unless (<= (length (rpc::partial-body partial))
+                           (max 65536 (* 5 (rpc::partial-fill partial))))
+                 (fail "~D octets for ~D" (length (rpc::partial-body partial))
+                       (rpc::partial-fill partial)))))
+    (is (< 2900000 (rpc::partial-fill partial)))
+    (give-octets-back (rpc::partial-body partial))))
+
+;;; Beside long messages
+
+(defun call-beside (channel function)
+  "Make small calls on CHANNEL, one after the other, until FUNCTION, on another thread, returns.
+Return their latencies in milliseconds, longest first."
+  (let* ((done nil)
+         (thread (sb-thread:make-thread (lambda () (unwind-protect (funcall function)
+                                                     (setf done t)))))
+         (latencies (loop until done
+                          collect (* 1000 (elapsed-seconds (ask channel (note 1)))))))
+    (sb-thread:join-thread thread :timeout (* 3 +patience+))
+    (sort latencies #'>)))
+
+(test small-calls-beside-long-messages
+  "While messages of 16 MB flow both ways, small calls on the same and on another connection go on."
+  (with-probe (channel :server server :options (list* :execution :inline *long-options*)
+                       :channel-options *long-options*)
+      (:ask #'echo-one)
+    (grpc:with-channel (other (grpc:server-address server))
+      (let ((long (note 2 :body *large*)))
+        (dolist (bystander (list channel other))
+          (let* ((latencies (call-beside bystander
+                                         (lambda () (dotimes (i 4) (ask channel long)))))
+                 (count (length latencies)))
+            (is (< 20 count) "only ~D small calls got through" count)
+            (is (< (elt latencies (floor count 100)) 250) "p99 is ~,1F ms"
+                (elt latencies (floor count 100)))))))
+    (clear-store)))
+
+;;; Calls that nobody reads
+
+(defun held-octets (server)
+  "What waits on the connections of SERVER."
+  (loop for hub in (server::server-hubs server)
+        sum (loop for link across (server::hub-links hub)
+                  when link             ; a loop may be about to put one there
+                    sum (rpc::link-held link))))
+
+(defun endless (note)
+  (lambda () note))
+
+(test calls-nobody-reads
+  "Twenty calls whose handlers do not read, each with its window full, hold up nobody else on their
+connection, though together they have sent several times its window."
+  (let ((gate (make-signal)))
+    (with-probe (channel :server server :options '(:stream-window-octets 65535
+                                                   :connection-window-octets 131072))
+        (:ask #'double
+         :chat (lambda (stream call)
+                 (declare (ignore stream call))
+                 (await-signal gate)
+                 nil))
+      (let ((calls (loop repeat 20 collect (chat channel (endless (note 1 :body 10000))))))
+        (is-true (wait-until (lambda () (<= (* 20 60000) (held-octets server)))))
+        ;; sooner than the handlers give up, which would make room; the second needs many windows
+        (is (= 42 (number-of (ask channel (note 21) :timeout 5))))
+        (is (= 42 (number-of (ask channel (note 21 :body 1000000) :timeout 5))))
+        (mapc #'grpc:cancel calls)
+        (dolist (call calls) (signal-it gate))
+        (is-true (wait-until (lambda () (zerop (held-octets server)))))))))
+
+(test calls-nobody-reads-are-bounded
+  "Past half of max-held-octets the connection waits as well; no call is ended for it, and once
+their handlers read, all get what was sent."
+  (let ((gate (make-signal)) (limit 1048576) (rounds 20))
+    (with-probe (channel :server server :options (list :stream-window-octets 65535
+                                                       :connection-window-octets 131072
+                                                       :max-receive-octets 100000
+                                                       :max-held-octets limit))
+        (:collect (lambda (stream call)
+                    (declare (ignore call))
+                    (await-signal gate)
+                    (note (length (numbers stream)))))
+      (let ((peak 0) (count 20))
+        (let ((answers
+                (with-threads (i (1+ count))
+                  (cond ((< i count)
+                         (number-of (collect channel (loop repeat rounds
+                                                           collect (note 1 :body 10000)))))
+                        (t (wait-until (lambda ()
+                                         (< (/ limit 2) (setf peak (held-octets server)))))
+                           (dotimes (i count) (signal-it gate))
+                           rounds)))))
+          (is (every (lambda (answer) (= rounds answer)) answers) "~S" answers))
+        (is (< (/ limit 2) peak limit))))))
