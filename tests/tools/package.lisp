@@ -1,0 +1,25 @@
+;;;; Tests of the command clgrpc.
+
+(defpackage #:clgrpc.tests.tools
+  (:use #:cl #:fiveam)
+  (:local-nicknames (#:grpc #:clgrpc) (#:tools #:clgrpc.tools) (#:examples #:clgrpc.tests.examples)
+                    (#:support #:clgrpc.tests.support) (#:testing #:grpc.testing)
+                    (#:bench-methods #:grpc.testing.benchmark-service)
+                    (#:interop-methods #:grpc.testing.test-service)))
+
+(in-package #:clgrpc.tests.tools)
+
+(def-suite :clgrpc.tools :description "The command clgrpc and its services.")
+
+(defun run-line (&rest arguments)
+  "Run the command line ARGUMENTS; return its exit code and what it printed on the two streams."
+  (let* ((code nil)
+         (error-output (make-string-output-stream))
+         (output (with-output-to-string (*standard-output*)
+                   (let ((*error-output* error-output))
+                     (setf code (tools:run-command arguments))))))
+    (values code output (get-output-stream-string error-output))))
+
+(defun one-line-p (text)
+  (and (plusp (length text))
+       (= (position #\Newline text) (1- (length text)))))

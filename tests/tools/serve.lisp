@@ -1,0 +1,82 @@
+;;;; The saved core as users run it.
+
+(in-package #:clgrpc.tests.tools)
+(in-suite :clgrpc.tools)
+
+(defmacro with-serve ((program address &rest arguments) &body body)
+  "Run BODY while `bin/clgrpc serve ARGUMENTS` listens at ADDRESS, on a free port."
+  `(support:with-server-program (,program ,address (support:clgrpc-program)
+                                          "serve" ,@arguments "--listen" "127.0.0.1:0")
+     ,@body))
+
+(test serve-and-end
+  (dolist (signal (list sb-unix:sigterm sb-unix:sigint))
+    (with-serve (program address "greeter,route-guide" "--loops" "2")
+      (grpc:with-channel (channel address)
+        (is (string= "Hello, Ada!"
+                     (helloworld:hello-reply-message
+                      (helloworld.greeter:say-hello
+                       channel (helloworld:make-hello-request :name "Ada") :timeout 10)))))
+      (multiple-value-bind (code output) (run-line "routeguide-client" address)
+        (is (= 0 code))
+        (is (search "RouteChat" output)))
+      (support:signal-program program signal)
+      (is (null (support:program-line program)) "nothing more is printed")
+      (is (= 0 (support:program-exit-code program))))))
+
+(test serve-counts
+  (with-serve (program address "bench")
+    (grpc:with-channel (channel address)
+      (dotimes (i 7)
+        (bench-methods:unary-call channel (simple-request 1) :timeout 10)))
+    (support:signal-program program sb-unix:sigusr1)
+    (let* ((line (support:program-line program))
+           (space (position #\Space line)))
+      (is (string= "turns=" line :end2 6))
+      (is (<= 7 (parse-integer line :start 6 :end space)))
+      (is (string= " calls=7" (subseq line space))))))
+
+(test serve-drains
+  "A call that runs when SIGTERM comes is answered."
+  (with-serve (program address "greeter")
+    (grpc:with-channel (channel address)
+      (let ((greeting (grpc:call-async #'helloworld.greeter:say-hello channel
+                                       (helloworld:make-hello-request :name "delay:500")
+                                       :timeout 10)))
+        ;; a call behind it on the same connection, so that it has certainly arrived
+        (helloworld.greeter:say-hello channel (helloworld:make-hello-request :name "Ada")
+                                      :timeout 10)
+        (support:signal-program program sb-unix:sigterm)
+        (is (string= "Hello, delay:500!"
+                     (helloworld:hello-reply-message (grpc:await greeting))))))
+    (is (null (support:program-line program)))
+    (is (= 0 (support:program-exit-code program)))))
+
+(test serve-limits-messages
+  (with-serve (program address "interop" "--max-receive-octets" "100")
+    (grpc:with-channel (channel address)
+      (flet ((call (size)
+               (interop-methods:unary-call
+                channel (testing:make-simple-request
+                         :payload (tools::payload-of-size :compressable size))
+                :timeout 10)))
+        (is (= 0 (body-size (call 50))))
+        (signals grpc:resource-exhausted (call 200))
+        (is (= 0 (body-size (call 50))) "the connection lives on")))))
+
+(test serve-refuses
+  (multiple-value-bind (code lines)
+      (support:run-to-end (support:clgrpc-program) '("serve" "greeter" "--loops" "none"))
+    (is (= 2 code))
+    (is (= 1 (length lines))))
+  (multiple-value-bind (code lines)
+      (support:run-to-end (support:clgrpc-program) '("--version"))
+    (is (= 0 code) "the core does not answer it itself")
+    (is (equal "clgrpc" (first (uiop:split-string (first lines)))))))
+
+(test address-in-use
+  (with-serve (program address "greeter")
+    (multiple-value-bind (code lines)
+        (support:run-to-end (support:clgrpc-program) (list "serve" "greeter" "--listen" address))
+      (is (= 1 code))
+      (is (= 1 (length lines)) "~S" lines))))

@@ -1,0 +1,30 @@
+;;;; The commands that show a client: `routeguide-client`, which calls any RouteGuide server, and
+;;;; `demo`, which brings its own.
+
+(in-package #:clgrpc.tools)
+
+(define-command "routeguide-client"
+    (((address "HOST:PORT" (address-parser 1) "Where a RouteGuide server listens."))
+     ())
+    "Call the four methods of a RouteGuide server and print what it answers. Exits with 1 if a call
+fails."
+  (grpc:with-channel (channel address)
+    (examples:run-route-guide-client channel))
+  0)
+
+(define-command "demo" (() ())
+    "Start a RouteGuide server on a free port, call its four methods and stop it. The source of both
+ends is in examples/."
+  (let ((server (grpc:start-server (make-instance 'examples:route-guide)
+                                   :listen "127.0.0.1:0")))
+    (unwind-protect
+         (grpc:with-channel (channel (grpc:server-address server))
+           (format t "A RouteGuide server listens on ~A.~2%" (grpc:server-address server))
+           (examples:run-route-guide-client channel)
+           (format t "~%All four kinds of call work. The server stops.~%"))
+      (grpc:stop-server server :drain 5)))
+  0)
+
+(define-command "help" (((command "[COMMAND]" #'identity "The command to explain.")) ())
+    "Explain a command, or list all. The same as --help."
+  (run-command (if command (list command "--help") '("--help"))))

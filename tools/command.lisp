@@ -1,0 +1,225 @@
+;;;; Commands and their arguments. DEFINE-COMMAND declares a command once: its parameters, its
+;;;; options with their defaults and parsers, and what it does; help texts and complaints come from
+;;;; that declaration. Options are `--name VALUE` or `--name=VALUE`, anywhere; `--` ends them. A
+;;;; wrong argument is a USAGE-ERROR: one line on standard error and exit code 2.
+
+(in-package #:clgrpc.tools)
+
+(define-condition usage-error (clgrpc-error)
+  ((text :initarg :text :reader usage-error-text))
+  (:report (lambda (condition stream) (write-string (usage-error-text condition) stream)))
+  (:documentation "The command line is wrong; TEXT says how, in one line."))
+
+(defun refuse (control &rest arguments)
+  "Signal a USAGE-ERROR."
+  (error 'usage-error :text (format nil "~?" control arguments)))
+
+(defstruct (argument (:copier nil))
+  "A parameter or option: KEY, its keyword for the command's function; NAME as users write it;
+VALUE, what its value is called; PARSER, a function of the string that returns the value or
+refuses."
+  (key :none :type keyword)
+  (name "" :type string)
+  (value "" :type string)
+  (parser #'identity :type function)
+  (default nil)
+  (documentation "" :type string))
+
+(defstruct (command (:copier nil))
+  (name "" :type string)
+  (documentation "" :type string)
+  (parameters '() :type list)
+  (options '() :type list)
+  (function #'identity :type function))
+
+(defvar *commands* '() "All commands, in the order of their definition.")
+
+(defun find-command (name)
+  (find name *commands* :key #'command-name :test #'string=))
+
+(defun add-command (command)
+  (setf *commands* (append (remove (command-name command) *commands*
+                                   :key #'command-name :test #'string=)
+                           (list command)))
+  command)
+
+(defmacro define-command (name (parameters options) documentation &body body)
+  "Define the command NAME, a string. PARAMETERS are lists (variable VALUE parser documentation);
+those whose VALUE is in brackets may be left out. OPTIONS are lists (variable VALUE parser default
+documentation) and named like the variable. BODY returns the exit code."
+  (flet ((key (variable) (intern (string variable) :keyword))
+         (option-name (variable) (format nil "--~(~A~)" variable)))
+    `(add-command
+      (make-command
+       :name ,name :documentation ,documentation
+       :parameters (list ,@(loop for (variable value parser documentation) in parameters
+                                 collect `(make-argument :key ,(key variable) :name ,value
+                                                         :value ,value :parser ,parser
+                                                         :documentation ,documentation)))
+       :options (list ,@(loop for (variable value parser default documentation) in options
+                              collect `(make-argument :key ,(key variable)
+                                                      :name ,(option-name variable)
+                                                      :value ,value :parser ,parser
+                                                      :default ,default
+                                                      :documentation ,documentation)))
+       :function (lambda (&key ,@(mapcar #'first parameters) ,@(mapcar #'first options))
+                   ,@body)))))
+
+;;; Parsers
+
+(defun integer-parser (minimum maximum)
+  "Return a parser of integers from MINIMUM to MAXIMUM."
+  (lambda (string)
+    (let ((value (and (<= 1 (length string) 19)
+                      (every (lambda (char) (char<= #\0 char #\9)) string)
+                      (parse-integer string))))
+      (unless (and value (<= minimum value maximum))
+        (refuse "an integer from ~D to ~D is wanted, not ~S" minimum maximum string))
+      value)))
+
+(defun limit-parser (name)
+  "Return a parser of values for the row NAME, a keyword, of the options table."
+  (let ((row (limit-row name)))
+    (integer-parser (option-row-minimum row) (option-row-maximum row))))
+
+(defun limit-default (name)
+  (option-row-default (limit-row name)))
+
+(defun limit-row (name)
+  (find name (option-table) :key #'option-row-name))
+
+(defun address-parser (minimum-port)
+  "Return a parser of addresses, HOST:PORT or [IPV6]:PORT, with a port of MINIMUM-PORT at least."
+  (lambda (string)
+    (let* ((colon (position #\: string :from-end t))
+           (host (subseq string 0 (or colon 0)))
+           (port (subseq string (if colon (1+ colon) 0))))
+      (unless (and (plusp (length host))
+                   (or (not (find #\: host))
+                       (and (char= #\[ (char host 0))
+                            (char= #\] (char host (1- (length host))))))
+                   (<= 1 (length port) 5)
+                   (every (lambda (char) (char<= #\0 char #\9)) port)
+                   (<= minimum-port (parse-integer port) 65535))
+        (refuse "HOST:PORT or [IPV6]:PORT is wanted, with a port from ~D to 65535, not ~S"
+                minimum-port string))
+      string)))
+
+;;; From arguments to a call
+
+(defun parse-value (argument string)
+  (handler-case (funcall (argument-parser argument) string)
+    (usage-error (error) (refuse "~A: ~A" (argument-name argument) (usage-error-text error)))))
+
+(defun option-token-p (token)
+  (and (< 1 (length token)) (char= #\- (char token 0))))
+
+(defun parse-option (command token rest)
+  "Parse the option that TOKEN begins, with REST behind it. Return its key, its value and what of
+REST is left."
+  (let* ((equals (position #\= token))
+         (name (subseq token 0 equals))
+         (option (find name (command-options command) :key #'argument-name :test #'string=)))
+    (cond ((null option) (refuse "there is no option ~A" name))
+          (equals (values (argument-key option) (parse-value option (subseq token (1+ equals)))
+                          rest))
+          ((null rest) (refuse "~A needs a value, ~A" name (argument-value option)))
+          (t (values (argument-key option) (parse-value option (first rest)) (rest rest))))))
+
+(defun parse-arguments (command arguments)
+  "Return the keyword arguments that the strings ARGUMENTS mean to COMMAND, or :help."
+  (let ((given '()) (positional '()) (open t))
+    (loop while arguments
+          do (let ((token (pop arguments)))
+               (cond ((not (and open (option-token-p token))) (push token positional))
+                     ((string= token "--") (setf open nil))
+                     ((member token '("--help" "-h") :test #'string=)
+                      (return-from parse-arguments :help))
+                     (t (multiple-value-bind (key value left) (parse-option command token arguments)
+                          (setf (getf given key) value
+                                arguments left))))))
+    (append (parse-positional command (reverse positional))
+            given
+            (loop for option in (command-options command)
+                  collect (argument-key option)
+                  collect (argument-default option)))))
+
+(defun parse-positional (command tokens)
+  (append (loop for parameter in (command-parameters command)
+                until (and (null tokens) (optional-p parameter))
+                unless tokens
+                  do (refuse "~A is missing" (argument-name parameter))
+                collect (argument-key parameter)
+                collect (parse-value parameter (pop tokens)))
+          (when tokens (refuse "there is one argument too many: ~S" (first tokens)))))
+
+(defun optional-p (parameter)
+  (char= #\[ (char (argument-name parameter) 0)))
+
+;;; Help
+
+(defun write-usage (command stream)
+  (format stream "usage: clgrpc ~A~{ ~A~}~:{ [~A ~A]~}~%"
+          (command-name command)
+          (mapcar #'argument-name (command-parameters command))
+          (mapcar (lambda (option) (list (argument-name option) (argument-value option)))
+                  (command-options command))))
+
+(defun write-command-help (command stream)
+  (write-usage command stream)
+  (format stream "~%~A~%" (command-documentation command))
+  (flet ((describe-arguments (title arguments)
+           (when arguments
+             (format stream "~%~A~%" title)
+             (dolist (argument arguments)
+               (format stream "  ~A~@[ ~A~]~%      ~A~@[ (default ~A)~]~%" (argument-name argument)
+                       (unless (string= (argument-name argument) (argument-value argument))
+                         (argument-value argument))
+                       (argument-documentation argument) (argument-default argument))))))
+    (describe-arguments "Parameters:" (command-parameters command))
+    (describe-arguments "Options:" (command-options command))))
+
+(defun summary (command)
+  "The first sentence of COMMAND's documentation."
+  (let ((text (command-documentation command)))
+    (substitute #\Space #\Newline (subseq text 0 (search "." text)))))
+
+(defun write-help (stream)
+  (format stream "usage: clgrpc COMMAND [ARGUMENTS]~2%gRPC for Common Lisp: a server and client to ~
+                  try it with.~2%Commands:~%")
+  (dolist (command *commands*)
+    (format stream "  ~18A ~A~%" (command-name command) (summary command)))
+  (format stream "~%`clgrpc COMMAND --help` explains a command; `clgrpc --version` prints the ~
+                  version.~%"))
+
+(defvar *version* (asdf:component-version (asdf:find-system "clgrpc")))
+
+;;; Running
+
+(defun complain (command-name condition)
+  "Print CONDITION as one line on standard error."
+  (let ((*print-pretty* nil))
+    (format *error-output* "clgrpc~@[ ~A~]: ~A~%" command-name
+            (substitute #\Space #\Newline (princ-to-string condition))))
+  (finish-output *error-output*))
+
+(defun run-command (arguments)
+  "Do what the command line ARGUMENTS, a list of strings, says; return the exit code: 0, 1 if it was
+tried and failed, 2 if the arguments are wrong."
+  (let* ((name (first arguments))
+         (command (and name (find-command name))))
+    (handler-case
+        (cond ((null name) (write-help *error-output*) 2)
+              ((member name '("--help" "-h") :test #'string=) (write-help *standard-output*) 0)
+              ((string= name "--version")
+               (format t "clgrpc ~A (SBCL ~A)~%" *version* (lisp-implementation-version))
+               0)
+              ((null command)
+               (refuse "there is no command ~S; see `clgrpc --help`" name))
+              (t (let ((parsed (parse-arguments command (rest arguments))))
+                   (cond ((eq :help parsed) (write-command-help command *standard-output*) 0)
+                         (t (apply (command-function command) parsed))))))
+      (usage-error (error) (complain (and command name) error) 2)
+      ((or clgrpc-error stream-error) (error)
+        (complain (and command name) error)
+        1))))

@@ -1,0 +1,103 @@
+;;;; grpc.testing.TestService, which gRPC's interoperability tests call (gRPC's document "Interop
+;;;; Test Case Descriptions"): answers of the sizes and at the intervals that requests ask for,
+;;;; metadata echoed, statuses as requested, ORCA load reports per query (gRFC A51).
+;;;; UnimplementedCall and the caching cases have no handler.
+;;;;
+;;;; Calls with one reply never wait and run inline; the streaming ones sleep between messages when
+;;;; they are told to, and so are in the blocking style.
+
+(in-package #:clgrpc.tools)
+
+(defclass interop-service (testing:test-service) ()
+  (:documentation "grpc.testing.TestService."))
+
+(defparameter *interop-execution*
+  '((grpc.testing.test-service:empty-call . :inline)
+    (grpc.testing.test-service:unary-call . :inline)
+    (grpc.testing.test-service:streaming-input-call . :inline)
+    (grpc.testing.test-service:streaming-output-call . :blocking)
+    (grpc.testing.test-service:full-duplex-call . :blocking)
+    (grpc.testing.test-service:half-duplex-call . :blocking))
+  "Where the handlers of INTEROP-SERVICE run; see START-SERVER.")
+
+;;; What requests ask for besides messages
+
+(defun echo-metadata (call)
+  "Send the metadata that the interop clients want back, as initial and as trailing metadata."
+  (let ((metadata (grpc:call-metadata call)))
+    (flet ((entry (name) (assoc name metadata :test #'string=)))
+      (let ((initial (entry "x-grpc-test-echo-initial"))
+            (trailing (entry "x-grpc-test-echo-trailing-bin")))
+        (when initial (grpc:send-metadata call (list initial)))
+        (when trailing (push trailing (grpc:call-trailers call)))))))
+
+(defun obey-status (status)
+  "Fail the call if STATUS, a grpc.testing.EchoStatus or nil, asks for that."
+  (when (and status (/= 0 (testing:echo-status-code status)))
+    (grpc:fail (grpc:code-status (testing:echo-status-code status)) "~A"
+               (testing:echo-status-message status))))
+
+(defun report-load (call report)
+  "Send REPORT, a grpc.testing.TestOrcaReport, as the load report of this query (gRFC A51)."
+  (push (cons "endpoint-load-metrics-bin"
+              (grpc:serialize
+               (xds.data.orca.v3:make-orca-load-report
+                :cpu-utilization (testing:test-orca-report-cpu-utilization report)
+                :mem-utilization (testing:test-orca-report-memory-utilization report)
+                :request-cost (testing:test-orca-report-request-cost report)
+                :utilization (testing:test-orca-report-utilization report))))
+        (grpc:call-trailers call)))
+
+(defun send-responses (call request)
+  "Send what the grpc.testing.StreamingOutputCallRequest REQUEST asks for."
+  (map nil (lambda (parameters)
+             (let ((interval-us (testing:response-parameters-interval-us parameters)))
+               (when (plusp interval-us) (sleep (/ interval-us 1000000))))
+             (grpc:send call (testing:make-streaming-output-call-response
+                              :payload (payload-of-size
+                                        (testing:streaming-output-call-request-response-type
+                                         request)
+                                        (testing:response-parameters-size parameters)))))
+       (testing:streaming-output-call-request-response-parameters request)))
+
+;;; The methods
+
+(defmethod grpc.testing.test-service:empty-call ((service interop-service) request &key)
+  (testing:make-empty))
+
+(defmethod grpc.testing.test-service:unary-call ((service interop-service) request &key call)
+  (echo-metadata call)
+  (obey-status (testing:simple-request-response-status request))
+  (let ((report (testing:simple-request-orca-per-query-report request)))
+    (when report (report-load call report)))
+  (answer-of-size request))
+
+(defmethod grpc.testing.test-service:streaming-output-call ((service interop-service) request
+                                                            &key call)
+  (send-responses call request))
+
+(defmethod grpc.testing.test-service:streaming-input-call ((service interop-service) call &key)
+  (let ((size 0))
+    (grpc:on-message call (lambda (request)
+                            (let ((payload (testing:streaming-input-call-request-payload request)))
+                              (when payload
+                                (incf size (length (testing:payload-body payload)))))))
+    (grpc:on-half-close call (lambda ()
+                               (grpc:reply call (testing:make-streaming-input-call-response
+                                                 :aggregated-payload-size size))))
+    call))
+
+(defmethod grpc.testing.test-service:full-duplex-call ((service interop-service) requests
+                                                       &key call)
+  (echo-metadata call)
+  (grpc:do-messages (request requests)
+    (obey-status (testing:streaming-output-call-request-response-status request))
+    (send-responses call request)))
+
+(defmethod grpc.testing.test-service:half-duplex-call ((service interop-service) requests
+                                                       &key call)
+  (let ((kept '()))
+    (grpc:do-messages (request requests)
+      (push request kept))
+    (dolist (request (reverse kept))
+      (send-responses call request))))

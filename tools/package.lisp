@@ -1,0 +1,15 @@
+;;;; The command `clgrpc`.
+
+(defpackage #:clgrpc.tools
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:loop #:clgrpc.loop)
+                    (#:os #:clgrpc.os) (#:examples #:clgrpc.examples) (#:testing #:grpc.testing))
+  (:export
+   ;; command.lisp
+   #:run-command
+   ;; bench.lisp
+   #:bench-route-guide #:bench-service
+   ;; interop.lisp
+   #:interop-service
+   ;; main.lisp
+   #:main))

@@ -1,0 +1,133 @@
+;;;; The command `serve`: the example, benchmark and interoperability services on an address, until
+;;;; SIGTERM or SIGINT. The main thread runs a loop of its own that only waits for signals, whose
+;;;; handlers post to it; so an idle server makes no system calls.
+
+(in-package #:clgrpc.tools)
+
+(defconstant +nursery-octets+ (* 200 1024 1024)
+  "How much may be consed between two garbage collections, whose cost depends on what survives them
+and hardly on this.")
+
+;;; What there is to serve
+
+(defstruct (offer (:copier nil))
+  "NAME, a word of the command line; MAKER, a function that returns service objects; EXECUTION, an
+alist for START-SERVER, or :inline for all methods."
+  (name "" :type string)
+  (maker nil :type function)
+  (execution '() :type (or list (eql :inline))))
+
+(defparameter *offers*
+  (flet ((maker (&rest classes) (lambda () (mapcar #'make-instance classes))))
+    (list (make-offer :name "greeter" :maker (maker 'examples:greeter) :execution :inline)
+          (make-offer :name "route-guide" :maker (maker 'examples:route-guide)
+                      :execution '((routeguide.route-guide:get-feature . :inline)))
+          (make-offer :name "bench" :maker (maker 'bench-route-guide 'bench-service)
+                      :execution :inline)
+          (make-offer :name "interop" :maker (maker 'interop-service)
+                      :execution *interop-execution*))))
+
+(defun offer-names ()
+  (mapcar #'offer-name *offers*))
+
+(defun parse-services (string)
+  "The offers that STRING, names with commas between, means."
+  (let ((offers (loop for name in (uiop:split-string string :separator ",")
+                      collect (or (find name *offers* :key #'offer-name :test #'string=)
+                                  (refuse "there is no service ~S; there are ~{~A~^, ~}" name
+                                          (offer-names))))))
+    (unless (= (length offers) (length (remove-duplicates offers)))
+      (refuse "a service is named twice in ~S" string))
+    offers))
+
+(defun offered-services (offers)
+  "The service objects of OFFERS, and as second value where their methods run, an alist for
+START-SERVER. Refuses offers of the same service."
+  (let ((services '()) (execution '()))
+    (dolist (offer offers)
+      (let ((made (funcall (offer-maker offer))))
+        (setf services (append services made)
+              execution (append execution (placement offer made)))))
+    (refuse-duplicates offers services)
+    (values services execution)))
+
+(defun placement (offer services)
+  "Where the methods of OFFER, whose service objects are SERVICES, run."
+  (if (eq :inline (offer-execution offer))
+      (loop for service in services
+            append (loop for method in (rpc:service-methods service)
+                         collect (cons (rpc:rpc-method-function-name method) :inline)))
+      (offer-execution offer)))
+
+(defun refuse-duplicates (offers services)
+  "Refuse OFFERS if two of their SERVICES serve the same."
+  (flet ((names (service)
+           (remove-duplicates (mapcar #'rpc:rpc-method-service-name (rpc:service-methods service))
+                              :test #'string=)))
+    (loop for (name . others) on (mapcan #'names services)
+          when (member name others :test #'string=)
+            do (refuse "~{~A~^ and ~} cannot go together: more than one serves ~A"
+                       (mapcar #'offer-name offers) name))))
+
+;;; Serving
+
+(defun enlarge-nursery ()
+  (setf (sb-ext:bytes-consed-between-gcs)
+        (min +nursery-octets+ (floor (sb-ext:dynamic-space-size) 5)))
+  (sb-ext:gc))                          ; from the next collection on the new size holds
+
+(defun print-event (level event &rest plist)
+  "Print an event of the log that needs somebody's attention, its backtrace last."
+  (when (member level '(:warning :error))
+    (let ((*print-pretty* nil))
+      ;; one string, since several threads may print
+      (write-string (format nil "~(~A ~A~)~:{ ~(~A~)=~A~}~@[~%~A~]~%" level event
+                            (loop for (key value) on plist by #'cddr
+                                  unless (eq key :backtrace) collect (list key value))
+                            (getf plist :backtrace))
+                    *error-output*))
+    (finish-output *error-output*)))
+
+(defun print-statistics (server)
+  (let ((statistics (grpc:server-statistics server)))
+    (format t "turns=~D calls=~D~%" (getf statistics :turns) (getf statistics :calls))
+    (finish-output)))
+
+(defun serve-until-signal (server)
+  "Say where SERVER listens; return when the process is told to end."
+  (let ((control (loop:make-event-loop :name "clgrpc signals"))
+        (endings (list os:+sigterm+ os:+sigint+)))
+    (dolist (signal endings)
+      (loop:on-signal control signal (lambda () (loop:stop-event-loop control))))
+    (loop:on-signal control os:+sigusr1+ (lambda () (print-statistics server)))
+    (format t "~{listening on ~A~%~}" (grpc:server-addresses server))
+    (finish-output)
+    (loop:run-event-loop control)
+    ;; who is told to end again does not drain
+    (dolist (signal endings) (loop:on-signal control signal nil))))
+
+(define-command "serve"
+    (((services "SERVICES" #'parse-services
+                "What to serve, names with commas between:
+      greeter      helloworld.Greeter; the name `delay:MS` is greeted after MS milliseconds
+      route-guide  routeguide.RouteGuide as in the gRPC tutorials, with 100 features
+      bench        RouteGuide that remembers nothing, and grpc.testing.BenchmarkService
+      interop      grpc.testing.TestService, for the interoperability tests of gRPC"))
+     ((listen "HOST:PORT" (address-parser 0) "127.0.0.1:50051"
+              "Where to listen, [IPV6]:PORT as well; port 0 picks a free one.")
+      (loops "N" (integer-parser 1 1024) 1
+             "Event loops, each a thread, that share the connections.")
+      (max-receive-octets "N" (limit-parser :max-receive-octets)
+                          (limit-default :max-receive-octets)
+                          "The largest message accepted, in octets.")))
+    "Serve gRPC until SIGTERM or SIGINT, then let running calls end and exit with 0. Prints
+`listening on HOST:PORT` when ready, and at SIGUSR1 a line `turns=N calls=N`: the turns of the event
+loops and the calls served."
+  (multiple-value-bind (services execution) (offered-services services)
+    (enlarge-nursery)
+    (setf *log-function* #'print-event)
+    (let ((server (grpc:start-server services :listen listen :loops loops :execution execution
+                                              :max-receive-octets max-receive-octets)))
+      (unwind-protect (serve-until-signal server)
+        (grpc:stop-server server))))
+  0)
