@@ -1,0 +1,19 @@
+;;;; Abuse: peers that mean ill, over real sockets. attacker.lisp has the raw peers; the other files
+;;;; are about what they do to a server and to a client. What is wanted is always the same: the
+;;;; right error for who did it, service as usual for everybody else, nothing in the log, nothing
+;;;; left over.
+
+(defpackage #:clgrpc.tests.abuse
+  (:use #:cl #:clgrpc.base #:fiveam)
+  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:server #:clgrpc.server)
+                    (#:loop #:clgrpc.loop) (#:dialogue #:clgrpc.tests.dialogue))
+  (:import-from #:clgrpc.tests.dialogue #:frames-octets)
+  (:import-from #:clgrpc.tests.hpack #:with-random #:random-octets)
+  (:import-from #:clgrpc.tests.server
+                #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:note
+                #:note-octets #:number-of #:numbers #:with-log #:events-of #:elapsed-seconds #:caught
+                #:framed #:start-probe #:with-probe #:ask #:watch #:collect #:chat))
+
+(in-package #:clgrpc.tests.abuse)
+
+(def-suite :clgrpc.abuse :description "Peers that mean ill.")

@@ -1,0 +1,256 @@
+;;;; The house of the design, checked in the sources: which folder of src/ may use which, that `::`
+;;;; and the kernel stay where they belong, and that nothing below the loop reads a clock. The
+;;;; sources are read as tokens, not as forms, so that a reference counts wherever it stands.
+
+(defpackage #:clgrpc.tests.architecture
+  (:use #:cl #:fiveam)
+  (:local-nicknames (#:support #:clgrpc.tests.support)))
+
+(in-package #:clgrpc.tests.architecture)
+
+(def-suite :clgrpc.architecture :description "The arrows between the folders of src/.")
+(in-suite :clgrpc.architecture)
+
+(defparameter *arrows*
+  '(("base")
+    ("os" "base")
+    ("loop" "base" "os")
+    ("hpack" "base")
+    ("http2" "base" "hpack")
+    ("protobuf" "base")
+    ("rpc" "base" "os" "loop" "hpack" "http2" "protobuf")
+    ("client" "rpc" :all-of)
+    ("server" "rpc" :all-of)
+    ("inproc" "client" "server" :all-of)
+    ("services" "inproc" :all-of)
+    ("web" "inproc" :all-of)
+    ("observe" "inproc" :all-of)
+    ("cluster" "inproc" :all-of)
+    ("sim" "inproc" :all-of))
+  "For each folder the folders it may use; :ALL-OF adds what these may use.")
+
+(defparameter *excused*
+  '(("src/base/clock.lisp" "sb-alien" "clock_gettime is answered in user space, without the kernel")
+    ("src/rpc/method.lisp" "sb-pcl" "only SBCL's CLOS knows what a generic function would call")
+    ("src/rpc/method.lisp" "sb-c" "the lock that CLOS holds while it defines methods has no exported name")
+    ("src/protobuf/wire.lisp" "sb-c" "sign extension of a machine word has no exported name"))
+  "Files that may use a package which the rules below forbid, each with the reason.")
+
+(defun excused-p (file package)
+  (find-if (lambda (row) (and (string= file (first row)) (string= package (second row))))
+           *excused*))
+
+(defun allowed (folder)
+  "The folders that FOLDER may use, itself among them."
+  (let* ((row (or (assoc folder *arrows* :test #'string=)
+                  (error "The folder src/~A is not in the table of arrows." folder)))
+         (named (remove :all-of (rest row))))
+    (remove-duplicates (append (list folder) named
+                               (when (member :all-of (rest row)) (mapcan #'allowed named)))
+                       :test #'string=)))
+
+;;; Reading sources
+
+(defparameter *delimiters* (coerce '(#\Space #\Newline #\Tab #\Page #\Return #\( #\) #\' #\` #\,)
+                                   'string))
+
+(defun skip-string (text start)
+  "The position after the string literal, or the name between bars, that begins at START."
+  (loop with quote = (char text start)
+        with i = (1+ start)
+        while (< i (length text))
+        do (let ((char (char text i)))
+             (cond ((char= char #\\) (incf i 2))
+                   ((char= char quote) (return (1+ i)))
+                   (t (incf i))))
+        finally (return (length text))))
+
+(defun skip-block-comment (text start)
+  (loop with depth = 0
+        with i = start
+        for pair = (subseq text i (min (length text) (+ i 2)))
+        do (cond ((string= pair "#|") (incf depth) (incf i 2))
+                 ((string= pair "|#") (decf depth) (incf i 2))
+                 (t (incf i)))
+           (when (or (zerop depth) (>= i (length text)))
+             (return i))))
+
+(defun code-tokens (text)
+  "The tokens of TEXT, Lisp source, lower case, without comments, strings and characters."
+  (let ((tokens '())
+        (i 0)
+        (end (length text)))
+    (flet ((delimiter-p (char) (find char *delimiters*))
+           (looking-at (prefix) (uiop:string-prefix-p prefix (subseq text i (min end (+ i 2))))))
+      (loop while (< i end)
+            do (let ((char (char text i)))
+                 (cond ((delimiter-p char) (incf i))
+                       ((char= char #\;) (setf i (or (position #\Newline text :start i) end)))
+                       ((looking-at "#|") (setf i (skip-block-comment text i)))
+                       ((looking-at "#\\")
+                        (setf i (or (position-if #'delimiter-p text :start (min end (+ i 3))) end)))
+                       ((find char "\"|") (setf i (skip-string text i)))
+                       (t (let ((stop (or (position-if (lambda (char)
+                                                         (or (delimiter-p char) (find char ";\"")))
+                                                       text :start i)
+                                          end)))
+                            (push (string-downcase (string-left-trim "@" (subseq text i stop)))
+                                  tokens)
+                            (setf i stop)))))))
+    (nreverse tokens)))
+
+(defun folder-files (folder)
+  (directory (support:root-file (format nil "src/~A/*.lisp" folder))))
+
+(defun folders ()
+  "The folders of src/ that hold code."
+  (loop for directory in (directory (support:root-file "src/*/") :resolve-symlinks nil)
+        for folder = (first (last (pathname-directory directory)))
+        when (folder-files folder) collect folder))
+
+(defun tokens-of (file)
+  (code-tokens (uiop:read-file-string file)))
+
+(defun package-options (folder)
+  "The options of the DEFPACKAGE in FOLDER/package.lisp, names as strings."
+  (with-open-file (stream (support:root-file (format nil "src/~A/package.lisp" folder)))
+    (let ((*package* (find-package '#:clgrpc.tests.architecture))
+          (*read-eval* nil))
+      (loop for form = (read stream nil)
+            while form
+            when (and (consp form) (string= (first form) "DEFPACKAGE"))
+              append (cddr form)))))
+
+(defun nicknames (folder)
+  "An alist from local nickname to package, both lower case, of the package of FOLDER."
+  (loop for (key . items) in (package-options folder)
+        when (eq key :local-nicknames)
+          append (loop for (nickname package) in items
+                       collect (cons (string-downcase nickname) (string-downcase package)))))
+
+(defun declared-packages (folder)
+  "The packages that the DEFPACKAGE of FOLDER names."
+  (loop for (key . items) in (package-options folder)
+        append (mapcar #'string-downcase
+                       (case key
+                         (:use items)
+                         ((:import-from :shadowing-import-from) (list (first items)))
+                         (:local-nicknames (mapcar #'second items))))))
+
+(defun token-package (token)
+  "The package part of a token such as `package:symbol`, or NIL."
+  (let ((colon (position #\: token)))
+    (when (and colon (plusp colon) (not (find (char token 0) "#:")))
+      (subseq token 0 colon))))
+
+(defun referred-packages (folder file)
+  "The packages that `package:symbol` tokens of FILE refer to, nicknames resolved."
+  (let ((nicknames (nicknames folder)))
+    (remove-duplicates
+     (loop for token in (tokens-of file)
+           for package = (token-package token)
+           when package
+             collect (or (cdr (assoc package nicknames :test #'string=)) package))
+     :test #'string=)))
+
+(defun our-folder (package)
+  "The folder that PACKAGE belongs to, or NIL if it is not one of ours."
+  (when (uiop:string-prefix-p "clgrpc." package)
+    (let ((rest (subseq package (length "clgrpc."))))
+      (subseq rest 0 (position #\. rest)))))
+
+;;; The checks
+
+(test arrows-between-packages
+  (dolist (folder (folders))
+    (let ((allowed (allowed folder)))
+      (flet ((check (package where)
+               (let ((used (our-folder package)))
+                 (is (not (string= package "clgrpc"))
+                     "~A refers to the package of users, CLGRPC" where)
+                 (when used
+                   (is (member used allowed :test #'string=)
+                       "~A uses src/~A, which the design does not allow" where used)))))
+        (dolist (package (declared-packages folder))
+          (check package (format nil "src/~A/package.lisp" folder)))
+        (dolist (file (folder-files folder))
+          (dolist (package (referred-packages folder file))
+            (check package (format nil "src/~A/~A.lisp" folder (pathname-name file)))))))))
+
+(test arrows-between-systems
+  (dolist (folder (folders))
+    (let ((system (asdf:find-system (format nil "clgrpc/~A" folder) nil)))
+      (is-true system "src/~A has no system" folder)
+      (when system
+        (dolist (needed (asdf:system-depends-on system))
+          (when (uiop:string-prefix-p "clgrpc/" needed)
+            (is (member (subseq needed (length "clgrpc/")) (allowed folder) :test #'string=)
+                "The system clgrpc/~A depends on ~A, which the design does not allow"
+                folder needed)))))))
+
+(defun offending-tokens (folder predicate)
+  "A list of `file: token` for each token of the sources of FOLDER that satisfies PREDICATE, a
+function of the token and its package, nicknames resolved, and is not excused."
+  (let ((nicknames (nicknames folder)))
+    (loop for path in (folder-files folder)
+          for file = (format nil "src/~A/~A.lisp" folder (pathname-name path))
+          append (loop for token in (remove-duplicates (tokens-of path) :test #'string=)
+                       for named = (token-package token)
+                       for package = (or (cdr (assoc named nicknames :test #'equal)) named)
+                       when (and (funcall predicate token package)
+                                 (not (and package (excused-p file package))))
+                         collect (format nil "~A: ~A" file token)))))
+
+(test internals-stay-inside
+  (dolist (folder (folders))
+    (let ((found (offending-tokens folder (lambda (token package)
+                                            (and package (search "::" token))))))
+      (is (null found) "Internal symbols of other packages:~{ ~A~}" found))))
+
+(test kernel-only-in-os
+  (dolist (folder (remove "os" (folders) :test #'string=))
+    (let ((found (offending-tokens
+                  folder
+                  (lambda (token package)
+                    (declare (ignore token))
+                    (member package '("sb-alien" "sb-posix" "sb-bsd-sockets" "sb-unix")
+                            :test #'equal)))))
+      (is (null found) "The kernel is touched outside src/os:~{ ~A~}" found))))
+
+(test core-without-clock-and-threads
+  (dolist (folder (intersection '("hpack" "http2" "protobuf") (folders) :test #'string=))
+    (let ((found (offending-tokens
+                  folder
+                  (lambda (token package)
+                    (declare (ignore package))
+                    (member token '("monotonic-ns" "real-time-ns" "get-universal-time" "random"
+                                    "get-internal-real-time" "sb-thread:make-thread" "sleep")
+                            :test #'string=)))))
+      (is (null found) "Below the loop, time is an argument:~{ ~A~}" found))))
+
+(test every-test-is-run
+  (let ((run (asdf:system-depends-on (asdf:find-system "clgrpc/tests"))))
+    (dolist (directory (directory (support:root-file "tests/*/") :resolve-symlinks nil))
+      (let* ((folder (first (last (pathname-directory directory))))
+             (system (asdf:find-system (format nil "clgrpc/tests/~A" folder) nil))
+             (files (mapcar #'pathname-name (directory (merge-pathnames "*.lisp" directory)))))
+        (when files
+          (is (member (format nil "clgrpc/tests/~A" folder) run :test #'string=)
+              "clgrpc/tests does not depend on a system of tests/~A" folder))
+        (when system
+          (let ((missing (set-difference files (mapcar #'asdf:component-name
+                                                       (asdf:component-children system))
+                                         :test #'string=)))
+            (is (null missing) "Files of tests/~A in no system:~{ ~A~}" folder missing)))))))
+
+(test the-checks-see
+  ;; what the checks above would find, so that their silence means something
+  (is (equal '("defun" "f" "x" "loop:run" "x") (code-tokens "(defun f (x) ; a:b
+  #| c:d |# #\\( \"e:f\" (loop:run `,@x))")))
+  (is (equal "loop" (token-package "loop:run")))
+  (is (null (token-package ":key")))
+  (is (null (token-package "#:name")))
+  (is (equal "http2" (our-folder "clgrpc.http2")))
+  (is (not (member "loop" (allowed "http2") :test #'string=)))
+  (is (not (member "server" (allowed "client") :test #'string=)))
+  (is (member "os" (allowed "services") :test #'string=)))

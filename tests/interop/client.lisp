@@ -1,0 +1,300 @@
+;;;; Our client against grpc-go's server: what `peer scenario-client` asks of servers, asked of our
+;;;; client. Every call has a time-out, so that nothing can hang unnoticed.
+
+(in-package #:clgrpc.tests.interop)
+(in-suite :clgrpc.interop)
+
+(defparameter *limit-seconds* 60
+  "The time-out of calls that should end by themselves.")
+
+(defmacro with-go-server ((channel &optional (server (gensym "SERVER"))
+                                             (address (gensym "ADDRESS")))
+                          &body body)
+  "Run BODY with CHANNEL to a `peer scenario-server`, the program SERVER at ADDRESS; skip without
+Go."
+  (let ((peer (gensym "PEER")))
+    `(with-peers (,peer)
+       (with-server-program (,server ,address ,peer "scenario-server" "-max-receive-octets"
+                                     (princ-to-string *max-receive-octets*))
+         (grpc:with-channel (,channel ,address :max-receive-octets *max-receive-octets*)
+           ,@body)))))
+
+;;; Messages
+
+(defun payload (size)
+  (testing:make-payload :body (make-array size :element-type '(unsigned-byte 8)
+                                               :initial-element 7)))
+
+(defun echo-request (size &key (pause-us 0))
+  "A request of SIZE octets that asks for as many back after PAUSE-US microseconds."
+  (testing:make-streaming-output-call-request
+   :payload (payload size)
+   :response-parameters (vector (testing:make-response-parameters :size size
+                                                                  :interval-us pause-us))))
+
+(defun response-size (response)
+  (length (testing:payload-body (testing:streaming-output-call-response-payload response))))
+
+(defun size-of (i)
+  "The size of message I of a stream tells its place."
+  (mod i 97))
+
+(defun counter (count function)
+  "A generator of (FUNCTION i) for each I under COUNT, then nil."
+  (let ((i -1))
+    (lambda () (when (< (incf i) count) (funcall function i)))))
+
+(defun check-sizes (count call)
+  "Check that CALL answers with COUNT messages whose sizes tell their places, and then ends well."
+  (let ((i 0))
+    (grpc:do-messages (response call)
+      (unless (= (size-of i) (response-size response))
+        (fail "message ~D has ~D octets" i (response-size response)))
+      (incf i))
+    (is (= count i))
+    (is (eq :ok (grpc:call-status call)))))
+
+(defun greet (channel name &key (timeout *limit-seconds*))
+  (helloworld:hello-reply-message
+   (helloworld.greeter:say-hello channel (helloworld:make-hello-request :name name)
+                                 :timeout timeout)))
+
+(defun greet-async (channel name &key (timeout *limit-seconds*))
+  (grpc:call-async #'helloworld.greeter:say-hello channel
+                   (helloworld:make-hello-request :name name) :timeout timeout))
+
+(defun check-serves (channel)
+  (is (string= "Hello, Ada!" (greet channel "Ada"))))
+
+;;; Streams
+
+(test our-client-streams-down
+  (with-go-server (channel)
+    (let ((request (testing:make-streaming-output-call-request
+                    :response-parameters
+                    (coerce (loop for i below 10000
+                                  collect (testing:make-response-parameters :size (size-of i)))
+                            'vector))))
+      (check-sizes 10000 (test-service:streaming-output-call channel request
+                                                             :timeout *limit-seconds*)))))
+
+(test our-client-streams-up
+  (with-go-server (channel)
+    (let ((reply (test-service:streaming-input-call
+                  channel
+                  (counter 10000 (lambda (i) (testing:make-streaming-input-call-request
+                                              :payload (payload (size-of i)))))
+                  :timeout *limit-seconds*)))
+      (is (= (loop for i below 10000 sum (size-of i))
+             (testing:streaming-input-call-response-aggregated-payload-size reply))))))
+
+(test our-client-streams-both-ways
+  (with-go-server (channel)
+    (check-sizes 10000 (test-service:full-duplex-call
+                        channel (counter 10000 (lambda (i) (echo-request (size-of i))))
+                        :timeout *limit-seconds*))))
+
+(test our-client-plays-ping-pong
+  (with-go-server (channel)
+    (grpc:with-call (call (test-service:full-duplex-call channel :open :timeout *limit-seconds*))
+      (dotimes (i 2000)
+        (grpc:send call (echo-request (size-of i)))
+        (unless (= (size-of i) (response-size (grpc:receive call)))
+          (fail "message ~D" i)))
+      (grpc:close-send call)
+      (is (null (grpc:receive call))))))
+
+;;; Sizes
+
+(test our-client-sends-nothing
+  (with-go-server (channel)
+    (dotimes (i 100)
+      (is (typep (test-service:empty-call channel (testing:make-empty) :timeout *limit-seconds*)
+                 'testing:empty)))
+    (check-sizes 0 (test-service:full-duplex-call
+                    channel
+                    (counter 100 (lambda (i)
+                                   (declare (ignore i))
+                                   (testing:make-streaming-output-call-request)))
+                    :timeout *limit-seconds*))))
+
+(defun check-big-messages (channel size count)
+  (dotimes (i count)
+    (let ((response (test-service:unary-call
+                     channel (testing:make-simple-request :response-size size
+                                                          :payload (payload size))
+                     :timeout *limit-seconds*)))
+      (is (= size (length (testing:payload-body (testing:simple-response-payload response)))))))
+  (grpc:with-call (call (test-service:full-duplex-call channel :open :timeout *limit-seconds*))
+    (dotimes (i count)
+      (grpc:send call (echo-request size))
+      (is (= size (response-size (grpc:receive call)))))
+    (grpc:close-send call)
+    (is (null (grpc:receive call)))))
+
+(test our-client-sends-1m
+  (with-go-server (channel) (check-big-messages channel (* 1024 1024) 8)))
+
+(test our-client-sends-16m
+  (with-go-server (channel) (check-big-messages channel (* 16 1024 1024) 2)))
+
+(test our-client-refuses-a-message-too-long
+  (with-go-server (channel)
+    (signals grpc:resource-exhausted
+      (test-service:unary-call
+       channel (testing:make-simple-request :response-size (1+ *max-receive-octets*))
+       :timeout *limit-seconds*))
+    (signals grpc:resource-exhausted
+      (test-service:unary-call
+       channel (testing:make-simple-request :payload (payload (1+ *max-receive-octets*)))
+       :timeout *limit-seconds*))
+    (check-serves channel)))
+
+;;; Many at once
+
+(test our-client-makes-100-calls-at-once
+  (with-go-server (channel)
+    (let ((futures (loop repeat 100 collect (greet-async channel "delay:200"))))
+      ;; one after another they would take 20 seconds
+      (is (loop for future in futures
+                always (string= "Hello, delay:200!"
+                                (helloworld:hello-reply-message (grpc:await future))))))
+    (let ((calls (loop repeat 100
+                       collect (test-service:full-duplex-call channel :open
+                                                              :timeout *limit-seconds*))))
+      (dolist (call calls) (grpc:send call (echo-request 10)))
+      (dolist (call calls) (is (= 10 (response-size (grpc:receive call)))))
+      (dolist (call calls) (grpc:close-send call))
+      (dolist (call calls) (is (null (grpc:receive call)))))))
+
+(test our-client-is-called-by-many-threads
+  (with-go-server (channel)
+    (let ((threads (loop for i below 20
+                         collect (let ((name (format nil "thread ~D" i)))
+                                   (sb-thread:make-thread
+                                    (lambda ()
+                                      (loop repeat 100
+                                            always (string= (format nil "Hello, ~A!" name)
+                                                            (greet channel name)))))))))
+      (dolist (thread threads)
+        (is (eq t (sb-thread:join-thread thread :default nil :timeout *limit-seconds*)))))))
+
+(test our-client-has-100-channels
+  (with-go-server (channel server address)
+    (check-serves channel)
+    (let ((channels (loop repeat 100 collect (grpc:make-channel address))))
+      (unwind-protect
+           (let ((before (open-descriptors (program-pid server))))
+             (mapc #'check-serves channels)
+             (is (<= (+ before 100) (open-descriptors (program-pid server)))))
+        (mapc #'grpc:close-channel channels)))))
+
+(test our-client-waits-for-sleepers
+  (with-go-server (channel)
+    (let ((sleepers (loop repeat 10
+                          collect (test-service:full-duplex-call channel :open
+                                                                 :timeout *limit-seconds*))))
+      (dolist (call sleepers) (grpc:send call (echo-request 1 :pause-us 1000000)))
+      (loop repeat 100 do (check-serves channel))
+      (dolist (call sleepers)
+        (is (= 1 (response-size (grpc:receive call))))
+        (grpc:close-send call)
+        (is (null (grpc:receive call)))))))
+
+;;; Ends before the end
+
+(test our-client-cancels
+  (with-go-server (channel)
+    (loop for future in (loop repeat 20 collect (greet-async channel "delay:3600000"))
+          do (grpc:cancel (grpc:future-call future))
+             (signals grpc:cancelled (grpc:await future)))
+    (dotimes (i 20)
+      (let ((call (test-service:full-duplex-call channel :open :timeout *limit-seconds*)))
+        (grpc:send call (echo-request 10))
+        (is (= 10 (response-size (grpc:receive call))))
+        (grpc:cancel call)
+        (signals grpc:cancelled (grpc:receive call))
+        (is (eq :cancelled (grpc:call-status call)))))
+    ;; a form that is left cancels what runs
+    (let ((left nil))
+      (grpc:with-call (call (test-service:full-duplex-call channel :open :timeout *limit-seconds*))
+        (grpc:send call (echo-request 10))
+        (grpc:receive call)
+        (setf left call))
+      (signals grpc:cancelled (grpc:receive left)))
+    (check-serves channel)))
+
+(test our-client-keeps-deadlines
+  (with-go-server (channel)
+    (check-serves channel)
+    (signals grpc:deadline-exceeded (greet channel "delay:3600000" :timeout 0.3))
+    (loop for future in (loop repeat 20
+                              collect (greet-async channel "delay:3600000" :timeout 0.3))
+          do (signals grpc:deadline-exceeded (grpc:await future)))
+    (let ((call (test-service:full-duplex-call channel :open :timeout 0.3)))
+      (signals grpc:deadline-exceeded (grpc:receive call)))
+    (check-serves channel)))
+
+(test our-client-survives-its-server
+  "All calls end with :unavailable when the server is killed; none hangs."
+  (with-go-server (channel server)
+    (check-serves channel)
+    (let ((futures (loop repeat 10 collect (greet-async channel "delay:3600000")))
+          (calls (loop repeat 10
+                       collect (test-service:full-duplex-call channel :open
+                                                              :timeout *limit-seconds*))))
+      (dolist (call calls)
+        (grpc:send call (echo-request 10))
+        (is (= 10 (response-size (grpc:receive call)))))
+      (kill-program server)
+      (dolist (future futures) (signals grpc:unavailable (grpc:await future)))
+      (dolist (call calls) (signals grpc:unavailable (grpc:receive call)))
+      (handler-case (progn (greet channel "Ada") (fail "a dead server has answered"))
+        (grpc:unavailable (error)
+          (is (search "refused" (string-downcase (princ-to-string error)))
+              "~A" error))))))
+
+;;; What comes with the messages
+
+(test our-client-understands-statuses
+  (with-go-server (channel)
+    (loop for code from 1 to 16
+          do (dolist (message (list "" "plain"
+                                    (format nil "100% off, ~C~C and λ → 🙂" #\Tab #\Newline)))
+               (handler-case
+                   (progn
+                     (test-service:unary-call
+                      channel
+                      (testing:make-simple-request
+                       :response-status (testing:make-echo-status :code code :message message))
+                      :timeout *limit-seconds*)
+                     (fail "no error for the code ~D" code))
+                 (grpc:rpc-error (error)
+                   (is (eq (grpc:code-status code) (grpc:rpc-error-status error)))
+                   (is (string= message (grpc:rpc-error-message error)))))))
+    (signals grpc:unimplemented
+      (test-service:unimplemented-call channel (testing:make-empty) :timeout *limit-seconds*))))
+
+(test our-client-exchanges-metadata
+  (with-go-server (channel)
+    (let ((octets (coerce '(0 1 127 128 255) '(vector (unsigned-byte 8)))))
+      (flet ((value (name metadata) (cdr (assoc name metadata :test #'string=))))
+        (multiple-value-bind (reply call)
+            (test-service:unary-call
+             channel (testing:make-simple-request :response-size 1)
+             :metadata `(("x-grpc-test-echo-initial" . "a value")
+                         ("x-grpc-test-echo-trailing-bin" . ,octets))
+             :timeout *limit-seconds*)
+          (declare (ignore reply))
+          (is (equal "a value" (value "x-grpc-test-echo-initial" (grpc:call-metadata call))))
+          (is (equalp octets (value "x-grpc-test-echo-trailing-bin"
+                                    (grpc:call-trailers call)))))))))
+
+;;; The command
+
+(test our-route-guide-client
+  (with-peers (peer)
+    (with-server-program (server address peer "routeguide-server")
+      (multiple-value-bind (code lines)
+          (run-to-end (clgrpc-program) (list "routeguide-client" address))
+        (is (eql 0 code) "exit code ~D:~{~%      ~A~}" code lines)))))

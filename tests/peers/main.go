@@ -1,0 +1,57 @@
+// Command peer is the other end in the tests and benchmarks of clgrpc: servers and clients built on
+// grpc-go, so that what clgrpc says on the wire is judged by somebody else's gRPC.
+//
+// Every server prints "listening on HOST:PORT" when it is ready and ends on SIGTERM or SIGINT.
+// Every client prints one line per check, "ok NAME figures" or "FAIL NAME why", and exits with 1
+// after a failure; no wait is without a time limit.
+package main
+
+import (
+	"fmt"
+	"os"
+)
+
+type command struct {
+	name, arguments, about string
+	run                    func(arguments []string) int
+}
+
+func commands() []command {
+	return []command{
+		{"routeguide-server", "[-listen ADDR] [-features FILE]",
+			"serve routeguide.RouteGuide", serveRouteGuide},
+		{"routeguide-client", "[-features FILE] ADDR",
+			"call the four methods of RouteGuide and check the answers", runRouteGuideClient},
+		{"bench-server", "[-listen ADDR] [-features FILE]",
+			"serve RouteGuide and grpc.testing.BenchmarkService for measurements", serveBench},
+		{"load", "[-method NAME] [-clients N] [-in-flight N] [-duration DURATION] … ADDR",
+			"load a RouteGuide server and print figures for each line of standard input", runLoad},
+		{"scenario-server", "[-listen ADDR] [-features FILE] [-max-receive-octets N]",
+			"serve helloworld.Greeter, RouteGuide and grpc.testing.TestService", serveScenarios},
+		{"scenario-client", "[-limit DURATION] [-max-receive-octets N] [-kill PID] SCENARIO… ADDR",
+			"play scenarios against a server (`all`: every one; `list`: print their names)",
+			runScenarioClient},
+		{"bulk-client", "[-octets N,…] [-time DURATION] [-bystander same|other] SCENARIO… ADDR",
+			"measure large messages: {unary,stream}-{up,down,both}; a line of JSON for each",
+			runBulkClient},
+	}
+}
+
+func usage() {
+	fmt.Fprintln(os.Stderr, "usage: peer COMMAND …")
+	for _, c := range commands() {
+		fmt.Fprintf(os.Stderr, "  %s %s\n      %s\n", c.name, c.arguments, c.about)
+	}
+}
+
+func main() {
+	if len(os.Args) > 1 {
+		for _, c := range commands() {
+			if c.name == os.Args[1] {
+				os.Exit(c.run(os.Args[2:]))
+			}
+		}
+	}
+	usage()
+	os.Exit(2)
+}

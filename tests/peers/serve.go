@@ -1,0 +1,109 @@
+package main
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"google.golang.org/grpc"
+	greeterpb "google.golang.org/grpc/examples/helloworld/helloworld"
+	routepb "google.golang.org/grpc/examples/route_guide/routeguide"
+	"google.golang.org/grpc/interop"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/orca"
+)
+
+// serverFlags are the options all servers share.
+type serverFlags struct {
+	set        *flag.FlagSet
+	listen     *string
+	features   *string
+	maxReceive *int
+}
+
+func newServerFlags(name string) serverFlags {
+	set := flag.NewFlagSet(name, flag.ExitOnError)
+	return serverFlags{set,
+		set.String("listen", "127.0.0.1:0", "address to listen on; port 0 picks one"),
+		set.String("features", "examples/features.json", "JSON file of the features of RouteGuide"),
+		set.Int("max-receive-octets", 4<<20, "longest message accepted")}
+}
+
+// serve listens, says where, and serves until a signal ends it.
+func (f serverFlags) serve(server *grpc.Server) int {
+	listener, err := net.Listen("tcp", *f.listen)
+	if err != nil {
+		return complain(err)
+	}
+	fmt.Printf("listening on %s\n", listener.Addr())
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		<-signals
+		server.Stop()
+	}()
+	if err := server.Serve(listener); err != nil {
+		return complain(err)
+	}
+	return 0
+}
+
+func complain(err error) int {
+	fmt.Fprintln(os.Stderr, "peer:", err)
+	return 1
+}
+
+func readFeatures(file string) ([]*routepb.Feature, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var features []*routepb.Feature
+	if err := json.Unmarshal(text, &features); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return features, nil
+}
+
+func serveRouteGuide(arguments []string) int {
+	f := newServerFlags("routeguide-server")
+	f.set.Parse(arguments)
+	features, err := readFeatures(*f.features)
+	if err != nil {
+		return complain(err)
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(*f.maxReceive))
+	routepb.RegisterRouteGuideServer(server, newRouteGuide(features))
+	return f.serve(server)
+}
+
+func serveBench(arguments []string) int {
+	f := newServerFlags("bench-server")
+	f.set.Parse(arguments)
+	features, err := readFeatures(*f.features)
+	if err != nil {
+		return complain(err)
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(*f.maxReceive))
+	routepb.RegisterRouteGuideServer(server, &benchRouteGuide{features: features})
+	testpb.RegisterBenchmarkServiceServer(server, benchmarkService{})
+	return f.serve(server)
+}
+
+func serveScenarios(arguments []string) int {
+	f := newServerFlags("scenario-server")
+	f.set.Parse(arguments)
+	features, err := readFeatures(*f.features)
+	if err != nil {
+		return complain(err)
+	}
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(*f.maxReceive), orca.CallMetricsServerOption(nil))
+	greeterpb.RegisterGreeterServer(server, greeter{})
+	routepb.RegisterRouteGuideServer(server, newRouteGuide(features))
+	testpb.RegisterTestServiceServer(server, interop.NewTestServer())
+	return f.serve(server)
+}

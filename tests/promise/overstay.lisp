@@ -1,0 +1,150 @@
+;;;; P2: handlers that block hold up nobody else. Methods that block are marked and unmarked; a bounded
+;;;; reserve ends in answers or :resource-exhausted, never in a hang.
+
+(in-package #:clgrpc.tests.promise)
+(in-suite :clgrpc.promise)
+
+(defun sleepy (note call)
+  "Sleep as long as NOTE says, in milliseconds."
+  (declare (ignore call))
+  (when (plusp (number-of note)) (sleep (/ (number-of note) 1000)))
+  note)
+
+(defun open-loop-latencies (channel seconds per-second sleeper)
+  "Make PER-SECOND calls a second, each tenth of which sleeps for a second, by SLEEPER, a stub; return
+the latencies in ms of the others that were due after the first second."
+  (let ((latencies (list '())) (ended (make-signal)) (count 0) (begin (monotonic-ns)))
+    (pace per-second seconds
+          (lambda (i due)
+            (let* ((sleeps (zerop (mod i 10)))
+                   (counts (not (or sleeps (< (- due begin) 1000000000))))
+                   (sent (note (if sleeps 1000 0))))
+              (incf count)
+              (grpc:attach
+               (if (and sleeps (eq sleeper #'lab.bench:collect))
+                   (grpc:call-async sleeper channel (list sent) :timeout 20)
+                   (grpc:call-async #'lab.bench:ask channel sent :timeout 20))
+               (lambda (reply error)
+                 (declare (ignore reply))
+                 (when counts
+                   (sb-ext:atomic-push (if error 1d6 (/ (- (monotonic-ns) due) 1d6))
+                                       (car latencies)))
+                 (signal-it ended))))))
+    (is (await-signal ended :count count))
+    (car latencies)))
+
+(defun check-others (sleeper where)
+  "Sleeping handlers, called by SLEEPER, do not hold up the others."
+  (with-probe (channel) (:ask #'sleepy
+                         :collect (lambda (stream call) (sleepy (grpc:receive stream) call)))
+    (let* ((pauses (list 0))
+           (p99 (best-of 3
+                         (lambda ()
+                           (let* ((collecting sb-ext:*gc-run-time*)
+                                  (latencies (open-loop-latencies channel 3 1000 sleeper)))
+                             (setf (car pauses) (- sb-ext:*gc-run-time* collecting))
+                             (report "P2: sleeping in ~A: p50 ~,2F ms, p99 ~,2F ms, most ~,2F ms; ~
+                                      GC ~,1F ms in all"
+                                     where (quantile latencies 0.5) (quantile latencies 0.99)
+                                     (reduce #'max latencies) (/ (car pauses) 1000.0))
+                             (quantile latencies 0.99)))
+                         (lambda (p99) (< p99 5)))))
+      (is (< p99 5)))))
+
+(test p2-in-the-same-method (check-others #'lab.bench:ask "the same method"))
+(test p2-in-another-method (check-others #'lab.bench:collect "another method"))
+
+;;; Marks
+
+(defun route-named (server name)
+  (loop for route being the hash-values of (server::route-table-routes
+                                            (server::hub-routes (first (server::server-hubs server))))
+        when (eq name (rpc:rpc-method-function-name (server::route-method route)))
+          return route))
+
+(test methods-that-block-are-marked-and-unmarked
+  (with-probe (channel :server server) (:ask #'sleepy)
+    (let ((route (route-named server 'lab.bench:ask)))
+      (is-false (server::route-blocks route))
+      (ask channel (note 100))
+      (is-true (server::route-blocks route) "it has overstayed")
+      (dotimes (i 63) (ask channel (note 0)))
+      (is-true (server::route-blocks route))
+      ;; a slow one begins the count anew, whatever else this machine does
+      (is-true (wait-until (lambda ()
+                             (ask channel (note 0))
+                             (not (server::route-blocks route))))
+               "so many quick ones in a row"))))
+
+(test execution-is-obeyed
+  (loop for (execution name) in '((:inline "clgrpc server 1") (:blocking "clgrpc reserve"))
+        do (let ((names (list '())))
+             (with-probe (channel :options (list :execution execution))
+                 (:ask (lambda (note call)
+                         (declare (ignore call))
+                         (sb-ext:atomic-push (sb-thread:thread-name sb-thread:*current-thread*)
+                                             (car names))
+                         note))
+               (dotimes (i 20) (ask channel (note i))))
+             (is (equal (list name) (remove-duplicates (car names) :test #'string=))))))
+
+;;; Late answers
+
+(test late-answers-arrive
+  "Handlers that lose the loop while they run or wait, all at once, and others in between."
+  (with-probe (channel)
+      (:ask #'sleepy
+       :chat (lambda (stream call)
+               (sleep 0.02)
+               (grpc:do-messages (note stream)
+                 (sleep 0.005)
+                 (grpc:send call note)))
+       :watch (lambda (note call)
+                (loop for i below (number-of note)
+                      do (grpc:send call (note i))
+                         (when (= i 3) (sleep 0.03)))))
+    (is (equal (loop for i below 40 collect (mod i 7))
+               (with-threads (i 40) (number-of (ask channel (note (mod i 7)))))))
+    (is (every #'identity
+               (with-threads (i 12)
+                 (if (evenp i)
+                     (equal (loop for n below 50 collect n) (numbers (watch channel (note 50))))
+                     (equal '(1 2 3 4 5)
+                            (numbers (chat channel (mapcar #'note '(1 2 3 4 5)))))))))))
+
+;;; Handlers that call their own server
+
+(defun outcomes (statuses)
+  (loop for status in (remove-duplicates statuses)
+        collect (list status (count status statuses))))
+
+(defun check-self-calls (execution reserve-threads)
+  "Two hundred handlers at once, each of which calls its own server."
+  (let ((inner nil) (channel-box (list nil)))
+    (setf inner (lambda (note call)
+                  (declare (ignore call))
+                  (if (plusp (number-of note))
+                      (ask (car channel-box) (note (1- (number-of note))) :timeout 60)
+                      note)))
+    (with-probe (channel :options (list :execution execution :reserve-threads reserve-threads
+                                        :reserve-wait-seconds 0.5))
+        (:ask inner)
+      (setf (car channel-box) channel)
+      (let* ((statuses '())
+             (seconds (elapsed-seconds
+                        (setf statuses
+                              (with-threads (i 200)
+                                (handler-case (progn (ask channel (note 1) :timeout 60) :ok)
+                                  (rpc:rpc-error (error) (rpc:rpc-error-status error))))))))
+        (report "200 self-calls, reserve of ~D, ~(~A~): ~:{~(~A~) ~D ~}in ~,2F s" reserve-threads
+                execution (outcomes statuses) seconds)
+        (is (subsetp statuses '(:ok :resource-exhausted)))
+        (is (< seconds 20))
+        (is (= 0 (number-of (ask channel (note 0)))) "it serves on")))))
+
+(test self-calls-do-not-hang
+  (dolist (execution '(:auto :inline :blocking))
+    (check-self-calls execution 8)))
+
+(test self-calls-within-the-reserve
+  (check-self-calls :auto 256))

@@ -1,0 +1,14 @@
+;;;; What the design promises of threads (DESIGN, P1 to P5, and reserves, driving, soaking), each a
+;;;; test that prints its figure. The figures are taken on whatever machine this is, beside whatever
+;;;; else it does; a test whose figure depends on that takes the best of a few rounds.
+
+(defpackage #:clgrpc.tests.promise
+  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:server #:clgrpc.server)
+                    (#:client #:clgrpc.client) (#:loop #:clgrpc.loop) (#:os #:clgrpc.os)
+                    (#:support #:clgrpc.tests.support))
+  (:export #:soak))
+
+(in-package #:clgrpc.tests.promise)
+
+(def-suite :clgrpc.promise :description "P1 to P5 of the design, self-calls, driving, a short soak.")

@@ -1,0 +1,137 @@
+;;;; P1: nothing sleeps per call but the runner and the caller, and nothing runs when nothing is to do.
+;;;; P3: system calls per call. P4: octets consed per call.
+
+(in-package #:clgrpc.tests.promise)
+(in-suite :clgrpc.promise)
+
+(defun double (note call)
+  (declare (ignore call))
+  (note (* 2 (number-of note))))
+
+;;; P1
+
+(defun others-switches (process exempt function)
+  "How often the threads of PROCESS sleep while FUNCTION runs, but for the EXEMPT ones that sleep most: the
+server's runner, whichever thread that is by now, and the caller."
+  (let ((before (task-figures process #'voluntary-switches)))
+    (funcall function)
+    (let ((growths (loop for entry in (task-figures process #'voluntary-switches)
+                         collect (growth before (list entry)))))
+      (reduce #'+ (nthcdr exempt (sort growths #'>))))))
+
+(test p1-nothing-sleeps-per-call
+  (with-probe (channel) (:ask #'double)
+    (flet ((calls (count) (dotimes (i count) (ask channel (note i)))))
+      (calls 2000)
+      (let ((switches (best-of 3
+                               (lambda ()
+                                 (others-switches "self" 2
+                                                  (lambda () (calls 10000))))
+                               (lambda (switches) (< switches 100)))))
+        (report "P1: ~D voluntary context switches of other threads in 10,000 calls (under 100)"
+                switches)
+        (is (< switches 100))))))
+
+(test p1-across-processes
+  (support:with-server-program (program address (support:clgrpc-program) "serve" "bench"
+                                        "--listen" "127.0.0.1:0")
+    (let ((process (support:program-pid program)))
+      (grpc:with-channel (channel address)
+        (flet ((calls (count)
+                 (dotimes (i count)
+                   (routeguide.route-guide:get-feature
+                    channel (routeguide:make-point :latitude 1 :longitude i)))))
+          (calls 2000)
+          (let* ((ours 0)
+                 (theirs (others-switches
+                          process 1
+                          (lambda ()
+                            (setf ours (others-switches "self" 1
+                                                        (lambda () (calls 10000))))))))
+            (report "P1: across processes ~D of the client's and ~D of the server's (under 100)"
+                    ours theirs)
+            (is (< (+ ours theirs) 200)))))
+      ;; the watchdog dozes off, the connection has ended
+      (check-idle process :settle 2 :seconds 1))))
+
+(defun check-idle (process &key settle seconds)
+  "No thread of PROCESS runs for SECONDS, once it has had SETTLE seconds to come to rest."
+  (pass-time settle)
+  (let ((before (task-figures process #'run-time-ns)))
+    (pass-time seconds)
+    (let ((run (growth before (task-figures process #'run-time-ns))))
+      (report "P1: an idle server ran for ~D ns in ~D s (none)" run seconds)
+      (is (zerop run)))))
+
+;;; P3
+
+(defparameter *system-calls*
+  '(os:wait-for-events os:receive-octets os:send-octets os:send-buffers os:write-eventfd
+    os:accept-socket os:watch-descriptor os:forget-descriptor os:wake-futex os:wait-for-futex)
+  "What the threads of a server do of the kernel's.")
+
+(defun call-counting-system-calls (function)
+  "Call FUNCTION with a function that returns how many system calls the server's threads have made."
+  (let ((count (list 0)))
+    (dolist (name *system-calls*)
+      (sb-int:encapsulate name 'count
+                          (lambda (original &rest arguments)
+                            (when (search "clgrpc server" (sb-thread:thread-name
+                                                           sb-thread:*current-thread*))
+                              (sb-ext:atomic-incf (car count)))
+                            (apply original arguments))))
+    (unwind-protect (funcall function (lambda () (car count)))
+      (dolist (name *system-calls*) (sb-int:unencapsulate name 'count)))))
+
+(defun call-ahead (channel calls in-flight)
+  "Make CALLS calls with IN-FLIGHT of them under way."
+  (let ((futures (make-array in-flight)))
+    (flet ((begin (i) (setf (aref futures i) (grpc:call-async #'lab.bench:ask channel (note i)))))
+      (dotimes (i in-flight) (begin i))
+      (loop repeat (floor (- calls in-flight) in-flight)
+            do (dotimes (i in-flight)
+                 (grpc:await (aref futures i))
+                 (begin i)))
+      (map nil #'grpc:await futures))))
+
+(test p3-few-system-calls
+  (with-probe (channel :server server :options '(:execution :inline)) (:ask #'double)
+    (call-ahead channel 2000 100)
+    (let ((share (best-of 3
+                          (lambda ()
+                            (call-counting-system-calls
+                             (lambda (count)
+                               (let ((before (funcall count)))
+                                 (call-ahead channel 20000 100)
+                                 (/ (- (funcall count) before) 20000.0)))))
+                          (lambda (share) (< share 0.1)))))
+      (report "P3: ~,3F system calls of the server per call, 100 streams of one connection (under 0.1)"
+              share)
+      (is (< share 0.1)))))
+
+;;; P4
+
+(defun consed-per-call (calls function)
+  (let ((before (sb-ext:get-bytes-consed)))
+    (funcall function)
+    (/ (- (sb-ext:get-bytes-consed) before) calls 1.0)))
+
+(test p4-octets-per-call
+  "Small messages; bench-allocation says what the octets are."
+  (support:with-server-program (program address (support:clgrpc-program) "serve" "bench"
+                                        "--listen" "127.0.0.1:0")
+    (grpc:with-channel (channel address)
+      (let ((point (routeguide:make-point :latitude 1 :longitude 2)))
+        (flet ((calls ()
+                 (dotimes (i 5000) (routeguide.route-guide:get-feature channel point))))
+          (calls)
+          (let ((client (consed-per-call 5000 #'calls)))
+            (report "P4: ~,0F octets consed by a blocking client per call" client)
+            (is (< client 700)))))))
+  (with-probe (channel) (:ask #'double)
+    (let ((notes (note 1)))
+      (flet ((calls () (dotimes (i 5000) (ask channel notes))))
+        (calls)
+        (let ((both (consed-per-call 5000 #'calls)))
+          (report "P4: ~,0F by client and server together" both)
+          (is (< both 1800)))))))

@@ -1,0 +1,9 @@
+;;;; What tests of several layers share: programs run as peers, and the patience to wait for them.
+
+(defpackage #:clgrpc.tests.support
+  (:use #:cl)
+  (:export #:root-file #:peer-program #:clgrpc-program #:go-absence
+           #:program #:program-pid #:program-line #:program-exit-code #:signal-program
+           #:terminate-program #:kill-program
+           #:call-with-program #:with-program #:run-to-end #:server-address
+           #:with-server-program #:open-descriptors))

@@ -1,0 +1,176 @@
+;;;; Programs beside the tests: the Go peers and our own `clgrpc` command. A program's standard
+;;;; output is read line by line on a thread of its own, so that a wait for a line has a time limit;
+;;;; the program is killed when its WITH- form is left.
+
+(in-package #:clgrpc.tests.support)
+
+(defun root-file (name)
+  "The path of the file NAME in the directory of clgrpc.asd."
+  (uiop:native-namestring (asdf:system-relative-pathname "clgrpc" name)))
+
+(defun script-output (program &rest arguments)
+  "Run a script; return its trimmed output, or NIL if it fails, whose complaints are shown."
+  (multiple-value-bind (output error-output code)
+      (uiop:run-program (cons program arguments) :output '(:string :stripped t)
+                                                 :error-output :string :ignore-error-status t)
+    (unless (zerop code)
+      (format *error-output* "~&~A~@[ ~{~A~^ ~}~]: ~A~%" program arguments error-output))
+    (when (zerop code)
+      output)))
+
+(defconstant +least-go+ 21
+  "Go 1.21 fetches the newer Go that the peers ask for; those before cannot.")
+
+(defun go-absence ()
+  "Why there is no Go to build the peers with, as text, or NIL if there is one."
+  (multiple-value-bind (output error-output code)
+      (uiop:run-program "go version" :output '(:string :stripped t) :ignore-error-status t)
+    (declare (ignore error-output))
+    (let* ((place (search "go1." output))
+           (minor (and place (parse-integer output :start (+ place 4) :junk-allowed t))))
+      (cond ((plusp code) "Go is not installed")
+            ((< (or minor 0) +least-go+)
+             (format nil "Go 1.~D or later is needed, this is ~A" +least-go+ output))))))
+
+(defvar *peer-program* nil)
+
+(defun peer-program ()
+  "The path of the Go program `peer`, built if need be; or NIL and, as text, why there is no Go to do
+it. Signal an error if it does not build."
+  (let ((absence (and (null *peer-program*) (go-absence))))
+    (if absence
+        (values nil absence)
+        (or *peer-program*
+            (setf *peer-program* (script-output (root-file "scripts/peer")))
+            (error "The Go peers could not be built.")))))
+
+(defvar *clgrpc-program* nil)
+
+(defun clgrpc-program ()
+  "The path of bin/clgrpc, built if need be; the environment variable CLGRPC_PROGRAM names another.
+Signal an error if it does not build."
+  (or *clgrpc-program*
+      (setf *clgrpc-program*
+            (or (uiop:getenvp "CLGRPC_PROGRAM")
+                (and (script-output "make" "--silent" "-C" (root-file "") "bin/clgrpc")
+                     (root-file "bin/clgrpc"))))
+      (error "bin/clgrpc could not be built.")))
+
+;;; A running program
+
+(defstruct (program (:copier nil))
+  "A running program: PROCESS; LINES of its output that nobody has taken yet, oldest first."
+  process
+  reader
+  (lines '() :type list)
+  (ended nil)
+  (lock (sb-thread:make-mutex :name "program lines"))
+  (news (sb-thread:make-waitqueue)))
+
+(defmethod print-object ((program program) stream)
+  (print-unreadable-object (program stream :type t)
+    (format stream "~D" (program-pid program))))
+
+(defun program-pid (program)
+  "The process id of PROGRAM."
+  (sb-ext:process-pid (program-process program)))
+
+(defun read-lines (program)
+  (let ((stream (sb-ext:process-output (program-process program))))
+    (flet ((tell (function)
+             (sb-thread:with-mutex ((program-lock program))
+               (funcall function)
+               (sb-thread:condition-broadcast (program-news program)))))
+      (loop for line = (ignore-errors (read-line stream nil))
+            while line
+            do (tell (lambda ()
+                       (setf (program-lines program)
+                             (append (program-lines program) (list line))))))
+      (tell (lambda () (setf (program-ended program) t))))))
+
+(defun start-program (path arguments)
+  (let ((program (make-program :process (sb-ext:run-program path arguments :wait nil :input nil
+                                                            :output :stream :error :output
+                                                            :directory (root-file "")))))
+    (setf (program-reader program)
+          (sb-thread:make-thread #'read-lines :name "program reader" :arguments (list program)))
+    program))
+
+(defun stop-program (program)
+  (let ((process (program-process program)))
+    (when (sb-ext:process-alive-p process)
+      (sb-ext:process-kill process sb-unix:sigkill))
+    (sb-ext:process-wait process)
+    (sb-thread:join-thread (program-reader program))
+    (sb-ext:process-close process)))
+
+(defun call-with-program (function path arguments)
+  "Call FUNCTION with the program at PATH running with ARGUMENTS, killed on the way out."
+  (let ((program (start-program path arguments)))
+    (unwind-protect (funcall function program)
+      (stop-program program))))
+
+(defmacro with-program ((variable path &rest arguments) &body body)
+  "Run BODY with VARIABLE bound to the program at PATH, which runs with ARGUMENTS, strings."
+  `(call-with-program (lambda (,variable) ,@body) ,path (list ,@arguments)))
+
+(defun program-line (program &key (timeout-seconds 20))
+  "Take the next line PROGRAM has printed, waiting for it; NIL once its output has ended. Signal an
+error after TIMEOUT-SECONDS."
+  (sb-thread:with-mutex ((program-lock program))
+    (loop
+      (cond ((program-lines program) (return (pop (program-lines program))))
+            ((program-ended program) (return nil))
+            ((not (sb-thread:condition-wait (program-news program) (program-lock program)
+                                            :timeout timeout-seconds))
+             (error "~S has printed nothing for ~D seconds." program timeout-seconds))))))
+
+(defun program-exit-code (program)
+  "Wait until PROGRAM, whose output has ended, ends; return its exit code."
+  (sb-ext:process-exit-code (sb-ext:process-wait (program-process program))))
+
+(defun signal-program (program signal)
+  "Send PROGRAM the SIGNAL of that number."
+  (sb-ext:process-kill (program-process program) signal))
+
+(defun terminate-program (program)
+  "Send SIGTERM to PROGRAM and return its exit code once it has ended."
+  (signal-program program sb-unix:sigterm)
+  (loop while (program-line program))
+  (program-exit-code program))
+
+(defun kill-program (program)
+  "End PROGRAM at once, with SIGKILL."
+  (signal-program program sb-unix:sigkill)
+  (sb-ext:process-wait (program-process program))
+  nil)
+
+(defun run-to-end (path arguments &key (timeout-seconds 120))
+  "Run the program at PATH to its end; return its exit code and the list of the lines it printed.
+Signal an error if no line comes for TIMEOUT-SECONDS."
+  (call-with-program (lambda (program)
+                       (let ((lines (loop for line = (program-line
+                                                      program :timeout-seconds timeout-seconds)
+                                          while line collect line)))
+                         (values (program-exit-code program) lines)))
+                     path arguments))
+
+;;; Servers
+
+(defun server-address (program)
+  "Wait for PROGRAM to print `listening on HOST:PORT`; return that address."
+  (loop with prefix = "listening on "
+        for line = (program-line program)
+        do (cond ((null line) (error "~S ended before it listened." program))
+                 ((uiop:string-prefix-p prefix line)
+                  (return (subseq line (length prefix)))))))
+
+(defmacro with-server-program ((variable address path &rest arguments) &body body)
+  "As WITH-PROGRAM, with ADDRESS bound to the address at which that program, a server, listens."
+  `(with-program (,variable ,path ,@arguments)
+     (let ((,address (server-address ,variable)))
+       ,@body)))
+
+(defun open-descriptors (&optional (process "self"))
+  "How many file descriptors PROCESS, a process id, has open; by default this one."
+  (length (directory (format nil "/proc/~A/fd/*" process) :resolve-symlinks nil)))
