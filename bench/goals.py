@@ -1,0 +1,88 @@
+"""What the project has set itself, and how far it is: for each goal a bound and the figure that
+must not exceed it. A ratio is ours to a peer's; of throughput, the peer's to ours, so that less is
+better everywhere."""
+
+import streams
+import unary
+
+MORE_IS_BETTER = {"requests_per_second", "calls_per_second", "messages_per_second"}
+
+
+def ratio(row, key, peer):
+    """Ours to PEER's, or the other way round where more is better; None if the peer was absent."""
+    sides = row["sides"]
+    if peer not in sides:
+        return None
+    ours, theirs = sides["clgrpc"]["median"][key], sides[peer]["median"][key]
+    return theirs / ours if key in MORE_IS_BETTER else ours / theirs
+
+
+def worst(rows, key, peer):
+    """The largest ratio of ROWS."""
+    ratios = [ratio(row, key, peer) for row in rows]
+    return max((value for value in ratios if value is not None), default=None)
+
+
+def unary_goals(results):
+    rows = {unary.describe(row): row for row in results["rows"]}
+    cpu = "cpu_us_per_call"
+    for name, bound in [("10 × 100", 0.1), ("10 × 10", 0.2), ("10 × 1", 0.55), ("1 × 1", 0.65)]:
+        yield "server CPU at %s, to grpc-go" % name, bound, ratio(rows[name], cpu, "grpc-go")
+    yield "server CPU at 10 × 100, to tonic", 1 / 3, ratio(rows["10 × 100"], cpu, "tonic")
+    yield "server CPU at 10 × 100, to nghttpd", 1, ratio(rows["10 × 100"], cpu, "nghttpd")
+    for key, text in [("requests_per_second", "throughput"), ("mean_latency_us", "mean latency")]:
+        yield text + ", worst row, to grpc-go", 1, worst(rows.values(), key, "grpc-go")
+
+
+def streams_goals(results):
+    for row in results["rows"]:
+        for peer, bound in [("grpc-go", 1 / 3), ("tonic", 1)]:
+            yield ("server CPU per message of %s, to %s" % (streams.describe(row), peer), bound,
+                   ratio(row, "server_cpu_us_per_message", peer))
+
+
+def client_goals(results):
+    for row, (text, key, bound) in zip(results["rows"], [
+            ("p50 of one blocking caller", "p50_us", 0.9),
+            ("client CPU of 100 blocking callers", "client_cpu_us_per_call", 1),
+            ("client CPU of 100 calls ahead", "client_cpu_us_per_call", 0.2)]):
+        yield text + ", to grpc-go", bound, ratio(row, key, "grpc-go")
+
+
+def matrix_goals(results):
+    rows = results["rows"]
+    cpu, rate = "server_cpu_us_per_call", "calls_per_second"
+    yield ("server CPU with one client, worst cell, to grpc-go", 0.75,
+           worst([row for row in rows if row["clients"] == 1], cpu, "grpc-go"))
+    yield ("server CPU with more clients, worst cell, to grpc-go", 0.5,
+           worst([row for row in rows if row["clients"] > 1], cpu, "grpc-go"))
+    for bound, text, group in [(1, "free", False), (1 / 0.95, "bound by the client", True)]:
+        cells = [row for row in rows if row["client_bound"] == group]
+        yield ("throughput in cells %s, worst of %d, to grpc-go" % (text, len(cells)), bound,
+               worst(cells, rate, "grpc-go"))
+
+
+def openloop_goals(results):
+    for peer in ("grpc-go", "tonic"):
+        for quantile in ("p50", "p99"):
+            yield ("%s, to %s" % (quantile, peer), 1,
+                   ratio(results["rows"][0], quantile, peer))
+
+
+def bulk_goals(results):
+    rows = [row for row in results["beside"] if row["scenario"] != "none"]
+    yield ("p99 of small calls beside messages of 16 MB, worst row, to grpc-go", 1,
+           worst(rows, "bystander_p99_us", "grpc-go"))
+
+
+def allocation_goals(results):
+    for row in results["rows"]:
+        messages = sum(kind["octets"] for kind in row["kinds"]
+                       if kind["kind"].startswith("message "))
+        yield row["name"] + ": octets of transport", 300, row["consed_per_call"] - messages
+        yield row["name"] + ": octets in all", 400, row["consed_per_call"]
+
+
+GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
+         "matrix": matrix_goals, "openloop": openloop_goals, "bulk": bulk_goals,
+         "allocation": allocation_goals}

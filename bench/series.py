@@ -1,0 +1,50 @@
+"""Runs of several rows and sides in turn, so that whatever else the machine does falls on all of
+them, and the medians of what they measured."""
+
+import statistics
+
+import support
+
+
+def medians(runs):
+    """The median of each figure that all RUNS, a list of dictionaries, have."""
+    return {key: statistics.median(run[key] for run in runs)
+            for key in runs[0] if all(key in run for run in runs)}
+
+
+def interleaved(rows, sides, rounds, run, warm_up=None):
+    """Call RUN(row, side) ROUNDS times for each pair, never twice in a row for one, after WARM_UP.
+    ROWS are dictionaries that describe themselves, SIDES have names. Return the rows, each with
+    `sides`: by name, the median and all runs."""
+    results = [dict(row, sides={side.name: {"runs": []} for side in sides}) for row in rows]
+    progress = support.Progress(len(rows) * len(sides) * (rounds + bool(warm_up)))
+    for turn in range(0 if warm_up else 1, rounds + 1):
+        for row, result in zip(rows, results):
+            for side in sides:
+                what = " ".join(str(value) for value in row.values())
+                progress.step("%s, %s%s" % (what, side.name, ", warming up" * (turn == 0)))
+                if turn == 0:
+                    warm_up(row, side)
+                else:
+                    result["sides"][side.name]["runs"].append(run(row, side))
+    progress.clear()
+    for result in results:
+        for side in result["sides"].values():
+            side["median"] = medians(side["runs"])
+    return results
+
+
+def comparisons(rows, describe, figures, us="clgrpc"):
+    """How US stands against each other side: a list of dictionaries for every row and each of
+    FIGURES, which are (key, name, whether less is better, or None if neither is)."""
+    found = []
+    for row in rows:
+        ours = row["sides"][us]["median"]
+        for name, side in row["sides"].items():
+            theirs = side["median"]
+            found += [{"row": describe(row), "figure": title, "peer": name, "ours": ours[key],
+                       "theirs": theirs[key],
+                       "lost": (ours[key] > theirs[key]) == less and ours[key] != theirs[key]}
+                      for key, title, less in figures
+                      if less is not None and name != us and key in ours and key in theirs]
+    return found
