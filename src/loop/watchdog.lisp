@@ -3,8 +3,9 @@
 ;;;;
 ;;;; It ticks only while something goes on. A loop overstays when two ticks, a millisecond apart, see the
 ;;;; same lent baton and no garbage was collected between. While all handlers are quick the ticks grow
-;;;; rare, to +LONGEST-TICK-NS+, so that watching costs next to nothing; once one has overstayed others are
-;;;; likely to, and for +ALERT-NS+ no tick is longer than the first.
+;;;; rare, to +LONGEST-TICK-NS+, so that watching costs next to nothing. Once one has overstayed others are
+;;;; likely to, and for a while no tick is longer than the first: for +ALERT-NS+ at first, since a thread
+;;;; that the kernel held up looks the same, and four times as long with each that follows.
 ;;;;
 ;;;; When no baton has moved for a while it sleeps, and who moves one wakes it. LEND has no full barrier
 ;;;; between its store and its look at **WATCHDOG-ASLEEP**, which would cost every call 20 ns. So the
@@ -17,8 +18,10 @@
 (defconstant +longest-tick-ns+ 32000000)
 (defconstant +doze-after-ns+ 200000000
   "After so long without a move of any baton the watchdog sleeps.")
-(defconstant +alert-ns+ 10000000000
-  "So long after an overstay the ticks stay short.")
+(defconstant +alert-ns+ 50000000
+  "So long after a first overstay the ticks stay short.")
+(defconstant +longest-alert-ns+ 10000000000
+  "So long after an overstay they stay short at most; after so long without one the next is a first.")
 
 (defstruct (watched (:constructor make-watched (loop)) (:copier nil))
   "SEEN is LOOP's baton at the last look, ASKED that for which somebody has been asked to take it."
@@ -57,14 +60,20 @@
 
 (defun watch ()
   "What the watchdog's thread does."
-  (let ((tick +shortest-tick-ns+) (quiet 0) (alert 0) (collections nil))
+  (let ((tick +shortest-tick-ns+) (quiet 0) (since-overstay +longest-alert-ns+) (alert 0)
+        (collections nil))
     (sb-thread:with-mutex (**watchdog-lock**)
       (loop while (eq **watchdog** sb-thread:*current-thread*)
             do (multiple-value-bind (moved lent overstayed)
                    (look-at-loops (eq collections (shiftf collections sb-ext:*gc-run-time*)))
                  (setf quiet (if (or moved lent) 0 (+ quiet tick))
-                       alert (if overstayed +alert-ns+ (max 0 (- alert tick)))
-                       tick (if (or lent (plusp alert))
+                       since-overstay (min +longest-alert-ns+ (+ since-overstay tick)))
+                 (when overstayed
+                   (setf alert (if (< since-overstay +longest-alert-ns+)
+                                   (min +longest-alert-ns+ (* 4 alert))
+                                   +alert-ns+)
+                         since-overstay 0))
+                 (setf tick (if (or lent (< since-overstay alert))
                                 +shortest-tick-ns+
                                 (min +longest-tick-ns+ (* 2 tick)))))
                (cond ((<= quiet +doze-after-ns+) (pause tick))
