@@ -6,7 +6,7 @@
   :author "The clgrpc developers"
   :license "MIT"
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
-  :depends-on ("clgrpc/client" "clgrpc/server")
+  :depends-on ("clgrpc/client" "clgrpc/server" "clgrpc/services")
   :pathname "src/"
   :serial t
   :components ((:file "package"))
@@ -191,6 +191,16 @@
                (:file "dispatch")
                (:file "server")))
 
+(defsystem "clgrpc/services"
+  :description "The services of gRPC itself: health."
+  :depends-on ("clgrpc/server")
+  :pathname "src/services/"
+  :serial t
+  :components ((:static-file "../../proto/grpc/health/v1/health.proto")
+               (:file "proto")
+               (:file "package")
+               (:file "health")))
+
 (defsystem "clgrpc/examples"
   :description "A greeter, a RouteGuide and its client, as users write them."
   :depends-on ("clgrpc")
@@ -227,7 +237,7 @@
                "clgrpc/tests/hpack" "clgrpc/tests/http2" "clgrpc/tests/dialogue"
                "clgrpc/tests/protobuf" "clgrpc/tests/rpc" "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
-               "clgrpc/tests/client" "clgrpc/tests/abuse" "clgrpc/tests/promise"
+               "clgrpc/tests/client" "clgrpc/tests/services" "clgrpc/tests/abuse" "clgrpc/tests/promise"
                "sb-posix")
   :pathname "tests/"
   :serial t
@@ -337,6 +347,13 @@
                (:file "route")
                (:file "server")
                (:file "volume")))
+
+(defsystem "clgrpc/tests/services"
+  :depends-on ("clgrpc/tests/server")
+  :pathname "tests/services/"
+  :serial t
+  :components ((:file "package")
+               (:file "health")))
 
 (defsystem "clgrpc/tests/abuse"
   :depends-on ("clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/tests/hpack")

@@ -48,7 +48,10 @@
                 #:attach)
   (:import-from #:clgrpc.server
                 #:server #:start-server #:stop-server #:server-address #:server-addresses
-                #:server-running-p #:server-statistics))
+                #:server-running-p #:server-statistics #:server-service-names #:server-started
+                #:server-stopping)
+  (:import-from #:clgrpc.services
+                #:health-service #:health-status #:set-health-status))
 
 ;; the package uses no other, so what it imports is exactly what it gives to users
 (eval-when (:compile-toplevel :load-toplevel :execute)

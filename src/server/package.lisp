@@ -13,4 +13,4 @@
                 #:rpc-method-kind #:rpc-error-status #:rpc-error-message #:rpc-error-details)
   (:export
    #:server #:start-server #:stop-server #:server-address #:server-addresses #:server-statistics
-   #:server-running-p))
+   #:server-running-p #:server-service-names #:server-started #:server-stopping))

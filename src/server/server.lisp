@@ -45,6 +45,32 @@
           :turns (reduce #'+ hubs :key (lambda (hub) (loop:event-loop-turns (hub-loop hub))))
           :connections (reduce #'+ hubs :key #'hub-link-count))))
 
+;;; What services are told
+
+(defgeneric server-started (service server)
+  (:documentation "Called for each service of SERVER once it listens, before START-SERVER returns.
+Users may define methods for service classes of theirs; by default nothing happens.")
+  (:method (service server) (declare (ignore service server))))
+
+(defgeneric server-stopping (service server)
+  (:documentation "Called for each service of SERVER by STOP-SERVER, before the calls under way are
+given time to end, on its thread. Users may define methods for service classes of theirs, which end
+calls that would not end by themselves, and do not wait; by default nothing happens.")
+  (:method (service server) (declare (ignore service server))))
+
+(defun server-service-names (server)
+  "The full names of the services that SERVER serves, such as \"helloworld.Greeter\", a list without
+duplicates. From any thread."
+  (remove-duplicates (loop for service in (server-services server)
+                           append (mapcar #'rpc:rpc-method-service-name
+                                          (rpc:service-methods service)))
+                     :test #'string= :from-end t))
+
+(defun tell-services (function server)
+  (dolist (service (server-services server))
+    (handler-case (funcall function service server)
+      (error (error) (log-event :error :service-error :service service :condition error)))))
+
 ;;; Starting
 
 (defun start-server (services &rest arguments &key (listen "127.0.0.1:0") (loops 1)
@@ -81,6 +107,7 @@ From any thread."
         (push (listen-for server address) (server-listeners server))))
     (setf (server-listeners server) (reverse (server-listeners server))
           (server-state server) :serving)
+    (tell-services #'server-started server)
     server))
 
 (defun check-services (services)
@@ -142,6 +169,7 @@ Not from a handler of SERVER."
     (return-from stop-server t))
   (rpc:forget-watcher (server-watcher server))
   (mapc #'loop:close-listener (server-listeners server))
+  (tell-services #'server-stopping server)
   (dolist (hub (server-hubs server))
     (let ((hub hub))
       (loop:post (hub-loop hub) (lambda () (map-links #'drain-link hub)))))

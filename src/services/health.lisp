@@ -1,0 +1,133 @@
+;;;; Health checking (gRPC document "GRPC Health Checking Protocol"; List is of its later version).
+;;;; The service knows the names of the services it is served with; each, and "" for the whole
+;;;; server, is :serving until somebody says otherwise or the server stops.
+;;;;
+;;;; A watcher holds no thread: its call is kept, and told when the status changes. What a slow one
+;;;; has not taken is not queued; when there is room again it gets the status of then. LOCK orders
+;;;; the changes and what watchers are told; nothing waits while it is held.
+
+(in-package #:clgrpc.services)
+
+(defconstant +listed-services+ 100
+  "With more services than this List is answered with :resource-exhausted, as the protocol asks.")
+
+(defstruct (watcher (:copier nil))
+  "A call of Watch, for NAME; TOLD is the last status that it was sent."
+  (call nil :type rpc:call :read-only t)
+  (name "" :type string :read-only t)
+  (told nil :type symbol))
+
+(defclass health-service (health:health)
+  ((statuses :initform (make-hash-table :test 'equal) :reader service-statuses)
+   (watchers :initform (make-hash-table :test 'equal) :reader service-watchers)
+   (stopping :initform nil :accessor service-stopping)
+   (lock :initform (sb-thread:make-mutex :name "clgrpc health") :reader service-lock))
+  (:documentation "The service grpc.health.v1.Health: give START-SERVER an instance beside your own
+services. See SET-HEALTH-STATUS."))
+
+(defmethod initialize-instance :after ((service health-service) &key)
+  (setf (gethash "" (service-statuses service)) :serving))
+
+(defmacro with-service ((service) &body body)
+  `(sb-thread:with-mutex ((service-lock ,service)) ,@body))
+
+(defun status-of (service name)
+  (gethash name (service-statuses service)))
+
+(defun health-status (service name)
+  "Return the status that SERVICE, a health service, has of NAME, the full name of a service such as
+\"helloworld.Greeter\", or \"\" for the whole server: :serving, :not-serving or :unknown; nil if it
+knows no such name. From any thread."
+  (with-service (service) (status-of service name)))
+
+(defun set-health-status (service name status)
+  "Have SERVICE, a health service, say from now on that NAME, the full name of a service, or \"\"
+for the whole server, is :serving, :not-serving or :unknown; return STATUS. Watchers are told. Once
+the server stops everything is :not-serving, whatever is said. Signal MISUSE for another status.
+From any thread."
+  (unless (member status '(:serving :not-serving :unknown))
+    (misuse "~S is no health: :serving, :not-serving or :unknown." status))
+  (with-service (service)
+    (unless (service-stopping service) (change-status service (copy-seq name) status)))
+  status)
+
+(defun change-status (service name status)
+  "The lock is held."
+  (setf (gethash name (service-statuses service)) status)
+  (dolist (watcher (gethash name (service-watchers service)))
+    (tell-watcher service watcher)))
+
+;;; The server's life
+
+(defmethod server:server-started ((service health-service) server)
+  (with-service (service)
+    (dolist (name (server:server-service-names server))
+      (unless (status-of service name) (change-status service name :serving)))))
+
+(defmethod server:server-stopping ((service health-service) server)
+  (declare (ignore server))
+  (with-service (service)
+    (setf (service-stopping service) t)
+    (loop for name in (loop for name being the hash-keys of (service-statuses service)
+                            collect name)
+          do (change-status service name :not-serving))
+    ;; the server waits for its calls to end, and these would not by themselves
+    (loop for watchers being the hash-values of (service-watchers service)
+          do (dolist (watcher watchers) (dismiss watcher)))))
+
+(defun dismiss (watcher)
+  (rpc:finish (watcher-call watcher) :status :unavailable :message "the server is stopping"))
+
+;;; Watchers
+
+(defun tell-watcher (service watcher)
+  "Send WATCHER the status it wants to know, unless it knows. The lock is held."
+  (let ((status (or (status-of service (watcher-name watcher)) :service-unknown)))
+    (unless (or (eq status (watcher-told watcher))
+                (rpc:call-status (watcher-call watcher)))
+      (handler-case
+          (when (rpc:try-send (watcher-call watcher) (answer status))
+            (setf (watcher-told watcher) status))
+        ;; it has ended meanwhile; ON-CANCEL follows
+        (rpc:rpc-error ())))))
+
+(defun answer (status)
+  (health:make-health-check-response :status status))
+
+(defun add-watcher (service watcher)
+  (with-service (service)
+    ;; one that has ended may have been removed already
+    (unless (rpc:call-status (watcher-call watcher))
+      (push watcher (gethash (watcher-name watcher) (service-watchers service)))
+      (tell-watcher service watcher)
+      (when (service-stopping service) (dismiss watcher)))))
+
+(defun remove-watcher (service watcher)
+  (let ((name (watcher-name watcher)) (watchers (service-watchers service)))
+    (with-service (service)
+      (unless (setf (gethash name watchers) (delete watcher (gethash name watchers)))
+        (remhash name watchers)))))
+
+;;; The methods
+
+(defmethod health-methods:check ((service health-service) request &key)
+  (let ((name (health:health-check-request-service request)))
+    (answer (or (health-status service name)
+                (rpc:fail :not-found "the service ~A is not known" name)))))
+
+(defmethod health-methods:list ((service health-service) request &key)
+  (declare (ignore request))
+  (with-service (service)
+    (let ((statuses (service-statuses service)))
+      (when (> (hash-table-count statuses) +listed-services+)
+        (rpc:fail :resource-exhausted "more than ~D services" +listed-services+))
+      (health:make-health-list-response
+       :statuses (loop for name being the hash-keys of statuses using (hash-value status)
+                       collect (cons name (answer status)))))))
+
+(defmethod health-methods:watch ((service health-service) request &key call)
+  (let ((watcher (make-watcher :call call :name (health:health-check-request-service request))))
+    (rpc:on-cancel call (lambda () (remove-watcher service watcher)))
+    (rpc:on-writable call (lambda () (with-service (service) (tell-watcher service watcher))))
+    (add-watcher service watcher)
+    call))

@@ -1,0 +1,7 @@
+;;;; Services that belong to gRPC itself and that every server may offer beside its own.
+
+(defpackage #:clgrpc.services
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:server #:clgrpc.server) (#:health #:grpc.health.v1)
+                    (#:health-methods #:grpc.health.v1.health))
+  (:export #:health-service #:health-status #:set-health-status))
