@@ -1,4 +1,6 @@
-;;;; JSON (RFC 8259), read into plain Lisp data and written from it:
+;;;; JSON (RFC 8259) as a pull parser over octets and a writer into a buffer. Who knows what to
+;;;; expect (the JSON mapping of Protocol Buffers) takes value after value from a JSON-READER;
+;;;; PARSE-JSON takes whatever comes and makes plain Lisp data of it, which WRITE-JSON writes:
 ;;;;
 ;;;;   object             alist with string keys, in order, every member kept
 ;;;;   array              simple-vector
@@ -7,9 +9,10 @@
 ;;;;   true, false, null  :true :false :null
 ;;;;
 ;;;; NIL is the empty object. Reading is strict: no comments, trailing commas, raw control
-;;;; characters or lone surrogates. Nesting, the length of the text and of a number are limited,
-;;;; since time and stack grow with them; doubles are rounded correctly and written in the fewest
-;;;; digits that read back alike.
+;;;; characters or lone surrogates, and UTF-8 is validated in strings, the only place where anything
+;;;; but ASCII may stand. Nesting, the length of the text and of a number are limited, since time
+;;;; and stack grow with them; doubles are rounded correctly and written in the fewest digits that
+;;;; read back alike.
 
 (in-package #:clgrpc.base)
 
@@ -26,92 +29,171 @@ what was expected."))
 
 (document-functions
   json-error-line "The line, from 1, at which a text is not JSON."
-  json-error-column "The column, from 1, at which a text is not JSON.")
+  json-error-column "The column, from 1, at which a text is not JSON."
+  json-error-text "What is wrong with the text, as text.")
 
 (defconstant +json-number-length+ 1100
   "Longest number read: the exact decimal form of a double has up to 1,077 characters.")
 
-(defstruct (json-reader (:copier nil))
-  (text "" :type (simple-array character (*)))
+(defstruct (json-reader (:constructor %make-json-reader (octets end max-depth)) (:copier nil))
+  "Where reading stands: what of OCTETS lies between POSITION and END is still to be read."
+  (octets (make-octets 0) :type octets)
   (position 0 :type index)
+  (end 0 :type index)
   (depth 0 :type index)
   (max-depth 0 :type index))
-(declaim (sb-ext:freeze-type json-reader))
+
+(document-functions
+  json-reader-position "Where in its octets READER stands. SETFable to where it stood before."
+  json-reader-octets "The octets that READER reads.")
+
+(defun source-octets (source max-length option)
+  "SOURCE, a string or octets, as octets; signal LIMIT-EXCEEDED for OPTION if there are more than
+MAX-LENGTH characters or octets."
+  (declare (type (or string octets) source))
+  (when (> (length source) max-length)
+    (error 'limit-exceeded :option option :limit max-length :actual (length source)))
+  (if (stringp source) (string-octets source) source))
+
+(defun make-json-reader (source &key (max-depth 100) (max-length (expt 2 24)))
+  "Return a reader of the JSON text SOURCE, a string or octets in UTF-8. Signal LIMIT-EXCEEDED if it
+is longer than MAX-LENGTH characters or octets; what nests deeper than MAX-DEPTH gets that when it
+is read."
+  (let ((octets (source-octets source max-length 'json-length)))
+    (%make-json-reader octets (length octets) max-depth)))
+
+(defun line-and-column (octets position)
+  "Return the line and the column, both from 1 and in characters, of POSITION in OCTETS, UTF-8."
+  (let* ((position (min position (length octets)))
+         (newline (position 10 octets :end position :from-end t))
+         (line-start (if newline (1+ newline) 0)))
+    (values (1+ (count 10 octets :end line-start))
+            (1+ (count-if-not (lambda (octet) (= #x80 (logand #xC0 octet))) octets
+                              :start line-start :end position)))))
 
 (defun json-fail (reader control &rest arguments)
-  "Signal JSON-ERROR at the position of READER."
-  (let* ((text (json-reader-text reader))
-         (position (min (json-reader-position reader) (length text)))
-         (line-start (let ((newline (position #\Newline text :end position :from-end t)))
-                       (if newline (1+ newline) 0))))
-    (error 'json-error :line (1+ (count #\Newline text :end line-start))
-                       :column (1+ (- position line-start))
-                       :text (format nil "~?" control arguments))))
+  "Signal JSON-ERROR at the position of READER with the text that CONTROL and ARGUMENTS format."
+  (multiple-value-bind (line column)
+      (line-and-column (json-reader-octets reader) (json-reader-position reader))
+    (error 'json-error :line line :column column :text (format nil "~?" control arguments))))
 
-(declaim (inline peek-json))
-(defun peek-json (reader)
-  "The character at the position of READER, or NIL at the end."
-  (let ((text (json-reader-text reader))
-        (position (json-reader-position reader)))
-    (when (< position (length text))
-      (schar text position))))
+(define-hot (peek-json :inline t) ((reader json-reader)) (or null character)
+  "Return the next octet as a character of the same code, or nil at the end."
+  (let ((position (json-reader-position reader)))
+    (if (< position (json-reader-end reader))
+        (code-char (aref (json-reader-octets reader) position))
+        nil)))
 
-(defun skip-json-space (reader)
+(defun describe-next (reader)
+  "What comes next, as text."
+  (let ((char (peek-json reader)))
+    (cond ((null char) "the end of the text")
+          ((< 32 (char-code char) 127) (format nil "`~C'" char))
+          (t (format nil "octet ~2,'0X" (char-code char))))))
+
+(declaim (inline step-json))
+(defun step-json (reader)
+  (incf (json-reader-position reader)))
+
+(define-hot skip-json-space ((reader json-reader)) (or null character)
   "Pass over white space and return the character after it, or NIL at the end."
   (loop for char = (peek-json reader)
-        while (member char '(#\Space #\Newline #\Return #\Tab))
-        do (incf (json-reader-position reader))
+        while (and char (or (char= char #\Space) (char= char #\Newline) (char= char #\Return)
+                            (char= char #\Tab)))
+        do (step-json reader)
         finally (return char)))
 
-(defun describe-char (char)
-  (cond ((null char) "the end of the text")
-        ((graphic-char-p char) (format nil "`~C'" char))
-        (t (format nil "U+~4,'0X" (char-code char)))))
-
 (defun expect-json (reader char)
-  "Pass over CHAR, which must come next after white space."
-  (let ((found (skip-json-space reader)))
-    (unless (eql found char)
-      (json-fail reader "`~C' expected, not ~A" char (describe-char found)))
-    (incf (json-reader-position reader))))
+  "Pass over CHAR, which must come next after white space; signal JSON-ERROR if it does not."
+  (unless (eql char (skip-json-space reader))
+    (json-fail reader "`~C' expected, not ~A" char (describe-next reader)))
+  (step-json reader)
+  nil)
+
+(defun expect-json-end (reader)
+  "Signal JSON-ERROR unless nothing but white space is left."
+  (when (skip-json-space reader)
+    (json-fail reader "end of the text expected, not ~A" (describe-next reader))))
 
 (defun read-json-word (reader word value)
-  (let* ((start (json-reader-position reader))
-         (end (+ start (length word)))
-         (text (json-reader-text reader)))
-    (unless (and (<= end (length text)) (string= word text :start2 start :end2 end))
-      (json-fail reader "~A expected" word))
-    (setf (json-reader-position reader) end)
+  "Pass over WORD, which must come next, and return VALUE."
+  (let ((start (json-reader-position reader)))
+    (loop for char across word
+          do (unless (eql char (peek-json reader))
+               (setf (json-reader-position reader) start)
+               (json-fail reader "~A expected" word))
+             (step-json reader))
     value))
 
 ;;; Numbers
 
-(defun skip-json-digits (reader)
-  "Pass over one or more decimal digits; return where they began."
-  (let ((start (json-reader-position reader)))
+(define-hot scan-json-digits ((reader json-reader) (value unsigned-byte))
+    (values unsigned-byte index)
+  "Pass over one or more decimal digits. Return VALUE with them appended, and how many they are."
+  (let ((small (if (typep value '(unsigned-byte 30)) value 0))
+        (rest (if (typep value '(unsigned-byte 30)) nil value))
+        (count 0))
+    (declare (type (unsigned-byte 60) small) (type index count))
     (loop for char = (peek-json reader)
           while (and char (char<= #\0 char #\9))
-          do (incf (json-reader-position reader)))
-    (when (= start (json-reader-position reader))
-      (json-fail reader "digit expected, not ~A" (describe-char (peek-json reader))))
-    start))
+          do (let ((digit (- (char-code char) 48)))
+               (if (and (null rest) (< small (expt 10 17)))
+                   (setf small (+ (* 10 small) digit))
+                   (setf rest (+ (* 10 (or rest small)) digit))))
+             (step-json reader)
+             (when (> (incf count) +json-number-length+)
+               (error 'limit-exceeded :option 'json-number-length :limit +json-number-length+)))
+    (when (zerop count)
+      (json-fail reader "digit expected, not ~A" (describe-next reader)))
+    (values (or rest small) count)))
 
 (defun skip-json-char (reader chars)
   "Pass over the next character and return it if it is one of CHARS."
   (let ((char (peek-json reader)))
     (when (and char (find char chars))
-      (incf (json-reader-position reader))
+      (step-json reader)
       char)))
 
-(defun json-double (reader negative digits exponent)
-  "The double nearest to DIGITS times ten to the power EXPONENT."
+(define-hot scan-json-number ((reader json-reader)) (values unsigned-byte fixnum boolean boolean)
+  "Pass over a number. Return digits and exponent, so that its magnitude is digits times ten to the
+power exponent, whether it has a minus sign, and whether it is plain: without fraction and
+exponent."
+  (let* ((start (json-reader-position reader))
+         (negative (and (skip-json-char reader "-") t))
+         (zero (eql #\0 (peek-json reader)))
+         (plain t) (exponent 0))
+    (declare (type fixnum exponent))
+    (multiple-value-bind (digits count) (scan-json-digits reader 0)
+      (when (and zero (> count 1))
+        (setf (json-reader-position reader) start)
+        (json-fail reader "a number must not begin with a superfluous 0"))
+      (when (eql #\. (peek-json reader))
+        (step-json reader)
+        (multiple-value-bind (all count) (scan-json-digits reader digits)
+          (setf digits all exponent (- count) plain nil)))
+      (when (skip-json-char reader "eE")
+        (let ((sign (skip-json-char reader "+-"))
+              (given (min (scan-json-digits reader 0) 1000000)))
+          (setf plain nil)
+          (incf exponent (if (eql sign #\-) (- given) given))))
+      (values digits exponent negative plain))))
+
+(defun digits-double (digits exponent negative)
+  "Return the double nearest to DIGITS times ten to the power EXPONENT, with a minus sign if
+NEGATIVE, ties to even; nil if that is too large for one. The work is bounded if the length of
+DIGITS is."
   (let* ((magnitude (+ exponent (ceiling (* (integer-length digits) 0.30103d0))))
          (double (cond ((or (zerop digits) (< magnitude -330)) 0d0)
                        ((> magnitude 310) nil)
+                       ;; both exact, so one rounding
+                       ((and (< digits (expt 2 53)) (<= 0 exponent 22))
+                        (* (coerce digits 'double-float)
+                           (coerce (expt 10 exponent) 'double-float)))
+                       ((and (< digits (expt 2 53)) (<= -22 exponent -1))
+                        (/ (coerce digits 'double-float)
+                           (coerce (expt 10 (- exponent)) 'double-float)))
                        (t (rational-double (* digits (expt 10 exponent)))))))
-    (unless double
-      (json-fail reader "number too large for a double-float"))
-    (if negative (- double) double)))
+    (and double (if negative (- double) double))))
 
 (defun rational-double (rational)
   "The double nearest to RATIONAL, which is positive, ties to even; NIL if it overflows."
@@ -128,63 +210,31 @@ what was expected."))
         (scale-float (coerce significand 'double-float) power)))))
 
 (defun read-json-number (reader)
-  (let* ((text (json-reader-text reader))
-         (start (json-reader-position reader))
-         (negative (skip-json-char reader "-"))
-         (whole-start (skip-json-digits reader))
-         (whole-end (json-reader-position reader))
-         (fraction-start (when (skip-json-char reader ".") (skip-json-digits reader)))
-         (fraction-end (json-reader-position reader))
-         (exponent-sign (when (skip-json-char reader "eE") (or (skip-json-char reader "+-") #\+)))
-         (exponent-start (when exponent-sign (skip-json-digits reader)))
-         (end (json-reader-position reader)))
-    (flet ((fail (text)
-             (setf (json-reader-position reader) start)
-             (json-fail reader text))
-           (digits (start end)
-             (parse-integer text :start start :end end)))
-      (cond ((and (char= #\0 (schar text whole-start)) (< 1 (- whole-end whole-start)))
-             (fail "a number must not begin with a superfluous 0"))
-            ((< +json-number-length+ (- end start))
-             (error 'limit-exceeded :option 'json-number-length :limit +json-number-length+
-                                    :actual (- end start)))
-            ((not (or fraction-start exponent-start))
-             (* (if negative -1 1) (digits whole-start whole-end)))
-            (t
-             (let ((fraction-length (if fraction-start (- fraction-end fraction-start) 0))
-                   (exponent (if exponent-start (digits exponent-start end) 0))
-                   (whole (digits whole-start whole-end)))
-               (json-double reader negative
-                            (if fraction-start
-                                (+ (* whole (expt 10 fraction-length))
-                                   (digits fraction-start fraction-end))
-                                whole)
-                            (- (if (eql exponent-sign #\-) (- exponent) exponent)
-                               fraction-length))))))))
+  "Read a number; return an integer if it has neither fraction nor exponent, else a double."
+  (multiple-value-bind (digits exponent negative plain) (scan-json-number reader)
+    (cond ((not plain)
+           (or (digits-double digits exponent negative)
+               (json-fail reader "number too large for a double-float")))
+          (negative (- digits))
+          (t digits))))
 
 ;;; Strings
 
-(declaim (inline json-special-p))
-(defun json-special-p (char)
-  (or (char= char #\") (char= char #\\) (< (char-code char) 32)))
-
 (defun read-json-unit (reader)
   "Read the four hexadecimal digits of a \\u escape."
-  (loop repeat 4
-        for char = (peek-json reader)
-        for digit = (and char (< (char-code char) 128) (digit-char-p char 16))
-        for unit = (or digit (json-fail reader "hexadecimal digit expected, not ~A"
-                                        (describe-char char)))
-          then (+ (* 16 unit)
-                  (or digit (json-fail reader "hexadecimal digit expected, not ~A"
-                                       (describe-char char))))
-        do (incf (json-reader-position reader))
-        finally (return unit)))
+  (let ((unit 0))
+    (dotimes (i 4 unit)
+      (let* ((char (peek-json reader))
+             (digit (and char (digit-char-p char 16))))
+        (unless digit
+          (json-fail reader "hexadecimal digit expected, not ~A" (describe-next reader)))
+        (setf unit (+ (* 16 unit) digit))
+        (step-json reader)))))
 
 (defun read-json-escape (reader)
   "Read what follows a backslash; return the character it means."
   (let ((char (peek-json reader)))
-    (incf (json-reader-position reader))
+    (step-json reader)
     (case char
       ((#\" #\\ #\/) char)
       (#\b #\Backspace)
@@ -199,7 +249,7 @@ what was expected."))
                    ((<= #xDC00 unit #xDFFF) (json-fail reader "lone surrogate"))
                    (t (code-char unit)))))
       (t (decf (json-reader-position reader))
-         (json-fail reader "escape expected, not ~A" (describe-char char))))))
+         (json-fail reader "escape expected, not ~A" (describe-next reader))))))
 
 (defun read-json-low-surrogate (reader)
   (if (and (skip-json-char reader "\\") (skip-json-char reader "u"))
@@ -209,154 +259,272 @@ what was expected."))
             (json-fail reader "lone surrogate")))
       (json-fail reader "lone surrogate")))
 
-(defun read-json-string (reader)
-  "Read a string whose opening quotation mark is next."
-  (incf (json-reader-position reader))
-  (let* ((text (json-reader-text reader))
+(define-hot scan-json-plain ((reader json-reader)) (values index character)
+  "Pass over what stands for itself in a string. Return where it began, and the quotation mark or
+backslash that ends it."
+  (let* ((octets (json-reader-octets reader))
          (start (json-reader-position reader))
-         (plain-end (or (position-if #'json-special-p text :start start) (length text))))
-    (setf (json-reader-position reader) plain-end)
-    (if (eql #\" (peek-json reader))
-        (progn (incf (json-reader-position reader))
-               (subseq text start plain-end))
-        (with-output-to-string (string)
-          (write-string text string :start start :end plain-end)
-          (read-json-string-rest reader string)))))
+         (end (json-reader-end reader))
+         (at start))
+    (declare (type index at))
+    (loop
+      (when (= at end)
+        (setf (json-reader-position reader) at)
+        (json-fail reader "the text ends within a string"))
+      (let ((octet (aref octets at)))
+        (when (or (= octet 34) (= octet 92) (< octet 32))
+          (setf (json-reader-position reader) at)
+          (when (< octet 32)
+            (json-fail reader "~A must be escaped in a string" (describe-next reader)))
+          (return (values start (code-char octet)))))
+      (incf at))))
 
-(defun read-json-string-rest (reader string)
-  "Copy characters to the stream STRING up to the closing quotation mark, escapes decoded."
-  (loop for char = (peek-json reader)
-        do (cond ((null char) (json-fail reader "the text ends within a string"))
-                 ((< (char-code char) 32)
-                  (json-fail reader "~A must be escaped in a string" (describe-char char))))
-           (incf (json-reader-position reader))
-           (case char
-             (#\" (return))
-             (#\\ (write-char (read-json-escape reader) string))
-             (t (write-char char string)))))
+(defun decode-json-text (reader start)
+  "The string whose UTF-8 lies between START and the position of READER."
+  (handler-case (decode-utf8 (json-reader-octets reader) start (json-reader-position reader))
+    (invalid-utf8 (condition)
+      (setf (json-reader-position reader) (+ start (invalid-utf8-position condition)))
+      (json-fail reader "invalid UTF-8"))))
+
+(define-hot read-json-string ((reader json-reader)) simple-string
+  "Read a string, whose opening quotation mark comes next."
+  (step-json reader)
+  (multiple-value-bind (start char) (scan-json-plain reader)
+    (let ((string (decode-json-text reader start)))
+      (step-json reader)
+      (if (char= char #\")
+          string
+          (coerce (read-json-string-rest reader string) 'simple-string)))))
+
+(defun read-json-string-rest (reader beginning)
+  "BEGINNING and what follows it, which starts with an escape, its backslash read."
+  (with-output-to-string (string)
+    (write-string beginning string)
+    (loop
+      (write-char (read-json-escape reader) string)
+      (multiple-value-bind (start char) (scan-json-plain reader)
+        (write-string (decode-json-text reader start) string)
+        (step-json reader)
+        (when (char= char #\") (return))))))
 
 ;;; Values
 
-(defun read-json-member (reader)
-  (let ((found (skip-json-space reader)))
-    (unless (eql #\" found)
-      (json-fail reader "name of a member expected, not ~A" (describe-char found))))
-  (let ((name (read-json-string reader)))
-    (expect-json reader #\:)
-    (cons name (read-json-value reader))))
-
-(defun read-json-sequence (reader close read-item)
-  "Read items separated by commas up to the character CLOSE; return their list."
-  (incf (json-reader-position reader))
+(defun call-with-json-nesting (reader function)
   (let ((depth (incf (json-reader-depth reader))))
     (when (> depth (json-reader-max-depth reader))
       (error 'limit-exceeded :option 'json-depth :limit (json-reader-max-depth reader)
-                             :actual depth)))
-  (let ((items (if (eql close (skip-json-space reader))
-                   (progn (incf (json-reader-position reader)) '())
-                   (loop collect (funcall read-item reader)
-                         while (eql #\, (skip-json-space reader))
-                         do (incf (json-reader-position reader))
-                         finally (expect-json reader close)))))
+                             :actual depth))
+    (funcall function)
     (decf (json-reader-depth reader))
-    items))
+    nil))
+
+(defun read-json-items (reader open close read-item)
+  "Call READ-ITEM at each item of a sequence between OPEN and CLOSE, separated by commas."
+  (declare (type function read-item))
+  (expect-json reader open)
+  (flet ((items ()
+           (cond ((eql close (skip-json-space reader)) (step-json reader))
+                 (t (loop
+                      (funcall read-item)
+                      (unless (eql #\, (skip-json-space reader)) (return))
+                      (step-json reader))
+                    (expect-json reader close)))))
+    (declare (dynamic-extent #'items))
+    (call-with-json-nesting reader #'items)))
+
+(defun read-json-name (reader)
+  "Read the name of a member and the colon behind it."
+  (unless (eql #\" (skip-json-space reader))
+    (json-fail reader "name of a member expected, not ~A" (describe-next reader)))
+  (prog1 (read-json-string reader)
+    (expect-json reader #\:)))
+
+(defmacro do-json-elements ((reader) &body body)
+  "Run BODY, which must read a value, for each element of the array that comes next in READER."
+  (let ((element (gensym "ELEMENT")))
+    `(flet ((,element () ,@body))
+       (declare (dynamic-extent #',element))
+       (read-json-items ,reader #\[ #\] #',element))))
+
+(defmacro do-json-members ((name reader) &body body)
+  "Run BODY, which must read a value, with NAME bound to the name of each member of the object that
+comes next in READER."
+  (let ((object (gensym "READER")) (item (gensym "MEMBER")))
+    `(let ((,object ,reader))
+       (flet ((,item ()
+                (let ((,name (read-json-name ,object)))
+                  (declare (ignorable ,name))
+                  ,@body)))
+         (declare (dynamic-extent #',item))
+         (read-json-items ,object #\{ #\} #',item)))))
+
+(defun next-json (reader)
+  "Pass over white space. Return what kind of value comes next: :OBJECT, :ARRAY, :STRING, :NUMBER,
+:TRUE, :FALSE or :NULL. Signal JSON-ERROR if none does."
+  (case (skip-json-space reader)
+    (#\{ :object)
+    (#\[ :array)
+    (#\" :string)
+    (#\t :true)
+    (#\f :false)
+    (#\n :null)
+    ((#\- #\0 #\1 #\2 #\3 #\4 #\5 #\6 #\7 #\8 #\9) :number)
+    (t (json-fail reader "value expected, not ~A" (describe-next reader)))))
 
 (defun read-json-value (reader)
-  (let ((char (skip-json-space reader)))
-    (case char
-      (#\{ (read-json-sequence reader #\} #'read-json-member))
-      (#\[ (coerce (read-json-sequence reader #\] #'read-json-value) 'simple-vector))
-      (#\" (read-json-string reader))
-      (#\t (read-json-word reader "true" :true))
-      (#\f (read-json-word reader "false" :false))
-      (#\n (read-json-word reader "null" :null))
-      ((#\- #\0 #\1 #\2 #\3 #\4 #\5 #\6 #\7 #\8 #\9) (read-json-number reader))
-      (t (json-fail reader "value expected, not ~A" (describe-char char))))))
+  "Read any value; return it as PARSE-JSON does."
+  (let ((items '()))
+    (ecase (next-json reader)
+      (:object
+       (do-json-members (name reader) (push (cons name (read-json-value reader)) items))
+       (nreverse items))
+      (:array
+       (do-json-elements (reader) (push (read-json-value reader) items))
+       (coerce (nreverse items) 'simple-vector))
+      (:string (read-json-string reader))
+      (:number (read-json-number reader))
+      (:true (read-json-word reader "true" :true))
+      (:false (read-json-word reader "false" :false))
+      (:null (read-json-word reader "null" :null)))))
+
+(defun skip-json-value (reader)
+  "Pass over any value, which must be valid."
+  (case (next-json reader)
+    (:object (do-json-members (name reader) (skip-json-value reader)))
+    (:array (do-json-elements (reader) (skip-json-value reader)))
+    (:number (scan-json-number reader))
+    (t (read-json-value reader)))
+  nil)
 
 (defun parse-json (source &key (max-depth 100) (max-length (expt 2 24)))
   "Return what SOURCE, a string or octets in UTF-8, says in JSON: one value with white space around
 it. Objects are alists with string keys, arrays simple-vectors, the words :TRUE, :FALSE and :NULL.
 Signal JSON-ERROR with line and column if it is not JSON, LIMIT-EXCEEDED if it nests deeper than
 MAX-DEPTH, is longer than MAX-LENGTH characters or octets, or holds an excessively long number."
-  (declare (type (or string octets) source))
-  (when (> (length source) max-length)
-    (error 'limit-exceeded :option 'json-length :limit max-length :actual (length source)))
-  (let* ((text (if (stringp source) source (decode-json-octets source)))
-         (reader (make-json-reader :text (coerce text '(simple-array character (*)))
-                                   :max-depth max-depth))
+  (let* ((reader (make-json-reader source :max-depth max-depth :max-length max-length))
          (value (read-json-value reader)))
-    (when (skip-json-space reader)
-      (json-fail reader "end of the text expected, not ~A" (describe-char (peek-json reader))))
+    (expect-json-end reader)
     value))
-
-(defun decode-json-octets (octets)
-  (handler-case (octets-string octets)
-    (invalid-utf8 (condition)
-      (let* ((position (invalid-utf8-position condition))
-             (before (octets-string octets :end position)))
-        (json-fail (make-json-reader :text (coerce before '(simple-array character (*)))
-                                     :position (length before))
-                   "invalid UTF-8")))))
 
 ;;; Writing
 
-(defun write-json-string (string stream)
-  (write-char #\" stream)
-  (loop for char across string
-        for code = (char-code char)
-        do (case char
-             (#\" (write-string "\\\"" stream))
-             (#\\ (write-string "\\\\" stream))
-             (#\Newline (write-string "\\n" stream))
-             (#\Return (write-string "\\r" stream))
-             (#\Tab (write-string "\\t" stream))
-             (t (if (or (< code 32) (<= #xD800 code #xDFFF))
-                    (format stream "\\u~4,'0X" code)
-                    (write-char char stream)))))
-  (write-char #\" stream))
+(define-hot append-ascii ((buffer buffer) (text simple-base-string)) null
+  "Append TEXT to BUFFER."
+  (let ((octets (ensure-buffer-room buffer (length text))))
+    (setf (buffer-end buffer) (%copy-base-string text octets (buffer-end buffer)))
+    nil))
 
-(defun write-json-float (float stream)
-  "Write FLOAT, whose printed form is the shortest that reads back alike."
+(define-hot append-escape ((code (unsigned-byte 21)) (octets octets) (at index)) index
+  "Write the escape for the character CODE."
+  (let ((letter (case code (34 #\") (92 #\\) (10 #\n) (13 #\r) (9 #\t))))
+    (flet ((put (code)
+             (setf (aref octets at) code)
+             (incf at)))
+      (put 92)
+      (cond (letter (put (char-code letter)))
+            (t (put (char-code #\u))
+               (loop for shift from 12 downto 0 by 4
+                     do (put (char-code (char "0123456789ABCDEF"
+                                              (ldb (byte 4 shift) code))))))))
+    at))
+
+(define-hot append-quoted ((text simple-string) (start index) (end index) (octets octets)
+                            (at index))
+    index
+  "Write the characters START to END of TEXT as JSON has them in strings; there is room for six
+octets each. Return the position after them."
+  (macrolet ((put (octet) `(setf (aref octets at) ,octet at (1+ at)))
+             (quote-all (type)
+               `(let ((text (sb-ext:truly-the ,type text)))
+                  (loop for i from start below end
+                        do (let ((code (char-code (schar text i))))
+                             (declare (type (unsigned-byte 21) code))
+                             (cond ((and (<= 32 code 127) (/= code 34) (/= code 92)) (put code))
+                                   ((or (< code 128) (<= #xD800 code #xDFFF))
+                                    (setf at (append-escape code octets at)))
+                                   (t (put-utf8 code put))))))))
+    (etypecase text
+      (simple-base-string (quote-all simple-base-string))
+      ((simple-array character (*)) (quote-all (simple-array character (*)))))
+    at))
+
+(defun append-json-string (buffer string)
+  "Append STRING to BUFFER, in quotation marks and with escapes."
+  (let ((string (coerce string 'simple-string)) (chunk 4096))
+    (append-octet buffer 34)
+    (loop for start from 0 below (length string) by chunk
+          for end = (min (length string) (+ start chunk))
+          do (let ((octets (ensure-buffer-room buffer (* 6 (- end start)))))
+               (setf (buffer-end buffer)
+                     (append-quoted string start end octets (buffer-end buffer)))))
+    (append-octet buffer 34)))
+
+(define-hot append-json-integer ((buffer buffer) (integer integer)) null
+  "Append INTEGER to BUFFER in decimal."
+  (if (typep integer '(unsigned-byte 62))
+      (let* ((size (loop for rest of-type (unsigned-byte 62) = integer then (truncate rest 10)
+                         count t while (>= rest 10)))
+             (octets (ensure-buffer-room buffer size))
+             (end (+ (buffer-end buffer) size))
+             (rest integer))
+        (declare (type (unsigned-byte 62) rest))
+        (loop for at of-type index from (1- end) downto (buffer-end buffer)
+              do (multiple-value-bind (quotient digit) (truncate rest 10)
+                   (setf (aref octets at) (+ 48 digit)
+                         rest quotient)))
+        (setf (buffer-end buffer) end)
+        nil)
+      (append-ascii buffer (coerce (format nil "~D" integer) 'simple-base-string))))
+
+(defun append-json-float (buffer float)
+  "Append FLOAT, which is finite, to BUFFER in the fewest digits that read back alike."
   (when (or (sb-ext:float-infinity-p float) (sb-ext:float-nan-p float))
     (misuse "JSON has no number for ~A." float))
-  (let ((*read-default-float-format* (type-of float)))
-    (prin1 float stream)))
+  (append-ascii buffer (coerce (with-standard-io-syntax
+                                 (let ((*read-default-float-format* (type-of float)))
+                                   (prin1-to-string float)))
+                               'simple-base-string)))
 
-(defun write-json-items (items open close stream write-item)
-  (write-char open stream)
+(defun append-json-items (buffer items open close append-item)
+  (append-octet buffer (char-code open))
   (let ((first t))
     (map nil (lambda (item)
-               (if first (setf first nil) (write-char #\, stream))
-               (funcall write-item item stream))
+               (if first (setf first nil) (append-octet buffer 44))
+               (funcall append-item buffer item))
          items))
-  (write-char close stream))
+  (append-octet buffer (char-code close)))
 
-(defun write-json-member (member stream)
+(defun append-json-member (buffer member)
   (unless (and (consp member) (stringp (car member)))
     (misuse "~S is not a member of a JSON object: (string . value)." member))
-  (write-json-string (car member) stream)
-  (write-char #\: stream)
-  (write-json-value (cdr member) stream))
+  (append-json-string buffer (car member))
+  (append-octet buffer 58)
+  (append-json-value buffer (cdr member)))
 
-(defun write-json-value (value stream)
+(defun append-json-value (buffer value)
+  "Append VALUE, of the shapes that PARSE-JSON returns, to BUFFER as JSON without white space. A
+float may be of any format. Signal MISUSE for a value without a form in JSON."
   (typecase value
-    (string (write-json-string value stream))
-    (integer (prin1 value stream))
-    (float (write-json-float value stream))
-    ((eql :true) (write-string "true" stream))
-    ((eql :false) (write-string "false" stream))
-    ((eql :null) (write-string "null" stream))
-    (list (write-json-items value #\{ #\} stream #'write-json-member))
-    (vector (write-json-items value #\[ #\] stream #'write-json-value))
+    (string (append-json-string buffer value))
+    (integer (append-json-integer buffer value))
+    (float (append-json-float buffer value))
+    ((eql :true) (append-ascii buffer (load-time-value (coerce "true" 'simple-base-string))))
+    ((eql :false) (append-ascii buffer (load-time-value (coerce "false" 'simple-base-string))))
+    ((eql :null) (append-ascii buffer (load-time-value (coerce "null" 'simple-base-string))))
+    (list (append-json-items buffer value #\{ #\} #'append-json-member))
+    (vector (append-json-items buffer value #\[ #\] #'append-json-value))
     (t (misuse "~S has no form in JSON." value))))
+
+(defun buffer-string (buffer)
+  "Return what BUFFER holds, which is UTF-8, as a string."
+  (octets-string (buffer-octets buffer) :start (buffer-start buffer) :end (buffer-end buffer)))
 
 (defun write-json (value &key stream)
   "Write VALUE, of the shapes that PARSE-JSON returns, as JSON without white space to STREAM, or
 return it as a string if STREAM is NIL. A float may be of any format. Signal MISUSE for a value
 without a form in JSON, such as an infinity or a symbol."
-  (if stream
-      (with-standard-io-syntax
-        (write-json-value value stream)
-        nil)
-      (with-output-to-string (string)
-        (write-json value :stream string))))
+  (let ((buffer (make-buffer :size 256)))
+    (append-json-value buffer value)
+    (if stream
+        (progn (write-string (buffer-string buffer) stream) nil)
+        (buffer-string buffer))))

@@ -35,7 +35,7 @@
    #:hash-seed #:renew-hash-seed
    ;; utf8.lisp
    #:invalid-utf8 #:invalid-utf8-position #:utf8-length #:encode-utf8 #:decode-utf8
-   #:string-octets #:octets-string #:ascii-octets #:octets-ascii #:ascii-string #:%ascii-string
+   #:string-octets #:octets-string #:put-utf8 #:ascii-octets #:octets-ascii #:ascii-string #:%ascii-string
    #:%copy-base-string #:narrow-ascii #:wide-string #:with-sap
    ;; base64.lisp
    #:encode-base64 #:decode-base64 #:invalid-base64 #:invalid-base64-position
@@ -50,4 +50,11 @@
    ;; log.lisp
    #:*log-function* #:log-event #:log-condition
    ;; json.lisp
-   #:parse-json #:write-json #:json-error #:json-error-line #:json-error-column))
+   #:parse-json #:write-json
+   #:json-error #:json-error-line #:json-error-column #:json-error-text
+   #:json-reader #:make-json-reader #:json-reader-octets #:json-reader-position
+   #:next-json #:skip-json-space #:read-json-value #:skip-json-value #:read-json-string
+   #:read-json-word #:scan-json-number #:digits-double #:do-json-members #:do-json-elements
+   #:expect-json-end #:json-fail #:line-and-column
+   #:append-ascii #:append-json-string #:append-json-integer #:append-json-float
+   #:buffer-string))
