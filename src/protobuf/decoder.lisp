@@ -70,7 +70,7 @@ read."
       `(with-delimited (start stop) ,body)))
 
 (defun take-form (slot)
-  (scalar-take (scalar-of (slot-kind slot))))
+  (scalar-take (slot-scalar slot)))
 
 (defun pending-name (thing)
   "The variable that collects pieces for THING, a slot or oneof."
@@ -151,7 +151,7 @@ sub-message or oneof."
 
 (defun one-element-arm (slot vector count)
   `(multiple-value-setq (,vector at)
-     (,(kind-function "READ-ELEMENT" (slot-kind slot)) octets at end ,vector ,count ,(slot-tag slot)
+     (,(slot-function "READ-ELEMENT" slot) octets at end ,vector ,count ,(slot-tag slot)
       ,(type-form slot))))
 
 (defun repeated-arms (slot variables)
@@ -173,7 +173,7 @@ sub-message or oneof."
                      `((,packed-tag
                         (with-delimited (start stop)
                           (multiple-value-setq (,vector ,count)
-                            (,(kind-function "READ-PACKED" kind) octets start stop ,vector ,count
+                            (,(slot-function "READ-PACKED" slot) octets start stop ,vector ,count
                              ,(type-form slot)))))))
                  (,tag ,(one-element-arm slot vector count)
                        (setf ,count (truly-the index (1+ ,count)))))))))))
@@ -195,9 +195,9 @@ sub-message or oneof."
     `(with-delimited (start stop)
        (multiple-value-bind (key held)
            (read-entry octets start stop
-                       ,(slot-tag key) #',(kind-function "READ" (slot-kind key))
+                       ,(slot-tag key) #',(slot-function "READ" key)
                        ,(literal (slot-default key)) ,(slot-tag value)
-                       ,(if message nil `#',(kind-function "READ" (slot-kind value)))
+                       ,(if message nil `#',(slot-function "READ" value))
                        ,(if message nil (literal (slot-default value))))
          ,(if (slot-closed-p value)
               `(if (enum-known-p ,(type-form value) held)
@@ -230,7 +230,12 @@ sub-message or oneof."
                                    (setf (,(slot-place thing) message)
                                          ,(pieces-form thing pending)))
                                 (finish-oneof-form thing pending))))))
-    (when ranges (setf (message-extra message) (gather-ranges octets ranges)))
+    (when ranges
+      (setf (message-extra message)
+            ,(if (message-descriptor-extension-ranges (plan-message plan))
+                 `(or (gather-extra (the-message-type ,(plan-full-name plan)) octets ranges budget)
+                      (return-from read nil))
+                 '(gather-ranges octets ranges))))
     (truly-the ,(plan-structure plan) message)))
 
 (defun pieces-form (slot pending)

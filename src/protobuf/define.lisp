@@ -150,19 +150,21 @@ Return the fresh file descriptors, imports first."
          (layout (and type (message-type-layout type))))
     (and layout (string= (layout-fingerprint layout) (plan-fingerprint plan)))))
 
-(defun exported-names (file plans functions)
+(defun exported-names (file plans functions extensions)
   "The names that the package of FILE exports."
   (let ((names '()))
     (flet ((add (symbol) (push (symbol-name symbol) names)))
       (dolist (plan plans)
         (add (plan-symbol plan)))
       (dolist (form functions) (mapc #'add (public-names form)))
+      (mapc #'add (extension-names extensions))
       (map-enums (lambda (enum) (add (enum-descriptor-symbol enum))) file)
       (dolist (service (file-descriptor-services file)) (add (service-descriptor-symbol service))))
     (sort names #'string<)))
 
-(defun package-forms (file plans functions)
-  `((ensure-package ,(file-lisp-package file) ',(exported-names file plans functions))
+(defun package-forms (file plans functions extensions)
+  `((ensure-package ,(file-lisp-package file)
+                    ',(exported-names file plans functions extensions))
     ,@(loop for service in (file-descriptor-services file)
             collect `(ensure-package
                       ,(service-package-name service file)
@@ -190,9 +192,10 @@ Return the fresh file descriptors, imports first."
   "The top-level forms of FILE. FOR-FILE: all of them, not only what changed."
   (let* ((plans (file-plans file))
          (functions (mapcar #'function-forms plans))
+         (extensions (extension-symbols file (mapcan #'public-names (apply #'append functions))))
          (changed (if for-file plans (remove-if #'layout-current-p plans))))
     `((eval-when (:compile-toplevel :load-toplevel :execute)
-        ,@(package-forms file plans (apply #'append functions)))
+        ,@(package-forms file plans (apply #'append functions) extensions))
       (eval-when (:compile-toplevel :load-toplevel :execute)
         (register-file ',file))
       ,@(enum-forms file)
@@ -206,6 +209,8 @@ Return the fresh file descriptors, imports first."
                              (hidden-structure plan))
                          ,(layout-form plan)
                          ,@function-forms))
+      ,@(loop for (full-name . symbol) in extensions
+              collect `(install-extension ,full-name ',symbol))
       ,@(when *service-expander*
           (mapcar *service-expander* (file-descriptor-services file))))))
 
@@ -243,7 +248,9 @@ whose structure is defined, the current one. ACCESSORS are the symbols of its fi
           (message-type-layout type) layout
           (message-type-sizer type) sizer
           (message-type-writer type) writer
-          (message-type-reader type) reader)
+          (message-type-reader type) reader
+          (message-type-message-set-p type) (message-set-p descriptor))
+    (note-definition)
     type))
 
 (defun proto-expansion (path import-paths source)

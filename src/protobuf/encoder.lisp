@@ -18,7 +18,7 @@
 
 (defun slot-wire (slot)
   (cond ((eq :message (slot-kind slot)) (if (slot-delimited-p slot) 3 2))
-        (t (scalar-wire (scalar-of (slot-kind slot))))))
+        (t (scalar-wire (slot-scalar slot)))))
 
 (defun slot-tag (slot)
   (tag-of (slot-number slot) (slot-wire slot)))
@@ -34,7 +34,7 @@
      '(/= 0 value))))
 
 (defun value-type (slot)
-  (if (eq :message (slot-kind slot)) 'message (scalar-lisp-type (scalar-of (slot-kind slot)))))
+  (if (eq :message (slot-kind slot)) 'message (scalar-lisp-type (slot-scalar slot))))
 
 ;;; The size of one VALUE without its tag, and the code that writes it without its tag
 
@@ -44,7 +44,7 @@
         (if (slot-delimited-p slot)
             `(+ ,size ,(constant-size (tag-of (slot-number slot) 4)))
             `(let ((length ,size)) (declare (type index length)) (+ length (varint-size length)))))
-      (scalar-size (scalar-of (slot-kind slot)))))
+      (scalar-size (slot-scalar slot))))
 
 (defun value-put (slot)
   (if (eq :message (slot-kind slot))
@@ -53,7 +53,7 @@
         (if (slot-delimited-p slot)
             `(progn ,put (put-tag ,(tag-of (slot-number slot) 4)))
             `(progn (put-varint (message-size value)) ,put)))
-      (scalar-put (scalar-of (slot-kind slot)))))
+      (scalar-put (slot-scalar slot))))
 
 (defun do-messages-form (slot body)
   "Run BODY with VALUE bound to each sub-message of the repeated SLOT."
@@ -70,7 +70,7 @@
 (defun entry-functions (slot verbs)
   "Forms for the functions that do VERBS for the key or value SLOT of a map."
   (loop for verb in verbs
-        collect (if (eq :message (slot-kind slot)) nil `#',(kind-function verb (slot-kind slot)))))
+        collect (if (eq :message (slot-kind slot)) nil `#',(slot-function verb slot))))
 
 ;;; Singular fields
 
@@ -96,7 +96,7 @@
     (if width
         `(* ,width (length (,place message)))
         `(setf (,(slot-size slot) message)
-               (,(kind-function "SIZE-ELEMENTS" (slot-kind slot)) (,place message)
+               (,(slot-function "SIZE-ELEMENTS" slot) (,place message)
                 ,(type-form slot))))))
 
 (defun repeated-size-form (slot)
@@ -111,13 +111,13 @@
           (t
            `(when (plusp (length (,place message)))
               ,(add-form `(* ,tag (length (,place message)))
-                         `(,(kind-function "SIZE-ELEMENTS" (slot-kind slot)) (,place message)
+                         `(,(slot-function "SIZE-ELEMENTS" slot) (,place message)
                            ,(type-form slot))))))))
 
 (defun repeated-put-form (slot)
   (let ((place (slot-place slot)) (kind (slot-kind slot)))
     (flet ((put-elements (tag)
-             `(setf at (,(kind-function "PUT-ELEMENTS" kind) (,place message) octets at ,tag
+             `(setf at (,(slot-function "PUT-ELEMENTS" slot) (,place message) octets at ,tag
                         ,(type-form slot)))))
       (cond ((eq :message kind)
              (do-messages-form slot `(progn (put-tag ,(slot-tag slot)) ,(value-put slot))))
@@ -181,7 +181,7 @@ where its lowest number stands."
        (if (message-p extra)
            (size-other message ,(plan-full-name plan))
            (let ((message (truly-the ,(plan-structure plan) message))
-                 (size (if extra (length (truly-the octets extra)) 0)))
+                 (size (if extra (extra-size extra) 0)))
              (declare (type index size) (ignorable message))
              ,@(all-slots-forms plan #'slot-size-form)
              (setf (message-size message) size))))))
@@ -195,7 +195,4 @@ where its lowest number stands."
            (let ((message (truly-the ,(plan-structure plan) message)))
              (declare (ignorable message))
              ,@(all-slots-forms plan #'slot-put-form)
-             (if extra
-                 (let ((extra (truly-the octets extra)))
-                   (copy-octets extra 0 (length extra) octets at))
-                 at))))))
+             (if extra (put-extra extra octets at) at))))))

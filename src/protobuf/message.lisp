@@ -8,15 +8,24 @@
 ;;;; CURRENT-MESSAGE).
 ;;;;
 ;;;; Every message has two words besides its fields: EXTRA holds nil, the octets of unknown fields,
-;;;; or (in a forwarder) the message that took its place; SIZE is where the size pass leaves the
-;;;; result for the write pass that follows it.
+;;;; EXTRAS (extension.lisp) if it has extensions, or (in a forwarder) the message that took its
+;;;; place; SIZE is where the size pass leaves the result for the write pass that follows it.
 
 (in-package #:clgrpc.protobuf)
+
+(defstruct (extras (:constructor make-extras (unknown entries epoch)) (:copier nil))
+  "What a message holds besides the fields of its type: the octets of UNKNOWN fields, and the
+extensions it has as an alist from slot to what is held, by number. EPOCH is the one up to which
+extensions have been looked for among the unknown fields."
+  (unknown nil :type (or null octets))
+  (entries '() :type list)
+  (epoch 0 :type fixnum))
+(declaim (sb-ext:freeze-type extras))
 
 (declaim (inline message-extra (setf message-extra) message-size (setf message-size)))
 (defstruct (message (:conc-name nil) (:constructor nil) (:copier nil) (:predicate message-p))
   "The root of all messages."
-  (message-extra nil :type (or null octets message))
+  (message-extra nil :type (or null octets extras message))
   (message-size 0 :type index))
 
 (defstruct (layout (:copier nil))
@@ -39,6 +48,8 @@ start that returns the end, to be called right after the sizer. READER is the pa
   (symbol nil :type symbol)
   (descriptor nil :type (or null message-descriptor))
   (layout nil :type (or null layout))
+  (extensions nil :type (or null hash-table)) ; number to slot; replaced, never changed
+  (message-set-p nil :type boolean)
   (parser #'identity :type function)
   (reader #'identity :type function)
   (sizer #'identity :type function)
@@ -53,6 +64,15 @@ start that returns the end, to be called right after the sizer. READER is the pa
 and leaves the sizes of its parts in it for the writer."
   message-type-writer "A function of a message of the type, octets and start that writes the message
 there and returns the end. To be called right after the sizer, with nothing between.")
+
+;;; A counter of definitions, so that what is derived from several of them knows when to look again
+
+(declaim (type fixnum **epoch**))
+(defglobal **epoch** 0)
+
+(defun note-definition ()
+  "A message type or an extension has a new definition."
+  (sb-ext:atomic-incf **epoch**))
 
 (defmethod print-object ((type message-type) stream)
   (print-unreadable-object (type stream :type t)
@@ -85,6 +105,13 @@ PROTOBUF-ERROR."
              (or (funcall (message-type-reader type) octets start end +recursion-limit+)
                  (funcall (message-type-reader type) octets start end
                           (+ +recursion-limit+ +deferred+)))))
+
+(defun read-again-deferred (reader)
+  "What READER, a function of the recursion budget, returns on the plain way, or else on the deferred
+way."
+  (declare (type function reader))
+  (or (funcall reader +recursion-limit+)
+      (funcall reader (+ +recursion-limit+ +deferred+))))
 
 (defglobal **message-types** (make-hash-table :test 'equal :synchronized t))
 

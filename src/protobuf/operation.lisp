@@ -41,19 +41,17 @@ type) whose serialized form is OCTETS from START to END. Signal PROTOBUF-ERROR i
 
 (defun message= (a b)
   "Return true if the messages A and B are of one type and all their fields are equal: the same ones
-present, repeated fields element by element, maps as sets of entries, floats by their bits, unknown
-fields by their octets."
+present, repeated fields element by element, maps as sets of entries, floats by their bits (so a NaN
+equals itself, and -0 is not 0), loaded extensions like fields, unknown fields by their octets."
   (and (eq (message-type-of a) (message-type-of b))
        (let ((a (current a)) (b (current b)))
          (and (eq (message-layout a) (message-layout b))
-              (equalp (message-extra a) (message-extra b))
-              (every (lambda (slot) (slot= slot a b)) (layout-slots (message-layout a)))))))
-
-(defun slot= (slot a b)
-  (let ((present (slot-present-p a slot)))
-    (and (eq present (slot-present-p b slot))
-         (or (not present)
-             (value= (slot-user-value a slot) (slot-user-value b slot))))))
+              (equalp (unknown-fields a) (unknown-fields b))
+              (let ((slots (present-slots a)))
+                (and (equal slots (present-slots b))
+                     (every (lambda (slot)
+                              (value= (slot-user-value a slot) (slot-user-value b slot)))
+                            slots)))))))
 
 (defun value= (a b)
   (typecase a
@@ -75,9 +73,8 @@ fields by their octets."
 which are never changed in place."
   (let* ((message (current message))
          (copy (copy-structure message)))
-    (loop for slot across (layout-slots (message-layout message))
-          when (and (slot-present-p message slot)
-                    (or (eq :elements (slot-presence slot)) (eq :message (slot-kind slot))))
+    (loop for slot in (present-slots message)
+          unless (and (eq :singular (slot-label slot)) (not (eq :message (slot-kind slot))))
             do (set-slot copy slot (copy-value (slot-user-value message slot) slot)))
     copy))
 
@@ -101,10 +98,11 @@ which are never changed in place."
           (current (ignore-errors (current message))))
       (prin1 (message-type-symbol (message-type-of message)) stream)
       (when current
-        (loop for slot across (layout-slots (message-layout current))
-              when (slot-present-p current slot)
-                do (format stream " :~(~A~) " (slot-name slot))
-                   (print-value (slot-user-value current slot) stream))))))
+        (loop for slot in (present-slots current)
+              do (if (eq :extension (slot-presence slot))
+                     (format stream " [~A] " (descriptor-full-name (slot-field slot)))
+                     (format stream " :~(~A~) " (slot-name slot)))
+                 (print-value (slot-user-value current slot) stream))))))
 
 (defun print-value (value stream)
   (typecase value

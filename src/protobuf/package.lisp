@@ -23,6 +23,8 @@
    #:serialize #:serialized-size #:parse-message #:message= #:copy-message
    ;; reflection.lisp
    #:field-value #:field-present-p #:clear-field
+   ;; extension.lisp
+   #:find-extension #:find-extension-number #:extension-fields
    ;; map.lisp
    #:proto-map #:map-value #:map-count #:map-remove #:do-map #:map-alist
    ;; descriptor.lisp

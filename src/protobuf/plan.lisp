@@ -8,18 +8,21 @@
 ;;;;
 ;;;; Presence, by slot: :implicit (present unless zero), :bit (a bit of a word of the message),
 ;;;; :value (a sub-message, nil if absent), :oneof (the oneof's case says), :elements (repeated and
-;;;; maps).
+;;;; maps), :extension (extension.lisp; such slots belong to no plan).
 
 (in-package #:clgrpc.protobuf)
 
 (defstruct (slot (:copier nil))
   (field nil :type (or null field-descriptor))
-  (number 0 :type (unsigned-byte 29))
+  (number 0 :type (unsigned-byte 31))   ; above 29 bits in message sets only
   (name "" :type string)
   (kind :int32 :type keyword)
   (label :singular :type (member :singular :repeated :map))
-  (presence :implicit :type (member :implicit :bit :value :oneof :elements))
+  (presence :implicit :type (member :implicit :bit :value :oneof :elements
+                                        :extension))
   (type-name nil :type (or null string))
+  (type nil :type (or null message-type enum-type)) ; see SLOT-TYPE-OBJECT
+  (item-p nil :type boolean)            ; an extension written as an item of a message set
   (default nil)
   (place nil :type symbol)
   (bits nil :type symbol)
@@ -58,6 +61,30 @@
 
 (defun slot-closed-p (slot)
   (and (eq :enum (slot-kind slot)) (field-descriptor-closed-p (slot-field slot))))
+
+(defun slot-required-p (slot)
+  (eq :required (field-descriptor-presence (slot-field slot))))
+
+(defun slot-type-object (slot)
+  "The message or enum type of SLOT, or nil."
+  (or (slot-type slot)
+      (case (slot-kind slot)
+        (:message (setf (slot-type slot) (intern-message-type (slot-type-name slot))))
+        (:enum (setf (slot-type slot) (intern-enum-type (slot-type-name slot)))))))
+
+(defun slot-scalar (slot)
+  "The row of the scalar SLOT for its coders."
+  (scalar-of (coder-kind slot)))
+
+(defun coder-kind (slot)
+  "The kind by which the coders of SLOT are named."
+  (if (and (eq :string (slot-kind slot)) (field-descriptor-unchecked-p (slot-field slot)))
+      :unchecked-string
+      (slot-kind slot)))
+
+(defun slot-function (verb slot)
+  "The symbol of the function of sequence.lisp that does VERB for SLOT."
+  (kind-function verb (coder-kind slot)))
 
 (defun slot-packed-p (slot)
   (field-descriptor-packed-p (slot-field slot)))

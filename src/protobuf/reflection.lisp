@@ -14,7 +14,9 @@
 ;;; What a slot holds
 
 (defun held (message slot)
-  (slot-value message (slot-place slot)))
+  (if (eq :extension (slot-presence slot))
+      (extension-held message slot)
+      (slot-value message (slot-place slot))))
 
 (defun find-slot (layout number)
   (or (find number (layout-slots layout) :key #'slot-number)
@@ -30,6 +32,7 @@
     (:bit (logtest (ash 1 (slot-bit slot)) (slot-value message (slot-bits slot))))
     (:value (and (held message slot) t))
     (:oneof (= (slot-number slot) (oneof-case-of message (slot-oneof slot))))
+    (:extension (extension-present-p message slot))
     (:elements (let ((held (held message slot)))
                  (if (eq :map (slot-label slot))
                      (and held (plusp (map-count held)))
@@ -43,11 +46,6 @@
     (double-float (zerop (double-bits value)))
     (vector (zerop (length value)))
     (t nil)))
-
-(defun slot-type-object (slot)
-  (case (slot-kind slot)
-    (:message (intern-message-type (slot-type-name slot)))
-    (:enum (intern-enum-type (slot-type-name slot)))))
 
 (defun slot-user-value (message slot)
   "What the accessor of SLOT returns for MESSAGE."
@@ -88,6 +86,7 @@
               (setf (slot-value message (oneof-slot-value oneof)) held
                     (slot-value message (oneof-slot-case oneof))
                     (if (or held (not (eq :message (slot-kind slot)))) (slot-number slot) 0))))
+    (:extension (hold-extension message slot held))
     (t (setf (slot-value message (slot-place slot)) held)
        (when (eq :bit (slot-presence slot))
          (setf (slot-value message (slot-bits slot))
@@ -100,6 +99,7 @@
 (defun clear-slot (message slot)
   (ecase (slot-presence slot)
     (:oneof (when (slot-present-p message slot) (clear-oneof message (slot-oneof slot))))
+    (:extension (drop-extension message slot))
     (:elements (setf (slot-value message (slot-place slot))
                      (if (eq :map (slot-label slot))
                          nil
@@ -143,19 +143,22 @@ for."
                        for other = (find (slot-number slot) (layout-slots to) :key #'slot-number)
                        when (and other (same-holding-p slot other) (slot-present-p message slot))
                          collect (cons slot other)))
-         (rest (copy-structure message)))
+         (rest (copy-structure message))
+         (extra (message-extra message)))
     (loop for (slot) in shared do (clear-slot rest slot))
+    (when (extras-p extra) (setf (message-extra rest) (extras-unknown extra)))
     (let* ((size (funcall (layout-sizer from) rest))
            (octets (make-octets size)))
       (funcall (layout-writer from) rest octets 0)
       (let ((new (read-with (layout-reader to) octets)))
         (loop for (slot . other) in shared do (set-slot new other (held message slot)))
+        (when (extras-p extra)
+          (loop for (slot . held) in (extras-entries extra) do (hold-extension new slot held)))
         new))))
 
 (defun read-with (reader octets)
   "What READER makes of all of OCTETS."
-  (or (funcall reader octets 0 (length octets) +recursion-limit+)
-      (funcall reader octets 0 (length octets) (+ +recursion-limit+ +deferred+))))
+  (read-again-deferred (lambda (budget) (funcall reader octets 0 (length octets) budget))))
 
 (defun current-and-slot (message symbol number)
   (let ((current (current-message message symbol)))
@@ -212,18 +215,22 @@ for."
   (current-message message (message-type-symbol (message-type-of message))))
 
 (defun need-slot (message field)
-  "The slot of MESSAGE that FIELD, a number, proto name or keyword, means."
+  "The slot of MESSAGE that FIELD, as FIELD-VALUE takes it, means."
   (let ((slots (layout-slots (message-layout message))))
     (or (etypecase field
           (integer (find field slots :key #'slot-number))
           (string (find field slots :key (lambda (slot) (descriptor-name (slot-field slot)))
                                     :test #'string=))
-          (symbol (find field slots :key #'slot-name :test #'string=)))
+          (symbol (find field slots :key #'slot-name :test #'string=))
+          (field-descriptor (and (not (field-descriptor-extendee field))
+                                 (find (field-descriptor-number field) slots :key #'slot-number))))
+        (extension-slot-of message field)
         (misuse "~A has no field ~S." (message-type-name (message-type-of message)) field))))
 
 (defun field-value (message field)
-  "Return the value of FIELD (a number, a name as in the .proto file, or a keyword such as
-:page-size) of MESSAGE as its accessor does. SETFable."
+  "Return the value of FIELD of MESSAGE as its accessor does. FIELD is a number, a name as in the
+.proto file, a keyword such as :page-size, a field descriptor, or, for an extension, its full name
+in brackets: \"[my.package.my_extension]\". SETFable. Signal MISUSE if MESSAGE has no such field."
   (let ((message (current message)))
     (slot-user-value message (need-slot message field))))
 
@@ -247,5 +254,7 @@ empty."
 
 (defun unknown-fields (message)
   "Return the octets of the fields that were read into MESSAGE and that its type does not have, as
-they came, or nil. They are written back when MESSAGE is serialized. Not to be changed."
-  (message-extra (current message)))
+they came, or nil. They are written back when MESSAGE is serialized. Extensions that are loaded are
+not among them. Not to be changed."
+  (let* ((message (current message)) (extras (settled-extras message)))
+    (if extras (extras-unknown extras) (message-extra message))))

@@ -2,6 +2,9 @@
 ;;;; repeated values, and the forms that read, measure and write one value. The forms stand in the
 ;;;; code of wire.lisp's conventions and see the value as VALUE; the generator splices them.
 ;;;;
+;;;; Strings whose field does not ask for UTF-8 (proto2's, as a rule) have a row of their own, which
+;;;; only coders use.
+;;;;
 ;;;; An enum counts as its number here; the translation to keywords is at the accessors. Repeated
 ;;;; values are simple vectors: reading (AREF v i) in a loop costs 0.6 ns against 6 ns and more for
 ;;;; a vector with fill pointer, and users build a list or vector whole; elements are unboxed where
@@ -18,7 +21,10 @@
   (element t)
   (take nil)
   (size nil)
-  (put nil)))
+  (put nil)
+  (reader nil :type (or null function)) ; these three are filled by sequence.lisp
+  (sizer nil :type (or null function))
+  (putter nil :type (or null function))))
 
 (deftype text ()
   "The strings that messages hold."
@@ -101,6 +107,10 @@
   :size (let ((length (if (typep value 'simple-base-string) (length value) (utf8-length value))))
           (+ length (varint-size length)))
   :put (setf at (write-text value octets at)))
+(define-scalar :unchecked-string text :default (coerce "" 'simple-base-string) :wire 2
+  :take (take-unchecked-text)
+  :size (let ((length (unchecked-length value))) (+ length (varint-size length)))
+  :put (setf at (write-unchecked-text value octets at)))
 (define-scalar :bytes octets :default (make-octets 0) :wire 2
   :take (take-octets)
   :size (let ((length (length value))) (+ length (varint-size length)))

@@ -97,7 +97,7 @@ TAG. Malformed octets end the run, as do lengths and tags of more than two octet
 
   (defun single-functions (scalar name)
     (let ((type (scalar-lisp-type scalar)))
-      `(,@(unless (member (scalar-kind scalar) '(:string :bytes))
+      `(,@(unless (member (scalar-kind scalar) '(:string :unchecked-string :bytes))
             `((define-hot ,(funcall name "READ") ((octets octets) (at index) (end index))
                   (values ,type index)
                 (let ((value ,(scalar-take scalar))) (values value at)))))
@@ -105,7 +105,11 @@ TAG. Malformed octets end the run, as do lengths and tags of more than two octet
           (progn value ,(scalar-size scalar)))
         (define-hot ,(funcall name "PUT") ((value ,type) (octets octets) (at index)) index
           ,(scalar-put scalar)
-          at))))
+          at)
+        (let ((scalar (scalar-of ,(scalar-kind scalar))))
+          (setf (scalar-reader scalar) #',(funcall name "READ")
+                (scalar-sizer scalar) #',(funcall name "SIZE")
+                (scalar-putter scalar) #',(funcall name "PUT"))))))
 
   (defun element-functions (scalar name)
     (let ((vector (kind-vector scalar)))

@@ -216,6 +216,7 @@ VALUE and the position NEXT after them."
 (defmacro take-boolean () `(take-short read-boolean plusp))
 (defmacro take-tag () `(take-short read-tag))
 (defmacro take-text () `(take-long read-string))
+(defmacro take-unchecked-text () `(take-long read-unchecked-string))
 (defmacro take-octets () `(take-long read-bytes))
 
 (defmacro take-varint64 ()
@@ -264,6 +265,64 @@ it."
                     (fail-read (+ start (invalid-utf8-position condition))
                                "a string is not UTF-8"))))
             stop)))
+
+;;; Strings that need not be UTF-8 (feature utf8_validation = NONE). An octet that is not part of UTF-8
+;;; becomes a character from U+DC80 to U+DCFF, which no UTF-8 has, and is written back as it came.
+
+(defconstant +escape+ #xDC00
+  "Added to an octet that is no UTF-8 to make a character of it.")
+
+(declaim (inline escape-p))
+(defun escape-p (char)
+  (<= (+ +escape+ 128) (char-code char) (+ +escape+ 255)))
+
+(define-hot utf8-character ((octets octets) (at index) (end index))
+    (values (unsigned-byte 21) index)
+  "The code of the character whose UTF-8 begins at AT and the position after it; of an octet that is
+no UTF-8, its escape."
+  (let* ((lead (aref octets at))
+         (count (cond ((< lead #x80) 1) ((< lead #xC2) 0) ((< lead #xE0) 2) ((< lead #xF0) 3)
+                      ((< lead #xF5) 4) (t 0)))
+         (code (if (< count 2) lead (logand lead (ash #x7F (- count))))))
+    (declare (type (unsigned-byte 32) code))
+    (loop for i from 1 below count
+          for octet = (if (< (+ at i) end) (aref octets (+ at i)) 0)
+          do (if (= #x80 (logand #xC0 octet))
+                 (setf code (logior (ldb (byte 32 0) (ash code 6)) (logand #x3F octet)))
+                 (setf count 0)))
+    (if (or (zerop count)
+            (and (= count 3) (or (< code #x800) (<= #xD800 code #xDFFF)))
+            (and (= count 4) (not (<= #x10000 code #x10FFFF))))
+        (values (+ +escape+ lead) (1+ at))
+        (values (ldb (byte 21 0) code) (+ at count)))))
+
+(defun decode-escaped (octets start end)
+  "The string whose UTF-8 is the octets START to END, with escapes for those that are none."
+  (declare (type octets octets) (type index start end))
+  (let ((string (make-string (- end start))) (count 0) (at start))
+    (declare (type index count at))
+    (loop while (< at end)
+          do (multiple-value-bind (code next) (utf8-character octets at end)
+               (setf (schar string count) (code-char code)
+                     count (1+ count)
+                     at next)))
+    (subseq string 0 count)))
+
+(define-hot read-unchecked-string ((octets octets) (at index) (end index))
+    (values simple-string index)
+  "Read a length and as many octets, UTF-8 or not."
+  (with-delimited (start stop)
+    (values (or (%ascii-string octets start stop)
+                (handler-case (decode-utf8 octets start stop)
+                  (invalid-utf8 () (decode-escaped octets start stop))))
+            stop)))
+
+(define-hot unchecked-length ((string simple-string)) index
+  "How many octets WRITE-UNCHECKED-TEXT writes for STRING after the length."
+  (if (typep string 'simple-base-string)
+      (length string)
+      (- (utf8-length string)
+         (* 2 (count-if #'escape-p (truly-the wide-string string)))))) ; counted as three
 
 (define-hot read-bytes ((octets octets) (at index) (end index)) (values octets index)
   "Read a length and as many octets."
@@ -435,6 +494,19 @@ Where the size allows, by two stores that overlap."
           (t
            (put-varint (utf8-length string))
            (encode-utf8 string octets at)))))
+
+(define-hot write-unchecked-text ((string simple-string) (octets octets) (at index)) index
+  "As WRITE-TEXT, with escapes written as the octets they stand for."
+  (if (or (typep string 'simple-base-string)
+          (not (find-if #'escape-p (truly-the wide-string string))))
+      (write-text string octets at)
+      (loop initially (put-varint (unchecked-length string))
+            with start of-type index = 0
+            for escape = (position-if #'escape-p string :start start)
+            do (setf at (encode-utf8 (subseq string start escape) octets at))
+               (unless escape (return at))
+               (put-octet (- (char-code (char string escape)) +escape+))
+               (setf start (1+ escape)))))
 
 (define-hot write-octets ((value octets) (octets octets) (at index)) index
   "Write the length of VALUE and VALUE itself at AT; return the position after it."

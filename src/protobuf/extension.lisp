@@ -1,0 +1,484 @@
+;;;; Extensions: fields that any file may declare for a message that leaves numbers free for them
+;;;; (protobuf.dev, "Language Guide (proto 2)", Extensions), and message sets, whose extensions are
+;;;; written as items of group 1.
+;;;;
+;;;; An extension is a SLOT whose presence is :extension; no plan has it. A message holds the values
+;;;; of its extensions in EXTRAS (message.lisp). Readers take extensions for unknown fields;
+;;;; GATHER-EXTRA picks out those that are loaded when the message has been read, and
+;;;; SETTLED-EXTRAS those that were loaded since. So a file with extensions may be loaded after the
+;;;; messages came in. A value is held together with the slot it was set under, and goes through the
+;;;; wire format if the extension has another definition by now.
+;;;;
+;;;; The functions here serve any slot: they look at its kind when they run. Extensions are few.
+
+(in-package #:clgrpc.protobuf)
+
+(defstruct (extension (:constructor %make-extension (name)) (:copier nil))
+  "An extension field, one per full name for the life of the image. SLOT is its current definition."
+  (name "" :type string :read-only t)
+  (symbol nil :type symbol)
+  (slot nil :type (or null slot)))
+
+(defmethod print-object ((extension extension) stream)
+  (print-unreadable-object (extension stream :type t) (princ (extension-name extension) stream)))
+
+(defglobal **extensions** (make-hash-table :test 'equal :synchronized t))
+
+(defun intern-extension (full-name)
+  (sb-ext:with-locked-hash-table (**extensions**)
+    (or (gethash full-name **extensions**)
+        (setf (gethash full-name **extensions**) (%make-extension full-name)))))
+
+(defun need-extension (full-name)
+  (or (let ((extension (gethash full-name **extensions**)))
+        (and extension (extension-slot extension) extension))
+      (misuse "There is no extension ~A." full-name)))
+
+(defun extension-extendee (extension)
+  "The message type that EXTENSION extends."
+  (intern-message-type (field-descriptor-extendee (slot-field (extension-slot extension)))))
+
+(defun find-extension (full-name)
+  "Return the field descriptor of the loaded extension FULL-NAME (\"my.package.my_extension\"), or
+nil."
+  (let ((extension (gethash full-name **extensions**)))
+    (and extension (extension-slot extension) (slot-field (extension-slot extension)))))
+
+(defun find-extension-number (type number)
+  "Return the field descriptor of the loaded extension of the message TYPE (a symbol, full name or
+message type) that has NUMBER, or nil."
+  (let* ((table (message-type-extensions (need-message-type type)))
+         (slot (and table (gethash number table))))
+    (and slot (slot-field slot))))
+
+(defun extension-fields (type)
+  "Return the field descriptors of all loaded extensions of the message TYPE (a symbol, full name or
+message type), by number."
+  (let ((table (message-type-extensions (need-message-type type))))
+    (and table
+         (mapcar #'slot-field
+                 (sort (loop for slot being the hash-values of table collect slot) #'<
+                       :key #'slot-number)))))
+
+;;; The size of what a slot holds, and writing it
+
+(defun message-set-p (descriptor)
+  (option-true-p descriptor "message_set_wire_format"))
+
+(define-hot value-octets ((slot slot) (value t)) index
+  "The size of one VALUE of SLOT without its tag."
+  (case (slot-kind slot)
+    (:message
+     (let* ((type (truly-the message-type (slot-type-object slot)))
+            (size (truly-the index (funcall (message-type-sizer type) value))))
+       (+ size (if (slot-delimited-p slot)
+                   (length (tag-octets (tag-of (slot-number slot) 4)))
+                   (varint-size size)))))
+    (:enum (size-enum (enum-number-of (slot-type-object slot) value)))
+    (t (truly-the index (funcall (scalar-sizer (slot-scalar slot)) value)))))
+
+(define-hot put-value ((slot slot) (value t) (octets octets) (at index)) index
+  "Write one VALUE of SLOT without its tag."
+  (case (slot-kind slot)
+    (:message
+     (let ((type (truly-the message-type (slot-type-object slot))) (grouped (slot-delimited-p slot)))
+       (unless grouped (put-varint (message-size value)))
+       (setf at (truly-the index (funcall (message-type-writer type) value octets at)))
+       (when grouped (put-varint (tag-of (slot-number slot) 4)))
+       at))
+    (:enum (put-enum (enum-number-of (slot-type-object slot) value) octets at))
+    (t (truly-the index (funcall (scalar-putter (slot-scalar slot)) value octets at)))))
+
+(defun packed-octets (slot held)
+  (loop for value across held sum (value-octets slot value) of-type index))
+
+(defun held-octets (slot held)
+  "The size of all that SLOT writes when it holds HELD."
+  (let ((tag (varint-size (slot-tag slot))))
+    (cond ((slot-item-p slot)
+           (+ 4 (varint-size (slot-number slot)) (value-octets slot held)))
+          ((eq :singular (slot-label slot)) (+ tag (value-octets slot held)))
+          ((zerop (length held)) 0)
+          ((slot-packed-p slot)
+           (let ((size (packed-octets slot held)))
+             (+ (varint-size (tag-of (slot-number slot) 2)) size (varint-size size))))
+          (t (loop for value across held sum (+ tag (value-octets slot value)))))))
+
+(defun put-held (slot held octets at)
+  "Write all of SLOT, which holds HELD and has just been measured; return the position after it."
+  (declare (type octets octets) (type index at))
+  (flet ((put (value) (setf at (put-value slot value octets at))))
+    (cond ((slot-item-p slot)
+           (put-octet (tag-of 1 3))
+           (put-octet (tag-of 2 0))
+           (put-varint (slot-number slot))
+           (put-octet (tag-of 3 2))
+           (put held)
+           (put-octet (tag-of 1 4)))
+          ((eq :singular (slot-label slot))
+           (put-varint (slot-tag slot))
+           (put held))
+          ((zerop (length held)))
+          ((slot-packed-p slot)
+           (put-varint (tag-of (slot-number slot) 2))
+           (put-varint (packed-octets slot held))
+           (map nil #'put held))
+          (t (loop for value across held
+                   do (put-varint (slot-tag slot))
+                      (put value))))
+    at))
+
+(defun extra-size (extra)
+  "The size of what a message holds besides its fields."
+  (etypecase extra
+    (octets (length extra))
+    (extras (let ((size (length (extras-unknown extra))))
+              (loop for (slot . held) in (extras-entries extra)
+                    do (incf size (the index (held-octets slot held))))
+              size))))
+
+(defun put-extra (extra octets at)
+  "Write what a message holds besides its fields, unknown fields last; return the position after
+it."
+  (declare (type octets octets) (type index at))
+  (flet ((put (unknown)
+           (if unknown (copy-octets unknown 0 (length unknown) octets at) at)))
+    (etypecase extra
+      (octets (put extra))
+      (extras (loop for (slot . held) in (extras-entries extra)
+                    do (setf at (put-held slot held octets at)))
+              (put (extras-unknown extra))))))
+
+;;; Reading extensions out of unknown fields, whose form has been checked
+
+(defstruct (finding (:copier nil) (:constructor make-finding (slot)))
+  "What was found of SLOT: ITEMS are its values, the latest first; of messages, ranges of octets."
+  (slot nil :type slot)
+  (items '() :type list))
+
+(defun read-items (slot tag octets at end)
+  "The items, the latest first, of the field of SLOT whose TAG ends before AT and which ends at END,
+and the octets of values that its enum does not know; or :misfit if the TAG is not one of SLOT's."
+  (declare (type octets octets) (type index at end))
+  (let ((items '()) (unknown '()) (number (slot-number slot)) (kind (slot-kind slot)))
+    (flet ((take ()
+             (multiple-value-bind (value next)
+                 (funcall (scalar-reader (slot-scalar slot)) octets at end)
+               (setf at next)
+               (if (and (slot-closed-p slot) (not (enum-known-p (slot-type-object slot) value)))
+                   (push (field-octets number value) unknown)
+                   (push value items)))))
+      (cond ((and (eq kind :message) (= tag (slot-tag slot)))
+             (if (slot-delimited-p slot)
+                 (push (cons at (- end (length (tag-octets (tag-of number 4))))) items)
+                 (with-delimited (start stop) (push (cons start stop) items))))
+            ((eq kind :message) (setf items :misfit))
+            ((= tag (slot-tag slot)) (take))
+            ((and (= tag (tag-of number 2)) (eq :repeated (slot-label slot)))
+             (with-delimited (start stop)
+               (setf end stop)
+               (loop while (< at stop) do (take))))
+            (t (setf items :misfit))))
+    (values items unknown)))
+
+(defun read-set-item (octets at end)
+  "The number and the range of the message of the item of a message set that stands from AT to END;
+nil if it lacks one."
+  (declare (type octets octets) (type index at end))
+  (let ((number nil) (range nil))
+    (loop while (< at end)
+          do (let ((tag (take-tag)))
+               (cond ((and (= tag (tag-of 2 0)) (null number)) (setf number (take-varint32)))
+                     ((and (= tag (tag-of 3 2)) (null range))
+                      (with-delimited (start stop) (setf range (cons start stop))))
+                     (t (setf at (skip-field octets at end tag))))))
+    (and range number (values number range))))
+
+(defun find-extensions (octets type)
+  "Look for the loaded extensions of TYPE among the fields that OCTETS are. Return a list of
+FINDINGs and the ranges of the rest, the latest first."
+  (declare (type octets octets))
+  (let ((at 0) (end (length octets)) (table (message-type-extensions type))
+        (findings '()) (rest '()))
+    (declare (type index at end))
+    (flet ((note (slot items)
+             (let ((finding (or (find slot findings :key #'finding-slot)
+                                (first (push (make-finding slot) findings)))))
+               (setf (finding-items finding) (append items (finding-items finding))))))
+      (loop while (< at end)
+            do (let* ((start at)
+                      (tag (take-tag))
+                      (inside at)
+                      (slot (gethash (ash tag -3) table))
+                      (items :misfit) (unknown '()))
+                 (setf at (skip-field octets at end tag))
+                 (cond ((and (message-type-message-set-p type) (= tag (tag-of 1 3)))
+                        (multiple-value-bind (number range) (read-set-item octets inside (1- at))
+                          (setf slot (and number (gethash number table)))
+                          (when slot (setf items (list range)))))
+                       (slot
+                        (setf (values items unknown) (read-items slot tag octets inside at))))
+                 (cond ((eq items :misfit) (setf rest (note-range rest start at)))
+                       (t (when items (note slot items))
+                          (setf rest (append unknown rest)))))))
+    (values (nreverse findings) rest)))
+
+(defun finding-value (finding octets held budget)
+  "What the slot of FINDING holds, HELD being what it held before, or nil; second value nil to give
+up and read again."
+  (declare (type fixnum budget))
+  (let* ((slot (finding-slot finding))
+         (items (finding-items finding))
+         (kind (slot-kind slot))
+         (type (slot-type-object slot)))
+    (flet ((read-message (pieces)
+             (or (read-pieces type octets pieces budget)
+                 (return-from finding-value (values nil nil)))))
+      (values
+       (cond ((eq :repeated (slot-label slot))
+              (concatenate `(simple-array ,(element-type kind) (*)) held
+                           (mapcar (case kind
+                                     (:message (lambda (range) (read-message (list range))))
+                                     (:enum (lambda (number) (enum-keyword-of type number)))
+                                     (t #'identity))
+                                   (reverse items))))
+             ((eq kind :message)
+              (read-message (if held (append items (list (message-octets held))) items)))
+             (t (first items)))
+       t))))
+
+(defun message-octets (message)
+  "The serialized form of MESSAGE, whether all of its required fields are there or not."
+  (let* ((type (message-type-of message))
+         (octets (make-octets (funcall (message-type-sizer type) message))))
+    (funcall (message-type-writer type) message octets 0)
+    octets))
+
+(defun enter-held (slot held entries)
+  "ENTRIES, by number, with HELD under SLOT instead of what was there."
+  (merge 'list (remove (slot-number slot) entries :key (lambda (entry) (slot-number (car entry))))
+         (list (cons slot held)) #'< :key (lambda (entry) (slot-number (car entry)))))
+
+(defun absorb-extensions (type octets entries epoch budget)
+  "EXTRAS with ENTRIES and the extensions of TYPE that are among the fields that OCTETS are; nil to
+give up and read again."
+  (multiple-value-bind (findings rest) (find-extensions octets type)
+    (dolist (finding findings)
+      (let ((slot (finding-slot finding)))
+        (multiple-value-bind (held done)
+            (finding-value finding octets (cdr (assoc slot entries)) budget)
+          (unless done (return-from absorb-extensions nil))
+          (setf entries (enter-held slot held entries)))))
+    (make-extras (and rest (gather-ranges octets rest)) entries epoch)))
+
+(defun gather-extra (type octets ranges budget)
+  "What a message of TYPE that was read from OCTETS has besides its fields, RANGES being the unknown
+ones, the latest first; nil to give up and read again."
+  (let ((unknown (gather-ranges octets ranges)))
+    (if (message-type-extensions type)
+        (absorb-extensions type unknown '() **epoch** budget)
+        unknown)))
+
+(defun settled-extras (message)
+  "The EXTRAS of MESSAGE, which is of the current layout, after all extensions loaded by now have
+been looked for; nil if it has none."
+  (let* ((extra (message-extra message))
+         (type (message-type-of message))
+         (epoch **epoch**)
+         (extras (etypecase extra
+                   (null nil)
+                   (octets (and (message-type-extensions type) (make-extras extra '() -1)))
+                   (extras extra))))
+    (cond ((null extras) nil)
+          ((= epoch (extras-epoch extras)) extras)
+          (t (setf (message-extra message) (settle type extras epoch))))))
+
+(defun settle (type extras epoch)
+  "EXTRAS of a message of TYPE, with the definitions of EPOCH."
+  (let* ((table (message-type-extensions type))
+         (unknown (or (extras-unknown extras) (make-octets 0)))
+         (current (remove-if-not (lambda (entry)
+                                   (and table
+                                        (eq (car entry) (gethash (slot-number (car entry)) table))))
+                                 (extras-entries extras)))
+         (stale (set-difference (extras-entries extras) current)))
+    (when stale
+      (let ((old (make-extras unknown stale 0)))
+        (setf unknown (make-octets (extra-size old)))
+        (put-extra old unknown 0)))
+    (read-again-deferred (lambda (budget)
+                           (absorb-extensions type unknown current epoch budget)))))
+
+;;; As slots of a message
+
+(defun extension-entry (message slot)
+  (let ((extras (settled-extras message)))
+    (and extras (assoc slot (extras-entries extras)))))
+
+(defun extension-held (message slot)
+  "What MESSAGE, of the current layout, holds for the extension SLOT."
+  (let ((entry (extension-entry message slot)))
+    (cond (entry (cdr entry))
+          ((eq :repeated (slot-label slot))
+           (make-array 0 :element-type (element-type (slot-kind slot))))
+          (t (slot-default slot)))))
+
+(defun extension-present-p (message slot)
+  (let ((entry (extension-entry message slot)))
+    (and entry
+         (or (eq :singular (slot-label slot)) (plusp (length (cdr entry)))))))
+
+(defun drop-extension (message slot)
+  (let ((extras (settled-extras message)))
+    (when extras
+      (setf (message-extra message)
+            (let ((entries (remove slot (extras-entries extras) :key #'car)))
+              (if entries
+                  (make-extras (extras-unknown extras) entries (extras-epoch extras))
+                  (extras-unknown extras)))))))
+
+(defun hold-extension (message slot held)
+  "Make HELD what MESSAGE, of the current layout, holds for the extension SLOT."
+  (let ((extras (or (settled-extras message) (make-extras (message-extra message) '() **epoch**))))
+    (if (and (null held) (eq :message (slot-kind slot)))
+        (drop-extension message slot)
+        (setf (message-extra message)
+              (make-extras (extras-unknown extras)
+                           (enter-held slot held (extras-entries extras))
+                           (extras-epoch extras))))))
+
+(defun extension-slot-of (message field)
+  "The slot of the extension of MESSAGE that FIELD means: a number, a full name in brackets or a
+field descriptor; nil if there is none."
+  (let* ((table (message-type-extensions (message-type-of message)))
+         (slot (and table
+                    (typecase field
+                      (integer (gethash field table))
+                      (field-descriptor (gethash (field-descriptor-number field) table))
+                      (string
+                       (let* ((last (1- (length field)))
+                              (extension (and (plusp last)
+                                              (char= #\[ (char field 0))
+                                              (char= #\] (char field last))
+                                              (gethash (subseq field 1 last) **extensions**))))
+                         (and extension (extension-slot extension))))))))
+    (and slot (eq slot (gethash (slot-number slot) table)) slot)))
+
+(defun present-slots (message)
+  "The slots of the fields and extensions that are present in MESSAGE, of the current layout, by
+number."
+  (let ((fields (loop for slot across (layout-slots (message-layout message))
+                      when (slot-present-p message slot) collect slot))
+        (extras (settled-extras message)))
+    (merge 'list (sort fields #'< :key #'slot-number)
+           (and extras (remove-if-not (lambda (slot) (extension-present-p message slot))
+                                      (mapcar #'car (extras-entries extras))))
+           #'< :key #'slot-number)))
+
+;;; Definitions
+
+(defun extension-field-slot (field)
+  (let ((slot (field-slot field (constantly nil)))
+        (extendee (find-descriptor (field-descriptor-extendee field))))
+    (setf (slot-presence slot) :extension
+          (slot-item-p slot) (and extendee (message-set-p extendee)))
+    slot))
+
+(defun replace-extension (type old new)
+  "Make NEW an extension slot of TYPE instead of OLD; either may be nil."
+  (let ((table (make-hash-table)))
+    (when (message-type-extensions type)
+      (maphash (lambda (number slot)
+                 (unless (eq slot old) (setf (gethash number table) slot)))
+               (message-type-extensions type)))
+    (when new (setf (gethash (slot-number new) table) new))
+    (setf (message-type-extensions type) table)))
+
+(defun same-extension-p (a b)
+  "True if the extension slots A and B do not differ in what coders depend on."
+  (flet ((facts (slot)
+           (let ((field (slot-field slot)))
+             (list* (field-descriptor-extendee field) (slot-item-p slot)
+                    (field-facts field '())))))
+    (and a b (equalp (facts a) (facts b)))))
+
+(defun install-extension (full-name symbol)
+  "Make the registered definition of the extension FULL-NAME the current one; SYMBOL is its
+accessor."
+  (let* ((field (find-descriptor full-name))
+         (extension (intern-extension full-name))
+         (old (extension-slot extension))
+         (slot (extension-field-slot field)))
+    (cond ((same-extension-p old slot) (setf (slot-field old) field))
+          (t
+           (when old (replace-extension (extension-extendee extension) old nil))
+           (setf (extension-slot extension) slot)
+           (replace-extension (extension-extendee extension) nil slot)
+           (note-definition)))
+    (setf (extension-symbol extension) symbol
+          (slot-reader (extension-slot extension)) symbol
+          (get symbol 'owner) full-name)
+    (install-extension-functions extension symbol)
+    extension))
+
+(defun extended-message (message extension)
+  "The current message that MESSAGE stands for, which EXTENSION must extend."
+  (let ((type (extension-extendee extension)))
+    (unless (and (message-p message) (eq type (message-type-of message)))
+      (error 'type-error :datum message :expected-type (message-type-symbol type)))
+    (current message)))
+
+(defun install-extension-functions (extension symbol)
+  "Define the accessor SYMBOL of EXTENSION and what tells and makes it present and absent."
+  (let ((name (extension-name extension)))
+    (flet ((define (name text function)
+             (proclaim `(ftype function ,name))
+             (setf (fdefinition name) function)
+             (when text (setf (documentation name 'function) text))))
+      (define symbol (field-documentation (extension-slot extension))
+        (lambda (message)
+          (slot-user-value (extended-message message extension) (extension-slot extension))))
+      (define `(setf ,symbol) nil
+        (lambda (value message)
+          (let ((slot (extension-slot extension)))
+            (set-slot (extended-message message extension) slot (to-held slot value))
+            value)))
+      (define (public-name "HAS-~A" symbol)
+          (format nil "Return true if the extension ~A is present." name)
+        (lambda (message)
+          (and (slot-present-p (extended-message message extension) (extension-slot extension)) t)))
+      (define (public-name "CLEAR-~A" symbol)
+          (format nil "Make the extension ~A absent; return MESSAGE." name)
+        (lambda (message)
+          (clear-slot (extended-message message extension) (extension-slot extension))
+          message)))))
+
+;;; In what DEFINE-PROTO expands to
+
+(defun extension-symbols (file taken)
+  "An alist from the full name of each extension that FILE declares to its accessor; TAKEN are the
+symbols of other functions of the package."
+  (let ((pairs '()))
+    (flet ((free-p (symbol full-name)
+             (let ((names (list symbol (public-name "HAS-~A" symbol)
+                                (public-name "CLEAR-~A" symbol))))
+               (and (null (intersection names taken))
+                    (equal full-name (get symbol 'owner full-name))
+                    (setf taken (append names taken))))))
+      (map-extensions
+       (lambda (field)
+         (let* ((full-name (descriptor-full-name field))
+                (symbol (intern (local-lisp-name field file) (find-package (file-lisp-package file)))))
+           (push (cons full-name
+                       (find-if (lambda (symbol) (free-p symbol full-name))
+                                (list symbol (public-name "~A-EXTENSION" symbol)
+                                      (public-name "~A-~D" symbol
+                                                   (field-descriptor-number field)))))
+                 pairs)))
+       file))
+    (nreverse pairs)))
+
+(defun extension-names (symbols)
+  "The symbols of the functions for SYMBOLS, as EXTENSION-SYMBOLS gives them."
+  (loop for (nil . symbol) in symbols
+        append (list symbol (public-name "HAS-~A" symbol) (public-name "CLEAR-~A" symbol))))
