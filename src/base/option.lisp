@@ -111,6 +111,18 @@ ends with :resource-exhausted. Two messages of max-receive-octets are always all
    "Answers to PING and SETTINGS, and RST_STREAMs, waiting for a peer that does not read.")
   (max-header-block-octets 65536 4096 1048576 "octets"
    "One compressed header block with all its CONTINUATIONs; past it the connection ends.")
+  (max-reset-burst 4000 1 1000000 "resets"
+   "RST_STREAMs that one connection's peer may send or provoke at once, beyond those between which it has
+made calls that it did not reset; a client with max-concurrent-streams calls may cancel all of them, time
+and again. Past it the connection ends with ENHANCE_YOUR_CALM (rapid reset, CVE-2023-44487).")
+  (max-resets-per-second 200 1 1000000 "resets a second"
+   "How fast that allowance comes back.")
+  (max-idle-frame-burst 1000 1 1000000 "frames"
+   "Frames of one connection's peer that carry nothing, at once: PING (unless calls or DATA went between),
+SETTINGS, PRIORITY, empty DATA, frames of unknown type. Past it the connection ends with
+ENHANCE_YOUR_CALM.")
+  (max-idle-frames-per-second 100 1 1000000 "frames a second"
+   "How fast that allowance comes back.")
   (settings-timeout-seconds 10 0.1 600 "seconds"
    "How long a peer may take to acknowledge SETTINGS (RFC 9113 6.5.3).")
   (preface-timeout-seconds 10 0.1 600 "seconds"

@@ -46,6 +46,8 @@
 (define-hot emit-reset ((connection connection) (id stream-id) (code error-code)) null
   (note-control-frame connection)
   (unless (connection-closed-p connection)
+    (charge-reset connection))
+  (unless (connection-closed-p connection)
     (incf (accounting-resets-sent (connection-accounting connection)))
     (emit-frame (connection rst-stream 0 id) code))
   nil)

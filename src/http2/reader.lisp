@@ -98,7 +98,9 @@
       (return-to-stream stream (- length count)))
     (if (or (plusp count) end-stream-p)
         (deliver (on-data connection stream) octets start end end-stream-p)
-        (incf (accounting-empty-frames (connection-accounting connection))))
+        (progn
+          (incf (accounting-empty-frames (connection-accounting connection)))
+          (charge-idle-frame connection)))
     nil))
 
 (define-hot receive-data ((connection connection) (octets octets) (start index) (end index)
@@ -310,7 +312,7 @@ pieces pass the limit as well."
                     ((= id (priority-dependency octets start)) +protocol-error+)
                     (t +no-error+)))
         (stream (find-stream connection id)))
-    (cond ((= code +no-error+))
+    (cond ((= code +no-error+) (charge-idle-frame connection))
           (stream (fail-stream stream code "bad PRIORITY"))
           ((= +idle+ (absent-state connection id)) ; which cannot be reset
            (fail-connection connection code "bad PRIORITY on an idle stream"))
@@ -328,9 +330,12 @@ pieces pass the limit as well."
   (let* ((stream (find-stream connection id))
          (step (frame-step connection stream id +receive-reset+)))
     (incf (accounting-resets-received (connection-accounting connection)))
-    (if (and stream (= +accept+ (step-action step)))
-        (reset-finished-stream stream (step-next step) (rst-stream-error-code octets start) :peer)
-        (reject-frame connection stream id step))))
+    (cond ((not (and stream (= +accept+ (step-action step))))
+           (reject-frame connection stream id step))
+          (t
+           (reset-finished-stream stream (step-next step) (rst-stream-error-code octets start) :peer)
+           (charge-reset connection)))
+    nil))
 
 (define-hot receive-window-update ((connection connection) (octets octets) (start index)
                                    (id stream-id))
@@ -353,7 +358,9 @@ pieces pass the limit as well."
 (define-hot receive-ping ((connection connection) (octets octets) (start index) (flags flags)) null
   (let ((payload (ping-payload octets start)))
     (incf (accounting-pings-received (connection-accounting connection)))
-    (cond ((logtest flags +flag-ack+)
+    (charge-ping connection)
+    (cond ((connection-closed-p connection))
+          ((logtest flags +flag-ack+)
            (funcall (sink-on-ping-ack (connection-sink connection)) connection payload))
           (t
            (note-control-frame connection)
@@ -379,7 +386,9 @@ GOAWAY may only lower the last stream identifier."
                    connection))))
 
 (defun receive-settings-frame (connection octets start end flags)
-  (cond ((not (logtest flags +flag-ack+))
+  (charge-idle-frame connection)
+  (cond ((connection-closed-p connection))
+        ((not (logtest flags +flag-ack+))
          (receive-settings connection octets start end))
         ((< start end)
          (fail-connection connection +frame-size-error+ "SETTINGS with ACK and a payload"))
@@ -404,7 +413,7 @@ GOAWAY may only lower the last stream identifier."
     (#.+frame-goaway+ (receive-goaway connection octets start end) nil)
     (#.+frame-window-update+ (receive-window-update connection octets start id))
     (#.+frame-continuation+ (receive-continuation connection octets start end flags id))
-    (t nil)))                           ; unknown types are ignored (5.5)
+    (t (charge-idle-frame connection)))) ; unknown types are ignored (5.5)
 
 (define-hot check-phase ((connection connection) (type octet) (flags flags) (id stream-id)) null
   "Fail if this frame cannot come in the phase CONNECTION is in, which is not the usual one."

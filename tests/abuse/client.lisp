@@ -211,7 +211,7 @@ each of *KINDS*, when a server begins with OPENING and answers as ANSWER says."
                              `(:data ,id ,(octets-of 0 0 0 0 9 1))))
                      (list "empty data" nil
                            (lambda (id)
-                             (flood-of 20000 `(:headers ,id ,(response-fields)) `(:data ,id ""))))
+                             (flood-of 500 `(:headers ,id ,(response-fields)) `(:data ,id ""))))
                      (list "interim" nil
                            (lambda (id)
                              (let ((hundred (octets-of 8 3 49 48 48)))

@@ -63,31 +63,41 @@ patience with closing connections finds no GOAWAY any more."
         (is-true (served-p attacker))))))
 
 (test empty-frames
-  "Frames of no content by the thousand cost little and break nothing."
+  "Frames of no content by the hundred cost little and break nothing; by the thousand they end the
+connection of who sends them."
   (with-victim (address)
-    (with-attacker (attacker address)
-      (let ((id (new-id attacker)))
-        (throw-frames attacker (list :headers id (request-fields "/lab.Bench/Ask")))
-        (is-true (throw-octets attacker (repeated (opening-octets `(:data ,id "")) 50000)))
-        (is-true (throw-octets attacker
-                               (repeated (opening-octets `(:data ,id "" (:pad 255))) 5000)))
-        (throw-frames attacker `(:data ,id ,(note-octets 1) :end-stream))
-        (is (eq :ok (verdict attacker id)))))))
+    (dolist (form '((:data 1 "") (:data 1 "" (:pad 255)) (:priority 1 3)))
+      (with-attacker (attacker address)
+        (let ((id (new-id attacker)))
+          (throw-frames attacker (list :headers id (request-fields "/lab.Bench/Ask")))
+          (is-true (throw-octets attacker (repeated (opening-octets form) 900)))
+          (throw-frames attacker `(:data ,id ,(note-octets 1) :end-stream))
+          (is (eq :ok (verdict attacker id)))))
+      (with-attacker (attacker address)
+        (throw-frames attacker (list :headers (new-id attacker) (request-fields "/lab.Bench/Ask")))
+        (flood attacker (opening-octets form) 100000)
+        (is-true (calmed-p attacker))))))
+
+(defun reset-rapidly (attacker count)
+  "Begin and reset COUNT calls, of all kinds by turns; false if the server takes no more."
+  (loop repeat count
+        for id = (new-id attacker)
+        for path = (elt *paths* (mod (ash id -1) 4))
+        always (throw-frames attacker `(:headers ,id ,(request-fields path))
+                             `(:data ,id ,(note-octets 3) :end-stream)
+                             `(:rst-stream ,id :cancel))))
 
 (test rapid-reset
-  "Requests that are reset at once, as many as a connection takes, on every kind of handler."
+  "Requests that are reset at once, on every kind of handler: so many are borne, and no more."
   (dolist (options '(() (:execution :inline)))
     (with-victim (address :options options
                           :handlers (list :ask #'answer :watch #'count-down
                                           :collect #'add-up-on-the-loop :chat #'echo-on-the-loop))
       (with-attacker (attacker address)
-        (loop repeat 3000
-              for id = (new-id attacker)
-              for path = (elt *paths* (mod (ash id -1) 4))
-              do (throw-frames attacker `(:headers ,id ,(request-fields path))
-                               `(:data ,id ,(note-octets 3) :end-stream)
-                               `(:rst-stream ,id :cancel)))
-        (is-true (served-p attacker))))))
+        (reset-rapidly attacker 3000)
+        (is-true (served-p attacker))
+        (reset-rapidly attacker 20000)
+        (is-true (calmed-p attacker))))))
 
 (test too-many-streams
   (with-victim (address :options '(:max-concurrent-streams 10))

@@ -1,0 +1,62 @@
+;;;; Patience with frames that cost us more than the peer: resets (RFC 9113 section 10.5; "rapid reset",
+;;;; also those that a peer provokes us to send) and frames that carry nothing. Each kind has an
+;;;; allowance, a burst that comes back at a rate; who overdraws it is told ENHANCE_YOUR_CALM.
+;;;;
+;;;; An allowance is one number, the time at which all of it will be back: a charge puts that off by one
+;;;; interval, and it is overdrawn if that is further away than the burst's intervals. What decent peers
+;;;; do in numbers is not charged: a reset if since the one before another call was made, and a PING (by
+;;;; which peers measure bandwidth) if calls or DATA went since.
+
+(in-package #:clgrpc.http2)
+
+(define-hot charge-allowance ((due time-ns) (now time-ns) (burst (unsigned-byte 31))
+                              (per-second (unsigned-byte 31)))
+    (values time-ns boolean)
+  "Charge one event at NOW to the allowance DUE. Return it anew, and whether it is overdrawn."
+  (let* ((interval (floor 1000000000 (max 1 per-second)))
+         (due (+ interval (max due now))))
+    (declare (type time-ns due))
+    (values due (< (* burst interval) (- due now)))))
+
+(defmacro charge ((connection due burst per-second) text)
+  "Charge the allowance in the slot DUE of CONNECTION's accounting, of which the options BURST and
+PER-SECOND say how large it is; end CONNECTION with TEXT if that overdraws it."
+  (flet ((option (name) `(,name (connection-options ,connection))))
+    `(multiple-value-bind (due overdrawn)
+         (charge-allowance (,due (connection-accounting ,connection))
+                           (connection-last-receive-ns ,connection)
+                           ,(option burst) ,(option per-second))
+       (setf (,due (connection-accounting ,connection)) due)
+       (when overdrawn
+         (fail-connection ,connection +enhance-your-calm+ ,text))
+       nil)))
+
+(define-hot charge-reset ((connection connection)) null
+  "The client has reset a stream, or made us reset one."
+  (when (connection-server-p connection)
+    (let* ((accounting (connection-accounting connection))
+           (opened (accounting-streams-opened accounting))
+           (between (- opened (shiftf (accounting-opened-at-reset accounting) opened))))
+      (when (<= between 1)
+        (charge (connection accounting-resets-due options-max-reset-burst
+                            options-max-resets-per-second)
+                "too many streams are reset"))))
+  nil)
+
+(define-hot charge-idle-frame ((connection connection)) null
+  "The peer has sent a frame that carries nothing."
+  (charge (connection accounting-idle-due options-max-idle-frame-burst
+                      options-max-idle-frames-per-second)
+          "too many frames that carry nothing"))
+
+(define-hot charge-ping ((connection connection)) null
+  "The peer has sent a PING, or the answer to one."
+  (let* ((accounting (connection-accounting connection))
+         (opened (accounting-streams-opened accounting))
+         (window (connection-send-window connection)))
+    (if (and (= opened (accounting-opened-at-ping accounting))
+             (= window (accounting-window-at-ping accounting)))
+        (charge-idle-frame connection)
+        (setf (accounting-opened-at-ping accounting) opened
+              (accounting-window-at-ping accounting) window)))
+  nil)

@@ -1,0 +1,71 @@
+;;;; See src/http2/patience.lisp.
+
+(in-package #:clgrpc.tests.http2)
+(in-suite :clgrpc.http2)
+
+(defun second-ns (seconds) (round (* seconds 1000000000)))
+
+(test allowances-come-back
+  "A burst at once is allowed, one more is not; a second later as many as come back in a second."
+  (let ((due 0))
+    (flet ((charged (count at)
+             "How many of COUNT events AT a time, in seconds, are within the allowance."
+             (loop repeat count
+                   count (multiple-value-bind (new overdrawn)
+                             (h2::charge-allowance due (second-ns at) 10 5)
+                           (setf due new)
+                           (not overdrawn)))))
+      (is (= 10 (charged 12 100)))
+      ;; overdrawn by two, of the five that came back
+      (is (= 3 (charged 5 101)))
+      (is (= 10 (charged 20 200))))))
+
+(defun charged-server (&rest options)
+  (begin-dialogue :server options))
+
+(defun calmed-by (count &rest frames)
+  "After how many of COUNT times FRAMES, functions of the stream's identifier, the connection ends
+with ENHANCE_YOUR_CALM; nil if it does not."
+  (loop for i from 1 to count
+        for id = (1- (* 2 i))
+        do (apply #'hears (mapcar (lambda (frame) (funcall frame id)) frames))
+           (flush)
+           (when (h2:connection-closed-p (connection)) (return i))))
+
+(defun header-frame (id &rest flags) `(:headers ,id ,(field-set :post) ,@flags))
+
+(test rapid-resets-end-the-connection
+  (let ((*dialogue* (charged-server :max-reset-burst 20)))
+    (shake-hands)
+    (is (= 21 (calmed-by 100 #'header-frame (lambda (id) `(:rst-stream ,id :cancel)))))))
+
+(test provoked-resets-count-as-well
+  "Frames that make us reset: malformed requests, and WINDOW_UPDATE of 0."
+  (dolist (frame (list (lambda (id) `(:window-update ,id 0))
+                       (lambda (id) `(:priority ,id ,id))))
+    (let ((*dialogue* (charged-server :max-reset-burst 20)))
+      (shake-hands)
+      (is (= 21 (calmed-by 100 #'header-frame frame))))))
+
+(test cancelling-clients-are-borne
+  "Every second call is cancelled, for as long as the client likes."
+  (let ((*dialogue* (charged-server :max-reset-burst 20 :max-concurrent-streams 100000)))
+    (shake-hands)
+    (is (null (calmed-by 2000 (lambda (id) (header-frame (1- (* 2 id))))
+                         (lambda (id) (header-frame (1+ (* 2 id))))
+                         (lambda (id) `(:rst-stream ,(1+ (* 2 id)) :cancel)))))))
+
+(test idle-frames-end-the-connection
+  (dolist (frame '((:ping 7) (:settings) (:priority 1 3)))
+    (let ((*dialogue* (charged-server :max-idle-frame-burst 20)))
+      (shake-hands)
+      (is (<= 18 (calmed-by 100 (constantly frame)) 22) "~S" frame)))
+  (let ((*dialogue* (charged-server :max-idle-frame-burst 20)))
+    (shake-hands)
+    (hears (header-frame 1))
+    (is (<= 18 (calmed-by 100 (constantly '(:data 1 ""))) 22))))
+
+(test pings-between-calls-are-borne
+  (let ((*dialogue* (charged-server :max-idle-frame-burst 20 :max-concurrent-streams 100000)))
+    (shake-hands)
+    (is (null (calmed-by 1000 #'header-frame (constantly '(:ping 7)))))))
