@@ -148,7 +148,24 @@
                (:file "extension")
                (:file "reflection")
                (:file "operation")
-               (:file "define")))
+               (:file "define")
+               (:module "../../proto/google/protobuf/"
+                :components ((:static-file "any.proto")
+                             (:static-file "api.proto")
+                             (:static-file "compiler/plugin.proto")
+                             (:static-file "cpp_features.proto")
+                             (:static-file "descriptor.proto")
+                             (:static-file "duration.proto")
+                             (:static-file "empty.proto")
+                             (:static-file "field_mask.proto")
+                             (:static-file "go_features.proto")
+                             (:static-file "java_features.proto")
+                             (:static-file "source_context.proto")
+                             (:static-file "struct.proto")
+                             (:static-file "timestamp.proto")
+                             (:static-file "type.proto")
+                             (:static-file "wrappers.proto")))
+               (:file "built-in")))
 
 (defsystem "clgrpc/rpc"
   :description "What both ends of a call share: status, metadata, framing, calls, the wire."

@@ -63,6 +63,38 @@ it is below one."
       (read-sequence octets stream)
       (octets-string octets))))
 
+;;; Built-in files
+
+(defvar *built-ins* (make-hash-table :test 'equal)
+  "Import path to true for a file that is defined in every image, or to its text.")
+
+(defun import-text (name roots)
+  "The text of the file that an import of NAME means, or nil if there is none or it is a built-in
+one that is registered."
+  (let ((built-in (gethash name *built-ins*)))
+    (cond ((stringp built-in) built-in)
+          (built-in nil)
+          (t (let ((found (find-proto name roots))) (and found (read-source found)))))))
+
+(defmacro define-built-ins (directory &rest names)
+  "Define the files NAMES below DIRECTORY, imports first, as built-in ones."
+  `(progn
+     ;; one after the other: the expansion of each finds the ones before registered
+     ,@(loop for name in names collect `(define-built-in ,directory ,name))))
+
+(defmacro define-built-in (directory name)
+  `(progn
+     ,(let ((*built-ins* (make-hash-table :test 'equal))) ; or nothing would be left to compile
+        (proto-expansion name (list directory) nil))
+     (setf (gethash ,name *built-ins*) t)))
+
+(defmacro embed-built-ins (directory &rest names)
+  "Keep the text of the files NAMES below DIRECTORY for those who import them."
+  `(progn
+     ,@(loop with roots = (import-roots (list directory))
+             for name in names
+             collect `(setf (gethash ,name *built-ins*) ,(read-source (find-proto name roots))))))
+
 ;;; Compiling a file and its imports
 
 (defun load-protos (name text roots)
@@ -85,8 +117,7 @@ Return the fresh file descriptors, imports first."
                          (remove name open :test #'string=)))
                (or (gethash name files)
                    (let* ((known (find-file-descriptor name))
-                          (found (find-proto name roots))
-                          (text (and found (read-source found))))
+                          (text (import-text name roots)))
                      (if (and known (or (null text)
                                         (string= (hash-text text)
                                                  (file-descriptor-fingerprint known))))
@@ -254,6 +285,8 @@ whose structure is defined, the current one. ACCESSORS are the symbols of its fi
     type))
 
 (defun proto-expansion (path import-paths source)
+  (when (and (not source) (gethash path *built-ins*))
+    (return-from proto-expansion (built-in-expansion path)))
   (let* ((roots (import-roots import-paths))
          (places (cons (source-directory) roots))
          (truename (and (not source) (or (find-proto path places)
@@ -268,6 +301,10 @@ whose structure is defined, the current one. ACCESSORS are the symbols of its fi
            ,@(loop for file in files append (file-forms file t))
            ',name)
         `(evaluate-forms ',(loop for file in files append (file-forms file nil)) ',name))))
+
+(defun built-in-expansion (name)
+  (let ((built-in (gethash name *built-ins*)))
+    (if (stringp built-in) (proto-expansion name '() built-in) `',name)))
 
 (defun evaluate-forms (forms name)
   "Evaluate the top-level FORMS in order, wherever DEFINE-PROTO stands at the REPL; return NAME."

@@ -102,3 +102,22 @@ package clgrpc.test.other; enum E { A = 0; B = 1; } message M { E e = 1; map<str
            (path (merge-pathnames name root))
            (files (protobuf::load-protos name (protobuf::read-source path) (list root))))
       (is-true (or (null files) (equal name (descriptor-name (first (last files)))))))))
+
+(test well-known-types-are-built-in
+  (let ((message (google.protobuf:make-timestamp :seconds 1 :nanos 2)))
+    (is (equalp (octets-of 8 1 16 2) (serialize message))))
+  (is (find-message-type "google.protobuf.compiler.CodeGeneratorRequest"))
+  (is (equal "google/protobuf/timestamp.proto"
+             (eval '(define-proto "google/protobuf/timestamp.proto"))))
+  (is (equal "FIELD_PRESENCE_UNKNOWN"
+             (descriptor-name (first (enum-descriptor-values
+                                      (find-descriptor
+                                       "google.protobuf.FeatureSet.FieldPresence")))))))
+
+(test imports-of-built-in-files-are-found
+  (define "clock.proto" "syntax = 'proto3'; package clgrpc.test.clock;
+import 'google/protobuf/duration.proto'; import 'google/protobuf/go_features.proto';
+message Clock { google.protobuf.Duration drift = 1; pb.GoFeatures features = 2; }")
+  (let ((clock (funcall (find-symbol "MAKE-CLOCK" "CLGRPC.TEST.CLOCK")
+                        :drift (google.protobuf:make-duration :nanos 7))))
+    (is (equalp (octets-of 10 2 16 7) (serialize clock)))))

@@ -1,0 +1,28 @@
+;;;; The .proto files that every image has: the well-known types, descriptor.proto and the plug-in's
+;;;; protocol are defined here, at once; the features of other languages are kept as text and
+;;;; compiled where a file imports them, since the package they are in is called PB and belongs to
+;;;; users.
+;;;;
+;;;; An import of one of these names is this file's, whatever lies in the directories that are
+;;;; looked in: the definitions are those of protobuf 33, and code of ours stands on them.
+
+(in-package #:clgrpc.protobuf)
+
+(define-built-ins "../../proto/"
+  "google/protobuf/any.proto"
+  "google/protobuf/source_context.proto"
+  "google/protobuf/type.proto"
+  "google/protobuf/api.proto"
+  "google/protobuf/duration.proto"
+  "google/protobuf/empty.proto"
+  "google/protobuf/field_mask.proto"
+  "google/protobuf/struct.proto"
+  "google/protobuf/timestamp.proto"
+  "google/protobuf/wrappers.proto"
+  "google/protobuf/descriptor.proto"
+  "google/protobuf/compiler/plugin.proto")
+
+(embed-built-ins "../../proto/"
+  "google/protobuf/cpp_features.proto"
+  "google/protobuf/java_features.proto"
+  "google/protobuf/go_features.proto")
