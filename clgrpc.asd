@@ -43,7 +43,9 @@
                (:file "socket")
                (:file "epoll")
                (:file "futex")
-               (:file "signal")))
+               (:file "signal")
+               (:file "library")
+               (:file "zlib")))
 
 (defsystem "clgrpc/loop"
   :description "The event loop, usable on its own."
@@ -299,7 +301,8 @@
                (:file "address")
                (:file "socket")
                (:file "epoll")
-               (:file "signal")))
+               (:file "signal")
+               (:file "zlib")))
 
 (defsystem "clgrpc/tests/loop"
   :depends-on ("clgrpc/loop" "sb-bsd-sockets" "fiveam")

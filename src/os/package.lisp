@@ -32,4 +32,9 @@
    ;; futex.lisp
    #:futex #:make-futex #:wait-for-futex #:wake-futex
    ;; signal.lisp
-   #:handle-signal #:reset-signal))
+   #:handle-signal #:reset-signal
+   ;; library.lisp
+   #:define-library #:open-library
+   ;; zlib.lisp
+   #:open-zlib #:zlib-format #:deflate-octets #:inflation #:inflate-octets #:zlib-stream-count
+   #:end-idle-streams))

@@ -1,0 +1,89 @@
+;;;; Libraries that are opened when they are first needed, and not at all if they never are.
+;;;; DEFINE-LIBRARY declares the functions of one; OPEN-LIBRARY finds them. Until it has returned
+;;;; true none of them may be called. A saved core has none open: it opens them anew when it needs
+;;;; them, on a machine that may have another version.
+
+(in-package #:clgrpc.os)
+
+(define-constants
+  (+rtld-now+ "RTLD_NOW" 2))
+
+(defstruct (library (:copier nil))
+  "FILES are the names to try, in order; FUNCTIONS those of its functions; ADDRESSES theirs once it
+is open; ON-FORGET is called before the core is saved."
+  (files '() :type list)
+  (functions '() :type list)
+  (addresses nil :type (or null (simple-array sb-ext:word (*))))
+  (on-forget nil :type symbol))
+
+(declaim (sb-ext:freeze-type library))
+
+(defmethod print-object ((library library) stream)
+  (print-unreadable-object (library stream :type t)
+    (format stream "~A ~:[not ~;~]open" (first (library-files library)) (library-addresses library))))
+
+(defglobal **libraries** '())
+
+(defun forget-libraries ()
+  "No library is open in a core that is started."
+  (dolist (library **libraries**)
+    (when (library-addresses library)
+      (when (library-on-forget library) (funcall (library-on-forget library)))
+      (setf (library-addresses library) nil))))
+
+(pushnew 'forget-libraries sb-ext:*save-hooks*)
+
+(defun find-function-addresses (handle names)
+  "A vector of the addresses of the functions NAMES in the library HANDLE, or nil and the name of
+one that is not there."
+  (loop with addresses = (make-array (length names) :element-type 'sb-ext:word)
+        for name in names
+        for i from 0
+        for address = (alien-funcall (extern-alien "dlsym" (function (unsigned 64) (unsigned 64)
+                                                                     c-string))
+                                     handle name)
+        do (when (zerop address) (return (values nil name)))
+           (setf (aref addresses i) address)
+        finally (return (values addresses nil))))
+
+(defun open-library (library)
+  "Open LIBRARY unless it is. Return true if its functions may be called, else nil and why not as
+text. From any thread."
+  (if (library-addresses library)
+      (values t nil)
+      (let ((handle (loop for file in (library-files library)
+                          for handle = (alien-funcall (extern-alien "dlopen"
+                                                                    (function (unsigned 64)
+                                                                              c-string int))
+                                                      file +rtld-now+)
+                          unless (zerop handle) return handle)))
+        (if (null handle)
+            (values nil (format nil "~A cannot be opened" (first (library-files library))))
+            (multiple-value-bind (addresses missing)
+                (find-function-addresses handle (library-functions library))
+              (if addresses
+                  (progn (setf (library-addresses library) addresses)
+                         (values t nil))
+                  (values nil (format nil "~A has no function ~A" (first (library-files library))
+                                      missing))))))))
+
+(defmacro define-library (name (&rest files) (&key on-forget) &body functions)
+  "Define the global NAME as the library of one of FILES, and a Lisp function for each of FUNCTIONS,
+rows of the form (name \"c_name\" result (variable type)…), to be called while NAME is open."
+  `(progn
+     (declaim (type library ,name))
+     (defglobal ,name (make-library :files ',files :functions ',(mapcar #'second functions)
+                                    :on-forget ,on-forget))
+     (pushnew ,name **libraries**)
+     ,@(loop for (function c-name result . parameters) in functions
+             for i from 0
+             collect `(declaim (inline ,function))
+             collect `(defun ,function ,(mapcar #'first parameters)
+                        ,(format nil "Call ~A." c-name)
+                        (alien-funcall
+                         (sb-alien:sap-alien
+                          (int-sap (aref (the (simple-array sb-ext:word (*))
+                                              (library-addresses ,name))
+                                         ,i))
+                          (function ,result ,@(mapcar #'second parameters)))
+                         ,@(mapcar #'first parameters))))))
