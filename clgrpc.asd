@@ -167,7 +167,8 @@
                              (:static-file "timestamp.proto")
                              (:static-file "type.proto")
                              (:static-file "wrappers.proto")))
-               (:file "built-in")))
+               (:file "built-in")
+               (:file "well-known")))
 
 (defsystem "clgrpc/rpc"
   :description "What both ends of a call share: status, metadata, framing, calls, the wire."
@@ -340,7 +341,8 @@
                (:file "structure")
                (:file "operation")
                (:file "reflection")
-               (:file "define")))
+               (:file "define")
+               (:file "well-known")))
 
 (defsystem "clgrpc/tests/rpc"
   :depends-on ("clgrpc/rpc" "fiveam")

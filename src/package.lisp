@@ -19,6 +19,11 @@
                 #:message #:serialize #:serialized-size #:parse-message #:message= #:copy-message
                 #:protobuf-error #:protobuf-error-type #:protobuf-error-position
                 #:protobuf-error-text
+                ;; well-known types
+                #:unix-time-timestamp #:timestamp-unix-time #:universal-time-timestamp
+                #:timestamp-universal-time #:seconds-duration #:duration-in-seconds
+                #:any-pack #:any-unpack #:any-type-name #:data-value #:value-data
+                #:alist-struct #:struct-alist #:vector-list-value #:list-value-vector
                 ;; maps and enums
                 #:proto-map #:map-value #:map-count #:map-remove #:do-map #:map-alist
                 #:enum-number #:enum-keyword

@@ -25,6 +25,11 @@
    #:field-value #:field-present-p #:clear-field
    ;; extension.lisp
    #:find-extension #:find-extension-number #:extension-fields
+   ;; well-known.lisp
+   #:unix-time-timestamp #:timestamp-unix-time #:universal-time-timestamp
+   #:timestamp-universal-time #:seconds-duration #:duration-in-seconds
+   #:any-pack #:any-unpack #:any-type-name
+   #:data-value #:value-data #:alist-struct #:struct-alist #:vector-list-value #:list-value-vector
    ;; map.lisp
    #:proto-map #:map-value #:map-count #:map-remove #:do-map #:map-alist
    ;; descriptor.lisp
