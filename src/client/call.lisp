@@ -110,12 +110,23 @@ response."
     nil))
 
 (define-hot deliver-response ((call client-call) (octets octets) (start index) (end index)) null
-  "The operation DELIVER of methods that answer once."
+  "The operation DELIVER of methods that answer once. A long reply is left to the thread that asked."
   (cond ((client-call-reply call)
          (operate abort call :unimplemented "more than one response message" :local))
+        ((<= (- end start) rpc:+parcel-octets+)
+         (setf (client-call-reply call) (parse-reply call octets start end)))
         ((rpc:hold call (- end start))
          (setf (client-call-reply call) (rpc:keep-octets call octets start end))))
   nil)
+
+(define-hot parse-reply ((call client-call) (octets octets) (start index) (end index)) t
+  "The reply that the octets are, or nil: they are none, and CALL has been ended."
+  (handler-case (rpc:parse-incoming call octets start end)
+    (protobuf:protobuf-error (error)
+      (end-client-call call :internal
+                       (rpc:rpc-error-message (rpc:unparsable-condition call error start))
+                       :ended-by :local :cause error)
+      nil)))
 
 (define-hot answers-once-p ((call client-call)) boolean
   (and (member (rpc-method-kind (the rpc-method (call-rpc-method call))) '(:unary :client-streaming))
@@ -250,6 +261,7 @@ deadline, and its word may come before our own timer has run."
   "End CALL, and its stream if that still lives. HOW as for END-CALL."
   (declare (ignore details ended-by cause sent))
   (unless (call-status call)
+    (rpc:seal-batch call)
     (rpc:stop-timers call)
     (loop:leave-call (wire-call-loop call) (client-call-unattended call))
     (apply #'end-call call status :message message how)
@@ -294,7 +306,8 @@ it."
   (rpc:make-operations :send #'rpc:wire-send :close-send #'client-close-send
                        :send-metadata #'unsupported :reply #'unsupported
                        :finish #'unsupported :abort #'client-abort :leave #'client-leave
-                       :taken #'rpc:wire-taken :post #'rpc:wire-post :room #'rpc:wire-room
+                       :taken #'rpc:wire-taken :decode #'rpc:wire-decode
+                       :post #'rpc:wire-post :room #'rpc:wire-room
                        :await-metadata #'client-await-metadata :schedule #'rpc:wire-schedule
                        :drive #'client-drive :park #'client-park
                        :deliver deliver :half-close #'identity))

@@ -34,7 +34,7 @@ oldest first, with TAIL its last cons. FAILURE is the text of the last failed at
   (wait-for-ready nil :type boolean)
   (unattended nil :type boolean)        ; nobody waits for it in a stub
   (headers-received nil :type boolean)
-  (reply nil))                          ; of a method that answers once: what RPC:KEEP-OCTETS made of it
+  (reply nil))                          ; of a method that answers once, as RPC:WIRE-DECODE takes it
 
 (declaim (sb-ext:freeze-type client-call))
 

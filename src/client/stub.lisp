@@ -96,8 +96,8 @@ otherwise, at whatever moment, cancel CALL."
 (defun reply-of (call)
   "Return the reply of CALL, which answers once and has ended, and CALL, or signal its RPC-ERROR."
   (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
-  (values (rpc:decode-entry call (or (shiftf (client-call-reply call) nil)
-                                     (car (rpc:pop-incoming call))))
+  (values (let ((reply (shiftf (client-call-reply call) nil)))
+            (if reply (rpc:wire-decode call reply 0 0) (rpc:pop-incoming call)))
           call))
 
 (defun never (call)

@@ -5,21 +5,22 @@
 ;;;; Invariants. One loop owns a call. Only its owner sets STATUS, once, as the last store of what
 ;;;; ends the call, and HALF-CLOSED, as the last store after the peer's final message was queued; so
 ;;;; a reader that sees either and then finds the queue empty has seen everything. Messages wait in
-;;;; INCOMING, a stack that the owner pushes on and the one receiving thread takes whole. What few
-;;;; calls need is in EXTRA, made when first needed. A call object handed to users is never used
-;;;; again for another call.
+;;;; INCOMING, a stack that the owner pushes on and the one receiving thread takes whole; short ones
+;;;; that come with one read are pushed together. What few calls need is in EXTRA, made when first
+;;;; needed. A call object handed to users is never used again for another call.
 
 (in-package #:clgrpc.rpc)
 
 (defstruct (operations (:copier nil))
   "What a transport and an end do for a call. All but SEND, CLOSE-SEND, SEND-METADATA, REPLY,
-FINISH, LEAVE, TAKEN, POST, ROOM and AWAIT-METADATA are called on the call's loop.
+FINISH, LEAVE, TAKEN, DECODE, POST, ROOM and AWAIT-METADATA are called on the call's loop.
 SEND (call message wait-p) → true if accepted; CLOSE-SEND (call); SEND-METADATA (call alist);
 REPLY (call message) sends a handler's only answer and ends the call, from any thread; FINISH (call
 status message details trailers) ends a server's call; ABORT (call status text ended-by) ends a call
 from this side at once; LEAVE (call) when a consumer loses interest;
-TAKEN (call octets) when the user has taken a message that was charged with as many; DELIVER (call
-octets start end) for each message that arrives; HALF-CLOSE (call) after the last; POST (call
+TAKEN (call octets) when the user has taken messages that were charged with as many; DECODE (call
+item start end) the message that ITEM of the queue is, octets from START to END or the transport's
+own; DELIVER (call octets start end) for each message that arrives; HALF-CLOSE (call) after the last; POST (call
 function) runs FUNCTION on the loop, at once if this is it; ROOM (call) the octets that may be sent
 without waiting; AWAIT-METADATA (call) waits for the peer's headers; SCHEDULE (call) has
 the callbacks that are due run soon; DRIVE (call ready-p) runs the loop until READY-P or the end, if
@@ -33,6 +34,7 @@ returns what READY-P did."
   (abort #'no-operation :type function)
   (leave #'no-operation :type function)
   (taken #'no-operation :type function)
+  (decode #'decoded-item :type function)
   (deliver #'no-operation :type function)
   (half-close #'no-operation :type function)
   (post #'no-operation :type function)
@@ -45,12 +47,37 @@ returns what READY-P did."
 (defun no-operation (&rest arguments)
   (misuse "This call cannot do that: ~S" arguments))
 
+(defun decoded-item (call item start end)
+  "The operation DECODE of a transport that queues nothing but messages."
+  (declare (ignore call start end))
+  item)
+
 (declaim (sb-ext:freeze-type operations))
+
+(defconstant +arrival-octets+ 64
+  "What an ARRIVAL costs besides its octets, so that empty ones cannot pile up for nothing.")
+
+(defstruct (arrival (:copier nil))
+  "What arrived together. ITEM is octets with short messages from AT to END, each behind four octets
+of its length, or one message, as OPERATIONS' DECODE takes it. The call is charged with SIZE until
+the last message is taken."
+  (next nil :type (or null arrival))
+  (item nil)
+  (size 0 :type index)
+  (at 0 :type index)
+  (end 0 :type index))
+
+(declaim (sb-ext:freeze-type arrival))
+
+(defmethod print-object ((arrival arrival) stream)
+  (print-unreadable-object (arrival stream :type t)
+    (format stream "~D octets charged" (arrival-size arrival))))
 
 (defstruct (extra (:copier nil))
   "What only some calls need; see the slots of CALL."
-  (received '() :type list)             ; the receiving thread's: oldest first
-  (queued-octets 0 :type sb-ext:word)   ; in INCOMING and RECEIVED; atomic
+  (received nil :type (or null arrival)) ; the receiving thread's: oldest first
+  (arriving nil :type (or null arrival)) ; the loop's: octets, to be filled up and queued
+  (queued-octets 0 :type sb-ext:word)   ; in INCOMING, RECEIVED and ARRIVING; atomic
   (withheld 0 :type index)              ; the loop's: window not given back since too much is queued
   (starved nil :type boolean)           ; withheld > 0; read by the receiver
   (unsent-octets 0 :type sb-ext:word)   ; posted or queued and not yet on its way; atomic
@@ -81,7 +108,7 @@ returns what READY-P did."
   (operations (make-operations) :type operations)
   (deadline 0 :type deadline)
   (fields #() :type simple-vector)      ; the peer's initial metadata
-  (incoming '() :type list)
+  (incoming nil :type (or null arrival))
   (status nil :type symbol)
   (half-closed nil :type boolean)
   (extra nil :type (or null extra)))
@@ -176,20 +203,25 @@ itself. The wait ends with the call, which its deadline or its connection ends a
 
 ;;; The queue of messages that arrived
 
-(defconstant +entry-octets+ 64
-  "What a queued message costs besides its octets, so that empty ones cannot pile up for nothing.")
+(define-hot charged-arrival ((call call) item (size index)) arrival
+  "An arrival of ITEM, of SIZE octets, that CALL has been charged with. On CALL's loop."
+  (let ((total (+ size +arrival-octets+)))
+    (sb-ext:atomic-incf (extra-queued-octets (ensure-extra call)) total)
+    (make-arrival :item item :size total)))
+
+(define-hot push-arrival ((call call) (arrival arrival)) null
+  "Queue ARRIVAL, of CHARGED-ARRIVAL. On CALL's loop."
+  (loop for old = (call-incoming call)
+        do (setf (arrival-next arrival) old)
+        until (eq old (sb-ext:compare-and-swap (call-incoming call) old arrival)))
+  (notify call)
+  nil)
 
 (define-hot push-incoming ((call call) item (size index)) index
-  "Queue ITEM, a decoded message or the octets of one, of SIZE octets. Return what it is charged
-with. On CALL's loop."
-  (incf size +entry-octets+)
-  (sb-ext:atomic-incf (extra-queued-octets (ensure-extra call)) size)
-  (loop with cell = (cons (cons item size) nil)
-        for old = (call-incoming call)
-        do (setf (cdr cell) old)
-        until (eq old (sb-ext:compare-and-swap (call-incoming call) old cell)))
-  (notify call)
-  size)
+  "Queue ITEM, one message of SIZE octets. Return what it is charged with. On CALL's loop."
+  (let ((arrival (charged-arrival call item size)))
+    (push-arrival call arrival)
+    (arrival-size arrival)))
 
 (define-hot uncharge ((extra extra) (size index)) index
   "Take SIZE, or what there is if that is less, off the queued octets; return what was taken off.
@@ -199,18 +231,40 @@ From any thread."
       (when (= old (sb-ext:compare-and-swap (extra-queued-octets extra) old (- old (min old size))))
         (return (min old size))))))
 
-(define-hot pop-incoming ((call call)) (or null cons)
-  "The oldest message queued as (item . size), or nil. Only by the receiving thread."
-  (let ((extra (call-extra call)))
-    (when extra
-      (unless (extra-received extra)
-        (loop for old = (call-incoming call)
-              until (eq old (sb-ext:compare-and-swap (call-incoming call) old '()))
-              finally (setf (extra-received extra) (nreverse old))))
-      (let ((entry (pop (extra-received extra))))
-        (when entry
-          (operate taken call (uncharge extra (cdr entry))))
-        entry))))
+(define-hot oldest-arrival ((call call) (extra extra)) (or null arrival)
+  "What of CALL is to be received next; it stays where it is. Only by the receiving thread."
+  (or (extra-received extra)
+      (when (call-incoming call)
+        (let ((newest (loop for old = (call-incoming call)
+                            until (eq old (sb-ext:compare-and-swap (call-incoming call) old nil))
+                            finally (return old)))
+              (oldest nil))
+          (loop while newest
+                do (shiftf newest (arrival-next newest) oldest newest))
+          (setf (extra-received extra) oldest)))))
+
+(define-hot leave-arrival ((call call) (extra extra) (arrival arrival)) null
+  "The last message of ARRIVAL, the oldest, is taken."
+  (setf (extra-received extra) (arrival-next arrival))
+  (operate taken call (uncharge extra (arrival-size arrival)))
+  nil)
+
+(define-hot pop-incoming ((call call)) t
+  "The oldest message queued, or nil. Signal an RPC-ERROR, which ends CALL as well, if it is none.
+Only by the receiving thread."
+  (let* ((extra (call-extra call))
+         (arrival (and extra (oldest-arrival call extra))))
+    (when arrival
+      (let ((item (arrival-item arrival)))
+        (cond ((typep item 'octets)
+               (let* ((start (+ 4 (arrival-at arrival)))
+                      (end (+ start (u32be item (arrival-at arrival)))))
+                 (declare (type index start end))
+                 (setf (arrival-at arrival) end)
+                 (when (= end (arrival-end arrival)) (leave-arrival call extra arrival))
+                 (operate decode call item start end)))
+              (t (leave-arrival call extra arrival)
+                 (operate decode call item 0 0)))))))
 
 (defun receivable-p (call)
   (or (call-incoming call)
@@ -276,23 +330,20 @@ From any thread."
 client signal the call's RPC-ERROR once it has ended with a status other than :ok; in a handler
 signal it when the call was cancelled or its deadline passed. One thread receives on a call at a
 time; never call it on a loop's thread with nothing to receive."
-  (let ((entry (or (pop-deliverable call)
-                   (progn (wait-for-call call #'receivable-p) (pop-deliverable call)))))
-    (cond (entry (decode-entry call (car entry)))
-          ((member (call-status call) '(nil :ok)) nil)
-          (t (error (call-condition call))))))
+  (cond ((pop-deliverable call))
+        ((progn (wait-for-call call #'receivable-p) (pop-deliverable call)))
+        ((member (call-status call) '(nil :ok)) nil)
+        (t (error (call-condition call)))))
 
-(defun pop-deliverable (call)
-  "As POP-INCOMING, but nothing of a call that was cut short: only what the peer ended by itself is
-still worth reading."
+(define-hot deliverable-p ((call call)) boolean
+  "False if CALL was cut short: only what the peer ended by itself is still worth reading."
   (and (or (member (call-status call) '(nil :ok))
            (eq :peer (extra-ended-by (ensure-extra call))))
-       (pop-incoming call)))
+       t))
 
-(defgeneric decode-entry (call item)
-  (:documentation "The message that ITEM of CALL's queue is, decoded now if it is octets."))
-
-(defmethod decode-entry ((call call) item) item)
+(define-hot pop-deliverable ((call call)) t
+  "As POP-INCOMING, but nothing of a call that was cut short."
+  (and (deliverable-p call) (pop-incoming call)))
 
 (defun call-with-messages (call function)
   "Call FUNCTION with each message of CALL as RECEIVE returns it. If FUNCTION exits early, a

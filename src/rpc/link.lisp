@@ -11,7 +11,8 @@
 (defstruct (link (:constructor %make-link (loop options owner)) (:copier nil))
   "OWNER is the server's hub or the subchannel; CALLS counts the open ones; HELD the octets of
 messages that wait, for their rest or for somebody to take them (wire.lisp; atomic); DAMMED is true
-while so much waits that the connection's window is withheld; PLACE is where the owner keeps it;
+while so much waits that the connection's window is withheld; ARRIVING are the calls that the read
+being worked through has brought messages for; PLACE is where the owner keeps it;
 LAST-FIELDS is the metadata vector of the call before, so that a repeated one is shared."
   (loop nil :type loop:event-loop)
   (options nil :type options)
@@ -22,6 +23,7 @@ LAST-FIELDS is the metadata vector of the call before, so that a repeated one is
   (calls 0 :type fixnum)
   (held 0 :type sb-ext:word)
   (dammed nil :type boolean)
+  (arriving '() :type list)
   (draining nil :type boolean)
   (stopped nil :type boolean)           ; the core wants nothing more read until output has left
   (place 0 :type index)
@@ -59,6 +61,7 @@ http2 that all links of LOOP share. Return the link."
          (http2 (link-http2 (the link link)))
          (consumed (http2:receive-octets http2 octets start end
                                          (loop:event-loop-now (link-loop link)))))
+    (seal-arrivals link)
     (when (http2:connection-stop-reading-p http2)
       (setf (link-stopped link) t)
       (loop:stop-reading socket))

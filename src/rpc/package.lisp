@@ -31,7 +31,7 @@
    #:call-incoming #:operations #:make-operations #:operate
    #:extra #:ensure-extra #:extra-metadata #:extra-trailers #:extra-trailer-fields #:extra-message #:extra-details
    #:extra-on-end #:extra-queued-octets
-   #:*call* #:notify #:wait-for-call #:pop-incoming #:decode-entry #:end-call
+   #:*call* #:notify #:wait-for-call #:pop-incoming #:end-call
    #:call-condition #:callbacks-p #:park #:with-user-code #:error-condition #:*debug-on-error* #:return-status
    #:cancel-call #:retry-handler
    #:call-peer #:send #:try-send #:close-send #:receive #:do-messages #:cancel #:cancelled-p
@@ -47,6 +47,6 @@
    #:wire-call-send-closed #:wire-call-partial #:wire-call-outbox #:wire-call-loop
    #:wire-call-options #:wire-call-spoken #:wire-call-finished #:put-into-outbox #:write-outbox
    #:write-half-close #:receive-data #:keep-octets #:hold #:release-call #:queue-incoming
-   #:parse-incoming #:unparsable-condition #:deliver-streamed #:half-close-streamed #:encode-message
+   #:seal-batch #:wire-decode    #:parse-incoming #:unparsable-condition #:deliver-streamed #:half-close-streamed #:encode-message
    #:write-message #:write-encoded #:wire-send #:wire-post #:wire-room #:wire-taken #:wire-writable #:wire-schedule
    #:write-initial-headers #:ensure-headers #:start-deadline #:stop-timers))

@@ -105,10 +105,62 @@ holds too much."
       (discharge call (uncharge extra (extra-queued-octets extra)))))
   nil)
 
+;;; Arriving messages: the short ones of a read are put side by side, and are there for the reader
+;;; when the read has been worked through (SEAL-ARRIVALS) or the peer's side ends.
+
+(defconstant +shortest-batch+ 512)
+
 (define-hot queue-incoming ((call wire-call) item (size index)) null
-  "PUSH-INCOMING, charged to CALL's link."
+  "PUSH-INCOMING, charged to CALL's link, behind what came before."
+  (seal-batch call)
   (sb-ext:atomic-incf (link-held (the link (wire-call-link call))) (push-incoming call item size))
   nil)
+
+(define-hot open-batch ((call wire-call) (need index)) arrival
+  "A batch of CALL with room for NEED octets: the first of a read is as long as its message, the next
+longer and longer."
+  (let* ((extra (ensure-extra call))
+         (link (the link (wire-call-link call)))
+         (full (extra-arriving extra))
+         (length (if full
+                     (max need +shortest-batch+
+                          (min +parcel-octets+ (* 2 (length (the octets (arrival-item full))))))
+                     need))
+         (new (charged-arrival call (make-octets length) length)))
+    (if full
+        (push-arrival call full)
+        (push call (link-arriving link)))
+    (sb-ext:atomic-incf (link-held link) (arrival-size new))
+    (setf (extra-arriving extra) new)))
+
+(define-hot add-to-batch ((call wire-call) (octets octets) (start index) (end index)) null
+  "Queue the message in OCTETS, a short one, as soon as the read has been worked through."
+  (let* ((extra (call-extra call))
+         (batch (and extra (extra-arriving extra)))
+         (size (- end start))
+         (need (+ 4 size)))
+    (unless (and batch (<= (+ (arrival-end batch) need) (length (the octets (arrival-item batch)))))
+      (setf batch (open-batch call need)))
+    (let ((item (arrival-item batch))
+          (at (arrival-end batch)))
+      (declare (type octets item))
+      (setf (u32be item at) size
+            (arrival-end batch) (copy-octets octets start end item (+ 4 at)))))
+  nil)
+
+(define-hot seal-batch ((call wire-call)) null
+  "Queue what has arrived."
+  (let* ((extra (call-extra call))
+         (batch (and extra (shiftf (extra-arriving extra) nil))))
+    (when batch
+      (push-arrival call batch)
+      (when (callbacks-p call) (wire-schedule call))))
+  nil)
+
+(define-hot seal-arrivals ((link link)) null
+  "A read of LINK has been worked through: its calls get what it has brought."
+  (loop while (link-arriving link)
+        do (seal-batch (pop (link-arriving link)))))
 
 (define-hot acceptable-prefix-p ((call wire-call) (flag octet) (length (unsigned-byte 32))) boolean
   "True if a message with this prefix may come; otherwise CALL has been ended."
@@ -147,14 +199,17 @@ holds too much."
     at))
 
 (define-hot keep-octets ((call wire-call) (octets octets) (start index) (end index))
-    (or octets parcel)
-  "In DELIVER, return the octets START to END for keeping: a copy, or a parcel that takes over what
-the message was put together in. DECODE-ENTRY takes either."
-  (let ((partial (wire-call-partial call)))
-    (if (and partial (eq octets (partial-body partial)) (< +parcel-octets+ end))
-        (progn (setf (partial-body partial) (load-time-value (make-octets 0)))
-               (make-parcel octets end))
-        (subseq-octets octets start end))))
+    parcel
+  "In DELIVER, return the octets START to END, a long message, for keeping: a copy, or what the
+message was put together in."
+  (let ((partial (wire-call-partial call))
+        (size (- end start)))
+    (cond ((and partial (eq octets (partial-body partial)))
+           (setf (partial-body partial) (load-time-value (make-octets 0)))
+           (make-parcel octets end))
+          (t (let ((copy (borrow-octets size)))
+               (copy-octets octets start end copy 0)
+               (make-parcel copy size))))))
 
 (define-hot whole-message-p ((octets octets) (at index) (end index)) boolean
   (and (<= (+ at +prefix-octets+) end)
@@ -185,7 +240,7 @@ much."
   (let ((link (the link (wire-call-link call))))
     (if (< (link-held link) (ash (link-held-limit link) -1))
         (options-stream-window-octets (wire-call-options call))
-        (* 2 +entry-octets+))))
+        (* 2 +arrival-octets+))))
 
 (define-hot give-window ((call wire-call) (count index)) null
   (let ((extra (call-extra call))
@@ -228,20 +283,21 @@ loop."
   "The message that the octets are. Signal a PROTOBUF-ERROR if they are none."
   (funcall (the function (protobuf:message-type-parser (incoming-type call))) octets start end))
 
-(defmethod decode-entry ((call wire-call) item)
+(define-hot wire-decode ((call wire-call) item (start index) (end index)) t
+  "The operation DECODE."
   (typecase item
-    (octets (decode-octets call item (length item)))
+    (octets (decode-octets call item start end))
     (parcel (let ((octets (parcel-taken item)))
-              (prog1 (decode-octets call octets (parcel-end item))
+              (prog1 (decode-octets call octets 0 (parcel-end item))
                 (give-octets-back octets))))
     (t item)))
 
-(defun decode-octets (call octets end)
-  "The message that OCTETS up to END are. Signal an RPC-ERROR, which ends CALL as well, if they are
-none."
-  (handler-case (parse-incoming call octets 0 end)
+(define-hot decode-octets ((call wire-call) (octets octets) (start index) (end index)) t
+  "The message that OCTETS from START to END are. Signal an RPC-ERROR, which ends CALL as well, if
+they are none."
+  (handler-case (parse-incoming call octets start end)
     (protobuf:protobuf-error (error)
-      (let ((condition (unparsable-condition call error 0)))
+      (let ((condition (unparsable-condition call error start)))
         (wire-post call (lambda ()
                           (operate abort call :internal (rpc-error-message condition) :local)))
         (error condition)))))
@@ -256,23 +312,17 @@ none."
                     :call call :peer (call-peer call) :ended-by :local :cause error)))
 
 (define-hot deliver-streamed ((call wire-call) (octets octets) (start index) (end index)) null
-  "The operation DELIVER of calls that take more than one message: into the queue, a short one for a
-callback decoded, else as octets, to be decoded by the thread that receives."
-  (let* ((extra (call-extra call))
-         (size (- end start)))
-    (cond ((and extra (extra-on-message extra) (<= size +parcel-octets+))
-           (let ((message (handler-case (parse-incoming call octets start end)
-                            (protobuf:protobuf-error (error) (unparsable-condition call error start)))))
-             (cond ((typep message 'rpc-error)
-                    (operate abort call :internal (rpc-error-message message) :local))
-                   (t (queue-incoming call message size)
-                      (wire-schedule call)))))
+  "The operation DELIVER of calls that take more than one message: into the queue as octets, to be
+decoded by whoever receives."
+  (let ((size (- end start)))
+    (cond ((<= size +parcel-octets+) (add-to-batch call octets start end))
           (t (queue-incoming call (keep-octets call octets start end) size)
              (when (callbacks-p call) (wire-schedule call))))
     nil))
 
 (define-hot half-close-streamed ((call wire-call)) null
   "The operation HALF-CLOSE of calls that take more than one message."
+  (seal-batch call)
   (setf (call-half-closed call) t)
   (notify call)
   (when (callbacks-p call) (wire-schedule call))
@@ -326,23 +376,43 @@ it: more messages would only make more answers. WIRE-WRITABLE says when to go on
         (< (http2:stream-queued-octets stream)
            (options-send-budget-octets (wire-call-options call))))))
 
-(defun room-p (call)
-  (plusp (the fixnum (wire-room call))))
+(define-hot room-p ((call wire-call)) boolean
+  (plusp (wire-room call)))
 
-(define-hot due-callback ((call wire-call) (extra extra)) (values (or null function) t)
-  "The callback of CALL that is to run next, with the item of its message if it takes one, or NIL."
-  (let ((entry (and (extra-on-message extra) (answers-leave-p call) (pop-deliverable call))))
-    (cond (entry
-           (values (extra-on-message extra) (car entry)))
-          ((and (extra-on-half-close extra) (all-received-p call extra))
-           (values (shiftf (extra-on-half-close extra) nil) nil))
-          ((and (extra-on-cancel extra) (cancelled-p call))
-           (values (shiftf (extra-on-cancel extra) nil) nil))
-          ((and (extra-on-writable extra) (extra-writable-wanted extra) (not (call-status call))
-                (room-p call))
-           (setf (extra-writable-wanted extra) nil)
-           (values (extra-on-writable extra) nil))
-          (t (values nil nil)))))
+(defconstant +messages-at-once+ 16
+  "How many messages a callback gets for one lending of the baton: few enough that the watchdog does
+not take many quick ones for one that overstays.")
+
+(define-hot message-due-p ((call wire-call) (extra extra)) boolean
+  "True if a message of CALL is to be given to its callback."
+  (and (extra-on-message extra)
+       (or (extra-received extra) (call-incoming call))
+       (answers-leave-p call)
+       (deliverable-p call)))
+
+(define-hot due-callback ((call wire-call) (extra extra)) (or null function)
+  "The callback of CALL, other than that for messages, that is to run next."
+  (cond ((and (extra-on-half-close extra) (all-received-p call extra))
+         (shiftf (extra-on-half-close extra) nil))
+        ((and (extra-on-cancel extra) (cancelled-p call))
+         (shiftf (extra-on-cancel extra) nil))
+        ((and (extra-on-writable extra) (extra-writable-wanted extra) (not (call-status call))
+              (room-p call))
+         (setf (extra-writable-wanted extra) nil)
+         (extra-on-writable extra))))
+
+(define-hot run-with-messages ((call wire-call) (extra extra)) boolean
+  "Give messages of CALL to its callback, as long as this thread runs the loop. As RUN-CALLBACK."
+  (let ((message nil))                  ; kept until its callback returns, if that is run once more
+    (flet ((run ()
+             (loop repeat +messages-at-once+
+                   while (or message (message-due-p call extra))
+                   do (setf message (or message (pop-incoming call)))
+                      (funcall (the function (extra-on-message extra)) message)
+                      (setf message nil)
+                   while (loop:in-event-loop-p (wire-call-loop call)))))
+      (declare (dynamic-extent #'run))
+      (run-callback call #'run))))
 
 (define-hot run-callbacks ((call wire-call)) null
   "Run the callbacks of CALL that are due, one after the other: SCHEDULED is true until the last has
@@ -352,20 +422,20 @@ returned, wherever that is, so no two of a call ever run at once."
       (when (loop:not-for-driver-p (wire-call-loop call) call)
         (loop:defer (wire-call-loop call) #'run-callbacks call)
         (return nil))
-      (multiple-value-bind (function item) (due-callback call extra)
-        (unless function
-          (setf (extra-scheduled extra) nil)
-          (return nil))
-        ;; a long message is decoded here, with the baton lent
-        (flet ((run-with-message () (funcall function (decode-entry call item))))
-          (declare (dynamic-extent #'run-with-message))
-          (unless (run-callback call (if item #'run-with-message function))
-            (return nil)))))))
+      (unless (if (message-due-p call extra)
+                  (run-with-messages call extra)
+                  (let ((function (due-callback call extra)))
+                    (unless function
+                      (setf (extra-scheduled extra) nil)
+                      (return nil))
+                    (run-callback call function)))
+        (return nil)))))
 
 (define-hot all-received-p ((call wire-call) (extra extra)) boolean
   "True if the peer has ended its side well and its last message has been taken."
   (and (null (call-incoming call))
        (null (extra-received extra))
+       (null (extra-arriving extra))
        (if (wire-call-client-p call)
            (eq :ok (call-status call))
            (and (call-half-closed call) (not (call-status call))))))
@@ -453,12 +523,13 @@ On the loop; CALL has a stream and its headers are sent."
        (wire-call-outbox-octets call)
        (if stream (http2:stream-queued-octets stream) 0))))
 
-(defun sends-one-p (call)
+(define-hot (sends-one-p :inline t) ((call wire-call)) boolean
   "True if CALL's method has one message in our direction, which no SEND is for."
-  (member (rpc-method-kind (call-rpc-method call))
-          (if (wire-call-client-p call) '(:unary :server-streaming) '(:unary :client-streaming))))
+  (let ((kind (rpc-method-kind (the rpc-method (call-rpc-method call)))))
+    (or (eq kind :unary)
+        (eq kind (if (wire-call-client-p call) :server-streaming :client-streaming)))))
 
-(defun sendable-p (call)
+(define-hot sendable-p ((call wire-call)) boolean
   "False if CALL has ended with :ok; signal why if nothing may be sent on it."
   (when (sends-one-p call)
     (misuse "~A has one ~:[answer, which is returned or given to REPLY~;request, given to the stub~]."
@@ -470,16 +541,18 @@ On the loop; CALL has a stream and its headers are sent."
     (:ok nil)
     (t (error (call-condition call)))))
 
-(defun wire-send (call message wait-p)
+(define-hot wire-send ((call wire-call) message wait-p) boolean
   "The operation SEND."
   (cond ((not (sendable-p call)) nil)
-        ((not (or wait-p (room-p call))) (refuse-to-send call))
-        (t
-         (wait-for-call call #'room-p)
-         (when (sendable-p call)
-           (setf (wire-call-spoken call) t)
-           (send-message call message)
-           t))))
+        ((or (room-p call)
+             (and wait-p
+                  (progn (wait-for-call call #'room-p)
+                         (sendable-p call))))
+         (setf (wire-call-spoken call) t)
+         (send-message call message)
+         t)
+        (wait-p nil)
+        (t (refuse-to-send call))))
 
 (define-hot send-message ((call wire-call) message) null
   "Send MESSAGE from user code: straight into the output if this thread runs the loop and MESSAGE is
@@ -493,7 +566,7 @@ short, else encoded first, with nobody waiting for that."
         (post-encoded call encoded))))
   nil)
 
-(defun refuse-to-send (call)
+(define-hot refuse-to-send ((call wire-call)) null
   "There is no room for TRY-SEND: have ON-WRITABLE called once there is. Return nil."
   (setf (extra-writable-wanted (ensure-extra call)) t)
   (sb-thread:barrier (:memory))

@@ -72,7 +72,7 @@ them takes."
          (value nil)
          (condition
            (with-user-code (call)
-             (setf request (rpc:decode-entry call request)
+             (setf request (rpc:wire-decode call request 0 0)
                    value (funcall (rpc:binding-function (route-binding route))
                                   (route-service route) request call)))))
     (or condition value)))
@@ -264,7 +264,8 @@ slots."
   (make-operations :send #'rpc:wire-send :close-send #'server-close-send
                    :send-metadata #'server-send-metadata
                    :reply #'server-reply :finish #'finish-from-anywhere :abort #'server-abort
-                   :leave #'no-wait :taken #'rpc:wire-taken :post #'rpc:wire-post
+                   :leave #'no-wait :taken #'rpc:wire-taken :decode #'rpc:wire-decode
+                   :post #'rpc:wire-post
                    :room #'rpc:wire-room :await-metadata #'no-wait
                    :schedule #'rpc:wire-schedule :drive #'no-wait
                    :deliver deliver :half-close half-close))

@@ -149,6 +149,39 @@ Return their latencies in milliseconds, longest first."
                 (elt latencies (floor count 100)))))))
     (clear-store)))
 
+;;; Short messages that come together
+
+(defun bodies-of-all-sizes (random)
+  "Bodies of messages, most short, some of a size at which messages go another way."
+  (loop for i below 600
+        collect (patterned-octets (case (random 10 random)
+                                    (0 (random 600 random))
+                                    (1 (+ 16300 (random 200 random)))
+                                    (t (random 40 random)))
+                                  i)))
+
+(test messages-that-come-together
+  "Messages of all sizes, in reads as they come, are read one by one and whole, by a thread that
+waits or a callback, at either end; in the end nothing is charged to the connection."
+  (let* ((seed (random 1000000000 (make-random-state t)))
+         (random (sb-ext:seed-random-state seed)))
+    (format t "~&; messages-that-come-together: seed ~D~%" seed)
+    (dolist (echo (list #'echo #'echo-reactively))
+      (with-probe (channel :server server) (:chat echo)
+        (dotimes (i 4)
+          (let* ((bodies (bodies-of-all-sizes random))
+                 (answers '())
+                 (call (chat channel (mapcar (lambda (body) (note 1 :body body)) bodies))))
+            (if (evenp i)
+                (grpc:do-messages (answer call) (push answer answers))
+                (let ((done (make-signal)))
+                  (grpc:on-message call (lambda (answer) (push answer answers)))
+                  (grpc:on-half-close call (lambda () (signal-it done)))
+                  (is-true (await-signal done))))
+            (is (= (length bodies) (length answers)))
+            (is (every #'same-body-p (reverse answers) bodies))))
+        (is-true (wait-until (lambda () (zerop (held-octets server)))))))))
+
 ;;; Calls that nobody reads
 
 (defun held-octets (server)
