@@ -17,8 +17,9 @@
                 #:proto-syntax-error-text #:proto-syntax-error-others
                 ;; messages
                 #:message #:serialize #:serialized-size #:parse-message #:message= #:copy-message
+                #:merge-message #:clear-message #:write-delimited #:read-delimited
                 #:protobuf-error #:protobuf-error-type #:protobuf-error-position
-                #:protobuf-error-text
+                #:protobuf-error-text #:required-field-missing #:required-field-missing-path
                 ;; well-known types
                 #:unix-time-timestamp #:timestamp-unix-time #:universal-time-timestamp
                 #:timestamp-universal-time #:seconds-duration #:duration-in-seconds
@@ -29,7 +30,7 @@
                 #:enum-number #:enum-keyword
                 ;; messages of any type
                 #:make-message #:find-message-type #:field-value #:field-present-p #:clear-field
-                #:unknown-fields)
+                #:unknown-fields #:find-extension)
   (:import-from #:clgrpc.rpc
                 ;; services and calls
                 #:service #:channel #:call #:send #:try-send #:close-send #:receive #:do-messages

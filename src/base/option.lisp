@@ -35,6 +35,11 @@ REASON why the default is what it is."
 default, range, unit and reason."
   **option-table**)
 
+(defun option-default (name)
+  "Return the value that the option NAME, a keyword, has where none is given."
+  (option-row-default (or (find name **option-table** :key #'option-row-name)
+                          (misuse "There is no option ~S." name))))
+
 (defmacro define-options (&body rows)
   "Define the structure OPTIONS from ROWS of the form (name default minimum maximum unit reason)."
   `(progn
@@ -91,6 +96,13 @@ most.")
 :resource-exhausted.")
   (max-send-octets 2147483647 0 2147483647 "octets"
    "Largest message we send; gRPC sets no limit here.")
+  (max-message-depth 100 1 1000 "levels"
+   "How deep messages and groups may nest in one that is decoded, as in protobuf's other
+implementations. Bounds the stack.")
+  (max-decoded-octets 33554432 0 1099511627776 "octets"
+   "Memory that the messages inside one message may take when it is decoded, over eight times its
+serialized size. Two octets make an empty message, which takes forty and more: without this 4 MB
+could become 2 GB.")
   (stream-window-octets 1048576 65535 16777216 "octets"
    "What a peer may send on one stream before we read it. Bounds memory per call that does not
 read.")

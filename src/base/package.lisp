@@ -18,11 +18,12 @@
    #:clgrpc-error #:misuse #:misuse-text #:limit-exceeded #:limit-exceeded-option
    #:limit-exceeded-limit #:limit-exceeded-actual
    ;; option.lisp
-   #:options #:make-options #:copy-options #:define-options #:option-table
+   #:options #:make-options #:copy-options #:define-options #:option-table #:option-default
    #:option-row #:option-row-name #:option-row-default #:option-row-minimum #:option-row-maximum #:option-row-unit
    #:option-row-reason
    #:options-max-concurrent-streams #:options-max-header-list-octets #:options-header-table-octets
    #:options-max-frame-octets #:options-max-receive-octets #:options-max-send-octets
+   #:options-max-message-depth #:options-max-decoded-octets
    #:options-stream-window-octets #:options-connection-window-octets #:options-send-budget-octets
    #:options-max-held-octets #:options-max-unsent-octets #:options-max-queued-control-frames #:options-max-reset-burst
    #:options-max-resets-per-second #:options-max-idle-frame-burst

@@ -21,6 +21,18 @@ wrong."))
   protobuf-error-position "The index of the octet where reading stopped, or nil."
   protobuf-error-text "What is wrong with the octets, as text.")
 
+(define-condition required-field-missing (protobuf-error)
+  ((path :initarg :path :reader required-field-missing-path))
+  (:default-initargs :text "a required field is missing")
+  (:report (lambda (condition stream)
+             (format stream "~:[A message~;~:*~A~] lacks the required field ~A."
+                     (protobuf-error-type condition) (required-field-missing-path condition))))
+  (:documentation "A message that was read or is to be written lacks a field that its type requires.
+PATH says which: \"parts[2].size\". With :PARTIAL nobody asks."))
+
+(document-functions
+  required-field-missing-path "The way from the message to the field that it lacks, as text.")
+
 (define-condition proto-syntax-error (clgrpc-error)
   ((file :initarg :file :reader proto-syntax-error-file)
    (line :initarg :line :reader proto-syntax-error-line)

@@ -1,13 +1,13 @@
-;;;; The code that reads a message: one function of octets, start, end and budget per layout, made
-;;;; from its plan; it returns the message, or nil for "read again, deferred".
+;;;; The code that reads a message: one function of octets, start, end and a READING (message.lisp)
+;;;; per layout, made from its plan; it returns the message, or nil for "read again, deferred".
 ;;;;
 ;;;; A singular sub-message may come in several pieces, which count as one concatenation. Merging
 ;;;; piece by piece would copy repeated fields once per piece, so a hostile peer could make the work
 ;;;; quadratic. Therefore reading begins on the plain way, where each sub-message is read where it
 ;;;; stands; if one comes twice, everything is given up and read again the deferred way, where every
-;;;; sub-message is read once, from all its pieces, after its parent. BUDGET counts down the
-;;;; recursion; +DEFERRED+ or more means the deferred way. Every work here is linear in the input
-;;;; times the depth.
+;;;; sub-message is read once, from all its pieces, after its parent. Every work here is linear in
+;;;; the input times the depth; the READING bounds the depth and the memory that messages take, which
+;;;; may be much more than they take on the wire (all else takes at most some sixteen times as much).
 ;;;;
 ;;;; Unknown fields are noted as ranges and gathered into one octet vector at the end.
 
@@ -37,24 +37,40 @@
                    (copy-octets octets (car range) (cdr range) all at)
                    (copy-octets range 0 (length range) all at))))))
 
-(defun read-pieces (type octets pieces budget)
+(defun read-pieces (type octets pieces reading)
   "Read the message of TYPE that the ranges PIECES of OCTETS, the latest first, are together."
-  (declare (type message-type type) (type octets octets) (type fixnum budget))
+  (declare (type message-type type) (type octets octets))
   (let ((reader (message-type-reader type)))
     (if (null (rest pieces))
-        (funcall reader octets (car (first pieces)) (cdr (first pieces)) (1- budget))
+        (funcall reader octets (car (first pieces)) (cdr (first pieces)) reading)
         (let ((all (gather-ranges octets pieces)))
-          (funcall reader all 0 (length all) (1- budget))))))
+          (funcall reader all 0 (length all) reading)))))
 
 (defmacro read-sub-message (type start stop)
   "The sub-message of TYPE at START to STOP, which gives up reading if it does."
   `(truly-the message
-              (or (funcall (message-type-reader ,type) octets ,start ,stop (1- budget))
+              (or (funcall (message-type-reader ,type) octets ,start ,stop reading)
                   (return-from read nil))))
 
 (defmacro note-unknown ()
   `(progn (setf at (skip-field octets at end tag))
           (setf ranges (note-range ranges field-start at))))
+
+(defun instance-octets (structure)
+  "The memory that an instance of STRUCTURE and a place for it in a vector take."
+  (* 8 (+ 2 (sb-kernel:dd-length (sb-kernel:find-defstruct-description structure)))))
+
+(defmacro descend (structure)
+  "Go down a level to read a message with the hidden STRUCTURE."
+  `(let ((depth (truly-the fixnum (1- (reading-depth reading))))
+         (allowance (truly-the fixnum
+                               (- (reading-allowance reading)
+                                  (truly-the index (load-time-value (instance-octets ',structure)
+                                                                    t))))))
+     (when (minusp depth) (fail-recursion at))
+     (when (minusp allowance) (fail-allowance at))
+     (setf (reading-depth reading) depth
+           (reading-allowance reading) allowance)))
 
 ;;; Values
 
@@ -186,7 +202,7 @@ sub-message or oneof."
                         key
                         ,(cond (message
                                 `(or (read-pieces ,(type-form value) octets
-                                                  (or held (list (cons stop stop))) budget)
+                                                  (or held (list (cons stop stop))) reading)
                                      (return-from read nil)))
                                ((eq :enum (slot-kind value))
                                 `(enum-keyword-of ,(type-form value)
@@ -233,13 +249,14 @@ sub-message or oneof."
     (when ranges
       (setf (message-extra message)
             ,(if (message-descriptor-extension-ranges (plan-message plan))
-                 `(or (gather-extra (the-message-type ,(plan-full-name plan)) octets ranges budget)
+                 `(or (gather-extra (the-message-type ,(plan-full-name plan)) octets ranges reading)
                       (return-from read nil))
                  '(gather-ranges octets ranges))))
+    (setf (reading-depth reading) (truly-the fixnum (1+ (reading-depth reading))))
     (truly-the ,(plan-structure plan) message)))
 
 (defun pieces-form (slot pending)
-  `(truly-the message (or (read-pieces ,(type-form slot) octets ,pending budget)
+  `(truly-the message (or (read-pieces ,(type-form slot) octets ,pending reading)
                           (return-from read nil))))
 
 (defun finish-oneof-form (oneof pending)
@@ -270,12 +287,12 @@ sub-message or oneof."
 (defun reader-form (plan)
   (let* ((variables (reader-variables plan))
          (body (reader-body plan variables)))
-    `(sb-int:named-lambda ,(format nil "read ~A" (plan-full-name plan)) (octets at end budget)
+    `(sb-int:named-lambda ,(format nil "read ~A" (plan-full-name plan)) (octets at end reading)
        (declare ,*coder-policy* (type octets octets) (type index at end)
-                (type (unsigned-byte 16) budget))
-       (when (zerop (logand budget ,(1- +deferred+))) (fail-recursion at))
+                (type reading reading))
+       (descend ,(plan-structure plan))
        (let ((message (,(plan-maker plan)))
-             (deferred (>= budget +deferred+))
+             (deferred (reading-deferred-p reading))
              (ranges '())
              ,@(loop for (slot vector count) in (variables-vectors variables)
                      collect `(,vector (load-time-value

@@ -223,16 +223,15 @@ FINDINGs and the ranges of the rest, the latest first."
                           (setf rest (append unknown rest)))))))
     (values (nreverse findings) rest)))
 
-(defun finding-value (finding octets held budget)
+(defun finding-value (finding octets held reading)
   "What the slot of FINDING holds, HELD being what it held before, or nil; second value nil to give
 up and read again."
-  (declare (type fixnum budget))
   (let* ((slot (finding-slot finding))
          (items (finding-items finding))
          (kind (slot-kind slot))
          (type (slot-type-object slot)))
     (flet ((read-message (pieces)
-             (or (read-pieces type octets pieces budget)
+             (or (read-pieces type octets pieces reading)
                  (return-from finding-value (values nil nil)))))
       (values
        (cond ((eq :repeated (slot-label slot))
@@ -259,24 +258,24 @@ up and read again."
   (merge 'list (remove (slot-number slot) entries :key (lambda (entry) (slot-number (car entry))))
          (list (cons slot held)) #'< :key (lambda (entry) (slot-number (car entry)))))
 
-(defun absorb-extensions (type octets entries epoch budget)
+(defun absorb-extensions (type octets entries epoch reading)
   "EXTRAS with ENTRIES and the extensions of TYPE that are among the fields that OCTETS are; nil to
 give up and read again."
   (multiple-value-bind (findings rest) (find-extensions octets type)
     (dolist (finding findings)
       (let ((slot (finding-slot finding)))
         (multiple-value-bind (held done)
-            (finding-value finding octets (cdr (assoc slot entries)) budget)
+            (finding-value finding octets (cdr (assoc slot entries)) reading)
           (unless done (return-from absorb-extensions nil))
           (setf entries (enter-held slot held entries)))))
     (make-extras (and rest (gather-ranges octets rest)) entries epoch)))
 
-(defun gather-extra (type octets ranges budget)
+(defun gather-extra (type octets ranges reading)
   "What a message of TYPE that was read from OCTETS has besides its fields, RANGES being the unknown
 ones, the latest first; nil to give up and read again."
   (let ((unknown (gather-ranges octets ranges)))
     (if (message-type-extensions type)
-        (absorb-extensions type unknown '() **epoch** budget)
+        (absorb-extensions type unknown '() **epoch** reading)
         unknown)))
 
 (defun settled-extras (message)
@@ -306,8 +305,8 @@ been looked for; nil if it has none."
       (let ((old (make-extras unknown stale 0)))
         (setf unknown (make-octets (extra-size old)))
         (put-extra old unknown 0)))
-    (read-again-deferred (lambda (budget)
-                           (absorb-extensions type unknown current epoch budget)))))
+    (read-twice (reading (length unknown))
+      (absorb-extensions type unknown current epoch reading))))
 
 ;;; As slots of a message
 

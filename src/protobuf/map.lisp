@@ -165,12 +165,32 @@ sub-message knows its size already."
         (declare (type index length))
         (setf size (truly-the index (+ size tag-size length (varint-size length))))))))
 
+(defvar *deterministic* nil
+  "True while a message is written whose maps are to be sorted by key.")
+
+(defun key< (a b)
+  (typecase a
+    (string (and (string< a b) t))
+    (integer (< a b))
+    (t (and (not a) b))))               ; false comes before true
+
+(defun sorted-map (map)
+  "A map with the entries of MAP sorted by key, for reading in order only."
+  (let ((entries (sort (map-alist map) #'key< :key #'car))
+        (sorted (make-proto-map (proto-map-key-kind map) (proto-map-value-kind map)
+                                (proto-map-value-type map))))
+    (setf (proto-map-keys sorted) (map 'simple-vector #'car entries)
+          (proto-map-vals sorted) (map 'simple-vector #'cdr entries)
+          (proto-map-count sorted) (length entries))
+    sorted))
+
 (define-hot put-map ((map proto-map) (octets octets) (at index) (tag (unsigned-byte 32))
                      (key-tag octet) (key-sizer function) (key-putter function)
                      (value-tag octet) (value-sizer (or null function))
                      (value-putter (or null function)) (type t))
     index
   "Write the map field MAP."
+  (when *deterministic* (setf map (sorted-map map)))
   (do-map ((key value) map at)
     (put-varint tag)
     (put-varint (truly-the index (+ 2 (truly-the index (funcall key-sizer key))

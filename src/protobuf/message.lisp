@@ -43,13 +43,14 @@ extensions have been looked for among the unknown fields."
 (defstruct (message-type (:constructor %make-message-type (name)) (:copier nil))
   "A message type, one per full name. PARSER is a function of octets, start and end that returns a
 message; SIZER one of a message that returns its size in octets; WRITER one of a message, octets and
-start that returns the end, to be called right after the sizer. READER is the parser's inside."
+start that returns the end, to be called right after the sizer. READER, the parser's inside, is one of octets, start, end and a READING."
   (name "" :type string :read-only t)
   (symbol nil :type symbol)
   (descriptor nil :type (or null message-descriptor))
   (layout nil :type (or null layout))
   (extensions nil :type (or null hash-table)) ; number to slot; replaced, never changed
   (message-set-p nil :type boolean)
+  (requirement -1 :type fixnum)         ; see NEEDS-CHECK-P
   (parser #'identity :type function)
   (reader #'identity :type function)
   (sizer #'identity :type function)
@@ -87,31 +88,66 @@ there and returns the end. To be called right after the sizer, with nothing betw
 
 ;;; Reading from the outside in
 
-(defconstant +recursion-limit+ 100
-  "How deep messages may nest in octets that are read.")
+(declaim (inline make-reading reading-depth reading-allowance reading-deferred-p))
+(defstruct (reading (:constructor make-reading (depth allowance deferred-p)) (:copier nil))
+  "The state of reading one message with all that is in it: how many levels may still be entered, how
+many octets of memory its messages may still take, and whether sub-messages are read after their
+parents (decoder.lisp)."
+  (depth 0 :type fixnum)
+  (allowance 0 :type fixnum)
+  (deferred-p nil :type boolean))
+(declaim (sb-ext:freeze-type reading))
 
-(defconstant +deferred+ 1024
-  "Added to the recursion budget when sub-messages are to be read after their parents
-(decoder.lisp).")
+(declaim (type fixnum **max-message-depth** **max-decoded-octets** **max-receive-octets**))
+(defglobal **max-receive-octets** (option-default :max-receive-octets))
+(defglobal **max-message-depth** (option-default :max-message-depth))
+(defglobal **max-decoded-octets** (option-default :max-decoded-octets))
 
-(define-hot (parse-octets :inline t)
-    ((type message-type) (octets octets) (start index) (end index))
+(defmacro read-twice ((reading size &key (depth '**max-message-depth**)
+                                      (decoded-octets '**max-decoded-octets**))
+                      form)
+  "The value of FORM with READING bound to fresh state for SIZE octets: on the plain way, and if that
+gives nil on the deferred way."
+  (let ((allowance (gensym "ALLOWANCE")))
+    `(let ((,allowance (+ ,decoded-octets (* 8 ,size))))
+       (or (let ((,reading (make-reading ,depth ,allowance nil)))
+             (declare (dynamic-extent ,reading))
+             ,form)
+           (let ((,reading (make-reading ,depth ,allowance t)))
+             (declare (dynamic-extent ,reading))
+             ,form)))))
+
+;;; Required fields (operation.lisp)
+
+(declaim (inline needs-check-p check-required))
+(defun needs-check-p (type)
+  "True if messages of TYPE may lack a required field, themselves or deeper."
+  (declare (type message-type type))
+  (let ((known (message-type-requirement type)) (none (truly-the fixnum (* 2 **epoch**))))
+    (cond ((= known none) nil)
+          ((= known (1+ none)) t)
+          (t (look-for-requirement type)))))
+
+(defun check-required (type message)
+  "Signal REQUIRED-FIELD-MISSING if MESSAGE of TYPE or one inside it lacks a required field."
+  (when (needs-check-p type) (need-required message)))
+
+(define-hot parse-octets
+    ((type message-type) (octets octets) (start index) (end index)
+     &key (depth index **max-message-depth**) (decoded-octets index **max-decoded-octets**)
+     (partial t nil))
     message
-  "Return the message of TYPE whose serialized form is the octets START to END. Signal
-PROTOBUF-ERROR."
+  "Return the message of TYPE whose serialized form is the octets START to END, at most DEPTH levels
+deep and with messages that take at most DECODED-OCTETS of memory over eight times its size. Signal
+PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
   (unless (<= start end (length octets))
     (misuse "There are no octets ~D to ~D in a vector of ~D." start end (length octets)))
-  (truly-the message
-             (or (funcall (message-type-reader type) octets start end +recursion-limit+)
-                 (funcall (message-type-reader type) octets start end
-                          (+ +recursion-limit+ +deferred+)))))
-
-(defun read-again-deferred (reader)
-  "What READER, a function of the recursion budget, returns on the plain way, or else on the deferred
-way."
-  (declare (type function reader))
-  (or (funcall reader +recursion-limit+)
-      (funcall reader (+ +recursion-limit+ +deferred+))))
+  (let ((message (truly-the message
+                            (read-twice (reading (- end start)
+                                                 :depth depth :decoded-octets decoded-octets)
+                              (funcall (message-type-reader type) octets start end reading)))))
+    (unless partial (check-required type message))
+    message))
 
 (defglobal **message-types** (make-hash-table :test 'equal :synchronized t))
 

@@ -8,34 +8,208 @@
     (unless layout (misuse "The message type ~A is not defined." type))
     (funcall (the function (layout-maker layout)))))
 
+;;; Required fields. Which types need a look is found once for each state of all definitions.
+
+(defun find-requirement (type seen)
+  "True if messages of TYPE, or ones inside them but for the types SEEN, may lack a required field."
+  (let ((layout (message-type-layout type)) (table (message-type-extensions type)))
+    (flet ((requires-p (slot)
+             (let ((slot (or (slot-entry-value slot) slot)))
+               (or (slot-required-p slot)
+                   (and (eq :message (slot-kind slot))
+                        (not (gethash (slot-type-object slot) seen))
+                        (find-requirement (slot-type-object slot) seen))))))
+      (setf (gethash type seen) t)
+      (or (and layout (some #'requires-p (layout-slots layout)))
+          (and table (loop for slot being the hash-values of table thereis (requires-p slot)))))))
+
+(defun look-for-requirement (type)
+  (let ((epoch **epoch**)
+        (needed (and (find-requirement type (make-hash-table :test 'eq)) t)))
+    (setf (message-type-requirement type) (+ (* 2 epoch) (if needed 1 0)))
+    needed))
+
+(defun need-required (message)
+  (let ((path (missing-path message)))
+    (when path
+      (error 'required-field-missing :path path
+                                     :type (message-type-name (message-type-of message))))))
+
+(defun missing-path (message)
+  "The path from MESSAGE to a required field that it lacks, or nil."
+  (let* ((message (current message)) (layout (message-layout message))
+         (table (message-type-extensions (layout-type layout))))
+    (flet ((below (slot)
+             (let ((value (or (slot-entry-value slot) slot)))
+               (and (eq :message (slot-kind value))
+                    (needs-check-p (slot-type-object value))
+                    (missing-below message slot)))))
+      (or (loop for slot across (layout-slots layout)
+                  thereis (if (and (slot-required-p slot) (not (slot-present-p message slot)))
+                              (slot-path slot)
+                              (and (slot-present-p message slot) (below slot))))
+          (and table (some #'below (remove :extension (present-slots message)
+                                           :key #'slot-presence :test-not #'eq)))))))
+
+(defun slot-path (slot)
+  (let ((field (slot-field slot)))
+    (if (field-descriptor-extendee field)
+        (format nil "[~A]" (descriptor-full-name field))
+        (descriptor-name field))))
+
+(defun missing-below (message slot)
+  "The path from MESSAGE through its present SLOT to a required field that is lacking, or nil."
+  (let ((value (slot-user-value message slot)))
+    (flet ((path (message control &rest arguments)
+             (let ((path (missing-path message)))
+               (and path (format nil "~A~?.~A" (slot-path slot) control arguments path)))))
+      (ecase (slot-label slot)
+        (:singular (path value ""))
+        (:repeated (loop for message across value
+                         for i from 0 thereis (path message "[~D]" i)))
+        (:map (do-map ((key message) value nil)
+                (let ((path (path message "[~S]" key))) (when path (return path)))))))))
+
+;;; Writing
+
 (defun serialized-size (message)
   "Return how many octets the serialized form of MESSAGE takes."
   (funcall (message-type-sizer (message-type-of message)) message))
 
-(defun serialize (message)
-  "Return the serialized form of MESSAGE as fresh octets. Fields come in the order of their numbers,
-unknown fields last. MESSAGE must not change meanwhile."
-  (declare (optimize (speed 1) (safety 1)))
-  (let* ((type (truly-the message-type (message-type-of message)))
-         (size (the index (funcall (message-type-sizer type) message)))
-         (octets (make-array size :element-type 'octet)))
-    (unless (= size (the index (funcall (message-type-writer type) message octets 0)))
-      (fail-room))
-    octets))
+(define-hot measure ((type message-type) (message t)) index
+  "Return the serialized size of MESSAGE, which must be of TYPE, and leave the sizes of its parts in
+it for the writer of TYPE. Signal REQUIRED-FIELD-MISSING."
+  (let ((size (the index (funcall (message-type-sizer type) message))))
+    (check-required type message)
+    size))
 
-(defun parse-message (type octets &key (start 0) (end (length octets)))
+(defun serialize (message &key into (start 0) partial deterministic)
+  "Return the serialized form of MESSAGE as fresh octets, or with INTO, an octet vector, write it there
+from START on and return INTO; second value is the end. Fields come in the order of their numbers,
+extensions and unknown fields last. With DETERMINISTIC maps are sorted by key, so that equal messages
+give equal octets in this version of clgrpc; otherwise entries come as they were put in. MESSAGE must
+not change meanwhile. Signal REQUIRED-FIELD-MISSING unless PARTIAL, and MISUSE if there is no room in
+INTO."
+  (let* ((type (truly-the message-type (message-type-of message)))
+         (size (if partial
+                   (the index (funcall (message-type-sizer type) message))
+                   (measure type message)))
+         (octets (if into (the octets into) (make-array (+ start size) :element-type 'octet))))
+    (declare (type index start size))
+    (when (> (+ start size) (length octets))
+      (misuse "A message of ~D octets does not fit at ~D of ~D." size start (length octets)))
+    (unless (= (+ start size)
+               (the index
+                    (let ((writer (message-type-writer type)))
+                      (if deterministic
+                          (let ((*deterministic* t)) (funcall writer message octets start))
+                          (funcall writer message octets start)))))
+      (fail-room))
+    (values octets (+ start size))))
+
+;;; Reading
+
+(defun parse-message (type octets &key (start 0) (end (length octets)) into partial
+                                    (max-message-depth **max-message-depth**)
+                                    (max-decoded-octets **max-decoded-octets**))
   "Return the message of TYPE (a symbol such as HELLOWORLD:HELLO-REPLY, a full name or a message
-type) whose serialized form is OCTETS from START to END. Signal PROTOBUF-ERROR if it is none."
+type) whose serialized form is OCTETS, a vector of octets, from START to END. With INTO, a message of
+TYPE, that is merged into it as MERGE-MESSAGE says and INTO returned; octets that are no message leave
+it unchanged. MAX-MESSAGE-DEPTH levels may be nested; the messages inside may take MAX-DECODED-OCTETS of
+memory over eight times END - START; both are rows of OPTION-TABLE. Signal PROTOBUF-ERROR if OCTETS
+are no such message, and REQUIRED-FIELD-MISSING unless PARTIAL."
   (let ((type (need-message-type type))
         (octets (if (typep octets 'octets) octets (coerce octets 'octets))))
     (handler-bind ((protobuf-error
                      (lambda (condition)
                        (unless (protobuf-error-type condition)
                          (reinitialize-error-type condition (message-type-name type))))))
-      (funcall (message-type-parser type) octets start end))))
+      (let ((message (parse-octets type octets start end
+                                   :partial (or partial (and into t))
+                                   :depth max-message-depth :decoded-octets max-decoded-octets)))
+        (when into
+          (setf message (merge-message into message))
+          (unless partial (check-required type message)))
+        message))))
 
 (defun reinitialize-error-type (condition name)
   (setf (slot-value condition 'type) name))
+
+;;; Length-delimited messages: the size as a varint before each
+
+(defun write-delimited (message destination &key (start 0) partial deterministic)
+  "Write the serialized form of MESSAGE after its size as a varint, so that messages may follow each
+other, to DESTINATION: a binary output stream, or octets, there from START on. Return how many octets
+were written, or for octets the position after them. PARTIAL, DETERMINISTIC and errors as SERIALIZE
+has them."
+  (let* ((size (serialized-size message))
+         (length (varint-size size))
+         (stream-p (streamp destination))
+         (octets (if stream-p (make-octets (+ length size)) destination))
+         (at (if stream-p 0 start)))
+    (declare (type octets octets) (type index at))
+    (when (> (+ at length size) (length octets))
+      (misuse "A message of ~D octets and its size do not fit at ~D of ~D." size at (length octets)))
+    (put-varint size)
+    (setf at (nth-value 1 (serialize message :into octets :start at :partial partial
+                                             :deterministic deterministic)))
+    (when stream-p (write-sequence octets destination))
+    at))
+
+(defun read-delimited (type source &rest arguments
+                       &key (start 0) end (max-octets **max-receive-octets**)
+                         into partial max-message-depth max-decoded-octets)
+  "Return the next message of TYPE that WRITE-DELIMITED wrote to SOURCE: a binary input stream, or
+octets, there from START to END. Return nil if nothing is left; second value, for octets, is the
+position after the message. A message of more than MAX-OCTETS is refused before it is read. Other
+arguments and errors are PARSE-MESSAGE's."
+  (declare (ignore into partial max-message-depth max-decoded-octets))
+  (let ((rest (loop for (key value) on arguments by #'cddr
+                    unless (member key '(:start :end :max-octets)) collect key and collect value)))
+    (flet ((parse (octets start end)
+             (apply #'parse-message type octets :start start :end end rest))
+           (check (size)
+             (when (> size max-octets)
+               (fail-read nil "it has ~D octets and only ~D are allowed" size max-octets))))
+      (if (streamp source)
+          (let ((size (read-stream-varint source)))
+            (when size
+              (check size)
+              (parse (read-stream-octets source size) 0 size)))
+          (let ((octets source) (at start) (end (or end (length source))))
+            (declare (type octets octets) (type index at end))
+            (unless (<= at end (length octets))
+              (misuse "There are no octets ~D to ~D in a vector of ~D." at end (length octets)))
+            (if (= at end)
+                (values nil end)
+                (with-delimited (start stop)
+                  (check (- stop start))
+                  (values (parse octets start stop) stop))))))))
+
+(defun read-stream-varint (stream)
+  "The varint at STREAM, or nil at its end."
+  (let ((octets (make-octets 10)))
+    (loop for i from 0 below 10
+          for octet = (read-byte stream nil)
+          do (cond (octet (setf (aref octets i) octet))
+                   ((zerop i) (return nil))
+                   (t (fail-truncated i)))
+             (when (< octet 128)
+               (let ((at 0) (end (1+ i)))
+                 (declare (type index at end))
+                 (return (take-varint64))))
+          finally (fail-varint 0))))
+
+(defun read-stream-octets (stream size)
+  "The next SIZE octets of STREAM. Room is made as they come, not as SIZE promises."
+  (let ((octets (make-octets (min size 65536))) (count 0))
+    (loop
+      (let ((end (read-sequence octets stream :start count)))
+        (when (< end (length octets)) (fail-truncated end))
+        (when (= end size) (return octets))
+        (let ((longer (make-octets (min size (* 2 end)))))
+          (setf octets (replace longer octets)
+                count end))))))
 
 ;;; Comparing
 
@@ -66,7 +240,7 @@ equals itself, and -0 is not 0), loaded extensions like fields, unknown fields b
               (unless (and present (value= value other)) (return nil))))))
     (t (eql a b))))
 
-;;; Copying
+;;; Copying, merging, clearing
 
 (defun copy-message (message)
   "Return a copy of MESSAGE that shares no message, vector or map with it, only strings and octets,
@@ -80,29 +254,91 @@ which are never changed in place."
 
 (defun copy-value (value slot)
   (ecase (slot-label slot)
-    (:singular (copy-message value))
+    (:singular (if (message-p value) (copy-message value) value))
     (:repeated (if (eq :message (slot-kind slot)) (map 'simple-vector #'copy-message value)
                    (copy-seq value)))
-    (:map (let ((copy (slot-fresh-map slot)))
-            (do-map ((key value) value copy)
-              (map-put copy key (if (message-p value) (copy-message value) value)))))))
+    (:map (merge-map (slot-fresh-map slot) value))))
 
-;;; Printing
+(defun merge-map (target source)
+  "Put copies of the entries of the map SOURCE into TARGET and return it."
+  (do-map ((key value) source target)
+    (map-put target key (if (message-p value) (copy-message value) value))))
+
+(defun merge-message (target source)
+  "Merge SOURCE into TARGET, a message of the same type, and return TARGET: as if the serialized form
+of SOURCE followed TARGET's. Present singular fields replace TARGET's, sub-messages are merged,
+repeated fields appended, map entries put, unknown fields appended. TARGET then shares no message,
+vector or map with SOURCE."
+  (unless (eq (message-type-of target) (message-type-of source))
+    (error 'type-error :datum source :expected-type (type-of target)))
+  (let* ((into (current target))
+         (source (if (eq into (current source)) (copy-message source) (current source)))
+         (unknown (unknown-fields source)))
+    (dolist (slot (present-slots source))
+      (merge-slot into slot (slot-user-value source slot)))
+    (when unknown (append-unknown into unknown))
+    target))
+
+(defun merge-slot (target slot value)
+  "Merge VALUE, what the accessor of SLOT returns for another message, into TARGET."
+  (let ((old (and (slot-present-p target slot) (slot-user-value target slot))))
+    (cond ((and old (eq :map (slot-label slot))) (merge-map old value))
+          ((and old (eq :repeated (slot-label slot)))
+           (set-slot target slot (concatenate `(simple-array ,(element-type (slot-kind slot)) (*))
+                                              old (copy-value value slot))))
+          ((and old (message-p value)) (merge-message old value))
+          ((eq :singular (slot-label slot))
+           (set-slot target slot (if (message-p value) (copy-message value) (to-held slot value))))
+          (t (set-slot target slot (copy-value value slot))))))
+
+(defun append-unknown (message octets)
+  "Add OCTETS to the unknown fields of MESSAGE, of the current layout."
+  (let* ((extra (message-extra message))
+         (old (if (extras-p extra) (extras-unknown extra) extra))
+         (unknown (if old (concatenate 'octets old octets) octets)))
+    (setf (message-extra message)
+          (if (extras-p extra)
+              (make-extras unknown (extras-entries extra) (extras-epoch extra))
+              unknown))))
+
+(defun clear-message (message)
+  "Make every field and extension of MESSAGE absent, forget its unknown fields, and return it."
+  (let ((current (current message)))
+    (setf (message-extra current) nil)
+    (loop for slot across (layout-slots (message-layout current))
+          do (clear-slot current slot))
+    message))
+
+;;; Printing: one line, and never a long one
 
 (defparameter *print-message-characters* 60
   "How much of a string or vector PRINT-OBJECT shows of a message's field.")
 
+(defvar *print-room* 400
+  "How many characters are left for the message that is being printed.")
+
 (defmethod print-object ((message message) stream)
   (print-unreadable-object (message stream)
     (let ((*print-pretty* nil)
+          (*print-room* *print-room*)
           (current (ignore-errors (current message))))
       (prin1 (message-type-symbol (message-type-of message)) stream)
       (when current
-        (loop for slot in (present-slots current)
-              do (if (eq :extension (slot-presence slot))
-                     (format stream " [~A] " (descriptor-full-name (slot-field slot)))
-                     (format stream " :~(~A~) " (slot-name slot)))
-                 (print-value (slot-user-value current slot) stream))))))
+        (dolist (slot (present-slots current))
+          (unless (plusp *print-room*)
+            (write-string " …" stream)
+            (return))
+          (let ((text (slot-text slot (slot-user-value current slot))))
+            (decf *print-room* (length text))
+            (write-string text stream)))))))
+
+(defun slot-text (slot value)
+  "What is printed for SLOT, which holds VALUE."
+  (with-output-to-string (stream)
+    (if (eq :extension (slot-presence slot))
+        (format stream " [~A] " (descriptor-full-name (slot-field slot)))
+        (format stream " :~(~A~) " (slot-name slot)))
+    (print-value value stream)))
 
 (defun print-value (value stream)
   (typecase value

@@ -10,6 +10,7 @@
    #:define-proto #:*service-expander* #:*import-roots*
    ;; condition.lisp
    #:protobuf-error #:protobuf-error-position #:protobuf-error-type #:protobuf-error-text
+   #:required-field-missing #:required-field-missing-path
    #:proto-syntax-error #:proto-syntax-error-file #:proto-syntax-error-line
    #:proto-syntax-error-column #:proto-syntax-error-expected #:proto-syntax-error-text
    #:proto-syntax-error-others
@@ -20,7 +21,9 @@
    #:unknown-fields
    #:enum-type #:enum-type-name #:enum-type-descriptor #:find-enum-type #:enum-number #:enum-keyword
    ;; operation.lisp
-   #:serialize #:serialized-size #:parse-message #:message= #:copy-message
+   #:serialize #:serialized-size #:parse-message #:parse-octets #:measure
+   #:write-delimited #:read-delimited
+   #:message= #:copy-message #:merge-message #:clear-message
    ;; reflection.lisp
    #:field-value #:field-present-p #:clear-field
    ;; extension.lisp

@@ -158,7 +158,8 @@ for."
 
 (defun read-with (reader octets)
   "What READER makes of all of OCTETS."
-  (read-again-deferred (lambda (budget) (funcall reader octets 0 (length octets) budget))))
+  (read-twice (reading (length octets))
+    (funcall reader octets 0 (length octets) reading)))
 
 (defun current-and-slot (message symbol number)
   (let ((current (current-message message symbol)))

@@ -15,13 +15,16 @@
   "Signal PROTOBUF-ERROR at POSITION."
   (error 'protobuf-error :position position :text (format nil "~?" control arguments)))
 
-(declaim (ftype (function (t) nil) fail-truncated fail-varint fail-tag fail-recursion fail-length))
+(declaim (ftype (function (t) nil) fail-truncated fail-varint fail-tag fail-recursion fail-allowance
+                               fail-length))
 (defun fail-truncated (position) (fail-read position "the octets end within a field"))
 (defun fail-varint (position) (fail-read position "a varint has more than ten octets"))
 (defun fail-tag (position) (fail-read position "this is no field tag"))
 (defun fail-length (position) (fail-read position "a length reaches past the end"))
 (defun fail-recursion (position)
-  (fail-read position "messages nest deeper than ~D levels" +recursion-limit+))
+  (fail-read position "messages nest deeper than :max-message-depth allows"))
+(defun fail-allowance (position)
+  (fail-read position "its messages take more memory than :max-decoded-octets allows"))
 
 ;;; Leaves
 
@@ -343,7 +346,7 @@ no UTF-8, its escape."
         (1 (if (<= 8 (- end at)) (step-by 8) (fail-truncated at)))
         (2 (step-by (take-length)))
         (3 (push (ash tag -3) open)
-         (when (> (incf depth) +recursion-limit+) (fail-recursion at)))
+         (when (> (incf depth) **max-message-depth**) (fail-recursion at)))
         (4 (unless (eql (pop open) (ash tag -3)) (fail-read at "a group ends that did not begin"))
          (decf depth))
         (5 (if (<= 4 (- end at)) (step-by 4) (fail-truncated at)))

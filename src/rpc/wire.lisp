@@ -281,7 +281,10 @@ loop."
 
 (define-hot parse-incoming ((call wire-call) (octets octets) (start index) (end index)) t
   "The message that the octets are. Signal a PROTOBUF-ERROR if they are none."
-  (funcall (the function (protobuf:message-type-parser (incoming-type call))) octets start end))
+  (let ((options (wire-call-options call)))
+    (protobuf:parse-octets (incoming-type call) octets start end
+                           :depth (options-max-message-depth options)
+                           :decoded-octets (options-max-decoded-octets options))))
 
 (define-hot wire-decode ((call wire-call) item (start index) (end index)) t
   "The operation DECODE."
@@ -473,7 +476,7 @@ AT."
   "Return MESSAGE with its prefix for WRITE-ENCODED: fresh octets, or if it is long a parcel. From
 any thread."
   (let* ((type (outgoing-type call))
-         (size (funcall (the function (protobuf:message-type-sizer type)) message))
+         (size (protobuf:measure type message))
          (end (+ (the index size) +prefix-octets+))
          (octets (progn (check-send-size call size)
                         (borrow-octets end))))
@@ -493,7 +496,7 @@ loop should not wait for its encoding: then ENCODE-MESSAGE with the baton lent, 
 On the loop; CALL has a stream and its headers are sent."
   (let* ((stream (the http2:stream (wire-call-stream call)))
          (type (outgoing-type call))
-         (size (funcall (the function (protobuf:message-type-sizer type)) message))
+         (size (protobuf:measure type message))
          (total (+ (the index size) +prefix-octets+)))
     (declare (type index size total))
     (check-send-size call size)

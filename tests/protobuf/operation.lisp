@@ -71,7 +71,7 @@
              (both (concatenate 'octets a b))
              (type (find-message-type "clgrpc.test.All"))
              (deferred (funcall (protobuf::message-type-reader type) both 0 (length both)
-                                (+ protobuf::+recursion-limit+ protobuf::+deferred+))))
+                                (protobuf::make-reading 100 1000000000 t))))
         (is (message= deferred (parse-message type both)))))))
 
 (test equality-looks-at-everything
@@ -114,6 +114,169 @@
                                                         :xs '(1 2))))))
   (is (not (find #\Newline (princ-to-string (all :f14 (make-string 500 :initial-element #\a)
                                                  :r3 (make-list 500 :initial-element 1)))))))
+
+(test printing-is-bounded
+  (let ((message (all :r17 (loop repeat 4 collect (clgrpc.test:make-inner :a 1)))))
+    (dotimes (i 100)
+      (let ((inner (clgrpc.test:make-inner :s (make-string 50 :initial-element #\b))))
+        (setf (clgrpc.test:inner-next inner) (clgrpc.test:all-f17 message)
+              (clgrpc.test:all-f17 message) inner)))
+    (is (< 400 (length (princ-to-string message)) 2000))
+    (is (search " …" (princ-to-string message)))))
+
+(test messages-are-written-into-given-octets
+  (let* ((message (all :f3 1 :f14 "abc")) (octets (make-octets 10)))
+    (multiple-value-bind (value end) (serialize message :into octets :start 2)
+      (is (eq octets value))
+      (is (= 9 end))
+      (is (equal "00001801720361626300" (hex octets))))
+    (is (= 7 (nth-value 1 (serialize message))))
+    (is (message= message (parse-message 'clgrpc.test:all octets :start 2 :end 9)))
+    (signals misuse (serialize message :into octets :start 4))))
+
+(test maps-are-sorted-in-deterministic-mode
+  (let ((entries '(("b" . 1) ("" . 2) ("é" . 3) ("a" . 4) ("aa" . 5))))
+    (flet ((octets (entries) (serialize (all :m1 entries :m3 '((t . "y") (nil . "n"))
+                                                          :m5 '((3 . :red) (-4 . :green)))
+                                        :deterministic t)))
+      (is (equalp (octets entries) (octets (reverse entries))))
+      (is (equalp '(("" . 2) ("a" . 4) ("aa" . 5) ("b" . 1) ("é" . 3))
+                  (map-alist (clgrpc.test:all-m1
+                              (parse-message 'clgrpc.test:all (octets entries))))))))
+  (is (equalp '(("b" . 1) ("a" . 2))
+              (map-alist (clgrpc.test:all-m1 (round-trip (all :m1 '(("b" . 1) ("a" . 2)))))))))
+
+(test merging-is-reading-on
+  (with-seed ()
+    (dotimes (i 200)
+      (let* ((a (random-message "clgrpc.test.All" 0))
+             (b (random-message "clgrpc.test.All" 0))
+             (sum (parse-message 'clgrpc.test:all
+                                 (concatenate 'octets (serialize a) (serialize b))))
+             (merged (copy-message a)))
+        (is (eq merged (merge-message merged b)))
+        (is (message= sum merged))
+        (is (message= sum (parse-message 'clgrpc.test:all (serialize b) :into a)))
+        (is (message= sum a))))))
+
+(test merging-shares-nothing-and-keeps-unknown-fields
+  (let ((target (parse-message 'clgrpc.test:inner (unhex "f83f01")))
+        (source (parse-message 'clgrpc.test:inner (unhex "1a020803 22020102 f83f02"))))
+    (merge-message target source)
+    (is (equal "f83f01f83f02" (hex (unknown-fields target))))
+    (setf (clgrpc.test:inner-a (clgrpc.test:inner-next target)) 4
+          (aref (clgrpc.test:inner-xs target) 0) 9)
+    (is (= 3 (clgrpc.test:inner-a (clgrpc.test:inner-next source))))
+    (is (equalp #(1 2) (clgrpc.test:inner-xs source)))
+    (merge-message target target)
+    (is (equalp #(9 2 9 2) (clgrpc.test:inner-xs target)))
+    (signals type-error (merge-message target (all)))))
+
+(test cleared-messages-are-empty
+  (let ((message (random-message "clgrpc.test.All" 0)))
+    (is (eq message (clear-message message)))
+    (is (message= message (all)))
+    (is (= 0 (serialized-size message)))
+    (is (message= (clgrpc.test.extension:make-base) (clear-message (everything))))))
+
+(test broken-octets-leave-the-message-they-were-to-be-merged-into
+  (let ((message (all :f3 1)))
+    (signals protobuf-error (parse-message 'clgrpc.test:all (unhex "18027203") :into message))
+    (is (message= message (all :f3 1)))))
+
+(test delimited-messages
+  (let* ((messages (list (all :f3 1) (all) (all :f14 (make-string 200 :initial-element #\x))))
+         (octets (make-octets 300))
+         (end 0))
+    (dolist (message messages) (setf end (write-delimited message octets :start end)))
+    (is (= (+ 3 1 205) end))
+    (let ((at 0) (back '()))
+      (loop
+        (multiple-value-bind (message next)
+            (read-delimited 'clgrpc.test:all octets :start at :end end)
+          (setf at next)
+          (unless message (return))
+          (push message back)))
+      (is (every #'message= messages (reverse back))))
+    (is (equalp (list nil end)
+                (multiple-value-list (read-delimited 'clgrpc.test:all octets :start end :end end))))
+    (signals protobuf-error (read-delimited 'clgrpc.test:all octets :start 4 :end 100))
+    (signals protobuf-error
+      (read-delimited 'clgrpc.test:all octets :start 4 :max-octets 200))
+    (signals misuse (write-delimited (first messages) octets :start 298))
+    (uiop:with-temporary-file (:stream stream :pathname path :direction :io
+                               :element-type '(unsigned-byte 8))
+      (is (= end (loop for message in messages sum (write-delimited message stream))))
+      (finish-output stream)
+      (with-open-file (in path :element-type '(unsigned-byte 8))
+        (is (every #'message= messages
+                   (loop for message = (read-delimited 'clgrpc.test:all in)
+                         while message collect message)))
+        (file-position in 4)
+        (signals protobuf-error (read-delimited 'clgrpc.test:all in :max-octets 200))
+        (file-position in (1- end))
+        (signals protobuf-error (read-delimited 'clgrpc.test:all in))))))
+
+(defun legacy (&rest arguments)
+  (apply #'clgrpc.test.legacy:make-legacy arguments))
+
+(defun missing (function &rest arguments)
+  "The path of the field that FUNCTION misses."
+  (handler-case (apply function arguments)
+    (required-field-missing (condition)
+      (is (stringp (princ-to-string condition)))
+      (required-field-missing-path condition))
+    (:no-error (&rest values) (declare (ignore values)) nil)))
+
+(test required-fields-must-be-there
+  (is (equal "needed" (missing #'serialize (legacy))))
+  (is (null (missing #'serialize (legacy :needed nil))))
+  (is (equal "needed" (missing #'parse-message 'clgrpc.test.legacy:legacy (make-octets 0))))
+  (let ((deep (legacy :needed t :part (clgrpc.test.legacy:make-legacy.part :inner (legacy)))))
+    (is (equal "part.inner.needed" (missing #'serialize deep)))
+    (is (equal "part.inner.needed"
+               (missing #'parse-message 'clgrpc.test.legacy:legacy (serialize deep :partial t))))
+    (is (message= deep (round-trip deep))))
+  (is (equal "needed" (missing #'parse-message 'clgrpc.test.legacy:legacy (unhex "0801")
+                               :into (legacy))))
+  (is (null (missing #'parse-message 'clgrpc.test.legacy:legacy (unhex "0801")
+                     :into (legacy :needed t)))))
+
+(test required-fields-of-extensions-and-maps
+  (define "required.proto"
+    "syntax = \"proto2\"; package clgrpc.test.required; import \"extension.proto\";
+     message Need { required int32 must = 1; }
+     message Holder { map<int32, Need> needs = 1; repeated Need list = 2; }
+     extend clgrpc.test.extension.Base { optional Need need = 91; }")
+  (let ((base (clgrpc.test.extension:make-base))
+        (need (make-message "clgrpc.test.required.Need"))
+        (holder (make-message "clgrpc.test.required.Holder")))
+    (is (null (missing #'serialize base)))
+    (setf (field-value base "[clgrpc.test.required.need]") need)
+    (is (equal "[clgrpc.test.required.need].must" (missing #'serialize base)))
+    (is (equal "[clgrpc.test.required.need].must"
+               (missing #'parse-message 'clgrpc.test.extension:base (unhex "da0500"))))
+    (is (null (missing #'serialize holder)))
+    (setf (field-value holder "needs") (list (cons 5 need)))
+    (is (equal "needs[5].must" (missing #'serialize holder)))
+    (setf (field-value need "must") 1
+          (field-value holder "list") (list need (make-message "clgrpc.test.required.Need")))
+    (is (equal "list[1].must" (missing #'serialize holder)))))
+
+(test the-memory-of-messages-is-limited
+  "Two octets make a message of a kilobyte: what 4 MB of them may take is bounded."
+  (let ((octets (make-octets 1000000)))
+    (loop for i from 0 below 999999 by 3
+          do (replace octets (unhex "fa0200") :start1 i))
+    (is (= 333333 (length (clgrpc.test:all-r17
+                           (parse-message 'clgrpc.test:all octets :end 999999)))))
+    (let ((before (sb-ext:get-bytes-consed)))
+      (signals protobuf-error
+        (parse-message 'clgrpc.test:all octets :end 999999 :max-decoded-octets 1000000))
+      (is (< (- (sb-ext:get-bytes-consed) before) 24000000)))
+    (signals protobuf-error
+      (parse-message 'clgrpc.test:all (unhex "8a0100") :max-message-depth 1))
+    (finishes (parse-message 'clgrpc.test:all (unhex "8a0100") :max-message-depth 2))))
 
 (defun mutate (octets)
   "A copy of OCTETS with one to four random changes."

@@ -40,4 +40,4 @@
   (apply #'clgrpc.test:make-all arguments))
 
 (defun round-trip (message)
-  (parse-message (message-type-of message) (serialize message)))
+  (parse-message (message-type-of message) (serialize message :partial t) :partial t))
