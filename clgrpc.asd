@@ -150,7 +150,9 @@
                (:file "extension")
                (:file "reflection")
                (:file "operation")
+               (:file "import")
                (:file "define")
+               (:file "component")
                (:module "../../proto/google/protobuf/"
                 :components ((:static-file "any.proto")
                              (:static-file "api.proto")
@@ -341,7 +343,9 @@
                (:file "structure")
                (:file "operation")
                (:file "reflection")
+               (:file "import")
                (:file "define")
+               (:file "component")
                (:file "well-known")))
 
 (defsystem "clgrpc/tests/rpc"

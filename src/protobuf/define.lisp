@@ -11,121 +11,6 @@
   "Nil, or a function of a SERVICE-DESCRIPTOR that returns a top-level form, to be part of what
 DEFINE-PROTO expands to. The layer that has services installs it.")
 
-(defvar *import-roots* '()
-  "Directories in which every DEFINE-PROTO looks for imports after its own :IMPORT-PATHS.")
-
-;;; Finding and reading files
-
-(defun source-directory ()
-  "The directory that relative paths of a DEFINE-PROTO are meant from."
-  (let ((source (or *compile-file-truename* *load-truename*)))
-    (if source
-        (make-pathname :name nil :type nil :version nil :defaults source)
-        ;; resolved, so that an error can say where
-        (or (probe-file *default-pathname-defaults*) *default-pathname-defaults*))))
-
-(defun directory-pathname (path)
-  (let ((name (namestring path)))
-    (parse-native (if (and (plusp (length name)) (char/= #\/ (char name (1- (length name)))))
-                      (concatenate 'string name "/")
-                      name))))
-
-(defun parse-native (name)
-  (sb-ext:parse-native-namestring name))
-
-(defun import-roots (import-paths)
-  "The directories to look in, in order."
-  (let ((base (source-directory)))
-    (append (mapcar (lambda (path) (merge-pathnames (directory-pathname path) base)) import-paths)
-            (mapcar (lambda (path) (merge-pathnames (directory-pathname path))) *import-roots*))))
-
-(defun find-proto (name roots)
-  "The truename of the file NAME in the first of ROOTS that has it, or nil."
-  (loop for root in roots
-          thereis (probe-file (merge-pathnames (parse-native name) root))))
-
-(defun import-name (path truename roots)
-  "The name under which the file TRUENAME, asked for as PATH, is imported: its place below a root if
-it is below one."
-  (let ((full (sb-ext:native-namestring truename)))
-    (dolist (root roots (if (or (search ".." path) (char= #\/ (char path 0)))
-                            (file-namestring truename)
-                            path))
-      (let ((prefix (ignore-errors (sb-ext:native-namestring (truename root)))))
-        (when (and prefix
-                   (> (length full) (length prefix))
-                   (string= prefix full :end2 (length prefix)))
-          (return (subseq full (length prefix))))))))
-
-(defun read-source (truename)
-  (with-open-file (stream truename :element-type 'octet)
-    (let ((octets (make-octets (file-length stream))))
-      (read-sequence octets stream)
-      (octets-string octets))))
-
-;;; Built-in files
-
-(defvar *built-ins* (make-hash-table :test 'equal)
-  "Import path to true for a file that is defined in every image, or to its text.")
-
-(defun import-text (name roots)
-  "The text of the file that an import of NAME means, or nil if there is none or it is a built-in
-one that is registered."
-  (let ((built-in (gethash name *built-ins*)))
-    (cond ((stringp built-in) built-in)
-          (built-in nil)
-          (t (let ((found (find-proto name roots))) (and found (read-source found)))))))
-
-(defmacro define-built-ins (directory &rest names)
-  "Define the files NAMES below DIRECTORY, imports first, as built-in ones."
-  `(progn
-     ;; one after the other: the expansion of each finds the ones before registered
-     ,@(loop for name in names collect `(define-built-in ,directory ,name))))
-
-(defmacro define-built-in (directory name)
-  `(progn
-     ,(let ((*built-ins* (make-hash-table :test 'equal))) ; or nothing would be left to compile
-        (proto-expansion name (list directory) nil))
-     (setf (gethash ,name *built-ins*) t)))
-
-(defmacro embed-built-ins (directory &rest names)
-  "Keep the text of the files NAMES below DIRECTORY for those who import them."
-  `(progn
-     ,@(loop with roots = (import-roots (list directory))
-             for name in names
-             collect `(setf (gethash ,name *built-ins*) ,(read-source (find-proto name roots))))))
-
-;;; Compiling a file and its imports
-
-(defun load-protos (name text roots)
-  "Parse and link TEXT as the file NAME and every import that is not registered as it now reads.
-Return the fresh file descriptors, imports first."
-  (let ((files (make-hash-table :test 'equal)) (fresh '()) (open '()))
-    (labels ((compile-text (name text)
-               (let ((file (parse-proto text name)))
-                 (setf (file-descriptor-fingerprint file) (hash-text text))
-                 (push name open)
-                 (link-file file #'import-file roots)
-                 (pop open)
-                 (assign-symbols file)
-                 (setf (gethash name files) file)
-                 (push file fresh)
-                 file))
-             (import-file (name)
-               (when (member name open :test #'string=)
-                 (misuse "The file ~A imports itself~@[ through ~{~A~^, ~}~]." name
-                         (remove name open :test #'string=)))
-               (or (gethash name files)
-                   (let* ((known (find-file-descriptor name))
-                          (text (import-text name roots)))
-                     (if (and known (or (null text)
-                                        (string= (hash-text text)
-                                                 (file-descriptor-fingerprint known))))
-                         known
-                         (and text (compile-text name text)))))))
-      (compile-text name text)
-      (nreverse fresh))))
-
 (defun note-linked (file table)
   (flet ((note (descriptor)
            (setf (gethash (descriptor-full-name descriptor) table) descriptor)))
@@ -284,27 +169,23 @@ whose structure is defined, the current one. ACCESSORS are the symbols of its fi
     (note-definition)
     type))
 
-(defun proto-expansion (path import-paths source)
-  (when (and (not source) (gethash path *built-ins*))
-    (return-from proto-expansion (built-in-expansion path)))
-  (let* ((roots (import-roots import-paths))
-         (places (cons (source-directory) roots))
-         (truename (and (not source) (or (find-proto path places)
-                                         (misuse "There is no file ~A in ~{~A~^, ~}." path
-                                                 (mapcar #'sb-ext:native-namestring places)))))
-         (name (if source path (import-name path truename roots)))
-         (files (load-protos name (or source (read-source truename)) places))
-         (*linked* (make-hash-table :test 'equal)))
+(defun proto-expansion (path &key import-paths source (directory (source-directory)) more-places
+                             (for-file (and *compile-file-truename* t)))
+  "The form that defines what the file PATH declares. IMPORT-PATHS are relative to DIRECTORY, as PATH
+is; FOR-FILE: it is for another image. MORE-PLACES are directories to look in last."
+  (cond ((and (not source) (eq t (built-in path))) `',path)
+        (t (expand-files (read-protos path import-paths source directory more-places) for-file))))
+
+(defun expand-files (files for-file)
+  "The form that defines what FILES declare, fresh file descriptors, imports first."
+  (let ((*linked* (make-hash-table :test 'equal))
+        (name (descriptor-name (first (last files)))))
     (dolist (file files) (note-linked file *linked*))
-    (if *compile-file-truename*
+    (if for-file
         `(progn
            ,@(loop for file in files append (file-forms file t))
            ',name)
         `(evaluate-forms ',(loop for file in files append (file-forms file nil)) ',name))))
-
-(defun built-in-expansion (name)
-  (let ((built-in (gethash name *built-ins*)))
-    (if (stringp built-in) (proto-expansion name '() built-in) `',name)))
 
 (defun evaluate-forms (forms name)
   "Evaluate the top-level FORMS in order, wherever DEFINE-PROTO stands at the REPL; return NAME."
@@ -315,13 +196,40 @@ whose structure is defined, the current one. ACCESSORS are the symbols of its fi
 (defmacro define-proto (path &key import-paths source)
   "Define what the .proto file PATH declares: for each message a type, MAKE- function, accessors and
 coders, for each enum its keywords, for each service what *SERVICE-EXPANDER* makes of it. PATH is
-relative to the file this stands in, at the REPL to *DEFAULT-PATHNAME-DEFAULTS*. IMPORT-PATHS, a
-list of directories likewise, is where imports are found; the file's own directory and
-*IMPORT-ROOTS* come after. With SOURCE, a string, that is the text and PATH only its name. Both may
-be forms, evaluated at expansion. Signal PROTO-SYNTAX-ERROR. The value is the name under which
-others import the file."
+relative to the file this stands in, at the REPL to *DEFAULT-PATHNAME-DEFAULTS*.
+
+Imports are found in the directories IMPORT-PATHS, which are relative likewise; in that of this
+file and that of PATH; where PATH's package says that its names begin, the directory /protos for
+package foo.bar in /protos/foo/bar/; in *IMPORT-ROOTS*; in the directory of the ASDF system around
+and those of the :PROTO-FILEs of the systems it depends on. Files named google/protobuf/… are built
+in.
+
+With SOURCE, a string, that is the text and PATH only its name. SOURCE and IMPORT-PATHS may be
+forms, evaluated at expansion. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file PATH. The
+value is the name under which others import the file."
   (flet ((value (form)
            (if (and (consp form) (every (lambda (item) (typep item '(or string pathname))) form))
                form
                (eval form))))
-    (proto-expansion path (value import-paths) (value source))))
+    (proto-expansion path :import-paths (value import-paths) :source (value source))))
+
+;;; Files that every image has
+
+(defmacro define-built-ins (directory &rest names)
+  "Define the files NAMES below DIRECTORY, imports first, as built-in ones."
+  `(progn
+     ;; one after the other: the expansion of each finds the ones before registered
+     ,@(loop for name in names collect `(define-built-in ,directory ,name))))
+
+(defmacro define-built-in (directory name)
+  `(progn
+     ,(let ((*built-ins* (make-hash-table :test 'equal))) ; or nothing would be left to compile
+        (proto-expansion name :import-paths (list directory)))
+     (setf (gethash ,name *built-ins*) t)))
+
+(defmacro embed-built-ins (directory &rest names)
+  "Keep the text of the files NAMES below DIRECTORY for those who import them."
+  `(progn
+     ,@(loop with roots = (absolute-directories (list directory) (source-directory))
+             for name in names
+             collect `(setf (gethash ,name *built-ins*) ,(read-source (find-proto name roots))))))

@@ -1,0 +1,108 @@
+;;;; An ASDF component for .proto files:
+;;;;
+;;;;   (defsystem "shop"
+;;;;     :defsystem-depends-on ("clgrpc/protobuf")     ; or "clgrpc", for services
+;;;;     :depends-on ("clgrpc")
+;;;;     :components ((:proto-file "shop" :import-paths ("protos/"))   ; shop.proto
+;;;;                  (:file "server")))
+;;;;
+;;;; To compile it is to compile a DEFINE-PROTO of the file. It is compiled again when the file or
+;;;; one that it imports, directly or not, has changed; and what it imports of the same system is
+;;;; loaded before it, in whatever order they are listed. Imports are found where DEFINE-PROTO finds
+;;;; them, in the system's directory, and where the .proto files of systems it depends on are.
+
+(in-package #:clgrpc.protobuf)
+
+(defclass proto-file (asdf:cl-source-file)
+  ((type :initform "proto")
+   (import-paths :initarg :import-paths :initform '() :reader component-import-paths))
+  (:documentation "The ASDF component (:proto-file \"name\"), the file name.proto. :IMPORT-PATHS is a
+list of directories, relative to that of the system, in which its imports are found first."))
+
+;; where ASDF looks for the class of :PROTO-FILE
+(import 'proto-file '#:asdf)
+
+(defun system-directory (component)
+  (asdf:system-source-directory (asdf:component-system component)))
+
+(defun given-places (component)
+  (absolute-directories (component-import-paths component) (system-directory component)))
+
+(defmethod component-places ((component proto-file))
+  (let* ((file (probe-file (asdf:component-pathname component)))
+         (package (and file (nth-value 1 (direct-imports file)))))
+    (append (given-places component)
+            (when file (list (directory-of file) (implied-root file package))))))
+
+(defun all-places (component)
+  "The directories in which imports of COMPONENT are found, in order."
+  (append (component-places component)
+          (absolute-directories *import-roots* *default-pathname-defaults*)
+          (system-places (asdf:component-system component))))
+
+(defun component-imports (component)
+  "The truenames of the files that COMPONENT imports, directly or not."
+  (let ((file (probe-file (asdf:component-pathname component))))
+    (and file (imported-files file (all-places component)))))
+
+;;; When to compile, and after what
+
+(defmethod asdf:input-files ((operation asdf:compile-op) (component proto-file))
+  (cons (asdf:component-pathname component) (component-imports component)))
+
+(defmethod asdf:output-files ((operation asdf:compile-op) (component proto-file))
+  ;; not shop.fasl, which may be that of shop.lisp
+  (let ((source (asdf:component-pathname component)))
+    (list (make-pathname :name (format nil "~A.proto" (pathname-name source)) :type "fasl"
+                         :defaults source))))
+
+(defun proto-files (component)
+  "The PROTO-FILEs in COMPONENT, at any depth."
+  (typecase component
+    (proto-file (list component))
+    (asdf:parent-component (mapcan #'proto-files (copy-list (asdf:component-children component))))))
+
+(defmethod asdf:component-depends-on ((operation asdf:prepare-op) (component proto-file))
+  (let* ((imports (component-imports component))
+         (needed (remove-if-not (lambda (other)
+                                  (member (probe-file (asdf:component-pathname other)) imports
+                                          :test #'equal))
+                                (proto-files (asdf:component-system component)))))
+    (if needed
+        (cons (cons 'asdf:load-op needed) (call-next-method))
+        (call-next-method))))
+
+;;; Compiling and loading
+
+(defun component-expansion (component for-file)
+  (let ((source (asdf:component-pathname component)))
+    (proto-expansion (sb-ext:native-namestring source)
+                     :directory (directory-of source)
+                     :import-paths (given-places component)
+                     :more-places (system-places (asdf:component-system component))
+                     :for-file for-file)))
+
+(defvar *expansion* nil
+  "The form that the source file being compiled for a PROTO-FILE stands for.")
+
+(defmacro expansion ()
+  *expansion*)
+
+(defmethod asdf:perform ((operation asdf:compile-op) (component proto-file))
+  (let ((fasl (first (asdf:output-files operation component)))
+        ;; before the compiler runs, so that an error is the caller's as it is
+        (*expansion* (component-expansion component t)))
+    (uiop:call-with-temporary-file
+     (lambda (stream pathname)
+       (write-string "(clgrpc.protobuf::expansion)" stream)
+       (finish-output stream)
+       (multiple-value-bind (output warnings failure)
+           (with-compilation-unit (:source-namestring
+                                   (sb-ext:native-namestring (asdf:component-pathname component)))
+             (uiop:compile-file* pathname :output-file fasl :external-format :utf-8))
+         (uiop:check-lisp-compile-results output warnings failure "~A"
+                                          (list (asdf:component-pathname component)))))
+     :want-stream-p t :want-pathname-p t :type "lisp")))
+
+(defmethod asdf:perform ((operation asdf:load-source-op) (component proto-file))
+  (eval (component-expansion component nil)))

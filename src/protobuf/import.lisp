@@ -1,0 +1,241 @@
+;;;; Where .proto files are found, what they are called, and how one is read with all it imports.
+;;;;
+;;;; A file's name is its path below a root, as imports write it. Without flags, the roots of a file
+;;;; are: the directory of the Lisp source that asks for it, its own, the one that its package
+;;;; implies (foo.bar in /protos/foo/bar/ implies /protos/), *IMPORT-ROOTS*, the directory of the
+;;;; ASDF system around and the roots of the systems this depends on. A built-in name means the
+;;;; built-in file wherever one is; a name found nowhere means the file of that name in the image.
+
+(in-package #:clgrpc.protobuf)
+
+(defvar *import-roots* '()
+  "Directories in which every DEFINE-PROTO looks for imports, after its own :IMPORT-PATHS and the
+directories of the files themselves.")
+
+;;; Directories
+
+(defun source-directory ()
+  "The directory that relative paths of a DEFINE-PROTO are meant from."
+  (let ((source (or *compile-file-truename* *load-truename*)))
+    (if source
+        (directory-of source)
+        ;; resolved, so that an error can say where
+        (or (probe-file *default-pathname-defaults*) *default-pathname-defaults*))))
+
+(defun directory-of (pathname)
+  (make-pathname :name nil :type nil :version nil :defaults pathname))
+
+(defun directory-pathname (path)
+  (let ((name (namestring path)))
+    (parse-native (if (and (plusp (length name)) (char/= #\/ (char name (1- (length name)))))
+                      (concatenate 'string name "/")
+                      name))))
+
+(defun parse-native (name)
+  (sb-ext:parse-native-namestring name))
+
+(defun absolute-directories (paths base)
+  (mapcar (lambda (path) (merge-pathnames (directory-pathname path) base)) paths))
+
+(defun read-source (truename)
+  (with-open-file (stream truename :element-type 'octet)
+    (let ((octets (make-octets (file-length stream))))
+      (read-sequence octets stream)
+      (octets-string octets))))
+
+(defun find-proto (name places)
+  "The truename of the file NAME in the first of PLACES that has it, or nil."
+  (loop for place in places
+          thereis (probe-file (merge-pathnames (parse-native name) place))))
+
+;;; Names
+
+(defun name-below (truename roots)
+  "The path of the file TRUENAME below the first of ROOTS that it is below, or nil."
+  (let ((full (sb-ext:native-namestring truename)))
+    (dolist (root roots)
+      (let ((prefix (ignore-errors (sb-ext:native-namestring (truename root)))))
+        (when (and prefix
+                   (> (length full) (length prefix))
+                   (string= prefix full :end2 (length prefix)))
+          (return (subseq full (length prefix))))))))
+
+(defun implied-root (truename package)
+  "The directory from which the names of the file TRUENAME, which declares PACKAGE, and its like
+begin: the one above, if the last directories are the parts of PACKAGE; else its own."
+  (let* ((own (directory-of truename))
+         (parts (and (string/= "" package) (split-name package)))
+         (directories (pathname-directory own))
+         (rest (- (length directories) (length parts))))
+    (if (and (plusp rest) (equal parts (nthcdr rest directories)))
+        (make-pathname :directory (subseq directories 0 rest) :defaults own)
+        own)))
+
+(defun split-name (name)
+  (loop for start = 0 then (1+ end)
+        for end = (position #\. name :start start)
+        collect (subseq name start end)
+        while end))
+
+(defun import-name (path truename roots package)
+  "The name under which the file TRUENAME, asked for as PATH, is imported."
+  (let ((implied (implied-root truename package)))
+    (cond ((name-below truename roots))
+          ((and (string/= "" package) (not (equal implied (directory-of truename))))
+           (name-below truename (list implied)))
+          ((or (search ".." path) (char= #\/ (char path 0))) (file-namestring truename))
+          (t path))))
+
+;;; ASDF's systems
+
+(defun system-around (directory)
+  "The ASDF system, of those known, whose directory is DIRECTORY or the nearest around it, or nil."
+  (let ((full (sb-ext:native-namestring directory)) (best nil) (length 0))
+    (dolist (name (asdf:registered-systems) best)
+      (let* ((system (asdf:registered-system name))
+             (home (asdf:system-source-directory system))
+             (prefix (and home (sb-ext:native-namestring home))))
+        (when (and prefix
+                   (< length (length prefix) (1+ (length full)))
+                   (string= prefix full :end2 (length prefix)))
+          (setf best system length (length prefix)))))))
+
+(defgeneric component-places (component)
+  (:documentation "The directories in which the .proto files of the ASDF component COMPONENT, and
+those that import them, find imports.")
+  (:method ((component asdf:component)) '())
+  (:method ((component asdf:parent-component))
+    (mapcan #'component-places (copy-list (asdf:component-children component)))))
+
+(defun needed-name (dependency)
+  "The name of the system that DEPENDENCY, an element of a DEFSYSTEM's :DEPENDS-ON, means."
+  (if (consp dependency)
+      (ecase (first dependency)
+        ((:version :require) (second dependency))
+        (:feature (needed-name (third dependency))))
+      dependency))
+
+(defun system-places (system)
+  "The directory of SYSTEM and the places of its .proto files and of those of all that it stands
+on."
+  (let ((seen '()) (places '()))
+    (labels ((visit (system)
+               (unless (or (null system) (member system seen))
+                 (push system seen)
+                 (setf places (append places (component-places system)))
+                 (dolist (needed (asdf:system-depends-on system))
+                   (visit (asdf:registered-system (needed-name needed)))))))
+      (visit system)
+      (remove-duplicates (cons (asdf:system-source-directory system) places)
+                         :test #'equal :from-end t))))
+
+(defun surrounding-places (directory)
+  (let ((system (system-around directory)))
+    (and system (system-places system))))
+
+;;; Files that every image has
+
+(defvar *built-ins* (make-hash-table :test 'equal)
+  "Import path to true for a file that is defined in every image, or to its text.")
+
+(defun built-in (name)
+  "True if the file NAME is defined in every image; its text if it is one to be defined; or nil."
+  (values (gethash name *built-ins*)))
+
+(defun import-text (name places)
+  "The text of the file that an import of NAME means, or nil if there is none or it is a built-in
+one that is defined."
+  (let ((built-in (built-in name)))
+    (cond ((stringp built-in) built-in)
+          (built-in nil)
+          (t (let ((found (find-proto name places))) (and found (read-source found)))))))
+
+;;; Reading a file with its imports
+
+(defun load-protos (name text places)
+  "Parse and link TEXT as the file NAME and every import that is not registered as it now reads.
+Return the fresh file descriptors, imports first."
+  (link-protos (parse-proto text name) text places))
+
+(defun link-protos (file text places)
+  "As LOAD-PROTOS, with FILE already parsed from TEXT."
+  (let ((files (make-hash-table :test 'equal)) (fresh '()) (open '()))
+    (labels ((link (file text)
+               (let ((name (descriptor-name file)))
+                 (setf (file-descriptor-fingerprint file) (hash-text text))
+                 (push name open)
+                 (link-file file #'import-file places)
+                 (pop open)
+                 (assign-symbols file)
+                 (setf (gethash name files) file)
+                 (push file fresh)
+                 file))
+             (import-file (name)
+               (when (member name open :test #'string=)
+                 (misuse "The file ~A imports itself~@[ through ~{~A~^, ~}~]." name
+                         (remove name open :test #'string=)))
+               (or (gethash name files)
+                   (let* ((known (find-file-descriptor name))
+                          (text (import-text name places)))
+                     (if (and known (or (null text)
+                                        (string= (hash-text text)
+                                                 (file-descriptor-fingerprint known))))
+                         known
+                         (and text (link (parse-proto text name) text)))))))
+      (link file text)
+      (nreverse fresh))))
+
+(defun read-protos (path import-paths source directory more-places)
+  "The fresh file descriptors of the file PATH, whose text is SOURCE or read from the file, and of
+what it imports, imports first. See DEFINE-PROTO. MORE-PLACES are directories to look in last."
+  (let* ((given (absolute-directories import-paths directory))
+         (registered (absolute-directories *import-roots* *default-pathname-defaults*))
+         (roots (append given registered))
+         (last (append registered more-places (surrounding-places directory)))
+         (built-in (and (not source) (built-in path)))
+         (truename (and (not source) (not built-in)
+                        (find-file path (list* directory (append given last)))))
+         (text (or source built-in (read-source truename)))
+         (file (parse-proto text (if truename (or (name-below truename roots) path) path)))
+         (package (file-descriptor-package file)))
+    (when truename
+      (let ((name (import-name path truename roots package)))
+        (setf (descriptor-name file) name
+              (descriptor-full-name file) name)))
+    (link-protos file text
+                 (remove-duplicates
+                  (append given
+                          (list directory)
+                          (when truename
+                            (list (directory-of truename) (implied-root truename package)))
+                          last)
+                  :test #'equal :from-end t))))
+
+(defun direct-imports (truename)
+  "The names of the files that the file TRUENAME imports, and its package; none if it is no valid
+source."
+  (handler-case (let ((file (parse-proto (read-source truename) (file-namestring truename))))
+                  (values (mapcar (lambda (import) (if (consp import) (first import) import))
+                                  (file-descriptor-dependencies file))
+                          (file-descriptor-package file)))
+    (error () (values '() ""))))
+
+(defun imported-files (truename places)
+  "The truenames of all files that the file TRUENAME imports, directly or not, and that are found in
+PLACES; built-in files are not among them."
+  (let ((seen (list truename)))
+    (labels ((visit (file)
+               (dolist (name (direct-imports file))
+                 (let ((found (and (not (built-in name)) (find-proto name places))))
+                   (when (and found (not (member found seen :test #'equal)))
+                     (push found seen)
+                     (visit found))))))
+      (visit truename))
+    (rest (reverse seen))))
+
+(defun find-file (path places)
+  "The truename of PATH in PLACES; signal MISUSE if it is in none."
+  (or (find-proto path places)
+      (misuse "There is no file ~A in ~{~A~^, ~}." path
+              (mapcar #'sb-ext:native-namestring
+                      (remove-duplicates places :test #'equal :from-end t)))))
