@@ -49,14 +49,17 @@ PER-SECOND say how large it is; end CONNECTION with TEXT if that overdraws it."
                       options-max-idle-frames-per-second)
           "too many frames that carry nothing"))
 
+(define-hot (note-data :inline t) ((connection connection)) null
+  "DATA with content was sent or received."
+  (setf (accounting-data-since-ping (connection-accounting connection)) t)
+  nil)
+
 (define-hot charge-ping ((connection connection)) null
   "The peer has sent a PING, or the answer to one."
   (let* ((accounting (connection-accounting connection))
-         (opened (accounting-streams-opened accounting))
-         (window (connection-send-window connection)))
-    (if (and (= opened (accounting-opened-at-ping accounting))
-             (= window (accounting-window-at-ping accounting)))
-        (charge-idle-frame connection)
-        (setf (accounting-opened-at-ping accounting) opened
-              (accounting-window-at-ping accounting) window)))
+         (opened (accounting-streams-opened accounting)))
+    (if (or (shiftf (accounting-data-since-ping accounting) nil)
+            (/= opened (accounting-opened-at-ping accounting)))
+        (setf (accounting-opened-at-ping accounting) opened)
+        (charge-idle-frame connection)))
   nil)

@@ -96,6 +96,7 @@
     (unless (= count length)
       (return-to-connection connection (- length count))
       (return-to-stream stream (- length count)))
+    (when (plusp count) (note-data connection))
     (if (or (plusp count) end-stream-p)
         (deliver (on-data connection stream) octets start end end-stream-p)
         (progn

@@ -50,7 +50,7 @@ function that does nothing, except ON-OUTPUT, which has no default.
 (defstruct (accounting (:copier nil) (:predicate nil))
   "What a peer makes one connection hold and do. QUEUED-OCTETS: DATA waiting for windows;
 CONTROL-FRAMES: answers appended since the output was last empty; BLOCK-OCTETS: the unfinished
-header block. RESETS-DUE to WINDOW-AT-PING are of patience.lisp. The others count events since the
+header block. RESETS-DUE to DATA-SINCE-PING are of patience.lisp. The others count events since the
 connection began."
   (queued-octets 0 :type index)
   (control-frames 0 :type event-count)
@@ -67,7 +67,7 @@ connection began."
   (idle-due 0 :type time-ns)
   (opened-at-reset 0 :type event-count)
   (opened-at-ping 0 :type event-count)
-  (window-at-ping 0 :type window))
+  (data-since-ping nil :type boolean))
 
 ;;; Pools and connections point to streams, which are defined after them; until then the compiler
 ;;; notes that it does not know the type.

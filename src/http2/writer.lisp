@@ -142,4 +142,5 @@ last."
     (incf (buffer-end buffer) (+ count +frame-header-octets+))
     (decf (stream-send-window stream) count)
     (decf (connection-send-window connection) count)
+    (when (plusp count) (note-data connection))
     (enter-state stream (step-next step))))

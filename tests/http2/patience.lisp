@@ -69,3 +69,15 @@ with ENHANCE_YOUR_CALM; nil if it does not."
   (let ((*dialogue* (charged-server :max-idle-frame-burst 20 :max-concurrent-streams 100000)))
     (shake-hands)
     (is (null (calmed-by 1000 #'header-frame (constantly '(:ping 7)))))))
+
+(test pings-between-data-are-borne
+  "A client that measures bandwidth sends a PING for DATA it takes, with the window for all of it."
+  (let ((*dialogue* (charged-server :max-idle-frame-burst 20)))
+    (shake-hands)
+    (hears (header-frame 1))
+    (respond 1 :ok)
+    (is (null (loop repeat 1000
+                    do (h2:send-data (find-stream 1) (make-octets 5) 0 5 nil)
+                       (flush)
+                       (hears '(:window-update 1 5) '(:window-update 0 5) '(:ping 7))
+                    thereis (h2:connection-closed-p (connection)))))))
