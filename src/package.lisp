@@ -35,7 +35,7 @@
                 ;; services and calls
                 #:service #:channel #:call #:send #:try-send #:close-send #:receive #:do-messages
                 #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata #:call-trailers
-                #:call-peer #:send-metadata #:time-remaining #:after
+                #:call-peer #:call-compression #:received-compressed-p #:send-metadata #:time-remaining #:after
                 ;; reactive handlers
                 #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish
                 ;; errors

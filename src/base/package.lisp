@@ -24,7 +24,8 @@
    #:options-max-concurrent-streams #:options-max-header-list-octets #:options-header-table-octets
    #:options-max-frame-octets #:options-max-receive-octets #:options-max-send-octets
    #:options-max-message-depth #:options-max-decoded-octets
-   #:options-stream-window-octets #:options-connection-window-octets #:options-send-budget-octets
+   #:options-stream-window-octets #:options-connection-window-octets
+   #:options-compress-minimum-octets #:options-compression-level #:options-send-budget-octets
    #:options-max-held-octets #:options-max-unsent-octets #:options-max-queued-control-frames #:options-max-reset-burst
    #:options-max-resets-per-second #:options-max-idle-frame-burst
    #:options-max-idle-frames-per-second

@@ -31,6 +31,8 @@
       (hpack:encode-field encoder buffer **te-trailers** :index)
       (hpack:encode-field encoder buffer **content-type** :index)
       (hpack:encode-field encoder buffer **user-agent** :index)
+      (rpc:encode-accepted-encodings encoder buffer)
+      (rpc:encode-encodings call encoder buffer)
       (when (plusp (call-deadline call))
         (hpack:encode-literal encoder buffer **grpc-timeout**
                               (rpc:encode-timeout (- (call-deadline call) (monotonic-ns)))
@@ -75,10 +77,12 @@ response."
 
 (defun response-fields (call list)
   "The metadata of the good response that begins with LIST."
-  (let ((link (wire-call-link call)))
-    (setf (hpack:field-list-memo list)
-          (setf (rpc:link-last-fields link)
-                (rpc:list-custom-fields list (rpc:link-last-fields link))))))
+  (let* ((link (wire-call-link call))
+         (fields (setf (rpc:link-last-fields link)
+                       (rpc:list-custom-fields list (rpc:link-last-fields link)))))
+    (unless (note-encodings call list)
+      (setf (hpack:field-list-memo list) fields))
+    fields))
 
 (defun response-problem (list)
   "Nil if the header LIST begins a gRPC response, else (status text)."
@@ -95,7 +99,8 @@ response."
                      (alexandria:starts-with-subseq "application/grpc"
                                                     (hpack:field-value-string content-type))))
            (list :unknown (format nil "content-type ~:[missing~;~:*~S~] instead of application/grpc"
-                                  (and content-type (hpack:field-value-string content-type))))))))
+                                  (and content-type (hpack:field-value-string content-type)))))
+          ((encoding-problem list)))))
 
 (define-hot client-data ((stream http2:stream) (octets octets) (start index) (end index)
                          (ended boolean))
@@ -113,7 +118,7 @@ response."
   "The operation DELIVER of methods that answer once. A long reply is left to the thread that asked."
   (cond ((client-call-reply call)
          (operate abort call :unimplemented "more than one response message" :local))
-        ((<= (- end start) rpc:+parcel-octets+)
+        ((not (rpc:to-keep-p call (- end start)))
          (setf (client-call-reply call) (parse-reply call octets start end)))
         ((rpc:hold call (- end start))
          (setf (client-call-reply call) (rpc:keep-octets call octets start end))))
@@ -158,6 +163,7 @@ more than :ok."
          (fields (rpc:list-custom-fields list #())))
     (when (and (eql 0 code) (not message) (not details) (zerop (length fields)))
       (setf (hpack:field-list-memo list) :ok))
+    (note-accepted-encodings call list)
     (when (plusp (length fields))
       (setf (rpc:extra-trailer-fields (ensure-extra call)) fields))
     (cond ((null code)

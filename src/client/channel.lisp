@@ -34,17 +34,21 @@ neither."
   (and (< start (length string)) (every #'digit-char-p (subseq string start))
        (parse-integer string :start start)))
 
-(defun make-channel (target &rest options)
-  "Return a channel to TARGET, \"HOST:PORT\" or \"[IPV6]:PORT\". OPTIONS are rows of the options
-table as keywords. Connects nothing yet. Signal MISUSE for a wrong target or option. From any
+(defun make-channel (target &rest arguments &key compression &allow-other-keys)
+  "Return a channel to TARGET, \"HOST:PORT\" or \"[IPV6]:PORT\". COMPRESSION, :gzip, :deflate or
+:identity, the default, is how requests are compressed unless a stub's :compression says otherwise
+or the server does not accept it. All other ARGUMENTS are rows of the options table as keywords.
+Connects nothing yet. Signal MISUSE for a wrong target or option. From any
 thread; end it with CLOSE-CHANNEL, or use WITH-CHANNEL."
   (multiple-value-bind (host port) (parse-target target)
-    (let* ((options (apply #'make-options options))
+    (let* ((options (apply #'make-options
+                           (alexandria:remove-from-plist arguments :compression)))
+           (encoding (rpc:find-encoding compression))
            (runtime (acquire-runtime))
            (channel (make-instance 'wire-channel :target target :runtime runtime)))
       (setf (channel-subchannel channel)
             (make-subchannel :channel channel :loop (runtime-loop runtime) :options options
-                             :host host :port port
+                             :host host :port port :encoding encoding
                              :authority (hpack:string-field ":authority" target)))
       channel)))
 

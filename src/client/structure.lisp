@@ -12,6 +12,8 @@ oldest first, with TAIL its last cons. FAILURE is the text of the last failed at
   (host "" :type string)
   (port 0 :type (unsigned-byte 16))
   (authority nil :type hpack:field)
+  (encoding nil :type (or null rpc:encoding)) ; of requests, if nobody says otherwise
+  (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the server can read
   (state :idle :type (member :idle :connecting :ready :transient-failure :shutdown))
   (link nil :type (or null link))
   (leaving '() :type list)

@@ -13,7 +13,8 @@
 (in-package #:clgrpc.client)
 
 (defmethod rpc:invoke ((channel wire-channel) method request
-                       &key timeout deadline metadata wait-for-ready async)
+                       &key timeout deadline metadata wait-for-ready async
+                         (compression nil compression-p))
   (let ((generator (and (member (rpc-method-kind method) '(:client-streaming :bidi))
                         (not (eq request :open))
                         (request-generator request)))
@@ -21,7 +22,11 @@
                          :deadline (absolute-deadline timeout deadline)
                          :metadata (rpc:check-metadata metadata)
                          :wait-for-ready (and wait-for-ready t)
-                         :unattended (and async t))))
+                         :unattended (and async t)))
+        (encoding (if compression-p
+                      (rpc:find-encoding compression)
+                      (subchannel-encoding (channel-subchannel channel)))))
+    (when encoding (begin-compression call encoding))
     (when async (setf (rpc:extra-on-end (ensure-extra call)) async))
     (ecase (rpc-method-kind method)
       (:unary
@@ -71,7 +76,7 @@ give."
 
 (defun add-request (call request last)
   "Put REQUEST, encoded by this thread, into CALL's outbox before it is submitted."
-  (rpc:put-into-outbox call (rpc:encode-message call request))
+  (rpc:put-into-outbox call (rpc:encode-message call request :auto))
   (setf (wire-call-send-closed call) last))
 
 (defun submit-call (call)

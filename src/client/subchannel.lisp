@@ -36,7 +36,8 @@
 
 (defun connected (subchannel transport)
   (cond ((eq :connecting (subchannel-state subchannel))
-         (setf (subchannel-link subchannel)
+         (setf (subchannel-accepted subchannel) :unknown
+               (subchannel-link subchannel)
                (rpc:open-link subchannel (subchannel-loop subchannel) transport :client
                               **client-sink** (subchannel-options subchannel)
                               (subchannel-pool subchannel))))

@@ -14,7 +14,8 @@
 (defstruct (operations (:copier nil))
   "What a transport and an end do for a call. All but SEND, CLOSE-SEND, SEND-METADATA, REPLY,
 FINISH, LEAVE, TAKEN, DECODE, POST, ROOM and AWAIT-METADATA are called on the call's loop.
-SEND (call message wait-p) → true if accepted; CLOSE-SEND (call); SEND-METADATA (call alist);
+SEND (call message wait-p compress) → true if accepted; CLOSE-SEND (call); SEND-METADATA (call
+alist);
 REPLY (call message) sends a handler's only answer and ends the call, from any thread; FINISH (call
 status message details trailers) ends a server's call; ABORT (call status text ended-by) ends a call
 from this side at once; LEAVE (call) when a consumer loses interest;
@@ -91,6 +92,7 @@ the last message is taken."
   (on-end nil :type (or null function)) ; of the layer above, not the user's: (call)
   (timer nil :type (or null timer))     ; the deadline's
   (timers '() :type list)               ; those of AFTER
+  (compression nil :type (or null compression))
   (metadata '() :type list)             ; to be sent with the headers
   (trailers '() :type list)             ; to be sent, or decoded from what came
   (trailer-fields #() :type simple-vector)
@@ -307,17 +309,19 @@ is one. From any thread."))
 
 ;;; What users do with a call
 
-(defun send (call message)
+(defun send (call message &key (compress :auto))
   "Send MESSAGE on CALL; return true. Waits while more than the send budget
 (options-send-budget-octets) is unsent; on a loop's own thread, where waiting is not possible, the
 message is queued: see TRY-SEND and ON-WRITABLE. Signal the call's RPC-ERROR if it has ended badly,
 and MISUSE after CLOSE-SEND; return nil if the peer has ended it with :ok and wants nothing more.
-One thread sends on a call at a time; any thread may."
-  (operate send call message t))
+COMPRESS matters if CALL has a CALL-COMPRESSION: :auto compresses what is long enough and gains by
+it, nil sends MESSAGE as it is, such as a secret beside what an attacker chose, and t compresses it
+whatever comes of that. One thread sends on a call at a time; any thread may."
+  (operate send call message t compress))
 
-(defun try-send (call message)
+(defun try-send (call message &key (compress :auto))
   "As SEND, but return nil without sending if CALL's send budget is used up. Never waits."
-  (operate send call message nil))
+  (operate send call message nil compress))
 
 (defun close-send (call)
   "Tell the peer that no more messages will be sent on CALL, a client's call; MISUSE on a handler's.

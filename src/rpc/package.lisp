@@ -26,6 +26,12 @@
    #:watch-services #:forget-watcher
    ;; framing.lisp
    #:+parcel-octets+
+   ;; compression.lisp
+   #:encoding #:find-encoding #:parse-encoding #:parse-accepted-encodings #:unknown-encoding-text
+   #:accepted-encodings-field #:compression #:compression-outgoing #:compression-incoming
+   ;; encoding.lisp
+   #:compression-of #:ensure-compression #:compresses-p #:change-encoding #:call-compression
+   #:received-compressed-p #:encode-encodings #:encode-accepted-encodings
    ;; call.lisp
    #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed #:call-extra
    #:call-incoming #:operations #:make-operations #:operate
@@ -46,7 +52,8 @@
    #:wire-call #:wire-call-link #:wire-call-stream #:wire-call-client-p #:wire-call-headers-sent
    #:wire-call-send-closed #:wire-call-partial #:wire-call-outbox #:wire-call-loop
    #:wire-call-options #:wire-call-spoken #:wire-call-finished #:put-into-outbox #:write-outbox
-   #:write-half-close #:receive-data #:keep-octets #:hold #:release-call #:queue-incoming
-   #:seal-batch #:wire-decode    #:parse-incoming #:unparsable-condition #:deliver-streamed #:half-close-streamed #:encode-message
+   #:write-half-close #:receive-data #:keep-octets #:to-keep-p #:hold #:release-call
+   #:queue-incoming #:seal-batch #:wire-decode #:parse-incoming #:unparsable-condition
+   #:deliver-streamed #:half-close-streamed #:encode-message
    #:write-message #:write-encoded #:wire-send #:wire-post #:wire-room #:wire-taken #:wire-writable #:wire-schedule
    #:write-initial-headers #:ensure-headers #:start-deadline #:stop-timers))

@@ -165,7 +165,7 @@ longer and longer."
 (define-hot acceptable-prefix-p ((call wire-call) (flag octet) (length (unsigned-byte 32))) boolean
   "True if a message with this prefix may come; otherwise CALL has been ended."
   (let ((limit (options-max-receive-octets (wire-call-options call))))
-    (cond ((/= flag 0)
+    (cond ((not (or (= flag 0) (and (= flag 1) (packs-p call))))
            (operate abort call :internal
                     (if (= flag 1)
                         "compressed message without grpc-encoding"
@@ -177,6 +177,14 @@ longer and longer."
                     (format nil "message of ~D octets received, limit ~D" length limit) :local)
            nil)
           (t t))))
+
+(define-hot (deliver-message :inline t) ((call wire-call) (flag octet) (octets octets)
+                                         (start index) (end index))
+    t
+  "Deliver a whole message; FLAG is that of its prefix."
+  (let ((compression (compression-of call)))
+    (when compression (setf (compression-arriving compression) (= flag 1)))
+    (operate deliver call octets start end)))
 
 (define-hot receive-partial ((call wire-call) (partial partial) (octets octets) (start index)
                              (end index))
@@ -193,23 +201,31 @@ longer and longer."
       (setf at (add-to-partial partial octets at end))
       (when (and (hold call (- at before)) (partial-complete-p partial))
         (release-held call)
-        (operate deliver call (partial-body partial) 0 (partial-length partial))
+        (deliver-message call (aref (partial-prefix partial) 0)
+                         (partial-body partial) 0 (partial-length partial))
         (setf (wire-call-partial call) nil)
         (give-octets-back (partial-body partial))))
     at))
 
 (define-hot keep-octets ((call wire-call) (octets octets) (start index) (end index))
-    parcel
+    (or parcel packed)
   "In DELIVER, return the octets START to END, a long message, for keeping: a copy, or what the
-message was put together in."
-  (let ((partial (wire-call-partial call))
-        (size (- end start)))
-    (cond ((and partial (eq octets (partial-body partial)))
-           (setf (partial-body partial) (load-time-value (make-octets 0)))
-           (make-parcel octets end))
-          (t (let ((copy (borrow-octets size)))
-               (copy-octets octets start end copy 0)
-               (make-parcel copy size))))))
+message was put together in; packed if CALL's peer may compress."
+  (let* ((partial (wire-call-partial call))
+         (size (- end start))
+         (parcel (cond ((and partial (eq octets (partial-body partial)))
+                        (setf (partial-body partial) (load-time-value (make-octets 0)))
+                        (make-parcel octets end))
+                       (t (let ((copy (borrow-octets size)))
+                            (copy-octets octets start end copy 0)
+                            (make-parcel copy size))))))
+    (if (packs-p call)
+        (make-packed parcel (compression-arriving (compression-of call)))
+        parcel)))
+
+(define-hot (to-keep-p :inline t) ((call wire-call) (size index)) boolean
+  "True if a message of SIZE octets is not to be decoded by the loop, nor put beside others."
+  (or (> size +parcel-octets+) (packs-p call)))
 
 (define-hot whole-message-p ((octets octets) (at index) (end index)) boolean
   (and (<= (+ at +prefix-octets+) end)
@@ -229,7 +245,7 @@ message was put together in."
                       (next (+ body (u32be octets (1+ at)))))
                  (declare (type index body next))
                  (when (acceptable-prefix-p call (aref octets at) (- next body))
-                   (operate deliver call octets body next))
+                   (deliver-message call (aref octets at) octets body next))
                  (setf at next)))
               (t (setf (wire-call-partial call) (make-partial))))))
     (give-window call (- end start))))
@@ -293,6 +309,7 @@ loop."
     (parcel (let ((octets (parcel-taken item)))
               (prog1 (decode-octets call octets 0 (parcel-end item))
                 (give-octets-back octets))))
+    (packed (decode-packed call item))
     (t item)))
 
 (define-hot decode-octets ((call wire-call) (octets octets) (start index) (end index)) t
@@ -300,10 +317,37 @@ loop."
 they are none."
   (handler-case (parse-incoming call octets start end)
     (protobuf:protobuf-error (error)
-      (let ((condition (unparsable-condition call error start)))
-        (wire-post call (lambda ()
-                          (operate abort call :internal (rpc-error-message condition) :local)))
-        (error condition)))))
+      (end-undecodable call (unparsable-condition call error start)))))
+
+(defun end-undecodable (call condition)
+  "Signal CONDITION, an RPC-ERROR about a message of CALL, and have it end CALL."
+  (wire-post call (lambda () (abort-with call condition)))
+  (error condition))
+
+(defun decode-packed (call packed)
+  "The message that PACKED is. Signal an RPC-ERROR, which ends CALL as well, if it is none."
+  (let ((compression (compression-of call))
+        (parcel (packed-parcel packed)))
+    (setf (compression-received compression) (packed-compressed packed))
+    (wire-decode call
+                 (if (packed-compressed packed)
+                     (decompress-parcel call parcel (compression-incoming compression))
+                     parcel)
+                 0 0)))
+
+(defun decompress-parcel (call parcel encoding)
+  "What PARCEL, which ENCODING has compressed, was before, a parcel."
+  (let ((octets (parcel-taken parcel))
+        (limit (options-max-receive-octets (wire-call-options call))))
+    (multiple-value-bind (outcome result length)
+        (os:inflate-octets (encoding-name encoding) octets 0 (parcel-end parcel) limit)
+      (give-octets-back octets)
+      (if (eq outcome :ok)
+          (make-parcel result length)
+          (multiple-value-bind (status text) (inflation-problem outcome limit)
+            (end-undecodable call (make-rpc-error status :message text :call call
+                                                         :peer (call-peer call)
+                                                         :ended-by :local)))))))
 
 (defun unparsable-condition (call error start)
   "The RPC-ERROR for octets of CALL that begin at START and are no message, as ERROR says."
@@ -318,7 +362,7 @@ they are none."
   "The operation DELIVER of calls that take more than one message: into the queue as octets, to be
 decoded by whoever receives."
   (let ((size (- end start)))
-    (cond ((<= size +parcel-octets+) (add-to-batch call octets start end))
+    (cond ((not (to-keep-p call size)) (add-to-batch call octets start end))
           (t (queue-incoming call (keep-octets call octets start end) size)
              (when (callbacks-p call) (wire-schedule call))))
     nil))
@@ -472,9 +516,10 @@ AT."
       (error "~S was changed while it was encoded." message))
     nil))
 
-(define-hot encode-message ((call wire-call) message) (or octets parcel)
-  "Return MESSAGE with its prefix for WRITE-ENCODED: fresh octets, or if it is long a parcel. From
-any thread."
+(define-hot encode-message ((call wire-call) message compress)
+    (or octets parcel)
+  "Return MESSAGE with its prefix for WRITE-ENCODED: fresh octets, or if it is long or compressed a
+parcel. COMPRESS as for SEND. From any thread."
   (let* ((type (outgoing-type call))
          (size (protobuf:measure type message))
          (end (+ (the index size) +prefix-octets+))
@@ -482,9 +527,10 @@ any thread."
                         (borrow-octets end))))
     (declare (type index size end))
     (write-sized type message octets 0 size)
-    (if (= end (length octets))
-        octets
-        (make-parcel octets end))))
+    (cond ((wants-compression-p call compress size (wire-call-options call))
+           (compress-encoded call octets end compress (wire-call-options call)))
+          ((= end (length octets)) octets)
+          (t (make-parcel octets end)))))
 
 (define-hot (encoded-length :inline t) ((encoded (or octets parcel))) index
   "How many octets ENCODED, of ENCODE-MESSAGE, will be sent as."
@@ -507,7 +553,7 @@ On the loop; CALL has a stream and its headers are sent."
              (http2:end-data stream total last))
            t)
           ((<= size +parcel-octets+)
-           (write-encoded call (encode-message call message) last)
+           (write-encoded call (encode-message call message nil) last)
            t))))
 
 (defun write-encoded (call encoded last)
@@ -544,7 +590,7 @@ On the loop; CALL has a stream and its headers are sent."
     (:ok nil)
     (t (error (call-condition call)))))
 
-(define-hot wire-send ((call wire-call) message wait-p) boolean
+(define-hot wire-send ((call wire-call) message wait-p compress) boolean
   "The operation SEND."
   (cond ((not (sendable-p call)) nil)
         ((or (room-p call)
@@ -552,18 +598,19 @@ On the loop; CALL has a stream and its headers are sent."
                   (progn (wait-for-call call #'room-p)
                          (sendable-p call))))
          (setf (wire-call-spoken call) t)
-         (send-message call message)
+         (send-message call message compress)
          t)
         (wait-p nil)
         (t (refuse-to-send call))))
 
-(define-hot send-message ((call wire-call) message) null
+(define-hot send-message ((call wire-call) message compress) null
   "Send MESSAGE from user code: straight into the output if this thread runs the loop and MESSAGE is
-short, else encoded first, with nobody waiting for that."
-  (unless (loop:with-baton ((wire-call-loop call))
-              (send-on-loop call message)
-            nil)
-    (let ((encoded (encode-message call message)))
+short, else encoded first, with nobody waiting for that. COMPRESS as for SEND."
+  (unless (and (not (compresses-p call compress))
+               (loop:with-baton ((wire-call-loop call))
+                   (send-on-loop call message)
+                 nil))
+    (let ((encoded (encode-message call message compress)))
       (loop:with-baton ((wire-call-loop call))
           (send-encoded call encoded)
         (post-encoded call encoded))))

@@ -14,6 +14,7 @@
 (defstruct (server-call (:include wire-call) (:constructor make-server-call) (:copier nil))
   (route nil :type (or null route))
   (request nil)                         ; a message, or octets not yet decoded
+  (accepted '() :type list)             ; the encodings that the client can read
   (started nil :type boolean))
 
 (declaim (sb-ext:freeze-type server-call))
@@ -131,7 +132,8 @@ POST-REPLY should do that while the baton is lent. On the loop."
       t
       (let ((outcome (progn
                        (rpc:ensure-headers call)
-                       (handler-case (rpc:write-message call message nil)
+                       (handler-case (and (not (rpc:compresses-p call :auto))
+                                          (rpc:write-message call message nil))
                          (error (error) (bad-answer-condition call message error))))))
         (case outcome
           ((t) (server-finish call :ok "" nil '()) t)
@@ -154,7 +156,7 @@ POST-REPLY should do that while the baton is lent. On the loop."
 
 (defun post-reply (call message)
   "Encode MESSAGE in this thread and have the loop send it, and an :ok end."
-  (let ((octets (handler-case (rpc:encode-message call message)
+  (let ((octets (handler-case (rpc:encode-message call message :auto)
                   (error (error) (bad-answer-condition call message error)))))
     (loop:post (wire-call-loop call)
                (lambda ()
@@ -228,7 +230,7 @@ slots."
   "The operation DELIVER of methods that take one message."
   (cond ((server-call-request call)
          (operate abort call :unimplemented "more than one request message" :local))
-        ((> (- end start) rpc:+parcel-octets+) ; decoded by the handler's thread
+        ((rpc:to-keep-p call (- end start)) ; decoded by the handler's thread
          (when (rpc:hold call (- end start))
            (setf (server-call-request call) (rpc:keep-octets call octets start end))))
         (t (let ((message (handler-case (rpc:parse-incoming call octets start end)

@@ -35,6 +35,8 @@
         (request-route request) nil
         (request-timeout request) nil
         (request-content-type request) nil
+        (request-incoming request) nil
+        (request-accepted request) '()
         (request-rejection request) nil)
   (hpack:do-fields (field list)
     (let ((kind (http2:field-kind-of field)))
@@ -49,9 +51,10 @@
              (or (setf (request-timeout request) (rpc:parse-timeout (hpack:field-value field)))
                  (setf (request-rejection request) '(:internal "malformed grpc-timeout"))))
             ((= kind http2:+kind-grpc-encoding+)
-             (unless (octets-are (hpack:field-value field) #.(coerce "identity" 'simple-base-string))
-               (setf (request-rejection request)
-                     '(:unimplemented "grpc-encoding is not supported")))))))
+             (read-encoding request (hpack:field-value field)))
+            ((= kind http2:+kind-grpc-accept-encoding+)
+             (setf (request-accepted request)
+                   (rpc:parse-accepted-encodings (hpack:field-value field)))))))
   (cond ((not (request-content-type request))
          (setf (request-rejection request)
                '(415 "This is a gRPC server: requests are POSTs of content-type application/grpc.")))
@@ -96,8 +99,11 @@
                                   **request-operations**)
                   :deadline (if timeout (rpc:deadline-in timeout now) 0)
                   :fields (request-fields request)
+                  :accepted (request-accepted request)
                   :request (request-rejection request))))
       (setf (http2:stream-user stream) call)
+      (when (or (request-incoming request) (hub-encoding hub))
+        (begin-compression call (request-incoming request) (hub-encoding hub)))
       (cond ((request-rejection request) (reject-request call (request-rejection request)))
             (t (rpc:start-deadline call)
                (when (eq :bidi (rpc-method-kind method)) (start-call call))))

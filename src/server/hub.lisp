@@ -11,6 +11,8 @@ that do not speak gRPC, or (status text)."
   (fields #() :type simple-vector)
   (route nil :type (or null route))
   (timeout nil :type (or null (unsigned-byte 62)))
+  (incoming nil :type (or symbol rpc:encoding)) ; as BEGIN-COMPRESSION has it
+  (accepted '() :type list)             ; encodings
   (content-type nil :type boolean)
   (rejection nil :type list))
 
@@ -22,6 +24,7 @@ that do not speak gRPC, or (status text)."
   (loop nil :type loop:event-loop)
   (routes nil :type route-table)
   (options nil :type options)
+  (encoding nil :type (or null rpc:encoding)) ; of answers, if nobody says otherwise
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
   (calls 0 :type (unsigned-byte 62))
   (request (make-request) :type request)

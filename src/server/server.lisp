@@ -13,6 +13,7 @@
    (hubs :initform '() :accessor server-hubs)
    (listeners :initform '() :accessor server-listeners)
    (execution :initarg :execution :reader server-execution)
+   (encoding :initarg :encoding :reader server-encoding)
    (watcher :initform nil :accessor server-watcher)
    (reserve :initarg :reserve :reader server-reserve)
    (state :initform :starting :accessor server-state)
@@ -74,7 +75,7 @@ duplicates. From any thread."
 ;;; Starting
 
 (defun start-server (services &rest arguments &key (listen "127.0.0.1:0") (loops 1)
-                                                (execution :auto) &allow-other-keys)
+                                                (execution :auto) compression &allow-other-keys)
   "Start serving SERVICES, a service object or a list of them, and return the server.
 LISTEN is an address \"HOST:PORT\" or \"[IPV6]:PORT\", or a list of such; port 0 picks a free one
 (see SERVER-ADDRESS). LOOPS, 1 to 1024, is how many event loops, each a thread, share the
@@ -82,16 +83,19 @@ connections. EXECUTION says where handlers run: :inline always on the loop that 
 :blocking on a reserve thread; :auto, the default, on the loop until one overstays or waits, then
 that method's on reserve threads until 64 in a row were done within 100 µs; or an alist from method,
 the symbol of its generic function, to one of these. Whatever it says, a handler that blocks holds
-up nobody else for long: another thread takes the loop over. All other keywords are rows of the
+up nobody else for long: another thread takes the loop over. COMPRESSION, :gzip, :deflate or
+:identity, the default, is how answers are compressed for clients that accept that, unless a handler
+sets the CALL-COMPRESSION. All other keywords are rows of the
 options table. Signal MISUSE for a wrong argument, and a socket error if an address cannot be had.
 From any thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))
          (options (apply #'make-options
-                         (alexandria:remove-from-plist arguments :listen :loops :execution)))
+                         (alexandria:remove-from-plist arguments :listen :loops :execution :compression)))
          (server (make-instance 'server
                                 :services services :options options :execution execution
+                                :encoding (rpc:find-encoding compression)
                                 :reserve (loop:make-reserve
                                           :threads (options-reserve-threads options)
                                           :queue (options-reserve-queue options)
@@ -121,7 +125,7 @@ From any thread."
   (let ((event-loop (loop:make-event-loop :name (format nil "clgrpc server ~D" number)
                                           :reserve (server-reserve server))))
     (push (make-hub :server server :loop event-loop :routes routes
-                    :options (server-options server))
+                    :options (server-options server) :encoding (server-encoding server))
           (server-hubs server))))
 
 (defun renew-routes (server)

@@ -58,7 +58,7 @@
       (is (eq :ok (status '("grpc-timeout" . "99999999H"))))
       (is (member (status '("grpc-timeout" . "0n")) '(:ok :deadline-exceeded)))
       (is (eq :ok (status '("grpc-encoding" . "identity"))))
-      (is (eq :unimplemented (status '("grpc-encoding" . "gzip"))))
+      (is (eq :unimplemented (status '("grpc-encoding" . "snappy"))))
       (is (eq :ok (status '("grpc-accept-encoding" . "gzip") '("user-agent" . "x")
                           '("x-odd-bin" . "!!")))))))
 

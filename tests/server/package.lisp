@@ -18,7 +18,9 @@
    #:await-peer #:exchange #:exchange-stream #:exchange-headers #:exchange-data-octets
    #:exchange-trailers #:exchange-ended #:exchange-reset #:field-of #:status-of #:framed
    #:note-octets #:with-raw-client #:send-fields #:send-request #:await-answer #:ask-raw
-   #:with-raw-server #:ok-response))
+   #:with-raw-server #:ok-response
+   ;; compression.lisp
+   #:packed-note))
 
 (in-package #:clgrpc.tests.server)
 

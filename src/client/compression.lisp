@@ -1,0 +1,42 @@
+;;;; Compression as the client has it (gRPC's document "Compression"): requests go compressed as
+;;;; channel or call ask for, until the server has said that it does not accept that; what we accept
+;;;; goes with every request.
+
+(in-package #:clgrpc.client)
+
+(defun begin-compression (call encoding)
+  "Have CALL, which has not begun, compress with ENCODING if its server may accept that."
+  (let ((accepted (subchannel-accepted (client-call-subchannel call))))
+    (when (or (eq :unknown accepted) (member encoding accepted))
+      (setf (rpc:compression-outgoing (rpc:ensure-compression call)) encoding))))
+
+(defmethod rpc:change-encoding ((call client-call) encoding)
+  (declare (ignore encoding))
+  (misuse "~A has begun; its stub takes :compression." call))
+
+(defun note-accepted-encodings (call list)
+  "Remember what the server accepts, if the header LIST says."
+  (let ((field (hpack:find-field list "grpc-accept-encoding")))
+    (when field
+      (setf (subchannel-accepted (client-call-subchannel call))
+            (rpc:parse-accepted-encodings (hpack:field-value field))))))
+
+(defun response-encoding (list)
+  "The encoding of the response that begins with the header LIST, nil or :unknown; and its field."
+  (let ((field (hpack:find-field list "grpc-encoding")))
+    (values (and field (rpc:parse-encoding (hpack:field-value field))) field)))
+
+(defun encoding-problem (list)
+  "Nil if we can read the encoding that the header LIST says, else (status text)."
+  (multiple-value-bind (encoding field) (response-encoding list)
+    (when (eq :unknown encoding)
+      (list :internal (rpc:unknown-encoding-text (hpack:field-value field))))))
+
+(defun note-encodings (call list)
+  "Note what the header LIST of CALL's good response says of compression. Return true if its
+messages may be compressed."
+  (note-accepted-encodings call list)
+  (let ((encoding (response-encoding list)))
+    (when encoding
+      (setf (rpc:compression-incoming (rpc:ensure-compression call)) encoding)
+      t)))

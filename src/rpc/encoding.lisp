@@ -1,0 +1,86 @@
+;;;; Which messages of a call are compressed (gRPC's document "Compression"). A call has a
+;;;; COMPRESSION in its extra if it compresses or its peer says that it does; without one, which is
+;;;; the common case, nothing here runs.
+;;;;
+;;;; Ours are compressed if the user of channel, server or call wants it, the peer has not said that
+;;;; it cannot read that, the message is long enough to gain by it, and no SEND says otherwise. The
+;;;; header grpc-encoding goes out with the first headers, so it is settled by then. A message is
+;;;; compressed by the thread that encodes it and decompressed by the one that decodes it, with the
+;;;; baton lent; while it waits for that it stays as it came, so that what is held for peers is
+;;;; what they have really sent.
+
+(in-package #:clgrpc.rpc)
+
+(define-hot (compression-of :inline t) ((call call)) (or null compression)
+  (let ((extra (call-extra call)))
+    (and extra (extra-compression extra))))
+
+(defun ensure-compression (call)
+  (let ((extra (ensure-extra call)))
+    (or (extra-compression extra)
+        (setf (extra-compression extra) (make-compression)))))
+
+(define-hot (compresses-p :inline t) ((call call) compress) boolean
+  "True if messages of CALL may be compressed; COMPRESS as for SEND."
+  (and compress
+       (let ((compression (compression-of call)))
+         (and compression (compression-outgoing compression) t))))
+
+(define-hot (packs-p :inline t) ((call call)) boolean
+  "True if CALL's peer may compress, so that what arrives is PACKED."
+  (let ((compression (compression-of call)))
+    (and compression (compression-incoming compression) t)))
+
+;;; What users ask for
+
+(defun call-compression (call)
+  "How messages sent on CALL are compressed: :gzip, :deflate, or :identity, which is not at all.
+SETFable in a handler before it has sent metadata or a message; the new value holds unless the
+client cannot read that, when messages go uncompressed. From any thread."
+  (let* ((compression (compression-of call))
+         (encoding (and compression (compression-outgoing compression))))
+    (if encoding (encoding-name encoding) :identity)))
+
+(defgeneric change-encoding (call encoding)
+  (:documentation "Compress what is sent on CALL with ENCODING, or not at all if it is nil, if the
+peer accepts it. Signal MISUSE if it is too late, or nothing to be changed."))
+
+(defun (setf call-compression) (name call)
+  (change-encoding call (find-encoding name))
+  name)
+
+(defun received-compressed-p (call)
+  "True if the message of CALL that was decoded last, which is the request of a handler or what
+RECEIVE returned, came compressed. By the thread that receives."
+  (let ((compression (compression-of call)))
+    (and compression (compression-received compression))))
+
+;;; Sending
+
+(define-hot wants-compression-p ((call call) compress (size index) (options options)) boolean
+  "True if a message of SIZE octets is to be compressed. COMPRESS as for SEND."
+  (and (compresses-p call compress)
+       (or (eq compress t)
+           (<= (options-compress-minimum-octets options) size))))
+
+(defun compress-encoded (call octets end compress options)
+  "A message of CALL, OCTETS up to END with its prefix, compressed; or as it is if that is shorter
+and COMPRESS, as for SEND, is not t."
+  (let* ((encoding (compression-outgoing (compression-of call)))
+         (parcel (compress-octets encoding (options-compression-level options) octets end)))
+    (cond ((and parcel (or (eq compress t) (< (parcel-end parcel) end)))
+           (give-octets-back octets)
+           parcel)
+          (t (when parcel (give-octets-back (parcel-taken parcel)))
+             (make-parcel octets end)))))
+
+(defun encode-encodings (call encoder buffer)
+  "Append what CALL's compression says to its first header block."
+  (let ((compression (compression-of call)))
+    (when compression
+      (let ((encoding (compression-outgoing compression)))
+        (when encoding (hpack:encode-field encoder buffer (encoding-field encoding) :index))))))
+
+(defun encode-accepted-encodings (encoder buffer)
+  "Append grpc-accept-encoding to a header block."
+  (hpack:encode-field encoder buffer (accepted-encodings-field) :index))

@@ -1,0 +1,35 @@
+;;;; Compression as the server has it (gRPC's document "Compression"): what a request's headers say
+;;;; of it becomes the COMPRESSION of the call, if they or the server's default ask for any. Answers
+;;;; are compressed only in a way that the client has said it accepts; a client that has compressed
+;;;; is told what we accept, all others know nothing of it, so that their answers stay short.
+
+(in-package #:clgrpc.server)
+
+(defun read-encoding (request value)
+  "Note in REQUEST that its messages may be compressed as VALUE, octets of grpc-encoding, says."
+  (let ((encoding (rpc:parse-encoding value)))
+    (setf (request-incoming request) encoding)
+    (when (eq encoding :unknown)
+      (setf (request-rejection request)
+            (list :unimplemented (rpc:unknown-encoding-text value))))))
+
+(defun begin-compression (call incoming default)
+  "Give CALL its compression: INCOMING is an encoding, :unknown or nil, as its request said, DEFAULT
+the encoding for answers, if the client accepts it, or nil."
+  (let ((compression (rpc:ensure-compression call)))
+    (setf (rpc:compression-incoming compression) (if (eq incoming :unknown) nil incoming)
+          (rpc:compression-outgoing compression) (acceptable-encoding call default))))
+
+(defun acceptable-encoding (call encoding)
+  "ENCODING if CALL's client accepts that, else nil."
+  (find encoding (server-call-accepted call)))
+
+(defmethod rpc:change-encoding ((call server-call) encoding)
+  (when (or (rpc:wire-call-spoken call) (call-status call))
+    (misuse "It is too late to change the compression of ~A." call))
+  (setf (rpc:compression-outgoing (rpc:ensure-compression call)) (acceptable-encoding call encoding)))
+
+(defun encode-compression-fields (call encoder buffer)
+  "Append to CALL's first header block what it says of compression: called only if it has one."
+  (rpc:encode-encodings call encoder buffer)
+  (rpc:encode-accepted-encodings encoder buffer))

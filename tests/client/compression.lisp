@@ -1,0 +1,126 @@
+;;;; Compression between our two ends, and what our client makes of servers that compress.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defun tell (note call)
+  "A note that says whether NOTE came compressed, and its body, compressed."
+  (setf (grpc:call-compression call) (if (grpc:received-compressed-p call) :gzip :identity))
+  (note (if (grpc:received-compressed-p call) 1 0) :body (lab:note-body note)))
+
+(defun told (note call)
+  "Whether the other end said that what it got was compressed, and whether this was."
+  (list (number-of note) (grpc:received-compressed-p call) (length (lab:note-body note))))
+
+(test compression-by-channel-and-call
+  (with-probe (channel :channel-options '(:compression :gzip)) (:ask #'tell)
+    (flet ((ask-of (size &rest options)
+             (multiple-value-bind (reply call) (apply #'ask channel (note 1 :body size) options)
+               (told reply call))))
+      (dolist (size '(1000 20000 1000000))
+        (is (equal (list 1 t size) (ask-of size)))
+        (is (equal (list 1 t size) (ask-of size :compression :deflate)))
+        (is (equal (list 0 nil size) (ask-of size :compression :identity))))
+      (is (equal '(0 nil 5) (ask-of 5)))
+      (signals grpc:misuse (ask-of 5 :compression :lzma))
+      ;; futures, and the encoding of a call
+      (multiple-value-bind (reply call)
+          (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1 :body 1000)))
+        (is (equal '(1 t 1000) (told reply call)))
+        (is (eq :gzip (grpc:call-compression call)))
+        (signals grpc:misuse (setf (grpc:call-compression call) :identity)))))
+  (signals grpc:misuse (grpc:make-channel "127.0.0.1:1" :compression :lzma))
+  (signals grpc:misuse (grpc:start-server (make-probe) :compression :lzma)))
+
+(test compression-of-streams
+  (with-probe (channel :options '(:compression :deflate))
+      (:chat (lambda (stream call)
+               (grpc:do-messages (note stream)
+                 (grpc:send call (note (if (grpc:received-compressed-p call) 1 0)
+                                       :body (lab:note-body note))
+                            :compress (and (plusp (number-of note)) t))))
+       :collect (lambda (stream call)
+                  (declare (ignore call))
+                  (note (loop for note = (grpc:receive stream)
+                              while note
+                              count (grpc:received-compressed-p stream)))))
+    (grpc:with-call (call (chat channel :open :compression :gzip))
+      (loop for (number size compress) in '((1 1000 t) (0 1000 nil) (1 10 t) (0 300000 t)
+                                            (1 300000 nil))
+            do (grpc:send call (note number :body size) :compress compress)
+               (is (equal (list (if compress 1 0) (plusp number) size)
+                          (told (grpc:receive call) call))))
+      (grpc:close-send call)
+      (is (null (grpc:receive call))))
+    (is (= 3 (number-of (collect channel (loop for size in '(1000 10 1000 20000)
+                                               collect (note 1 :body size))
+                                 :compression :gzip))))))
+
+(test compression-under-load
+  "Many threads, whose messages must not mix."
+  (with-probe (channel :options '(:compression :gzip :loops 2)
+                       :channel-options '(:compression :gzip))
+      (:ask (lambda (note call) (declare (ignore call)) note))
+    (with-threads (i 8)
+      (let ((random (sb-ext:seed-random-state i)))
+        (loop repeat 50
+              do (let* ((body (make-octets (random 60000 random)))
+                        (octet (random 256 random)))
+                   (fill body octet)
+                   (setf body (replace body (vector i)))
+                   (unless (equalp body (lab:note-body (ask channel (note i :body body))))
+                     (error "another's message"))))))))
+
+(test compression-leaves-nothing
+  "No stream of libz is lost, also when calls end badly."
+  (os:open-zlib)
+  (with-probe (channel :channel-options '(:compression :gzip) :options '(:max-receive-octets 10000))
+      (:ask #'tell)
+    (flet ((calls ()
+             (loop repeat 50
+                   do (ask channel (note 1 :body 5000))
+                      (is (typep (caught (ask channel (note 1 :body 20000)))
+                                 'grpc:resource-exhausted)))
+             (os:end-idle-streams)
+             (os:zlib-stream-count)))
+      (is (= (calls) (calls))))))
+
+(defun compressing-response (exchange encoding &rest messages)
+  "Answer EXCHANGE with MESSAGES, octets with their prefixes, in ENCODING, a string or nil."
+  (answer-fields exchange `((":status" . "200") ("content-type" . "application/grpc")
+                            ,@(when encoding `(("grpc-encoding" . ,encoding)))
+                            ("grpc-accept-encoding" . "identity,deflate")))
+  (apply #'answer-octets exchange messages)
+  (http2:send-trailers-later (exchange-stream exchange)
+                             (lambda (stream) (send-fields stream '(("grpc-status" . "0")) t))))
+
+(test servers-say-what-they-accept
+  "What the server does not accept is not sent again, and each request says what we accept."
+  (let ((seen nil))
+    (with-answer (channel :options '(:compression :gzip))
+        (lambda (exchange)
+          (setf seen exchange)
+          (compressing-response exchange nil (note-octets 7)))
+      (flet ((encoding-of (&rest options)
+               (apply #'ask channel (note 1 :body 1000) options)
+               (is (equal "gzip,deflate" (field-of "grpc-accept-encoding" (exchange-headers seen))))
+               (field-of "grpc-encoding" (exchange-headers seen))))
+        (is (equal "gzip" (encoding-of)))
+        (is (null (encoding-of)))
+        (is (equal "deflate" (encoding-of :compression :deflate)))))))
+
+(test servers-that-compress-wrongly
+  (flet ((status (encoding &rest messages)
+           (status-from (lambda (exchange)
+                          (apply #'compressing-response exchange encoding messages))
+                        :max-receive-octets 100000)))
+    (is (null (status "gzip" (packed-note :gzip 1))))
+    (is (null (status "deflate" (packed-note :deflate 1))))
+    (is (null (status "gzip" (note-octets 1))))
+    (is (eq :internal (status nil (packed-note :gzip 1))))
+    (is (eq :internal (status "identity" (packed-note :gzip 1))))
+    (is (eq :internal (status "snappy" (packed-note :gzip 1))))
+    (is (eq :internal (status "snappy" (note-octets 1))))
+    (is (eq :internal (status "gzip" (packed-note :deflate 1))))
+    (is (eq :internal (status "gzip" (framed (octets-of 1 2 3) :flag 1))))
+    (is (eq :resource-exhausted (status "gzip" (packed-note :gzip 1 :body 20000000))))))

@@ -1,0 +1,24 @@
+;;;; The names of encodings, in headers and to users.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.rpc)
+
+(defun shown (encodings)
+  (mapcar #'princ-to-string encodings))
+
+(test encodings-for-users
+  (is (null (rpc:find-encoding nil)))
+  (is (null (rpc:find-encoding :identity)))
+  (is (search "gzip" (princ-to-string (rpc:find-encoding :gzip))))
+  (dolist (name '(:zstd "gzip" t 1)) (signals misuse (rpc:find-encoding name))))
+
+(test encodings-in-headers
+  (flet ((parse (text) (rpc:parse-encoding (ascii-octets text)))
+         (accepted (text) (rpc:parse-accepted-encodings (ascii-octets text))))
+    (is (eq (rpc:find-encoding :gzip) (parse "gzip")))
+    (is (eq (rpc:find-encoding :deflate) (parse "deflate")))
+    (is (null (parse "identity")))
+    (dolist (text '("" "GZIP" "gzip,deflate" "snappy")) (is (eq :unknown (parse text))))
+    (loop for (text . names) in '(("") ("identity") ("gzip" :gzip) ("snappy, gzip ,br" :gzip)
+                                  ("identity,deflate,gzip" :deflate :gzip) (",,,"))
+          do (is (equal (mapcar #'rpc:find-encoding names) (accepted text)) "~S" text))))

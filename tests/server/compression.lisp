@@ -1,0 +1,197 @@
+;;;; What our server makes of compressed requests, and when it compresses, frame by frame.
+
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
+
+(defmacro with-raw-calls ((peer &rest options) (&rest handlers) &body body)
+  "WITH-PROBE with PEER, a raw client, instead of a channel."
+  (let ((server (gensym "SERVER")) (channel (gensym "CHANNEL")))
+    `(with-probe (,channel :server ,server :options (list ,@options)) (,@handlers)
+       (with-raw-client (,peer (grpc:server-address ,server))
+         ,@body))))
+
+(defun packed-octets (format octets)
+  "OCTETS compressed in FORMAT, with a prefix that says so."
+  (os:open-zlib)
+  (multiple-value-bind (result end) (os:deflate-octets format 6 octets 0 (length octets) 0)
+    (framed (subseq-octets result 0 end) :flag 1)))
+
+(defun packed-note (format number &rest arguments)
+  (packed-octets format (grpc:serialize (apply #'note number arguments))))
+
+(defun unpacked (exchange)
+  "The messages of EXCHANGE, each as (flag note)."
+  (loop with octets = (exchange-data-octets exchange)
+        with format = (if (string= "gzip" (field-of "grpc-encoding" (exchange-headers exchange)))
+                          :gzip
+                          :deflate)
+        for at = 0 then end
+        while (< at (length octets))
+        for end = (+ at 5 (u32be octets (1+ at)))
+        collect (list (aref octets at)
+                      (grpc:parse-message
+                       'lab:note
+                       (if (= 1 (aref octets at))
+                           (multiple-value-bind (outcome result length)
+                               (os:inflate-octets format octets (+ at 5) end 100000000)
+                             (is (eq :ok outcome))
+                             (subseq-octets result 0 length))
+                           (subseq-octets octets (+ at 5) end))))))
+
+(defun echo-note (note call)
+  (declare (ignore call))
+  note)
+
+(defun encoding-fields (encoding &optional (accepted "identity, gzip"))
+  `(,@(when encoding `(("grpc-encoding" . ,encoding)))
+    ,@(when accepted `(("grpc-accept-encoding" . ,accepted)))))
+
+(test compressed-requests
+  "Both formats, in one piece and in many, decoded on the loop's thread and elsewhere."
+  (dolist (execution '(:inline :blocking))
+    (with-raw-calls (peer :execution execution)
+        (:ask (lambda (note call)
+                (if (and (grpc:received-compressed-p call)
+                         (eq :identity (grpc:call-compression call)))
+                    note
+                    (grpc:fail :failed-precondition))))
+      (loop for (format encoding) in '((:gzip "gzip") (:deflate "deflate"))
+            do (dolist (size '(0 10 20000 300000))
+                 (let ((exchange (ask-raw peer "/lab.Bench/Ask" :fields (encoding-fields encoding)
+                                          :data (packed-note format size :body size))))
+                   (is (eq :ok (status-of exchange)))
+                   ;; a client that compresses is told what it may; nothing makes us compress
+                   (is (equal "gzip,deflate" (field-of "grpc-accept-encoding"
+                                                       (exchange-headers exchange))))
+                   (is (null (field-of "grpc-encoding" (exchange-headers exchange))))
+                   (is (= size (number-of (second (first (unpacked exchange)))))))))
+      (is (eq :failed-precondition
+              (status-of (ask-raw peer "/lab.Bench/Ask" :fields (encoding-fields "gzip")
+                                                        :data (note-octets 1)))))
+      (is (eq :internal (status-of (ask-raw peer "/lab.Bench/Ask" :fields (encoding-fields "gzip")
+                                            :data (packed-note :deflate 1))))))))
+
+(test plain-answers-know-nothing-of-compression
+  "Headers stay as short as they were for clients that do not compress."
+  (with-raw-calls (peer) (:ask #'echo-note)
+    (let ((exchange (ask-raw peer "/lab.Bench/Ask" :fields (encoding-fields nil "gzip")
+                             :data (note-octets 1))))
+      (is (equal '(":status" "content-type") (mapcar #'car (exchange-headers exchange))))
+      (is (equal '(("grpc-status" . "0")) (exchange-trailers exchange))))))
+
+(test wrong-compression
+  (with-raw-calls (peer :max-receive-octets 100000) (:ask #'echo-note)
+    (flet ((answer (fields data) (ask-raw peer "/lab.Bench/Ask" :fields fields :data data)))
+      ;; a compressed message without an encoding
+      (is (eq :internal (status-of (answer '() (packed-note :gzip 1)))))
+      (is (eq :internal (status-of (answer (encoding-fields "identity") (packed-note :gzip 1)))))
+      ;; an encoding that we do not have, whether it is used or not
+      (dolist (data (list (note-octets 1) (packed-note :gzip 1)))
+        (let ((exchange (answer (encoding-fields "snappy") data)))
+          (is (eq :unimplemented (status-of exchange)))
+          (is (search "snappy" (field-of "grpc-message" (exchange-headers exchange))))
+          (is (equal "gzip,deflate" (field-of "grpc-accept-encoding"
+                                              (exchange-headers exchange))))))
+      (dolist (encoding '("gzip" "deflate"))
+        (let ((format (intern (string-upcase encoding) '#:keyword)))
+          (flet ((status (data) (status-of (answer (encoding-fields encoding) data))))
+            (is (eq :ok (status (note-octets 1))))
+            (is (eq :internal (status (framed (octets-of 1 2 3) :flag 1))))
+            (is (eq :internal (status (framed (octets-of) :flag 1))))
+            (is (eq :internal (status (framed (octets-of 1 2 3) :flag 2))))
+            (is (eq :internal (status (packed-octets format (octets-of 255 255 255)))))
+            (let ((good (packed-note format 1)))
+              (is (eq :internal (status (framed (subseq-octets good 5 (1- (length good)))
+                                                :flag 1)))))
+            (is (eq :ok (status (packed-note format 1 :body 99000))))
+            (is (eq :resource-exhausted (status (packed-note format 1 :body 100001))))
+            (is (eq :resource-exhausted (status (packed-note format 1 :body 20000000))))))))))
+
+(test compressed-streams-of-requests
+  (dolist (execution '(:auto :blocking))
+    (with-raw-calls (peer :execution execution)
+        (:collect (lambda (stream call)
+                    (declare (ignore call))
+                    (note (loop for note = (grpc:receive stream)
+                                while note
+                                count (grpc:received-compressed-p stream))))
+         :chat (lambda (stream call)
+                 (grpc:on-message call (lambda (note)
+                                         (grpc:send call (note (if (grpc:received-compressed-p call)
+                                                                   (number-of note)
+                                                                   (- (number-of note)))))))
+                 (grpc:on-half-close call (lambda () (grpc:finish call)))
+                 stream))
+      (let ((data (concatenate 'octets (note-octets 1) (packed-note :gzip 2) (note-octets 3)
+                               (packed-note :gzip 4 :body 100000) (note-octets 5 :body 100000))))
+        (flet ((answers (path)
+                 (let ((exchange (ask-raw peer path :fields (encoding-fields "gzip") :data data)))
+                   (is (eq :ok (status-of exchange)))
+                   (mapcar (lambda (answer) (number-of (second answer))) (unpacked exchange)))))
+          (is (equal '(2) (answers "/lab.Bench/Collect")))
+          (is (equal '(-1 2 -3 4 -5) (answers "/lab.Bench/Chat")))))
+      (is (eq :resource-exhausted
+              (status-of (ask-raw peer "/lab.Bench/Collect" :fields (encoding-fields "gzip")
+                                  :data (concatenate 'octets (note-octets 1)
+                                                     (packed-note :gzip 1 :body 5000000)))))))))
+
+(test answers-as-the-client-accepts
+  (with-raw-calls (peer :compression :deflate) (:ask #'echo-note)
+    (flet ((answer (accepted size)
+             (let ((exchange (ask-raw peer "/lab.Bench/Ask" :fields (encoding-fields nil accepted)
+                                      :data (note-octets 1 :body size))))
+               (is (= 1 (number-of (second (first (unpacked exchange))))))
+               (list (field-of "grpc-encoding" (exchange-headers exchange))
+                     (first (first (unpacked exchange)))))))
+      (is (equal '("deflate" 1) (answer "gzip, deflate" 1000)))
+      ;; too short to gain by it
+      (is (equal '("deflate" 0) (answer "gzip, deflate" 10)))
+      (is (equal '(nil 0) (answer "gzip" 1000)))
+      (is (equal '(nil 0) (answer nil 1000)))
+      (is (equal '(nil 0) (answer "identity" 1000))))))
+
+(test handlers-choose-compression
+  (with-raw-calls (peer)
+      (:watch (lambda (note call)
+                (declare (ignore note))
+                (setf (grpc:call-compression call) :gzip)
+                (assert (eq :gzip (grpc:call-compression call)))
+                (grpc:send call (note 1 :body 1000))
+                (grpc:send call (note 2 :body 1000) :compress nil)
+                (grpc:send call (note 3))
+                (grpc:send call (note 4) :compress t)
+                (grpc:send call (note 5 :body 300000))
+                (handler-case (setf (grpc:call-compression call) :identity)
+                  (grpc:misuse () nil)
+                  (:no-error (value) (error "it was not too late for ~S" value))))
+       :ask (lambda (note call)
+              (setf (grpc:call-compression call) :gzip
+                    (grpc:call-compression call) :identity)
+              note))
+    (let ((exchange (ask-raw peer "/lab.Bench/Watch" :fields (encoding-fields nil)
+                             :data (note-octets 1))))
+      (is (eq :ok (status-of exchange)))
+      (is (equal '((1 1) (0 2) (0 3) (1 4) (1 5))
+                 (loop for (flag note) in (unpacked exchange)
+                       collect (list flag (number-of note))))))
+    (let ((exchange (ask-raw peer "/lab.Bench/Ask" :fields (encoding-fields nil)
+                             :data (note-octets 1 :body 1000))))
+      (is (null (field-of "grpc-encoding" (exchange-headers exchange))))
+      (is (= 0 (first (first (unpacked exchange))))))))
+
+(test compressed-noise
+  "Whatever a compressed message is made into, the call ends with a status and the server goes on."
+  (let* ((seed (random 1000000 (make-random-state t)))
+         (random (sb-ext:seed-random-state seed))
+         (statuses '()))
+    (format *test-dribble* "~&seed ~D~%" seed)
+    (with-raw-calls (peer :max-receive-octets 10000) (:ask #'echo-note)
+      (dotimes (i 300)
+        (let ((data (packed-note :gzip 1 :body (random 12000 random))))
+          (dotimes (j (random 3 random))
+            (setf (aref data (+ 5 (random (- (length data) 5) random))) (random 256 random)))
+          (pushnew (status-of (ask-raw peer "/lab.Bench/Ask" :fields (encoding-fields "gzip")
+                                       :data data))
+                   statuses)))
+      (is (null (set-difference statuses '(:ok :internal :resource-exhausted))) "~S" statuses)
+      (is (eq :ok (status-of (ask-raw peer "/lab.Bench/Ask" :data (note-octets 1))))))))
