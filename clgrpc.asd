@@ -187,6 +187,7 @@
                (:file "call")
                (:file "encoding")
                (:file "link")
+               (:file "life")
                (:file "wire")))
 
 (defsystem "clgrpc/client"
@@ -414,6 +415,7 @@
                (:file "subchannel")
                (:file "future")
                (:file "flow")
+               (:file "life")
                (:file "leak")
                (:file "stress")))
 

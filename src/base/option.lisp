@@ -1,7 +1,8 @@
 ;;;; The one options table: every limit and default that a user may set, with its type, range,
 ;;;; default and reason. Everything a peer can grow has its row here. OPTIONS is a structure with
 ;;;; one typed slot per row; a server or channel makes one from its keyword arguments, and its
-;;;; connections share it.
+;;;; connections share it. A row counts whole things, and takes integers, if its default is one; but times
+;;;; are reals.
 
 (in-package #:clgrpc.base)
 
@@ -40,6 +41,11 @@ default, range, unit and reason."
   (option-row-default (or (find name **option-table** :key #'option-row-name)
                           (misuse "There is no option ~S." name))))
 
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun whole-p (default unit)
+    "True if a row of DEFAULT and UNIT takes integers only."
+    (and (integerp default) (string/= unit "seconds"))))
+
 (defmacro define-options (&body rows)
   "Define the structure OPTIONS from ROWS of the form (name default minimum maximum unit reason)."
   `(progn
@@ -50,11 +56,11 @@ default, range, unit and reason."
                                                    :maximum ,maximum :unit ,unit :reason ,reason))))
      (defstruct (options (:constructor %make-options))
        "The values of all options for a server or channel."
-       ,@(loop for (name default minimum maximum) in rows
+       ,@(loop for (name default minimum maximum unit) in rows
                collect `(,name ,default
-                         :type ,(if (and (integerp (eval default)) (integerp (eval minimum)))
-                                    `(integer ,(eval minimum) ,(eval maximum))
-                                    `real))))
+                         :type ,(if (whole-p default unit)
+                                    `(integer ,minimum ,maximum)
+                                    `(real ,minimum ,maximum)))))
      (declaim (sb-ext:freeze-type options))
      (document-functions
        copy-options "Return a copy of OPTIONS."
@@ -72,9 +78,12 @@ MISUSE if a name is not in the table or a value is out of its range."
         do (cond ((null row)
                   (misuse "There is no keyword or option ~S; (clgrpc:option-table) lists ~
                           the options." name))
-                 ((not (and (realp value)
+                 ((not (and (typep value (if (whole-p (option-row-default row) (option-row-unit row))
+                                             'integer
+                                             'real))
                             (<= (option-row-minimum row) value (option-row-maximum row))))
-                  (misuse "Option ~S must be from ~A to ~A (~A), not ~S." name
+                  (misuse "Option ~S must be ~:[a number~;an integer~] from ~A to ~A (~A), not ~S."
+                          name (whole-p (option-row-default row) (option-row-unit row))
                           (option-row-minimum row) (option-row-maximum row) (option-row-unit row)
                           value)))))
 
@@ -136,15 +145,39 @@ and again. Past it the connection ends with ENHANCE_YOUR_CALM (rapid reset, CVE-
   (max-resets-per-second 200 1 1000000 "resets a second"
    "How fast that allowance comes back.")
   (max-idle-frame-burst 1000 1 1000000 "frames"
-   "Frames of one connection's peer that carry nothing, at once: PING (unless calls or DATA went between),
-SETTINGS, PRIORITY, empty DATA, frames of unknown type. Past it the connection ends with
-ENHANCE_YOUR_CALM.")
+   "Frames of one connection's peer that carry nothing, at once: SETTINGS, PRIORITY, empty DATA, a server's
+PINGs, frames of unknown type. Past it the connection ends with ENHANCE_YOUR_CALM.")
   (max-idle-frames-per-second 100 1 1000000 "frames a second"
    "How fast that allowance comes back.")
   (settings-timeout-seconds 10 0.1 600 "seconds"
    "How long a peer may take to acknowledge SETTINGS (RFC 9113 6.5.3).")
   (preface-timeout-seconds 10 0.1 600 "seconds"
    "How long a new peer may take until its preface and first SETTINGS are whole.")
+  ;; The life of a connection
+  (keepalive-seconds 330 0 1000000000 "seconds"
+   "After so long without an octet from the peer we send a PING (gRFC A8, A9), a client only while calls are
+under way; 0 is never. Servers of other implementations take one each 300 seconds amiss at the earliest.")
+  (keepalive-timeout-seconds 20 0.01 3600 "seconds"
+   "How long the peer may be silent after that PING; then its connection is given up and its calls end with
+:unavailable.")
+  (keepalive-without-calls 0 0 1 "0 or 1"
+   "1: a client sends those PINGs also while no call is under way; many servers take that amiss.")
+  (max-connection-idle-seconds 1800 0 1000000000 "seconds"
+   "A connection that has been without calls for so long, or a quarter longer, is closed in order: by a
+client, which connects again for the next call, or by a server, with GOAWAY; 0 is never.")
+  (max-connection-age-seconds 0 0 1000000000 "seconds"
+   "A connection as old as that, give or take a tenth, takes no more calls, so that clients come back by way
+of their load balancer; 0 is never.")
+  (max-connection-age-grace-seconds 0 0 1000000000 "seconds"
+   "How long the calls of a connection that is too old may go on; then they end with :unavailable; 0 is for
+ever.")
+  (min-ping-interval-seconds 300 0 1000000000 "seconds"
+   "A client's PING that follows another sooner than this, with no call begun or ended and no DATA sent
+between, is a strike against it (gRFC A8).")
+  (ping-without-calls 0 0 1 "0 or 1"
+   "0: without a call under way that interval is two hours at least.")
+  (max-ping-strikes 2 0 1000000 "strikes"
+   "With one strike more than this the connection ends with ENHANCE_YOUR_CALM, too_many_pings.")
   ;; Server
   (max-connections 20000 1 1000000 "connections"
    "Connections a server holds at once; more are closed as soon as they are accepted.")

@@ -28,7 +28,11 @@
    #:options-compress-minimum-octets #:options-compression-level #:options-send-budget-octets
    #:options-max-held-octets #:options-max-unsent-octets #:options-max-queued-control-frames #:options-max-reset-burst
    #:options-max-resets-per-second #:options-max-idle-frame-burst
-   #:options-max-idle-frames-per-second
+   #:options-max-idle-frames-per-second #:options-keepalive-seconds
+   #:options-keepalive-timeout-seconds #:options-keepalive-without-calls
+   #:options-max-connection-idle-seconds #:options-max-connection-age-seconds
+   #:options-max-connection-age-grace-seconds #:options-min-ping-interval-seconds
+   #:options-ping-without-calls #:options-max-ping-strikes
    #:options-max-header-block-octets
    #:options-settings-timeout-seconds #:options-preface-timeout-seconds #:options-max-connections
    #:options-backlog #:options-reserve-threads #:options-reserve-queue

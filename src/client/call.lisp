@@ -238,10 +238,12 @@ deadline, and its word may come before our own timer has run."
   "The sink's on-goaway: the link takes no more calls; those it has may end."
   (declare (ignore last-stream-id))
   (let* ((link (http2:connection-user http2))
-         (first (not (shiftf (rpc:link-draining link) t))))
+         (first (not (shiftf (rpc:link-draining link) t)))
+         (text (map 'string #'code-char debug)))
     (when (and first (/= error-code http2:+no-error+))
-      (log-event :warning :goaway :link link :code (http2:error-code-name error-code)
-                                  :debug (map 'string #'code-char debug)))
+      (log-event :warning :goaway :link link :code (http2:error-code-name error-code) :debug text)
+      (when (and (= error-code http2:+enhance-your-calm+) (string= text "too_many_pings"))
+        (ping-less (link-owner link))))
     (leave-link (link-owner link) link)))
 
 (defun client-settings (http2)

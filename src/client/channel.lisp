@@ -91,26 +91,39 @@ any thread."
   (sb-thread:with-mutex ((channel-lock channel))
     (sb-thread:condition-broadcast (channel-changed channel))))
 
+(defun await-state (channel timeout function)
+  "Call FUNCTION with the state of CHANNEL, now and after each change, until it returns true; return
+that, or NIL after TIMEOUT seconds."
+  (declare (type function function))
+  (let ((end (+ (monotonic-ns) (seconds-ns timeout))))
+    (sb-thread:with-mutex ((channel-lock channel))
+      (loop thereis (funcall function (channel-state channel))
+            while (loop:await-notice (channel-changed channel) (channel-lock channel) end)))))
+
 (defun ensure-connected (channel &key (timeout 10))
   "Connect CHANNEL if it is not, and wait until it is ready, TIMEOUT seconds at most. Return
 CHANNEL. Signal :unavailable with the reason if an attempt fails, :deadline-exceeded if the time is
 up. From any thread but a loop's."
-  (let ((subchannel (channel-subchannel channel))
-        (end (+ (monotonic-ns) (seconds-ns timeout))))
+  (let ((subchannel (channel-subchannel channel)))
     (loop:post (subchannel-loop subchannel) (lambda () (connect subchannel)))
-    (sb-thread:with-mutex ((channel-lock channel))
-      (loop
-        (let ((left (- end (monotonic-ns))))
-          (case (channel-state channel)
-            (:ready (return channel))
-            (:shutdown (misuse "~A is closed." channel))
-            (:transient-failure
-             (error (rpc:make-rpc-error :unavailable :message (subchannel-failure subchannel)
-                                                     :ended-by :transport :sent nil))))
-          (when (<= left 0)
-            (error (rpc:make-rpc-error :deadline-exceeded :ended-by :local :sent nil
-                                                          :message "not connected in time")))
-          ;; out of time, it comes back without the lock
-          (unless (sb-thread:condition-wait (channel-changed channel) (channel-lock channel)
-                                            :timeout (ns-seconds left))
-            (sb-thread:grab-mutex (channel-lock channel))))))))
+    (unless (await-state channel timeout
+                         (lambda (state)
+                           (case state
+                             (:ready t)
+                             (:shutdown (misuse "~A is closed." channel))
+                             (:transient-failure
+                              (error (rpc:make-rpc-error :unavailable
+                                                         :message (subchannel-failure subchannel)
+                                                         :ended-by :transport :sent nil))))))
+      (error (rpc:make-rpc-error :deadline-exceeded :ended-by :local :sent nil
+                                                    :message "not connected in time"))))
+  channel)
+
+(defun wait-for-state-change (channel state &key (timeout 10))
+  "Wait until the state of CHANNEL is another than STATE, TIMEOUT seconds at most; return the new
+state, or NIL if it is STATE still. The state may have changed more than once. From any thread but a
+loop's."
+  (check-type state (member :idle :connecting :ready :transient-failure :shutdown))
+  (let ((new nil))
+    (await-state channel timeout (lambda (now) (unless (eq now state) (setf new now))))
+    new))

@@ -12,4 +12,4 @@
                 #:wire-call-send-closed #:rpc-method #:rpc-method-kind #:rpc-error-message)
   (:export
    #:wire-channel #:make-channel #:close-channel #:with-channel #:channel-target #:channel-state
-   #:ensure-connected #:call-async #:future #:future-call #:future-done-p #:await #:attach))
+   #:ensure-connected #:wait-for-state-change #:call-async #:future #:future-call #:future-done-p #:await #:attach))

@@ -129,14 +129,27 @@ that it is left."
             (setf (rpc:link-draining link) t))
           nil))))
 
-(defun leave-link (subchannel link)
-  "Use LINK, which its peer is about to close, for no more calls."
+(defun leave-link (subchannel link &optional (text "the server is going away"))
+  "Use LINK, which its peer, or we, are about to close because of TEXT, for no more calls."
   (when (eq link (subchannel-link subchannel))
     (setf (subchannel-link subchannel) nil)
     (push link (subchannel-leaving subchannel))
     (change-state subchannel :idle)
     (when (subchannel-waiting subchannel) (connect subchannel)))
-  (when (zerop (rpc:link-calls link)) (rpc:close-link link "the server is going away")))
+  (when (zerop (rpc:link-calls link)) (rpc:close-link link text)))
+
+(defun ping-less (subchannel)
+  "A server finds that SUBCHANNEL's links ask too often whether it is alive (gRFC A8)."
+  (let ((options (subchannel-options subchannel)))
+    (setf (options-keepalive-seconds options)
+          (min 1000000000 (* 2 (options-keepalive-seconds options))))))
+
+(defmethod rpc:link-due ((subchannel subchannel) link event)
+  (setf (rpc:link-draining link) t)
+  (ecase event
+    (:idle (leave-link subchannel link "no calls for a while"))
+    (:age (leave-link subchannel link "the connection is old"))
+    (:grace (rpc:abandon-link link :unavailable "the connection is too old"))))
 
 (defmethod rpc:link-ended ((subchannel subchannel) link)
   (setf (subchannel-leaving subchannel) (delete link (subchannel-leaving subchannel)))
@@ -160,14 +173,5 @@ that it is left."
   (dolist (call (shiftf (subchannel-waiting subchannel) '()))
     (end-client-call call :cancelled "the channel was closed" :ended-by :local :sent nil))
   (let ((link (shiftf (subchannel-link subchannel) nil)))
-    (when link (abandon-link link)))
-  (mapc #'abandon-link (shiftf (subchannel-leaving subchannel) '())))
-
-(defun abandon-link (link)
-  "End every call on LINK, and LINK."
-  (http2:map-streams (lambda (stream)
-                       (let ((call (http2:stream-user stream)))
-                         (when call
-                           (client-abort call :cancelled "the channel was closed" :local))))
-                     (rpc:link-http2 link))
-  (rpc:close-link link "the channel was closed"))
+    (dolist (link (append (and link (list link)) (shiftf (subchannel-leaving subchannel) '())))
+      (rpc:abandon-link link :cancelled "the channel was closed"))))

@@ -4,8 +4,9 @@
 ;;;;
 ;;;; An allowance is one number, the time at which all of it will be back: a charge puts that off by one
 ;;;; interval, and it is overdrawn if that is further away than the burst's intervals. What decent peers
-;;;; do in numbers is not charged: a reset if since the one before another call was made, and a PING (by
-;;;; which peers measure bandwidth) if calls or DATA went since.
+;;;; do in numbers is not charged: a reset if since the one before another call was made, and a PING, by
+;;;; which peers measure bandwidth, if calls or DATA went since. Other PINGs of clients have a stricter
+;;;; rule, the one of gRFC A8.
 
 (in-package #:clgrpc.http2)
 
@@ -50,16 +51,45 @@ PER-SECOND say how large it is; end CONNECTION with TEXT if that overdraws it."
           "too many frames that carry nothing"))
 
 (define-hot (note-data :inline t) ((connection connection)) null
-  "DATA with content was sent or received."
+  "DATA with content was sent."
   (setf (accounting-data-since-ping (connection-accounting connection)) t)
   nil)
 
-(define-hot charge-ping ((connection connection)) null
-  "The peer has sent a PING, or the answer to one."
+(define-hot work-since-ping-p ((connection connection)) boolean
+  "True if since the last PING a call has begun or ended, or DATA was sent; note how that is now."
   (let* ((accounting (connection-accounting connection))
-         (opened (accounting-streams-opened accounting)))
-    (if (or (shiftf (accounting-data-since-ping accounting) nil)
-            (/= opened (accounting-opened-at-ping accounting)))
-        (setf (accounting-opened-at-ping accounting) opened)
-        (charge-idle-frame connection)))
+         (opened (accounting-streams-opened accounting))
+         (open (connection-stream-count connection))
+         (opened-before (shiftf (accounting-opened-at-ping accounting) opened))
+         (open-before (shiftf (accounting-open-at-ping accounting) open)))
+    (or (shiftf (accounting-data-since-ping accounting) nil)
+        (/= opened opened-before)
+        (/= open open-before))))
+
+(defconstant +long-ping-interval-ns+ (* 2 60 60 1000000000)
+  "How rare PINGs should be while no call is under way (gRFC A8).")
+
+(defun shortest-ping-interval (connection)
+  "In nanoseconds, at least so long after a PING another may come."
+  (let* ((options (connection-options connection))
+         (interval (seconds-to-ns (options-min-ping-interval-seconds options))))
+    (if (and (zerop (connection-stream-count connection))
+             (zerop (options-ping-without-calls options)))
+        (max interval +long-ping-interval-ns+)
+        interval)))
+
+(define-hot charge-ping ((connection connection)) null
+  "The peer has sent a PING. A client's that comes too soon is a strike (gRFC A8)."
+  (let* ((accounting (connection-accounting connection))
+         (now (connection-last-receive-ns connection))
+         (before (shiftf (accounting-pinged-ns accounting) now)))
+    (cond ((work-since-ping-p connection)
+           (setf (accounting-ping-strikes accounting) 0))
+          ((not (connection-server-p connection))
+           (charge-idle-frame connection))
+          ((and (plusp before)
+                (< (- now before) (the (signed-byte 62) (shortest-ping-interval connection)))
+                (< (options-max-ping-strikes (connection-options connection))
+                   (incf (accounting-ping-strikes accounting))))
+           (fail-connection connection +enhance-your-calm+ "too_many_pings"))))
   nil)

@@ -96,7 +96,6 @@
     (unless (= count length)
       (return-to-connection connection (- length count))
       (return-to-stream stream (- length count)))
-    (when (plusp count) (note-data connection))
     (if (or (plusp count) end-stream-p)
         (deliver (on-data connection stream) octets start end end-stream-p)
         (progn
@@ -359,12 +358,14 @@ pieces pass the limit as well."
 (define-hot receive-ping ((connection connection) (octets octets) (start index) (flags flags)) null
   (let ((payload (ping-payload octets start)))
     (incf (accounting-pings-received (connection-accounting connection)))
-    (charge-ping connection)
-    (cond ((connection-closed-p connection))
-          ((logtest flags +flag-ack+)
-           (funcall (sink-on-ping-ack (connection-sink connection)) connection payload))
+    (cond ((logtest flags +flag-ack+)
+           (charge-idle-frame connection)
+           (unless (connection-closed-p connection)
+             (funcall (sink-on-ping-ack (connection-sink connection)) connection payload)))
           (t
-           (note-control-frame connection)
+           (charge-ping connection)
+           (unless (connection-closed-p connection)
+             (note-control-frame connection))
            (unless (connection-closed-p connection)
              (emit-ping connection +flag-ack+ payload))))
     nil))

@@ -50,7 +50,7 @@ function that does nothing, except ON-OUTPUT, which has no default.
 (defstruct (accounting (:copier nil) (:predicate nil))
   "What a peer makes one connection hold and do. QUEUED-OCTETS: DATA waiting for windows;
 CONTROL-FRAMES: answers appended since the output was last empty; BLOCK-OCTETS: the unfinished
-header block. RESETS-DUE to DATA-SINCE-PING are of patience.lisp. The others count events since the
+header block. RESETS-DUE to PING-STRIKES are of patience.lisp. The others count events since the
 connection began."
   (queued-octets 0 :type index)
   (control-frames 0 :type event-count)
@@ -66,8 +66,11 @@ connection began."
   (resets-due 0 :type time-ns)
   (idle-due 0 :type time-ns)
   (opened-at-reset 0 :type event-count)
+  (pinged-ns 0 :type time-ns)
   (opened-at-ping 0 :type event-count)
-  (data-since-ping nil :type boolean))
+  (open-at-ping 0 :type index)
+  (data-since-ping nil :type boolean)
+  (ping-strikes 0 :type event-count))
 
 ;;; Pools and connections point to streams, which are defined after them; until then the compiler
 ;;; notes that it does not know the type.

@@ -9,6 +9,8 @@
    ;; condition.lisp
    #:socket-error #:socket-error-operation #:socket-error-address #:socket-error-reason
    #:connect-error
+   ;; guard.lisp
+   #:await-notice
    ;; poller.lisp
    #:poller #:make-poller #:make-epoll-poller #:poller-tokens #:poller-flags #:poller-state
    #:+readable+ #:+writable+ #:+failed+ #:+ended+

@@ -1,6 +1,6 @@
 ;;;; A link: one HTTP/2 connection on an event loop, at either end. The loop reads and writes, the
 ;;;; http2 core decides, the link joins the two: octets in, output lent from the loop to the core
-;;;; for a turn, one timer for the core's own time-outs. Everything here runs on the link's loop.
+;;;; for a turn, one timer for the core's own time-outs, another for the link's life (life.lisp). Everything here runs on the link's loop.
 
 (in-package #:clgrpc.rpc)
 
@@ -12,8 +12,11 @@
   "OWNER is the server's hub or the subchannel; CALLS counts the open ones; HELD the octets of
 messages that wait, for their rest or for somebody to take them (wire.lisp; atomic); DAMMED is true
 while so much waits that the connection's window is withheld; ARRIVING are the calls that the read
-being worked through has brought messages for; PLACE is where the owner keeps it;
-LAST-FIELDS is the metadata vector of the call before, so that a repeated one is shared."
+being worked through has brought messages for; PLACE is where the owner keeps it; LAST-FIELDS is the
+metadata vector of the call before, so that a repeated one is shared. LIFE to QUIET-NS are of
+life.lisp: when the link began and how old it may get, when we last asked whether the peer is there,
+whether it has been told that it is old, and how many calls it had had when it was last seen to be
+without any new one, and since when that is."
   (loop nil :type loop:event-loop)
   (options nil :type options)
   (owner nil)
@@ -28,6 +31,13 @@ LAST-FIELDS is the metadata vector of the call before, so that a repeated one is
   (stopped nil :type boolean)           ; the core wants nothing more read until output has left
   (place 0 :type index)
   (last-fields #() :type simple-vector)
+  (life nil :type (or null timer))
+  (born-ns 0 :type (unsigned-byte 62))
+  (age-ns 0 :type (unsigned-byte 62))
+  (pinged-ns 0 :type (unsigned-byte 62))
+  (aged nil :type boolean)
+  (quiet-opened -1 :type fixnum)
+  (quiet-ns 0 :type (unsigned-byte 62))
   (failure nil))                        ; text: why the link ended
 
 (declaim (sb-ext:freeze-type link))
@@ -54,6 +64,7 @@ http2 that all links of LOOP share. Return the link."
                                   :max-unsent-octets (options-max-unsent-octets options)))
     (http2:start-connection (link-http2 link) (loop:event-loop-now loop))
     (schedule-link-timer link)
+    (begin-life link)
     link))
 
 (define-hot link-input ((socket loop:connection) (octets octets) (start index) (end index)) index
@@ -84,6 +95,7 @@ http2 that all links of LOOP share. Return the link."
     (unless (link-failure link)
       (setf (link-failure link) (if reason (princ-to-string reason) "connection closed by the peer")))
     (cancel-timer (loop:event-loop-wheel (link-loop link)) (link-timer link))
+    (end-life link)
     (http2:receive-eof (link-http2 link))
     (link-ended (link-owner link) link)))
 
@@ -123,3 +135,11 @@ http2 that all links of LOOP share. Return the link."
     (setf (link-failure link) text)
     (http2:close-connection (link-http2 link) http2:+no-error+ text)
     (loop:close-connection (link-socket link))))
+
+(defun abandon-link (link status text)
+  "End every call on LINK with STATUS and TEXT, and LINK in order."
+  (http2:map-streams (lambda (stream)
+                       (let ((call (http2:stream-user stream)))
+                         (when call (operate abort call status text :local))))
+                     (link-http2 link))
+  (close-link link text))

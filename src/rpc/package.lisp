@@ -46,7 +46,7 @@
    #:after
    ;; link.lisp
    #:link #:link-loop #:link-owner #:link-http2 #:link-socket #:link-calls #:link-draining
-   #:link-place #:link-last-fields #:link-failure #:link-peer #:link-ended #:open-link #:close-link
+   #:link-place #:link-last-fields #:link-failure #:link-peer #:link-ended #:link-due #:open-link #:abandon-link #:close-link
    #:link-output #:link-http2-closed
    ;; wire.lisp
    #:wire-call #:wire-call-link #:wire-call-stream #:wire-call-client-p #:wire-call-headers-sent

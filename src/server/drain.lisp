@@ -28,13 +28,9 @@
   (unless (rpc:link-draining link)
     (setf (rpc:link-draining link) t)
     (http2:send-goaway (rpc:link-http2 link) http2:+no-error+)
-    (when (zerop (rpc:link-calls link)) (rpc:close-link link "the server is stopping"))))
+    (when (zerop (rpc:link-calls link)) (rpc:close-link link "drained"))))
 
-(defun end-link (link)
-  "End LINK's calls with :unavailable, and LINK. On its loop."
-  (http2:map-streams (lambda (stream)
-                       (let ((call (http2:stream-user stream)))
-                         (when call
-                           (server-abort call :unavailable "the server is stopping" :local))))
-                     (rpc:link-http2 link))
-  (rpc:close-link link "the server is stopping"))
+(defmethod rpc:link-due ((hub hub) link event)
+  (ecase event
+    ((:idle :age) (drain-link link))
+    (:grace (rpc:abandon-link link :unavailable "the connection is too old"))))

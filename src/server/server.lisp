@@ -181,7 +181,10 @@ Not from a handler of SERVER."
     (unless emptied
       (dolist (hub (server-hubs server))
         (let ((hub hub))
-          (loop:post (hub-loop hub) (lambda () (map-links #'end-link hub)))))
+          (loop:post (hub-loop hub) (lambda () 
+                     (map-links (lambda (link)
+                                  (rpc:abandon-link link :unavailable "the server is stopping"))
+                                hub)))))
       (wait-for-links server 1))
     (dolist (hub (server-hubs server))
       (loop:stop-event-loop (hub-loop hub))
@@ -194,11 +197,5 @@ Not from a handler of SERVER."
   "Wait until SERVER has no link, SECONDS at most; return true if it has none."
   (let ((end (+ (monotonic-ns) (seconds-ns seconds))))
     (sb-thread:with-mutex ((server-lock server))
-      (loop
-        (let ((left (- end (monotonic-ns))))
-          (cond ((every #'zerop (mapcar #'hub-link-count (server-hubs server))) (return t))
-                ((<= left 0) (return nil))
-                ;; out of time, it comes back without the lock
-                ((not (sb-thread:condition-wait (server-emptied server) (server-lock server)
-                                                :timeout (ns-seconds left)))
-                 (sb-thread:grab-mutex (server-lock server)))))))))
+      (loop thereis (every #'zerop (mapcar #'hub-link-count (server-hubs server)))
+            while (loop:await-notice (server-emptied server) (server-lock server) end)))))

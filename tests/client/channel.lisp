@@ -155,3 +155,18 @@
     (let ((channel (grpc:make-channel (grpc:server-address server))))
       (grpc:ensure-connected channel)
       (is (equal '(nil nil nil nil) (with-threads (i 4) (grpc:close-channel channel)))))))
+
+(test states-can-be-waited-for
+  (let ((server (start-probe (list :ask #'double))))
+    (grpc:with-channel (channel (grpc:server-address server))
+      (is (null (grpc:wait-for-state-change channel :idle :timeout 0.01)))
+      (is (eq :idle (grpc:wait-for-state-change channel :ready)) "already another")
+      (let ((heard (sb-thread:make-thread
+                    (lambda () (grpc:wait-for-state-change channel :idle :timeout +patience+)))))
+        (grpc:ensure-connected channel)
+        (is (member (sb-thread:join-thread heard) '(:connecting :ready))))
+      (let ((heard (sb-thread:make-thread
+                    (lambda () (grpc:wait-for-state-change channel :ready :timeout +patience+)))))
+        (grpc:stop-server server)
+        (is (eq :idle (sb-thread:join-thread heard))))
+      (signals type-error (grpc:wait-for-state-change channel :asleep)))))

@@ -77,8 +77,9 @@ CHANNEL; return it."
          (sb-thread:interrupt-thread
           caller (lambda ()
                    (let ((interrupt (make-condition 'sb-sys:interactive-interrupt)))
-                     (signal interrupt)
-                     (invoke-debugger interrupt))))
+                     (with-simple-restart (continue "Go on.") ; as SBCL's own C-c does
+                       (signal interrupt)
+                       (invoke-debugger interrupt)))))
          (is (await-signal entered))
          (is (= 0 (number-of (ask channel (note 0)))) "others call meanwhile")
          (signal-it continue)

@@ -1,0 +1,92 @@
+;;;; The life of a link beside its calls: keepalive (gRFCs A8 and A9), being without calls, age.
+;;;;
+;;;; One timer per link comes due at the earliest of what may be due. It looks at what is known anyway,
+;;;; when octets last came and how many streams there were; nothing is noted when octets come or calls
+;;;; end, so calls pay nothing for it. An option of 0 seconds is never.
+
+(in-package #:clgrpc.rpc)
+
+(defconstant +keepalive-ping+ #x616C697665
+  "The payload of the PINGs that ask whether the peer is alive. Whatever comes is an answer.")
+
+(defgeneric link-due (owner link event)
+  (:documentation "Tell OWNER that LINK should end in order, since it has been without calls (EVENT is
+:IDLE) or is old (:AGE), or at once, since its calls have had time enough after that (:GRACE). On its
+loop."))
+
+(defun begin-life (link)
+  "Begin to watch LINK, which has been opened just now."
+  (let ((age-ns (seconds-ns (options-max-connection-age-seconds (link-options link)))))
+    (setf (link-born-ns link) (loop:event-loop-now (link-loop link))
+          ;; so that connections made at once do not end at once
+          (link-age-ns link) (round (* age-ns (+ 0.9 (random 0.2))))
+          (link-life link) (make-timer #'live-on link))
+    (live-on link)))
+
+(defun end-life (link)
+  (cancel-timer (loop:event-loop-wheel (link-loop link)) (link-life link)))
+
+(defun live-on (link)
+  "Do what is due for LINK, and have this called again when something else is."
+  (let ((now (loop:event-loop-now (link-loop link)))
+        (due nil))
+    (dolist (check '(keep-alive check-age check-idle))
+      (let ((next (and (null (link-failure link)) (funcall check link now))))
+        (when next (setf due (if due (min due next) next)))))
+    (when (and due (null (link-failure link)))
+      (schedule-timer (loop:event-loop-wheel (link-loop link)) (link-life link) due))))
+
+;;; Each does what is due at NOW and returns when it wants to look again, or NIL
+
+(defun keep-alive (link now)
+  (let* ((options (link-options link))
+         (interval (seconds-ns (options-keepalive-seconds options)))
+         (patience (seconds-ns (options-keepalive-timeout-seconds options)))
+         (heard (http2:connection-last-receive-ns (link-http2 link)))
+         (pinged (link-pinged-ns link)))
+    (cond ((zerop interval) nil)
+          ((< pinged heard)             ; what was asked has been answered
+           (cond ((< now (+ heard interval)) (+ heard interval))
+                 ((keepalive-wanted-p link)
+                  (setf (link-pinged-ns link) now)
+                  (http2:send-ping (link-http2 link) +keepalive-ping+)
+                  (+ now (min interval patience)))
+                 (t (+ now interval))))
+          ((< now (+ pinged patience)) (min (+ pinged patience) (+ now interval)))
+          (t (lose-link link (format nil "keepalive: no sign of the peer for ~,3F s"
+                                     (ns-seconds (- now heard))))))))
+
+(defun keepalive-wanted-p (link)
+  (or (eq :server (http2:connection-role (link-http2 link)))
+      (plusp (link-calls link))
+      (plusp (options-keepalive-without-calls (link-options link)))))
+
+(defun lose-link (link text)
+  "End LINK, whose peer is not there any more, because of TEXT."
+  (setf (link-failure link) text)
+  (loop:close-connection (link-socket link) :abort t)
+  nil)
+
+(defun check-age (link now)
+  (let ((grace-ns (seconds-ns (options-max-connection-age-grace-seconds (link-options link))))
+        (old-ns (+ (link-born-ns link) (link-age-ns link))))
+    (cond ((zerop (link-age-ns link)) nil)
+          ((< now old-ns) old-ns)
+          ((not (shiftf (link-aged link) t))
+           (link-due (link-owner link) link :age)
+           (and (plusp grace-ns) (+ now grace-ns)))
+          ((zerop grace-ns) nil)
+          ((< now (+ old-ns grace-ns)) (+ old-ns grace-ns))
+          (t (link-due (link-owner link) link :grace) nil))))
+
+(defun check-idle (link now)
+  (let ((limit (seconds-ns (options-max-connection-idle-seconds (link-options link))))
+        (opened (http2:accounting-streams-opened
+                 (http2:connection-accounting (link-http2 link)))))
+    (cond ((or (zerop limit) (link-draining link)) nil)
+          ((or (plusp (link-calls link)) (/= opened (link-quiet-opened link)))
+           (setf (link-quiet-opened link) opened
+                 (link-quiet-ns link) now)
+           (+ now (ceiling limit 4)))
+          ((< now (+ limit (link-quiet-ns link))) (+ limit (link-quiet-ns link)))
+          (t (link-due (link-owner link) link :idle) nil))))

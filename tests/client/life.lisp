@@ -1,0 +1,100 @@
+;;;; See src/rpc/life.lisp: peers that fall silent, connections without calls, old connections.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defun connections (server)
+  (getf (grpc:server-statistics server) :connections))
+
+(test silent-servers-are-given-up
+  "The server does not even answer PING: the call ends, long before its deadline."
+  (let ((release (make-signal)))
+    (with-log ()
+      (with-raw-server (address) (lambda (peer exchange)
+                                   (declare (ignore peer exchange))
+                                   (await-signal release))
+        (grpc:with-channel (channel address :keepalive-seconds 0.05 :keepalive-timeout-seconds 0.05)
+          (let ((error (caught (ask channel (note 1)))))
+            (is (typep error 'grpc:unavailable))
+            (is (search "keepalive" (grpc:rpc-error-message error)))))
+        (signal-it release)))))
+
+(test answering-servers-are-kept
+  "A call that takes many times the keepalive, over a server that bears PINGs."
+  (with-probe (channel :options '(:min-ping-interval-seconds 0)
+                       :channel-options '(:keepalive-seconds 0.02 :keepalive-timeout-seconds 5))
+      (:ask (lambda (note call) (declare (ignore call)) (sleep 0.5) note))
+    (is (= 3 (number-of (ask channel (note 3)))))))
+
+(test silent-clients-are-given-up
+  (with-probe (channel :server server
+                       :options '(:keepalive-seconds 0.05 :keepalive-timeout-seconds 0.05))
+      (:ask (lambda (note call) (declare (ignore call)) note))
+    (with-raw-client (peer (grpc:server-address server))
+      (await-peer peer (lambda () (http2:connection-ready-p (peer-http2 peer))))
+      (is (= 1 (connections server)))
+      ;; from here on the peer hears nothing
+      (is (wait-until (lambda () (zerop (connections server))))))))
+
+(test pings-too-often-end-the-connection
+  "Client and server whose settings fight: the server says why, the client asks less often."
+  (with-probe (channel :channel-options '(:keepalive-seconds 0.01) :events (:goaway))
+      (:ask (lambda (note call)
+              (declare (ignore call))
+              (when (= 1 (number-of note)) (sleep 0.4))
+              note))
+    (let ((options (client::subchannel-options (client::channel-subchannel channel)))
+          (error (caught (ask channel (note 1)))))
+      (is (typep error 'grpc:unavailable))
+      (is (<= 0.02 (options-keepalive-seconds options)))
+      (setf (options-keepalive-seconds options) 0)
+      (is (= 1 (number-of (ask channel (note 1))))))))
+
+(test connections-without-calls-are-closed
+  (loop for (server-options channel-options) in '(((:max-connection-idle-seconds 0.1) ())
+                                                  (() (:max-connection-idle-seconds 0.1)))
+        do (with-probe (channel :server server :options server-options
+                                :channel-options channel-options)
+               (:ask (lambda (note call) (declare (ignore call)) note))
+             (is (= 1 (number-of (ask channel (note 1)))))
+             (is (wait-until (lambda () (zerop (connections server)))))
+             (is (wait-until (lambda () (eq :idle (grpc:channel-state channel)))))
+             (is (= 2 (number-of (ask channel (note 2)))) "and opened again"))))
+
+(test calls-keep-their-connection
+  "Idleness does not end a connection that has a call, however quiet it is."
+  (with-probe (channel :server server :options '(:max-connection-idle-seconds 0.05))
+      (:ask (lambda (note call) (declare (ignore call)) (sleep 0.5) note))
+    (is (= 5 (number-of (ask channel (note 5)))))))
+
+(test old-connections-are-left
+  "Calls under way on an old connection end well; the next go over another."
+  (with-probe (channel :server server :options '(:max-connection-age-seconds 0.2))
+      (:chat (lambda (stream call)
+               (grpc:do-messages (note stream) (grpc:send call note))))
+    (let ((first (chat channel :open)))
+      (grpc:send first (note 1))
+      (is (= 1 (number-of (grpc:receive first))))
+      (is (wait-until (lambda () (eq :idle (grpc:channel-state channel)))))
+      (let ((second (chat channel :open)))
+        (grpc:send second (note 2))
+        (is (= 2 (number-of (grpc:receive second))))
+        (is (= 2 (connections server)))
+        (grpc:close-send second)
+        (is (null (grpc:receive second))))
+      (grpc:send first (note 3))
+      (is (= 3 (number-of (grpc:receive first))))
+      (grpc:close-send first)
+      (is (null (grpc:receive first))))))
+
+(test grace-has-an-end
+  (with-probe (channel :server server :options '(:max-connection-age-seconds 0.1
+                                                 :max-connection-age-grace-seconds 0.1))
+      (:chat (lambda (stream call)
+               (grpc:do-messages (note stream) (grpc:send call note))))
+    (let ((call (chat channel :open)))
+      (grpc:send call (note 1))
+      (is (= 1 (number-of (grpc:receive call))))
+      (let ((error (caught (grpc:receive call))))
+        (is (typep error 'grpc:unavailable))
+        (is (search "too old" (grpc:rpc-error-message error)))))))
