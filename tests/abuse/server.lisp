@@ -80,7 +80,7 @@ must go away."
     ((:fields (("grpc-timeout" "99999999H"))) :ok)
     ((:fields (("grpc-timeout" "99999999S"))) :ok)
     ((:fields (("grpc-timeout" "1H") ("grpc-timeout" "1S"))) :ok)
-    ((:fields (("grpc-encoding" "gzip"))) :unimplemented)
+    ((:fields (("grpc-encoding" "snappy"))) :unimplemented)
     ((:content-type nil) 415)
     ((:content-type "") 415)
     ((:content-type "text/plain") 415)
