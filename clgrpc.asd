@@ -30,6 +30,7 @@
                (:file "timer")
                (:file "queue")
                (:file "log")
+               (:file "decimal")
                (:file "json")))
 
 (defsystem "clgrpc/os"
@@ -151,6 +152,10 @@
                (:file "reflection")
                (:file "operation")
                (:file "import")
+               (:file "textual")
+               (:file "well-known-text")
+               (:file "json-writer")
+               (:file "json-reader")
                (:file "define")
                (:file "component")
                (:module "../../proto/google/protobuf/"
@@ -248,6 +253,7 @@
   :pathname "tools/"
   :serial t
   :components ((:file "protos")
+               (:file "testee-protos")
                (:file "package")
                (:file "command")
                (:file "payload")
@@ -256,6 +262,7 @@
                (:file "serve")
                (:file "bench-client")
                (:file "client")
+               (:file "testee")
                (:file "main")))
 
 ;;; Tests: a system per layer, each added to those that clgrpc/tests depends on
@@ -293,6 +300,7 @@
   :components ((:file "package")
                (:file "utf8")
                (:file "base64")
+               (:file "decimal")
                (:file "json")
                (:file "clock")
                (:file "timer")
@@ -349,6 +357,10 @@
                (:file "operation")
                (:file "reflection")
                (:file "import")
+               (:static-file "textual.proto")
+               (:file "well-known-text")
+               (:file "json-writer")
+               (:file "json-reader")
                (:file "define")
                (:file "component")
                (:file "well-known")))

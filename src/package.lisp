@@ -18,6 +18,10 @@
                 ;; messages
                 #:message #:serialize #:serialized-size #:parse-message #:message= #:copy-message
                 #:merge-message #:clear-message #:write-delimited #:read-delimited
+                #:message-json #:parse-json-message
+                #:message-text-error #:message-text-error-format #:message-text-error-line
+                #:message-text-error-column #:message-text-error-path #:message-print-error
+                #:message-print-error-format
                 #:protobuf-error #:protobuf-error-type #:protobuf-error-position
                 #:protobuf-error-text #:required-field-missing #:required-field-missing-path
                 ;; well-known types

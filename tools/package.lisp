@@ -3,7 +3,8 @@
 (defpackage #:clgrpc.tools
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:loop #:clgrpc.loop)
-                    (#:os #:clgrpc.os) (#:examples #:clgrpc.examples) (#:testing #:grpc.testing))
+                    (#:os #:clgrpc.os) (#:protobuf #:clgrpc.protobuf)
+                    (#:examples #:clgrpc.examples) (#:testing #:grpc.testing))
   (:export
    ;; command.lisp
    #:run-command

@@ -45,6 +45,7 @@ what was expected."))
 
 (document-functions
   json-reader-position "Where in its octets READER stands. SETFable to where it stood before."
+  json-reader-depth "How many objects and arrays READER is in. SETFable together with the position."
   json-reader-octets "The octets that READER reads.")
 
 (defun source-octets (source max-length option)
@@ -177,37 +178,6 @@ exponent."
           (setf plain nil)
           (incf exponent (if (eql sign #\-) (- given) given))))
       (values digits exponent negative plain))))
-
-(defun digits-double (digits exponent negative)
-  "Return the double nearest to DIGITS times ten to the power EXPONENT, with a minus sign if
-NEGATIVE, ties to even; nil if that is too large for one. The work is bounded if the length of
-DIGITS is."
-  (let* ((magnitude (+ exponent (ceiling (* (integer-length digits) 0.30103d0))))
-         (double (cond ((or (zerop digits) (< magnitude -330)) 0d0)
-                       ((> magnitude 310) nil)
-                       ;; both exact, so one rounding
-                       ((and (< digits (expt 2 53)) (<= 0 exponent 22))
-                        (* (coerce digits 'double-float)
-                           (coerce (expt 10 exponent) 'double-float)))
-                       ((and (< digits (expt 2 53)) (<= -22 exponent -1))
-                        (/ (coerce digits 'double-float)
-                           (coerce (expt 10 (- exponent)) 'double-float)))
-                       (t (rational-double (* digits (expt 10 exponent)))))))
-    (and double (if negative (- double) double))))
-
-(defun rational-double (rational)
-  "The double nearest to RATIONAL, which is positive, ties to even; NIL if it overflows."
-  (flet ((exponent-of (rational)
-           (- (integer-length (numerator rational)) (integer-length (denominator rational)))))
-    ;; the quotient has 53 or 54 significant bits, fewer when the result is denormal
-    (let* ((scale (min (- 54 (exponent-of rational)) 1074))
-           (scaled (* rational (expt 2 scale)))
-           (excess (if (= scale 1074) (max 0 (- (integer-length (floor scaled)) 53))
-                       (- (integer-length (floor scaled)) 53)))
-           (significand (round scaled (expt 2 excess)))
-           (power (- excess scale)))
-      (when (<= (+ (integer-length significand) power) 1024)
-        (scale-float (coerce significand 'double-float) power)))))
 
 (defun read-json-number (reader)
   "Read a number; return an integer if it has neither fraction nor exponent, else a double."
@@ -480,10 +450,7 @@ octets each. Return the position after them."
   "Append FLOAT, which is finite, to BUFFER in the fewest digits that read back alike."
   (when (or (sb-ext:float-infinity-p float) (sb-ext:float-nan-p float))
     (misuse "JSON has no number for ~A." float))
-  (append-ascii buffer (coerce (with-standard-io-syntax
-                                 (let ((*read-default-float-format* (type-of float)))
-                                   (prin1-to-string float)))
-                               'simple-base-string)))
+  (append-ascii buffer (float-decimal float)))
 
 (defun append-json-items (buffer items open close append-item)
   (append-octet buffer (char-code open))

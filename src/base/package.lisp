@@ -57,12 +57,15 @@
    #:confirm-wake #:close-inbox
    ;; log.lisp
    #:*log-function* #:log-event #:log-condition
+   ;; decimal.lisp
+   #:digits-double #:digits-single #:float-decimal
    ;; json.lisp
    #:parse-json #:write-json
    #:json-error #:json-error-line #:json-error-column #:json-error-text
    #:json-reader #:make-json-reader #:json-reader-octets #:json-reader-position
+   #:json-reader-depth
    #:next-json #:skip-json-space #:read-json-value #:skip-json-value #:read-json-string
-   #:read-json-word #:scan-json-number #:digits-double #:do-json-members #:do-json-elements
-   #:expect-json-end #:json-fail #:line-and-column
+   #:read-json-word #:scan-json-number #:do-json-members #:do-json-elements
+   #:expect-json-end #:json-fail #:line-and-column #:source-octets
    #:append-ascii #:append-json-string #:append-json-integer #:append-json-float
    #:buffer-string))

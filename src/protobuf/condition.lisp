@@ -1,6 +1,7 @@
-;;;; The two errors of this layer: PROTOBUF-ERROR for octets that are no message (the peer's fault)
-;;;; and PROTO-SYNTAX-ERROR for .proto text that is no program. Each says where; a syntax error
-;;;; carries the others found in the same file, so that one run shows them all.
+;;;; The errors of this layer: PROTOBUF-ERROR for octets that are no message (the peer's fault), with
+;;;; subclasses for JSON and text format, and PROTO-SYNTAX-ERROR for .proto text that is no program.
+;;;; Each says where; a syntax error carries the others found in the same file, so that one run
+;;;; shows them all.
 
 (in-package #:clgrpc.protobuf)
 
@@ -32,6 +33,44 @@ PATH says which: \"parts[2].size\". With :PARTIAL nobody asks."))
 
 (document-functions
   required-field-missing-path "The way from the message to the field that it lacks, as text.")
+
+(define-condition message-text-error (protobuf-error)
+  ((format :initarg :format :reader message-text-error-format)
+   (line :initarg :line :reader message-text-error-line)
+   (column :initarg :column :reader message-text-error-column)
+   (path :initarg :path :initform "" :reader message-text-error-path))
+  (:report (lambda (condition stream)
+             (format stream "Cannot read ~:[a message~;~:*~A~] from ~A at line ~D, column ~
+                             ~D~:[, in ~A~;~*~]: ~A."
+                     (protobuf-error-type condition)
+                     (ecase (message-text-error-format condition)
+                       (:json "JSON") (:text "text"))
+                     (message-text-error-line condition) (message-text-error-column condition)
+                     (string= "" (message-text-error-path condition))
+                     (message-text-error-path condition)
+                     (protobuf-error-text condition))))
+  (:documentation "A text is not a message in JSON or text format. LINE and COLUMN say where, PATH
+in which field."))
+
+(document-functions
+  message-text-error-format ":json or :text, what was to be read."
+  message-text-error-line "The line at which reading stopped, from 1."
+  message-text-error-column "The column at which reading stopped, from 1, in characters."
+  message-text-error-path "The field that was being read, as text: \"orders[2].price\".")
+
+(define-condition message-print-error (protobuf-error)
+  ((format :initarg :format :reader message-print-error-format))
+  (:report (lambda (condition stream)
+             (format stream "Cannot write ~:[a message~;~:*~A~] as ~A: ~A."
+                     (protobuf-error-type condition)
+                     (ecase (message-print-error-format condition)
+                       (:json "JSON") (:text "text"))
+                     (protobuf-error-text condition))))
+  (:documentation "A message has no form in JSON or text format, such as a Timestamp out of range or
+an Any of an unknown type in JSON."))
+
+(document-functions
+  message-print-error-format ":json or :text, what was to be written.")
 
 (define-condition proto-syntax-error (clgrpc-error)
   ((file :initarg :file :reader proto-syntax-error-file)

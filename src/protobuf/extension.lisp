@@ -363,15 +363,19 @@ field descriptor; nil if there is none."
                          (and extension (extension-slot extension))))))))
     (and slot (eq slot (gethash (slot-number slot) table)) slot)))
 
+(defun present-extensions (message)
+  "The slots of the extensions that are present in MESSAGE, of the current layout, by number."
+  (let ((extras (settled-extras message)))
+    (and extras
+         (loop for (slot) in (extras-entries extras)
+               when (extension-present-p message slot) collect slot))))
+
 (defun present-slots (message)
   "The slots of the fields and extensions that are present in MESSAGE, of the current layout, by
 number."
   (let ((fields (loop for slot across (layout-slots (message-layout message))
-                      when (slot-present-p message slot) collect slot))
-        (extras (settled-extras message)))
-    (merge 'list (sort fields #'< :key #'slot-number)
-           (and extras (remove-if-not (lambda (slot) (extension-present-p message slot))
-                                      (mapcar #'car (extras-entries extras))))
+                      when (slot-present-p message slot) collect slot)))
+    (merge 'list (sort fields #'< :key #'slot-number) (present-extensions message)
            #'< :key #'slot-number)))
 
 ;;; Definitions

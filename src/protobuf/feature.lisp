@@ -84,6 +84,8 @@ such."
                    (eq :closed (getf (descriptor-features enum) :enum-type))))
            (resolve-message (message inherited)
              (let ((features (resolve message inherited)))
+               (when (message-descriptor-map-entry-p message) ; whose values are never delimited
+                 (setf features (list* :message-encoding :length-prefixed features)))
                (dolist (oneof (message-descriptor-oneofs message)) (resolve oneof features))
                (resolve-fields (message-descriptor-fields message)
                                (message-descriptor-oneofs message) features)

@@ -35,6 +35,8 @@ extensions have been looked for among the unknown fields."
   (structure nil :type symbol)
   (maker nil :type (or null function))
   (slots #() :type simple-vector)
+  (json nil)                            ; views (textual.lisp), made when needed
+  (text nil)
   (reader #'identity :type function)
   (sizer #'identity :type function)
   (writer #'identity :type function))
@@ -206,7 +208,8 @@ one, the tables serve all other numbers and the way back."
   (descriptor nil :type (or null enum-descriptor))
   (keywords #() :type simple-vector)
   (sparse (make-hash-table) :type hash-table)
-  (numbers (make-hash-table :test 'eq) :type hash-table))
+  (numbers (make-hash-table :test 'eq) :type hash-table)
+  (texts nil))                          ; names as written (textual.lisp), made when needed
 
 (document-functions
   enum-type-name "The full name of the enum type."

@@ -11,6 +11,9 @@
    ;; condition.lisp
    #:protobuf-error #:protobuf-error-position #:protobuf-error-type #:protobuf-error-text
    #:required-field-missing #:required-field-missing-path
+   #:message-text-error #:message-text-error-format #:message-text-error-line
+   #:message-text-error-column #:message-text-error-path
+   #:message-print-error #:message-print-error-format
    #:proto-syntax-error #:proto-syntax-error-file #:proto-syntax-error-line
    #:proto-syntax-error-column #:proto-syntax-error-expected #:proto-syntax-error-text
    #:proto-syntax-error-others
@@ -24,6 +27,8 @@
    #:serialize #:serialized-size #:parse-message #:parse-octets #:measure
    #:write-delimited #:read-delimited
    #:message= #:copy-message #:merge-message #:clear-message
+   ;; json-writer.lisp, json-reader.lisp
+   #:message-json #:parse-json-message
    ;; reflection.lisp
    #:field-value #:field-present-p #:clear-field
    ;; extension.lisp

@@ -10,15 +10,6 @@
 (defconstant +unix-epoch+ 2208988800
   "1970-01-01T00:00:00Z as a universal time.")
 
-(defconstant +least-timestamp+ -62135596800
-  "The seconds of 0001-01-01T00:00:00Z.")
-
-(defconstant +greatest-timestamp+ 253402300799
-  "The seconds of 9999-12-31T23:59:59Z.")
-
-(defconstant +greatest-duration+ 315576000000
-  "The seconds of the longest duration, about 10,000 years.")
-
 (defun nanoseconds-of (seconds)
   (values (round (* (rational seconds) +ns-per-second+))))
 

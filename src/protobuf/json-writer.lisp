@@ -1,0 +1,278 @@
+;;;; Writing messages as JSON (protobuf.dev, "ProtoJSON format"): straight into a buffer of octets.
+;;;; Fields come in the order of their numbers, extensions last, map entries as the map has them.
+;;;;
+;;;; A type with a form of its own (*JSON-FORMS*) is what that says; all others are objects with a
+;;;; member per field.
+
+(in-package #:clgrpc.protobuf)
+
+(defstruct (json-output (:conc-name output-) (:copier nil))
+  "Where JSON is written and how. FRESH: nothing stands yet in the innermost object or array."
+  (buffer (make-buffer) :type buffer)
+  (proto-names nil)
+  (enum-numbers nil)
+  (defaults nil)
+  (indent nil :type (or null (integer 0 16)))
+  (finder #'find-message-type :type function)
+  (type-name nil)
+  (level 0 :type fixnum)
+  (fresh t))
+
+(defun fail-output (output control &rest arguments)
+  "Signal MESSAGE-PRINT-ERROR."
+  (error 'message-print-error :format :json :type (output-type-name output)
+                              :text (format nil "~?" control arguments)))
+
+(defparameter *json-forms*
+  '(("google.protobuf.Any" . :any) ("google.protobuf.Timestamp" . :timestamp)
+    ("google.protobuf.Duration" . :duration) ("google.protobuf.FieldMask" . :field-mask)
+    ("google.protobuf.Struct" . :struct) ("google.protobuf.Value" . :value)
+    ("google.protobuf.ListValue" . :list) ("google.protobuf.DoubleValue" . :wrapper)
+    ("google.protobuf.FloatValue" . :wrapper) ("google.protobuf.Int64Value" . :wrapper)
+    ("google.protobuf.UInt64Value" . :wrapper) ("google.protobuf.Int32Value" . :wrapper)
+    ("google.protobuf.UInt32Value" . :wrapper) ("google.protobuf.BoolValue" . :wrapper)
+    ("google.protobuf.StringValue" . :wrapper) ("google.protobuf.BytesValue" . :wrapper))
+  "The message types that JSON writes in a form of their own.")
+
+(defun json-key (name)
+  "The octets of NAME as a member's name, colon and all."
+  (let ((buffer (make-buffer :size 32)))
+    (append-json-string buffer name)
+    (append-octet buffer (char-code #\:))
+    (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
+
+(defun json-view (layout)
+  (or (layout-json layout)
+      (let ((view (build-view (layout-slots layout) #'slot-proto-name #'slot-json-name)))
+        (flet ((keys (namer)
+                 (map 'simple-vector (lambda (slot) (json-key (funcall namer slot)))
+                      (view-ordered view))))
+          (setf (view-keys view) (keys #'slot-json-name)
+                (view-proto-keys view) (keys #'slot-proto-name)
+                (view-form view) (cdr (assoc (message-type-name (layout-type layout)) *json-forms*
+                                             :test #'string=))))
+        (setf (layout-json layout) view))))
+
+;;; Layout of the text
+
+(defmacro literal-text (text)
+  `(load-time-value (coerce ,text 'simple-base-string) t))
+
+(defun begin-line (output)
+  (when (output-indent output)
+    (let ((buffer (output-buffer output)))
+      (append-octet buffer 10)
+      (loop repeat (* (output-indent output) (output-level output))
+            do (append-octet buffer 32)))))
+
+(defun separate (output)
+  "Begin a new item of the innermost object or array."
+  (if (output-fresh output)
+      (setf (output-fresh output) nil)
+      (append-octet (output-buffer output) (char-code #\,)))
+  (begin-line output))
+
+(defun open-items (output char)
+  (append-octet (output-buffer output) (char-code char))
+  (incf (output-level output))
+  (setf (output-fresh output) t))
+
+(defun close-items (output char)
+  (decf (output-level output))
+  (unless (output-fresh output) (begin-line output))
+  (append-octet (output-buffer output) (char-code char))
+  (setf (output-fresh output) nil))
+
+(defmacro with-items ((output open close) &body body)
+  `(progn (open-items ,output ,open)
+          ,@body
+          (close-items ,output ,close)))
+
+(defun append-space (output)
+  (when (output-indent output) (append-octet (output-buffer output) 32)))
+
+(defun append-name (output key)
+  "Begin a member whose name and colon are the octets KEY."
+  (separate output)
+  (append-octets (output-buffer output) key)
+  (append-space output))
+
+(defun append-string-name (output name)
+  (separate output)
+  (append-json-string (output-buffer output) name)
+  (append-octet (output-buffer output) (char-code #\:))
+  (append-space output))
+
+;;; Values
+
+(defun append-quoted-integer (output integer)
+  (let ((buffer (output-buffer output)))
+    (append-octet buffer 34)
+    (append-json-integer buffer integer)
+    (append-octet buffer 34)))
+
+(defun float-text (value)
+  "The shortest text of VALUE that reads back alike; a whole number has no point."
+  (cond ((sb-ext:float-nan-p value) "NaN")
+        ((sb-ext:float-infinity-p value) (if (plusp value) "Infinity" "-Infinity"))
+        ((zerop value) (if (minusp (float-sign value)) "-0" "0"))
+        ((and (< (abs value) (if (typep value 'single-float) 1f7 1d15))
+              (= value (ftruncate value)))
+         (format nil "~D" (truncate value)))
+        (t (float-decimal value))))
+
+(defun append-json-number (output value)
+  (let ((text (float-text value)))
+    (if (infinite-or-nan-p value)
+        (append-json-string (output-buffer output) text)
+        (append-ascii (output-buffer output) (coerce text 'simple-base-string)))))
+
+(defun append-enum (output type number)
+  (let ((name (and (not (output-enum-numbers output)) (enum-value-name type number))))
+    (cond ((string= "google.protobuf.NullValue" (enum-type-name type))
+           (append-ascii (output-buffer output) (literal-text "null")))
+          (name (append-json-string (output-buffer output) name))
+          (t (append-json-integer (output-buffer output) number)))))
+
+(defun append-value (output slot value)
+  "Write VALUE, one value of SLOT."
+  (let ((buffer (output-buffer output)))
+    (ecase (slot-kind slot)
+      (:message (append-message output value))
+      (:string (append-json-string buffer value))
+      ((:int32 :uint32 :sint32 :fixed32 :sfixed32) (append-json-integer buffer value))
+      ((:int64 :uint64 :sint64 :fixed64 :sfixed64) (append-quoted-integer output value))
+      (:bool (append-ascii buffer (if value (literal-text "true") (literal-text "false"))))
+      ((:float :double) (append-json-number output value))
+      (:bytes (append-json-string buffer (encode-base64 value :padding t)))
+      (:enum (let ((type (slot-type-object slot)))
+               (append-enum output type (enum-number-of type value)))))))
+
+(defun map-key-text (kind key)
+  "KEY, of KIND, as a text."
+  (ecase kind
+    (:string key)
+    (:bool (if key "true" "false"))
+    ((:int32 :int64 :uint32 :uint64 :sint32 :sint64 :fixed32 :fixed64 :sfixed32 :sfixed64)
+     (format nil "~D" key))))
+
+(defun append-map (output slot map)
+  (let ((key-kind (slot-kind (slot-entry-key slot))) (entry-value (slot-entry-value slot)))
+    (with-items (output #\{ #\})
+      (when map
+        (do-map ((key value) map)
+          (append-string-name output (map-key-text key-kind key))
+          (append-value output entry-value value))))))
+
+(defun append-elements (output slot elements)
+  (with-items (output #\[ #\])
+    (loop for element across elements
+          do (separate output)
+             (append-value output slot element))))
+
+(defun append-held (output slot held)
+  "Write HELD, all that SLOT holds."
+  (ecase (slot-label slot)
+    (:singular (append-value output slot held))
+    (:repeated (append-elements output slot held))
+    (:map (append-map output slot held))))
+
+;;; Messages
+
+(defun shown-by-default-p (slot)
+  "True if SLOT, whose field is absent, has a member when defaults are asked for."
+  (member (slot-presence slot) '(:implicit :elements)))
+
+(defun append-fields (output message view)
+  "Write a member for each field and extension that MESSAGE has."
+  (loop for slot across (view-ordered view)
+        for key across (if (output-proto-names output) (view-proto-keys view) (view-keys view))
+        do (cond ((slot-present-p message slot)
+                  (append-name output key)
+                  (append-held output slot (present-held message slot)))
+                 ((and (output-defaults output) (shown-by-default-p slot))
+                  (append-name output key)
+                  (append-held output slot (held message slot)))))
+  (dolist (slot (present-extensions message))
+    (append-string-name output (slot-path slot))
+    (append-held output slot (held message slot))))
+
+(defun append-message (output message)
+  (let* ((message (current message))
+         (view (json-view (message-layout message))))
+    (ecase (view-form view)
+      ((nil) (with-items (output #\{ #\}) (append-fields output message view)))
+      (:any (append-any output message))
+      (:timestamp (append-time output message #'timestamp-text "Timestamp"))
+      (:duration (append-time output message #'duration-text "Duration"))
+      (:field-mask (append-mask output message))
+      (:value (append-any-value output message))
+      ((:struct :list :wrapper)
+       (let ((slot (numbered-slot message 1)))
+         (append-held output slot (held message slot)))))))
+
+(defun append-time (output message function name)
+  (let ((seconds (number-held message 1)) (nanos (number-held message 2)))
+    (append-json-string (output-buffer output)
+                        (or (funcall function seconds nanos)
+                            (fail-output output "~D seconds and ~D nanoseconds are no ~A" seconds
+                                         nanos name)))))
+
+(defun append-mask (output message)
+  (append-json-string
+   (output-buffer output)
+   (format nil "~{~A~^,~}"
+           (map 'list (lambda (path)
+                        (or (camel-path path)
+                            (fail-output output "the path ~S of a FieldMask has no form in JSON"
+                                         path)))
+                (number-held message 1)))))
+
+(defun append-any-value (output message)
+  "Write MESSAGE, a google.protobuf.Value."
+  (let ((slot (find-if (lambda (slot) (slot-present-p message slot))
+                       (layout-slots (message-layout message)))))
+    (unless slot (fail-output output "a Value holds nothing"))
+    (let ((held (present-held message slot)))
+      (when (and (floatp held) (infinite-or-nan-p held))
+        (fail-output output "a Value cannot be ~A" (float-text held)))
+      (append-held output slot held))))
+
+(defun append-any (output message)
+  (let* ((url (number-held message 1))
+         (octets (number-held message 2))
+         (name (url-type-name url))
+         (type (and name (funcall (output-finder output) name))))
+    (with-items (output #\{ #\})
+      (unless (and (string= "" url) (zerop (length octets)))
+        (unless (and type (message-type-defined-p type))
+          (fail-output output "there is no message type for the Any of ~S" url))
+        (let* ((inner (parse-message type octets))
+               (view (json-view (message-layout inner))))
+          (append-string-name output "@type")
+          (append-json-string (output-buffer output) url)
+          (cond ((view-form view)
+                 (append-string-name output "value")
+                 (append-message output inner))
+                (t (append-fields output inner view))))))))
+
+(defun message-json (message &key (as :string) proto-names enum-numbers defaults indent
+                               (finder #'find-message-type))
+  "Return MESSAGE in JSON: a string, or with AS :OCTETS its UTF-8. PROTO-NAMES: fields go by the
+names of the .proto file instead of lowerCamelCase. ENUM-NUMBERS: enum values are numbers, not
+names. DEFAULTS: fields without presence are written even if zero or empty. INDENT, 0 to 16, puts
+each member on a line of its own, indented so many spaces a level. FINDER maps the full name of the
+type in an Any to its message type, or to nil. Signal MESSAGE-PRINT-ERROR if MESSAGE has no form in
+JSON: a Timestamp, Duration or FieldMask that is none, an empty Value, an Any of an unknown type;
+and PROTOBUF-ERROR if what an Any holds is no message of its type. Unknown fields are left out.
+Source: protobuf.dev, ProtoJSON format."
+  (let* ((buffer (make-buffer :size 256))
+         (output (make-json-output :buffer buffer :proto-names proto-names
+                                   :enum-numbers enum-numbers :defaults defaults :indent indent
+                                   :finder finder
+                                   :type-name (message-type-name (message-type-of message)))))
+    (append-message output message)
+    (ecase as
+      (:string (buffer-string buffer))
+      (:octets (subseq-octets (buffer-octets buffer) (buffer-start buffer)
+                              (buffer-end buffer))))))

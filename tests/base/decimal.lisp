@@ -1,0 +1,50 @@
+;;;; Decimal digits to floats: against exact arithmetic, at random and around the middles between
+;;;; two neighbours, where a second rounding would show.
+
+(in-package #:clgrpc.tests.base)
+(in-suite :clgrpc.base)
+
+(defun nearest-p (single rational)
+  "True if SINGLE is the single float nearest to RATIONAL, ties to even."
+  (let* ((bits (sb-kernel:single-float-bits single))
+         (distance (abs (- (rational single) rational))))
+    (loop for other in (list (1- bits) (1+ bits))
+          always (or (not (<= 0 other #x7F7FFFFF))
+                     (let ((there (abs (- (rational (sb-kernel:make-single-float other))
+                                          rational))))
+                       (or (< distance there) (and (= distance there) (evenp bits))))))))
+
+(test singles-are-the-nearest
+  (let* ((seed (random (expt 2 32) (make-random-state t)))
+         (state (sb-ext:seed-random-state seed)))
+    (dotimes (i 5000)
+      (let* ((digits (random (expt 10 (1+ (random 20 state))) state))
+             (exponent (- (random 70 state) 55))
+             (single (digits-single digits exponent nil)))
+        (unless (or (null single) (nearest-p single (* digits (expt 10 exponent))))
+          (fail "~D e~D gives ~S; seed ~D" digits exponent single seed))))
+    (dotimes (i 2000)
+      (let* ((bits (1+ (random #x7F7FFFF0 state)))
+             (middle (/ (+ (rational (sb-kernel:make-single-float bits))
+                           (rational (sb-kernel:make-single-float (1+ bits))))
+                        2))
+             (places (integer-length (1- (denominator middle))))
+             (digits (* 10 (numerator middle) (expt 5 places))))
+        (loop for (step expected) in `((-1 ,bits) (1 ,(1+ bits))
+                                       (0 ,(if (evenp bits) bits (1+ bits))))
+              for single = (digits-single (+ digits step) (- -1 places) nil)
+              unless (= expected (sb-kernel:single-float-bits single))
+                do (fail "beside the middle above ~D: ~S; seed ~D" bits single seed))))
+    (pass)))
+
+(test the-ends-of-the-range
+  (is (null (digits-double 18 308 nil)))
+  (is (null (digits-double 1 1000000 t)))
+  (is (eql 0d0 (digits-double 1 -1000000 nil)))
+  (is (eql -0d0 (digits-double 0 5 t)))
+  (is (null (digits-single 34028236 31 nil)))
+  (is (eql most-positive-single-float (digits-single 34028235 31 nil)))
+  (is (eql least-positive-single-float (digits-single 1 -45 nil)))
+  (is (eql 0f0 (digits-single 1 -46 nil)))
+  (is (string= "0.1" (float-decimal 0.1f0)))
+  (is (string= "100.0" (float-decimal 1d2))))

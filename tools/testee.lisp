@@ -1,0 +1,88 @@
+;;;; `testee`: the other end of a public conformance suite that starts the program it judges and
+;;;; talks to it on standard input and output. For `protobuf` that is the conformance runner of
+;;;; Protocol Buffers: each request holds a message in one format, each response the same message in
+;;;; another, both with their length in four octets, little-endian, before them.
+
+(in-package #:clgrpc.tools)
+
+(defun octet-stream (descriptor direction)
+  "A stream of octets at DESCRIPTOR, for DIRECTION :input or :output."
+  (sb-sys:make-fd-stream descriptor :input (eq direction :input) :output (eq direction :output)
+                                    :element-type 'octet :buffering :full))
+
+(defun read-framed (stream)
+  "Read a length and as many octets from STREAM; nil at its end."
+  (let ((head (make-octets 4)))
+    (when (= 4 (read-sequence head stream))
+      (let* ((length (u32le head 0))
+             (octets (make-octets length)))
+        (unless (= length (read-sequence octets stream))
+          (misuse "The input ends within a request of ~D octets." length))
+        octets))))
+
+(defun write-framed (octets stream)
+  (let ((head (make-octets 4)))
+    (setf (u32le head 0) (length octets))
+    (write-sequence head stream)
+    (write-sequence octets stream)
+    (finish-output stream)))
+
+(defun read-payload (request type)
+  "The message of TYPE that REQUEST holds, or nil if it is in a format we do not have."
+  (multiple-value-bind (payload format) (conformance:conformance-request-payload request)
+    (case format
+      (:protobuf-payload (protobuf:parse-message type payload))
+      (:json-payload
+       (protobuf:parse-json-message
+        type payload
+        :ignore-unknown (eq :json-ignore-unknown-parsing-test
+                            (conformance:conformance-request-test-category request)))))))
+
+(defun write-payload (request message)
+  "The response with MESSAGE in the format that REQUEST asks for."
+  (case (conformance:conformance-request-requested-output-format request)
+    (:protobuf
+     (conformance:make-conformance-response :protobuf-payload (protobuf:serialize message)))
+    (:json
+     (conformance:make-conformance-response :json-payload (protobuf:message-json message)))
+    (t (conformance:make-conformance-response :skipped "no such format here"))))
+
+(defun answer-conformance (request)
+  "The response to REQUEST."
+  (let* ((name (conformance:conformance-request-message-type request))
+         (type (protobuf:find-message-type name))
+         (message nil))
+    (handler-case
+        (cond ((null type)
+               (conformance:make-conformance-response
+                :runtime-error (format nil "There is no message type ~A." name)))
+              ((setf message (read-payload request type)) (write-payload request message))
+              (t (conformance:make-conformance-response :skipped "no such format here")))
+      (protobuf:protobuf-error (error)
+        (if message
+            (conformance:make-conformance-response :serialize-error (princ-to-string error))
+            (conformance:make-conformance-response :parse-error (princ-to-string error))))
+      (error (error)
+        (conformance:make-conformance-response :runtime-error (princ-to-string error))))))
+
+(defun serve-conformance (input output)
+  "Answer the requests that come from the stream INPUT on the stream OUTPUT until INPUT ends."
+  (loop for octets = (read-framed input)
+        while octets
+        do (write-framed (protobuf:serialize
+                          (answer-conformance
+                           (protobuf:parse-message 'conformance:conformance-request octets)))
+                         output))
+  0)
+
+(define-command "testee"
+    (((suite "SUITE"
+             (lambda (name)
+               (unless (string= name "protobuf") (refuse "there is no suite ~S, only protobuf" name))
+               name)
+             "which suite: protobuf"))
+     ())
+    "Be judged by a public conformance suite on standard input and output. `make conformance`
+fetches and runs the suites."
+  (declare (ignore suite))
+  (serve-conformance (octet-stream 0 :input) (octet-stream 1 :output)))
