@@ -182,8 +182,12 @@
   :depends-on ("clgrpc/loop" "clgrpc/http2" "clgrpc/protobuf" "alexandria")
   :pathname "src/rpc/"
   :serial t
-  :components ((:file "package")
+  :components ((:static-file "../../proto/google/rpc/status.proto")
+               (:static-file "../../proto/google/rpc/error_details.proto")
+               (:file "proto")
+               (:file "package")
                (:file "status")
+               (:file "details")
                (:file "timeout")
                (:file "metadata")
                (:file "method")
@@ -427,6 +431,7 @@
                (:file "subchannel")
                (:file "future")
                (:file "flow")
+               (:file "details")
                (:file "life")
                (:file "leak")
                (:file "stress")))

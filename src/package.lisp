@@ -44,8 +44,9 @@
                 #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish
                 ;; errors
                 #:fail #:make-rpc-error #:*debug-on-error* #:return-status #:cancel-call
-                #:retry-handler #:status-code #:code-status
+                #:retry-handler #:retry-call #:status-code #:code-status
                 #:rpc-error #:rpc-error-status #:rpc-error-message #:rpc-error-details
+                #:rpc-error-details-octets #:rpc-error-detail
                 #:rpc-error-trailers #:rpc-error-call #:rpc-error-peer #:rpc-error-ended-by
                 #:rpc-error-cause #:rpc-error-sent-p
                 #:cancelled #:unknown #:invalid-argument #:deadline-exceeded #:not-found

@@ -34,7 +34,7 @@
 (defun obey-status (status)
   "Fail the call if STATUS, a grpc.testing.EchoStatus or nil, asks for that."
   (when (and status (/= 0 (testing:echo-status-code status)))
-    (grpc:fail (grpc:code-status (testing:echo-status-code status)) "~A"
+    (grpc:fail (grpc:code-status (testing:echo-status-code status))
                (testing:echo-status-message status))))
 
 (defun report-load (call report)

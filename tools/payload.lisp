@@ -8,7 +8,8 @@
 (defun payload-of-size (type size)
   "Return a grpc.testing.Payload of SIZE octets of TYPE; fail the call if there can be none."
   (unless (eq type :compressable)
-    (grpc:fail :invalid-argument "there is no payload type ~A" type))
+    (grpc:fail :invalid-argument (format nil "there is no payload type ~A" type)))
   (unless (<= 0 size +max-payload-octets+)
-    (grpc:fail :invalid-argument "a payload has 0 to ~D octets, not ~D" +max-payload-octets+ size))
+    (grpc:fail :invalid-argument (format nil "a payload has 0 to ~D octets, not ~D"
+                                         +max-payload-octets+ size)))
   (testing:make-payload :type type :body (make-octets size)))

@@ -12,9 +12,10 @@
 
 (in-package #:clgrpc.client)
 
-(defmethod rpc:invoke ((channel wire-channel) method request
+(defmethod rpc:invoke ((channel wire-channel) method request &rest options
                        &key timeout deadline metadata wait-for-ready async
                          (compression nil compression-p))
+  (declare (dynamic-extent options))
   (let ((generator (and (member (rpc-method-kind method) '(:client-streaming :bidi))
                         (not (eq request :open))
                         (request-generator request)))
@@ -33,7 +34,9 @@
        (add-request call request t)
        (cond (async (submit-call call) call)
              (t (submit-and-wait call nil)
-                (reply-of call))))
+                (if (eq :ok (call-status call))
+                    (reply-of call)
+                    (fail-or-retry call channel method request options)))))
       (:server-streaming
        (add-request call request t)
        (submit-call call)
@@ -44,7 +47,9 @@
                     (pump-requests call generator)
                     call)
              (t (submit-and-wait call generator)
-                (reply-of call))))
+                (cond ((eq :ok (call-status call)) (reply-of call))
+                      ((functionp request) (error (rpc:call-condition call)))
+                      (t (fail-or-retry call channel method request options))))))
       (:bidi
        (submit-call call)
        (when generator (pump-requests call generator))
@@ -97,6 +102,14 @@ otherwise, at whatever moment, cancel CALL."
            (when generator (send-requests call generator))
            (rpc:wait-for-call call #'never))
       (client-leave call))))
+
+(defun fail-or-retry (call channel method request options)
+  "Signal the RPC-ERROR of CALL, which these arguments of INVOKE have led to; with the restart
+RETRY-CALL return what another call returns."
+  (restart-case (error (rpc:call-condition call))
+    (rpc:retry-call ()
+      :report "Make the call again."
+      (apply #'rpc:invoke channel method request options))))
 
 (defun reply-of (call)
   "Return the reply of CALL, which answers once and has ended, and CALL, or signal its RPC-ERROR."

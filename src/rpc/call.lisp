@@ -455,6 +455,13 @@ for, or :RETRY."
 keyword, and MESSAGE. Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERROR*."
   (invoke-restart 'return-status status message))
 
+(defun retry-call ()
+  "Invoke the restart RETRY-CALL, which a blocking stub offers while it signals the RPC-ERROR of its
+call, unless it sent what a generator function gave: make the call again, with the same arguments (a
+:timeout begins anew), and have the stub return what that returns. Signal a CONTROL-ERROR if there is
+none. The caller decides how often, and waits between."
+  (invoke-restart 'retry-call))
+
 (defun cancel-call ()
   "Invoke the restart CANCEL-CALL: end the call whose handler is in the debugger with :cancelled.
 Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERROR*."
@@ -543,12 +550,11 @@ returned their call. From any thread."
   nil)
 
 (defun finish (call &key (status :ok) (message "") details trailers)
-  "End CALL, a handler's, with STATUS, a keyword; MESSAGE is its text, DETAILS octets for
-grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL). For handlers that returned
+  "End CALL, a handler's, with STATUS, a keyword; MESSAGE is its text, DETAILS a list of
+messages or octets for grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL). For handlers that returned
 their call. From any thread."
   (status-code status)
   (check-metadata trailers)
   (unless (stringp message) (misuse "The message of a status is a string, not ~S." message))
-  (unless (typep details '(or null octets)) (misuse "DETAILS are octets, not ~S." details))
-  (operate finish call status message details trailers)
+  (operate finish call status message (details-octets details status message) trailers)
   nil)

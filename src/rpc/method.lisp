@@ -198,7 +198,8 @@ the form (function-symbol \"Name\" kind \"request.Type\" \"response.Type\" [docu
       (unless (method-for-p #',function ',class)
         (defmethod ,function ((target ,class) request &key)
           (declare (ignore request))
-          (fail :unimplemented "~A does not implement ~A" (class-name (class-of target)) ,name))))))
+          (fail :unimplemented (format nil "~A does not implement ~A"
+                                        (class-name (class-of target)) ,name)))))))
 
 (defun expand-service (service)
   "The form that define-proto's expansion has for SERVICE, a protobuf service descriptor."

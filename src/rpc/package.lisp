@@ -7,13 +7,16 @@
   (:import-from #:sb-ext #:defglobal)
   (:export
    ;; status.lisp
-   #:rpc-error #:rpc-error-status #:rpc-error-message #:rpc-error-details #:rpc-error-trailers
+   #:rpc-error #:rpc-error-status #:rpc-error-message #:rpc-error-details #:rpc-error-details-octets #:rpc-error-detail
+   #:rpc-error-trailers
    #:rpc-error-call #:rpc-error-peer #:rpc-error-ended-by #:rpc-error-cause #:rpc-error-sent-p
    #:cancelled #:unknown #:invalid-argument #:deadline-exceeded #:not-found #:already-exists
    #:permission-denied #:resource-exhausted #:failed-precondition #:aborted #:out-of-range
    #:unimplemented #:internal #:unavailable #:data-loss #:unauthenticated
    #:status-code #:code-status #:make-rpc-error #:fail #:http-status-status #:error-code-status
    #:encode-status-message #:decode-status-message
+   ;; details.lisp
+   #:details-octets
    ;; timeout.lisp
    #:deadline #:deadline-in #:parse-timeout #:encode-timeout #:earlier-deadline
    ;; metadata.lisp
@@ -39,7 +42,7 @@
    #:extra-on-end #:extra-queued-octets
    #:*call* #:notify #:wait-for-call #:pop-incoming #:end-call
    #:call-condition #:callbacks-p #:park #:with-user-code #:error-condition #:*debug-on-error* #:return-status
-   #:cancel-call #:retry-handler
+   #:cancel-call #:retry-handler #:retry-call
    #:call-peer #:send #:try-send #:close-send #:receive #:do-messages #:cancel #:cancelled-p
    #:with-call #:call-metadata #:call-trailers #:send-metadata #:time-remaining
    #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish

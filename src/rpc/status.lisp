@@ -8,7 +8,7 @@
 (define-condition rpc-error (clgrpc-error)
   ((status :initarg :status :initform :unknown :reader rpc-error-status)
    (message :initarg :message :initform "" :reader rpc-error-message)
-   (details :initarg :details :initform nil :reader rpc-error-details)
+   (details :initarg :details :initform nil :reader rpc-error-raw-details)
    (trailers :initarg :trailers :initform nil :reader rpc-error-trailers)
    (call :initarg :call :initform nil :reader rpc-error-call)
    (peer :initarg :peer :initform nil :reader rpc-error-peer)
@@ -17,15 +17,14 @@
    (sent :initarg :sent :initform t :reader rpc-error-sent-p))
   (:report report-rpc-error)
   (:documentation "A call ended with a status other than :ok. STATUS is a keyword, MESSAGE the text
-that came with it, DETAILS the octets of grpc-status-details-bin or nil, TRAILERS an alist, CALL the
-call. ENDED-BY says who ended it: :peer (its status), :local (deadline, cancellation, limits) or
+that came with it, DETAILS a list of messages or the octets of grpc-status-details-bin, TRAILERS an
+alist, CALL the call. ENDED-BY says who ended it: :peer (its status), :local (deadline, cancellation, limits) or
 :transport; CAUSE is the frame, code or errno behind it as text, or nil. SENT is nil if the request
 certainly never reached the peer's application, so that repeating it is safe."))
 
 (document-functions
   rpc-error-status "The status of the call that ended badly, a keyword such as :not-found."
   rpc-error-message "The text that came with the status, maybe empty."
-  rpc-error-details "The octets of grpc-status-details-bin, a serialized google.rpc.Status, or nil."
   rpc-error-trailers "The trailing metadata of the call, an alist."
   rpc-error-call "The call that ended, or nil."
   rpc-error-peer "The address of the peer, \"127.0.0.1:50051\", or nil if there was none yet."
@@ -104,12 +103,12 @@ meaning)."
   (apply #'make-condition (or (status-row-condition (status-row status)) 'rpc-error)
          :status status initargs))
 
-(defun fail (status &optional (control "") &rest arguments)
-  "End the running handler's call with STATUS, a keyword, and the message that CONTROL and ARGUMENTS
-format. To send details, signal (make-rpc-error STATUS :message … :details octets) with ERROR."
-  (error (make-rpc-error status
-                         :message (if arguments (apply #'format nil control arguments) control)
-                         :ended-by :local)))
+(defun fail (status message &key details trailers)
+  "End the running handler's call with STATUS, a keyword, and MESSAGE, a text for developers. DETAILS
+is a list of messages that say more, such as those of the package GOOGLE.RPC, or octets for
+grpc-status-details-bin; TRAILERS an alist added to the trailing metadata."
+  (error (make-rpc-error status :message message :details details :trailers trailers
+                                :ended-by :local)))
 
 ;;; HTTP and HTTP/2 codes to status (gRPC "HTTP to gRPC status code mapping"; gRPC over HTTP/2,
 ;;; "Errors")

@@ -171,20 +171,26 @@ POST-REPLY should do that while the baton is lent. On the loop."
 slots."
   (let ((status (rpc-error-status condition))
         (message (rpc-error-message condition))
-        (details (rpc-error-details condition)))
+        (details (sendable-details call condition)))
     (server-finish call
                    (if (eq :ok status) :internal status)
                    (if (stringp message) message (format nil "~@[~A~]" message))
-                   (and details (ignore-errors (coerce details 'octets)))
+                   details
                    (sendable-trailers call (rpc:rpc-error-trailers condition)))))
+
+(defun sendable-details (call condition)
+  "The octets of CONDITION's details, or nil if they cannot be sent."
+  (handler-case (rpc:rpc-error-details-octets condition)
+    (error (error) (log-bad-answer call error) nil)))
 
 (defun sendable-trailers (call trailers)
   "TRAILERS, or nil if they cannot be sent."
   (handler-case (rpc:check-metadata trailers)
-    (error (error)
-      (log-event :error :handler-error :condition error
-                                       :method (rpc:rpc-method-path (call-rpc-method call)))
-      '())))
+    (error (error) (log-bad-answer call error) '())))
+
+(defun log-bad-answer (call error)
+  (log-event :error :handler-error :condition error
+                                   :method (rpc:rpc-method-path (call-rpc-method call))))
 
 (define-hot server-finish ((call server-call) (status symbol) (message string) details
                            (trailers list))

@@ -113,14 +113,14 @@ From any thread."
 (defmethod health-methods:check ((service health-service) request &key)
   (let ((name (health:health-check-request-service request)))
     (answer (or (health-status service name)
-                (rpc:fail :not-found "the service ~A is not known" name)))))
+                (rpc:fail :not-found (format nil "the service ~A is not known" name))))))
 
 (defmethod health-methods:list ((service health-service) request &key)
   (declare (ignore request))
   (with-service (service)
     (let ((statuses (service-statuses service)))
       (when (> (hash-table-count statuses) +listed-services+)
-        (rpc:fail :resource-exhausted "more than ~D services" +listed-services+))
+        (rpc:fail :resource-exhausted (format nil "more than ~D services" +listed-services+)))
       (health:make-health-list-response
        :statuses (loop for name being the hash-keys of statuses using (hash-value status)
                        collect (cons name (answer status)))))))

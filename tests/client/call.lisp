@@ -94,10 +94,10 @@ another."
     (let ((error (error-from (end '("grpc-status" . "10") '("grpc-message" . "a%20%E2%82%AC%zz")
                                   '("grpc-status-details-bin" . "AQI=") '("x-tail" . "1")))))
       (is (string= "a €%zz" (grpc:rpc-error-message error)))
-      (is (equalp (octets-of 1 2) (grpc:rpc-error-details error)))
+      (is (equalp (octets-of 1 2) (grpc:rpc-error-details-octets error)))
       (is (equal '(("x-tail" . "1")) (grpc:rpc-error-trailers error)))
       (is (eq :peer (grpc:rpc-error-ended-by error))))
-    (is (null (grpc:rpc-error-details
+    (is (null (grpc:rpc-error-details-octets
                (error-from (end '("grpc-status" . "10")
                                 '("grpc-status-details-bin" . "!!!"))))))))
 

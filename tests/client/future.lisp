@@ -28,7 +28,7 @@
   "The call's error, each time it is awaited."
   (with-probe (channel) (:ask (lambda (note call)
                                 (declare (ignore call))
-                                (grpc:fail :aborted "~D" (number-of note))))
+                                (grpc:fail :aborted (princ-to-string (number-of note)))))
     (let ((future (grpc:call-async #'lab.bench:ask channel (note 3))))
       (loop repeat 2
             for error = (caught (grpc:await future))

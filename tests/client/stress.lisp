@@ -18,7 +18,7 @@
   "Handlers that do what the number of a note says: fail, wait, answer later, or simply answer."
   (list :ask (lambda (note call)
                (case (mod (number-of note) 10)
-                 (0 (grpc:fail :aborted "~D" (number-of note)))
+                 (0 (grpc:fail :aborted (princ-to-string (number-of note))))
                  (1 (grpc:after call 0.002 (lambda () (grpc:reply call note))) call)
                  (2 (sb-thread:thread-yield) note)
                  (t note)))

@@ -127,6 +127,6 @@ then."
   (let ((call (new-call)))
     (is (null (rpc:with-user-code (call) (is (eq call rpc:*call*)))))
     (is (typep (rpc:with-user-code (call) (error "x")) 'rpc:internal))
-    (is (typep (rpc:with-user-code (call) (rpc:fail :aborted)) 'rpc:aborted))
+    (is (typep (rpc:with-user-code (call) (rpc:fail :aborted "")) 'rpc:aborted))
     (is (typep (rpc:with-user-code (call) (error 'storage-condition)) 'rpc:internal))
     (is (null (rpc:with-user-code (call) (signal 'simple-condition))))))

@@ -14,7 +14,7 @@
 
 (test condition-classes
   "Each status has its condition class; the report is one line that says what matters."
-  (signals rpc:not-found (rpc:fail :not-found "no ~A here" "Ada"))
+  (signals rpc:not-found (rpc:fail :not-found "no Ada here"))
   (let ((error (rpc:make-rpc-error :unavailable :message "cannot connect" :sent nil
                                                 :peer "127.0.0.1:1" :ended-by :transport)))
     (is (typep error 'rpc:unavailable))

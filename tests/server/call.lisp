@@ -350,13 +350,14 @@ if it was the loop's thread."
                 (declare (ignore call))
                 (let ((status (grpc:code-status (number-of note))))
                   (if (string= "" (lab:note-text note))
-                      (grpc:fail status)
+                      (grpc:fail status "")
                       (error (grpc:make-rpc-error status :message (lab:note-text note)
                                                          :details (lab:note-body note)))))))
       (loop for code from 1 to 16
             for error = (caught (ask channel (note code)))
             do (is (eq (grpc:code-status code) (grpc:rpc-error-status error)))
                (is (string= "" (grpc:rpc-error-message error)))
+               (is (null (grpc:rpc-error-details-octets error)))
                (is (null (grpc:rpc-error-details error)))
                (is (eq :peer (grpc:rpc-error-ended-by error)))
                (is (grpc:rpc-error-sent-p error)))
@@ -365,7 +366,8 @@ if it was the loop's thread."
         (let ((error (caught (ask channel (note 5 :text text :body details)))))
           (is (typep error 'grpc:not-found))
           (is (string= text (grpc:rpc-error-message error)))
-          (is (equalp details (grpc:rpc-error-details error))))))))
+          (is (equalp details (grpc:rpc-error-details-octets error)))
+          (is (null (grpc:rpc-error-details error)) "not a google.rpc.Status"))))))
 
 (test handler-fails-oddly
   "What cannot be sent as it is does not stay without an answer."
@@ -386,7 +388,7 @@ if it was the loop's thread."
                                      (error (grpc:make-rpc-error
                                              :not-found :trailers '(("Bad Name" . 5))))))))
         (is (eq :internal (status (lambda () (error (grpc:make-rpc-error :ok))))))
-        (is (eq :internal (status (lambda () (grpc:fail :no-such-status)))))
+        (is (eq :internal (status (lambda () (grpc:fail :no-such-status "")))))
         (is (eq :internal (status (lambda () 5))))
         (is (eq :internal (status (lambda () nil))))
         (is (eq :internal (status (lambda () (lab.bench:ask nil (note 1))))))))))

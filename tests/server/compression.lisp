@@ -54,7 +54,7 @@
                 (if (and (grpc:received-compressed-p call)
                          (eq :identity (grpc:call-compression call)))
                     note
-                    (grpc:fail :failed-precondition))))
+                    (grpc:fail :failed-precondition ""))))
       (loop for (format encoding) in '((:gzip "gzip") (:deflate "deflate"))
             do (dolist (size '(0 10 20000 300000))
                  (let ((exchange (ask-raw peer "/lab.Bench/Ask" :fields (encoding-fields encoding)

@@ -162,7 +162,7 @@
            (call (grpc:rpc-error-call error)))
       (is (typep error 'grpc:aborted))
       (is (string= "nö" (grpc:rpc-error-message error)))
-      (is (equalp (octets-of 1 2 3) (grpc:rpc-error-details error)))
+      (is (equalp (octets-of 1 2 3) (grpc:rpc-error-details-octets error)))
       (is (equal '(("x-tail" . "1")) (grpc:rpc-error-trailers error)))
       (is (equal '(("x-tail" . "1")) (grpc:call-trailers call)))
       (is (null (grpc:call-metadata call))))))
@@ -200,7 +200,7 @@
       (is (= 3 (number-of first)))
       (is (typep error 'grpc:out-of-range))
       (is (string= "over" (grpc:rpc-error-message error)))
-      (is (equalp (octets-of 9) (grpc:rpc-error-details error)))
+      (is (equalp (octets-of 9) (grpc:rpc-error-details-octets error)))
       (is (equal '(("x-a" . "1") ("x-b" . "2")) (grpc:call-trailers call))))
     (is (= 7 (number-of (ask channel (note 7)))))))
 

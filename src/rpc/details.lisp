@@ -1,0 +1,50 @@
+;;;; Details of a status: grpc-status-details-bin is a serialized google.rpc.Status, whose details are
+;;;; messages of any types, each in an Any (gRPC over HTTP/2, "Responses"; gRPC guide on errors).
+;;;;
+;;;; In an RPC-ERROR the details are messages, or the octets as they came. Whatever a peer sends, to
+;;;; ask for them signals nothing.
+
+(in-package #:clgrpc.rpc)
+
+(defun details-octets (details status message)
+  "The octets to send for DETAILS: a list of messages, which go with STATUS and MESSAGE; octets, which
+are sent as they are; or nil. Signal MISUSE if they are neither."
+  (typecase details
+    (null nil)
+    (octets details)
+    (list
+     (unless (every (lambda (detail) (typep detail 'protobuf:message)) details)
+       (misuse "Details are a list of messages, or octets, not ~S." details))
+     (protobuf:serialize
+      (google.rpc:make-status :code (status-code status) :message message
+                              :details (mapcar #'detail-any details))))
+    (t (misuse "Details are a list of messages, or octets, not ~S." details))))
+
+(defun detail-any (message)
+  (if (typep message 'google.protobuf:any) message (protobuf:any-pack message)))
+
+(defun octets-details (octets)
+  "The messages that the serialized google.rpc.Status OCTETS holds; one whose type is not loaded, or
+that is broken, as a google.protobuf.Any; nil if it is no such message."
+  (handler-case
+      (map 'list (lambda (any)
+                   (handler-case (protobuf:any-unpack any)
+                     (protobuf:protobuf-error () any)))
+           (google.rpc:status-details (protobuf:parse-message 'google.rpc:status octets)))
+    (protobuf:protobuf-error () '())))
+
+(defun rpc-error-details (error)
+  "The details of ERROR, a list of messages, such as GOOGLE.RPC:BAD-REQUEST; one whose type is not
+loaded is a GOOGLE.PROTOBUF:ANY. Nil without details, or if they cannot be read. From any thread."
+  (let ((details (rpc-error-raw-details error)))
+    (if (listp details) details (octets-details details))))
+
+(defun rpc-error-details-octets (error)
+  "The octets of grpc-status-details-bin of ERROR, as they came or are to be sent, or nil. From any
+thread."
+  (details-octets (rpc-error-raw-details error) (rpc-error-status error) (rpc-error-message error)))
+
+(defun rpc-error-detail (error type)
+  "The first of the details of ERROR that is a message of TYPE, a symbol such as
+GOOGLE.RPC:RETRY-INFO, or nil. From any thread."
+  (find-if (lambda (message) (typep message type)) (rpc-error-details error)))
