@@ -12,7 +12,7 @@ SOURCES := clgrpc.asd scripts/load.lisp scripts/build.lisp \
 BENCH_PARTS := unary streams client matrix openloop bulk allocation
 
 .DEFAULT_GOAL := bin/clgrpc
-.PHONY: install test demo conformance bench profile clean help $(BENCH_PARTS:%=bench-%)
+.PHONY: install test demo conformance soak bench profile clean help $(BENCH_PARTS:%=bench-%)
 
 bin/clgrpc: $(SOURCES) | install
 	@mkdir -p bin
@@ -32,6 +32,9 @@ demo: bin/clgrpc
 conformance: bin/clgrpc
 	@scripts/install --conformance
 	@tests/conformance/run $(SUITES)
+
+soak: | install
+	@scripts/soak $(SOAK)
 
 bench: bin/clgrpc
 	@scripts/install --bench
@@ -54,6 +57,8 @@ help:
 	@echo 'make test         run all tests; SUITES="hpack http2" runs some'
 	@echo 'make conformance  fetch and run h2spec and the interop client of grpc-go (needs Go);'
 	@echo '                  SUITES="h2spec interop" runs one'
+	@echo 'make soak         do everything at once for an hour, or SOAK=600 seconds, and see that'
+	@echo '                  memory, threads and descriptors stay what they were'
 	@echo 'make bench        measure beside grpc-go (needs Go), tonic and nghttpd: about 14 minutes;'
 	@echo '                  BENCH="--short" takes 3, BENCH="--help" lists more'
 	@echo 'make bench-PART   one part: unary, streams, client, matrix, openloop, bulk or allocation'
