@@ -68,3 +68,21 @@ whatever it takes."
              (early (- due (monotonic-ns))))
         (when (> early 200000) (sleep (ns-seconds early)))
         (funcall function i due)))))
+
+;;; What the machine itself does to a thread
+
+(defun call-with-lateness (function)
+  "Call FUNCTION while a thread wakes once a millisecond. Return FUNCTION's value and by how many ms
+the slowest hundredth of those wake-ups came late: what no program on this machine can help."
+  (let* ((stop nil) (late '())
+         (waker (sb-thread:make-thread
+                 (lambda ()
+                   (loop with due = (monotonic-ns)
+                         until stop
+                         do (setf due (max (+ due 1000000) (monotonic-ns)))
+                            (sleep (ns-seconds (max 0 (- due (monotonic-ns)))))
+                            (push (/ (- (monotonic-ns) due) 1d6) late))))))
+    (let ((value (unwind-protect (funcall function)
+                   (setf stop t)
+                   (sb-thread:join-thread waker))))
+      (values value (quantile late 0.99)))))

@@ -159,6 +159,14 @@ status or a list of such, which must be among STATUSES."
                            (unless (whole-p note) (return nil))
                            (incf count))))))))
 
+(define-activity press (1 :ok) (soak random)
+  (let ((size (random 300000 random)) (channel (soak-channel soak random)))
+    (ending-of (= size (length (lab:note-body (ask channel (note 1 :body size)
+                                                   :timeout 60
+                                                   :compression (if (zerop (random 2 random))
+                                                                    :gzip
+                                                                    :deflate))))))))
+
 (define-activity cancel (1 :cancelled) (soak random)
   (let ((call (chat (soak-channel soak random) :open :timeout 60)))
     (grpc:send call (note 1 :body (random 20000 random)))
