@@ -9,6 +9,7 @@
 (in-package #:clgrpc.protobuf)
 
 (define-built-ins "../../proto/"
+  "google/protobuf/descriptor.proto"    ; first: it says what the options of the others are
   "google/protobuf/any.proto"
   "google/protobuf/source_context.proto"
   "google/protobuf/type.proto"
@@ -19,7 +20,6 @@
   "google/protobuf/struct.proto"
   "google/protobuf/timestamp.proto"
   "google/protobuf/wrappers.proto"
-  "google/protobuf/descriptor.proto"
   "google/protobuf/compiler/plugin.proto")
 
 (embed-built-ins "../../proto/"

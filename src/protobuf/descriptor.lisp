@@ -9,11 +9,15 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (descriptor (:copier nil) (:constructor nil))
-  "What every declaration has. COMMENT is the text of the comment at it, or nil."
+  "What every declaration has. COMMENT is the text of the comment at it, or nil. OPTIONS are as
+written; OPTION-OCTETS is what they mean, a serialized google.protobuf.…Options message without the
+options that are for the source only, or nil if that is empty; SOURCE-OPTION-OCTETS has all."
   (name "" :type string)
   (full-name "" :type string)
   (comment nil :type (or null string))
   (options '() :type list)
+  (option-octets nil :type (or null octets))
+  (source-option-octets nil :type (or null octets))
   (features nil :type list)
   (line 1 :type index)
   (column 1 :type index))
@@ -27,13 +31,16 @@ is a string of octets, an integer, a float, (:identifier name) or (:aggregate fi
   (column 1 :type index))
 
 (defstruct (file-descriptor (:include descriptor) (:copier nil))
-  "A .proto file. NAME and FULL-NAME are its path as imports write it."
+  "A .proto file. NAME and FULL-NAME are its path as imports write it. PLACES says for a file that
+is not linked yet where each part of a declaration stands; see NOTE-AT."
   (package "" :type string)
   (syntax :proto2 :type (member :proto2 :proto3 :editions))
   (edition nil :type (or null string))
   (dependencies '() :type list)
   (public-dependencies '() :type list)
   (weak-dependencies '() :type list)
+  (option-dependencies '() :type list)
+  (places nil :type (or null hash-table))
   (messages '() :type list)
   (enums '() :type list)
   (extensions '() :type list)
@@ -41,7 +48,8 @@ is a string of octets, an integer, a float, (:identifier name) or (:aggregate fi
   (fingerprint "" :type string))
 
 (defstruct (message-descriptor (:include descriptor) (:copier nil))
-  "A message type. Ranges are lists of (first . last), both inclusive."
+  "A message type. RESERVED-RANGES are lists of (first . last), both inclusive, EXTENSION-RANGES
+such structures. VISIBILITY is what the declaration says, nil if nothing."
   (fields '() :type list)
   (oneofs '() :type list)
   (messages '() :type list)
@@ -51,11 +59,19 @@ is a string of octets, an integer, a float, (:identifier name) or (:aggregate fi
   (reserved-ranges '() :type list)
   (reserved-names '() :type list)
   (map-entry-p nil :type boolean)
+  (message-set-p nil :type boolean)
+  (visibility nil :type (member nil :local :export))
   (symbol nil :type symbol))
+
+(defstruct (extension-range (:include descriptor) (:copier nil))
+  "Field numbers of a message, FIRST to LAST, that extensions may have."
+  (first 1 :type integer)
+  (last 1 :type integer))
 
 (defstruct (field-descriptor (:include descriptor) (:copier nil))
   "A field or extension. TYPE is a keyword such as :int32, :message, :enum or :group. ONEOF is the
-name of the oneof it belongs to, PRESENCE one of :implicit, :explicit, :required, :repeated."
+name of the oneof it belongs to, PRESENCE one of :implicit, :explicit, :required, :repeated.
+DEFAULT-TEXT is the default that is written, if one is, as descriptor.proto writes it."
   (number 0 :type fixnum)
   (label :optional :type (member :optional :required :repeated))
   (labelled-p nil :type boolean)
@@ -65,6 +81,7 @@ name of the oneof it belongs to, PRESENCE one of :implicit, :explicit, :required
   (proto3-optional-p nil :type boolean)
   (extendee nil :type (or null string))
   (default nil)
+  (default-text nil :type (or null string octets))
   (json-name "" :type string)
   (presence :implicit :type keyword)
   (packed-p nil :type boolean)
@@ -82,6 +99,7 @@ name of the oneof it belongs to, PRESENCE one of :implicit, :explicit, :required
   (reserved-ranges '() :type list)
   (reserved-names '() :type list)
   (closed-p nil :type boolean)
+  (visibility nil :type (member nil :local :export))
   (symbol nil :type symbol))
 
 (defstruct (enum-value-descriptor (:include descriptor) (:copier nil))
@@ -107,6 +125,9 @@ FIND-MESSAGE-TYPE or INTERN-MESSAGE-TYPE."
   descriptor-full-name "That name with package and outer messages: \"helloworld.HelloReply\"."
   descriptor-comment "The comment at the declaration, or nil."
   descriptor-options "The OPTIONs of the declaration, a list in order."
+  descriptor-option-octets "The options of the declaration as a serialized message of their type in
+descriptor.proto, such as google.protobuf.FieldOptions, without those of retention source; or nil."
+  descriptor-source-option-octets "The same with all options."
   descriptor-line "The line of the declaration, from 1."
   descriptor-column "The column of the declaration, from 1."
   option-name "The name of OPTION, a list of strings, or of (string) for a part in parentheses."
@@ -204,10 +225,31 @@ first."
   (mapc function (file-descriptor-extensions file))
   (map-messages (lambda (message) (mapc function (message-descriptor-extensions message))) file))
 
+(defun map-names (function file)
+  "Call FUNCTION with every descriptor in FILE that has a full name, and its owner."
+  (labels ((visit-enum (enum)
+             (funcall function enum nil)
+             (dolist (value (enum-descriptor-values enum)) (funcall function value enum)))
+           (visit-message (message)
+             (funcall function message nil)
+             (dolist (field (message-descriptor-fields message)) (funcall function field message))
+             (dolist (oneof (message-descriptor-oneofs message)) (funcall function oneof message))
+             (dolist (field (message-descriptor-extensions message)) (funcall function field nil))
+             (mapc #'visit-enum (message-descriptor-enums message))
+             (mapc #'visit-message (message-descriptor-messages message))))
+    (mapc #'visit-message (file-descriptor-messages file))
+    (mapc #'visit-enum (file-descriptor-enums file))
+    (dolist (field (file-descriptor-extensions file)) (funcall function field nil))
+    (dolist (service (file-descriptor-services file))
+      (funcall function service nil)
+      (dolist (method (service-descriptor-methods service)) (funcall function method service)))))
+
 ;;; The registry of what has been loaded. Written only while code is loaded or compiled.
 
 (defglobal **files** (make-hash-table :test 'equal :synchronized t))
 (defglobal **descriptors** (make-hash-table :test 'equal :synchronized t))
+(defglobal **symbol-files** (make-hash-table :test 'equal :synchronized t))
+(defglobal **extension-descriptors** (make-hash-table :test 'equal :synchronized t))
 
 (defun find-file-descriptor (name)
   "Return the descriptor of the loaded file whose import path is NAME, or nil."
@@ -217,12 +259,64 @@ first."
   "Return the descriptor of the loaded message, enum, service or extension FULL-NAME, or nil."
   (values (gethash full-name **descriptors**)))
 
+(defun file-of-symbol (full-name)
+  "Return the descriptor of the loaded file that declares FULL-NAME, anything that has a full name:
+a message, enum, enum value, field, oneof, extension, service or method; or nil."
+  (values (gethash full-name **symbol-files**)))
+
+(defun find-extension-descriptor (full-name number)
+  "Return the descriptor of the loaded extension of the message FULL-NAME with NUMBER, or nil."
+  (let ((table (gethash full-name **extension-descriptors**)))
+    (and table (values (gethash number table)))))
+
+(defun extension-descriptors (full-name)
+  "Return the descriptors of all loaded extensions of the message FULL-NAME, by number."
+  (let ((table (gethash full-name **extension-descriptors**)))
+    (and table
+         (sb-ext:with-locked-hash-table (table)
+           (sort (loop for field being the hash-values of table collect field)
+                 #'< :key #'field-descriptor-number)))))
+
+(defun note-extension (field)
+  (let ((extendee (field-descriptor-extendee field)))
+    (sb-ext:with-locked-hash-table (**extension-descriptors**)
+      (unless (gethash extendee **extension-descriptors**)
+        (setf (gethash extendee **extension-descriptors**)
+              (make-hash-table :synchronized t))))
+    (setf (gethash (field-descriptor-number field)
+                   (gethash extendee **extension-descriptors**))
+          field)))
+
+(defun forget-file (file)
+  "Make what FILE declares unknown."
+  (map-names (lambda (descriptor owner)
+               (declare (ignore owner))
+               (let ((name (descriptor-full-name descriptor)))
+                 (when (eq file (gethash name **symbol-files**))
+                   (remhash name **symbol-files**)
+                   (remhash name **descriptors**))))
+             file)
+  (map-extensions (lambda (field)
+                    (let ((table (gethash (field-descriptor-extendee field)
+                                          **extension-descriptors**)))
+                      (when (and table (eq field (gethash (field-descriptor-number field) table)))
+                        (remhash (field-descriptor-number field) table))))
+                  file))
+
 (defun register-file (file)
-  "Make FILE known to FIND-FILE-DESCRIPTOR and what it declares to FIND-DESCRIPTOR. Return FILE."
+  "Make FILE known to FIND-FILE-DESCRIPTOR, what it declares to FIND-DESCRIPTOR, FILE-OF-SYMBOL and
+FIND-EXTENSION-DESCRIPTOR, in place of what the file of that name declared before. Return FILE."
+  (let ((before (find-file-descriptor (descriptor-name file))))
+    (when before (forget-file before)))
   (flet ((note (descriptor)
            (setf (gethash (descriptor-full-name descriptor) **descriptors**) descriptor)))
     (map-messages #'note file)
     (map-enums #'note file)
     (map-extensions #'note file)
     (mapc #'note (file-descriptor-services file)))
+  (map-extensions #'note-extension file)
+  (map-names (lambda (descriptor owner)
+               (declare (ignore owner))
+               (setf (gethash (descriptor-full-name descriptor) **symbol-files**) file))
+             file)
   (setf (gethash (descriptor-name file) **files**) file))

@@ -1,100 +1,160 @@
 ;;;; What differs between proto2, proto3 and editions, as features (protobuf.dev, "Feature settings
 ;;;; for editions"): the three older syntaxes are rows of defaults, an edition's file may override
 ;;;; them at any level, and what stands inside inherits. Behind this file nobody asks for the syntax
-;;;; again.
+;;;; again, but for what the grammar itself forbids.
 ;;;;
-;;;; A feature set is a plist from keyword to keyword, kept in DESCRIPTOR-FEATURES.
+;;;; A feature set is a plist from keyword to keyword, kept in DESCRIPTOR-FEATURES. Features that
+;;;; extensions add for other languages stay in the options and mean nothing here.
 
 (in-package #:clgrpc.protobuf)
 
 (defparameter *feature-defaults*
-  '((:proto2 :field-presence :explicit :enum-type :closed :repeated-field-encoding :expanded
-     :utf8-validation :none :message-encoding :length-prefixed :json-format :legacy-best-effort)
-    (:proto3 :field-presence :implicit :enum-type :open :repeated-field-encoding :packed
-     :utf8-validation :verify :message-encoding :length-prefixed :json-format :allow)
-    ("2023" :field-presence :explicit :enum-type :open :repeated-field-encoding :packed
-     :utf8-validation :verify :message-encoding :length-prefixed :json-format :allow)
-    ("2024" :field-presence :explicit :enum-type :open :repeated-field-encoding :packed
-     :utf8-validation :verify :message-encoding :length-prefixed :json-format :allow))
+  (flet ((row (key &rest features)
+           (list* key :message-encoding :length-prefixed features)))
+    (list (row :proto2 :field-presence :explicit :enum-type :closed
+               :repeated-field-encoding :expanded :utf8-validation :none
+               :json-format :legacy-best-effort :enforce-naming-style :style-legacy
+               :default-symbol-visibility :export-all)
+          (row :proto3 :field-presence :implicit :enum-type :open
+               :repeated-field-encoding :packed :utf8-validation :verify :json-format :allow
+               :enforce-naming-style :style-legacy :default-symbol-visibility :export-all)
+          (row "2023" :field-presence :explicit :enum-type :open
+               :repeated-field-encoding :packed :utf8-validation :verify :json-format :allow
+               :enforce-naming-style :style-legacy :default-symbol-visibility :export-all)
+          (row "2024" :field-presence :explicit :enum-type :open
+               :repeated-field-encoding :packed :utf8-validation :verify :json-format :allow
+               :enforce-naming-style :style2024
+               :default-symbol-visibility :export-top-level)))
   "The features a file starts with, by syntax or edition.")
-
-(defparameter *feature-values*
-  '((:field-presence :explicit :implicit :legacy-required)
-    (:enum-type :open :closed)
-    (:repeated-field-encoding :packed :expanded)
-    (:utf8-validation :verify :none)
-    (:message-encoding :length-prefixed :delimited)
-    (:json-format :allow :legacy-best-effort)
-    (:enforce-naming-style :style2024 :style-legacy)
-    (:default-symbol-visibility :export-all :export-top-level :local-all :strict))
-  "Every feature with the values it can have.")
 
 (defun feature-keyword (name)
   (intern (substitute #\- #\_ (string-upcase name)) :keyword))
 
-(defun note-feature (features name value option complain)
-  "Return FEATURES with NAME set to VALUE; call COMPLAIN with OPTION and a text if there is no
-such."
-  (let* ((feature (assoc (feature-keyword name) *feature-values*))
-         (value (and (consp value)
-                     (eq :identifier (first value))
-                     (feature-keyword (second value)))))
-    (cond ((null feature)
-           (funcall complain option (format nil "unknown feature \"~A\"" name))
-           features)
-          ((not (member value (rest feature)))
-           (funcall complain option (format nil "no value of the feature \"~A\"" name))
-           features)
-          (t (list* (first feature) value features)))))
+(defun feature-of (descriptor feature)
+  (getf (descriptor-features descriptor) feature))
 
-(defun own-features (descriptor inherited complain)
-  "Return INHERITED with what the options of DESCRIPTOR say about features."
-  (let ((features inherited))
-    (dolist (option (descriptor-options descriptor) features)
-      (destructuring-bind (first &optional second . rest) (option-name option)
-        (when (equal first "features")
-          (flet ((note (name value)
-                   (setf features (note-feature features name value option complain))))
-            (cond ((and (stringp second) (null rest))
-                   (note second (option-value option)))
-                  ((and (null second) (consp (option-value option)))
-                   (loop for (name . value) in (rest (option-value option))
-                         when (stringp name) do (note name value))))))))))
+(defun written-features (descriptor)
+  "The features that the options of DESCRIPTOR set, as one record, or nil."
+  (let ((records (record-values (options-record descriptor) "features")))
+    (and records (merge-records records))))
 
-(defun file-features (file complain)
-  "Return the features FILE starts with."
-  (let* ((key (or (file-descriptor-edition file) (file-descriptor-syntax file)))
-         (row (assoc key *feature-defaults* :test #'equal)))
-    (unless row
-      (funcall complain file (format nil "unknown edition \"~A\"" key)))
-    (own-features file (rest (or row (first *feature-defaults*))) complain)))
+(defun written-feature (descriptor name)
+  "The value of the feature NAME that DESCRIPTOR itself sets, as a keyword, or nil."
+  (getf (own-features descriptor) (feature-keyword name)))
 
-(defun resolve-features (file complain)
-  "Give every descriptor of FILE its features. COMPLAIN is called with a place and a text."
-  (labels ((resolve (descriptor inherited)
-             (setf (descriptor-features descriptor) (own-features descriptor inherited complain)))
-           (resolve-fields (fields oneofs inherited)
-             (dolist (field fields)
-               (let ((oneof (find (field-descriptor-oneof field) oneofs
-                                  :key #'descriptor-name :test #'equal)))
-                 (resolve field (if oneof (descriptor-features oneof) inherited)))))
-           (resolve-enum (enum inherited)
-             (resolve enum inherited)
-             (setf (enum-descriptor-closed-p enum)
-                   (eq :closed (getf (descriptor-features enum) :enum-type))))
-           (resolve-message (message inherited)
-             (let ((features (resolve message inherited)))
-               (when (message-descriptor-map-entry-p message) ; whose values are never delimited
-                 (setf features (list* :message-encoding :length-prefixed features)))
-               (dolist (oneof (message-descriptor-oneofs message)) (resolve oneof features))
-               (resolve-fields (message-descriptor-fields message)
-                               (message-descriptor-oneofs message) features)
-               (resolve-fields (message-descriptor-extensions message) '() features)
-               (dolist (enum (message-descriptor-enums message)) (resolve-enum enum features))
-               (dolist (inner (message-descriptor-messages message))
-                 (resolve-message inner features)))))
-    (let ((features (file-features file complain)))
-      (setf (descriptor-features file) features)
-      (dolist (message (file-descriptor-messages file)) (resolve-message message features))
-      (dolist (enum (file-descriptor-enums file)) (resolve-enum enum features))
-      (resolve-fields (file-descriptor-extensions file) '() features))))
+(defun feature-value-keyword (field number)
+  "The keyword of the value NUMBER of the feature FIELD; nil for the unknown value."
+  (let ((value (find number (enum-descriptor-values
+                             (find-thing (field-descriptor-type-name field)))
+                     :key #'enum-value-descriptor-number)))
+    (and value (plusp number) (feature-keyword (descriptor-name value)))))
+
+(defun own-features (descriptor)
+  "The plist of the features that the options of DESCRIPTOR set."
+  (let ((record (written-features descriptor)))
+    (and record
+         (loop for (field . value) in (reverse (record-entries record))
+               unless (field-descriptor-extendee field)
+                 append (list (feature-keyword (descriptor-name field))
+                              (feature-value-keyword field value))))))
+
+(defun resolve-own-features (descriptor inherited)
+  "Give DESCRIPTOR its features: INHERITED and its own."
+  (let ((own (own-features descriptor))
+        (kind (if (file-descriptor-p descriptor) :edition :name)))
+    (when (and (written-features descriptor) (not (file-descriptor-edition (linked-file))))
+      (complain descriptor kind "features exist in editions only"))
+    (loop for (feature value) on own by #'cddr
+          unless value
+            do (complain descriptor kind "the feature ~(~A~) has a value that means nothing"
+                         feature))
+    (setf (descriptor-features descriptor)
+          (append (loop for (feature value) on own by #'cddr
+                        when value append (list feature value))
+                  inherited))))
+
+(defun map-inheriting (function file)
+  "Call FUNCTION with every descriptor of FILE and the one whose features it inherits, outermost
+first and in the order in which protoc goes."
+  (labels ((visit-enum (enum around)
+             (funcall function enum around)
+             (dolist (value (enum-descriptor-values enum)) (funcall function value enum)))
+           (visit-field (field message)
+             (funcall function field
+                      (or (find (field-descriptor-oneof field) (message-descriptor-oneofs message)
+                                :key #'descriptor-name :test #'equal)
+                          message)))
+           (visit-message (message around)
+             (funcall function message around)
+             (dolist (enum (message-descriptor-enums message)) (visit-enum enum message))
+             (dolist (oneof (message-descriptor-oneofs message)) (funcall function oneof message))
+             (dolist (field (message-descriptor-fields message)) (visit-field field message))
+             (dolist (inner (message-descriptor-messages message)) (visit-message inner message))
+             (dolist (field (message-descriptor-extensions message))
+               (funcall function field message))
+             (dolist (range (message-descriptor-extension-ranges message))
+               (funcall function range message))))
+    (funcall function file nil)
+    (dolist (message (file-descriptor-messages file)) (visit-message message file))
+    (dolist (enum (file-descriptor-enums file)) (visit-enum enum file))
+    (dolist (field (file-descriptor-extensions file)) (funcall function field file))
+    (dolist (service (file-descriptor-services file))
+      (funcall function service file)
+      (dolist (method (service-descriptor-methods service))
+        (funcall function method service)))))
+
+(defun resolve-features (file)
+  "Give every descriptor of FILE its features."
+  (let ((defaults (rest (assoc (or (file-descriptor-edition file) (file-descriptor-syntax file))
+                               *feature-defaults* :test #'equal))))
+    (map-inheriting (lambda (descriptor around)
+                      (resolve-own-features descriptor (if around
+                                                           (descriptor-features around)
+                                                           defaults))
+                      (when (enum-descriptor-p descriptor)
+                        (setf (enum-descriptor-closed-p descriptor)
+                              (eq :closed (feature-of descriptor :enum-type)))))
+                    file)))
+
+;;; Which edition has what
+
+(defun edition-number (file)
+  "The number that descriptor.proto gives the edition of FILE."
+  (cond ((equal "2023" (file-descriptor-edition file)) 1000)
+        ((equal "2024" (file-descriptor-edition file)) 1001)
+        ((eq :proto3 (file-descriptor-syntax file)) 999)
+        (t 998)))
+
+(defun check-feature-support (descriptor thing)
+  "See that THING, a feature or a value of one, exists in the edition of the file; DESCRIPTOR uses
+it."
+  (dolist (support (any-option-of thing "feature_support"))
+    (let ((edition (edition-number (linked-file))))
+      (when (< edition (record-value support "edition_introduced" 0))
+        (complain descriptor :name "the feature ~A comes with a later edition"
+                  (descriptor-full-name thing)))
+      (when (>= edition (record-value support "edition_removed" most-positive-fixnum))
+        (complain descriptor :name "the feature ~A is gone in this edition"
+                  (descriptor-full-name thing))))))
+
+(defun check-feature-lifetimes (file)
+  "See that the edition of FILE has the features that FILE sets."
+  (labels ((check (descriptor record)
+             (loop for (field . values) in (group-entries record)
+                   for value = (first (last values))
+                   do (cond ((and (field-descriptor-extendee field) (record-p value))
+                             (check descriptor value))
+                            (t
+                             (when (eq :enum (field-descriptor-type field))
+                               (check-feature-value descriptor field value))
+                             (check-feature-support descriptor field)))))
+           (check-feature-value (descriptor field number)
+             (let ((value (find number (enum-descriptor-values
+                                        (find-thing (field-descriptor-type-name field)))
+                                :key #'enum-value-descriptor-number)))
+               (when value (check-feature-support descriptor value)))))
+    (map-inheriting (lambda (descriptor around)
+                      (declare (ignore around))
+                      (let ((record (written-features descriptor)))
+                        (when record (check descriptor record))))
+                    file)))

@@ -4,13 +4,15 @@
 ;;;; that ends on the line before it (LEADING) and the one that begins on its own line after it
 ;;;; (TRAILING).
 ;;;;
-;;;; The whole file becomes one vector of tokens that ends with a token of kind :END.
+;;;; The whole file becomes one vector of tokens that ends with a token of kind :END. What is wrong
+;;;; is noted and lexing goes on, so that the parser can say what else is.
 
 (in-package #:clgrpc.protobuf)
 
 (defstruct (token (:copier nil))
   (kind :end :type (member :identifier :integer :float :string :symbol :end))
   (value nil)
+  (radix 10 :type (member 8 10 16))
   (line 1 :type index)
   (column 1 :type index)
   (leading nil :type (or null string))
@@ -23,19 +25,21 @@
     (:string "a string")
     (t (format nil "\"~A\"" (token-value token)))))
 
-(defun syntax-error (file line column control &rest arguments)
-  (error 'proto-syntax-error :file file :line line :column column
-                             :text (format nil "~?" control arguments)))
-
 (defstruct (lexer (:copier nil))
-  (text "" :type simple-string)
+  (text "" :type (simple-array character (*)))
   (file "" :type string)
   (at 0 :type index)
   (line 1 :type index)
-  (column 1 :type index))
+  (column 1 :type index)
+  (name-end 0 :type index)              ; where the last identifier ended
+  (problems '() :type list))
 
-(defun lexer-fail (lexer control &rest arguments)
-  (syntax-error (lexer-file lexer) (lexer-line lexer) (lexer-column lexer) "~?" control arguments))
+(defun lexer-complain (lexer control &rest arguments)
+  "Note an error where LEXER stands."
+  (push (make-condition 'proto-syntax-error
+                        :file (lexer-file lexer) :line (lexer-line lexer)
+                        :column (lexer-column lexer) :text (format nil "~?" control arguments))
+        (lexer-problems lexer)))
 
 (defun peek (lexer &optional (offset 0))
   (let ((at (+ (lexer-at lexer) offset)))
@@ -57,6 +61,11 @@
 
 (defun digit-p (char &optional (radix 10))
   (and char (< (char-code char) 128) (digit-char-p char radix)))
+
+(defun control-p (char)
+  "True of control characters that are no white space."
+  (and (< (char-code char) 32)
+       (not (member char '(#\Tab #\Newline #\Return #\Page #\Vt)))))
 
 (defun take-while (lexer predicate)
   "Consume characters while PREDICATE holds, return them as a string."
@@ -82,7 +91,11 @@
   (if (eql #\* (advance lexer))
       (let ((start (lexer-at lexer)))
         (loop until (and (eql #\* (peek lexer)) (eql #\/ (peek lexer 1)))
-              do (unless (advance lexer) (lexer-fail lexer "this comment has no end")))
+              do (when (and (eql #\/ (peek lexer)) (eql #\* (peek lexer 1)))
+                   (lexer-complain lexer "comments do not nest"))
+                 (unless (advance lexer)
+                   (lexer-complain lexer "this comment has no end")
+                   (return-from lex-comment "")))
         (advance lexer)
         (advance lexer)
         (comment-lines (subseq (lexer-text lexer) start (- (lexer-at lexer) 2))))
@@ -115,6 +128,9 @@ comment. Return the leading comment of the token to come, or nil."
       (let ((char (peek lexer)))
         (cond ((null char) (return))
               ((member char '(#\Space #\Tab #\Newline #\Return #\Page #\Vt)) (advance lexer))
+              ((control-p char)
+               (lexer-complain lexer "a control character stands here")
+               (loop while (and (peek lexer) (control-p (peek lexer))) do (advance lexer)))
               ((and (char= char #\/) (member (peek lexer 1) '(#\/ #\*)))
                (let* ((own-line (lexer-line lexer))
                       (beside (and previous (= own-line (token-line previous))))
@@ -135,18 +151,30 @@ comment. Return the leading comment of the token to come, or nil."
 ;;; Numbers
 
 (defun lex-number (lexer)
-  "Consume a number. Return its kind and value."
-  (let ((second (peek lexer 1)))
-    (multiple-value-prog1
-        (cond ((and (eql #\0 (peek lexer)) (member second '(#\x #\X)))
-               (advance lexer)
-               (advance lexer)
-               (let ((digits (take-while lexer (lambda (char) (digit-p char 16)))))
-                 (when (string= digits "") (lexer-fail lexer "\"0x\" must be followed by digits"))
-                 (values :integer (parse-integer digits :radix 16))))
-              (t (lex-decimal lexer)))
-      (when (letter-p (peek lexer))
-        (lexer-fail lexer "a space is needed between a number and a name")))))
+  "Consume a number. Return its kind, value and radix."
+  (multiple-value-prog1
+      (cond ((and (eql #\0 (peek lexer)) (member (peek lexer 1) '(#\x #\X)))
+             (lex-hexadecimal lexer))
+            ((and (eql #\0 (peek lexer)) (digit-p (peek lexer 1))) (lex-octal lexer))
+            (t (lex-decimal lexer)))
+    (cond ((letter-p (peek lexer))
+           (lexer-complain lexer "a space is needed between a number and a name"))
+          ((eql #\. (peek lexer))
+           (lexer-complain lexer "a number has at most one point and no radix")))))
+
+(defun lex-hexadecimal (lexer)
+  (advance lexer)
+  (advance lexer)
+  (let ((digits (take-while lexer (lambda (char) (digit-p char 16)))))
+    (when (string= digits "") (lexer-complain lexer "\"0x\" must be followed by digits"))
+    (values :integer (digits-integer digits 16) 16)))
+
+(defun lex-octal (lexer)
+  (let ((digits (take-while lexer (lambda (char) (digit-p char 8)))))
+    (when (digit-p (peek lexer))
+      (lexer-complain lexer "a number that begins with 0 is octal")
+      (take-while lexer #'digit-p))
+    (values :integer (digits-integer digits 8) 8)))
 
 (defun lex-decimal (lexer)
   (let ((start (lexer-at lexer)) (float-p nil))
@@ -155,32 +183,43 @@ comment. Return the leading comment of the token to come, or nil."
       (setf float-p t)
       (advance lexer)
       (take-while lexer #'digit-p))
-    (when (member (peek lexer) '(#\e #\E))
-      (setf float-p t)
-      (advance lexer)
-      (when (member (peek lexer) '(#\+ #\-)) (advance lexer))
-      (when (string= "" (take-while lexer #'digit-p))
-        (lexer-fail lexer "\"e\" must be followed by an exponent")))
-    (let ((text (subseq (lexer-text lexer) start (lexer-at lexer))))
-      (cond (float-p
-             (when (member (peek lexer) '(#\f #\F)) (advance lexer))
-             (values :float (decimal-double text)))
-            ((and (> (length text) 1) (char= #\0 (char text 0)))
-             (unless (every (lambda (char) (digit-p char 8)) text)
-               (lexer-fail lexer "a number that begins with 0 is octal"))
-             (values :integer (parse-integer text :radix 8)))
-            (t (values :integer (parse-integer text)))))))
+    (let ((end (lexer-at lexer)))
+      (when (member (peek lexer) '(#\e #\E))
+        (setf float-p t)
+        (advance lexer)
+        (when (member (peek lexer) '(#\+ #\-)) (advance lexer))
+        (if (string= "" (take-while lexer #'digit-p))
+            (lexer-complain lexer "\"e\" must be followed by an exponent")
+            (setf end (lexer-at lexer))))
+      (let ((text (subseq (lexer-text lexer) start end)))
+        (if float-p
+            (values :float (decimal-double text) 10)
+            (values :integer (digits-integer text 10) 10))))))
+
+(defun digits-integer (digits radix)
+  "The integer that DIGITS write, or a huge one if they are so many that it makes no difference."
+  (let ((start (or (position #\0 digits :test-not #'char=) (length digits))))
+    (cond ((= start (length digits)) 0)
+          ((> (- (length digits) start) 1000) (expt radix 1000))
+          (t (parse-integer digits :start start :radix radix)))))
+
+(defun text-exponent (text start)
+  "The exponent written in TEXT from START, which may have a sign."
+  (let ((sign (char text start)))
+    (* (if (char= sign #\-) -1 1)
+       (digits-integer (subseq text (if (digit-p sign) start (1+ start))) 10))))
 
 (defun decimal-double (text)
   "The double nearest to the decimal TEXT, or infinity; TEXT has an integer part, then optionally a
 point with digits and an exponent."
   (let* ((e (position-if (lambda (char) (member char '(#\e #\E))) text))
-         (exponent (if e (parse-integer text :start (1+ e)) 0))
+         (exponent (if e (text-exponent text (1+ e)) 0))
          (mantissa (subseq text 0 e))
-         (dot (position #\. mantissa))
-         (digits (remove #\. mantissa))
-         (scale (- exponent (if dot (- (length mantissa) dot 1) 0)))
-         (value (if (string= digits "") 0 (parse-integer digits)))
+         (dot (or (position #\. mantissa) (length mantissa)))
+         (all-digits (remove #\. mantissa))
+         (digits (subseq all-digits 0 (min 1000 (length all-digits))))
+         (scale (- (+ exponent dot) (length digits)))
+         (value (digits-integer digits 10))
          (magnitude (+ scale (length (string-left-trim "0" digits)))))
     (cond ((or (zerop value) (< magnitude -330)) 0d0)
           ((> magnitude 310) sb-ext:double-float-positive-infinity)
@@ -200,7 +239,8 @@ point with digits and an exponent."
       (loop
         (let ((char (peek lexer)))
           (cond ((or (null char) (char= char #\Newline))
-                 (lexer-fail lexer "this string has no closing quote"))
+                 (lexer-complain lexer "this string has no closing quote")
+                 (return (coerce octets 'octets)))
                 ((char= char quote) (advance lexer) (return (coerce octets 'octets)))
                 ((char= char #\\)
                  (advance lexer)
@@ -210,6 +250,7 @@ point with digits and an exponent."
                        (vector-push-extend value octets))))
                 (t (put-character (advance lexer)))))))))
 
+;; protoc reads \x1 to \xff, \1 to \777 (its low octet), \uXXXX and \UXXXXXXXX
 (defun lex-escape (lexer)
   "Consume the part of an escape after the backslash; return an octet or a character."
   (let ((char (advance lexer)))
@@ -218,50 +259,74 @@ point with digits and an exponent."
                            (loop repeat most
                                  while (digit-p (peek lexer) radix)
                                  do (write-char (advance lexer) out)))))
-               (when (< (length text) least) (lexer-fail lexer "an escape has too few digits"))
-               (parse-integer text :radix radix))))
+               (if (< (length text) least)
+                   (progn (lexer-complain lexer "an escape has too few digits") 0)
+                   (parse-integer text :radix radix)))))
       (case char
         (#\a 7) (#\b 8) (#\t 9) (#\n 10) (#\v 11) (#\f 12) (#\r 13)
         ((#\\ #\' #\" #\?) (char-code char))
         ((#\x #\X) (digits 16 1 2))
-        (#\u (checked-character lexer (digits 16 4 4)))
-        (#\U (checked-character lexer (digits 16 8 8)))
+        (#\u (escaped-character lexer (join-surrogates lexer (digits 16 4 4))))
+        (#\U (escaped-character lexer (digits 16 8 8)))
         ((#\0 #\1 #\2 #\3 #\4 #\5 #\6 #\7)
          (decf (lexer-at lexer))
          (decf (lexer-column lexer))
-         (let ((value (digits 8 1 3)))
-           (when (> value 255) (lexer-fail lexer "an octal escape is above 255"))
-           value))
-        (t (lexer-fail lexer "an unknown escape in a string"))))))
+         (logand 255 (digits 8 1 3)))
+        (t (lexer-complain lexer "an unknown escape in a string") 0)))))
 
-(defun checked-character (lexer code)
-  (when (or (> code #x10FFFF) (<= #xD800 code #xDFFF))
-    (lexer-fail lexer "an escape names no Unicode character"))
-  (code-char code))
+(defun join-surrogates (lexer code)
+  "CODE, or if it is the first of two surrogates and the second follows, what both stand for."
+  (let* ((text (lexer-text lexer))
+         (at (lexer-at lexer))
+         (second (and (<= #xD800 code #xDBFF)
+                      (<= (+ at 6) (length text))
+                      (string= "\\u" text :start2 at :end2 (+ at 2))
+                      (parse-integer text :start (+ at 2) :end (+ at 6) :radix 16
+                                          :junk-allowed t))))
+    (cond ((and second (<= #xDC00 second #xDFFF))
+           (loop repeat 6 do (advance lexer))
+           (+ #x10000 (ash (- code #xD800) 10) (- second #xDC00)))
+          (t code))))
+
+(defun escaped-character (lexer code)
+  (cond ((or (> code #x10FFFF) (<= #xD800 code #xDFFF))
+         (lexer-complain lexer "an escape names no Unicode character")
+         (code-char #xFFFD))
+        (t (code-char code))))
 
 ;;; The whole
+
+(defun lex-name (lexer)
+  (prog1 (take-while lexer (lambda (char) (or (letter-p char) (digit-p char))))
+    (setf (lexer-name-end lexer) (lexer-at lexer))))
+
+(defun lex-symbol (lexer)
+  "Consume one character that is no part of a longer token; whether it means something is for the
+parser to say."
+  (unless (< (char-code (peek lexer)) 128)
+    (lexer-complain lexer "the character ~S may stand in strings and comments only" (peek lexer)))
+  (string (advance lexer)))
 
 (defun next-token (lexer previous)
   (let* ((leading (skip-blank lexer previous))
          (line (lexer-line lexer))
          (column (lexer-column lexer))
          (char (peek lexer)))
-    (multiple-value-bind (kind value)
+    (multiple-value-bind (kind value radix)
         (cond ((null char) :end)
-              ((letter-p char)
-               (values :identifier
-                       (take-while lexer (lambda (char) (or (letter-p char) (digit-p char))))))
+              ((letter-p char) (values :identifier (lex-name lexer)))
               ((or (digit-p char) (and (char= char #\.) (digit-p (peek lexer 1))))
+               (when (and (char= char #\.) (= (lexer-at lexer) (lexer-name-end lexer)))
+                 (lexer-complain lexer "a space is needed between a name and a point"))
                (lex-number lexer))
               ((member char '(#\" #\')) (values :string (lex-string lexer)))
-              ((find char "{}[]()<>=;,.:-+/")
-               (values :symbol (string (advance lexer))))
-              (t (lexer-fail lexer "the character ~S means nothing here" char)))
-      (make-token :kind kind :value value :line line :column column :leading leading))))
+              (t (values :symbol (lex-symbol lexer))))
+      (make-token :kind kind :value value :radix (or radix 10) :line line :column column
+                  :leading leading))))
 
 (defun tokenize (text file)
-  "Return the vector of tokens of TEXT, the source of FILE. Signal PROTO-SYNTAX-ERROR."
-  (let ((lexer (make-lexer :text (coerce text 'simple-string) :file file))
+  "Return the vector of tokens of TEXT, the source of FILE, and the PROTO-SYNTAX-ERRORs in it."
+  (let ((lexer (make-lexer :text (coerce text '(simple-array character (*))) :file file))
         (tokens (make-array 256 :adjustable t :fill-pointer 0))
         (previous nil))
     (when (eql (peek lexer) (code-char #xFEFF)) (incf (lexer-at lexer)))
@@ -269,4 +334,4 @@ point with digits and an exponent."
       (setf previous (next-token lexer previous))
       (vector-push-extend previous tokens)
       (when (eq :end (token-kind previous)) (return)))
-    (coerce tokens 'simple-vector)))
+    (values (coerce tokens 'simple-vector) (reverse (lexer-problems lexer)))))

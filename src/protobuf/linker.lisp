@@ -1,165 +1,263 @@
 ;;;; Linking: names as written become full names, features become plain facts about each field, and
-;;;; what the language forbids is found (protobuf language specification; name resolution is C++'s:
-;;;; the innermost scope that has the first part of a name decides). Errors are collected; LINK-FILE
-;;;; signals the first with the others in it.
+;;;; what the language forbids is found (protobuf language specification). The steps are protoc's,
+;;;; and each is the last if it finds errors: declare names, resolve them, interpret standard
+;;;; options, resolve features, interpret custom options, then what check.lisp checks.
 
 (in-package #:clgrpc.protobuf)
 
-(defstruct (linker (:copier nil))
-  (file nil :type (or null file-descriptor))
-  (names (make-hash-table :test 'equal) :type hash-table)
-  (problems '() :type list))
+(defconstant +maximum-number+ 536870911
+  "The greatest number of a field.")
 
-(defvar *linker*)
-(setf (documentation '*linker* 'variable) "The linker at work.")
+;;; Declaring, with the checks that need no other declaration
 
-(defun complain (place text &optional expected)
-  "Note the error TEXT at PLACE, a descriptor or option."
-  (multiple-value-bind (line column)
-      (if (option-p place)
-          (values (option-line place) (option-column place))
-          (values (descriptor-line place) (descriptor-column place)))
-    (push (make-condition 'proto-syntax-error
-                          :file (descriptor-name (linker-file *linker*))
-                          :line line :column column :text text :expected expected)
-          (linker-problems *linker*))
-    nil))
+(defun ranges-overlap-p (a b)
+  "True if the ranges A and B, (first . last), have a number in common."
+  (and (<= (car a) (cdr b)) (<= (car b) (cdr a))))
 
-(defun complain-of (place control &rest arguments)
-  (complain place (format nil "~?" control arguments)))
+(defun bounds (range)
+  "The (first . last) of RANGE, an extension range or such a pair already."
+  (if (consp range) range (cons (extension-range-first range) (extension-range-last range))))
 
-;;; The names in sight
+(defun number-in-range-p (number range)
+  (destructuring-bind (first . last) (bounds range) (<= first number last)))
 
-(defun enter-name (descriptor &optional own)
-  (let* ((name (descriptor-full-name descriptor))
-         (there (gethash name (linker-names *linker*))))
-    (if (and own there)
-        (complain-of descriptor "\"~A\" is already declared~@[ at line ~D~]" name
-                     (and (descriptor-p there) (descriptor-line there)))
-        (setf (gethash name (linker-names *linker*)) descriptor))))
+(defun check-range (range minimum what)
+  "See that RANGE, of numbers for WHAT, begins at MINIMUM or above and does not end before."
+  (destructuring-bind (first . last) (bounds range)
+    (when (and minimum (< first minimum))
+      (complain range :number "~A numbers begin at ~D" what minimum))
+    (unless (and (<= first last) (or (null minimum) (< last 2147483647)))
+      (complain range :number "the range ends before it begins"))))
 
-(defun enter-package (package)
-  (loop for end = (position #\. package) then (position #\. package :start (1+ end))
-        do (let ((prefix (subseq package 0 end)))
-             (unless (or (string= "" prefix) (gethash prefix (linker-names *linker*)))
-               (setf (gethash prefix (linker-names *linker*)) :package)))
-        while end))
+(defun check-overlaps (ranges)
+  (loop for (range . more) on ranges
+        do (dolist (other more)
+             (when (ranges-overlap-p (bounds range) (bounds other))
+               (complain range :number "the ranges ~D to ~D and ~D to ~D overlap"
+                         (car (bounds range)) (cdr (bounds range))
+                         (car (bounds other)) (cdr (bounds other)))))))
 
-(defun enter-message (message own)
-  (enter-name message own)
-  (dolist (field (message-descriptor-fields message)) (enter-name field own))
-  (dolist (oneof (message-descriptor-oneofs message)) (enter-name oneof own))
-  (dolist (field (message-descriptor-extensions message)) (enter-name field own))
-  (dolist (enum (message-descriptor-enums message)) (enter-enum enum own))
-  (dolist (inner (message-descriptor-messages message)) (enter-message inner own)))
+(defun check-reserved-twice (descriptor names)
+  (loop for (name . before) on (reverse names)
+        when (member name before :test #'string=)
+          do (complain descriptor :name "the name \"~A\" is reserved twice" name)))
 
-(defun enter-enum (enum own)
-  (enter-name enum own)
-  (dolist (value (enum-descriptor-values enum)) (enter-name value own)))
+(defun declare-field (field &optional message)
+  (when (and (field-descriptor-extendee field) (eq :required (field-descriptor-label field)))
+    (complain field :type "an extension cannot be required"))
+  (when (and (field-descriptor-default-text field) (repeated-p field))
+    (complain field :default "a repeated field has no default"))
+  (let ((number (field-descriptor-number field)))
+    (cond ((not (plusp number)) (complain field :number "a field number is positive"))
+          ((and (> number +maximum-number+) (null (field-descriptor-extendee field)))
+           (complain field :number "a field number is at most ~D" +maximum-number+))))
+  (declare-name field message))
 
-(defun enter-file (file own)
-  (enter-package (file-descriptor-package file))
-  (dolist (message (file-descriptor-messages file)) (enter-message message own))
-  (dolist (enum (file-descriptor-enums file)) (enter-enum enum own))
-  (dolist (field (file-descriptor-extensions file)) (enter-name field own))
-  (dolist (service (file-descriptor-services file)) (enter-name service own)))
+(defun declare-message (message)
+  (dolist (oneof (message-descriptor-oneofs message)) (declare-name oneof message))
+  (dolist (field (message-descriptor-fields message)) (declare-field field message))
+  (mapc #'declare-enum (message-descriptor-enums message))
+  (dolist (range (message-descriptor-extension-ranges message)) (check-range range 1 "extension"))
+  (mapc #'declare-field (message-descriptor-extensions message))
+  (dolist (range (message-descriptor-reserved-ranges message)) (check-range range 1 "reserved"))
+  (mapc #'declare-message (message-descriptor-messages message))
+  (declare-name message)
+  (check-overlaps (message-descriptor-reserved-ranges message))
+  (check-reserved-twice message (message-descriptor-reserved-names message))
+  (dolist (field (message-descriptor-fields message)) (check-field-is-free field message))
+  (check-extension-ranges message))
 
-(defun visible-files (file find)
-  "The files whose names FILE sees: its imports and what those import publicly. FIND maps a name to
-a file descriptor."
-  (let ((seen '()))
-    (labels ((visit (name)
-               (let ((import (funcall find name)))
-                 (unless (member import seen)
-                   (push import seen)
-                   (mapc #'visit (file-descriptor-public-dependencies import))))))
-      (mapc #'visit (file-descriptor-dependencies file)))
-    (nreverse seen)))
+(defun check-field-is-free (field message)
+  "See that MESSAGE keeps neither the number nor the name of its FIELD from it."
+  (let ((number (field-descriptor-number field)))
+    (dolist (range (message-descriptor-extension-ranges message))
+      (when (number-in-range-p number range)
+        (complain range :number "the extension range has the number ~D of the field \"~A\"" number
+                  (descriptor-name field))))
+    (dolist (range (message-descriptor-reserved-ranges message))
+      (when (number-in-range-p number range)
+        (complain range :number "the number ~D of the field \"~A\" is reserved" number
+                  (descriptor-name field))))
+    (when (member (descriptor-name field) (message-descriptor-reserved-names message)
+                  :test #'string=)
+      (complain field :name "the name \"~A\" is reserved" (descriptor-name field)))))
 
-(defun resolve-name (name scope accept)
-  "Return the descriptor that NAME, written inside SCOPE, means and ACCEPT holds of, or nil."
-  (let ((names (linker-names *linker*)))
-    (when (char= #\. (char name 0))
-      (let ((found (gethash (subseq name 1) names)))
-        (return-from resolve-name (and found (funcall accept found) found))))
-    (let ((head (subseq name 0 (position #\. name))))
-      (loop
-        (let* ((prefix (if (string= "" scope) "" (format nil "~A." scope)))
-               (first (gethash (concatenate 'string prefix head) names))
-               (found (gethash (concatenate 'string prefix name) names)))
-          (cond ((and found (funcall accept found)) (return found))
-                ((and first (string/= head name) (aggregate-p first)) (return nil))
-                ((string= "" scope) (return nil)))
-          (setf scope (subseq scope 0 (or (position #\. scope :from-end t) 0))))))))
+(defun check-extension-ranges (message)
+  (loop for (range . more) on (message-descriptor-extension-ranges message)
+        do (dolist (reserved (message-descriptor-reserved-ranges message))
+             (when (ranges-overlap-p (bounds range) reserved)
+               (complain range :number "the extension range overlaps with the reserved ~D to ~D"
+                         (car reserved) (cdr reserved))))
+           (dolist (other more)
+             (when (ranges-overlap-p (bounds range) (bounds other))
+               (complain range :number "the extension ranges ~D to ~D and ~D to ~D overlap"
+                         (extension-range-first range) (extension-range-last range)
+                         (extension-range-first other) (extension-range-last other))))))
 
-(defun aggregate-p (thing)
-  (typep thing '(or (eql :package) message-descriptor enum-descriptor service-descriptor)))
+(defun declare-enum (enum)
+  (unless (enum-descriptor-values enum)
+    (complain enum :name "an enum has at least one value"))
+  (dolist (value (enum-descriptor-values enum)) (declare-name value enum))
+  (dolist (range (enum-descriptor-reserved-ranges enum)) (check-range range nil "reserved"))
+  (declare-name enum)
+  (check-overlaps (enum-descriptor-reserved-ranges enum))
+  (check-reserved-twice enum (enum-descriptor-reserved-names enum))
+  (dolist (value (enum-descriptor-values enum))
+    (dolist (range (enum-descriptor-reserved-ranges enum))
+      (when (number-in-range-p (enum-value-descriptor-number value) range)
+        (complain range :number "the number ~D of the value \"~A\" is reserved"
+                  (enum-value-descriptor-number value) (descriptor-name value))))
+    (when (member (descriptor-name value) (enum-descriptor-reserved-names enum) :test #'string=)
+      (complain value :name "the name \"~A\" is reserved" (descriptor-name value)))))
 
-(defun scope-of (descriptor)
-  (let ((full (descriptor-full-name descriptor)))
-    (subseq full 0 (or (position #\. full :from-end t) 0))))
+(defun declare-file (file)
+  (enter-package file t)
+  (mapc #'declare-message (file-descriptor-messages file))
+  (mapc #'declare-enum (file-descriptor-enums file))
+  (dolist (service (file-descriptor-services file))
+    (dolist (method (service-descriptor-methods service)) (declare-name method service))
+    (declare-name service))
+  (mapc #'declare-field (file-descriptor-extensions file)))
 
-;;; Fields
+;;; Resolving
 
-(defun type-descriptor-p (thing)
-  (or (message-descriptor-p thing) (enum-descriptor-p thing)))
+(defvar *numbers*)
+(setf (documentation '*numbers* 'variable)
+      "While names are resolved: the fields by the full name of their message and their number.")
 
-(defun link-field-type (field)
-  "Resolve the type FIELD names; note whether it is a message or an enum."
-  (when (field-descriptor-type-name field)
-    (let* ((name (field-descriptor-type-name field))
-           (found (resolve-name name (scope-of field) #'type-descriptor-p)))
-      (cond ((null found)
-             (complain-of field "the type \"~A\" of \"~A\" is not declared" name
-                          (descriptor-name field)))
-            (t
-             (setf (field-descriptor-type-name field) (descriptor-full-name found))
-             (unless (field-descriptor-type field)
-               (setf (field-descriptor-type field)
-                     (if (enum-descriptor-p found) :enum :message)))
-             (when (enum-descriptor-p found)
-               (setf (field-descriptor-closed-p field) (enum-descriptor-closed-p found))))))))
+(defun visible-type-p (declared)
+  "True if the edition 2024 lets the file being linked use the type DECLARED."
+  (let ((thing (declared-thing declared)) (file (declared-file declared)))
+    (or (eq file (linked-file))
+        (case (cond ((message-descriptor-p thing) (message-descriptor-visibility thing))
+                    (t (enum-descriptor-visibility thing)))
+          (:export t)
+          (:local nil)
+          (t (ecase (feature-of thing :default-symbol-visibility)
+               (:export-all t)
+               (:export-top-level
+                (string= (scope-of thing)
+                         (file-descriptor-package file)))
+               ((:local-all :strict) nil)))))))
+
+(defun check-visible (declared thing kind)
+  "True if DECLARED, a type, may be used at THING; otherwise complain."
+  (or (visible-type-p declared)
+      (complain thing kind "\"~A\" is local to ~A" (descriptor-full-name (declared-thing declared))
+                (descriptor-name (declared-file declared)))))
+
+(defun resolve-message (name inside thing kind)
+  "The DECLARED message that NAME means inside the full name INSIDE, or nil after a complaint."
+  (let ((declared (resolve-name name inside)))
+    (cond ((null declared) (complain-unknown thing kind name))
+          ((message-descriptor-p (declared-thing declared)) declared)
+          (t (complain thing kind "\"~A\" is no message type" name)))))
+
+(defun resolve-extendee (field)
+  "Resolve what FIELD, an extension, extends. Return true unless that is wrong."
+  (let ((declared (resolve-message (field-descriptor-extendee field)
+                                   (descriptor-full-name field) field :extendee)))
+    (when (and declared (check-visible declared field :extendee))
+      (let ((message (declared-thing declared)) (number (field-descriptor-number field)))
+        (setf (field-descriptor-extendee field) (descriptor-full-name message))
+        (unless (find-if (lambda (range) (number-in-range-p number range))
+                         (message-descriptor-extension-ranges message))
+          (complain field :number "\"~A\" has no extension range with ~D"
+                    (descriptor-full-name message) number))
+        t))))
+
+(defun resolve-type (field)
+  "Resolve the type that FIELD names, if it names one. Return true unless that is wrong."
+  (let* ((name (field-descriptor-type-name field))
+         (declared (and name (resolve-name name (descriptor-full-name field)
+                                           #'type-descriptor-p)))
+         (thing (and declared (declared-thing declared)))
+         (type (field-descriptor-type field)))
+    (cond ((null name)
+           (or (not (member type '(nil :message :group :enum)))
+               (complain field :type "the type has no name")))
+          ((null declared) (complain-unknown field :type name))
+          ((not (type-descriptor-p thing)) (complain field :type "\"~A\" is no type" name))
+          ((not (check-visible declared field :type)) nil)
+          ((if (enum-descriptor-p thing)
+               (member type '(:message :group))
+               (eq type :enum))
+           (complain field :type "\"~A\" is ~:[no enum~;no message~] type" name
+                     (enum-descriptor-p thing)))
+          (t
+           (setf (field-descriptor-type-name field) (descriptor-full-name thing))
+           (unless type
+             (setf (field-descriptor-type field) (if (enum-descriptor-p thing) :enum :message)))
+           (resolve-default field thing)))))
+
+(defun resolve-default (field type)
+  "Find the value that FIELD of TYPE, a message or enum, has as default. Return true."
+  (let ((text (field-descriptor-default-text field)))
+    (cond ((and text (message-descriptor-p type))
+           (complain field :default "a message has no default"))
+          ((message-descriptor-p type))
+          (text
+           (let ((value (find text (enum-descriptor-values type) :key #'descriptor-name
+                                                                 :test #'string=)))
+             (if value
+                 (setf (field-descriptor-default field) (enum-value-descriptor-number value))
+                 (complain field :default "the default is no value of the enum ~A"
+                           (descriptor-full-name type)))))
+          ((enum-descriptor-values type)
+           (setf (field-descriptor-default field)
+                 (enum-value-descriptor-number (first (enum-descriptor-values type)))))))
+  t)
+
+(defun resolve-field (field owner)
+  (when (and (or (null (field-descriptor-extendee field)) (resolve-extendee field))
+             (resolve-type field))
+    (let* ((message (or (field-descriptor-extendee field) (descriptor-full-name owner)))
+           (key (cons message (field-descriptor-number field)))
+           (other (gethash key *numbers*)))
+      (if other
+          (complain field :number "the number ~D is already used in \"~A\" by \"~A\"" (cdr key)
+                    message (descriptor-name other))
+          (setf (gethash key *numbers*) field)))))
+
+(defun resolve-message-names (message)
+  (mapc #'resolve-message-names (message-descriptor-messages message))
+  (dolist (field (message-descriptor-fields message)) (resolve-field field message))
+  (dolist (field (message-descriptor-extensions message)) (resolve-field field nil))
+  (dolist (oneof (message-descriptor-oneofs message))
+    (unless (find (descriptor-name oneof) (message-descriptor-fields message)
+                  :key #'field-descriptor-oneof :test #'equal)
+      (complain oneof :name "a oneof has at least one field"))))
+
+(defun resolve-method (method)
+  (flet ((resolve (name kind)
+           (let ((declared (resolve-message name (descriptor-full-name method) method kind)))
+             (if declared (descriptor-full-name (declared-thing declared)) name))))
+    (setf (method-descriptor-input method) (resolve (method-descriptor-input method) :input)
+          (method-descriptor-output method) (resolve (method-descriptor-output method) :output))))
+
+(defun resolve-file (file)
+  (let ((*numbers* (make-hash-table :test 'equal)))
+    (mapc #'resolve-message-names (file-descriptor-messages file))
+    (dolist (field (file-descriptor-extensions file)) (resolve-field field nil))
+    (dolist (service (file-descriptor-services file))
+      (mapc #'resolve-method (service-descriptor-methods service)))))
+
+;;; From features and options to facts
 
 (defun packable-p (field)
   (not (member (field-descriptor-type field) '(:string :bytes :message :group nil))))
 
-(defun link-presence (field)
-  (setf (field-descriptor-presence field)
-        (cond ((eq :repeated (field-descriptor-label field)) :repeated)
-              ((or (eq :required (field-descriptor-label field))
-                   (eq :legacy-required (getf (descriptor-features field) :field-presence)))
-               :required)
-              ((or (field-descriptor-oneof field)
-                   (field-descriptor-extendee field)
-                   (field-descriptor-proto3-optional-p field)
-                   (member (field-descriptor-type field) '(:message :group)))
-               :explicit)
-              (t (getf (descriptor-features field) :field-presence)))))
-
-(defun link-field-facts (field)
-  "Turn the features and options of FIELD into facts."
-  (let ((features (descriptor-features field))
-        (packed (find-option field "packed")))
-    (setf (field-descriptor-proto3-optional-p field)
-          (and (eq :proto3 (file-descriptor-syntax (linker-file *linker*)))
-               (field-descriptor-labelled-p field)
-               (eq :optional (field-descriptor-label field))
-               (null (field-descriptor-extendee field))))
-    (link-presence field)
-    (when (and packed (not (and (eq :repeated (field-descriptor-label field)) (packable-p field))))
-      (complain-of field "only a repeated field of a number, bool or enum type can be packed"))
-    (setf (field-descriptor-packed-p field)
-          (and (eq :repeated (field-descriptor-label field))
-               (packable-p field)
-               (if packed
-                   (equal packed '(:identifier "true"))
-                   (eq :packed (getf features :repeated-field-encoding))))
-          (field-descriptor-unchecked-p field) (eq :none (getf features :utf8-validation))
-          (field-descriptor-delimited-p field)
-          (or (eq :group (field-descriptor-type field))
-              (and (eq :message (field-descriptor-type field))
-                   (not (field-descriptor-map-p field))
-                   (eq :delimited (getf features :message-encoding)))))))
+(defun field-presence (field)
+  (cond ((repeated-p field) :repeated)
+        ((or (eq :required (field-descriptor-label field))
+             (eq :legacy-required (feature-of field :field-presence)))
+         :required)
+        ((or (field-descriptor-oneof field)
+             (field-descriptor-extendee field)
+             (field-descriptor-proto3-optional-p field)
+             (message-typed-p field))
+         :explicit)
+        (t (feature-of field :field-presence))))
 
 (defun json-name (name)
   "The name a field has in JSON: foo_bar → fooBar."
@@ -167,217 +265,106 @@ a file descriptor."
     (let ((up nil))
       (loop for char across name
             do (cond ((char= char #\_) (setf up t))
-                     (t (write-char (if up (char-upcase char) char) out) (setf up nil)))))))
+                     (t (write-char (if (and up (letter-p char)) (char-upcase char) char) out)
+                        (setf up nil)))))))
 
-(defun link-json-name (field)
-  (let ((given (find-option field "json_name")))
-    (setf (field-descriptor-json-name field)
-          (cond ((null given) (json-name (descriptor-name field)))
-                ((typep given 'octets) (octets-string given))
-                (t (complain-of field "json_name must be a string") "")))))
-
-(defparameter *integer-ranges*
-  '((:int32 -2147483648 2147483647) (:sint32 -2147483648 2147483647)
-    (:sfixed32 -2147483648 2147483647) (:uint32 0 4294967295) (:fixed32 0 4294967295)
-    (:int64 -9223372036854775808 9223372036854775807)
-    (:sint64 -9223372036854775808 9223372036854775807)
-    (:sfixed64 -9223372036854775808 9223372036854775807)
-    (:uint64 0 18446744073709551615) (:fixed64 0 18446744073709551615))
-  "The least and greatest number of each integer type.")
-
-(defun default-value (field value)
-  "The Lisp value that VALUE, the constant of the option default of FIELD, stands for; or nil and
-true if it is none."
-  (let* ((type (field-descriptor-type field))
-         (word (and (consp value) (eq :identifier (first value)) (second value)))
-         (range (rest (assoc type *integer-ranges*))))
-    (cond (range
-           (if (and (integerp value) (<= (first range) value (second range))) value (values nil t)))
-          ((member type '(:float :double))
-           (let ((number (cond ((realp value) value)
-                               ((equal word "inf") sb-ext:double-float-positive-infinity)
-                               ((equal word "nan") (double-nan)))))
-             (cond ((null number) (values nil t))
-                   ((eq type :double) (to-double number))
-                   (t (to-single number)))))
-          ((eq type :bool)
-           (cond ((equal word "true") t) ((equal word "false") nil) (t (values nil t))))
-          ((eq type :string) (if (typep value 'octets) (octets-string value) (values nil t)))
-          ((eq type :bytes) (if (typep value 'octets) value (values nil t)))
-          ((eq type :enum)
-           (let ((named (find word (enum-values-of field) :key #'descriptor-name :test #'equal)))
-             (if named (enum-value-descriptor-number named) (values nil t))))
-          (t (values nil t)))))
-
-(defun enum-values-of (field)
-  (let ((enum (gethash (field-descriptor-type-name field) (linker-names *linker*))))
-    (and (enum-descriptor-p enum) (enum-descriptor-values enum))))
-
-(defun link-default (field)
-  (multiple-value-bind (given present) (find-option field "default")
-    (cond ((not present)
-           (when (and (eq :enum (field-descriptor-type field)) (enum-values-of field))
-             (setf (field-descriptor-default field)
-                   (enum-value-descriptor-number (first (enum-values-of field))))))
-          ((eq :implicit (field-descriptor-presence field))
-           (complain-of field "a field with implicit presence has no default of its own"))
-          ((eq :repeated (field-descriptor-label field))
-           (complain-of field "a repeated field has no default"))
-          (t
-           (multiple-value-bind (value wrong) (default-value field given)
-             (if wrong
-                 (complain-of field "this is no default for a field of type ~(~A~)"
-                              (field-descriptor-type field))
-                 (setf (field-descriptor-default field) value)))))))
-
-(defun link-field (field)
-  (link-field-type field)
-  (link-field-facts field)
-  (link-json-name field)
-  (link-default field)
-  (when (<= 19000 (field-descriptor-number field) 19999)
-    (complain-of field "field numbers 19000 to 19999 are reserved for the implementation"))
-  (check-label field))
-
-(defun check-label (field)
-  (let ((syntax (file-descriptor-syntax (linker-file *linker*)))
-        (label (field-descriptor-label field))
-        (labelled (field-descriptor-labelled-p field)))
-    (cond ((and (field-descriptor-oneof field) labelled)
-           (complain-of field "a field of a oneof has no label"))
-          ((and (eq syntax :proto3) (eq label :required))
-           (complain-of field "proto3 has no required fields"))
-          ((and (eq syntax :editions) labelled (member label '(:required :optional)))
-           (complain-of field "editions have no label ~(~A~); use features.field_presence" label))
-          ((and (eq syntax :proto2) (not labelled) (null (field-descriptor-oneof field))
-                (not (field-descriptor-map-p field))
-                (not (map-entry-field-p field)))
-           (complain field "expected \"required\", \"optional\" or \"repeated\""
-                     "\"required\", \"optional\" or \"repeated\""))
-          ((and (not (eq syntax :proto2)) (eq :group (field-descriptor-type field)))
-           (complain-of field "groups exist in proto2 only")))))
+(defun state-field-facts (field)
+  (let ((type (and (field-descriptor-type-name field) (field-message field))))
+    (when (string= "" (field-descriptor-json-name field))
+      (setf (field-descriptor-json-name field) (json-name (descriptor-name field))))
+    (setf (field-descriptor-map-p field)
+          (and (message-descriptor-p type) (message-descriptor-map-entry-p type))
+          (field-descriptor-closed-p field)
+          (and (enum-descriptor-p type) (enum-descriptor-closed-p type))
+          (field-descriptor-presence field) (field-presence field)
+          (field-descriptor-packed-p field)
+          (and (repeated-p field) (packable-p field)
+               (multiple-value-bind (packed given) (option-of field "packed")
+                 (if given
+                     packed
+                     (eq :packed (feature-of field :repeated-field-encoding)))))
+          (field-descriptor-unchecked-p field) (eq :none (feature-of field :utf8-validation))
+          (field-descriptor-delimited-p field)
+          (or (eq :group (field-descriptor-type field))
+              (and (eq :message (field-descriptor-type field))
+                   (not (field-descriptor-map-p field))
+                   (not (map-entry-field-p field))
+                   (eq :delimited (feature-of field :message-encoding)))))))
 
 (defun map-entry-field-p (field)
-  (let ((owner (gethash (scope-of field) (linker-names *linker*))))
+  (let ((owner (and (null (field-descriptor-extendee field))
+                    (find-thing (scope-of field)))))
     (and (message-descriptor-p owner) (message-descriptor-map-entry-p owner))))
 
-;;; Messages
-
-(defun in-ranges-p (number ranges)
-  (loop for range in ranges
-        for first = (first range)
-        for last = (if (consp (rest range)) (second range) (rest range))
-          thereis (<= first number last)))
-
-(defun check-numbers (message)
-  (let ((seen (make-hash-table)))
-    (dolist (field (message-descriptor-fields message))
-      (let* ((number (field-descriptor-number field))
-             (other (gethash number seen)))
-        (cond (other
-               (complain-of field "field number ~D is already used by \"~A\"" number
-                            (descriptor-name other)))
-              ((in-ranges-p number (message-descriptor-reserved-ranges message))
-               (complain-of field "field number ~D is reserved" number))
-              ((in-ranges-p number (message-descriptor-extension-ranges message))
-               (complain-of field "field number ~D is in an extension range" number)))
-        (setf (gethash number seen) field)
-        (when (member (descriptor-name field) (message-descriptor-reserved-names message)
-                      :test #'string=)
-          (complain-of field "the name \"~A\" is reserved" (descriptor-name field)))))))
-
-(defun check-map-entry (message)
-  (let ((key (first (message-descriptor-fields message))))
-    (when (member (field-descriptor-type key) '(:float :double :bytes :message :enum :group))
-      (complain key "the key of a map is an integer, bool or string"
-                "an integer type, bool or string"))))
-
-(defun link-message (message)
-  (mapc #'link-field (message-descriptor-fields message))
-  (mapc #'link-extension (message-descriptor-extensions message))
-  (check-numbers message)
-  (when (message-descriptor-map-entry-p message) (check-map-entry message))
-  (dolist (oneof (message-descriptor-oneofs message))
-    (unless (find (descriptor-name oneof) (message-descriptor-fields message)
-                  :key #'field-descriptor-oneof :test #'equal)
-      (complain-of oneof "a oneof has at least one field")))
-  (mapc #'link-enum (message-descriptor-enums message))
-  (mapc #'link-message (message-descriptor-messages message)))
-
-(defun link-extension (field)
-  (let ((extendee (resolve-name (field-descriptor-extendee field) (scope-of field)
-                                #'message-descriptor-p)))
-    (cond ((null extendee)
-           (complain-of field "the message \"~A\" is not declared"
-                        (field-descriptor-extendee field)))
-          (t
-           (setf (field-descriptor-extendee field) (descriptor-full-name extendee))
-           (unless (in-ranges-p (field-descriptor-number field)
-                                (message-descriptor-extension-ranges extendee))
-             (complain-of field "\"~A\" has no extension range with ~D"
-                          (descriptor-full-name extendee) (field-descriptor-number field)))))
-    (link-field field)))
-
-;;; Enums, services
-
-(defun link-enum (enum)
-  (let ((values (enum-descriptor-values enum))
-        (seen (make-hash-table)))
-    (cond ((null values) (complain-of enum "an enum has at least one value"))
-          ((and (not (enum-descriptor-closed-p enum))
-                (/= 0 (enum-value-descriptor-number (first values))))
-           (complain-of (first values) "the first value of an open enum is 0")))
-    (dolist (value values)
-      (let ((number (enum-value-descriptor-number value)))
-        (when (and (gethash number seen) (not (option-true-p enum "allow_alias")))
-          (complain-of value "number ~D is already used by \"~A\"; \"option allow_alias = true;\" ~
-                              would allow it"
-                       number (descriptor-name (gethash number seen))))
-        (setf (gethash number seen) value)
-        (when (in-ranges-p number (enum-descriptor-reserved-ranges enum))
-          (complain-of value "number ~D is reserved" number))
-        (when (member (descriptor-name value) (enum-descriptor-reserved-names enum) :test #'string=)
-          (complain-of value "the name \"~A\" is reserved" (descriptor-name value)))))))
-
-(defun link-service (service)
-  (dolist (method (service-descriptor-methods service))
-    (enter-name method t)
-    (flet ((link (name)
-             (let ((found (resolve-name name (descriptor-full-name method) #'message-descriptor-p)))
-               (if found
-                   (descriptor-full-name found)
-                   (progn (complain-of method "the message \"~A\" is not declared" name) name)))))
-      (setf (method-descriptor-input method) (link (method-descriptor-input method))
-            (method-descriptor-output method) (link (method-descriptor-output method))))))
+(defun state-facts (file)
+  (map-names (lambda (descriptor owner)
+               (declare (ignore owner))
+               (when (field-descriptor-p descriptor) (state-field-facts descriptor)))
+             file))
 
 ;;; The whole
 
-(defun link-file (file find places)
+(defun check-imports (file find roots)
+  "See that FIND knows every import of FILE and that none is there twice."
+  (loop for (name . before) on (reverse (all-imports file))
+        when (member name before :test #'string=)
+          do (complain name :import "the file \"~A\" is imported twice" name))
+  (dolist (name (all-imports file))
+    (unless (funcall find name)
+      (complain name :import "the import \"~A\" is not found in ~{~A~^, ~}; :import-paths names ~
+                              other directories"
+                name (mapcar #'sb-ext:native-namestring roots)))))
+
+(defun link-file (file find roots)
   "Resolve and check FILE in place and return it. FIND maps the path of an import to its linked file
-descriptor, or nil; PLACES are the directories in which it looks. Signal PROTO-SYNTAX-ERROR."
+descriptor, or nil; ROOTS are the directories in which it looks. Signal PROTO-SYNTAX-ERROR."
   (let ((*linker* (make-linker :file file)))
-    (loop for (name line column) in (file-descriptor-dependencies file)
-          unless (funcall find name)
-            do (complain-of (make-option :line line :column column)
-                            "the import \"~A\" is not found in ~{~A~^, ~}; :import-paths names ~
-                             other directories"
-                            name (mapcar #'sb-ext:native-namestring places)))
+    (check-imports file find roots)
     (fail-on-problems)
-    (setf (file-descriptor-dependencies file) (mapcar #'first (file-descriptor-dependencies file)))
-    (dolist (import (visible-files file find)) (enter-file import nil))
-    (enter-file file t)
+    (enter-imports file find)
+    (declare-file file)
+    (resolve-file file)
+    (when (linker-problems *linker*) (explain-map-conflicts file))
     (fail-on-problems)
-    (resolve-features file #'complain)
-    (mapc #'link-enum (file-descriptor-enums file))
-    (mapc #'link-message (file-descriptor-messages file))
-    (mapc #'link-extension (file-descriptor-extensions file))
-    (mapc #'link-service (file-descriptor-services file))
+    (start-records file)
+    (interpret-options file nil)
+    (resolve-features file)
+    (state-facts file)
+    (interpret-options file t)
     (fail-on-problems)
+    (check-file file)
+    (store-options file)
+    (setf (file-descriptor-places file) nil)
     file))
 
-(defun fail-on-problems ()
-  (let ((problems (stable-sort (reverse (linker-problems *linker*)) #'<
-                               :key #'proto-syntax-error-line)))
-    (when problems
-      (setf (proto-syntax-error-others (first problems)) (rest problems))
-      (error (first problems)))))
+(defun start-records (file)
+  "Begin the options of what has some without an option being written: the entry messages of maps,
+and for descriptor.proto, methods with a block."
+  (map-names (lambda (descriptor owner)
+               (declare (ignore owner))
+               (cond ((and (message-descriptor-p descriptor)
+                           (message-descriptor-map-entry-p descriptor)
+                           (null (options-record descriptor)))
+                      (let ((record (ensure-options-record descriptor)))
+                        (add-entry record (field-named (record-message record) "map_entry") t)))
+                     ((and (method-descriptor-p descriptor) (noted-p descriptor :options))
+                      (ensure-options-record descriptor))))
+             file))
+
+(defun explain-map-conflicts (file)
+  "Say of each name that collides with a map's entry type that it does."
+  (map-messages
+   (lambda (message)
+     (dolist (entry (message-descriptor-messages message))
+       (when (message-descriptor-map-entry-p entry)
+         (let ((name (descriptor-name entry)))
+           (when (or (< 1 (count name (message-descriptor-messages message)
+                                 :key #'descriptor-name :test #'string=))
+                     (field-named message name)
+                     (find name (message-descriptor-enums message)
+                           :key #'descriptor-name :test #'string=)
+                     (find name (message-descriptor-oneofs message)
+                           :key #'descriptor-name :test #'string=))
+             (complain message :name "the entry type ~A of a map has the name of something else"
+                       name))))))
+   file))

@@ -41,9 +41,13 @@
    ;; map.lisp
    #:proto-map #:map-value #:map-count #:map-remove #:do-map #:map-alist
    ;; descriptor.lisp
-   #:find-file-descriptor #:find-descriptor
+   #:find-file-descriptor #:find-descriptor #:file-of-symbol
+   #:find-extension-descriptor #:extension-descriptors
    #:descriptor #:descriptor-name #:descriptor-full-name #:descriptor-comment #:descriptor-options
+   #:descriptor-option-octets #:descriptor-source-option-octets
    #:descriptor-line #:descriptor-column
+   ;; image.lisp
+   #:file-descriptor-octets #:descriptor-set-octets
    #:option #:option-name #:option-value #:find-option
    #:file-descriptor #:file-descriptor-package #:file-descriptor-syntax
    #:file-descriptor-dependencies #:file-descriptor-public-dependencies

@@ -37,7 +37,7 @@ service Oracle { rpc AskOnce(Q) returns (A); rpc AskOften(stream Q) returns (str
                        (fail "accepted"))
     (proto-syntax-error (condition)
       (is (equal "broken.proto" (proto-syntax-error-file condition)))
-      (is (equal "\"=\"" (proto-syntax-error-expected condition)))
+      (is (equal "\"=\" and a field number" (proto-syntax-error-expected condition)))
       (is (eql 0 (search "broken.proto:1:39: expected \"=\"" (princ-to-string condition)))
           "~A" condition)))
   (signals misuse (macroexpand-1 '(define-proto "no-such-file.proto"))))

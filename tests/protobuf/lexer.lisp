@@ -44,11 +44,22 @@
     (is (equal "in" (protobuf::token-trailing (second tokens))))))
 
 (test lexical-errors-have-places
-  (dolist (row '(("a \"open" 1 8) ("/* open" 1 8) ("12x" 1 3) ("08" 1 3) ("'\\q'" 1 4) ("a # b" 1 3)
-                 ("'\\ud800'" 1 8)))
+  (dolist (row '(("a \"open" 1 8) ("/* open" 1 8) ("12x" 1 3) ("08" 1 2) ("'\\q'" 1 4) ("a é b" 1 3)
+                 ("'\\ud800'" 1 8) ("1.2.3" 1 4) ("a.5" 1 2) ("/* /* */" 1 4) ("1e+" 1 4)))
     (destructuring-bind (text line column) row
-      (handler-case (progn (tokens text) (fail "~S was accepted" text))
-        (proto-syntax-error (condition)
-          (is (equal (list line column) (list (proto-syntax-error-line condition)
-                                              (proto-syntax-error-column condition)))
-              "~S: ~A" text condition))))))
+      (let ((problem (first (nth-value 1 (protobuf::tokenize text "t.proto")))))
+        (is (equal (list line column) (and problem (list (proto-syntax-error-line problem)
+                                                         (proto-syntax-error-column problem))))
+            "~S: ~A" text problem)))))
+
+(test lexing-goes-on-behind-an-error
+  (is (= 3 (length (nth-value 1 (protobuf::tokenize (format nil "08 12x~%'\\q' a") "t.proto"))))))
+
+(test surrogates-join
+  (flet ((octets (text) (protobuf::token-value (first (tokens text)))))
+    (is (equalp (string-octets "𝄞") (octets "'\\ud834\\udd1e'")))))
+
+(test huge-numbers-take-no-time
+  (is (equal '(:float 0d0) (kinds-and-values (format nil "0.~A1"
+                                                     (make-string 5000 :initial-element #\0)))))
+  (is (integerp (second (kinds-and-values (make-string 200000 :initial-element #\9))))))

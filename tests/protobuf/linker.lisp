@@ -35,7 +35,7 @@ message Y { } enum E { Z = 0; }")))
         (two (linked "syntax = 'proto2'; message M { optional int32 a = 1; repeated int32 c = 3;
   required int32 r = 4; }"))
         (edition (linked "edition = '2023'; option features.field_presence = IMPLICIT;
-message M { option features = { repeated_field_encoding: EXPANDED }; int32 a = 1;
+option features.repeated_field_encoding = EXPANDED; message M { int32 a = 1;
   int32 b = 2 [features.field_presence = EXPLICIT]; repeated int32 c = 3;
   int32 d = 4 [features.field_presence = LEGACY_REQUIRED];
   M e = 5 [features.message_encoding = DELIMITED]; }")))
@@ -59,29 +59,29 @@ message M { option features = { repeated_field_encoding: EXPANDED }; int32 a = 1
                        (message-descriptor-fields (first (file-descriptor-messages file))))))))
 
 (test what-is-refused-and-where
-  (dolist (row `(("message M { Unknown x = 1; }" 3 21 "not declared")
-                 ("message M { int32 a = 1; int32 b = 1; }" 3 32 "already used")
+  (dolist (row `(("message M { Unknown x = 1; }" 3 13 "not declared")
+                 ("message M { int32 a = 1; int32 b = 1; }" 3 36 "already used")
                  ("message M { int32 a = 1; int32 a = 2; }" 3 32 "already declared")
                  ("message M { } message M { }" 3 23 "already declared")
-                 ("message M { int32 a = 0; }" 3 23 "from 1 to 536870911")
-                 ("message M { int32 a = 19005; }" 3 19 "reserved for the implementation")
-                 ("message M { reserved 4 to 6; int32 a = 5; }" 3 36 "number 5 is reserved")
+                 ("message M { int32 a = 0; }" 3 23 "positive")
+                 ("message M { int32 a = 19005; }" 3 23 "reserved for the implementation")
+                 ("message M { reserved 4 to 6; int32 a = 5; }" 3 22 "the field \"a\" is reserved")
                  ("message M { reserved 'a'; int32 a = 5; }" 3 33 "name \"a\" is reserved")
-                 ("message M { required int32 a = 5; }" 3 28 "no required")
-                 ("message M { int32 a = 5 [default = 3]; }" 3 19 "no default")
-                 ("message M { repeated string a = 5 [packed = true]; }" 3 29 "can be packed")
-                 ("message M { map<float, int32> a = 5; }" 3 17 "key of a map")
-                 ("message M { repeated map<int32, int32> a = 5; }" 3 13 "map field without label")
-                 ("message M { oneof o { repeated int32 a = 5; } }" 3 38 "no label")
-                 ("message M { oneof o { } }" 3 19 "at least one field")
-                 ("enum E { A = 1; }" 3 10 "is 0")
+                 ("message M { required int32 a = 5; }" 3 22 "no required")
+                 ("message M { int32 a = 5 [default = 3]; }" 3 36 "no default")
+                 ("message M { repeated string a = 5 [packed = true]; }" 3 22 "can be packed")
+                 ("message M { map<float, int32> a = 5; }" 3 13 "key of a map")
+                 ("message M { repeated map<int32, int32> a = 5; }" 3 25 "has no label")
+                 ("message M { oneof o { repeated int32 a = 5; } }" 3 23 "no label")
+                 ("message M { oneof o { } }" 3 23 "expected the type of a field")
+                 ("enum E { A = 1; }" 3 14 "is 0")
                  ("enum E { }" 3 6 "at least one value")
-                 ("enum E { A = 0; B = 0; }" 3 17 "allow_alias")
+                 ("enum E { A = 0; B = 0; }" 3 21 "allow_alias")
                  ("enum E { A = 0; } enum F { A = 0; }" 3 28 "already declared")
-                 ("service S { rpc F(E) returns (M); } enum E { A = 0; } message M { }" 3 17
-                  "message \"E\" is not declared")
-                 ("import 'nowhere.proto';" 3 8 "not found")
-                 ("extend M { int32 a = 1; } message M { }" 3 18 "no extension range")))
+                 ("service S { rpc F(E) returns (M); } enum E { A = 0; } message M { }" 3 19
+                  "\"E\" is no message type")
+                 ("import 'nowhere.proto';" 3 1 "not found")
+                 ("extend M { int32 a = 1; } message M { }" 3 22 "no extension range")))
     (destructuring-bind (text line column part) row
       (let ((problem (first (problems (proto text)))))
         (is (equal (list line column) (subseq problem 0 2)) "~A: ~A" text problem)
@@ -112,7 +112,7 @@ import 'hidden.proto'; package clgrpc.test.imports; message Middle { Hidden h = 
            (let ((head "syntax = 'proto3'; package clgrpc.test.imports; import 'middle.proto'; "))
              (is (null (compile-it
                         (format nil "~A message T { Shown s = 1; Middle m = 2; }" head))))
-             (is (search "not declared"
+             (is (search "which is not imported"
                          (compile-it (format nil "~A message T { Hidden s = 1; }" head)))))
            (signals misuse (protobuf::load-protos "top.proto" "import 'circle.proto';"
                                                   (list directory))))

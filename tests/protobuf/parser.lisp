@@ -57,7 +57,7 @@ service S { rpc F(stream M) returns (stream .a.b.M) {
 (test errors-say-what-was-expected
   (let ((problem (first (problems (proto "message M { int32 a 1; }")))))
     (is (equal '(3 21) (subseq problem 0 2)))
-    (is (search "expected \"=\", found \"1\"" (third problem)))))
+    (is (search "expected \"=\" and a field number, found \"1\"" (third problem)))))
 
 (test several-errors-at-once
   (is (equal '((3 13) (4 12) (6 13))

@@ -1,0 +1,372 @@
+;;;; What options mean: each option as written becomes part of a record of the options message that
+;;;; descriptor.proto declares for its place. Names are followed through messages and extensions,
+;;;; values are checked against the type of their field, aggregates are read as text format.
+;;;;
+;;;; Standard options are interpreted before features are resolved, custom ones after, since the
+;;;; latter may use types whose encoding depends on features.
+
+(in-package #:clgrpc.protobuf)
+
+(define-condition wrong-value (error)
+  ((text :initarg :text :reader wrong-value-text))
+  (:documentation "The value of an option does not suit its type; internal to this file."))
+
+(defun wrong-value (control &rest arguments)
+  (error 'wrong-value :text (format nil "~?" control arguments)))
+
+(defun options-type (descriptor)
+  "The full name of the message that the options of DESCRIPTOR are."
+  (etypecase descriptor
+    (file-descriptor "google.protobuf.FileOptions")
+    (message-descriptor "google.protobuf.MessageOptions")
+    (field-descriptor "google.protobuf.FieldOptions")
+    (oneof-descriptor "google.protobuf.OneofOptions")
+    (enum-descriptor "google.protobuf.EnumOptions")
+    (enum-value-descriptor "google.protobuf.EnumValueOptions")
+    (extension-range "google.protobuf.ExtensionRangeOptions")
+    (service-descriptor "google.protobuf.ServiceOptions")
+    (method-descriptor "google.protobuf.MethodOptions")))
+
+(defun map-optioned (function file)
+  "Call FUNCTION with every descriptor of FILE that can have options and the full name inside which
+its options' names are meant, in the order in which protoc interprets them."
+  (labels ((visit (descriptor) (funcall function descriptor (descriptor-full-name descriptor)))
+           (visit-enum (enum)
+             (mapc #'visit (enum-descriptor-values enum))
+             (visit enum))
+           (visit-message (message)
+             (mapc #'visit (message-descriptor-oneofs message))
+             (mapc #'visit (message-descriptor-fields message))
+             (mapc #'visit-enum (message-descriptor-enums message))
+             (dolist (range (message-descriptor-extension-ranges message))
+               (funcall function range (descriptor-full-name message)))
+             (mapc #'visit (message-descriptor-extensions message))
+             (visit message)
+             (mapc #'visit-message (message-descriptor-messages message))))
+    (mapc #'visit-message (file-descriptor-messages file))
+    (mapc #'visit-enum (file-descriptor-enums file))
+    (dolist (service (file-descriptor-services file))
+      (mapc #'visit (service-descriptor-methods service))
+      (visit service))
+    (mapc #'visit (file-descriptor-extensions file))
+    (funcall function file (format nil "~A.file" (file-descriptor-package file)))))
+
+(defun options-record (descriptor)
+  "The record of what the options of DESCRIPTOR mean so far, or nil."
+  (values (gethash descriptor (linker-records *linker*))))
+
+(defun ensure-options-record (descriptor)
+  (or (options-record descriptor)
+      (setf (gethash descriptor (linker-records *linker*))
+            (make-record (find-thing (options-type descriptor))))))
+
+(defun option-of (descriptor name &optional default)
+  "The value of the standard option NAME of DESCRIPTOR, which belongs to the file being linked."
+  (record-value (options-record descriptor) name default))
+
+(defun any-option-of (descriptor name)
+  "The values of the standard option NAME of DESCRIPTOR, also of another file."
+  (record-values (or (options-record descriptor)
+                     (and (descriptor-source-option-octets descriptor)
+                          (read-options (descriptor-source-option-octets descriptor)
+                                        (options-type descriptor))))
+                 name))
+
+(defun read-options (octets type)
+  "The record of the options message TYPE that OCTETS are."
+  (read-record octets (find-thing type) #'field-numbered #'find-thing))
+
+(defun field-numbered (message number)
+  "The field of MESSAGE with NUMBER, or an extension of it that is known here; or nil."
+  (or (find number (message-descriptor-fields message) :key #'field-descriptor-number)
+      (loop for declared being the hash-values of (linker-names *linker*)
+            for thing = (declared-thing declared)
+            when (and (field-descriptor-p thing)
+                      (= number (field-descriptor-number thing))
+                      (equal (descriptor-full-name message) (field-descriptor-extendee thing)))
+              return thing)))
+
+;;; Following the name of an option
+
+(defun field-message (field)
+  "The descriptor of the message type of FIELD."
+  (find-thing (field-descriptor-type-name field)))
+
+(defun extension-in-sight (name inside message)
+  "The extension of MESSAGE that NAME means inside the full name INSIDE, or nil."
+  (let* ((declared (resolve-name name inside))
+         (field (and declared (declared-thing declared))))
+    (and (field-descriptor-p field)
+         (equal (descriptor-full-name message) (field-descriptor-extendee field))
+         field)))
+
+(defun option-path (option descriptor inside)
+  "The fields that the name of OPTION, one of DESCRIPTOR, leads through; nil after a complaint."
+  (let ((message (find-thing (options-type descriptor)))
+        (parts (option-name option))
+        (path '()))
+    (flet ((refuse (control &rest arguments)
+             (apply #'complain option :option-name control arguments)
+             (return-from option-path nil)))
+      (loop for (part . more) on parts
+            for field = (if (consp part)
+                            (extension-in-sight (first part) inside message)
+                            (field-named message part))
+            do (cond ((or (null field) (equal part "uninterpreted_option"))
+                      (refuse-unknown-option option message part))
+                     ((and (equal "features" (first parts)) (of-this-file-p field))
+                      (refuse "a feature cannot be used in the file that declares it"))
+                     ((null more))
+                     ((not (message-typed-p field))
+                      (refuse "\"~A\" is no message and has no fields" (descriptor-name field)))
+                     ((repeated-p field)
+                      (refuse "\"~A\" is repeated; give each of its messages as { … }"
+                              (descriptor-name field))))
+               (unless field (return-from option-path nil))
+               (push field path)
+               (when more (setf message (field-message field)))))
+    (nreverse path)))
+
+(defun of-this-file-p (field)
+  (let ((declared (raw-declared (descriptor-full-name field))))
+    (and declared (eq (linked-file) (declared-file declared)))))
+
+(defun refuse-unknown-option (option message part)
+  (cond ((not (consp part))
+         (complain option :option-name "there is no option \"~A\": ~A has no field \"~A\""
+                   (option-name-string (option-name option)) (descriptor-full-name message) part))
+        ((linker-hidden *linker*)
+         (complain option :option-name "the option (~A) is declared in ~A, which is not imported"
+                   (first part) (descriptor-name (linker-hidden *linker*))))
+        (t
+         (complain option :option-name "there is no option (~A), an extension of ~A, in sight"
+                   (first part) (descriptor-full-name message)))))
+
+(defun path-set-p (record path)
+  "True if the field that PATH leads to is set in RECORD."
+  (loop for (field . value) in (record-entries record)
+          thereis (and (eq field (first path))
+                       (or (null (rest path))
+                           (and (record-p value) (path-set-p value (rest path)))))))
+
+(defun interpret-option (option descriptor inside)
+  "Add to the record of DESCRIPTOR what OPTION means. Return true unless it is wrong."
+  (let ((path (option-path option descriptor inside)))
+    (when path
+      (let ((record (ensure-options-record descriptor)) (leaf (first (last path))))
+        (cond ((and (not (repeated-p leaf)) (path-set-p record path))
+               (complain option :option-name "the option \"~A\" is already set"
+                         (option-name-string (option-name option))))
+              (t
+               (handler-case
+                   (progn (add-entry-at record path (constant-value leaf (option-value option)))
+                          t)
+                 (wrong-value (wrong)
+                   (complain option :option-value "~A" (wrong-value-text wrong))))))))))
+
+(defun add-entry-at (record path value)
+  "Add VALUE at the field that PATH leads to, in messages of its own."
+  (add-entry record (first path)
+             (if (rest path)
+                 (let ((inner (make-record (field-message (first path)))))
+                   (add-entry-at inner (rest path) value)
+                   inner)
+                 value)))
+
+(defun interpret-options (file custom)
+  "Interpret the options in FILE whose name begins with an extension, if CUSTOM, or the others."
+  (map-optioned
+   (lambda (descriptor inside)
+     (loop for option in (descriptor-options descriptor)
+           always (or (not (eq custom (consp (first (option-name option)))))
+                      (interpret-option option descriptor inside))))
+   file))
+
+;;; Values
+
+(defun word-of (value)
+  "The identifier that VALUE, a constant, is, or nil."
+  (and (consp value) (eq :identifier (first value)) (second value)))
+
+(defun constant-value (field value)
+  "The value of FIELD that the constant VALUE of an option stands for. Signal WRONG-VALUE."
+  (let* ((type (field-descriptor-type field))
+         (name (descriptor-full-name field))
+         (range (rest (assoc type *integer-ranges*)))
+         (word (word-of value)))
+    (cond (range
+           (if (and (integerp value) (<= (first range) value (second range)))
+               value
+               (wrong-value "\"~A\" wants an integer from ~D to ~D" name (first range)
+                            (second range))))
+          ((member type '(:float :double))
+           (constant-float type (cond ((realp value) value)
+                                   ((equal word "inf") sb-ext:double-float-positive-infinity)
+                                   ((equal word "nan") (double-nan))
+                                   (t (wrong-value "\"~A\" wants a number" name)))))
+          (t
+           (ecase type
+             (:bool (cond ((equal word "true") t)
+                          ((equal word "false") nil)
+                          (t (wrong-value "\"~A\" wants true or false" name))))
+             (:enum (constant-enum field word))
+             ((:string :bytes)
+              (if (typep value 'octets) value (wrong-value "\"~A\" wants a string" name)))
+             ((:message :group) (message-constant field value)))))))
+
+(defun constant-float (type number)
+  (if (eq type :float) (to-single (to-double number)) (to-double number)))
+
+(defun constant-enum (field word)
+  (let* ((enum (find-thing (field-descriptor-type-name field)))
+         (value (and word (find word (enum-descriptor-values enum) :key #'descriptor-name
+                                                                   :test #'string=))))
+    (if value
+        (enum-value-descriptor-number value)
+        (wrong-value "\"~A\" wants a value of the enum ~A" (descriptor-full-name field)
+                     (descriptor-full-name enum)))))
+
+(defun message-constant (field value)
+  (let ((name (descriptor-full-name field)))
+    (case (and (consp value) (first value))
+      (:malformed (wrong-value "the value of \"~A\" is malformed: ~A" name (second value)))
+      (:aggregate
+       (let ((record (aggregate-record (field-message field) (rest value))))
+         (check-complete record)
+         record))
+      (t (wrong-value "\"~A\" is a message; write { its fields } or set one with \".field\""
+                      name)))))
+
+;;; Aggregates
+
+(defun aggregate-record (message fields)
+  "The record of type MESSAGE that FIELDS, a list of (name . constant), write in text format."
+  (let ((record (make-record message :literal-p t)))
+    (loop for (name . value) in fields
+          do (if (and (consp name) (find #\/ (first name)))
+                 (add-any record (first name) value)
+                 (let ((field (text-field message name)))
+                   (when field (add-text-field record field value)))))
+    record))
+
+(defun text-field (message name)
+  "The field of MESSAGE that NAME, one in a list for an extension, means; nil if it is reserved."
+  (let ((full-name (descriptor-full-name message)))
+    (cond ((consp name)
+           (or (extension-in-sight (first name) (format nil "~A.field" full-name) message)
+               (message-set-extension (first name) message)
+               (wrong-value "there is no extension \"~A\" of ~A in sight" (first name) full-name)))
+          ((field-named message name))
+          ((let ((field (field-named message (string-downcase name))))
+             (and field
+                  (field-descriptor-delimited-p field)
+                  (equal name (descriptor-name (field-message field)))
+                  field)))
+          ((member name (message-descriptor-reserved-names message) :test #'string=) nil)
+          (t (wrong-value "~A has no field \"~A\"" full-name name)))))
+
+(defun message-set-extension (name message)
+  "The extension of the message set MESSAGE that the message type NAME declares for itself."
+  (when (message-descriptor-message-set-p message)
+    (let* ((declared (resolve-name name (format nil "~A.field" (descriptor-full-name message))))
+           (type (and declared (declared-thing declared))))
+      (and (message-descriptor-p type)
+           (find-if (lambda (field)
+                      (and (equal (field-descriptor-extendee field) (descriptor-full-name message))
+                           (equal (field-descriptor-type-name field)
+                                  (descriptor-full-name type))
+                           (not (repeated-p field))))
+                    (message-descriptor-extensions type))))))
+
+(defun add-text-field (record field value)
+  (let ((list-p (and (consp value) (eq :list (first value)))))
+    (cond ((repeated-p field)
+           (dolist (item (if list-p (rest value) (list value)))
+             (add-entry record field (text-constant field item))))
+          (list-p (wrong-value "\"~A\" is not repeated" (descriptor-full-name field)))
+          (t
+           (check-unset record field)
+           (add-entry record field (text-constant field value))))))
+
+(defun check-unset (record field)
+  (loop for (other) in (record-entries record)
+        do (when (eq other field)
+             (wrong-value "\"~A\" is set twice" (descriptor-full-name field)))
+           (when (and (field-descriptor-oneof field) (null (field-descriptor-extendee other))
+                      (equal (field-descriptor-oneof field) (field-descriptor-oneof other)))
+             (wrong-value "\"~A\" and \"~A\" are of one oneof" (descriptor-full-name other)
+                          (descriptor-full-name field)))))
+
+(defun text-constant (field value)
+  "The value of FIELD that VALUE stands for in text format, which takes more than an option does."
+  (let* ((type (field-descriptor-type field)) (word (word-of value)))
+    (cond ((and (eq type :bool) (member value '(0 1))) (= value 1))
+          ((and (eq type :bool) (member word '("True" "t") :test #'equal)) t)
+          ((and (eq type :bool) (member word '("False" "f") :test #'equal)) nil)
+          ((and (eq type :enum) (integerp value)) (checked-enum-number field value))
+          ((and (member type '(:float :double)) (member word '("inf" "infinity")
+                                                        :test #'equalp))
+           (constant-float type sb-ext:double-float-positive-infinity))
+          ((and (member type '(:float :double)) (equalp word "nan"))
+           (constant-float type (double-nan)))
+          (t (constant-value field value)))))
+
+(defun checked-enum-number (field number)
+  (let ((enum (find-thing (field-descriptor-type-name field))))
+    (if (and (typep number '(signed-byte 32))
+             (or (not (enum-descriptor-closed-p enum))
+                 (find number (enum-descriptor-values enum) :key #'enum-value-descriptor-number)))
+        number
+        (wrong-value "~A has no value ~D" (descriptor-full-name enum) number))))
+
+(defun add-any (record url value)
+  "Add to RECORD, a google.protobuf.Any, the message that VALUE writes as a value of the type URL."
+  (let* ((message (record-message record))
+         (slash (1+ (position #\/ url :from-end t)))
+         (declared (find-name (subseq url slash)))
+         (type (and declared (declared-thing declared))))
+    (unless (and (equal "google.protobuf.Any" (descriptor-full-name message))
+                 (member (subseq url 0 slash) '("type.googleapis.com/" "type.googleprod.com/")
+                         :test #'string=)
+                 (message-descriptor-p type)
+                 (consp value)
+                 (eq :aggregate (first value)))
+      (wrong-value "\"[~A]\" is no message for an Any" url))
+    (let ((inner (aggregate-record type (rest value))))
+      (check-complete inner)
+      (flet ((add (name octets)
+               (let ((field (field-named message name)))
+                 (check-unset record field)
+                 (add-entry record field octets))))
+        (add "type_url" (string-octets url))
+        (add "value" (record-octets inner :canonical))))))
+
+(defun check-complete (record)
+  "See that RECORD and the messages in it have their required fields."
+  (dolist (field (message-descriptor-fields (record-message record)))
+    (when (and (eq :required (field-descriptor-presence field))
+               (not (find field (record-entries record) :key #'first)))
+      (wrong-value "the required field \"~A\" is missing" (descriptor-full-name field))))
+  (loop for (nil . value) in (record-entries record)
+        when (record-p value) do (check-complete value)))
+
+;;; The result
+
+(defun source-only-p (field)
+  "True if FIELD, as an option, is for the source only."
+  (member 2 (any-option-of field "retention"))) ; RETENTION_SOURCE
+
+(defun store-options (file)
+  "Give every descriptor in FILE the octets of its options."
+  (map-optioned
+   (lambda (descriptor inside)
+     (declare (ignore inside))
+     (let ((record (options-record descriptor)))
+       (when record
+         (let ((written (record-octets record :written))
+               (runtime (record-octets (strip-record record #'source-only-p) :canonical)))
+           (setf (descriptor-source-option-octets descriptor) written
+                 (descriptor-option-octets descriptor)
+                 (cond ((equalp written runtime) written)
+                       ((plusp (length runtime)) runtime)))))))
+   file))

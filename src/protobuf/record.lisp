@@ -1,0 +1,254 @@
+;;;; Messages known from their descriptors alone, as the compiler needs them for options: a RECORD
+;;;; holds (field descriptor . value) in order. Values are integers, floats, booleans, octets (of
+;;;; strings and bytes) and records; an enum's value is its number. Records are written and read in
+;;;; the wire format.
+;;;;
+;;;; One message has two written forms. :CANONICAL is what a serializer makes: fields by number, the
+;;;; parts of one message merged, packed what is packed. :WRITTEN, the form that protoc gives
+;;;; custom options until it has seen their definitions, keeps each option where it was written.
+
+(in-package #:clgrpc.protobuf)
+
+(defstruct (record (:constructor make-record (message &key literal-p)) (:copier nil))
+  "A message of type MESSAGE, a descriptor. LITERAL-P: an aggregate gave it whole."
+  (message nil :type message-descriptor)
+  (entries '() :type list)
+  (literal-p nil :type boolean))
+
+(defun add-entry (record field value)
+  (setf (record-entries record) (append (record-entries record) (list (cons field value)))))
+
+(defun field-named (message name)
+  "The field of MESSAGE called NAME, or nil."
+  (find name (message-descriptor-fields message) :key #'descriptor-name :test #'string=))
+
+(defun record-values (record name)
+  "The values of the field NAME of RECORD (nil has none), in order."
+  (and record
+       (loop for (field . value) in (record-entries record)
+             when (and (string= name (descriptor-name field))
+                       (null (field-descriptor-extendee field)))
+               collect value)))
+
+(defun record-value (record name &optional default)
+  "The last value of the field NAME of RECORD, and true; or DEFAULT and nil."
+  (let ((values (record-values record name)))
+    (if values (values (first (last values)) t) (values default nil))))
+
+(defun message-typed-p (field)
+  (member (field-descriptor-type field) '(:message :group)))
+
+(defun repeated-p (field)
+  (eq :repeated (field-descriptor-label field)))
+
+;;; Writing
+
+(defvar *out*)
+(setf (documentation '*out* 'variable) "The buffer that octets are written to.")
+
+(defmacro with-octets-out (() &body body)
+  "Run BODY, return the octets that it wrote."
+  `(let ((*out* (make-buffer :size 64)))
+     ,@body
+     (subseq-octets (buffer-octets *out*) (buffer-start *out*) (buffer-end *out*))))
+
+(defun write-wire-varint (value)
+  "Write the varint of VALUE, a negative one as 64 bits."
+  (let ((rest (ldb (byte 64 0) value)))
+    (loop until (< rest 128)
+          do (append-octet *out* (logior 128 (ldb (byte 7 0) rest)))
+             (setf rest (ash rest -7)))
+    (append-octet *out* rest)))
+
+(defun write-wire-fixed (value size)
+  (dotimes (i size) (append-octet *out* (ldb (byte 8 (* 8 i)) value))))
+
+(defun write-wire-tag (number wire-type)
+  (write-wire-varint (logior (ash number 3) wire-type)))
+
+(defun write-wire-octets (number octets)
+  (write-wire-tag number 2)
+  (write-wire-varint (length octets))
+  (append-octets *out* octets))
+
+(defun type-wire (type)
+  "The wire type of the scalar TYPE."
+  (case type
+    ((:fixed32 :sfixed32 :float) 5)
+    ((:fixed64 :sfixed64 :double) 1)
+    ((:string :bytes :message) 2)
+    (:group 3)
+    (t 0)))
+
+(defun write-bare (type value)
+  "Write VALUE of the scalar TYPE without a tag."
+  (ecase type
+    ((:int32 :int64 :uint32 :uint64 :enum) (write-wire-varint value))
+    (:bool (write-wire-varint (if value 1 0)))
+    (:sint32 (write-wire-varint (zigzag-32 value)))
+    (:sint64 (write-wire-varint (zigzag value)))
+    ((:fixed32 :sfixed32) (write-wire-fixed value 4))
+    ((:fixed64 :sfixed64) (write-wire-fixed value 8))
+    (:float (write-wire-fixed (single-bits value) 4))
+    (:double (write-wire-fixed (double-bits value) 8))
+    ((:string :bytes)
+     (write-wire-varint (length value))
+     (append-octets *out* value))))
+
+(defun write-field-value (field value write-content)
+  "Write VALUE of FIELD with its tag. WRITE-CONTENT writes a record."
+  (let ((number (field-descriptor-number field)))
+    (cond ((not (record-p value))
+           (write-wire-tag number (type-wire (field-descriptor-type field)))
+           (write-bare (field-descriptor-type field) value))
+          ((field-descriptor-delimited-p field)
+           (write-wire-tag number 3)
+           (funcall write-content value)
+           (write-wire-tag number 4))
+          (t
+           (write-wire-octets number (with-octets-out () (funcall write-content value)))))))
+
+(defun merge-records (records)
+  (let ((merged (make-record (record-message (first records)))))
+    (setf (record-entries merged) (mapcan (lambda (record) (copy-list (record-entries record)))
+                                          records))
+    merged))
+
+(defun group-entries (record)
+  "The entries of RECORD as (field . values), by number; of a field that is not repeated the last
+value, or all merged."
+  (let ((groups '()))
+    (loop for (field . value) in (record-entries record)
+          for group = (assoc (field-descriptor-number field) groups
+                             :key #'field-descriptor-number)
+          do (if group
+                 (setf (rest group) (append (rest group) (list value)))
+                 (push (list field value) groups)))
+    (loop for (field . values) in (sort groups #'< :key (lambda (group)
+                                                          (field-descriptor-number (first group))))
+          collect (cons field (cond ((repeated-p field) values)
+                                    ((record-p (first values)) (list (merge-records values)))
+                                    (t (last values)))))))
+
+(defun write-canonical (record)
+  "Write the content of RECORD as a serializer does."
+  (loop for (field . values) in (group-entries record)
+        do (if (and (field-descriptor-packed-p field) (repeated-p field))
+               (write-wire-octets (field-descriptor-number field)
+                                (with-octets-out ()
+                                  (dolist (value values)
+                                    (write-bare (field-descriptor-type field) value))))
+               (dolist (value values) (write-field-value field value #'write-canonical)))))
+
+(defun write-written (record)
+  "Write the content of RECORD, options: the standard ones canonically, each other as written."
+  (let ((standard (make-record (record-message record))))
+    (setf (record-entries standard)
+          (remove-if #'field-descriptor-extendee (record-entries record) :key #'first))
+    (write-canonical standard)
+    (loop for (field . value) in (record-entries record)
+          when (field-descriptor-extendee field)
+            do (write-field-value field value #'write-as-written))))
+
+(defun write-as-written (record)
+  (if (record-literal-p record)
+      (write-canonical record)
+      (loop for (field . value) in (record-entries record)
+            do (write-field-value field value #'write-as-written))))
+
+(defun record-octets (record form)
+  "RECORD serialized, FORM being :canonical or :written."
+  (with-octets-out ()
+    (ecase form
+      (:canonical (write-canonical record))
+      (:written (write-written record)))))
+
+(defun strip-record (record drop)
+  "RECORD without the fields of which DROP is true, at any depth; a group stays whole."
+  (let ((stripped (make-record (record-message record) :literal-p (record-literal-p record))))
+    (loop for (field . value) in (record-entries record)
+          unless (funcall drop field)
+            do (add-entry stripped field
+                          (if (and (record-p value) (not (field-descriptor-delimited-p field)))
+                              (strip-record value drop)
+                              value)))
+    stripped))
+
+;;; Reading
+
+(defun map-wire-fields (function octets)
+  "Call FUNCTION with number, wire type and value of each field in OCTETS: an unsigned integer, or
+for wire types 2 and 3 the octets. Signal PROTOBUF-ERROR."
+  (let ((at 0) (end (length octets)) (tag 0))
+    (loop while (< at end)
+          do (setf (values tag at) (read-tag octets at end))
+             (let ((number (ash tag -3)) (wire-type (logand tag 7)) (start at))
+               (ecase wire-type
+                 (0 (multiple-value-bind (low high next) (read-varint64 octets at end)
+                      (setf at next)
+                      (funcall function number 0 (logior low (ash high 32)))))
+                 ((1 5)
+                  (let ((size (if (= wire-type 1) 8 4)))
+                    (when (> (+ at size) end) (fail-truncated at))
+                    (setf at (+ at size))
+                    (funcall function number wire-type
+                             (if (= size 8) (u64le octets start) (u32le octets start)))))
+                 (2 (multiple-value-bind (length next) (read-length octets at end)
+                      (when (> (+ next length) end) (fail-length at))
+                      (setf at (+ next length))
+                      (funcall function number 2 (subseq-octets octets next at))))
+                 (3 (multiple-value-bind (content-end next)
+                        (group-end octets at end number)
+                      (setf at next)
+                      (funcall function number 3 (subseq-octets octets start content-end))))
+                 ((4 6 7) (fail-tag at)))))))
+
+(defun bits-value (type bits)
+  "The value of TYPE that BITS, a varint or fixed-width number, stand for."
+  (ecase type
+    (:int32 (signed-32 (ldb (byte 32 0) bits)))
+    (:enum (signed-32 (ldb (byte 32 0) bits)))
+    ((:int64 :sfixed64) (signed-64 bits))
+    (:sfixed32 (signed-32 bits))
+    ((:uint32 :fixed32) (ldb (byte 32 0) bits))
+    ((:uint64 :fixed64) bits)
+    (:sint32 (unzigzag-32 (ldb (byte 32 0) bits)))
+    (:sint64 (unzigzag bits))
+    (:bool (/= 0 bits))
+    (:float (bits-single bits))
+    (:double (bits-double bits))))
+
+(defun packed-values (type octets)
+  (let ((at 0) (end (length octets)) (wire-type (type-wire type)))
+    (loop while (< at end)
+          collect (bits-value
+                   type
+                   (ecase wire-type
+                     (0 (multiple-value-bind (low high next) (read-varint64 octets at end)
+                          (setf at next)
+                          (logior low (ash high 32))))
+                     (1 (prog1 (u64le octets at) (incf at 8)))
+                     (5 (prog1 (u32le octets at) (incf at 4))))))))
+
+(defun read-record (octets message find-field find-message &optional (depth 0))
+  "The record of type MESSAGE that OCTETS are. FIND-FIELD is called with a message descriptor and a
+number, FIND-MESSAGE with a full name; what they do not find is left out."
+  (when (> depth +aggregate-depth+) (fail-recursion 0))
+  (let ((record (make-record message)))
+    (flet ((note (number wire-type value)
+             (let* ((field (funcall find-field message number))
+                    (type (and field (field-descriptor-type field))))
+               (cond ((null type))
+                     ((message-typed-p field)
+                      (let ((inner (funcall find-message (field-descriptor-type-name field))))
+                        (when (and inner (member wire-type '(2 3)))
+                          (add-entry record field
+                                     (read-record value inner find-field find-message
+                                                  (1+ depth))))))
+                     ((and (= wire-type 2) (/= 2 (type-wire type)))
+                      (dolist (value (packed-values type value)) (add-entry record field value)))
+                     ((/= wire-type (type-wire type)))
+                     ((= wire-type 2) (add-entry record field value))
+                     (t (add-entry record field (bits-value type value)))))))
+      (map-wire-fields #'note octets))
+    record))
