@@ -270,6 +270,7 @@
                (:file "payload")
                (:file "bench")
                (:file "interop")
+               (:file "interop-case")
                (:file "serve")
                (:file "bench-client")
                (:file "client")

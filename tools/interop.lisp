@@ -1,6 +1,7 @@
 ;;;; grpc.testing.TestService, which gRPC's interoperability tests call (gRPC's document "Interop
 ;;;; Test Case Descriptions"): answers of the sizes and at the intervals that requests ask for,
-;;;; metadata echoed, statuses as requested, ORCA load reports per query (gRFC A51).
+;;;; metadata echoed, statuses as requested, compression as requested and as expected, ORCA load
+;;;; reports per query (gRFC A51).
 ;;;; UnimplementedCall and the caching cases have no handler.
 ;;;;
 ;;;; Calls with one reply never wait and run inline; the streaming ones sleep between messages when
@@ -37,6 +38,19 @@
     (grpc:fail (grpc:code-status (testing:echo-status-code status))
                (testing:echo-status-message status))))
 
+(defun obey-compression (call wanted)
+  "Have CALL answer compressed if WANTED, a grpc.testing.BoolValue or nil, is true."
+  (when (and wanted (testing:bool-value-value wanted))
+    (setf (grpc:call-compression call) :gzip)))
+
+(defun check-compression (call expected)
+  "Fail CALL unless its message came compressed or not, as EXPECTED, a grpc.testing.BoolValue or nil,
+says."
+  (when (and expected
+             (not (eq (testing:bool-value-value expected) (grpc:received-compressed-p call))))
+    (grpc:fail :invalid-argument "the message came ~:[un~;~]compressed, which was not expected"
+               (grpc:received-compressed-p call))))
+
 (defun report-load (call report)
   "Send REPORT, a grpc.testing.TestOrcaReport, as the load report of this query (gRFC A51)."
   (push (cons "endpoint-load-metrics-bin"
@@ -57,7 +71,10 @@
                               :payload (payload-of-size
                                         (testing:streaming-output-call-request-response-type
                                          request)
-                                        (testing:response-parameters-size parameters)))))
+                                        (testing:response-parameters-size parameters)))
+                        :compress (let ((wanted (testing:response-parameters-compressed
+                                                 parameters)))
+                                    (and wanted (testing:bool-value-value wanted)))))
        (testing:streaming-output-call-request-response-parameters request)))
 
 ;;; The methods
@@ -66,6 +83,8 @@
   (testing:make-empty))
 
 (defmethod grpc.testing.test-service:unary-call ((service interop-service) request &key call)
+  (check-compression call (testing:simple-request-expect-compressed request))
+  (obey-compression call (testing:simple-request-response-compressed request))
   (echo-metadata call)
   (obey-status (testing:simple-request-response-status request))
   (let ((report (testing:simple-request-orca-per-query-report request)))
@@ -74,11 +93,16 @@
 
 (defmethod grpc.testing.test-service:streaming-output-call ((service interop-service) request
                                                             &key call)
+  (map nil (lambda (parameters)
+             (obey-compression call (testing:response-parameters-compressed parameters)))
+       (testing:streaming-output-call-request-response-parameters request))
   (send-responses call request))
 
 (defmethod grpc.testing.test-service:streaming-input-call ((service interop-service) call &key)
   (let ((size 0))
     (grpc:on-message call (lambda (request)
+                            (check-compression
+                             call (testing:streaming-input-call-request-expect-compressed request))
                             (let ((payload (testing:streaming-input-call-request-payload request)))
                               (when payload
                                 (incf size (length (testing:payload-body payload)))))))

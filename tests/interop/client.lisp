@@ -298,3 +298,31 @@ Go."
       (multiple-value-bind (code lines)
           (run-to-end (clgrpc-program) (list "routeguide-client" address))
         (is (eql 0 code) "exit code ~D:~{~%      ~A~}" code lines)))))
+
+;;; Compression
+
+(test our-client-compresses
+  "grpc-go answers in the encoding it is asked in, and has only gzip."
+  (with-go-server (channel)
+    (flet ((ask (size &rest options)
+             (multiple-value-bind (reply call)
+                 (apply #'test-service:unary-call
+                        channel (testing:make-simple-request :response-size size
+                                                             :payload (payload size))
+                        :timeout *limit-seconds* options)
+               (is (= size (length (testing:payload-body (testing:simple-response-payload reply)))))
+               (grpc:received-compressed-p call))))
+      (dolist (size '(1 1000 20000 1000000))
+        (is-true (ask size :compression :gzip))
+        (is-false (ask size)))
+      ;; it refuses others without saying which it accepts
+      (signals grpc:unimplemented (ask 1000 :compression :deflate))
+      (is-true (ask 1000 :compression :gzip)))
+    (grpc:with-call (call (test-service:full-duplex-call channel :open :compression :gzip
+                                                         :timeout *limit-seconds*))
+      (loop for (size compress) in '((10 t) (5000 nil) (5000 t) (300000 t))
+            do (grpc:send call (echo-request size) :compress compress)
+               (is (= size (response-size (grpc:receive call))))
+               (is-true (grpc:received-compressed-p call)))
+      (grpc:close-send call)
+      (is (null (grpc:receive call))))))

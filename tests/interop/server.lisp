@@ -55,7 +55,7 @@ peer gets the server's process id and kills it."
   "stream-down" "stream-up" "stream-both" "stream-ping-pong" "route-10000"
   "message-0" "message-1m" "message-16m"
   "calls-100" "connections-100" "sleeper" "client-cancels" "deadline" "server-deadline" "status"
-  "not-grpc" "unknown" "message-too-long" "message-truncated" "prefix-4g" "garbage"
+  "not-grpc" "unknown" "message-too-long" "message-truncated" "prefix-4g" "garbage" "compression"
   "health")
 
 (test go-client-server-killed

@@ -55,6 +55,7 @@ func scenarios() []scenario {
 		{"message-truncated", "octets that are not the message", messageTruncated},
 		{"prefix-4g", "a length prefix that claims 4 GB", prefix4G},
 		{"garbage", "octets that are not HTTP/2", garbage},
+		{"compression", "compressed messages each way", compression},
 		{"health", "Check, List and Watch of grpc.health.v1.Health", health},
 		{"server-killed", "the server dies in mid-call (needs -kill)", serverKilled},
 	}

@@ -123,3 +123,12 @@
                                      (grpc:receive call)))))))
       (grpc:close-send call)
       (is (null (grpc:receive call))))))
+
+(test interop-cases
+  (with-offer (channel "interop")
+    (loop for (name) in tools::*interop-cases*
+          do (finishes (tools::run-interop-case name channel))))
+  ;; a server that knows nothing of compression does not pass
+  (with-offer (channel "bench")
+    (loop for (name) in tools::*interop-cases*
+          do (signals error (tools::run-interop-case name channel)))))
