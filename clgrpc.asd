@@ -486,7 +486,8 @@
                (:file "greeter")
                (:file "geometry")
                (:file "route-guide")
-               (:file "readme"))
+               (:file "readme")
+               (:file "chapter"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.examples)))
 

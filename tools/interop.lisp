@@ -48,8 +48,9 @@
 says."
   (when (and expected
              (not (eq (testing:bool-value-value expected) (grpc:received-compressed-p call))))
-    (grpc:fail :invalid-argument "the message came ~:[un~;~]compressed, which was not expected"
-               (grpc:received-compressed-p call))))
+    (grpc:fail :invalid-argument
+               (format nil "the message came ~:[un~;~]compressed, which was not expected"
+                       (grpc:received-compressed-p call)))))
 
 (defun report-load (call report)
   "Send REPORT, a grpc.testing.TestOrcaReport, as the load report of this query (gRFC A51)."

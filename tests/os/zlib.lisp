@@ -120,3 +120,11 @@
       (is (eq t (sb-thread:join-thread thread :default nil :timeout 60))))
     ;; most of what they used was kept
     (is (<= (os:zlib-stream-count) 16))))
+
+(define-zlib-test zlib-after-a-save
+  ;; what the hook of SAVE-LISP-AND-DIE does
+  (let ((octets (compressed :gzip (octets-of 1 2 3))))
+    (clgrpc.os::forget-libraries)
+    (is (zerop (os:zlib-stream-count)))
+    (is-true (os:open-zlib))
+    (is (equalp (octets-of 1 2 3) (decompressed :gzip octets)))))
