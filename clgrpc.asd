@@ -486,8 +486,7 @@
                (:file "greeter")
                (:file "geometry")
                (:file "route-guide")
-               (:file "readme")
-               (:file "chapter"))
+               (:file "readme"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.examples)))
 
