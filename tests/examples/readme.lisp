@@ -35,7 +35,7 @@
          (let ((reply (find-if #'helloworld:hello-reply-p (run-forms text))))
            (is-true reply)
            (is (string= "Hello, Ada!" (helloworld:hello-reply-message reply)))
-           (is (search (format nil "`~S`" reply)
+           (is (search (format nil "~S" reply)
                        (uiop:read-file-string (support:root-file "README.md")))
                "what the README says the call returns"))
       (when (find-package '#:hello)
