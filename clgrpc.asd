@@ -200,6 +200,7 @@
                (:file "method")
                (:file "framing")
                (:file "compression")
+               (:file "interceptor")
                (:file "call")
                (:file "encoding")
                (:file "link")
@@ -218,6 +219,7 @@
                (:file "compression")
                (:file "call")
                (:file "channel")
+               (:file "interceptor")
                (:file "stub")
                (:file "future")))
 
@@ -440,6 +442,7 @@
                (:file "subchannel")
                (:file "future")
                (:file "flow")
+               (:file "interceptor")
                (:file "details")
                (:file "life")
                (:file "leak")

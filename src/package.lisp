@@ -42,6 +42,9 @@
                 #:call-peer #:call-compression #:received-compressed-p #:send-metadata #:time-remaining #:after
                 ;; reactive handlers
                 #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish
+                ;; interceptors
+                #:on-end #:filter-messages #:bearer-token #:call-rpc-method #:rpc-method
+                #:rpc-method-path #:rpc-method-name #:rpc-method-service-name #:rpc-method-kind
                 ;; errors
                 #:fail #:make-rpc-error #:*debug-on-error* #:return-status #:cancel-call
                 #:retry-handler #:retry-call #:status-code #:code-status

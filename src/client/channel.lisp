@@ -7,6 +7,8 @@
   ((target :initarg :target :reader channel-target)
    (runtime :initarg :runtime :reader channel-runtime)
    (subchannel :accessor channel-subchannel)
+   (plaintext-credentials :initarg :plaintext-credentials :initform nil
+                          :reader channel-plaintext-credentials)
    (open :initform t :accessor channel-open-p)
    (lock :initform (sb-thread:make-mutex :name "clgrpc channel") :reader channel-lock)
    (changed :initform (sb-thread:make-waitqueue) :reader channel-changed))
@@ -34,18 +36,38 @@ neither."
   (and (< start (length string)) (every #'digit-char-p (subseq string start))
        (parse-integer string :start start)))
 
-(defun make-channel (target &rest arguments &key compression &allow-other-keys)
+(defgeneric channel-secure-p (channel)
+  (:documentation "True if nobody on the way can read what CHANNEL sends.")
+  (:method ((channel rpc:channel)) nil))
+
+(defun make-channel (target &rest arguments &key compression interceptors call-credentials
+                                             plaintext-credentials
+                     &allow-other-keys)
   "Return a channel to TARGET, \"HOST:PORT\" or \"[IPV6]:PORT\". COMPRESSION, :gzip, :deflate or
 :identity, the default, is how requests are compressed unless a stub's :compression says otherwise
-or the server does not accept it. All other ARGUMENTS are rows of the options table as keywords.
-Connects nothing yet. Signal MISUSE for a wrong target or option. From any
-thread; end it with CLOSE-CHANNEL, or use WITH-CHANNEL."
+or the server does not accept it. INTERCEPTORS is a list of functions (method request options next), the
+first the outermost, each called around every stub, in the caller's thread: METHOD is an RPC-METHOD,
+OPTIONS a plist of the stub's keywords; what it returns is what the stub returns, which
+(funcall next request options) gives. CALL-CREDENTIALS is a function of a method's path, called in the
+caller's thread, that returns metadata, such as (bearer-token TOKEN); stubs take :call-credentials as
+well. They are refused with :unauthenticated on a channel without TLS unless PLAINTEXT-CREDENTIALS is
+true. All other ARGUMENTS are rows of the options table as keywords. Connects nothing yet. Signal MISUSE
+for a wrong target or option. From any thread; end it with CLOSE-CHANNEL, or use WITH-CHANNEL."
   (multiple-value-bind (host port) (parse-target target)
     (let* ((options (apply #'make-options
-                           (alexandria:remove-from-plist arguments :compression)))
+                           (alexandria:remove-from-plist
+                            arguments :compression :interceptors :call-credentials
+                            :plaintext-credentials)))
            (encoding (rpc:find-encoding compression))
+           (interceptors (rpc:check-interceptors interceptors))
            (runtime (acquire-runtime))
-           (channel (make-instance 'wire-channel :target target :runtime runtime)))
+           (channel (apply #'make-instance
+                           (if (or interceptors call-credentials) 'intercepted-channel 'wire-channel)
+                           :target target :runtime runtime
+                           :plaintext-credentials plaintext-credentials
+                           (when (or interceptors call-credentials)
+                             (list :interceptors interceptors
+                                   :call-credentials call-credentials)))))
       (setf (channel-subchannel channel)
             (make-subchannel :channel channel :loop (runtime-loop runtime) :options options
                              :host host :port port :encoding encoding

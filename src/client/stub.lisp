@@ -13,7 +13,7 @@
 (in-package #:clgrpc.client)
 
 (defmethod rpc:invoke ((channel wire-channel) method request &rest options
-                       &key timeout deadline metadata wait-for-ready async
+                       &key timeout deadline metadata wait-for-ready async call-credentials
                          (compression nil compression-p))
   (declare (dynamic-extent options))
   (let ((generator (and (member (rpc-method-kind method) '(:client-streaming :bidi))
@@ -21,7 +21,10 @@
                         (request-generator request)))
         (call (make-call channel method
                          :deadline (absolute-deadline timeout deadline)
-                         :metadata (rpc:check-metadata metadata)
+                         :metadata (append (rpc:check-metadata metadata)
+                                           (when call-credentials
+                                             (credentials-metadata channel call-credentials
+                                                                   method)))
                          :wait-for-ready (and wait-for-ready t)
                          :unattended (and async t)))
         (encoding (if compression-p

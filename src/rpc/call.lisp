@@ -89,6 +89,9 @@ the last message is taken."
   (on-half-close nil :type (or null function))
   (on-cancel nil :type (or null function))
   (on-writable nil :type (or null function))
+  (on-ended nil :type (or null function)) ; the user's, see ON-END
+  (incoming-filter nil :type (or null function))
+  (outgoing-filter nil :type (or null function))
   (on-end nil :type (or null function)) ; of the layer above, not the user's: (call)
   (timer nil :type (or null timer))     ; the deadline's
   (timers '() :type list)               ; those of AFTER
@@ -116,6 +119,7 @@ the last message is taken."
   (extra nil :type (or null extra)))
 
 (document-functions
+  call-rpc-method "The RPC-METHOD of CALL: see RPC-METHOD-PATH. From any thread."
   call-status "The status with which CALL ended, a keyword such as :ok, or nil while it runs. From any
 thread.")
 
@@ -251,6 +255,9 @@ From any thread."
   (operate taken call (uncharge extra (arrival-size arrival)))
   nil)
 
+(define-hot (filtered :inline t) ((filter (or null function)) message) t
+  (if filter (funcall filter message) message))
+
 (define-hot pop-incoming ((call call)) t
   "The oldest message queued, or nil. Signal an RPC-ERROR, which ends CALL as well, if it is none.
 Only by the receiving thread."
@@ -264,9 +271,9 @@ Only by the receiving thread."
                  (declare (type index start end))
                  (setf (arrival-at arrival) end)
                  (when (= end (arrival-end arrival)) (leave-arrival call extra arrival))
-                 (operate decode call item start end)))
+                 (filtered (extra-incoming-filter extra) (operate decode call item start end))))
               (t (leave-arrival call extra arrival)
-                 (operate decode call item 0 0)))))))
+                 (filtered (extra-incoming-filter extra) (operate decode call item 0 0))))))))
 
 (defun receivable-p (call)
   (or (call-incoming call)
@@ -291,7 +298,8 @@ had ended already."
     (notify call)
     (let* ((extra (call-extra call))
            (on-end (and extra (extra-on-end extra))))
-      (when on-end (funcall on-end call)))
+      (when on-end (funcall on-end call))
+      (when (and extra (extra-on-ended extra)) (operate schedule call)))
     t))
 
 (defun call-condition (call)
@@ -309,6 +317,11 @@ is one. From any thread."))
 
 ;;; What users do with a call
 
+(define-hot (outgoing :inline t) ((call call) message) t
+  "MESSAGE as the filter of CALL has it."
+  (let ((extra (call-extra call)))
+    (filtered (and extra (extra-outgoing-filter extra)) message)))
+
 (defun send (call message &key (compress :auto))
   "Send MESSAGE on CALL; return true. Waits while more than the send budget
 (options-send-budget-octets) is unsent; on a loop's own thread, where waiting is not possible, the
@@ -317,11 +330,11 @@ and MISUSE after CLOSE-SEND; return nil if the peer has ended it with :ok and wa
 COMPRESS matters if CALL has a CALL-COMPRESSION: :auto compresses what is long enough and gains by
 it, nil sends MESSAGE as it is, such as a secret beside what an attacker chose, and t compresses it
 whatever comes of that. One thread sends on a call at a time; any thread may."
-  (operate send call message t compress))
+  (operate send call (outgoing call message) t compress))
 
 (defun try-send (call message &key (compress :auto))
   "As SEND, but return nil without sending if CALL's send budget is used up. Never waits."
-  (operate send call message nil compress))
+  (operate send call (outgoing call message) nil compress))
 
 (defun close-send (call)
   "Tell the peer that no more messages will be sent on CALL, a client's call; MISUSE on a handler's.
@@ -531,11 +544,40 @@ queued.")
   "Call FUNCTION without arguments now if there is room to send, and whenever after TRY-SEND was
 refused there is room again.")
 
+(defun on-end (call function)
+  "Call FUNCTION without arguments once CALL has ended, however that was; CALL-STATUS says how. Of
+several functions the first given is called first. Runs on the call's loop, so it must not wait. Return
+CALL. From any thread."
+  (operate post call
+           (lambda ()
+             (let* ((extra (ensure-extra call))
+                    (before (extra-on-ended extra)))
+               (setf (extra-on-ended extra)
+                     (if before
+                         (lambda () (funcall before) (funcall function))
+                         function))
+               (operate schedule call))))
+  call)
+
+(defun filter-messages (call &key incoming outgoing)
+  "Have INCOMING, a function of a message, replace each message that is received on CALL, a stream, and
+OUTGOING each that is sent on it. For interceptors, which give them before CALL is used: those of an
+outer one see what comes first and what goes last. Return CALL."
+  (let ((extra (ensure-extra call)))
+    (flet ((combined (first second)
+             (cond ((null first) second)
+                   ((null second) first)
+                   (t (lambda (message) (funcall second (funcall first message)))))))
+      (setf (extra-incoming-filter extra) (combined (extra-incoming-filter extra) incoming)
+            (extra-outgoing-filter extra) (combined outgoing (extra-outgoing-filter extra)))))
+  call)
+
 (define-hot callbacks-p ((call call)) boolean
   "True if CALL has callbacks of its user."
   (let ((extra (call-extra call)))
     (and extra
          (or (extra-on-message extra) (extra-on-half-close extra) (extra-on-cancel extra)
+             (extra-on-ended extra)
              (extra-on-writable extra))
          t)))
 
@@ -546,13 +588,13 @@ has ended by then. For handlers that returned their call and hold no thread. Fro
 (defun reply (call message)
   "End CALL, a unary or client-streaming handler's, with MESSAGE as its answer. For handlers that
 returned their call. From any thread."
-  (operate reply call message)
+  (operate reply call (outgoing call message))
   nil)
 
 (defun finish (call &key (status :ok) (message "") details trailers)
   "End CALL, a handler's, with STATUS, a keyword; MESSAGE is its text, DETAILS a list of
-messages or octets for grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL). For handlers that returned
-their call. From any thread."
+messages or octets for grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL). For
+handlers that returned their call. From any thread."
   (status-code status)
   (check-metadata trailers)
   (unless (stringp message) (misuse "The message of a status is a string, not ~S." message))

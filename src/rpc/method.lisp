@@ -23,6 +23,11 @@
 
 (declaim (sb-ext:freeze-type rpc-method))
 
+(document-functions
+  rpc-method-name "The name of METHOD within its service, such as \"SayHello\"."
+  rpc-method-service-name "The full name of METHOD's service, such as \"helloworld.Greeter\"."
+  rpc-method-kind "The kind of METHOD: :unary, :client-streaming, :server-streaming or :bidi.")
+
 (defun rpc-method-path (method)
   "The :path of METHOD as a string, \"/package.Service/Method\"."
   (hpack:field-value-string (rpc-method-path-field method)))

@@ -35,6 +35,9 @@
    ;; encoding.lisp
    #:compression-of #:ensure-compression #:compresses-p #:change-encoding #:call-compression
    #:received-compressed-p #:encode-encodings #:encode-accepted-encodings
+   ;; interceptor.lisp
+   #:check-interceptors #:call-intercepted #:invoke-intercepted #:bearer-token
+   #:credentials-metadata
    ;; call.lisp
    #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed #:call-extra
    #:call-incoming #:operations #:make-operations #:operate
@@ -45,7 +48,8 @@
    #:cancel-call #:retry-handler #:retry-call
    #:call-peer #:send #:try-send #:close-send #:receive #:do-messages #:cancel #:cancelled-p
    #:with-call #:call-metadata #:call-trailers #:send-metadata #:time-remaining
-   #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish
+   #:on-message #:on-half-close #:on-cancel #:on-writable #:on-end #:filter-messages #:reply
+   #:finish
    #:after
    ;; link.lisp
    #:link #:link-loop #:link-owner #:link-http2 #:link-socket #:link-calls #:link-draining

@@ -66,6 +66,15 @@ them takes."
      (shiftf (server-call-request call) nil))
     (t call)))
 
+(define-hot (call-handler :inline t) ((route route) request (call server-call)) t
+  "What the handler of ROUTE, and the interceptors around it, return."
+  (flet ((handler (request)
+           (funcall (rpc:binding-function (route-binding route)) (route-service route) request
+                    call)))
+    (if (route-interceptors route)
+        (rpc:call-intercepted (route-interceptors route) call request #'handler)
+        (handler request))))
+
 (define-hot run-handler ((call server-call)) t
   "Run CALL's handler. Return its value, or the RPC-ERROR that ended it."
   (let* ((route (server-call-route call))
@@ -74,8 +83,7 @@ them takes."
          (condition
            (with-user-code (call)
              (setf request (rpc:wire-decode call request 0 0)
-                   value (funcall (rpc:binding-function (route-binding route))
-                                  (route-service route) request call)))))
+                   value (call-handler route request call)))))
     (or condition value)))
 
 (define-hot run-inline ((call server-call)) null

@@ -12,6 +12,7 @@
   (method nil :type (or null rpc-method))
   (service nil)
   (binding nil :type (or null rpc:binding))
+  (interceptors '() :type list)
   (execution :auto :type (member :inline :blocking :auto))
   (blocks nil :type boolean)            ; :auto, and it has overstayed
   (quick 0 :type fixnum))               ; how many calls in a row have been quick since
@@ -67,13 +68,14 @@ another, of the next epoch."
               chosen))
     chosen))
 
-(defun make-routes (server services execution &key (epoch 1))
-  "Return the ROUTE-TABLE of SERVER for SERVICES, a list of service objects."
+(defun make-routes (server services execution &key (epoch 1) interceptors)
+  "Return the ROUTE-TABLE of SERVER for SERVICES, a list of service objects, with INTERCEPTORS."
   (let ((table (make-route-table :server server :epoch epoch)))
     (dolist (service services table)
       (dolist (method (rpc:service-methods service))
         (add-route table method service
-                   (execution-of execution (rpc:rpc-method-function-name method)))))))
+                   (execution-of execution (rpc:rpc-method-function-name method))
+                   interceptors)))))
 
 (defun check-execution (execution table)
   "Signal MISUSE if EXECUTION names a method that TABLE has not."
@@ -83,7 +85,7 @@ another, of the next epoch."
           unless (member name names)
             do (misuse ":execution names ~S, which is no method of the services." name))))
 
-(defun add-route (table method service execution)
+(defun add-route (table method service execution interceptors)
   (let ((path (hpack:field-value (rpc:rpc-method-path-field method)))
         (function (fdefinition (rpc:rpc-method-function-name method))))
     (when (gethash path (route-table-routes table))
@@ -91,6 +93,7 @@ another, of the next epoch."
     (setf (gethash path (route-table-routes table))
           (make-route :server (route-table-server table) :epoch (route-table-epoch table)
                       :method method :service service :execution execution
+                      :interceptors interceptors
                       :binding (rpc:ensure-binding function (class-of service))))))
 
 (define-hot route-of ((table route-table) (field hpack:field)) route

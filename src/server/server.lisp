@@ -13,6 +13,7 @@
    (hubs :initform '() :accessor server-hubs)
    (listeners :initform '() :accessor server-listeners)
    (execution :initarg :execution :reader server-execution)
+   (interceptors :initarg :interceptors :initform '() :reader server-interceptors)
    (encoding :initarg :encoding :reader server-encoding)
    (watcher :initform nil :accessor server-watcher)
    (reserve :initarg :reserve :reader server-reserve)
@@ -75,7 +76,8 @@ duplicates. From any thread."
 ;;; Starting
 
 (defun start-server (services &rest arguments &key (listen "127.0.0.1:0") (loops 1)
-                                                (execution :auto) compression &allow-other-keys)
+                                                (execution :auto) compression interceptors
+                                           &allow-other-keys)
   "Start serving SERVICES, a service object or a list of them, and return the server.
 LISTEN is an address \"HOST:PORT\" or \"[IPV6]:PORT\", or a list of such; port 0 picks a free one
 (see SERVER-ADDRESS). LOOPS, 1 to 1024, is how many event loops, each a thread, share the
@@ -85,22 +87,26 @@ that method's on reserve threads until 64 in a row were done within 100 µs; or 
 the symbol of its generic function, to one of these. Whatever it says, a handler that blocks holds
 up nobody else for long: another thread takes the loop over. COMPRESSION, :gzip, :deflate or
 :identity, the default, is how answers are compressed for clients that accept that, unless a handler
-sets the CALL-COMPRESSION. All other keywords are rows of the
-options table. Signal MISUSE for a wrong argument, and a socket error if an address cannot be had.
+sets the CALL-COMPRESSION. INTERCEPTORS is a list of functions (call request next), the first the
+outermost, each called around every handler, where that runs: what it returns is what the handler
+returns, which (funcall next request) gives, and what it signals is what the handler signals. All other
+keywords are rows of the options table. Signal MISUSE for a wrong argument, and a socket error if an address cannot be had.
 From any thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))
          (options (apply #'make-options
-                         (alexandria:remove-from-plist arguments :listen :loops :execution :compression)))
+                         (alexandria:remove-from-plist arguments :listen :loops :execution :compression
+                                                       :interceptors)))
          (server (make-instance 'server
                                 :services services :options options :execution execution
+                                :interceptors (rpc:check-interceptors interceptors)
                                 :encoding (rpc:find-encoding compression)
                                 :reserve (loop:make-reserve
                                           :threads (options-reserve-threads options)
                                           :queue (options-reserve-queue options)
                                           :idle-seconds (options-reserve-idle-seconds options))))
-         (routes (make-routes server services execution)))
+         (routes (make-routes server services execution :interceptors interceptors)))
     (check-execution execution routes)
     (unless (typep loops '(integer 1 1024)) (misuse "LOOPS must be from 1 to 1024, not ~S." loops))
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
@@ -133,6 +139,7 @@ From any thread."
   (handler-case
       (sb-thread:with-mutex ((server-lock server))
         (let ((table (make-routes server (server-services server) (server-execution server)
+                                  :interceptors (server-interceptors server)
                                   :epoch (1+ (route-table-epoch
                                               (hub-routes (first (server-hubs server))))))))
           (dolist (hub (server-hubs server)) (setf (hub-routes hub) table))))

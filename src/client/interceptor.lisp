@@ -1,0 +1,32 @@
+;;;; Channels with interceptors or call credentials. They are of a class of their own, so that calls on
+;;;; others do not even look for them.
+
+(in-package #:clgrpc.client)
+
+(defclass intercepted-channel (wire-channel)
+  ((interceptors :initarg :interceptors :reader channel-interceptors)
+   (call-credentials :initarg :call-credentials :reader channel-call-credentials))
+  (:documentation "A channel whose calls go through interceptors."))
+
+(defmethod rpc:invoke :around ((channel intercepted-channel) method request &rest options)
+  (let ((credentials (channel-call-credentials channel)))
+    (rpc:invoke-intercepted
+     (channel-interceptors channel) method request options
+     (lambda (request options)
+       (apply #'call-next-method channel method request
+              (if credentials
+                  (list* :metadata (append (getf options :metadata)
+                                           (credentials-metadata channel credentials method))
+                         options)
+                  options))))))
+
+(defun credentials-metadata (channel credentials method)
+  "The metadata that CREDENTIALS give for a call of METHOD on CHANNEL. Signal :unauthenticated if
+anybody on the way could read them."
+  (unless (or (channel-secure-p channel) (channel-plaintext-credentials channel))
+    (error (rpc:make-rpc-error
+            :unauthenticated :ended-by :local :sent nil
+            :message (format nil "call credentials are not sent to ~A without TLS; ~
+                                  :plaintext-credentials t of its channel allows that"
+                             (channel-target channel)))))
+  (rpc:credentials-metadata credentials method))

@@ -1,0 +1,50 @@
+;;;; Interceptors: functions around calls, for what all methods have in common. A server's are called
+;;;; around its handlers, where these run; a channel's around its stubs, in the caller's thread. The first
+;;;; of a list is the outermost. What they do not see by that, the messages of streams and the ends of
+;;;; calls that outlive their handler or stub, they learn by FILTER-MESSAGES and ON-END (call.lisp).
+;;;;
+;;;; A server or channel without interceptors pays nothing for them.
+
+(in-package #:clgrpc.rpc)
+
+(defun check-interceptors (interceptors)
+  "Return INTERCEPTORS, a list of functions or their names; signal MISUSE if it is none."
+  (unless (and (listp interceptors)
+               (every (lambda (item) (typep item '(or function (and symbol (not null)))))
+                      interceptors))
+    (misuse "Interceptors are a list of functions, not ~S." interceptors))
+  interceptors)
+
+(defun call-intercepted (interceptors call request handler)
+  "Call HANDLER, a function of a request, as INTERCEPTORS, a server's, have it for CALL and REQUEST."
+  (declare (type function handler))
+  (if interceptors
+      (funcall (first interceptors) call request
+               (lambda (request) (call-intercepted (rest interceptors) call request handler)))
+      (funcall handler request)))
+
+(defun invoke-intercepted (interceptors method request options invoker)
+  "Call INVOKER, a function of a request and a plist of options, as INTERCEPTORS, a channel's, have it
+for METHOD, REQUEST and OPTIONS."
+  (declare (type function invoker))
+  (if interceptors
+      (funcall (first interceptors) method request options
+               (lambda (request options)
+                 (invoke-intercepted (rest interceptors) method request options invoker)))
+      (funcall invoker request options)))
+
+;;; Call credentials: metadata that says who calls, made anew for each call
+
+(defun bearer-token (token)
+  "Return call credentials, for the :credentials of a channel or stub, that send `authorization: Bearer
+TOKEN`. TOKEN is a string, or a function without arguments that returns one, called for each call in
+the caller's thread."
+  (check-type token (or string function))
+  (lambda (method)
+    (declare (ignore method))
+    (list (cons "authorization"
+                (concatenate 'string "Bearer " (if (functionp token) (funcall token) token))))))
+
+(defun credentials-metadata (credentials method)
+  "The metadata that CREDENTIALS, a function of a method's path, give for a call of METHOD."
+  (check-metadata (funcall credentials (rpc-method-path method))))
