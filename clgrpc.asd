@@ -163,6 +163,8 @@
                (:file "well-known-text")
                (:file "json-writer")
                (:file "json-reader")
+               (:file "text-writer")
+               (:file "text-reader")
                (:file "define")
                (:file "component")
                (:module "../../proto/google/protobuf/"
@@ -376,6 +378,8 @@
                (:file "well-known-text")
                (:file "json-writer")
                (:file "json-reader")
+               (:file "text-writer")
+               (:file "text-reader")
                (:file "define")
                (:file "component")
                (:file "well-known")))

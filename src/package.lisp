@@ -18,7 +18,7 @@
                 ;; messages
                 #:message #:serialize #:serialized-size #:parse-message #:message= #:copy-message
                 #:merge-message #:clear-message #:write-delimited #:read-delimited
-                #:message-json #:parse-json-message
+                #:message-json #:parse-json-message #:message-text #:parse-text-message
                 #:message-text-error #:message-text-error-format #:message-text-error-line
                 #:message-text-error-column #:message-text-error-path #:message-print-error
                 #:message-print-error-format

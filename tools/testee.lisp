@@ -36,7 +36,8 @@
        (protobuf:parse-json-message
         type payload
         :ignore-unknown (eq :json-ignore-unknown-parsing-test
-                            (conformance:conformance-request-test-category request)))))))
+                            (conformance:conformance-request-test-category request))))
+      (:text-payload (protobuf:parse-text-message type payload)))))
 
 (defun write-payload (request message)
   "The response with MESSAGE in the format that REQUEST asks for."
@@ -45,6 +46,11 @@
      (conformance:make-conformance-response :protobuf-payload (protobuf:serialize message)))
     (:json
      (conformance:make-conformance-response :json-payload (protobuf:message-json message)))
+    (:text-format
+     (conformance:make-conformance-response
+      :text-payload
+      (protobuf:message-text
+       message :unknown (conformance:conformance-request-print-unknown-fields request))))
     (t (conformance:make-conformance-response :skipped "no such format here"))))
 
 (defun answer-conformance (request)
@@ -78,7 +84,8 @@
 (define-command "testee"
     (((suite "SUITE"
              (lambda (name)
-               (unless (string= name "protobuf") (refuse "there is no suite ~S, only protobuf" name))
+               (unless (string= name "protobuf")
+                 (refuse "there is no suite ~S, only protobuf" name))
                name)
              "which suite: protobuf"))
      ())

@@ -134,12 +134,17 @@
           (name (append-json-string (output-buffer output) name))
           (t (append-json-integer (output-buffer output) number)))))
 
+(defun append-text (output slot text)
+  (when (and (eq :unchecked-string (coder-kind slot)) (find-if #'escape-p text))
+    (fail-output output "the string ~A is not UTF-8" (slot-path slot)))
+  (append-json-string (output-buffer output) text))
+
 (defun append-value (output slot value)
   "Write VALUE, one value of SLOT."
   (let ((buffer (output-buffer output)))
     (ecase (slot-kind slot)
       (:message (append-message output value))
-      (:string (append-json-string buffer value))
+      (:string (append-text output slot value))
       ((:int32 :uint32 :sint32 :fixed32 :sfixed32) (append-json-integer buffer value))
       ((:int64 :uint64 :sint64 :fixed64 :sfixed64) (append-quoted-integer output value))
       (:bool (append-ascii buffer (if value (literal-text "true") (literal-text "false"))))

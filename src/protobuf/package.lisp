@@ -29,6 +29,8 @@
    #:message= #:copy-message #:merge-message #:clear-message
    ;; json-writer.lisp, json-reader.lisp
    #:message-json #:parse-json-message
+   ;; text-writer.lisp, text-reader.lisp
+   #:message-text #:parse-text-message
    ;; reflection.lisp
    #:field-value #:field-present-p #:clear-field
    ;; extension.lisp

@@ -10,8 +10,8 @@
 ;;; Views
 
 (defstruct (view (:constructor make-view (ordered indices)) (:copier nil))
-  "A layout as texts see it: ORDERED are its slots by number, INDICES maps what a field may be called
-to where it is among them. For JSON, KEYS and PROTO-KEYS are what is written before the value of
+  "A layout as texts see it: ORDERED are its slots by number, INDICES maps what a field may be
+called to where it is among them. For JSON, KEYS and PROTO-KEYS are what is written before the value of
 each, FORM is the name of a type with a form of its own, or nil."
   (ordered #() :type simple-vector)
   (indices (make-hash-table) :type hash-table)
@@ -29,7 +29,9 @@ each, FORM is the name of a type with a form of its own, or nil."
 (defun slot-text-name (slot)
   "What the text format calls SLOT: a group goes by its message's name."
   (let ((field (slot-field slot)))
-    (if (group-like-p field) (base-name (field-descriptor-type-name field)) (descriptor-name field))))
+    (if (group-like-p field)
+        (base-name (field-descriptor-type-name field))
+        (descriptor-name field))))
 
 (defun base-name (full-name)
   (subseq full-name (1+ (or (position #\. full-name :from-end t) -1))))

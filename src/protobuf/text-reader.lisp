@@ -1,0 +1,570 @@
+;;;; Reading messages in text format (protobuf.dev, "Text Format Language Specification"), by one
+;;;; token of look-ahead over octets. An error, MESSAGE-TEXT-ERROR, is at the token that does not
+;;;; fit, with line, column and path.
+;;;;
+;;;; A singular field may stand once, as may one field of a oneof; of equal keys of a map the last
+;;;; counts; fields whose names the type reserves are passed over. Recursion and the length of
+;;;; numbers are limited; repeated fields are gathered and made once, so the work is linear.
+
+(in-package #:clgrpc.protobuf)
+
+(defstruct (text-input (:include input (format :text)) (:copier nil))
+  "The token that comes next: its KIND (:word, :number, :string, :symbol, :end), where it begins,
+and its VALUE: a string, (digits exponent radix float-p), octets, or a character. AT is what follows."
+  (at 0 :type index)
+  (kind :end :type keyword)
+  (token 0 :type index)
+  (value nil))
+
+(defun text-wrong (input control &rest arguments)
+  "Signal MESSAGE-TEXT-ERROR at the token that comes next."
+  (apply #'fail-input input (text-input-token input) control arguments))
+
+(defun text-wrong-here (input control &rest arguments)
+  "Signal MESSAGE-TEXT-ERROR where the scanner stands, within a token."
+  (apply #'fail-input input (text-input-at input) control arguments))
+
+;;; Characters
+
+(define-hot (text-char :inline t) ((input text-input)) (or null character)
+  "The octet at which the scanner stands as a character of the same code, or nil at the end."
+  (let ((at (text-input-at input)) (octets (input-octets input)))
+    (if (< at (length octets)) (code-char (aref octets at)) nil)))
+
+(declaim (inline step-text))
+(defun step-text (input)
+  (incf (text-input-at input)))
+
+(defun text-letter-p (char)
+  (and char (or (char<= #\a char #\z) (char<= #\A char #\Z) (char= char #\_))))
+
+(defun decimal-p (char)
+  (and char (char<= #\0 char #\9)))
+
+(defun skip-text-blank (input)
+  "Pass over white space and comments."
+  (loop for char = (text-char input)
+        while char
+        do (case char
+             ((#\Space #\Newline #\Tab #\Return #\Page #.(code-char 11)) (step-text input))
+             (#\# (loop for char = (text-char input)
+                        while (and char (char/= char #\Newline)) do (step-text input)))
+             (t (return)))))
+
+;;; Tokens
+
+(defun scan-word (input)
+  (let ((start (text-input-at input)))
+    (loop for char = (text-char input)
+          while (or (text-letter-p char) (decimal-p char)) do (step-text input))
+    (ascii-string (input-octets input) start (text-input-at input))))
+
+(defun scan-digits (input radix)
+  "Pass over digits; return their value and count."
+  (let ((value 0) (count 0))
+    (loop for char = (text-char input)
+          for digit = (and char (digit-char-p char radix))
+          while digit
+          do (setf value (+ (* radix value) digit))
+             (step-text input)
+             (when (> (incf count) 1100) (text-wrong-here input "a number has too many digits")))
+    (values value count)))
+
+(defun text-char-after (input)
+  (let ((next (1+ (text-input-at input))) (octets (input-octets input)))
+    (and (< next (length octets)) (code-char (aref octets next)))))
+
+(defun scan-number (input)
+  "The number that begins here, as (digits exponent radix float-p)."
+  (prog1 (let ((first (text-char input)) (second (text-char-after input)))
+           (cond ((and (eql first #\0) (member second '(#\x #\X)))
+                  (step-text input)
+                  (step-text input)
+                  (multiple-value-bind (value count) (scan-digits input 16)
+                    (when (zerop count) (text-wrong-here input "hexadecimal digit expected"))
+                    (list value 0 16 nil)))
+                 ((and (eql first #\0) (decimal-p second))
+                  (list (scan-digits input 8) 0 8 nil))
+                 (t (scan-decimal input))))
+    (let ((char (text-char input)))
+      (when (or (text-letter-p char) (decimal-p char) (eql char #\.))
+        (text-wrong-here input "a number is followed by ~S" (string char))))))
+
+(defun scan-decimal (input)
+  (multiple-value-bind (digits count) (scan-digits input 10)
+    (let ((exponent 0) (float nil) (fraction-count 0))
+      (when (eql #\. (text-char input))
+        (step-text input)
+        (setf float t)
+        (multiple-value-bind (fraction places) (scan-digits input 10)
+          (setf digits (+ (* digits (expt 10 places)) fraction)
+                exponent (- places)
+                fraction-count places)))
+      (when (zerop (+ count fraction-count)) (text-wrong-here input "digit expected"))
+      (when (member (text-char input) '(#\e #\E))
+        (step-text input)
+        (setf float t)
+        (let ((sign (case (text-char input)
+                      (#\+ (step-text input) 1) (#\- (step-text input) -1) (t 1))))
+          (multiple-value-bind (given count) (scan-digits input 10)
+            (when (zerop count) (text-wrong-here input "digit expected"))
+            (incf exponent (* sign (min given 1000000))))))
+      (when (member (text-char input) '(#\f #\F))
+        (step-text input)
+        (setf float t))
+      (list digits exponent 10 float))))
+
+(defun scan-escape-digits (input radix most least)
+  "The value of LEAST to MOST digits."
+  (let ((value 0) (count 0))
+    (loop for char = (text-char input)
+          for digit = (and char (< count most) (digit-char-p char radix))
+          while digit
+          do (setf value (+ (* radix value) digit))
+             (incf count)
+             (step-text input))
+    (when (< count least) (text-wrong-here input "digit of an escape expected"))
+    value))
+
+(defun scan-code (input letter)
+  "The character that the escape with LETTER, u or U, means. Surrogates are none, not even in
+pairs."
+  (let* ((count (if (char= letter #\u) 4 8))
+         (code (scan-escape-digits input 16 count count)))
+    (cond ((<= #xD800 code #xDFFF) (text-wrong-here input "a surrogate is no character"))
+          ((> code #x10FFFF) (text-wrong-here input "there is no character U+~X" code))
+          (t (code-char code)))))
+
+(defun scan-escape (input buffer)
+  "Append what the escape means, whose backslash has been passed, to BUFFER."
+  (let* ((char (text-char input))
+         (simple (and char (position char "abfnrtv\\?'\""))))
+    (cond (simple
+           (step-text input)
+           (append-octet buffer (aref #(7 8 12 10 13 9 11 92 63 39 34) simple)))
+          ((and char (char<= #\0 char #\7))
+           (let ((value (scan-escape-digits input 8 3 1)))
+             (when (> value 255) (text-wrong-here input "an octal escape is more than 377"))
+             (append-octet buffer value)))
+          ((member char '(#\x #\X))
+           (step-text input)
+           (append-octet buffer (scan-escape-digits input 16 2 1)))
+          ((member char '(#\u #\U))
+           (step-text input)
+           (append-octets buffer (string-octets (string (scan-code input char)))))
+          (t (text-wrong-here input "unknown escape")))))
+
+(defun scan-string (input quote)
+  "The octets of the literal that begins here with QUOTE."
+  (step-text input)
+  (let ((buffer (make-buffer :size 32)) (octets (input-octets input)))
+    (loop
+      (let* ((start (text-input-at input))
+             (end (position-if (lambda (octet) (or (= octet 92) (= octet 10)
+                                                   (= octet (char-code quote))))
+                               octets :start start)))
+        (setf (text-input-at input) (or end (length octets)))
+        (unless (and end (/= 10 (aref octets end)))
+          (text-wrong-here input "a string ends without its quotation mark"))
+        (append-octets buffer octets :start start :end end)
+        (step-text input)
+        (when (= (aref octets end) (char-code quote))
+          (return (subseq-octets (buffer-octets buffer) (buffer-start buffer)
+                                 (buffer-end buffer))))
+        (scan-escape input buffer)))))
+
+(defun pass-token (input)
+  "Make the next token the one that is looked at."
+  (skip-text-blank input)
+  (setf (text-input-token input) (text-input-at input))
+  (flet ((found (kind value)
+           (setf (text-input-kind input) kind
+                 (text-input-value input) value)))
+    (let ((char (text-char input)))
+      (cond ((null char) (found :end nil))
+            ((text-letter-p char) (found :word (scan-word input)))
+            ((or (decimal-p char)
+                 (and (char= char #\.) (decimal-p (text-char-after input))))
+             (found :number (scan-number input)))
+            ((member char '(#\" #\')) (found :string (scan-string input char)))
+            (t (step-text input) (found :symbol char))))))
+
+(defun symbol-next-p (input &rest chars)
+  (and (eq :symbol (text-input-kind input)) (member (text-input-value input) chars) t))
+
+(defun pass-symbol (input char)
+  "Pass over the symbol CHAR if it comes next; return whether it did."
+  (when (symbol-next-p input char)
+    (pass-token input)
+    t))
+
+(defun token-title (input)
+  (ecase (text-input-kind input)
+    (:end "the end of the text")
+    (:string "a string")
+    (:number "a number")
+    (:word (text-input-value input))
+    (:symbol (let ((char (text-input-value input)))
+               (if (< 31 (char-code char) 127)
+                   (format nil "`~C'" char)
+                   (format nil "octet ~2,'0X" (char-code char)))))))
+
+(defun expect-symbol (input char)
+  (unless (pass-symbol input char)
+    (text-wrong input "`~C' expected, not ~A" char (token-title input))))
+
+;;; Scalars
+
+(defun read-text-octets (input)
+  "The octets of one or more literals that follow each other."
+  (unless (eq :string (text-input-kind input))
+    (text-wrong input "string expected, not ~A" (token-title input)))
+  (let ((parts (loop while (eq :string (text-input-kind input))
+                     collect (text-input-value input)
+                     do (pass-token input))))
+    (if (rest parts) (gather-ranges (make-octets 0) (nreverse parts)) (first parts))))
+
+(defun read-text-string (input slot)
+  (let* ((token (text-input-token input)) (octets (read-text-octets input)))
+    (handler-case (decode-utf8 octets 0 (length octets))
+      (invalid-utf8 ()
+        (if (eq :unchecked-string (coder-kind slot))
+            (decode-escaped octets 0 (length octets))
+            (fail-input input token "a string is not UTF-8"))))))
+
+(defun read-text-integer (input kind)
+  (let* ((token (text-input-token input)) (negative (pass-symbol input #\-)))
+    (unless (eq :number (text-input-kind input))
+      (text-wrong input "integer expected, not ~A" (token-title input)))
+    (destructuring-bind (digits exponent radix float) (text-input-value input)
+      (declare (ignore exponent radix))
+      (when float (text-wrong input "integer expected, not a float"))
+      (let ((value (if negative (- digits) digits)))
+        (unless (integer-of-kind-p kind value)
+          (fail-input input token "~D is out of the range of ~(~A~)" value kind))
+        (pass-token input)
+        value))))
+
+(defun read-text-float (input kind)
+  (let ((negative (pass-symbol input #\-)) (word (text-input-value input)))
+    (flet ((named (name)
+             (funcall (if (eq kind :float) #'second #'third)
+                      (assoc name *named-floats* :test #'string=))))
+      (case (text-input-kind input)
+        (:word
+         (prog1 (cond ((member word '("inf" "infinity") :test #'string-equal)
+                       (named (if negative "-Infinity" "Infinity")))
+                      ((string-equal word "nan") (named "NaN"))
+                      (t (text-wrong input "number expected, not ~A" word)))
+           (pass-token input)))
+        (:number
+         (destructuring-bind (digits exponent radix float) word
+           (declare (ignore float))
+           (unless (= radix 10) (text-wrong input "a float must be decimal"))
+           (pass-token input)
+           (or (float-of kind digits exponent negative)
+               (named (if negative "-Infinity" "Infinity")))))
+        (t (text-wrong input "number expected, not ~A" (token-title input)))))))
+
+(defun read-text-boolean (input)
+  (let ((value (text-input-value input)))
+    (prog1 (case (text-input-kind input)
+             (:word (cond ((member value '("true" "True" "t") :test #'string=) t)
+                          ((member value '("false" "False" "f") :test #'string=) nil)
+                          (t (text-wrong input "true or false expected, not ~A" value))))
+             (:number (destructuring-bind (digits exponent radix float) value
+                        (declare (ignore exponent radix))
+                        (if (and (<= 0 digits 1) (not float))
+                            (= digits 1)
+                            (text-wrong input "0 or 1 expected"))))
+             (t (text-wrong input "true or false expected, not ~A" (token-title input))))
+      (pass-token input))))
+
+(defun read-text-enum (input slot)
+  (let ((type (slot-type-object slot)) (token (text-input-token input)))
+    (flet ((unknown (value)
+             (fail-input input token "~A is no value of the enum ~A" value
+                         (enum-type-name type))))
+      (if (eq :word (text-input-kind input))
+          (let ((name (text-input-value input)))
+            (prog1 (or (enum-value-number type name) (unknown name))
+              (pass-token input)))
+          (let ((number (read-text-integer input :enum)))
+            (if (and (slot-closed-p slot) (not (enum-known-p type number)))
+                (unknown number)
+                number))))))
+
+(defun read-text-item (input slot)
+  "Read one value of SLOT as it is held."
+  (let ((kind (slot-kind slot)))
+    (case kind
+      (:message (read-text-message input (slot-type-object slot)))
+      (:enum (read-text-enum input slot))
+      (:string (read-text-string input slot))
+      (:bytes (read-text-octets input))
+      (:bool (read-text-boolean input))
+      ((:float :double) (read-text-float input kind))
+      (t (read-text-integer input kind)))))
+
+;;; Fields
+
+(defun read-bracketed-name (input)
+  "Read what stands in the brackets that were just opened, white space and comments left out, and
+pass over the closing one."
+  (let ((buffer (make-buffer :size 64)))
+    (setf (text-input-at input) (1+ (text-input-token input)))
+    (loop
+      (skip-text-blank input)
+      (let ((char (text-char input)))
+        (cond ((null char) (text-wrong-here input "`]' expected, not the end of the text"))
+              ((char= char #\]) (return))
+              ((or (text-letter-p char) (decimal-p char) (find char ".-/~!$&()*+,;=%"))
+               (append-octet buffer (char-code char))
+               (step-text input))
+              (t (text-wrong-here input "a name cannot have ~S" (string char))))))
+    (step-text input)
+    (pass-token input)
+    (check-bracketed-name input (buffer-string buffer))))
+
+(defun name-p (text &key (start 0) (end (length text)))
+  "True if the characters of TEXT from START to END are identifiers joined by points."
+  (loop for from = start then (1+ dot)
+        for dot = (position #\. text :start from :end end)
+        always (and (< from (or dot end))
+                    (text-letter-p (char text from)))
+        while dot))
+
+(defun check-bracketed-name (input name)
+  "NAME, if it is a full name or a type URL."
+  (let ((slash (position #\/ name :from-end t)))
+    (unless (if slash
+                (and (plusp slash)
+                     (char/= #\/ (char name 0))
+                     (name-p name :start (1+ slash))
+                     (percents-right-p name slash))
+                (name-p name))
+      (text-wrong input "~S is neither the name of an extension nor a type URL" name))
+    (when (find-if-not (lambda (char) (or (text-letter-p char) (decimal-p char) (char= char #\.)))
+                       name :start (if slash (1+ slash) 0))
+      (text-wrong input "~S is not the name of a type" name))
+    name))
+
+(defun percents-right-p (name end)
+  "True if two hexadecimal digits follow each percent sign of NAME up to END."
+  (loop for percent = (position #\% name :end end) then (position #\% name :start (1+ percent)
+                                                                           :end end)
+        while percent
+        always (and (< (+ percent 2) end)
+                    (digit-char-p (char name (+ percent 1)) 16)
+                    (digit-char-p (char name (+ percent 2)) 16))))
+
+(defun named-extension (message name)
+  "The slot of the extension of MESSAGE called NAME; of a message set also by its message."
+  (or (extension-slot-of message (format nil "[~A]" name))
+      (find-if (lambda (slot)
+                 (and (slot-item-p slot) (equal name (set-item-type (slot-field slot)))))
+               (let ((table (message-type-extensions (message-type-of message))))
+                 (and table (loop for slot being the hash-values of table collect slot))))))
+
+(defstruct (gathering (:conc-name gathering-) (:copier nil) (:constructor make-gathering (message)))
+  "What has been read of MESSAGE: SLOTS that stood, ITEMS of repeated ones, the latest first."
+  (message nil :type message)
+  (slots '() :type list)
+  (items '() :type list))
+
+(defun note-text-field (input gathering slot)
+  "Make sure that SLOT may stand (again)."
+  (unless (member slot (gathering-slots gathering) :test #'eq)
+    (let ((oneof (slot-oneof slot)))
+      (when (and oneof (/= 0 (oneof-case-of (gathering-message gathering) oneof)))
+        (text-wrong input "another field of the oneof ~A stands before ~A"
+                    (field-descriptor-oneof (slot-field slot)) (slot-path slot))))
+    (push slot (gathering-slots gathering))
+    (return-from note-text-field))
+  (when (eq :singular (slot-label slot))
+    (text-wrong input "the field ~A stands twice" (slot-path slot))))
+
+(defun gather-item (gathering slot item)
+  (let ((entry (or (assoc slot (gathering-items gathering))
+                   (first (push (list slot) (gathering-items gathering))))))
+    (push item (rest entry))))
+
+(defun read-text-entry (input gathering slot)
+  "Read one entry of the map SLOT."
+  (let* ((message (gathering-message gathering))
+         (map (slot-user-value message slot))
+         (parts (list (slot-entry-key slot) nil nil (slot-entry-value slot) nil nil)))
+    (read-braced-fields
+     input
+     (lambda ()
+        (let ((part (cond ((text-word-p input "key") parts)
+                          ((text-word-p input "value") (nthcdr 3 parts))
+                          (t (text-wrong input "an entry of a map has key and value, not ~A"
+                                         (token-title input))))))
+          (when (second part) (text-wrong input "~A stands twice" (token-title input)))
+          (pass-token input)
+          (expect-colon input (first part))
+          (setf (second part) t
+                (third part) (read-text-item input (first part))))))
+    (destructuring-bind (key-slot key-p key value-slot value-p value) parts
+      (setf (map-value map (if key-p key (slot-default key-slot)))
+            (cond (value-p value)
+                  ((eq :message (slot-kind value-slot))
+                   (make-message (slot-type-object value-slot)))
+                  (t (slot-default value-slot)))))))
+
+(defun text-word-p (input word)
+  (and (eq :word (text-input-kind input)) (string= word (text-input-value input))))
+
+(defun expect-colon (input slot)
+  "Pass over the colon after the name of SLOT, which only messages may lack."
+  (unless (or (pass-symbol input #\:) (eq :message (slot-kind slot)))
+    (text-wrong input "`:' expected, not ~A" (token-title input))))
+
+(defun read-text-value (input gathering slot)
+  "Read one value of SLOT and give it to the message."
+  (ecase (slot-label slot)
+    (:singular (set-slot (gathering-message gathering) slot (read-text-item input slot)))
+    (:repeated (gather-item gathering slot (read-text-item input slot)))
+    (:map (read-text-entry input gathering slot))))
+
+(defun read-text-list (input function)
+  "Call FUNCTION at each item of the list whose bracket comes next."
+  (expect-symbol input #\[)
+  (unless (pass-symbol input #\])
+    (loop
+      (funcall function)
+      (unless (pass-symbol input #\,) (return)))
+    (expect-symbol input #\])))
+
+(defun read-text-field (input gathering slot)
+  "Read the field of SLOT behind its name."
+  (with-step (input slot)
+    (note-text-field input gathering slot)
+    (expect-colon input slot)
+    (if (and (symbol-next-p input #\[) (not (eq :singular (slot-label slot))))
+        (read-text-list input (lambda () (read-text-value input gathering slot)))
+        (read-text-value input gathering slot))))
+
+;;; What is passed over
+
+(defun skip-text-field (input)
+  "Pass over a field behind its name."
+  (let ((colon (pass-symbol input #\:)))
+    (cond ((symbol-next-p input #\{ #\<) (skip-text-message input))
+          ((symbol-next-p input #\[)
+           (read-text-list input (lambda ()
+                                   (if (symbol-next-p input #\{ #\<)
+                                       (skip-text-message input)
+                                       (skip-text-scalar input)))))
+          (colon (skip-text-scalar input))
+          (t (text-wrong input "`:' expected, not ~A" (token-title input))))))
+
+(defun skip-text-scalar (input)
+  (let ((negative (pass-symbol input #\-)))
+    (ecase (text-input-kind input)
+      (:string (when negative (text-wrong input "number expected, not a string"))
+       (read-text-octets input))
+      ((:number :word) (pass-token input))
+      ((:symbol :end) (text-wrong input "value expected, not ~A" (token-title input))))))
+
+(defun skip-text-message (input)
+  (with-depth (input (text-input-token input))
+    (read-braced-fields input (lambda ()
+                              (cond ((symbol-next-p input #\[) (read-bracketed-name input))
+                                    ((eq :word (text-input-kind input)) (pass-token input))
+                                    (t (text-wrong input "name of a field expected, not ~A"
+                                                   (token-title input))))
+                              (skip-text-field input)))))
+
+;;; Messages
+
+(defun read-text-fields (input close function)
+  "Call FUNCTION at each field up to the symbol CLOSE, or the end of the text if CLOSE is nil."
+  (loop
+    (cond ((and close (pass-symbol input close)) (return))
+          ((and (null close) (eq :end (text-input-kind input))) (return)))
+    (funcall function)
+    (or (pass-symbol input #\,) (pass-symbol input #\;))))
+
+(defun read-braced-fields (input function)
+  "Call FUNCTION at each field of the message whose brace, or angle bracket, comes next."
+  (let ((close (if (symbol-next-p input #\<) #\> #\})))
+    (expect-symbol input (if (eql close #\>) #\< #\{))
+    (read-text-fields input close function)))
+
+(defun reserved-name-p (type name)
+  (member name (message-descriptor-reserved-names (message-type-descriptor type))
+          :test #'string=))
+
+(defun read-named-field (input gathering view)
+  "Read the field whose name comes next."
+  (let* ((message (gathering-message gathering))
+         (type (message-type-of message))
+         (token (text-input-token input))
+         (bracketed (symbol-next-p input #\[))
+         (name (cond (bracketed (read-bracketed-name input))
+                     ((eq :word (text-input-kind input))
+                      (prog1 (text-input-value input) (pass-token input)))
+                     (t (text-wrong input "name of a field expected, not ~A"
+                                    (token-title input)))))
+         (slot (if bracketed (named-extension message name) (view-slot view name))))
+    (cond (slot (read-text-field input gathering slot))
+          ((and bracketed (find #\/ name)
+                (string= "google.protobuf.Any" (message-type-name type)))
+           (read-text-any input gathering name token))
+          ((or (input-ignore-unknown input) (and (not bracketed) (reserved-name-p type name)))
+           (skip-text-field input))
+          (t (fail-input input token "~A has no ~:[field~;extension~] ~S" (message-type-name type)
+                         bracketed name)))))
+
+(defun read-text-any (input gathering url token)
+  "Read the message whose type URL stands in brackets."
+  (let ((message (gathering-message gathering))
+        (type (funcall (input-finder input) (url-type-name url))))
+    (unless (and type (message-type-defined-p type))
+      (fail-input input token "there is no message type for the Any of ~S" url))
+    (when (gathering-slots gathering) (fail-input input token "an Any holds one message"))
+    (setf (gathering-slots gathering) (coerce (layout-slots (message-layout message)) 'list))
+    (pass-symbol input #\:)
+    (hold-number url message 1)
+    (hold-number (serialize (read-text-message input type) :partial (input-partial input))
+                 message 2)))
+
+(defun read-text-message (input type &optional (read-fields #'read-braced-fields))
+  "Read a message of TYPE. READ-FIELDS is a function of INPUT and a function to be called at each of
+its fields."
+  (let ((token (text-input-token input)))
+    (with-depth (input token)
+      (multiple-value-bind (message layout) (begin-message input type token)
+        (let ((gathering (make-gathering message)) (view (text-view layout)))
+          (funcall read-fields input (lambda () (read-named-field input gathering view)))
+          (loop for (slot . items) in (gathering-items gathering)
+                do (set-slot message slot (to-held slot (nreverse items))))
+          message)))))
+
+(defun parse-text-message (type source &key ignore-unknown partial (max-octets (expt 2 26))
+                                         (max-message-depth **max-message-depth**)
+                                         (max-decoded-octets **max-decoded-octets**)
+                                         (finder #'find-message-type))
+  "Return the message of TYPE (a symbol, a full name or a message type) that SOURCE, a string or
+octets in UTF-8, is in text format. With IGNORE-UNKNOWN, names that are no fields are passed over.
+FINDER maps the full name of the type in an Any to its message type, or to nil. Signal
+MESSAGE-TEXT-ERROR with line, column and path if SOURCE is no such message or has more than
+MAX-OCTETS, and REQUIRED-FIELD-MISSING unless PARTIAL; MAX-MESSAGE-DEPTH and MAX-DECODED-OCTETS are
+as in PARSE-MESSAGE. Source: protobuf.dev, Text Format Language Specification."
+  (let* ((type (need-message-type type))
+         (source (if (stringp source) source (coerce source 'octets)))
+         (input (make-text-input :ignore-unknown ignore-unknown :partial partial :finder finder
+                                 :type-name (message-type-name type)
+                                 :max-depth max-message-depth
+                                 :allowance (+ max-decoded-octets (* 8 (length source))))))
+    (when (> (length source) max-octets)
+      (fail-input input 0 "it has ~D octets and only ~D are allowed" (length source) max-octets))
+    (setf (input-octets input) (if (stringp source) (string-octets source) source))
+    (pass-token input)
+    (let ((message (read-text-message input type
+                                      (lambda (input function)
+                                        (read-text-fields input nil function)))))
+      (unless partial (check-required type message))
+      message)))

@@ -1,0 +1,208 @@
+;;;; Writing messages in text format (protobuf.dev, "Text Format Language Specification"): fields by
+;;;; number, extensions among them, one to a line or all on one; unknown fields by number if asked
+;;;; for.
+;;;;
+;;;; Strings are written as UTF-8, their quotation marks, backslashes and control characters
+;;;; escaped; of octets everything but ASCII is escaped as well.
+
+(in-package #:clgrpc.protobuf)
+
+(defstruct (text-output (:copier nil))
+  "Where text is written and how."
+  (buffer (make-buffer) :type buffer)
+  (single-line nil)
+  (unknown nil)
+  (finder #'find-message-type :type function)
+  (level 0 :type fixnum)
+  (fresh t))
+
+(defun write-piece (output string)
+  (append-octets (text-output-buffer output) (string-octets string)))
+
+(defun begin-field (output)
+  "Go to where the next field is to be written."
+  (cond ((text-output-single-line output)
+         (unless (text-output-fresh output) (write-piece output " "))
+         (setf (text-output-fresh output) nil))
+        (t (loop repeat (* 2 (text-output-level output))
+                 do (append-octet (text-output-buffer output) 32)))))
+
+(defun end-field (output)
+  (unless (text-output-single-line output) (append-octet (text-output-buffer output) 10)))
+
+(defun call-with-braces (output name function)
+  "Write NAME and braces around what FUNCTION writes."
+  (begin-field output)
+  (write-piece output name)
+  (write-piece output " {")
+  (end-field output)
+  (incf (text-output-level output))
+  (funcall function)
+  (decf (text-output-level output))
+  (begin-field output)
+  (write-piece output "}")
+  (end-field output))
+
+(defmacro with-braces ((output name) &body body)
+  `(flet ((braced () ,@body))
+     (declare (dynamic-extent #'braced))
+     (call-with-braces ,output ,name #'braced)))
+
+(defun put-line (output name text)
+  "Write the scalar field NAME, whose value has the form TEXT."
+  (begin-field output)
+  (write-piece output name)
+  (write-piece output ": ")
+  (write-piece output text)
+  (end-field output))
+
+;;; Scalars
+
+(defun put-escaped (octet out)
+  (case octet
+    (10 (write-string "\\n" out))
+    (13 (write-string "\\r" out))
+    (9 (write-string "\\t" out))
+    (34 (write-string "\\\"" out))
+    (92 (write-string "\\\\" out))
+    (t (if (< 31 octet 127)
+           (write-char (code-char octet) out)
+           (format out "\\~3,'0O" octet)))))
+
+(defun octets-literal (octets)
+  "OCTETS as a literal in ASCII."
+  (with-output-to-string (out)
+    (write-char #\" out)
+    (loop for octet across octets do (put-escaped octet out))
+    (write-char #\" out)))
+
+(defun string-literal (string)
+  "STRING as a literal in UTF-8; what stands for octets that are none is written as these."
+  (with-output-to-string (out)
+    (write-char #\" out)
+    (loop for char across string
+          for code = (char-code char)
+          do (cond ((< code 128) (put-escaped code out))
+                   ((escape-p char) (put-escaped (- code +escape+) out))
+                   (t (write-char char out))))
+    (write-char #\" out)))
+
+(defun float-literal (value)
+  (cond ((sb-ext:float-nan-p value) "nan")
+        ((sb-ext:float-infinity-p value) (if (plusp value) "inf" "-inf"))
+        (t (float-text value))))
+
+(defun scalar-literal (slot value)
+  "VALUE, one value of SLOT, which is no message, as text."
+  (ecase (slot-kind slot)
+    (:string (string-literal value))
+    (:bytes (octets-literal value))
+    (:bool (if value "true" "false"))
+    ((:float :double) (float-literal value))
+    (:enum (let* ((type (slot-type-object slot)) (number (enum-number-of type value)))
+             (or (enum-value-name type number) (format nil "~D" number))))
+    ((:int32 :int64 :uint32 :uint64 :sint32 :sint64 :fixed32 :fixed64 :sfixed32 :sfixed64)
+     (format nil "~D" value))))
+
+;;; Fields
+
+(defun text-field-name (slot)
+  (let ((field (slot-field slot)))
+    (cond ((not (field-descriptor-extendee field)) (slot-text-name slot))
+          ;; an item of a message set goes by its message, if it is declared there
+          ((and (slot-item-p slot) (set-item-type field))
+           (format nil "[~A]" (field-descriptor-type-name field)))
+          (t (slot-path slot)))))
+
+(defun set-item-type (field)
+  "The type of the extension FIELD of a message set if FIELD is declared in that type, or nil."
+  (let* ((full-name (descriptor-full-name field))
+         (dot (position #\. full-name :from-end t)))
+    (and dot
+         (equal (field-descriptor-type-name field) (subseq full-name 0 dot))
+         (field-descriptor-type-name field))))
+
+(defun put-text-value (output slot name value)
+  (if (eq :message (slot-kind slot))
+      (with-braces (output name) (put-message output value))
+      (put-line output name (scalar-literal slot value))))
+
+(defun put-field (output slot held)
+  "Write the field of SLOT, which holds HELD."
+  (let ((name (text-field-name slot)))
+    (ecase (slot-label slot)
+      (:singular (put-text-value output slot name held))
+      (:repeated (loop for value across held do (put-text-value output slot name value)))
+      (:map (do-map ((key value) held)
+              (with-braces (output name)
+                (put-text-value output (slot-entry-key slot) "key" key)
+                (put-text-value output (slot-entry-value slot) "value" value)))))))
+
+(defun put-any (output message)
+  "Write MESSAGE, an Any, as the message in it; return nil if that cannot be read."
+  (let* ((url (number-held message 1))
+         (name (url-type-name url))
+         (type (and name (funcall (text-output-finder output) name)))
+         (inner (and type (message-type-defined-p type)
+                     (handler-case (parse-message type (number-held message 2) :partial t)
+                       (protobuf-error () nil)))))
+    (when inner
+      (with-braces (output (format nil "[~A]" url)) (put-message output inner))
+      t)))
+
+(defun put-message (output message)
+  "Write the fields of MESSAGE."
+  (let ((message (current message)))
+    (unless (and (string= "google.protobuf.Any" (message-type-name (message-type-of message)))
+                 (put-any output message))
+      (dolist (slot (present-slots message))
+        (put-field output slot (present-held message slot))))
+    (when (text-output-unknown output)
+      (let ((octets (unknown-fields message)))
+        (when octets (put-unknown output octets 0 (length octets) 10))))))
+
+;;; Unknown fields
+
+(defun put-unknown (output octets at end depth)
+  "Write the fields that the octets from AT to END are. What has a length is written as a message if
+it is one and DEPTH levels are not used up, else as a literal."
+  (declare (type octets octets) (type index at end))
+  (loop while (< at end)
+        do (let* ((tag (take-tag)) (name (format nil "~D" (ash tag -3))))
+             (ecase (logand tag 7)
+               (0 (put-line output name (format nil "~D" (take-varint64))))
+               (1 (put-line output name (format nil "0x~(~16,'0X~)" (take-u64))))
+               (5 (put-line output name (format nil "0x~(~8,'0X~)" (take-u32))))
+               (2 (with-delimited (start stop)
+                    (if (and (plusp depth) (< start stop) (fields-p octets start stop))
+                        (with-braces (output name)
+                          (put-unknown output octets start stop (1- depth)))
+                        (put-line output name (octets-literal (subseq octets start stop))))))
+               (3 (multiple-value-bind (stop after) (group-end octets at end (ash tag -3))
+                    (with-braces (output name) (put-unknown output octets at stop (1- depth)))
+                    (setf at after)))))))
+
+(defun fields-p (octets at end)
+  "True if the octets from AT to END are fields."
+  (declare (type octets octets) (type index at end))
+  (handler-case
+      (loop while (< at end)
+            do (let ((tag (take-tag)))
+                 (when (= 4 (logand tag 7)) (return nil))
+                 (setf at (skip-field octets at end tag)))
+            finally (return t))
+    (protobuf-error () nil)))
+
+(defun message-text (message &key (as :string) single-line unknown (finder #'find-message-type))
+  "Return MESSAGE in text format: a string, or with AS :OCTETS its UTF-8. SINGLE-LINE: without line
+breaks. UNKNOWN: write unknown fields too, by number; without, they are left out. The message in an
+Any is written out if FINDER, a function from full name to message type or nil, knows its type and
+its octets are one. Source: protobuf.dev, Text Format Language Specification."
+  (let* ((buffer (make-buffer :size 256))
+         (output (make-text-output :buffer buffer :single-line single-line :unknown unknown
+                                   :finder finder)))
+    (put-message output message)
+    (ecase as
+      (:string (buffer-string buffer))
+      (:octets (subseq-octets (buffer-octets buffer) (buffer-start buffer)
+                              (buffer-end buffer))))))

@@ -1,0 +1,97 @@
+;;;; Text format as messages: all forms of literals, names, lists and separators, what is refused and
+;;;; where, the limits, and a short run of mutated texts.
+
+(in-package #:clgrpc.tests.protobuf)
+(in-suite :clgrpc.protobuf)
+
+(defun text-all (text &rest options)
+  (apply #'parse-text-message "clgrpc.test.All" (if (stringp text) (unquote text) text) options))
+
+(test text-comes-back
+  (dolist (message (list (all)
+                         (all :f1 0.1d0 :f2 1f-45 :f4 -9 :f15 (octets-of 0 34 92 200) :f16 -3
+                              :r1 '(1d0 2.5d300) :r14 '("" "é\"") :r16 '(:blue 9) :p13 nil
+                              :m2 (list (cons 3 (clgrpc.test:make-inner :a 1)))
+                              :m3 '((t . "x") (nil . "y")) :m6 `((7 . ,(octets-of 9))))))
+    (is (message= message (text-all (message-text message :as :octets))))
+    (is (message= message (text-all (message-text message :as :octets :single-line t)))))
+  (is (message= (everything) (parse-text-message "clgrpc.test.extension.Base"
+                                                 (message-text (everything))))))
+
+(test literals-of-text
+  (loop for (text field value)
+          in `(("f3: 017" :f3 15) ("f3: 0x1F" :f3 31) ("f3: - 5" :f3 -5) ("f3: -0x80000000" :f3 ,(- (expt 2 31)))
+               ("f1: 1" :f1 1d0) ("f1: 1." :f1 1d0) ("f1: .5" :f1 0.5d0) ("f1: 10f" :f1 10d0)
+               ("f1: 1.5E-3F" :f1 1.5d-3) ("f1: 1e400" :f1 ,sb-ext:double-float-positive-infinity)
+               ("f2: -3.5e38" :f2 ,sb-ext:single-float-negative-infinity)
+               ("f1: -Infinity" :f1 ,sb-ext:double-float-negative-infinity) ("f1: -0" :f1 -0d0)
+               ("f13: t" :f13 t) ("f13: True" :f13 t) ("f13: 0x1" :f13 t) ("f13: f" :f13 nil)
+               ("f14: 'a' # why
+                 'b'" :f14 "ab")
+               ("f14: '\\141\\x62\\u00e9\\U0001F600\\?\\a'" :f14 ,(format nil "abé😀?~C" (code-char 7)))
+               ("f15: '\\377\\0'" :f15 #(255 0)) ("f16: BLUE" :f16 :blue) ("f16: -3" :f16 :neg)
+               ("f3: 1, f4: 2; f5: 3" :f4 2) ("r3: [1, 2] r3: 3 r3: []" :r3 #(1 2 3))
+               ("f17 { a: 1 }" "f17" ,(clgrpc.test:make-inner :a 1))
+               ("f17: < a: 1, s: '' >" "f17" ,(clgrpc.test:make-inner :a 1)))
+        do (is (protobuf::value= value (field-value (text-all text) field)) "~A" text))
+  (let ((message (text-all "m1 { key: 'a' value: 1 } m1: [{ value: 2 key: 'a' }, < >] r17 [{}, {a: 1}]")))
+    (is (equal '(("a" . 2) ("" . 0)) (map-alist (clgrpc.test:all-m1 message))))
+    (is (= 2 (length (clgrpc.test:all-r17 message))))))
+
+(test names-in-brackets
+  (let ((text "any { [ type.googleapis.com / clgrpc.test.Inner # here
+ ] { a: 3 } }"))
+    (is (message= (holder :any (any (clgrpc.test:make-inner :a 3)))
+                  (parse-text-message "clgrpc.test.textual.Holder" text))))
+  (is (message= (base "count" 3)
+                (parse-text-message "clgrpc.test.extension.Base"
+                                    "[clgrpc . test.extension.count]: 3"))))
+
+(test text-refused
+  (loop for (text line column path)
+          in '(("f3" 1 3 "f3") ("f3: " 1 5 "f3") ("f3: 1 f3: 2" 1 9 "f3") ("nope: 1" 1 1 "")
+               ("f3: 1.0" 1 5 "f3") ("f3: 2147483648" 1 5 "f3") ("f3: 08" 1 6 "f3") ("f3: 1x" 1 6 "f3")
+               ("f3: '1'" 1 5 "f3") ("f1: 0x1" 1 5 "f1") ("f1: 1.5.2" 1 8 "f1") ("f13: 2" 1 6 "f13")
+               ("f13: tru" 1 6 "f13") ("f14: a" 1 6 "f14") ("f14: 'a" 1 8 "f14") ("f14: 'a
+'" 1 8 "f14") ("f14: '\\ud801\\udc37'" 1 13 "f14") ("f14: '\\q'" 1 8 "f14") ("f14: '\\xff'" 1 6 "f14")
+               ("f15: '\\400'" 1 11 "f15") ("f16: PINK" 1 6 "f16") ("f17 a" 1 5 "f17")
+               ("f17 {
+  next { a: x }" 2 13 "f17.next.a") ("f17 { a: 1 >" 1 12 "f17") ("f17 {" 1 6 "f17")
+               ("r3: [1," 1 8 "r3") ("r3: [1 2]" 1 8 "r3") ("f3: [1]" 1 5 "f3") ("p3: 1 p6: 2" 1 9 "p6")
+               ("m1 { key: 'a' key: 'b' }" 1 15 "m1") ("m1 { other: 1 }" 1 6 "m1") ("}" 1 1 "")
+               ("[no.such.ext]: 1" 1 1 "") ("[a b c]: 1" 1 1 "") ("f3: 1,, f4: 2" 1 7 ""))
+        do (is (equal (list line column path) (json-refusal #'text-all text)) "~A: ~S" text
+               (json-refusal #'text-all text))))
+
+(test unknown-and-reserved-names-in-text
+  (is (message= (all :f3 1)
+                (text-all "x: [1, { y <> }] z { [a.b/c.d] { } } w: -inf f3: 1" :ignore-unknown t)))
+  (define "reserved.proto" (proto "message R { reserved 'old'; int32 a = 1; }"))
+  (is (= 5 (field-value (parse-text-message "clgrpc.test.scratch.R" "old { x: 'y' } a: 5") "a"))))
+
+(test required-fields-in-text
+  (signals required-field-missing (parse-text-message "clgrpc.test.legacy.Legacy" "count: 1"))
+  (is (= 1 (field-value (parse-text-message "clgrpc.test.legacy.Legacy" "count: 1" :partial t) 1))))
+
+(test limits-of-text
+  (flet ((nested (depth)
+           (format nil "~{~A~}~{~A~}" (loop repeat depth collect "next{")
+                   (loop repeat depth collect "}"))))
+    (is (message-type-of (parse-text-message "clgrpc.test.Inner" (nested 99))))
+    (signals message-text-error (parse-text-message "clgrpc.test.Inner" (nested 5000)))
+    (signals message-text-error (parse-text-message "clgrpc.test.Inner" (nested 3)
+                                                    :max-message-depth 3)))
+  (signals message-text-error
+    (parse-text-message "clgrpc.test.Inner" (format nil "~{~A~}" (loop repeat 5000 collect "x<"))
+                        :ignore-unknown t))
+  (signals message-text-error (text-all (format nil "f1: 1~A" (make-string 2000 :initial-element #\1)))))
+
+(test mutated-text
+  (survives (lambda (octets) (parse-text-message "clgrpc.test.textual.Holder" octets
+                                                 :ignore-unknown (zerop (random 2))))
+            (mapcar #'string-octets
+                    (mapcar #'unquote
+                            '("any { [a/google.protobuf.Duration] { seconds: 017 } } shapes: [bAz, 1]"
+                              "wrapped < value: -0x1F > octets { value: '\\377\\x1' 'b' } # end"
+                              "struct { fields { key: 'a' value { number_value: 1.5e3f } } }; yes: 'x'")))
+            2000))
