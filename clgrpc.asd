@@ -287,7 +287,8 @@
   :description "All tests and their runner."
   :depends-on ("clgrpc/tests/support" "clgrpc/tests/base" "clgrpc/tests/os" "clgrpc/tests/loop"
                "clgrpc/tests/hpack" "clgrpc/tests/http2" "clgrpc/tests/dialogue"
-               "clgrpc/tests/protobuf" "clgrpc/tests/rpc" "clgrpc/tests/examples"
+               "clgrpc/tests/protobuf" "clgrpc/tests/fuzz" "clgrpc/tests/rpc"
+               "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
                "clgrpc/tests/client" "clgrpc/tests/services" "clgrpc/tests/abuse" "clgrpc/tests/promise"
                "sb-posix")
@@ -383,6 +384,19 @@
                (:file "define")
                (:file "component")
                (:file "well-known")))
+
+(defsystem "clgrpc/tests/fuzz"
+  :depends-on ("clgrpc/tests/protobuf" "clgrpc/tests/support" "fiveam")
+  :pathname "tests/fuzz/"
+  :serial t
+  :components ((:file "package")
+               (:file "chance")
+               (:file "octets")
+               (:file "wire")
+               (:file "text")
+               (:file "target")
+               (:file "driver")
+               (:file "suite")))
 
 (defsystem "clgrpc/tests/rpc"
   :depends-on ("clgrpc/rpc" "fiveam")

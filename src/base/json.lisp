@@ -438,7 +438,7 @@ octets each. Return the position after them."
              (end (+ (buffer-end buffer) size))
              (rest integer))
         (declare (type (unsigned-byte 62) rest))
-        (loop for at of-type index from (1- end) downto (buffer-end buffer)
+        (loop for at of-type fixnum from (1- end) downto (buffer-end buffer)
               do (multiple-value-bind (quotient digit) (truncate rest 10)
                    (setf (aref octets at) (+ 48 digit)
                          rest quotient)))

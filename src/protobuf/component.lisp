@@ -16,8 +16,8 @@
 (defclass proto-file (asdf:cl-source-file)
   ((type :initform "proto")
    (import-paths :initarg :import-paths :initform '() :reader component-import-paths))
-  (:documentation "The ASDF component (:proto-file \"name\"), the file name.proto. :IMPORT-PATHS is a
-list of directories, relative to that of the system, in which its imports are found first."))
+  (:documentation "The ASDF component (:proto-file \"name\"), the file name.proto. :IMPORT-PATHS is
+a list of directories, relative to that of the system, in which its imports are found first."))
 
 ;; where ASDF looks for the class of :PROTO-FILE
 (import 'proto-file '#:asdf)

@@ -53,6 +53,8 @@
         (unless (or (sb-ext:float-nan-p double) (sb-ext:float-infinity-p double))
           (unless (eql double (parse-json (write-json double)))
             (fail "~S is written ~A; seed ~D" double (write-json double) seed))))))
+  (is (string= "0" (write-json 0)))
+  (is (string= "-7" (write-json -7)))
   (is (string= "0.1" (write-json 0.1d0)))
   (is (string= "0.1" (write-json 0.1f0)))
   (is (string= "100.0" (write-json 1d2)))

@@ -21,7 +21,8 @@
 import 'item.proto'; message Order { repeated Item items = 1; }")
     ("shop/protos/item.proto" . "syntax = 'proto3'; package shop;
 import 'common/money.proto'; message Item { money.Amount price = 1; }")
-    ("shop/common/money.proto" . "syntax = 'proto3'; package money; message Amount { int32 cents = 1; }")
+    ("shop/common/money.proto" . "syntax = 'proto3'; package money;
+message Amount { int32 cents = 1; }")
     ("store/store.asd" . "(defsystem \"store\"
   :defsystem-depends-on (\"clgrpc/protobuf\")
   :depends-on (\"clgrpc/protobuf\" \"shop\")
@@ -31,6 +32,9 @@ import 'common/money.proto'; message Item { money.Amount price = 1; }")
 import 'item.proto'; message Shelf { shop.Item item = 1; }"))
   "A system with .proto files that import each other, and one that imports from it.")
 
+(defun load-asd (path directory)
+  (format nil "(asdf:load-asd ~S)" (namestring (merge-pathnames path directory))))
+
 (defun build-output (directory &rest forms)
   "What a fresh image prints that loads the system store from DIRECTORY and evaluates FORMS, a list
 of texts. Its fasls go into DIRECTORY as well."
@@ -38,10 +42,8 @@ of texts. Its fasls go into DIRECTORY as well."
          (loop for form in (list* (format nil "(asdf:initialize-output-translations
  '(:output-translations (~S (~S \"fasls/\")) :inherit-configuration))"
                                           (namestring directory) (namestring directory))
-                                  (format nil "(asdf:load-asd ~S)"
-                                          (namestring (merge-pathnames "shop/shop.asd" directory)))
-                                  (format nil "(asdf:load-asd ~S)"
-                                          (namestring (merge-pathnames "store/store.asd" directory)))
+                                  (load-asd "shop/shop.asd" directory)
+                                  (load-asd "store/store.asd" directory)
                                   "(setf *compile-verbose* t)"
                                   "(handler-case (asdf:load-system \"store\")
   (error (e) (format t \"~&failed: ~A~%\" e) (sb-ext:exit)))"

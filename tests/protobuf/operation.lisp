@@ -16,6 +16,16 @@
                   collect (char alphabet (random (length alphabet))))
             'string)))
 
+(defun random-enum (slot)
+  "A keyword of SLOT's enum, or a number; one without a name if that is a value too."
+  (let* ((descriptor (enum-type-descriptor (find-enum-type (protobuf::slot-type-name slot))))
+         (value (let ((values (enum-descriptor-values descriptor)))
+                  (enum-value-descriptor-number (nth (random (length values)) values)))))
+    (case (random 4)
+      (0 (if (protobuf::slot-closed-p slot) value (- (random 2000) 1000)))
+      (1 value)
+      (t (enum-keyword (enum-type-name (find-enum-type (protobuf::slot-type-name slot))) value)))))
+
 (defun random-value (slot depth)
   "A value for one element of the field of SLOT."
   (let ((range (rest (assoc (protobuf::slot-kind slot) protobuf::*integer-ranges*))))
@@ -25,7 +35,7 @@
           (:bool (zerop (random 2)))
           (:string (random-text))
           (:bytes (coerce (loop repeat (random 20) collect (random 256)) 'octets))
-          (:enum (aref #(:red :green :blue :neg :big 77 -9) (random 7)))
+          (:enum (random-enum slot))
           (:float (aref (vector 0f0 -0f0 1.5f0 (random 1f30)
                                 sb-ext:single-float-positive-infinity) (random 5)))
           (:double (aref (vector 0d0 -0d0 -1.5d0 (random 1d300)

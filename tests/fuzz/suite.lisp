@@ -1,0 +1,67 @@
+;;;; Some thousand inputs for each decoder, and checks that findings would be found.
+
+(in-package #:clgrpc.tests.fuzz)
+(in-suite :clgrpc.fuzz)
+
+(defparameter *suite-inputs* 20000 "How many inputs each decoder is given here.")
+
+(defun suite-seed ()
+  (let ((given (sb-ext:posix-getenv "CLGRPC_SEED")))
+    (if given (parse-integer given) (random (expt 2 32) (make-random-state t)))))
+
+(defun withstands (name)
+  (let* ((seed (suite-seed))
+         (report (fuzz (find-target name) :inputs *suite-inputs* :seed seed)))
+    (format t "~&seed ~D~%" seed)
+    (is (null (report-findings report)) "seed ~D: ~{~{input ~D: ~A~}~^; ~}" seed
+        (report-findings report))
+    ;; mutation neither destroys everything nor nothing
+    (is (< 0.02 (/ (report-accepted report) (report-inputs report)) 0.98)
+        "~D of ~D inputs are accepted" (report-accepted report) (report-inputs report))))
+
+(test binary-withstands (withstands "binary"))
+(test proto-withstands (withstands "proto"))
+(test json-withstands (withstands "json"))
+(test plain-json-withstands (withstands "plain-json"))
+
+(test every-target-is-run
+  (dolist (target *targets*)
+    (is-true (fiveam:get-test (intern (format nil "~:@(~A~)-WITHSTANDS" (target-name target))
+                                      '#:clgrpc.tests.fuzz))
+             "~A" (target-name target))))
+
+(test an-input-depends-on-seed-and-index-alone
+  (let* ((target (find-target "binary")) (groups (make-samples target 5)))
+    (flet ((octets (index) (nth-value 1 (input target groups 5 index))))
+      (let ((seventh (progn (loop for index below 7 do (octets index)) (octets 7))))
+        (octets 3)
+        (is (equalp seventh (octets 7)))
+        (is (not (equalp seventh (octets 8))))))))
+
+(test trees-are-written-as-they-were-read
+  (dolist (sample (let ((*random-state* (sb-ext:seed-random-state 1))) (binary-samples)))
+    (when (sample-parts sample)
+      (is (equalp (sample-octets sample) (tree-octets (sample-parts sample)))))))
+
+(test findings-are-found
+  (flet ((findings (run)
+           (let ((*standard-output* (make-broadcast-stream))
+                 (*most-findings* 1)
+                 (*input-seconds* 1/20)
+                 (*consed-octets* (expt 2 22)))
+             (report-findings
+              (fuzz (make-target :name "test" :samples #'plain-json-samples
+                                 :mutate #'mutate-text :run run
+                                 :conditions '(json-error limit-exceeded))
+                    :inputs 50)))))
+    (is (null (findings (lambda (kind octets) (declare (ignore kind octets))))))
+    (is (null (findings (lambda (kind octets) (declare (ignore kind)) (parse-json octets)))))
+    (is-true (findings (lambda (kind octets) (elt octets (if kind 0 (length octets))))))
+    (is-true (findings (lambda (kind octets)
+                         (declare (ignore kind octets))
+                         (make-octets (expt 2 23)))))
+    (is-true (findings (lambda (kind octets)
+                         (declare (ignore kind octets))
+                         (loop with end = (+ (get-internal-real-time)
+                                             (floor internal-time-units-per-second 10))
+                               until (> (get-internal-real-time) end)))))))
