@@ -2,6 +2,7 @@
 must not exceed it. A ratio is ours to a peer's; of throughput, the peer's to ours, so that less is
 better everywhere."""
 
+import protobuf
 import streams
 import unary
 
@@ -83,6 +84,17 @@ def allocation_goals(results):
         yield row["name"] + ": octets in all", 400, row["consed_per_call"]
 
 
+def protobuf_goals(results):
+    free = {"blob", "maps", "unicode"}
+    ratios = sorted(ratio(row, "ns", "Go") for row in results["rows"]
+                    if row["message"] not in free)
+    for row in results["rows"]:
+        yield (protobuf.describe(row) + ", to Go", 1 if row["message"] in free else 0.5,
+               ratio(row, "ns", "Go"))
+    yield ("half of the rows of scalars, lists, packed fields and ASCII, to Go", 0.33,
+           ratios[(len(ratios) - 1) // 2])
+
+
 GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "matrix": matrix_goals, "openloop": openloop_goals, "bulk": bulk_goals,
-         "allocation": allocation_goals}
+         "allocation": allocation_goals, "protobuf": protobuf_goals}

@@ -4,7 +4,7 @@ logarithmic axis, and histograms as steps."""
 import html
 import math
 
-COLOURS = {"clgrpc": "#1b6ca8", "grpc-go": "#e08e1b", "tonic": "#7a9e3b", "nghttpd": "#8c8c8c"}
+COLOURS = {"clgrpc": "#1b6ca8", "grpc-go": "#e08e1b", "Go": "#e08e1b", "tonic": "#7a9e3b", "nghttpd": "#8c8c8c"}
 LEFT, TOP, BOTTOM = 64, 56, 64
 FONT = "font-family='sans-serif' font-size='11'"
 
