@@ -87,11 +87,11 @@
        sum)))
 
 (defmacro sum-of ((element type vector) form)
-  "The sum of FORM for each ELEMENT of VECTOR, of TYPE, which accessors promise."
+  "The sum, modulo 2^62, of FORM for each ELEMENT of VECTOR, of TYPE, which accessors promise."
   `(let ((vector ,vector) (sum 0))
-     (declare (type (simple-array ,type (*)) vector) (type fixnum sum))
-     (loop for ,element across vector
-           do (setf sum (ldb (byte 32 0) (+ sum (the fixnum ,form)))))
+     (declare (type (simple-array ,type (*)) vector) (type (unsigned-byte 62) sum))
+     (loop for ,element of-type ,type across vector
+           do (setf sum (ldb (byte 62 0) (+ sum (the fixnum ,form)))))
      sum))
 
 (declaim (inline low text))
@@ -174,9 +174,9 @@
 
 (define-reader read-doubles (doubles)
   (let ((sum 0d0) (values (pb:doubles-values doubles)))
-    (declare (type (double-float 0d0 1d15) sum) (type (simple-array double-float (*)) values))
-    (loop for value across values do (incf sum value))
-    (truncate sum)))
+    (declare (type double-float sum) (type (simple-array double-float (*)) values))
+    (loop for value of-type double-float across values do (incf sum value))
+    (truncate (the (double-float 0d0 1d15) sum))))
 
 (define-reader read-texts (texts)
   (sum-of (text t (pb:texts-texts texts)) (text text)))

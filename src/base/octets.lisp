@@ -27,16 +27,29 @@
   "Return an octet vector of the arguments, each 0 to 255."
   (coerce octets 'octets))
 
+(define-leaf %copy-octets ((from octets) (start index) (end index) (to octets) (at index)) index
+  "As COPY-OCTETS, which has checked the ranges. REPLACE takes four times as long as memmove for
+many octets, and memmove longer than REPLACE for few."
+  (let ((after (+ at (- end start))))
+    (if (< (- end start) 96)
+        (replace to from :start1 at :end1 after :start2 start :end2 end)
+        (sb-sys:with-pinned-objects (from to)
+          (sb-kernel:%byte-blt (sb-sys:vector-sap from) start (sb-sys:vector-sap to) at after)))
+    after))
+
 (define-hot copy-octets ((from octets) (start index) (end index) (to octets) (at index)) index
   "Copy the octets START to END of FROM into TO beginning at AT; return the position after them.
 Signal an error if either range is out of bounds."
-  (replace to from :start1 at :end1 (+ at (- end start)) :start2 start :end2 end)
-  (+ at (- end start)))
+  (unless (and (<= start end (length from)) (<= (- end start) (- (length to) at)))
+    (error 'simple-type-error :datum (list start end at) :expected-type '(list index index index)
+                              :format-control "Octets ~D to ~D of ~D do not fit at ~D of ~D."
+                              :format-arguments (list start end (length from) at (length to))))
+  (%copy-octets from start end to at))
 
 (define-hot subseq-octets ((octets octets) (start index) (end index)) octets
   "Return a fresh vector of the octets START to END."
   (let ((copy (make-array (- end start) :element-type 'octet)))
-    (replace copy octets :start2 start :end2 end)
+    (copy-octets octets start end copy 0)
     copy))
 
 (define-hot octets-equal ((a octets) (b octets)

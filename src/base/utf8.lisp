@@ -57,14 +57,31 @@ one."))
           do (incf at))
     at))
 
-(define-hot wide-utf8-length ((string wide-string) (start index)) index
-  "How many octets the characters of STRING from START take."
-  (let ((count 0))
-    (declare (type index count))
-    (loop for i of-type index from start below (length string)
-          for code = (char-code (schar string i))
-          do (incf count (cond ((< code #x80) 1) ((< code #x800) 2) ((< code #x10000) 3) (t 4))))
-    count))
+(defmacro pair-of (value)
+  "VALUE in both halves of 64 bits, as two characters stand in memory."
+  `(* ,value #x100000001))
+
+(define-leaf %wide-utf8-length ((string wide-string) (start index)) index
+  "How many octets the characters of STRING from START take. Two at a time: what is added to the
+code of each carries into its top bit if the character takes one octet more."
+  (let ((count (length string)) (at start) (more 0))
+    (declare (type index count at) (type (unsigned-byte 64) more))
+    (with-sap ((from string))
+      (macrolet ((reach (pair limit)
+                   `(logand (pair-of 1)
+                            (ash (ldb (byte 64 0) (+ ,pair (pair-of ,(- (expt 2 31) limit))))
+                                 -31)))
+                 (add (pair)
+                   `(let ((pair ,pair))
+                      (declare (type (unsigned-byte 64) pair))
+                      (setf more (ldb (byte 64 0)
+                                      (+ more (reach pair #x80) (reach pair #x800)
+                                         (reach pair #x10000)))))))
+        (loop while (<= (+ at 2) count)
+              do (add (sb-sys:sap-ref-64 from (* 4 at)))
+                 (incf at 2))
+        (when (< at count) (add (sb-sys:sap-ref-32 from (* 4 at))))))
+    (+ (- count start) (ldb (byte 32 0) more) (ash more -32))))
 
 (define-hot utf8-length ((string string)) index
   "How many octets STRING takes in UTF-8."
@@ -74,7 +91,7 @@ one."))
      (let ((plain (%wide-ascii-prefix string)))
        (if (= plain (length string))
            plain
-           (+ plain (wide-utf8-length string plain)))))
+           (+ plain (%wide-utf8-length string plain)))))
     (t (utf8-length (coerce string 'wide-string)))))
 
 (define-leaf %copy-base-string ((string simple-base-string) (octets octets) (start index)) index
@@ -116,12 +133,6 @@ characters at one octet each; return how many characters that were."
                  (incf at))))
     at))
 
-(define-hot narrow-ascii ((string wide-string) (octets octets) (start index)) boolean
-  "Put STRING into OCTETS from START and return true if it is ASCII and there is room; else return
-false, having perhaps put a part of it there."
-  (and (<= (length string) (- (length octets) start))
-       (= (length string) (%narrow-ascii string octets start))))
-
 (defmacro put-utf8 (code put)
   "Call PUT, a macro or function of one octet, for each octet of the UTF-8 of CODE, a variable; a
 surrogate counts as U+FFFD."
@@ -142,20 +153,45 @@ surrogate counts as U+FFFD."
             (,put (tail 6))
             (,put (tail 0))))))
 
+(defconstant +no-pair+ (pair-of #x10000)
+  "Two characters that are not put together.")
+
 (define-leaf %encode-wide ((string wide-string) (from index) (octets octets) (start index))
     (values index index)
   "Put characters of STRING from FROM into OCTETS from START while four octets are left there;
-return the positions in both."
-  (let ((at start) (i from) (count (length string)) (limit (- (length octets) 4)))
-    (declare (type index at i count) (type fixnum limit))
-    (macrolet ((put (octet)
-                 `(setf (aref octets at) ,octet
-                        at (+ at 1))))
-      (loop while (and (< i count) (<= at limit))
-            do (let ((code (char-code (schar string i))))
-                 (declare (type (unsigned-byte 21) code))
-                 (put-utf8 code put)
-                 (incf i))))
+return the positions in both. Two characters at once that are both ASCII or both take two octets."
+  (let ((at start) (i from) (last (1- (length string))) (limit (- (length octets) 4)))
+    (declare (type index at i) (type fixnum last limit))
+    (with-sap ((chars string) (base octets))
+      (macrolet ((put (octet)
+                   `(setf (sb-sys:sap-ref-8 base at) ,octet
+                          at (+ at 1)))
+                 (joined (pair bits)    ; what the two halves have in their low BITS, side by side
+                   `(ldb (byte ,(* 2 bits) 0) (logior ,pair (ash ,pair ,(- bits 32))))))
+        (loop while (and (<= i last) (<= at limit))
+              do (let ((pair (if (< i last) (sb-sys:sap-ref-64 chars (* 4 i)) +no-pair+)))
+                   (declare (type (unsigned-byte 64) pair))
+                   (cond ((not (logtest +wide-bits+ pair))
+                          (setf (sb-sys:sap-ref-16 base at) (joined pair 8))
+                          (incf at 2)
+                          (incf i 2))
+                         ((and (not (logtest (pair-of #xFFFFF800) pair))
+                               (= (pair-of #x80000000) ; both are #x80 at least
+                                  (logand (pair-of #x80000000)
+                                          (ldb (byte 64 0) (+ pair (pair-of #x7FFFFF80))))))
+                          (setf (sb-sys:sap-ref-32 base at)
+                                (let ((both (logior (logand (ash pair -6) (pair-of #x1F))
+                                                    (ash (logand pair (pair-of #x3F)) 8)
+                                                    (pair-of #x80C0))))
+                                  (declare (type (unsigned-byte 64) both))
+                                  (joined both 16)))
+                          (incf at 4)
+                          (incf i 2))
+                         (t
+                          (let ((code (char-code (schar string i))))
+                            (declare (type (unsigned-byte 21) code))
+                            (put-utf8 code put)
+                            (incf i))))))))
     (values i at)))
 
 (define-hot encode-wide-utf8 ((string wide-string) (from index) (octets octets) (start index)) index
@@ -206,7 +242,7 @@ the last eight may overlap those before."
           (cond ((>= count 8)
                  (let ((last (- count 8)) (at 0))
                    (declare (type index last at))
-                   (loop while (< at last)
+                   (loop while (and (< at last) (not (logtest +high-bits+ seen)))
                          do (copy 64 at)
                             (incf at 8))
                    (copy 64 last)))
@@ -245,35 +281,61 @@ surrogates, values above U+10FFFF and truncated sequences."
 (define-leaf %decode-wide ((octets octets) (start index) (end index) (string wide-string))
     (or null index)
   "Decode the octets START to END into STRING, which is as long as %COUNT-CHARACTERS says. Return
-nil, or where the octets stop being UTF-8. Each turn takes one octet that begins a character and
-stores one, or ends."
+nil, or where the octets stop being UTF-8. Each turn takes as many octets that begin a character as
+it stores characters, or ends."
   (let ((at start) (to 0))
     (declare (type index at to))
-    (macrolet ((tail (offset)
-                 ;; the low bits of a continuation octet
-                 `(let ((octet (if (< (+ at ,offset) end) (aref octets (+ at ,offset)) 0)))
-                    (unless (= #x80 (logand #xC0 octet)) (return at))
-                    (logand #x3F octet)))
-               (put (code length)
-                 `(setf (schar string to) (code-char ,code)
-                        to (+ to 1)
-                        at (+ at ,length))))
-      (loop
-        (unless (< at end) (return nil))
-        (let ((lead (aref octets at)))
-          (cond ((< lead #x80) (put lead 1))
-                ((< lead #xC2) (return at))
-                ((< lead #xE0) (put (logior (ash (logand lead #x1F) 6) (tail 1)) 2))
-                ((< lead #xF0)
-                 (let ((code (logior (ash (logand lead #x0F) 12) (ash (tail 1) 6) (tail 2))))
-                   (when (or (< code #x800) (<= #xD800 code #xDFFF)) (return at))
-                   (put code 3)))
-                ((< lead #xF5)
-                 (let ((code (logior (ash (logand lead #x07) 18) (ash (tail 1) 12)
-                                     (ash (tail 2) 6) (tail 3))))
-                   (unless (<= #x10000 code #x10FFFF) (return at))
-                   (put code 4)))
-                (t (return at))))))))
+    (with-sap ((base octets) (chars string))
+      (macrolet ((tail (offset)
+                   ;; the low bits of a continuation octet
+                   `(let ((octet (if (< (+ at ,offset) end) (aref octets (+ at ,offset)) 0)))
+                      (unless (= #x80 (logand #xC0 octet)) (return at))
+                      (logand #x3F octet)))
+                 (put (code length)
+                   `(setf (schar string to) (code-char ,code)
+                          to (+ to 1)
+                          at (+ at ,length)))
+                 (put-pair (offset pair)
+                   `(setf (sb-sys:sap-ref-64 chars (* 4 (+ to ,offset))) ,pair))
+                 (take-eight ()           ; true if the next eight octets are ASCII
+                   `(let ((word (sb-sys:sap-ref-64 base at)))
+                      (unless (logtest +high-bits+ word)
+                        ,@(loop for i from 0 below 8 by 2
+                                collect `(put-pair ,i (logior (ldb (byte 8 ,(* 8 i)) word)
+                                                              (ash (ldb (byte 8 ,(* 8 (1+ i))) word)
+                                                                   32))))
+                        (setf to (+ to 8)
+                              at (+ at 8))
+                        t)))
+                 (take-two ()             ; true if the next four octets are two characters
+                   `(let ((word (sb-sys:sap-ref-32 base at)))
+                      (when (and (= #x80C080C0 (logand word #xC0E0C0E0))
+                                 (logtest #x1E0000 word))
+                        (put-pair 0 (logior (ash (ldb (byte 5 0) word) 6)
+                                            (ldb (byte 6 8) word)
+                                            (ash (ldb (byte 5 16) word) 38)
+                                            (ash (ldb (byte 6 24) word) 32)))
+                        (setf to (+ to 2)
+                              at (+ at 4))
+                        t))))
+        (loop
+          (unless (< at end) (return nil))
+          (let ((lead (aref octets at)))
+            (cond ((< lead #x80)
+                   (unless (and (<= (+ at 8) end) (take-eight)) (put lead 1)))
+                  ((< lead #xC2) (return at))
+                  ((and (< lead #xE0) (<= (+ at 4) end) (take-two)))
+                  ((< lead #xE0) (put (logior (ash (logand lead #x1F) 6) (tail 1)) 2))
+                  ((< lead #xF0)
+                   (let ((code (logior (ash (logand lead #x0F) 12) (ash (tail 1) 6) (tail 2))))
+                     (when (or (< code #x800) (<= #xD800 code #xDFFF)) (return at))
+                     (put code 3)))
+                  ((< lead #xF5)
+                   (let ((code (logior (ash (logand lead #x07) 18) (ash (tail 1) 12)
+                                       (ash (tail 2) 6) (tail 3))))
+                     (unless (<= #x10000 code #x10FFFF) (return at))
+                     (put code 4)))
+                  (t (return at)))))))))
 
 (define-hot decode-wide-utf8 ((octets octets) (start index) (end index)) wide-string
   (unless (<= start end (length octets)) (fail-bounds octets start end))

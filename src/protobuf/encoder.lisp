@@ -124,10 +124,13 @@
             ((slot-packed-p slot)
              `(when (plusp (length (,place message)))
                 (put-tag ,(tag-of (slot-number slot) 2))
-                (put-varint ,(if (fixed-size kind)
+                (let ((size ,(if (fixed-size kind)
                                  `(* ,(fixed-size kind) (length (,place message)))
-                                 `(,(slot-size slot) message)))
-                ,(put-elements 0)))
+                                 `(,(slot-size slot) message))))
+                  (declare (type index size))
+                  (put-varint size)
+                  (setf at (,(slot-function "PUT-PACKED" slot) (,place message) octets at size
+                            ,(type-form slot))))))
             (t `(when (plusp (length (,place message)))
                   ,(put-elements (slot-tag slot))))))))
 

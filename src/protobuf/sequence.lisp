@@ -74,6 +74,70 @@ TAG. Malformed octets end the run, as do lengths and tags of more than two octet
           (step-by length)
           (unless (= tag (small)) (return count)))))))
 
+;;; Loops over packed values. The callers of leaves have checked that ten octets are there.
+
+(define-leaf %copy-memory ((from (simple-array * (*))) (start index)
+                           (to (simple-array * (*))) (at index) (size index))
+    null
+  "Copy SIZE octets of the data of the vector FROM, from the octet START of it on, to the octet AT of
+the data of TO. Both have numbers as elements."
+  (sb-sys:with-pinned-objects (from to)
+    (sb-kernel:%byte-blt (sb-sys:vector-sap from) start (sb-sys:vector-sap to) at (+ at size)))
+  nil)
+
+(defmacro unpack-varint ()
+  "The varint at AT of BASE, behind which AT goes. How long it is, is predicted rather than computed,
+since the next one waits for it."
+  `(let ((word (sb-sys:sap-ref-64 base at)))
+     (declare (type (unsigned-byte 64) word))
+     (macrolet ((found (size value)
+                  `(prog1 ,value (setf at (truly-the index (+ at ,size))))))
+       (cond ((not (logtest #x80 word)) (found 1 (ldb (byte 7 0) word)))
+             ((not (logtest #x8000 word))
+              (found 2 (logior (ldb (byte 7 0) word) (logand #x3F80 (ash word -1)))))
+             ((not (logtest #x800000 word))
+              (found 3 (logior (ldb (byte 7 0) word) (logand #x3F80 (ash word -1))
+                               (logand #x1FC000 (ash word -2)))))
+             (t
+              (let ((bit (%last-octet-bit word)))
+                (declare (type (unsigned-byte 64) bit))
+                (if (/= 0 bit)
+                    (prog1 (%compact (logand word (1- bit)))
+                      (setf at (truly-the index
+                                          (cond ,@(loop for size from 4 to 7
+                                                        collect `((< bit (ash 1 (* 8 ,size)))
+                                                                  (+ at ,size)))
+                                                (t (+ at 8))))))
+                    (multiple-value-bind (low high next) (read-varint64 octets at end)
+                      (declare (type (unsigned-byte 32) low high))
+                      (setf at next)
+                      (logior low (ash high 32))))))))))
+
+(defmacro pack-varint (value)
+  "Write VALUE, of 64 bits, as a varint at AT of BASE and go behind it. Up to ten octets from AT on
+may be written."
+  `(let ((value ,value))
+     (declare (type (unsigned-byte 64) value))
+     (flet ((septet (position)
+              (ash (logand value (ash 127 (* 7 (the (mod 3) position)))) position)))
+       (declare (inline septet))
+       (cond ((< value #x80)
+              (setf (sb-sys:sap-ref-8 base at) value)
+              (incf at 1))
+             ((< value #x4000)
+              (setf (sb-sys:sap-ref-16 base at) (logior #x80 (septet 0) (septet 1)))
+              (incf at 2))
+             ((< value #x200000)
+              (setf (sb-sys:sap-ref-32 base at) (logior #x8080 (septet 0) (septet 1) (septet 2)))
+              (incf at 3))
+             ,@(loop for size from 4 to 8
+                     collect `((< value (ash 1 (* 7 ,size)))
+                               (setf (sb-sys:sap-ref-64 base at)
+                                     (logior (%spread value)
+                                             (ldb (byte (* 8 (1- ,size)) 0) #x8080808080808080)))
+                               (incf at ,size)))
+             (t (setf at (write-varint64 (ldb (byte 32 0) value) (ash value -32) octets at)))))))
+
 ;;; One set of functions for each scalar kind: readers and writers of single values as objects (for
 ;;; maps), of one element of a repeated field, and of all elements packed. TYPE is the enum type, if
 ;;; there is one.
@@ -136,29 +200,111 @@ TAG. Malformed octets end the run, as do lengths and tags of more than two octet
             ((vector ,vector) (octets octets) (at index) (tag (unsigned-byte 32)) (type t)) index
           (progn type
                  (dotimes (i (length vector) at)
-                   (declare (inline write-varint write-varint64))
                    (let ((value ,(element-out scalar '(aref vector i))))
                      (unless (zerop tag) (put-varint tag))
                      ,(scalar-put scalar))))))))
 
-  (defun packed-function (scalar name)
-    (let* ((vector (kind-vector scalar))
-           (width (case (scalar-wire scalar) (1 8) (5 4))))
+  (defun scalar-width (scalar)
+    "How many octets SCALAR's values take, if that is what they take in memory, too."
+    (case (scalar-wire scalar) (1 8) (5 4)))
+
+  (defun varint-bits (scalar)
+    "32 or 64 for the integers that are varints."
+    (case (scalar-kind scalar)
+      ((:int32 :uint32 :sint32) 32)
+      ((:int64 :uint64 :sint64) 64)))
+
+  (defun fixed-functions (scalar name)
+    "Both directions of packed values that stand in octets as they do in memory."
+    (let ((vector (kind-vector scalar)) (width (scalar-width scalar)))
       `((define-hot ,(funcall name "READ-PACKED")
             ((octets octets) (at index) (end index) (vector ,vector) (count index) (type t))
             (values ,vector index)
           (progn type
-                 (ensure-room vector count
-                              ,(if width
-                                   `(truncate (- end at) ,width)
-                                   '(%count-varints octets at end))
-                              ,vector)
-                 ;; each element takes an octet that was counted, so there is room
+                 (multiple-value-bind (more rest) (truncate (- end at) ,width)
+                   (unless (zerop rest) (fail-truncated end))
+                   (ensure-room vector count more ,vector)
+                   (%copy-memory octets at vector (* ,width count) (* ,width more))
+                   (values vector (truly-the index (+ count more))))))
+        (define-hot ,(funcall name "PUT-PACKED")
+            ((vector ,vector) (octets octets) (at index) (size index) (type t)) index
+          (progn type
+                 (need-room size)
+                 (unless (= size (* ,width (length vector))) (fail-room))
+                 (%copy-memory vector 0 octets at size)
+                 (truly-the index (+ at size)))))))
+
+  (defun varint-functions (scalar name)
+    "Both directions of packed integers: a loop without checks while whatever comes next cannot reach
+the end, and one with checks for the rest."
+    (let ((vector (kind-vector scalar))
+          (unpack (intern (format nil "%UNPACK-~A" (scalar-kind scalar)) '#:clgrpc.protobuf))
+          (pack (intern (format nil "%PACK-~A" (scalar-kind scalar)) '#:clgrpc.protobuf)))
+      `((define-leaf ,unpack
+            ((octets octets) (at index) (end index) (vector ,vector) (count index))
+            (values index index)
+          (sb-sys:with-pinned-objects (octets)
+            (let ((last (- end 10)) (base (sb-sys:vector-sap octets)))
+              (declare (type fixnum last))
+              (macrolet ((take-varint32 () '(ldb (byte 32 0) (unpack-varint)))
+                         (take-varint64 () '(unpack-varint)))
+                (loop while (<= at last)
+                      do (setf (aref vector count) ,(scalar-take scalar)
+                               count (truly-the index (1+ count)))))))
+          (values at count))
+        (define-hot ,(funcall name "READ-PACKED")
+            ((octets octets) (at index) (end index) (vector ,vector) (count index) (type t))
+            (values ,vector index)
+          (progn type
+                 ;; each element takes an octet that is counted, so there is room
+                 (ensure-room vector count (%count-varints octets at end) ,vector)
+                 (setf (values at count) (,unpack octets at end vector count))
                  (loop while (< at end)
-                       do (locally (declare (inline read-varint32 read-varint64))
-                            (setf (aref vector count) ,(element-in scalar (scalar-take scalar))
-                                  count (truly-the index (1+ count)))))
-                 (values vector count)))))))
+                       do (setf (aref vector count) ,(scalar-take scalar)
+                                count (truly-the index (1+ count))))
+                 (values vector count)))
+        (define-leaf ,pack
+            ((vector ,vector) (octets octets) (at index) (last fixnum))
+            (values index index)
+          (let ((i 0) (count (length vector)))
+            (declare (type index i count))
+            (sb-sys:with-pinned-objects (octets)
+              (let ((base (sb-sys:vector-sap octets)))
+                (macrolet ((put-varint (value) `(pack-varint (ldb (byte 64 0) ,value)))
+                           (put-varint64 (value) `(pack-varint ,value)))
+                  (loop while (and (< i count) (<= at last))
+                        do (let ((value (aref vector i)))
+                             ,(scalar-put scalar)
+                             (incf i))))))
+            (values i at)))
+        (define-hot ,(funcall name "PUT-PACKED")
+            ((vector ,vector) (octets octets) (at index) (size index) (type t)) index
+          (progn type
+                 (need-room size)
+                 (multiple-value-bind (start next)
+                     (,pack vector octets at (truly-the fixnum (- (+ at size) 10)))
+                   (declare (type index start next))
+                   (setf at next)
+                   (loop for i of-type index from start below (length vector)
+                         do (let ((value (aref vector i))) ,(scalar-put scalar)))
+                   at))))))
+
+  (defun packed-functions (scalar name)
+    "For bools and enums."
+    (let ((vector (kind-vector scalar)))
+      `((define-hot ,(funcall name "READ-PACKED")
+            ((octets octets) (at index) (end index) (vector ,vector) (count index) (type t))
+            (values ,vector index)
+          (progn type
+                 (ensure-room vector count (%count-varints octets at end) ,vector)
+                 (loop while (< at end)
+                       do (setf (aref vector count) ,(element-in scalar (scalar-take scalar))
+                                count (truly-the index (1+ count))))
+                 (values vector count)))
+        (define-hot ,(funcall name "PUT-PACKED")
+            ((vector ,vector) (octets octets) (at index) (size index) (type t)) index
+          (progn size
+                 (,(funcall name "PUT-ELEMENTS") vector octets at 0 type)))))))
 
 (macrolet ((define-kinds ()
              `(progn
@@ -168,8 +314,12 @@ TAG. Malformed octets end the run, as do lengths and tags of more than two octet
                                                 '#:clgrpc.protobuf)))
                                  (append (single-functions scalar #'name)
                                          (element-functions scalar #'name)
-                                         (unless (= 2 (scalar-wire scalar))
-                                           (packed-function scalar #'name))))))))
+                                         (cond ((= 2 (scalar-wire scalar)) '())
+                                               ((scalar-width scalar)
+                                                (fixed-functions scalar #'name))
+                                               ((varint-bits scalar)
+                                                (varint-functions scalar #'name))
+                                               (t (packed-functions scalar #'name)))))))))
   (define-kinds))
 
 ;;; Elements of closed enums: numbers without a name become unknown fields

@@ -172,7 +172,6 @@ its value and the position after it. Eight octets are looked at at once."
   "Define NAME as a READ- function for varints. BODY gives its values of RESULT from the 64 bits
 VALUE and the position NEXT after them."
   `(progn
-     (declaim (sb-ext:maybe-inline ,name)) ; the loops over packed fields inline it
      (define-hot ,name ((octets octets) (at index) (end index)) ,result
        ,documentation
        (flet ((found (value next)
@@ -438,8 +437,6 @@ Where the size allows, by two stores that overlap."
                (aref octets (+ at 2)) (ash value -14))
          (+ at 3))))
 
-(declaim (sb-ext:maybe-inline write-varint write-varint64))
-
 (define-hot write-varint ((value fixnum) (octets octets) (at index)) index
   "Write the 64 bits of VALUE as a varint at AT; return the position after it."
   (if (and (<= 0 value #x1FFFFF) (<= 3 (- (length octets) at)))
@@ -491,12 +488,16 @@ Where the size allows, by two stores that overlap."
            (put-varint count)
            (need-room count)
            (%copy-base-string string octets at))
-          ((narrow-ascii (truly-the wide-string string) octets (+ at (varint-size count)))
-           (put-varint count)
-           (+ at count))
           (t
-           (put-varint (utf8-length string))
-           (encode-utf8 string octets at)))))
+           ;; the length is mostly as long as it would be for ASCII
+           (let* ((start (+ at (varint-size count)))
+                  (end (encode-utf8 (truly-the wide-string string) octets start))
+                  (size (- end start))
+                  (shift (- (varint-size size) (varint-size count))))
+             (declare (type index start end size shift))
+             (unless (zerop shift) (copy-octets octets start end octets (+ start shift)))
+             (put-varint size)
+             (+ at size))))))
 
 (define-hot write-unchecked-text ((string simple-string) (octets octets) (at index)) index
   "As WRITE-TEXT, with escapes written as the octets they stand for."

@@ -322,4 +322,8 @@
              '(protobuf::%octet-at protobuf::%u32-at protobuf::%u64-at protobuf::%set-u32-at
                protobuf::%set-u64-at protobuf::%compact protobuf::%last-octet-bit protobuf::%spread
                protobuf::%put-varint protobuf::%put-short-varint
-               protobuf::%count-varints)))))
+               protobuf::%count-varints protobuf::%copy-memory
+               protobuf::%unpack-int32 protobuf::%unpack-int64 protobuf::%unpack-uint32
+               protobuf::%unpack-uint64 protobuf::%unpack-sint32 protobuf::%unpack-sint64
+               protobuf::%pack-int32 protobuf::%pack-int64 protobuf::%pack-uint32
+               protobuf::%pack-uint64 protobuf::%pack-sint32 protobuf::%pack-sint64)))))
