@@ -1,5 +1,6 @@
-;;;; Load clgrpc strictly: a compiler warning or style warning in our own code is an error, one in a
-;;;; dependency is not. Used by the build, the tests and the benchmarks; loaded, not compiled.
+;;;; Load clgrpc strictly: a compiler warning or style warning in our own code is an error, and so is
+;;;; a note about a hot function; one in a dependency is not. Used by the build, the tests and the
+;;;; benchmarks; loaded, not compiled.
 ;;;;
 ;;;; CLGRPC_FASLS names a directory for the fasls of our own systems. Given an empty one, everything
 ;;;; is compiled anew, which is how the checks in .ci/run see every warning.
@@ -27,7 +28,8 @@
 (let ((fasls (uiop:getenvp "CLGRPC_FASLS")))
   (when fasls
     (asdf:initialize-output-translations
-     `(:output-translations (,*root* (,(uiop:ensure-directory-pathname fasls)))
+     `(:output-translations ((,*root* :**/ :*.*.*)
+                             (,(uiop:ensure-directory-pathname fasls) :**/ :*.*.*))
                             :inherit-configuration))))
 
 (asdf:load-asd (merge-pathnames "clgrpc.asd" *root*))
@@ -66,8 +68,26 @@
             (and file (uiop:enough-pathname file *root*)))
           warning))
 
+(defparameter *accepted-notes* '("SPLAT-ANY" "\"<return value>\"")
+  "What marks notes that say nothing: that a vector of no constant length is filled, and that the
+out-of-line copy of an inline function returns an object.")
+
+(defun hot-note-text (note)
+  "If NOTE is about a hot function, what to say of it, else NIL. A function that accepts its notes
+declares (MUFFLE-CONDITIONS COMPILER-NOTE), with the reason in a comment."
+  (let* ((context (sb-c::find-error-context nil))
+         (definition (and context (first (sb-c::compiler-error-context-context context))))
+         (text (princ-to-string note)))
+    (when (and (consp definition)
+               (member (first definition) '(#:define-hot #:define-leaf) :test #'string=)
+               (not (typep note 'sb-ext:code-deletion-note))
+               (notany (lambda (mark) (search mark text)) *accepted-notes*))
+      (warning-text (format nil "note in ~{~A~^ ~}, in ~(~S~): ~A" definition
+                            (sb-c::compiler-error-context-original-form context) text)))))
+
 (defun load-strictly (name)
-  "Load the system NAME. If the compiler warns of anything in our code, say so and exit with 1."
+  "Load the system NAME. If the compiler warns of anything in our code, or has a note about a hot
+function, say so and exit with 1."
   (let* ((systems (needed-systems name))
          (ours (remove-if-not #'our-system-p systems))
          (warnings '())
@@ -93,9 +113,15 @@
              (note "While loading ~A: ~A" name condition)
              (sb-debug:print-backtrace :stream *error-output* :count 15)
              (quit 1)))
-         (sb-ext:compiler-note #'muffle-warning))
-      (asdf:load-system name))
+         (sb-ext:compiler-note
+           (lambda (note)
+             (let ((text (hot-note-text note)))
+               (when text (push text warnings)))
+             (muffle-warning note))))
+      ;; what counts is whether there are notes, not whether somebody asked for them
+      (with-compilation-unit (:policy '(optimize (sb-ext:inhibit-warnings 0)))
+        (asdf:load-system name)))
     (when warnings
       (forget-fasls ours)
-      (note "~D compiler warning~:P in clgrpc:~{~%  ~A~}" (length warnings) (reverse warnings))
+      (note "~D compiler warning~:P or notes in clgrpc:~{~%  ~A~}" (length warnings) (reverse warnings))
       (quit 1))))

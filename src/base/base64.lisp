@@ -35,7 +35,7 @@ character, or the length of a text that ends too early."))
   "Return the octets START to END (default: all) in base64. The last group is filled up with = only
 if PADDING is true; gRPC metadata goes without."
   (let* ((end (or end (length octets)))
-         (count (- end start))
+         (count (the (unsigned-byte 58) (- end start)))
          (groups (ceiling count 3))
          (length (if padding (* 4 groups) (ceiling (* 4 count) 3)))
          (text (make-string length :element-type 'base-char :initial-element #\=))
@@ -65,7 +65,7 @@ padding that does not fill up a group, and for a lone digit."
     (unless (and (/= spare 1)
                  (or (zerop padding)
                      (and (plusp spare) (= (+ spare padding) 4))))
-      (error 'invalid-base64 :position (- digits-end start)))
+      (error 'invalid-base64 :position (the index (- digits-end start))))
     digits-end))
 
 (define-hot decode-base64-octets ((octets octets) (start index) (end index)) octets

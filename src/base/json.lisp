@@ -131,6 +131,7 @@ is read."
 (define-hot scan-json-digits ((reader json-reader) (value unsigned-byte))
     (values unsigned-byte index)
   "Pass over one or more decimal digits. Return VALUE with them appended, and how many they are."
+  (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; numbers beyond a fixnum are rare
   (let ((small (if (typep value '(unsigned-byte 30)) value 0))
         (rest (if (typep value '(unsigned-byte 30)) nil value))
         (count 0))
@@ -174,7 +175,9 @@ exponent."
           (setf digits all exponent (- count) plain nil)))
       (when (skip-json-char reader "eE")
         (let ((sign (skip-json-char reader "+-"))
-              (given (min (scan-json-digits reader 0) 1000000)))
+              (given (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
+                       ;; of whatever size, but rare
+                       (min (scan-json-digits reader 0) 1000000))))
           (setf plain nil)
           (incf exponent (if (eql sign #\-) (- given) given))))
       (values digits exponent negative plain))))
@@ -264,7 +267,8 @@ backslash that ends it."
       (step-json reader)
       (if (char= char #\")
           string
-          (coerce (read-json-string-rest reader string) 'simple-string)))))
+          (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; nothing happens to it
+            (coerce (read-json-string-rest reader string) 'simple-string))))))
 
 (defun read-json-string-rest (reader beginning)
   "BEGINNING and what follows it, which starts with an escape, its backslash read."

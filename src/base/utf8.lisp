@@ -213,7 +213,8 @@ surrogate is written as the replacement character U+FFFD. Signal an error if the
   (typecase string
     ((or simple-base-string wide-string)
      (unless (<= (+ start (length string)) (length octets))
-       (fail-bounds octets start (+ start (length string))))
+       (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; a bignum at worst
+         (fail-bounds octets start (+ start (length string)))))
      (if (typep string 'simple-base-string)
          (%copy-base-string string octets start)
          (let ((plain (%narrow-ascii string octets start)))

@@ -165,7 +165,7 @@ return the position after it."
     (declare (type (unsigned-byte 62) window) (type (integer 0 61) bits) (type index at))
     ;; WINDOW's low BITS bits are not yet written, fewer than 32 of them between two symbols.
     (loop for octet across octets
-          for code = (aref codes octet)
+          for code of-type (unsigned-byte 62) = (aref codes octet)
           for length = (logand #x1F code)
           do (setf window (logior (ash (logand window #x7FFFFFFF) length) (ldb (byte 30 8) code)))
              (incf bits length)

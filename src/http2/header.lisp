@@ -135,7 +135,7 @@ octets above 126 (8.2.1)."
     (if (<= 1 (length value) 18)
         (loop for octet across value
               do (unless (<= 48 octet 57) (return +malformed-message+))
-                 (setf number (+ (* 10 number) (- octet 48)))
+                 (setf number (+ (* 10 (the (unsigned-byte 57) number)) (- octet 48)))
               finally (return number))
         +malformed-message+)))
 

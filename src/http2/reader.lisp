@@ -356,6 +356,7 @@ pieces pass the limit as well."
     nil))
 
 (define-hot receive-ping ((connection connection) (octets octets) (start index) (flags flags)) null
+  (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; 64 bits, sometimes an object
   (let ((payload (ping-payload octets start)))
     (incf (accounting-pings-received (connection-accounting connection)))
     (cond ((logtest flags +flag-ack+)

@@ -53,7 +53,7 @@
 ;;; The steps. Reads of the loop come before the store that gives it away, as its writes do, hence the two
 ;;; barriers; on x86-64 they cost nothing.
 
-(define-hot seize ((loop event-loop) (old baton)) boolean
+(define-hot (seize :inline t) ((loop event-loop) (old baton)) boolean
   "Take the baton of LOOP for this thread if it is still OLD."
   (let ((taking (next-baton old +taking+)))
     (when (= old (compare-and-swap (event-loop-baton loop) old taking))

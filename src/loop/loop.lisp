@@ -44,13 +44,15 @@ Unless it is 0, the inbox counts as asleep."
 (define-hot dispatch-events ((loop event-loop) (count (integer 0 256))) null
   (let ((tokens (poller-tokens (event-loop-poller loop)))
         (flags (poller-flags (event-loop-poller loop))))
-    (dotimes (i count nil)
-      (let ((source (find-source loop (aref tokens i))))
-        (typecase source
-          (null)
-          (connection (note-event source (aref flags i)))
-          (t (guarding (:event-handler-error :source source)
-               (funcall (the function (source-on-event source)) source (aref flags i)))))))))
+    (loop for i of-type (integer 0 256) below count
+          do (let ((source (find-source loop (aref tokens i)))
+                   (flags (aref flags i)))
+               (typecase source
+                 (null)
+                 (connection (note-event source flags))
+                 (t (guarding (:event-handler-error :source source)
+                      (funcall (the function (source-on-event source)) source flags))))))
+    nil))
 
 (define-hot wait-and-dispatch ((loop event-loop)) boolean
   "Wait for events and note them. Return false if an interrupt has given the baton away meanwhile. If one
@@ -142,14 +144,15 @@ ago."
     (cond ((> (- now (event-loop-flushed-at loop)) +flush-interval-ns+)
            (flush-phase loop)
            (setf (event-loop-flushed-at loop) now))
-          (t (dotimes (i (event-loop-dirty-count loop))
-               (let ((connection (svref (event-loop-dirty loop) i)))
-                 (declare (type connection connection))
-                 (when (>= (connection-unsent connection) +flush-octets+)
-                   (let ((failure (nth-value
-                                   1 (guarding (:connection-handler-error :connection connection)
-                                       (flush-connection connection)))))
-                     (when failure (abort-connection connection failure))))))))
+          (t (loop for i of-type index below (event-loop-dirty-count loop)
+                   do (let ((connection (svref (event-loop-dirty loop) i)))
+                        (declare (type connection connection))
+                        (when (>= (connection-unsent connection) +flush-octets+)
+                          (let ((failure (nth-value
+                                          1 (guarding (:connection-handler-error
+                                                       :connection connection)
+                                              (flush-connection connection)))))
+                            (when failure (abort-connection connection failure))))))))
     nil))
 
 (define-hot run-next-deferred ((loop event-loop)) null
@@ -226,6 +229,7 @@ ago."
 over. First come, first served. On the loop."
   (let ((ring (event-loop-ring loop))
         (count (event-loop-ring-count loop)))
+    (declare (type simple-vector ring))
     (when (= (* 2 count) (length ring))
       (setf ring (grow-ring loop)))
     (let ((at (logand (+ (event-loop-ring-start loop) (* 2 count)) (1- (length ring)))))

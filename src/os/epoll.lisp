@@ -72,6 +72,8 @@ them to AREA. Return how many there are; the negated EINTR if a signal came firs
 (define-hot write-eventfd ((descriptor fixnum)) result
   "Make the eventfd DESCRIPTOR readable anew: who watches it edge-triggered is woken by each write
 and never reads."
+  ;; a pointer object, dwarfed by the system call
+  (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (with-alien ((one (unsigned 64) 1))
     (retrying (syscall ("write" (signed 64)) (int descriptor) ((* (unsigned 64)) (addr one))
                        ((unsigned 64) 8)))))

@@ -38,6 +38,8 @@
 (define-hot accept-socket ((socket fixnum) (address octets)) result
   "Accept a connection that waits on SOCKET and write its peer's address to ADDRESS, which has
 +ADDRESS-OCTETS+. Return the new socket."
+  ;; a pointer object for each connection
+  (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (with-alien ((length (unsigned 32) +address-octets+))
     (assert (>= (length address) +address-octets+))
     (with-pinned-objects (address)
@@ -82,6 +84,8 @@ has the option +SO-ERROR+ set, once that has ended."
 (define-hot send-buffers ((socket fixnum) (buffers simple-vector) (count index)) result
   "Send what the first COUNT of BUFFERS hold, +MOST-BUFFERS+ at most, in one call (sendmsg, since
 writev cannot suppress SIGPIPE). Return how many octets were taken; the buffers do not change."
+  ;; the recursion that pins one vector after the other, as many as there are
+  (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (with-alien ((vectors (array (unsigned 64) 32)) ; struct iovec: base, length
                ;; struct msghdr: word 2 is msg_iov, word 3 its length
                (message (array (unsigned 64) 7)))

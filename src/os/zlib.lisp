@@ -164,6 +164,8 @@ output to those AT to LIMIT of TO."
   "Compress the octets START to END of FROM. Return octets of BORROW-OCTETS, in which the result
 begins after ROOM octets, and its end; nil and 0 if there is no memory. libz must be open. From any
 thread."
+  ;; the function that WITH-ZLIB-STREAM makes of its body is called once a message
+  (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (let ((octets nil) (result 0))
     (declare (type message-octets result))
     (with-zlib-stream (sap (if (eq format :gzip) 0 1) level)
@@ -187,7 +189,7 @@ them are the message. One octet more than LIMIT is made room for, to see that th
   (let* ((most (1+ limit))
          (to (borrow-octets (min most (max 512 (* 4 (- end start))))))
          (fill 0))
-    (declare (type (unsigned-byte 32) most fill))
+    (declare (type (unsigned-byte 32) most fill) (type octets to))
     (loop
       (let* ((room (min most (length to)))
              (code (with-stream-buffers (sap from start end to fill room)
@@ -221,6 +223,8 @@ them are the message. One octet more than LIMIT is made room for, to see that th
   "Decompress the octets START to END of FROM, a message in FORMAT. Return :ok, octets of
 BORROW-OCTETS and how many of them are the result; or :too-long if that has more than LIMIT octets,
 :truncated, :corrupt or :no-memory, nil and 0. libz must be open. From any thread."
+  ;; the function that WITH-ZLIB-STREAM makes of its body is called once a message
+  (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (let ((outcome :no-memory) (octets nil) (length 0))
     (declare (type message-octets length) (type (or null octets) octets))
     (with-zlib-stream (sap (if (eq format :gzip) 2 3) 0)

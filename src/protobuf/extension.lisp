@@ -72,10 +72,10 @@ message type), by number."
      (let* ((type (truly-the message-type (slot-type-object slot)))
             (size (truly-the index (funcall (message-type-sizer type) value))))
        (+ size (if (slot-delimited-p slot)
-                   (length (tag-octets (tag-of (slot-number slot) 4)))
+                   (length (the list (tag-octets (tag-of (slot-number slot) 4))))
                    (varint-size size)))))
     (:enum (size-enum (enum-number-of (slot-type-object slot) value)))
-    (t (truly-the index (funcall (scalar-sizer (slot-scalar slot)) value)))))
+    (t (truly-the index (funcall (the function (scalar-sizer (slot-scalar slot))) value)))))
 
 (define-hot put-value ((slot slot) (value t) (octets octets) (at index)) index
   "Write one VALUE of SLOT without its tag."
@@ -87,7 +87,8 @@ message type), by number."
        (when grouped (put-varint (tag-of (slot-number slot) 4)))
        at))
     (:enum (put-enum (enum-number-of (slot-type-object slot) value) octets at))
-    (t (truly-the index (funcall (scalar-putter (slot-scalar slot)) value octets at)))))
+    (t (truly-the index (funcall (the function (scalar-putter (slot-scalar slot))) value octets
+                           at)))))
 
 (defun packed-octets (slot held)
   (loop for value across held sum (value-octets slot value) of-type index))

@@ -33,7 +33,10 @@
       (typecase key                     ; anything else is in no map
         (simple-base-string (add-string key))
         (wide-string (add-string key))
-        (integer (setf hash (mix hash (ldb (byte 64 0) key) seed)))
+        (fixnum (setf hash (mix hash (ldb (byte 64 0) key) seed)))
+        (integer
+         (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; 64 bits that need them
+           (setf hash (mix hash (ldb (byte 64 0) key) seed))))
         (boolean (setf hash (mix hash (if key 1 0) seed)))))
     (let ((folded (mix hash (ash hash -29) seed)))
       (ash folded -32))))
@@ -55,6 +58,7 @@
 
 (define-hot key= ((a t) (b t)) boolean
   "True if the keys A and B, of one map, are equal."
+  (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; integers of 64 bits are no fixnums
   (if (typep a 'text)
       (and (typep b 'text) (text= a b))
       (eql a b)))

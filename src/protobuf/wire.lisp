@@ -264,7 +264,7 @@ it."
     (values (or (%ascii-string octets start stop)
                 (handler-case (decode-utf8 octets start stop)
                   (invalid-utf8 (condition)
-                    (fail-read (+ start (invalid-utf8-position condition))
+                    (fail-read (+ start (the index (invalid-utf8-position condition)))
                                "a string is not UTF-8"))))
             stop)))
 

@@ -74,6 +74,13 @@ the last message is taken."
   (print-unreadable-object (arrival stream :type t)
     (format stream "~D octets charged" (arrival-size arrival))))
 
+(defstruct (gate (:copier nil))
+  "RINGING is the loop's: whoever sleeps here will be woken when the turn ends."
+  (ringing nil :type boolean)
+  (futex (os:make-futex) :type os:futex))
+
+(declaim (sb-ext:freeze-type gate))
+
 (defstruct (extra (:copier nil))
   "What only some calls need; see the slots of CALL."
   (received nil :type (or null arrival)) ; the receiving thread's: oldest first
@@ -147,13 +154,6 @@ thread.")
 
 ;;; Parking: a thread that must wait for its call sleeps at the call's gate. Each ring changes the
 ;;; gate's futex, so who has looked before it does not fall asleep after it.
-
-(defstruct (gate (:copier nil))
-  "RINGING is the loop's: whoever sleeps here will be woken when the turn ends."
-  (ringing nil :type boolean)
-  (futex (os:make-futex) :type os:futex))
-
-(declaim (sb-ext:freeze-type gate))
 
 (defun ensure-gate (extra)
   (or (extra-gate extra)

@@ -30,7 +30,8 @@
                      always (<= 0 digit 9)
                      do (setf value (+ (* 10 value) digit))))
       ;; 99999999H is more than 61 bits of ns hold
-      (min (* value (the (unsigned-byte 42) unit)) +latest-deadline+))))
+      (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
+        (min (* value (the (unsigned-byte 42) unit)) +latest-deadline+)))))
 
 (defun encode-timeout (ns)
   "Return the octets of grpc-timeout for NS nanoseconds, rounded up to the finest unit that fits;

@@ -102,7 +102,8 @@ holds too much."
   (let ((extra (call-extra call)))
     (release-held call)
     (when extra
-      (discharge call (uncharge extra (extra-queued-octets extra)))))
+      (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; atomic, hence a raw word
+        (discharge call (uncharge extra (extra-queued-octets extra))))))
   nil)
 
 ;;; Arriving messages: the short ones of a read are put side by side, and are there for the reader
@@ -424,7 +425,7 @@ it: more messages would only make more answers. WIRE-WRITABLE says when to go on
            (options-send-budget-octets (wire-call-options call))))))
 
 (define-hot room-p ((call wire-call)) boolean
-  (plusp (wire-room call)))
+  (plusp (the fixnum (wire-room call))))
 
 (defconstant +messages-at-once+ 16
   "How many messages a callback gets for one lending of the baton: few enough that the watchdog does
@@ -570,7 +571,7 @@ On the loop; CALL has a stream and its headers are sent."
   (let* ((extra (call-extra call))
          (stream (wire-call-stream call)))
     (- (options-send-budget-octets (wire-call-options call))
-       (if extra (extra-unsent-octets extra) 0)
+       (if extra (the index (extra-unsent-octets extra)) 0)
        (wire-call-outbox-octets call)
        (if stream (http2:stream-queued-octets stream) 0))))
 
