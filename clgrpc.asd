@@ -241,14 +241,17 @@
                (:file "server")))
 
 (defsystem "clgrpc/services"
-  :description "The services of gRPC itself: health."
+  :description "The services of gRPC itself: health, reflection."
   :depends-on ("clgrpc/server")
   :pathname "src/services/"
   :serial t
   :components ((:static-file "../../proto/grpc/health/v1/health.proto")
+               (:static-file "../../proto/grpc/reflection/v1/reflection.proto")
+               (:static-file "../../proto/grpc/reflection/v1alpha/reflection.proto")
                (:file "proto")
                (:file "package")
-               (:file "health")))
+               (:file "health")
+               (:file "reflection")))
 
 (defsystem "clgrpc/examples"
   :description "A greeter, a RouteGuide and its client, as users write them."
@@ -435,7 +438,8 @@
   :pathname "tests/services/"
   :serial t
   :components ((:file "package")
-               (:file "health")))
+               (:file "health")
+               (:file "reflection")))
 
 (defsystem "clgrpc/tests/abuse"
   :depends-on ("clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/tests/hpack")

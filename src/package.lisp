@@ -65,7 +65,7 @@
                 #:server-running-p #:server-statistics #:server-service-names #:server-started
                 #:server-stopping)
   (:import-from #:clgrpc.services
-                #:health-service #:health-status #:set-health-status))
+                #:health-service #:health-status #:set-health-status #:reflection-services))
 
 ;; the package uses no other, so what it imports is exactly what it gives to users
 (eval-when (:compile-toplevel :load-toplevel :execute)

@@ -120,13 +120,14 @@ START-SERVER. Refuses offers of the same service."
       (max-receive-octets "N" (limit-parser :max-receive-octets)
                           (limit-default :max-receive-octets)
                           "The largest message accepted, in octets.")))
-    "Serve gRPC, and grpc.health.v1.Health beside the services named, until SIGTERM or SIGINT, then let running calls end and exit with 0. Prints
+    "Serve gRPC, with health and reflection beside the services named, until SIGTERM or SIGINT, then let running calls end and exit with 0. Prints
 `listening on HOST:PORT` when ready, and at SIGUSR1 a line `turns=N calls=N`: the turns of the event
 loops and the calls served."
   (multiple-value-bind (services execution) (offered-services services)
     (enlarge-nursery)
     (setf *log-function* #'print-event)
-    (let ((server (grpc:start-server (cons (make-instance 'grpc:health-service) services)
+    (let ((server (grpc:start-server (cons (make-instance 'grpc:health-service)
+                                           (append (grpc:reflection-services) services))
                                      :listen listen :loops loops :execution execution
                                      :max-receive-octets max-receive-octets)))
       (unwind-protect (serve-until-signal server)

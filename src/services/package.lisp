@@ -2,6 +2,7 @@
 
 (defpackage #:clgrpc.services
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:server #:clgrpc.server) (#:health #:grpc.health.v1)
+  (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
+                    (#:server #:clgrpc.server) (#:health #:grpc.health.v1)
                     (#:health-methods #:grpc.health.v1.health))
-  (:export #:health-service #:health-status #:set-health-status))
+  (:export #:health-service #:health-status #:set-health-status #:reflection-services))

@@ -56,7 +56,7 @@ peer gets the server's process id and kills it."
   "message-0" "message-1m" "message-16m"
   "calls-100" "connections-100" "sleeper" "client-cancels" "deadline" "server-deadline" "status"
   "not-grpc" "unknown" "message-too-long" "message-truncated" "prefix-4g" "garbage" "compression"
-  "health")
+  "health" "reflection")
 
 (test go-client-server-killed
   (play-scenario "server-killed" :killed t))

@@ -57,6 +57,7 @@ func scenarios() []scenario {
 		{"garbage", "octets that are not HTTP/2", garbage},
 		{"compression", "compressed messages each way", compression},
 		{"health", "Check, List and Watch of grpc.health.v1.Health", health},
+		{"reflection", "ServerReflectionInfo of grpc.reflection.v1", reflection},
 		{"server-killed", "the server dies in mid-call (needs -kill)", serverKilled},
 	}
 }

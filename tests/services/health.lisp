@@ -80,10 +80,12 @@
 
 (test watchers-hold-no-thread
   (with-health (server service channel)
-    (let ((calls (loop repeat 90 collect (watch-health channel ""))))
+    (let* ((before (length (sb-thread:list-all-threads)))
+           (calls (loop repeat 90 collect (watch-health channel ""))))
       (is (every (lambda (call) (eq :serving (next-status call))) calls))
-      (let ((threads (length (sb-thread:list-all-threads))))
-        (is (< threads 20) "there are ~D" threads))
+      (let ((more (- (length (sb-thread:list-all-threads)) before)))
+        ;; those of the reserve that some handlers ran on, but not one for each
+        (is (< more 60) "there are ~D more" more))
       (grpc:set-health-status service "" :not-serving)
       (is (every (lambda (call) (eq :not-serving (next-status call))) calls))
       (mapc #'grpc:cancel calls))))

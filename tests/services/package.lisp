@@ -3,8 +3,12 @@
 (defpackage #:clgrpc.tests.services
   (:use #:cl #:fiveam #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:health #:grpc.health.v1)
-                    (#:health-methods #:grpc.health.v1.health)))
+                    (#:health-methods #:grpc.health.v1.health)
+                    (#:v1 #:grpc.reflection.v1)
+                    (#:v1-methods #:grpc.reflection.v1.server-reflection)
+                    (#:v1alpha #:grpc.reflection.v1alpha)
+                    (#:v1alpha-methods #:grpc.reflection.v1alpha.server-reflection)))
 
 (in-package #:clgrpc.tests.services)
 
-(def-suite :clgrpc.services :description "Health.")
+(def-suite :clgrpc.services :description "Health and reflection.")

@@ -1,0 +1,126 @@
+;;;; Server reflection (gRPC document "GRPC Server Reflection Protocol"), versions v1 and v1alpha, which
+;;;; differ in their packages only. Answers come from the descriptors of all files that are loaded; the
+;;;; services listed are those of the server.
+;;;;
+;;;; A stream holds no thread: each request is answered where it arrives, and while its answers are not
+;;;; taken no more requests are.
+
+(in-package #:clgrpc.services)
+
+(defclass reflection-service ()
+  ((names :initform '() :accessor service-names))
+  (:documentation "What the two versions of the reflection service share."))
+
+(defmethod server:server-started ((service reflection-service) server)
+  (setf (service-names service) (sort (server:server-service-names server) #'string<)))
+
+;;; Answers: (:files octets…), (:numbers type number…), (:services name…) or (:error status text)
+
+(defun files-answer (file sent)
+  "The answer that has FILE, a descriptor, and what it imports but for what is in SENT, a table of names,
+which gets them."
+  (let ((octets '()))
+    (labels ((visit (file again)
+               (let ((name (protobuf:descriptor-name file)))
+                 (when (or again (not (gethash name sent)))
+                   (setf (gethash name sent) t)
+                   (push (protobuf:file-descriptor-octets file) octets)
+                   (dolist (dependency (protobuf:file-descriptor-dependencies file))
+                     (let ((file (protobuf:find-file-descriptor dependency)))
+                       (when file (visit file nil))))))))
+      (visit file t))
+    (cons :files (nreverse octets))))
+
+(defun answer-file (file sent control &rest arguments)
+  (if file
+      (files-answer file sent)
+      (list :error :not-found (apply #'format nil control arguments))))
+
+(defun answer-extension (type number sent)
+  (let ((extension (protobuf:find-extension-descriptor type number)))
+    (answer-file (and extension
+                      (protobuf:file-of-symbol (protobuf:descriptor-full-name extension)))
+                 sent "there is no extension ~D of ~A" number type)))
+
+(defun answer-numbers (type)
+  (if (typep (protobuf:find-descriptor type) 'protobuf:message-descriptor)
+      (list* :numbers type (mapcar #'protobuf:field-descriptor-number
+                                   (protobuf:extension-descriptors type)))
+      (list :error :not-found (format nil "there is no message ~A" type))))
+
+;;; The versions
+
+(defmacro define-reflection (class package methods documentation)
+  "Define CLASS, the reflection service whose messages are in PACKAGE and whose method is in METHODS."
+  (flet ((name (control &rest arguments)
+           (let ((name (apply #'format nil control arguments)))
+             (or (find-symbol name package) (error "~A has no symbol ~A." package name))))
+         (method (name) (find-symbol name methods)))
+    `(progn
+       (defclass ,class (reflection-service ,(name "SERVER-REFLECTION")) ()
+         (:documentation ,documentation))
+
+       (defmethod ,(method "SERVER-REFLECTION-INFO") ((service ,class) stream &key call)
+         (let ((sent (make-hash-table :test 'equal)))
+           (flet ((answer (request)
+                    (multiple-value-bind (value case)
+                        (,(name "SERVER-REFLECTION-REQUEST-MESSAGE-REQUEST") request)
+                      (case case
+                        (:file-by-filename
+                         (answer-file (protobuf:find-file-descriptor value) sent
+                                      "there is no file ~A" value))
+                        (:file-containing-symbol
+                         (answer-file (protobuf:file-of-symbol value) sent
+                                      "there is no symbol ~A" value))
+                        (:file-containing-extension
+                         (answer-extension (,(name "EXTENSION-REQUEST-CONTAINING-TYPE") value)
+                                           (,(name "EXTENSION-REQUEST-EXTENSION-NUMBER") value)
+                                           sent))
+                        (:all-extension-numbers-of-type (answer-numbers value))
+                        (:list-services (cons :services (service-names service)))
+                        (t (list :error :invalid-argument "the request asks for nothing")))))
+                  (response (request kind values)
+                    (flet ((answer (&rest field)
+                             (apply #',(name "MAKE-SERVER-REFLECTION-RESPONSE")
+                                    :valid-host (,(name "SERVER-REFLECTION-REQUEST-HOST") request)
+                                    :original-request request
+                                    field)))
+                      (ecase kind
+                        (:files
+                         (answer :file-descriptor-response
+                                 (,(name "MAKE-FILE-DESCRIPTOR-RESPONSE")
+                                  :file-descriptor-proto values)))
+                        (:numbers
+                         (answer :all-extension-numbers-response
+                                 (,(name "MAKE-EXTENSION-NUMBER-RESPONSE")
+                                  :base-type-name (first values) :extension-number (rest values))))
+                        (:services
+                         (answer :list-services-response
+                                 (,(name "MAKE-LIST-SERVICE-RESPONSE")
+                                  :service (loop for name in values
+                                                 collect (,(name "MAKE-SERVICE-RESPONSE")
+                                                          :name name)))))
+                        (:error
+                         (answer :error-response
+                                 (,(name "MAKE-ERROR-RESPONSE")
+                                  :error-code (rpc:status-code (first values))
+                                  :error-message (second values))))))))
+             (rpc:on-message stream
+                             (lambda (request)
+                               (destructuring-bind (kind . values) (answer request)
+                                 (rpc:send call (response request kind values)))))
+             (rpc:on-half-close stream (lambda () (rpc:finish call)))
+             call))))))
+
+(define-reflection reflection-v1 "GRPC.REFLECTION.V1" "GRPC.REFLECTION.V1.SERVER-REFLECTION"
+  "The service grpc.reflection.v1.ServerReflection; see REFLECTION-SERVICES.")
+
+(define-reflection reflection-v1alpha "GRPC.REFLECTION.V1ALPHA"
+    "GRPC.REFLECTION.V1ALPHA.SERVER-REFLECTION"
+  "The service grpc.reflection.v1alpha.ServerReflection; see REFLECTION-SERVICES.")
+
+(defun reflection-services ()
+  "Return a list of the services grpc.reflection.v1.ServerReflection and its first version, v1alpha, which
+older clients ask: give them to START-SERVER beside your own, and tools such as grpcurl can call these
+without their .proto files. They tell whoever asks what all loaded files declare."
+  (list (make-instance 'reflection-v1) (make-instance 'reflection-v1alpha)))
