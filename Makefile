@@ -56,7 +56,7 @@ help:
 	@echo 'make demo         run a RouteGuide server and client, and show what they say'
 	@echo 'make test         run all tests; SUITES="hpack http2" runs some'
 	@echo 'make conformance  fetch and run h2spec and the interop client of grpc-go (needs Go);'
-	@echo '                  SUITES="h2spec interop" runs one'
+	@echo '                  SUITES="h2spec interop h2spec-tls" runs some'
 	@echo 'make soak         do everything at once for an hour, or SOAK=600 seconds, and see that'
 	@echo '                  memory, threads and descriptors stay what they were'
 	@echo 'make bench        measure beside grpc-go (needs Go), tonic and nghttpd: about 14 minutes;'

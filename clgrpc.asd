@@ -46,7 +46,10 @@
                (:file "futex")
                (:file "signal")
                (:file "library")
-               (:file "zlib")))
+               (:file "zlib")
+               (:file "openssl")
+               (:file "certificate")
+               (:file "tls")))
 
 (defsystem "clgrpc/loop"
   :description "The event loop, usable on its own."
@@ -60,6 +63,8 @@
                (:file "poller")
                (:file "transport")
                (:file "structure")
+               (:file "credentials")
+               (:file "tls")
                (:file "baton")
                (:file "watchdog")
                (:file "connection")
@@ -274,6 +279,7 @@
                (:file "testee-protos")
                (:file "package")
                (:file "command")
+               (:file "tls")
                (:file "payload")
                (:file "bench")
                (:file "interop")
@@ -330,7 +336,7 @@
                (:file "store")))
 
 (defsystem "clgrpc/tests/os"
-  :depends-on ("clgrpc/os" "fiveam")
+  :depends-on ("clgrpc/os" "clgrpc/tests/support" "fiveam")
   :pathname "tests/os/"
   :serial t
   :components ((:file "package")
@@ -339,10 +345,13 @@
                (:file "socket")
                (:file "epoll")
                (:file "signal")
-               (:file "zlib")))
+               (:file "zlib")
+               (:file "openssl")
+               (:file "certificate")
+               (:file "tls")))
 
 (defsystem "clgrpc/tests/loop"
-  :depends-on ("clgrpc/loop" "sb-bsd-sockets" "fiveam")
+  :depends-on ("clgrpc/loop" "clgrpc/tests/support" "sb-bsd-sockets" "fiveam")
   :pathname "tests/loop/"
   :serial t
   :components ((:file "package")
@@ -352,6 +361,8 @@
                (:file "loop")
                (:file "connection")
                (:file "closing")
+               (:file "credentials")
+               (:file "tls")
                (:file "listener")
                (:file "connector")
                (:file "reserve")))

@@ -66,6 +66,17 @@ def go_install(name, package_and_version):
     return path
 
 
+def certificate(name):
+    """The path of the file NAME of scripts/certificates, made if need be."""
+    directory = run([os.path.join(ROOT, "scripts", "certificates")]).strip()
+    return os.path.join(directory, name)
+
+
+def tls_options():
+    """The options by which our server, and the peer's, speak TLS."""
+    return ["--tls-cert", certificate("server.pem"), "--tls-key", certificate("server.key")]
+
+
 class Server:
     """A server that prints `listening on HOST:PORT`, alive inside its `with` block."""
 

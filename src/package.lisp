@@ -8,7 +8,14 @@
                 #:limit-exceeded-limit #:limit-exceeded-actual #:option-table #:*log-function*)
   (:import-from #:clgrpc.loop
                 #:socket-error #:socket-error-operation #:socket-error-address
-                #:socket-error-reason)
+                #:socket-error-reason
+                #:tls-credentials #:reload-credentials
+                #:security-protocol #:security-cipher #:security-resumed-p #:security-server-name
+                #:security-peer-certificate)
+  (:import-from #:clgrpc.os
+                #:tls-error #:tls-error-text #:certificate #:certificate-der #:certificate-subject
+                #:certificate-issuer #:certificate-names #:certificate-serial-number
+                #:certificate-not-before #:certificate-not-after)
   (:import-from #:clgrpc.protobuf
                 ;; definitions
                 #:define-proto #:*import-roots*
@@ -39,7 +46,8 @@
                 ;; services and calls
                 #:service #:channel #:call #:send #:try-send #:close-send #:receive #:do-messages
                 #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata #:call-trailers
-                #:call-peer #:call-compression #:received-compressed-p #:send-metadata #:time-remaining #:after
+                #:call-peer #:call-security #:call-compression #:received-compressed-p
+                #:send-metadata #:time-remaining #:after
                 ;; reactive handlers
                 #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish
                 ;; interceptors

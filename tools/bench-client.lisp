@@ -134,11 +134,13 @@
               "How to wait: `one` call at a time, `threads` that block, or `async`, one thread with
       futures.")
       (in-flight "N" (integer-parser 1 10000) 100 "Calls at once, all on one connection.")
-      (milliseconds "N" (integer-parser 1 3600000) 1000 "How long a measurement takes.")))
+      (milliseconds "N" (integer-parser 1 3600000) 1000 "How long a measurement takes.")
+      client-tls))
     "Measure what calls cost the client, as the benchmarks do. Calls GetFeature; prints `ready` and
 then, for each line on standard input, a line of JSON with calls, CPU seconds and latencies."
   (enlarge-nursery)
-  (grpc:with-channel (channel address)
+  (grpc:with-channel (channel address
+                      :credentials (client-credentials tls-ca tls-cert tls-key tls-name))
     (call-in-manner-until manner (+ (monotonic-ns) (* milliseconds 200000)) channel in-flight)
     (format t "ready~%")
     (finish-output)

@@ -5,10 +5,11 @@
 
 (define-command "routeguide-client"
     (((address "HOST:PORT" (address-parser 1) "Where a RouteGuide server listens."))
-     ())
+     (client-tls))
     "Call the four methods of a RouteGuide server and print what it answers. Exits with 1 if a call
 fails."
-  (grpc:with-channel (channel address)
+  (grpc:with-channel (channel address
+                      :credentials (client-credentials tls-ca tls-cert tls-key tls-name))
     (examples:run-route-guide-client channel))
   0)
 

@@ -43,10 +43,27 @@ refuses."
                            (list command)))
   command)
 
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defvar *shared-options* '() "A plist from a name to what DEFINE-COMMAND puts in its place.")
+
+  (defun expand-shared-options (options)
+    (loop for option in options
+          append (if (symbolp option)
+                     (or (getf *shared-options* option)
+                         (error "There are no shared options ~S." option))
+                     (list option)))))
+
+(defmacro define-shared-options (name &body options)
+  "Have NAME stand for OPTIONS in the options of DEFINE-COMMAND."
+  `(eval-when (:compile-toplevel :load-toplevel :execute)
+     (setf (getf *shared-options* ',name) ',options)))
+
 (defmacro define-command (name (parameters options) documentation &body body)
   "Define the command NAME, a string. PARAMETERS are lists (variable VALUE parser documentation);
 those whose VALUE is in brackets may be left out. OPTIONS are lists (variable VALUE parser default
-documentation) and named like the variable. BODY returns the exit code."
+documentation), named like the variable, and names of DEFINE-SHARED-OPTIONS. BODY returns the exit
+code."
+  (setf options (expand-shared-options options))
   (flet ((key (variable) (intern (string variable) :keyword))
          (option-name (variable) (format nil "--~(~A~)" variable)))
     `(add-command

@@ -119,8 +119,10 @@ START-SERVER. Refuses offers of the same service."
              "Event loops, each a thread, that share the connections.")
       (max-receive-octets "N" (limit-parser :max-receive-octets)
                           (limit-default :max-receive-octets)
-                          "The largest message accepted, in octets.")))
-    "Serve gRPC, with health and reflection beside the services named, until SIGTERM or SIGINT, then let running calls end and exit with 0. Prints
+                          "The largest message accepted, in octets.")
+      server-tls))
+    "Serve gRPC, with health and reflection beside the services named, until SIGTERM or SIGINT, then
+let running calls end and exit with 0. Prints
 `listening on HOST:PORT` when ready, and at SIGUSR1 a line `turns=N calls=N`: the turns of the event
 loops and the calls served."
   (multiple-value-bind (services execution) (offered-services services)
@@ -129,7 +131,9 @@ loops and the calls served."
     (let ((server (grpc:start-server (cons (make-instance 'grpc:health-service)
                                            (append (grpc:reflection-services) services))
                                      :listen listen :loops loops :execution execution
-                                     :max-receive-octets max-receive-octets)))
+                                     :max-receive-octets max-receive-octets
+                                     :credentials (server-credentials tls-cert tls-key
+                                                                      client-ca))))
       (unwind-protect (serve-until-signal server)
         (grpc:stop-server server))))
   0)

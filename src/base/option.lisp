@@ -152,7 +152,8 @@ PINGs, frames of unknown type. Past it the connection ends with ENHANCE_YOUR_CAL
   (settings-timeout-seconds 10 0.1 600 "seconds"
    "How long a peer may take to acknowledge SETTINGS (RFC 9113 6.5.3).")
   (preface-timeout-seconds 10 0.1 600 "seconds"
-   "How long a new peer may take until its preface and first SETTINGS are whole.")
+   "How long a new peer may take until the TLS handshake, if there is one, is over and its preface
+and first SETTINGS are whole.")
   ;; The life of a connection
   (keepalive-seconds 330 0 1000000000 "seconds"
    "After so long without an octet from the peer we send a PING (gRFC A8, A9), a client only while calls are

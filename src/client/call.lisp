@@ -14,6 +14,7 @@
 
 (define-field **post** ":method" "POST")
 (define-field **http** ":scheme" "http")
+(define-field **https** ":scheme" "https")
 (define-field **te-trailers** "te" "trailers")
 (define-field **content-type** "content-type" "application/grpc")
 (define-field **user-agent** "user-agent"
@@ -25,7 +26,11 @@
   (let ((stream (wire-call-stream call)))
     (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
       (hpack:encode-field encoder buffer **post** :index)
-      (hpack:encode-field encoder buffer **http** :index)
+      (hpack:encode-field encoder buffer
+                          (if (subchannel-credentials (client-call-subchannel call))
+                              **https**
+                              **http**)
+                          :index)
       (hpack:encode-field encoder buffer (rpc:rpc-method-path-field (call-rpc-method call)) :index)
       (hpack:encode-field encoder buffer (subchannel-authority (client-call-subchannel call)) :index)
       (hpack:encode-field encoder buffer **te-trailers** :index)

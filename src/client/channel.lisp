@@ -38,25 +38,32 @@ neither."
 
 (defgeneric channel-secure-p (channel)
   (:documentation "True if nobody on the way can read what CHANNEL sends.")
-  (:method ((channel rpc:channel)) nil))
+  (:method ((channel rpc:channel)) nil)
+  (:method ((channel wire-channel))
+    (let ((credentials (subchannel-credentials (channel-subchannel channel))))
+      ;; whoever is not asked who he is may be in between
+      (and credentials (loop:tls-credentials-verify credentials)))))
 
-(defun make-channel (target &rest arguments &key compression interceptors call-credentials
-                                             plaintext-credentials
+(defun make-channel (target &rest arguments &key credentials compression interceptors
+                                             call-credentials plaintext-credentials
                      &allow-other-keys)
-  "Return a channel to TARGET, \"HOST:PORT\" or \"[IPV6]:PORT\". COMPRESSION, :gzip, :deflate or
+  "Return a channel to TARGET, \"HOST:PORT\" or \"[IPV6]:PORT\". CREDENTIALS, what TLS-CREDENTIALS
+returns, has it speak TLS; nil, the default, is plaintext. COMPRESSION, :gzip, :deflate or
 :identity, the default, is how requests are compressed unless a stub's :compression says otherwise
-or the server does not accept it. INTERCEPTORS is a list of functions (method request options next), the
-first the outermost, each called around every stub, in the caller's thread: METHOD is an RPC-METHOD,
-OPTIONS a plist of the stub's keywords; what it returns is what the stub returns, which
+or the server does not accept it. INTERCEPTORS is a list of functions (method request options next), the first the
+outermost, each called around every stub, in the caller's thread: METHOD is an RPC-METHOD, OPTIONS a
+plist of the stub's keywords; what it returns is what the stub returns, which
 (funcall next request options) gives. CALL-CREDENTIALS is a function of a method's path, called in the
 caller's thread, that returns metadata, such as (bearer-token TOKEN); stubs take :call-credentials as
-well. They are refused with :unauthenticated on a channel without TLS unless PLAINTEXT-CREDENTIALS is
-true. All other ARGUMENTS are rows of the options table as keywords. Connects nothing yet. Signal MISUSE
-for a wrong target or option. From any thread; end it with CLOSE-CHANNEL, or use WITH-CHANNEL."
+well. They are refused with :unauthenticated on a channel without TLS, or with TLS that verifies
+nothing, unless PLAINTEXT-CREDENTIALS is true. All other ARGUMENTS are rows of the options table as
+keywords. Connects nothing yet. Signal MISUSE for a wrong target or option, TLS-ERROR if CREDENTIALS
+cannot be used. From any thread; end it with CLOSE-CHANNEL, or use WITH-CHANNEL."
+  (when credentials (loop:check-credentials credentials :client))
   (multiple-value-bind (host port) (parse-target target)
     (let* ((options (apply #'make-options
                            (alexandria:remove-from-plist
-                            arguments :compression :interceptors :call-credentials
+                            arguments :credentials :compression :interceptors :call-credentials
                             :plaintext-credentials)))
            (encoding (rpc:find-encoding compression))
            (interceptors (rpc:check-interceptors interceptors))
@@ -70,8 +77,12 @@ for a wrong target or option. From any thread; end it with CLOSE-CHANNEL, or use
                                    :call-credentials call-credentials)))))
       (setf (channel-subchannel channel)
             (make-subchannel :channel channel :loop (runtime-loop runtime) :options options
-                             :host host :port port :encoding encoding
-                             :authority (hpack:string-field ":authority" target)))
+                             :host host :port port :credentials credentials :encoding encoding
+                             :authority (hpack:string-field
+                                         ":authority"
+                                         (or (and credentials
+                                                  (loop:tls-credentials-server-name credentials))
+                                             target))))
       channel)))
 
 (defun close-channel (channel)

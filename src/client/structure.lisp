@@ -8,6 +8,7 @@ oldest first, with TAIL its last cons. FAILURE is the text of the last failed at
   (channel nil)
   (loop nil :type loop:event-loop)
   (options nil :type options)
+  (credentials nil :type (or null loop:tls-credentials))
   (pool (http2:make-pool) :type http2:pool)
   (host "" :type string)
   (port 0 :type (unsigned-byte 16))

@@ -36,12 +36,25 @@
 
 (defun connected (subchannel transport)
   (cond ((eq :connecting (subchannel-state subchannel))
-         (setf (subchannel-accepted subchannel) :unknown
-               (subchannel-link subchannel)
-               (rpc:open-link subchannel (subchannel-loop subchannel) transport :client
-                              **client-sink** (subchannel-options subchannel)
-                              (subchannel-pool subchannel))))
+         (setf (subchannel-accepted subchannel) :unknown)
+         (handler-case
+             (let ((secured (secure-transport subchannel transport)))
+               (setf (subchannel-link subchannel)
+                     (rpc:open-link subchannel (subchannel-loop subchannel) secured :client
+                                    **client-sink** (subchannel-options subchannel)
+                                    (subchannel-pool subchannel))))
+           (clgrpc-error (error)
+             (loop:close-transport transport)
+             (connect-failed subchannel error))))
         (t (loop:close-transport transport))))
+
+(defun secure-transport (subchannel transport)
+  "TRANSPORT, with TLS if SUBCHANNEL has credentials."
+  (let ((credentials (subchannel-credentials subchannel)))
+    (if credentials
+        (loop:make-tls-transport (subchannel-loop subchannel) transport credentials :client
+                                 :server-name (subchannel-host subchannel))
+        transport)))
 
 (defun greeted (subchannel link)
   "The peer's SETTINGS have come over LINK; with the first of them we are connected and know how
@@ -158,9 +171,10 @@ that it is left."
     (case (subchannel-state subchannel)
       (:shutdown)
       (:connecting
-       (connect-failed subchannel (format nil "Cannot connect to ~A: ~A"
-                                          (channel-target (subchannel-channel subchannel))
-                                          (rpc:link-failure link))))
+       (connect-failed subchannel
+                       (format nil "Cannot connect to ~A: ~A~:[ (perhaps it wants TLS)~;~]"
+                               (channel-target (subchannel-channel subchannel))
+                               (rpc:link-failure link) (subchannel-credentials subchannel))))
       (t
        (change-state subchannel :idle)
        (when (subchannel-waiting subchannel) (connect subchannel))))))

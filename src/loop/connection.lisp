@@ -162,8 +162,14 @@ appended is lost. On the loop."
            (setf (connection-blocked connection) t
                  (connection-write-wants-read connection) (= result +wants-read+))
            :blocked)
-          (t (abort-connection connection (os:errno-text result))
+          (t (abort-connection connection (failure-reason connection result))
              :failed))))
+
+(defun failure-reason (connection result)
+  "What RESULT, of a read or write that failed, means, as text."
+  (if (= result +broken+)
+      (transport-failure (connection-transport connection))
+      (os:errno-text result)))
 
 (define-hot send-output ((connection connection)) boolean
   "Let the owner fill up the output and send it, as long as the peer takes it and more is added.
@@ -203,8 +209,14 @@ the turn. Not from the handler's FILL. On the loop."
     (setf (connection-dirty connection) nil)
     (when more (mark-dirty connection))
     (case (connection-state connection)
-      (:closing (unless (connection-output-pending-p connection) (begin-linger connection)))
-      (:aborting (finish-connection connection (connection-reason connection))))
+      (:closing (unless (connection-output-pending-p connection)
+                  (begin-linger connection nil)))
+      (:aborting
+       ;; a transport that has told its peer of a fault gives it the time to read that
+       (if (and (transport-failure (connection-transport connection))
+                (not (connection-told connection)))
+           (begin-linger connection (connection-reason connection))
+           (finish-connection connection (connection-reason connection)))))
     nil))
 
 ;;; Input
@@ -232,7 +244,8 @@ the turn. Not from the handler's FILL. On the loop."
 (define-hot take-input ((connection connection) (result fixnum) (room index)) boolean
   "Note what a read that had ROOM returned. Return true if it brought octets."
   (cond ((plusp result)
-         (when (and (< result room) (not (connection-ended connection)))
+         (when (and (< result room) (not (connection-ended connection))
+                    (not (transport-more (connection-transport connection))))
            (setf (connection-readable connection) nil))
          t)
         ((zerop result) (end-of-input connection) nil)
@@ -241,7 +254,7 @@ the turn. Not from the handler's FILL. On the loop."
          (setf (connection-readable connection) nil
                (connection-read-wants-write connection) t)
          nil)
-        (t (abort-connection connection (os:errno-text result)) nil)))
+        (t (abort-connection connection (failure-reason connection result)) nil)))
 
 (define-hot read-into-area ((connection connection)) null
   "Read into the loop's input area, behind a copy of the leftover, and give it all to the owner."
@@ -295,7 +308,9 @@ the turn. Not from the handler's FILL. On the loop."
   (case (connection-state connection)
     (:open
      (cond ((connection-stopped connection) (return-from read-connection nil))
-           ((> (connection-unsent connection) (connection-max-unsent connection))
+           ((and (> (connection-unsent connection) (connection-max-unsent connection))
+                 ;; nothing leaves before the handshake is over
+                 (not (transport-handshaking-p (connection-transport connection))))
             (setf (connection-throttled connection) t)
             (return-from read-connection nil)))
      (let ((leftover (connection-leftover connection)))
@@ -393,15 +408,19 @@ that is done. Closing again does nothing, but for ABORT. On the loop."
 (defun give-up-lingering (connection)
   (abort-connection connection nil))
 
-(defun begin-linger (connection)
-  "All output has been sent: end our side and wait, for a while, until the peer ends its own, since
-closing before that might destroy what is still on its way to it."
+(defun begin-linger (connection reason)
+  "All output that will be has been sent: end our side and wait, for a while, until the peer ends
+its own, since closing before that might destroy what is still on its way to it."
   (release-output connection)
-  (cond ((connection-ended connection) (finish-connection connection nil))
+  (cond ((connection-ended connection) (finish-connection connection reason))
         (t (setf (connection-state connection) :lingering)
            (shut-transport-down (connection-transport connection))
            (start-linger-timer connection)
-           (tell-closed connection nil))))
+           (when reason
+             ;; it was not read to its end
+             (setf (connection-readable connection) t)
+             (mark-ready connection))
+           (tell-closed connection reason))))
 
 (defun tell-closed (connection reason)
   (unless (connection-told connection)

@@ -417,6 +417,7 @@ the rest. On the loop."
           do (release source)
              (remove-source source)))
   (funcall (poller-close (event-loop-poller loop)) (event-loop-poller loop))
+  (release-area loop)
   (fill (event-loop-pool loop) nil)
   (setf (event-loop-pool-count loop) 0
         (event-loop-ready-count loop) 0

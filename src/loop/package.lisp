@@ -17,13 +17,21 @@
    ;; transport.lisp
    #:transport #:make-transport #:transport-kind #:make-transport-kind #:transport-descriptor
    #:transport-peer #:transport-state #:transport-read #:transport-write #:transport-write-vector
-   #:shut-transport-down #:+wants-read+ #:+wants-write+
+   #:shut-transport-down #:+wants-read+ #:+wants-write+ #:+broken+
+   #:transport-more #:transport-failure
    #:make-tcp-transport
    ;; structure.lisp
    #:event-loop #:event-loop-name #:event-loop-now #:event-loop-wheel #:event-loop-turns
    #:event-loop-connections #:event-loop-running-p #:in-event-loop-p #:close-transport
    #:handler #:make-handler #:connection #:connection-loop #:connection-user #:connection-transport
    #:connection-peer #:connection-local #:connection-state
+   ;; credentials.lisp
+   #:tls-credentials #:tls-credentials-p #:tls-credentials-server-name #:tls-credentials-verify
+   #:check-credentials #:reload-credentials
+   ;; tls.lisp
+   #:make-tls-transport #:transport-handshaking-p #:transport-security #:security #:security-p
+   #:security-protocol #:security-cipher #:security-resumed-p #:security-server-name
+   #:security-peer-certificate
    ;; baton.lisp
    #:take #:overtake #:lend #:resume #:hand-over #:retire #:call-user #:with-baton
    #:call-with-baton #:holds-baton-p #:prepare-to-wait #:*loop*

@@ -67,7 +67,8 @@
   (pool (make-array +pool-buffers+ :initial-element nil) :type simple-vector :read-only t)
   (pool-count 0 :type index)
   (pool-octets 0 :type index)
-  (void (make-buffer :size 0) :type buffer))
+  (void (make-buffer :size 0) :type buffer)
+  (tls-area nil :type (or null os:tls-area))) ; see tls.lisp
 
 (declaim (sb-ext:freeze-type event-loop))
 

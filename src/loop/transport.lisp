@@ -4,7 +4,9 @@
 ;;;; What they answer: n from 0, or +WANTS-READ+ or +WANTS-WRITE+ (not now: try again when the
 ;;;; descriptor can be read or written), or a negated errno. A read that gets fewer octets than
 ;;;; there is room for, or a write that takes fewer than it was given, means that no more can be had
-;;;; now. A read of 0 means that the peer will send no more.
+;;;; now, unless the read has set MORE. A read of 0 means that the peer will send no more. A
+;;;; transport that finds a fault of its own answers +BROKEN+ and says in FAILURE which; the peer
+;;;; has been told.
 
 (in-package #:clgrpc.loop)
 
@@ -12,6 +14,8 @@
   "Not before the descriptor can be read.")
 (defconstant +wants-write+ -10002
   "Not before the descriptor can be written.")
+(defconstant +broken+ -10003
+  "Never again; the transport's FAILURE says why.")
 
 (defstruct (transport-kind (:copier nil))
   "READ and WRITE (transport octets start end), WRITE-VECTOR (transport buffers count), SHUTDOWN
@@ -29,12 +33,14 @@
                       (:copier nil))
   "PEER is the peer's address as text; DESCRIPTOR what the poller knows it by, -1 once closed. LOOP
 is the loop among whose connections it counts. One around another has that in STATE and closes it
-with CLOSE-TRANSPORT."
+with CLOSE-TRANSPORT. FAILURE is nil or, as text, why a transport that works can no longer be used."
   (kind nil :type transport-kind :read-only t)
   (descriptor -1 :type fixnum)
   (peer "" :type string :read-only t)
   (state nil)
-  (loop nil))
+  (loop nil)
+  (more nil :type boolean)
+  (failure nil :type (or null string)))
 
 (declaim (sb-ext:freeze-type transport))
 
@@ -44,7 +50,11 @@ with CLOSE-TRANSPORT."
   transport-kind "The TRANSPORT-KIND of TRANSPORT."
   transport-descriptor "The descriptor of TRANSPORT, as the poller knows it; -1 once closed."
   transport-peer "The address of the other end, as text."
-  transport-state "The datum of the kind's functions.")
+  transport-state "The datum of the kind's functions."
+  transport-more "True if the last read gave fewer octets than there was room for, and more can be
+had. SETFable by the kind's functions."
+  transport-failure "Why TRANSPORT, which works, can no longer be used, as text, or NIL. SETFable by
+the kind's functions.")
 
 (defmethod print-object ((kind transport-kind) stream)
   (print-unreadable-object (kind stream :type t)

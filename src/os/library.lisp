@@ -33,15 +33,22 @@ is open; ON-FORGET is called before the core is saved."
 
 (pushnew 'forget-libraries sb-ext:*save-hooks*)
 
+(defun find-function-address (handle names)
+  "The address of the function that has one of NAMES, one or a list, in the library HANDLE, or 0."
+  (loop for name in (uiop:ensure-list names)
+        for address = (alien-funcall (extern-alien "dlsym" (function (unsigned 64) (unsigned 64)
+                                                                     c-string))
+                                     handle name)
+        unless (zerop address) return address
+        finally (return 0)))
+
 (defun find-function-addresses (handle names)
   "A vector of the addresses of the functions NAMES in the library HANDLE, or nil and the name of
 one that is not there."
   (loop with addresses = (make-array (length names) :element-type 'sb-ext:word)
         for name in names
         for i from 0
-        for address = (alien-funcall (extern-alien "dlsym" (function (unsigned 64) (unsigned 64)
-                                                                     c-string))
-                                     handle name)
+        for address = (find-function-address handle name)
         do (when (zerop address) (return (values nil name)))
            (setf (aref addresses i) address)
         finally (return (values addresses nil))))
@@ -69,7 +76,8 @@ text. From any thread."
 
 (defmacro define-library (name (&rest files) (&key on-forget) &body functions)
   "Define the global NAME as the library of one of FILES, and a Lisp function for each of FUNCTIONS,
-rows of the form (name \"c_name\" result (variable type)…), to be called while NAME is open."
+rows of the form (name \"c_name\" result (variable type)…), to be called while NAME is open. A list
+of C names stands for what a function is called in different versions."
   `(progn
      (declaim (type library ,name))
      (defglobal ,name (make-library :files ',files :functions ',(mapcar #'second functions)
@@ -79,7 +87,7 @@ rows of the form (name \"c_name\" result (variable type)…), to be called while
              for i from 0
              collect `(declaim (inline ,function))
              collect `(defun ,function ,(mapcar #'first parameters)
-                        ,(format nil "Call ~A." c-name)
+                        ,(format nil "Call ~{~A~^ or ~}." (uiop:ensure-list c-name))
                         (alien-funcall
                          (sb-alien:sap-alien
                           (int-sap (aref (the (simple-array sb-ext:word (*))

@@ -37,4 +37,20 @@
    #:define-library #:open-library
    ;; zlib.lisp
    #:open-zlib #:zlib-format #:deflate-octets #:inflation #:inflate-octets #:zlib-stream-count
-   #:end-idle-streams))
+   #:end-idle-streams
+   ;; openssl.lisp
+   #:tls-error #:tls-error-text #:open-openssl #:openssl-instance #:openssl-open-p
+   #:foreign-pointer
+   ;; certificate.lisp
+   #:certificate #:make-certificate #:certificate-der #:certificate-subject #:certificate-issuer
+   #:certificate-names #:certificate-serial-number #:certificate-not-before #:certificate-not-after
+   ;; tls.lisp
+   #:+record-octets+ #:make-tls-context #:free-tls-context #:add-certificate-chain #:add-private-key
+   #:add-roots #:add-system-roots
+   #:tls-area #:make-tls-area #:free-tls-area #:tls-area-octets #:feed-area #:drain-area
+   #:empty-area
+   #:open-tls-session #:close-tls-session #:tls-session-count #:shake-hands #:decrypt-octets
+   #:encrypt-octets
+   #:end-session-output #:update-keys #:session-failure #:session-alpn #:session-version
+   #:session-cipher #:session-resumed-p #:session-server-name #:session-certificate #:session-ticket
+   #:free-session-ticket))

@@ -315,6 +315,11 @@ had ended already."
   (:documentation "The address of CALL's peer as a string, \"127.0.0.1:50051\", or nil before there
 is one. From any thread."))
 
+(defgeneric call-security (call)
+  (:documentation "What TLS says of the connection of CALL: an object for SECURITY-PEER-CERTIFICATE,
+SECURITY-PROTOCOL, SECURITY-CIPHER, SECURITY-SERVER-NAME and SECURITY-RESUMED-P; nil for a
+connection without TLS, or while there is none. From any thread."))
+
 ;;; What users do with a call
 
 (define-hot (outgoing :inline t) ((call call) message) t

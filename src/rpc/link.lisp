@@ -51,6 +51,11 @@ without any new one, and since when that is."
   (let ((socket (link-socket link)))
     (and socket (loop:connection-peer socket))))
 
+(defun link-security (link)
+  "What the TLS handshake of LINK came to, or nil without TLS or before its end. From any thread."
+  (let ((socket (link-socket link)))
+    (and socket (loop:transport-security (loop:connection-transport socket)))))
+
 (defgeneric link-ended (owner link)
   (:documentation "Tell OWNER that LINK has ended and all its streams with it."))
 
@@ -124,10 +129,17 @@ http2 that all links of LOOP share. Return the link."
 
 (defun link-http2-closed (http2 error-code text)
   "The sink's on-close: the core has ended the connection; send what it wrote and close."
-  (let ((link (http2:connection-user http2)))
-    (setf (link-failure link)
-          (format nil "HTTP/2 connection error ~A: ~A" (http2:error-code-name error-code) text))
-    (loop:close-connection (link-socket link))))
+  (let* ((link (http2:connection-user http2))
+         (socket (link-socket link))
+         (handshaking (loop:transport-handshaking-p (loop:connection-transport socket))))
+    (unless (link-failure link)
+      (setf (link-failure link)
+            (if handshaking             ; so the core has seen nothing, and has run out of time
+                (format nil "the TLS handshake was not over within ~A seconds"
+                        (options-preface-timeout-seconds (link-options link)))
+                (format nil "HTTP/2 connection error ~A: ~A" (http2:error-code-name error-code)
+                        text))))
+    (loop:close-connection socket :abort handshaking)))
 
 (defun close-link (link text)
   "End LINK in order: GOAWAY, send what is queued, close."

@@ -46,14 +46,16 @@
    #:*call* #:notify #:wait-for-call #:pop-incoming #:end-call
    #:call-condition #:callbacks-p #:park #:with-user-code #:error-condition #:*debug-on-error* #:return-status
    #:cancel-call #:retry-handler #:retry-call
-   #:call-peer #:send #:try-send #:close-send #:receive #:do-messages #:cancel #:cancelled-p
+   #:call-peer #:call-security #:send #:try-send #:close-send #:receive #:do-messages #:cancel
+   #:cancelled-p
    #:with-call #:call-metadata #:call-trailers #:send-metadata #:time-remaining
    #:on-message #:on-half-close #:on-cancel #:on-writable #:on-end #:filter-messages #:reply
    #:finish
    #:after
    ;; link.lisp
    #:link #:link-loop #:link-owner #:link-http2 #:link-socket #:link-calls #:link-draining
-   #:link-place #:link-last-fields #:link-failure #:link-peer #:link-ended #:link-due #:open-link #:abandon-link #:close-link
+   #:link-place #:link-last-fields #:link-failure #:link-peer #:link-security #:link-ended
+   #:link-due #:open-link #:abandon-link #:close-link
    #:link-output #:link-http2-closed
    ;; wire.lisp
    #:wire-call #:wire-call-link #:wire-call-stream #:wire-call-client-p #:wire-call-headers-sent

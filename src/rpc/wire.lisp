@@ -30,6 +30,9 @@
 (defmethod call-peer ((call wire-call))
   (let ((link (wire-call-link call))) (and link (link-peer link))))
 
+(defmethod call-security ((call wire-call))
+  (let ((link (wire-call-link call))) (and link (link-security link))))
+
 (define-hot (outgoing-type :inline t) ((call wire-call)) protobuf:message-type
   (let ((method (the rpc-method (call-rpc-method call))))
     (if (wire-call-client-p call) (rpc-method-request-type method) (rpc-method-response-type method))))

@@ -10,6 +10,7 @@
 (defclass server ()
   ((services :initarg :services :reader server-services)
    (options :initarg :options :reader server-options)
+   (credentials :initarg :credentials :reader server-credentials)
    (hubs :initform '() :accessor server-hubs)
    (listeners :initform '() :accessor server-listeners)
    (execution :initarg :execution :reader server-execution)
@@ -76,8 +77,9 @@ duplicates. From any thread."
 ;;; Starting
 
 (defun start-server (services &rest arguments &key (listen "127.0.0.1:0") (loops 1)
-                                                (execution :auto) compression interceptors
-                                           &allow-other-keys)
+                                                (execution :auto) credentials compression
+                                                interceptors
+                     &allow-other-keys)
   "Start serving SERVICES, a service object or a list of them, and return the server.
 LISTEN is an address \"HOST:PORT\" or \"[IPV6]:PORT\", or a list of such; port 0 picks a free one
 (see SERVER-ADDRESS). LOOPS, 1 to 1024, is how many event loops, each a thread, share the
@@ -85,22 +87,25 @@ connections. EXECUTION says where handlers run: :inline always on the loop that 
 :blocking on a reserve thread; :auto, the default, on the loop until one overstays or waits, then
 that method's on reserve threads until 64 in a row were done within 100 µs; or an alist from method,
 the symbol of its generic function, to one of these. Whatever it says, a handler that blocks holds
-up nobody else for long: another thread takes the loop over. COMPRESSION, :gzip, :deflate or
-:identity, the default, is how answers are compressed for clients that accept that, unless a handler
-sets the CALL-COMPRESSION. INTERCEPTORS is a list of functions (call request next), the first the
-outermost, each called around every handler, where that runs: what it returns is what the handler
-returns, which (funcall next request) gives, and what it signals is what the handler signals. All other
-keywords are rows of the options table. Signal MISUSE for a wrong argument, and a socket error if an address cannot be had.
+up nobody else for long: another thread takes the loop over. CREDENTIALS, what TLS-CREDENTIALS
+returns, has the server speak TLS, and only that; nil, the default, is plaintext. COMPRESSION,
+:gzip, :deflate or :identity, the default, is how answers are compressed for clients that accept that,
+unless a handler sets the CALL-COMPRESSION. INTERCEPTORS is a list of functions (call request next),
+the first the outermost, each called around every handler, where that runs: what it returns is what
+the handler returns, which (funcall next request) gives, and what it signals is what the handler
+signals. All other keywords are rows of the options table. Signal MISUSE for a wrong argument,
+TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be had.
 From any thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))
          (options (apply #'make-options
-                         (alexandria:remove-from-plist arguments :listen :loops :execution :compression
-                                                       :interceptors)))
+                         (alexandria:remove-from-plist arguments :listen :loops :execution
+                                                       :credentials :compression :interceptors)))
          (server (make-instance 'server
                                 :services services :options options :execution execution
                                 :interceptors (rpc:check-interceptors interceptors)
+                                :credentials credentials
                                 :encoding (rpc:find-encoding compression)
                                 :reserve (loop:make-reserve
                                           :threads (options-reserve-threads options)
@@ -108,6 +113,7 @@ From any thread."
                                           :idle-seconds (options-reserve-idle-seconds options))))
          (routes (make-routes server services execution :interceptors interceptors)))
     (check-execution execution routes)
+    (when credentials (loop:check-credentials credentials :server))
     (unless (typep loops '(integer 1 1024)) (misuse "LOOPS must be from 1 to 1024, not ~S." loops))
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
       (loop for i from 1 to loops do (add-hub server routes i))
@@ -155,6 +161,10 @@ From any thread."
 (defun accept-link (hub transport)
   "Begin to serve a new connection. On HUB's loop."
   (let* ((server (hub-server hub))
+         (credentials (server-credentials server))
+         (transport (if credentials
+                        (loop:make-tls-transport (hub-loop hub) transport credentials :server)
+                        transport))
          (link (rpc:open-link hub (hub-loop hub) transport :server **server-sink**
                               (hub-options hub) (hub-pool hub))))
     (add-link hub link)

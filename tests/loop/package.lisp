@@ -3,7 +3,7 @@
 
 (defpackage #:clgrpc.tests.loop
   (:use #:cl #:clgrpc.base #:clgrpc.loop #:fiveam)
-  (:local-nicknames (#:os #:clgrpc.os)))
+  (:local-nicknames (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.loop)
 

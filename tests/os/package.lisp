@@ -2,7 +2,7 @@
 
 (defpackage #:clgrpc.tests.os
   (:use #:cl #:clgrpc.base #:fiveam)
-  (:local-nicknames (#:os #:clgrpc.os)))
+  (:local-nicknames (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.os)
 

@@ -2,8 +2,8 @@
 
 (defpackage #:clgrpc.tests.support
   (:use #:cl)
-  (:export #:root-file #:peer-program #:clgrpc-program #:go-absence
+  (:export #:root-file #:certificate-file #:peer-program #:clgrpc-program #:go-absence
            #:program #:program-pid #:program-line #:program-exit-code #:signal-program
            #:terminate-program #:kill-program
            #:call-with-program #:with-program #:run-to-end #:server-address
-           #:with-server-program #:open-descriptors))
+           #:with-server-program #:open-descriptors #:foreign-octets))

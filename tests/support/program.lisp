@@ -56,6 +56,16 @@ Signal an error if it does not build."
                      (root-file "bin/clgrpc"))))
       (error "bin/clgrpc could not be built.")))
 
+(defvar *certificates* nil)
+
+(defun certificate-file (name)
+  "The path of the file NAME of scripts/certificates, made if need be."
+  (format nil "~A/~A"
+          (or *certificates*
+              (setf *certificates* (script-output (root-file "scripts/certificates")))
+              (error "The certificates could not be made."))
+          name))
+
 ;;; A running program
 
 (defstruct (program (:copier nil))
@@ -174,3 +184,17 @@ Signal an error if no line comes for TIMEOUT-SECONDS."
 (defun open-descriptors (&optional (process "self"))
   "How many file descriptors PROCESS, a process id, has open; by default this one."
   (length (directory (format nil "/proc/~A/fd/*" process) :resolve-symlinks nil)))
+
+(defun foreign-octets ()
+  "How many octets of foreign memory (malloc's) this process has in use; 0 on other machines than
+x86-64."
+  ;; mallinfo2 returns a structure of ten words, which is passed as an argument there
+  #+x86-64
+  (let ((words (make-array 10 :element-type '(unsigned-byte 64))))
+    (sb-sys:with-pinned-objects (words)
+      (sb-alien:alien-funcall
+       (sb-alien:extern-alien "mallinfo2" (function sb-alien:void sb-sys:system-area-pointer))
+       (sb-sys:vector-sap words)))
+    (aref words 7))
+  #-x86-64
+  0)

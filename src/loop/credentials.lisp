@@ -1,0 +1,241 @@
+;;;; TLS credentials: what a server or client shows of itself and whom it trusts, and the OpenSSL
+;;;; contexts made of that when they are first needed, one for each role. Certificate files that are
+;;;; renewed are noticed when a connection begins; connections that are open go on with what they
+;;;; began with. A renewal that cannot be used is logged, and the old context stays.
+;;;;
+;;;; Contexts are freed by finalizers, since each open session needs its own. A client's context
+;;;; keeps a ticket for each server, with which the next session is resumed.
+
+(in-package #:clgrpc.loop)
+
+(defconstant +tickets+ 256
+  "For so many servers a client keeps a ticket.")
+
+(defstruct (context (:copier nil))
+  "POINTER is OpenSSL's while INSTANCE is. STAMPS say which files it was made of and of when; they
+were looked at last at CHECKED-NS. TICKETS is from the name of a server to a ticket."
+  (pointer 0 :type os:foreign-pointer :read-only t)
+  (instance 0 :type (unsigned-byte 62) :read-only t)
+  (stamps '() :type list)
+  (checked-ns 0 :type nanoseconds)
+  (tickets (make-hash-table :test 'equal) :type hash-table :read-only t))
+
+(defmethod print-object ((context context) stream)
+  (print-unreadable-object (context stream :type t)
+    (format stream "~D tickets" (hash-table-count (context-tickets context)))))
+
+(defstruct (tls-credentials (:constructor %make-tls-credentials) (:copier nil))
+  "See the function TLS-CREDENTIALS."
+  (certificate nil :type (or null string pathname) :read-only t)
+  (key nil :type (or null string pathname) :read-only t)
+  (password nil :type (or null string) :read-only t)
+  (roots :system :type (or string pathname (eql :system)) :read-only t)
+  (client-certificates :none :type (member :none :request :require) :read-only t)
+  (verify t :type boolean :read-only t)
+  (server-name nil :type (or null string) :read-only t)
+  (check-seconds nil :type (or null real) :read-only t)
+  (contexts (list nil nil) :type list :read-only t) ; the client's, the server's
+  (lock (sb-thread:make-mutex :name "clgrpc credentials") :read-only t))
+
+(document-functions
+  tls-credentials-server-name "The name that a client with CREDENTIALS expects of its server, a
+string, or nil for that of the channel's target."
+  tls-credentials-verify "True if a client with CREDENTIALS verifies its server."
+  tls-credentials-p "True of TLS credentials.")
+
+(defun source-text (source)
+  "What SOURCE is called in messages and printed as; PEM itself may be secret."
+  (cond ((null source) nil)
+        ((pem-p source) "PEM given as a string")
+        (t (princ-to-string source))))
+
+(defmethod print-object ((credentials tls-credentials) stream)
+  (print-unreadable-object (credentials stream :type t)
+    (with-slots (certificate roots verify client-certificates) credentials
+      (format stream "~@[certificate ~A, ~]roots ~A~:[, verifies nothing~;~]~@[, clients' ~(~A~)~]"
+              (source-text certificate) (if (eq roots :system) "of the system" (source-text roots))
+              verify (unless (eq :none client-certificates) client-certificates)))))
+
+;;; PEM, as text or in a file
+
+(defun pem-p (source)
+  (and (stringp source) (search "-----BEGIN" source) t))
+
+(defun pem-text (source)
+  "The PEM that SOURCE is or names."
+  (if (pem-p source)
+      source
+      (handler-case (uiop:read-file-string source :external-format :latin-1)
+        (error (error) (os:tls-error "The file ~A cannot be read: ~A" source error)))))
+
+(defun file-stamp (source)
+  "Something that changes when the file SOURCE does; NIL if it names none that is there."
+  (unless (or (null source) (eq source :system) (pem-p source))
+    (let ((written (ignore-errors (file-write-date source))))
+      (and written
+           (list written
+                 (ignore-errors (with-open-file (stream source :element-type 'octet)
+                                  (file-length stream)))
+                 ;; within the second of a change there may be another
+                 (<= (get-universal-time) (1+ written)))))))
+
+(defun file-stamps (credentials)
+  (mapcar #'file-stamp (list (tls-credentials-certificate credentials)
+                             (tls-credentials-key credentials)
+                             (tls-credentials-roots credentials))))
+
+;;; Making
+
+(defun tls-credentials (&key certificate key password (roots :system)
+                          (client-certificates (if (eq roots :system) :none :require))
+                          (verify t) server-name (check-seconds 10))
+  "Return TLS credentials for MAKE-CHANNEL or START-SERVER; the same object may serve both and any
+number of channels and servers, which then share what they learn. CERTIFICATE, KEY and ROOTS are PEM
+(RFC 7468): a string that holds it, or the name of a file.
+CERTIFICATE is what the own end shows: its certificate first, then those that lead to a root. A
+server needs one; a client needs one where the server asks for it. KEY is its private key, encrypted
+with PASSWORD if it is; without KEY it is looked for in CERTIFICATE.
+ROOTS are the certificates that are trusted; :system, the default, is those of the system.
+CLIENT-CERTIFICATES says what a server does about its clients' certificates: :none asks for none;
+:request asks, and refuses who shows one that ROOTS do not vouch for; :require refuses as well who
+has none. It is :require by default where ROOTS is given, otherwise :none.
+A client checks that ROOTS vouch for the server's certificate and that it is for SERVER-NAME, which
+is by default the host of the channel's target; VERIFY nil checks neither, and so lets anybody
+between the two ends read and change everything.
+Every CHECK-SECONDS seconds (a real, default 10; nil: never), when a connection begins, the files
+are looked at, and used if they have changed; see RELOAD-CREDENTIALS. Signal MISUSE for a wrong
+argument. Files are first read, and TLS-ERROR signalled if they cannot be used, when a channel or
+server is made. From any thread."
+  (flet ((check (value type name)
+           (unless (typep value type) (misuse "~S of TLS credentials cannot be ~S." name value))))
+    (check certificate '(or null string pathname) :certificate)
+    (check key '(or null string pathname) :key)
+    (check password '(or null string) :password)
+    (check roots '(or string pathname (eql :system)) :roots)
+    (check client-certificates '(member :none :request :require) :client-certificates)
+    (check server-name '(or null string) :server-name)
+    (check check-seconds '(or null (real 0 1000000)) :check-seconds))
+  (when (and key (not certificate)) (misuse "TLS credentials with a key need its certificate."))
+  (%make-tls-credentials :certificate certificate :key (or key certificate) :password password
+                         :roots roots :client-certificates client-certificates
+                         :verify (and verify t) :server-name server-name
+                         :check-seconds check-seconds))
+
+(defun build-context (credentials role)
+  "Return a new context of CREDENTIALS for ROLE. Signal TLS-ERROR if something in them cannot be
+used."
+  (with-slots (certificate key password roots client-certificates verify) credentials
+    (let* ((stamps (file-stamps credentials))
+           (server (eq role :server))
+           (checks (cond (server client-certificates) (verify :require) (t :none)))
+           (pointer (os:make-tls-context role checks))
+           (done nil))
+      (unwind-protect
+           (progn
+             (when certificate
+               (os:add-certificate-chain pointer (pem-text certificate) (source-text certificate))
+               (os:add-private-key pointer (pem-text key) (source-text key) password))
+             (cond ((eq checks :none))
+                   ((eq roots :system) (os:add-system-roots pointer))
+                   (t (os:add-roots pointer (pem-text roots) (source-text roots) server)))
+             (setf done t))
+        (unless done (os:free-tls-context pointer)))
+      (note-context (make-context :pointer pointer :instance (os:openssl-instance)
+                                  :stamps stamps :checked-ns (monotonic-ns))))))
+
+(defun note-context (context)
+  "Have what OpenSSL keeps for CONTEXT freed after it."
+  (let ((pointer (context-pointer context))
+        (instance (context-instance context))
+        (tickets (context-tickets context)))
+    (sb-ext:finalize context
+                     (lambda ()
+                       (when (= instance (os:openssl-instance))
+                         (drop-tickets tickets)
+                         (os:free-tls-context pointer)))
+                     :dont-save t)
+    context))
+
+(defun drop-tickets (tickets)
+  (loop for ticket being the hash-values of tickets
+        do (os:free-session-ticket ticket))
+  (clrhash tickets))
+
+;;; The context to use now
+
+(defmacro role-context (credentials role)
+  `(nth (ecase ,role (:client 0) (:server 1)) (tls-credentials-contexts ,credentials)))
+
+(defun stale-p (credentials context)
+  "True if the files of CONTEXT have changed, as far as it is time to look."
+  (let ((interval (tls-credentials-check-seconds credentials))
+        (now (monotonic-ns)))
+    (when (and interval (>= now (+ (context-checked-ns context) (seconds-ns interval))))
+      (setf (context-checked-ns context) now)
+      (let ((stamps (file-stamps credentials)))
+        (or (not (equal stamps (context-stamps context)))
+            (some #'third stamps))))))
+
+(defun current-context (credentials role)
+  "The context of CREDENTIALS for ROLE, made anew if there is none or its files have changed. With
+the lock."
+  (let ((context (role-context credentials role)))
+    (cond ((or (null context) (/= (context-instance context) (os:openssl-instance)))
+           (setf (role-context credentials role) (build-context credentials role)))
+          ((stale-p credentials context)
+           (handler-case (setf (role-context credentials role) (build-context credentials role))
+             (os:tls-error (error)
+               (log-event :warning :credentials-not-reloaded :credentials credentials
+                                                             :condition error)
+               context)))
+          (t context))))
+
+(defmacro with-context ((context credentials role) &body body)
+  "Do BODY with CONTEXT bound to the context of CREDENTIALS to use for ROLE now."
+  (let ((held (gensym "CREDENTIALS")))
+    `(let ((,held ,credentials))
+       (sb-thread:with-mutex ((tls-credentials-lock ,held))
+         (let ((,context (current-context ,held ,role)))
+           ,@body)))))
+
+(defun check-credentials (credentials role)
+  "Signal MISUSE if CREDENTIALS are no TLS credentials or lack what ROLE, :client or :server, needs,
+and TLS-ERROR if they cannot be used. From any thread."
+  (unless (tls-credentials-p credentials)
+    (misuse "~S are no credentials: give what TLS-CREDENTIALS returns." credentials))
+  (when (and (eq role :server) (null (tls-credentials-certificate credentials)))
+    (misuse "A server's TLS credentials need a certificate and its key."))
+  (with-context (context credentials role) (context-pointer context))
+  nil)
+
+(defun reload-credentials (credentials)
+  "Read the files of CREDENTIALS again, now, for the connections that begin from now on; those that
+are open go on. Signal TLS-ERROR if they cannot be used: then everything stays as it was. From any
+thread."
+  (sb-thread:with-mutex ((tls-credentials-lock credentials))
+    (let ((renewed (loop for role in '(:client :server)
+                         collect (and (role-context credentials role)
+                                      (build-context credentials role)))))
+      (setf (role-context credentials :client) (first renewed)
+            (role-context credentials :server) (second renewed))))
+  nil)
+
+;;; Tickets
+
+(defun keep-ticket (credentials context server ticket)
+  "Keep TICKET for the next session with SERVER, a string, if CONTEXT is still in use."
+  (sb-thread:with-mutex ((tls-credentials-lock credentials))
+    (let ((tickets (context-tickets context)))
+      (when (>= (hash-table-count tickets) +tickets+) (drop-tickets tickets))
+      (drop-ticket tickets server)
+      (setf (gethash server tickets) ticket))))
+
+(defun drop-ticket (tickets server)
+  (let ((old (gethash server tickets)))
+    (when old
+      (remhash server tickets)
+      (os:free-session-ticket old))))
+
+(defun forget-ticket (credentials context server)
+  (sb-thread:with-mutex ((tls-credentials-lock credentials))
+    (drop-ticket (context-tickets context) server)))

@@ -1,0 +1,382 @@
+;;;; TLS as a transport around another. The handshake goes on whenever the connection reads or, in
+;;;; the beginning, writes, so that a connection needs to know nothing of it: until it is over
+;;;; nothing can be read or written. One receive feeds the session, one send takes all records of a
+;;;; flush.
+;;;;
+;;;; States: :new → :handshaking → :open → :ended (the peer sends no more) or :closed (neither do
+;;;; we: what still comes is thrown away); :failed is reported once, as +BROKEN+, with the reason in
+;;;; TRANSPORT-FAILURE, and is :closed then; the peer has been sent the alert.
+;;;;
+;;;; Records that the inner transport did not take wait in TAIL. What they carry, OWED octets, does
+;;;; not count as written before they are on their way, so the connection offers those octets
+;;;; again and sees as much back-pressure as without TLS.
+
+(in-package #:clgrpc.loop)
+
+(defconstant +record-room+ os:+record-octets+
+  "A record that lay half read in the session may become whole; so much room is left for it.")
+(defconstant +write-octets+ 65536
+  "How much is encrypted for one send.")
+(defconstant +max-answer-octets+ 65536
+  "How much a peer can make us answer, in all, to what is not data, such as KeyUpdates.")
+
+(defstruct (security (:copier nil))
+  "What the handshake of a TLS connection came to."
+  (protocol "" :type string :read-only t)
+  (cipher "" :type string :read-only t)
+  (resumed-p nil :type boolean :read-only t)
+  (server-name nil :type (or null string) :read-only t)
+  (peer-certificate nil :type (or null os:certificate) :read-only t))
+
+(document-functions
+  security-p "True of what CALL-SECURITY returns for a connection with TLS."
+  security-protocol "The version of TLS, \"TLSv1.3\" or \"TLSv1.2\"."
+  security-cipher "The name of the cipher suite, such as \"TLS_AES_128_GCM_SHA256\"."
+  security-resumed-p "True if the handshake continued an earlier session."
+  security-server-name "The host name that the client asked for (RFC 6066), or nil if it gave none."
+  security-peer-certificate "The CERTIFICATE that the other end has shown, which has been verified
+unless the credentials say that nothing is; nil if it has shown none.")
+
+(defmethod print-object ((security security) stream)
+  (print-unreadable-object (security stream :type t)
+    (format stream "~A ~A~@[ ~A~]" (security-protocol security) (security-cipher security)
+            (security-peer-certificate security))))
+
+(defstruct (tls (:copier nil))
+  "The STATE of a TLS transport; see above."
+  (inner nil :type transport :read-only t)
+  (role :client :type (member :client :server) :read-only t)
+  (used-credentials nil :type tls-credentials :read-only t)
+  (context nil :type context :read-only t)
+  (server nil :type (or null string) :read-only t) ; as a client calls it, with its port
+  (server-name nil :type (or null string) :read-only t)
+  (area nil :type os:tls-area :read-only t)
+  (ssl 0 :type os:foreign-pointer)
+  (state :new :type (member :new :handshaking :open :ended :failed :closed))
+  (tail nil :type (or null buffer))
+  (owed 0 :type index)
+  (written 0 :type (unsigned-byte 62))
+  (answered 0 :type (unsigned-byte 62))
+  (ticket-kept nil :type boolean)
+  (security nil :type (or null security)))
+
+(declaim (sb-ext:freeze-type tls))
+
+(defmethod print-object ((tls tls) stream)
+  (print-unreadable-object (tls stream :type t)
+    (format stream "~(~A~) ~(~A~)" (tls-role tls) (tls-state tls))))
+
+(define-hot (tls-state-of :inline t) ((transport transport)) tls
+  (the tls (transport-state transport)))
+
+(defun tls-established-p (tls)
+  "True once the handshake is over and until either end has closed."
+  (and (member (tls-state tls) '(:open :ended)) t))
+
+(defun transport-handshaking-p (transport)
+  "True while TRANSPORT's handshake is not over, so that it carries nothing yet. On the loop."
+  (let ((tls (transport-state transport)))
+    (and (typep tls 'tls) (member (tls-state tls) '(:new :handshaking)) t)))
+
+(defun transport-security (transport)
+  "The SECURITY of TRANSPORT, or NIL if it has no TLS or its handshake is not over. From any
+thread."
+  (let ((tls (transport-state transport)))
+    (and (typep tls 'tls) (tls-security tls))))
+
+;;; Sending records
+
+(define-hot send-tail ((tls tls)) fixnum
+  "Send what TAIL holds. Return 0 if nothing is left of it, or as TRANSPORT-WRITE does when it takes
+nothing more."
+  (let ((tail (tls-tail tls)))
+    (if (null tail)
+        0
+        (let ((result (transport-write (tls-inner tls) (buffer-octets tail) (buffer-start tail)
+                                       (buffer-end tail))))
+          (cond ((minusp result) result)
+                ((= result (buffer-fill tail)) (setf (tls-tail tls) nil) 0)
+                (t (incf (buffer-start tail) result)
+                   +wants-write+))))))
+
+(define-hot send-records ((tls tls)) fixnum
+  "Send what the session has written; what is not taken becomes TAIL. Return 0, also then, or a
+negated errno."
+  (let ((octets (os:tls-area-octets (tls-area tls)))
+        (failure 0))
+    (declare (type fixnum failure))
+    (loop
+      (let ((count (os:drain-area (tls-area tls)))
+            (sent 0))
+        (declare (type index sent))
+        (when (zerop count) (return failure))
+        (incf (tls-written tls) count)
+        (unless (tls-tail tls)
+          (let ((result (transport-write (tls-inner tls) octets 0 count)))
+            (cond ((not (minusp result)) (setf sent result))
+                  ((or (= result +wants-write+) (= result +wants-read+)))
+                  (t (setf failure result)))))
+        (when (and (< sent count) (zerop failure))
+          (append-octets (or (tls-tail tls)
+                             (setf (tls-tail tls) (make-buffer :size (- count sent))))
+                         octets :start sent :end count))))))
+
+;;; Failing
+
+(defun fail-tls (transport tls text)
+  "The session of TRANSPORT is over, because of TEXT: send the alert, if there is one."
+  (os:empty-area (tls-area tls))
+  (send-records tls)
+  (when (tls-server tls)
+    (forget-ticket (tls-used-credentials tls) (tls-context tls) (tls-server tls)))
+  (setf (transport-failure transport) text
+        (tls-state tls) :failed)
+  nil)
+
+(defun explain-failure (tls failure)
+  "FAILURE, what OpenSSL says of the handshake, with what it is likely to mean."
+  (format nil "TLS handshake failed: ~A~A" failure
+          (cond ((search "hostname mismatch" failure)
+                 (format nil " (it is not for ~A)" (tls-server-name tls)))
+                ((or (search "wrong version number" failure) (search "http request" failure))
+                 " (does the peer speak without TLS?)")
+                ((or (search "no application protocol" failure) (string= "callback failed" failure))
+                 " (no common protocol: ALPN h2 is needed)")
+                (t ""))))
+
+(defun note-handshake-failure (transport tls failure)
+  (fail-tls transport tls (explain-failure tls failure))
+  (log-event :info :handshake-failed :peer (transport-peer transport) :role (tls-role tls)
+                                     :reason (transport-failure transport)))
+
+;;; The handshake
+
+(defun advance-handshake (transport tls)
+  "Go on with the handshake, as far as the peer has said enough for it."
+  (setf (tls-state tls) :handshaking)
+  (ecase (os:shake-hands (tls-ssl tls))
+    (:done (end-handshake transport tls))
+    (:more)
+    (:ended (note-handshake-failure transport tls "the peer closed the connection"))
+    (:failed (note-handshake-failure transport tls (os:session-failure (tls-ssl tls))))))
+
+(defun end-handshake (transport tls)
+  (let ((ssl (tls-ssl tls)))
+    (cond ((string= "h2" (os:session-alpn ssl))
+           (setf (tls-security tls) (describe-session tls ssl)
+                 (tls-state tls) :open))
+          (t (os:end-session-output ssl)
+             (note-handshake-failure
+              transport tls "the server has not agreed to ALPN h2, so it does not speak gRPC")))))
+
+(defun describe-session (tls ssl)
+  (let ((der (os:session-certificate ssl)))
+    (make-security :protocol (os:session-version ssl) :cipher (os:session-cipher ssl)
+                   :resumed-p (os:session-resumed-p ssl)
+                   :server-name (if (eq :server (tls-role tls))
+                                    (os:session-server-name ssl)
+                                    (tls-server-name tls))
+                   :peer-certificate (and der (os:make-certificate der)))))
+
+(define-hot keep-session-ticket ((tls tls)) null
+  "The server's first data has come, and with it, if at all, a ticket."
+  (unless (tls-ticket-kept tls)
+    (setf (tls-ticket-kept tls) t)
+    (when (tls-server tls)
+      (let ((ticket (os:session-ticket (tls-ssl tls))))
+        (when ticket
+          (keep-ticket (tls-used-credentials tls) (tls-context tls) (tls-server tls) ticket)))))
+  nil)
+
+;;; Reading
+
+(define-hot take-records ((transport transport) (tls tls) (count index) (octets octets) (at index)
+                          (end index))
+    index
+  "COUNT octets have come into the area: decrypt them into OCTETS from AT to END. Return the
+position after what that gave."
+  (os:feed-area (tls-area tls) count)
+  (unless (eq :open (tls-state tls)) (advance-handshake transport tls))
+  (when (eq :open (tls-state tls))
+    (multiple-value-bind (position outcome)
+        (os:decrypt-octets (tls-ssl tls) (tls-area tls) octets at end)
+      (when (> position at) (keep-session-ticket tls))
+      (setf at position)
+      (ecase outcome
+        (:more)
+        (:ended
+         (os:empty-area (tls-area tls))
+         (setf (tls-state tls) :ended))
+        (:failed
+         (fail-tls transport tls (format nil "TLS: ~A" (os:session-failure (tls-ssl tls))))))))
+  at)
+
+(define-hot send-answers ((transport transport) (tls tls)) null
+  "Send what reading has made the session write."
+  (let ((open (eq :open (tls-state tls)))
+        (before (tls-written tls)))
+    (send-records tls)
+    (when (and open
+               (> (incf (tls-answered tls) (- (tls-written tls) before)) +max-answer-octets+))
+      (fail-tls transport tls "TLS: the peer asks for too many answers"))
+    nil))
+
+
+(define-hot read-session ((transport transport) (tls tls) (octets octets) (start index) (end index))
+    fixnum
+  (let ((at start) (area (os:tls-area-octets (tls-area tls))))
+    (declare (type index at))
+    (flet ((answer (otherwise more)
+             (declare (type fixnum otherwise))
+             (cond ((> at start)
+                    (setf (transport-more transport) more)
+                    (return-from read-session (- at start)))
+                   (t (return-from read-session otherwise)))))
+      (loop
+        (let ((room (min (- end at +record-room+) (length area))))
+          (unless (plusp room) (answer +wants-read+ t))
+          (let ((result (transport-read (tls-inner tls) area 0 room)))
+            (declare (type fixnum result))
+            (cond ((plusp result)
+                   (setf at (take-records transport tls result octets at end))
+                   (send-answers transport tls)
+                   (case (tls-state tls)
+                     ;; without anything for the connection it is not over: what was short may
+                     ;; have been the last, and nobody would ask again
+                     ((:open :handshaking)
+                      (when (and (< result room) (> at start)) (answer +wants-read+ nil)))
+                     (t (answer (read-tls transport octets at end) t))))
+                  ((zerop result) (end-of-records transport tls)
+                   (answer (read-tls transport octets at end) t))
+                  (t (answer result (/= result +wants-read+))))))))))
+
+(defun end-of-records (transport tls)
+  "The inner transport has ended, whether or not the peer said before that it would."
+  (if (eq :open (tls-state tls))
+      (setf (tls-state tls) :ended)
+      (note-handshake-failure transport tls "the peer closed the connection")))
+
+(define-hot read-tls ((transport transport) (octets octets) (start index) (end index)) fixnum
+  (let ((tls (tls-state-of transport)))
+    (setf (transport-more transport) nil)
+    (ecase (tls-state tls)
+      ((:open :new :handshaking) (read-session transport tls octets start end))
+      (:ended 0)
+      (:failed (setf (tls-state tls) :closed) +broken+)
+      (:closed (transport-read (tls-inner tls) octets start end)))))
+
+;;; Writing
+
+(define-hot write-session ((transport transport) (tls tls) (octets octets) (start index)
+                           (end index))
+    fixnum
+  (let ((at (+ start (shiftf (tls-owed tls) 0))))
+    (declare (type index at))
+    (assert (<= at end))
+    (loop
+      (when (= at end) (return (- at start)))
+      (let ((next (min end (+ at +write-octets+))))
+        (unless (os:encrypt-octets (tls-ssl tls) octets at next)
+          (fail-tls transport tls (format nil "TLS: ~A" (os:session-failure (tls-ssl tls))))
+          (return (read-tls transport octets start end)))
+        (let ((result (send-records tls)))
+          (cond ((minusp result) (return result))
+                ((tls-tail tls)
+                 (setf (tls-owed tls) (- next at))
+                 (return (if (= at start) +wants-write+ (- at start))))))
+        (setf at next)))))
+
+(define-hot write-tls ((transport transport) (octets octets) (start index) (end index)) fixnum
+  (let* ((tls (tls-state-of transport))
+         (result (send-tail tls)))
+    (declare (type fixnum result))
+    (if (minusp result)
+        result
+        (ecase (tls-state tls)
+          ((:open :ended) (write-session transport tls octets start end))
+          (:new
+           (when (eq :client (tls-role tls))
+             (advance-handshake transport tls)
+             (send-records tls))
+           (if (eq :failed (tls-state tls))
+               (read-tls transport octets start end)
+               +wants-read+))
+          (:handshaking +wants-read+)
+          (:failed (read-tls transport octets start end))
+          (:closed (- end start))))))
+
+(define-hot write-tls-vector ((transport transport) (buffers simple-vector) (count index)) fixnum
+  (let ((taken 0))
+    (declare (type index taken))
+    (dotimes (i count taken)
+      (let* ((buffer (the buffer (svref buffers i)))
+             (result (write-tls transport (buffer-octets buffer) (buffer-start buffer)
+                                (buffer-end buffer))))
+        (declare (type fixnum result))
+        (cond ((= result (buffer-fill buffer)) (incf taken result))
+              ((plusp result) (return (+ taken result)))
+              (t (return (if (plusp taken) taken result))))))))
+
+;;; Closing
+
+(defun say-goodbye (tls)
+  "Send close_notify (RFC 8446 section 6.1), if the peer can understand it."
+  (when (tls-established-p tls)
+    (os:end-session-output (tls-ssl tls))
+    (when (zerop (send-tail tls)) (send-records tls))
+    (os:empty-area (tls-area tls))
+    (setf (tls-state tls) :closed)))
+
+(defun shut-tls-down (transport)
+  (let ((tls (tls-state-of transport)))
+    (say-goodbye tls)
+    (shut-transport-down (tls-inner tls))))
+
+(defun close-tls (transport)
+  (let ((tls (tls-state-of transport)))
+    (say-goodbye tls)
+    (unless (zerop (tls-ssl tls))
+      (os:close-tls-session (shiftf (tls-ssl tls) 0)))
+    (setf (tls-state tls) :closed
+          (tls-tail tls) nil)
+    (close-transport (tls-inner tls))))
+
+(sb-ext:define-load-time-global **tls**
+  (make-transport-kind :name "TLS"
+                       :read #'read-tls :write #'write-tls :write-vector #'write-tls-vector
+                       :shutdown #'shut-tls-down :close #'close-tls))
+
+;;; Making
+
+(defun loop-area (loop)
+  "The area of all sessions on LOOP."
+  (or (event-loop-tls-area loop)
+      (setf (event-loop-tls-area loop) (os:make-tls-area))))
+
+(defun release-area (loop)
+  "LOOP has stopped, and has no session any more."
+  (let ((area (shiftf (event-loop-tls-area loop) nil)))
+    (when area (os:free-tls-area area))))
+
+(defun make-tls-transport (loop transport credentials role &key server-name)
+  "Return a transport with TLS over TRANSPORT, a connected one, which now belongs to it, for ROLE
+with CREDENTIALS. A client calls its server SERVER-NAME, a host name or numeric address, unless
+CREDENTIALS have a name for it. The first read or write begins the handshake. Signal TLS-ERROR, with
+TRANSPORT unchanged, if there is no OpenSSL or CREDENTIALS cannot be used. On LOOP."
+  (let* ((name (and (eq role :client)
+                    (or (tls-credentials-server-name credentials) server-name)))
+         (server (and name (format nil "~A at ~A" name (transport-peer transport))))
+         (area (loop-area loop)))
+    (with-context (context credentials role)
+      (let ((tls (make-tls :inner transport :role role :used-credentials credentials
+                           :context context :server server :server-name name :area area)))
+        (setf (tls-ssl tls)
+              (os:open-tls-session (context-pointer context) area role
+                                   :name name :check-name (tls-credentials-verify credentials)
+                                   :resumed (and server
+                                                 (gethash server (context-tickets context)))))
+        (let ((outer (make-transport **tls** (transport-descriptor transport)
+                                     (transport-peer transport) tls)))
+          ;; counted once
+          (setf (transport-loop outer) (shiftf (transport-loop transport) nil))
+          outer)))))

@@ -1,0 +1,174 @@
+;;;; Certificates and keys: from PEM (RFC 7468) into OpenSSL, and from OpenSSL what a certificate
+;;;; (RFC 5280) says, as Lisp data. What OpenSSL allocates here is freed before the function
+;;;; returns.
+
+(in-package #:clgrpc.os)
+
+(defmacro with-bio-over-text ((bio text) &body body)
+  "Do BODY with BIO reading the octets of TEXT, a string."
+  (let ((octets (gensym "OCTETS")))
+    `(let ((,octets (string-octets ,text)))
+       (with-pinned-objects (,octets)
+         (let ((,bio (bio-new-mem-buf (sap-int (vector-sap ,octets)) (length ,octets))))
+           (unwind-protect (progn ,@body)
+             (bio-free ,bio)))))))
+
+(defun call-with-certificates (function text what)
+  "Call FUNCTION with each certificate of TEXT, PEM, and its index from 0. Signal TLS-ERROR, naming
+the text as WHAT, if there is none or one is damaged."
+  (with-bio-over-text (bio text)
+    (loop for count from 0
+          for certificate = (pem-read-bio-x509 bio 0 0 "")
+          until (zerop certificate)
+          do (unwind-protect (funcall function certificate count)
+               (x509-free certificate))
+          finally
+             (let ((failure (openssl-failure)))
+               (cond ((zerop count) (tls-error "There is no certificate in ~A." what))
+                     ;; the end of the text is an error, too
+                     ((not (equal failure "no start line"))
+                      (tls-error "A certificate of ~A cannot be read: ~A." what failure)))))))
+
+(defun call-with-private-key (function text what password)
+  "Call FUNCTION with the private key of TEXT, PEM, perhaps encrypted with PASSWORD."
+  (with-bio-over-text (bio text)
+    ;; without any password OpenSSL would ask for one on the terminal
+    (let ((key (pem-read-bio-private-key bio 0 0 (or password ""))))
+      (when (zerop key)
+        (tls-error "The private key in ~A cannot be read: ~A." what
+                   (or (openssl-failure) "unknown reason")))
+      (unwind-protect (funcall function key)
+        (evp-pkey-free key)))))
+
+;;; What a certificate says
+
+(defstruct (certificate (:constructor %make-certificate (der)) (:copier nil))
+  "See CERTIFICATE-DER and the other readers."
+  (der (make-octets 0) :type octets :read-only t)
+  (facts nil :type list))
+
+(document-functions
+  certificate-der "The octets of the certificate, DER (RFC 5280). From any thread.")
+
+(defmethod print-object ((certificate certificate) stream)
+  (print-unreadable-object (certificate stream :type t)
+    (write-string (certificate-subject certificate) stream)))
+
+(defun x509-octets (x509)
+  "The DER of X509."
+  (let* ((octets (make-octets (i2d-x509 x509 0)))
+         (place (make-array 1 :element-type '(unsigned-byte 64))))
+    (with-pinned-objects (octets place)
+      (setf (aref place 0) (sap-int (vector-sap octets)))
+      (i2d-x509 x509 (sap-int (vector-sap place))))
+    octets))
+
+(defun foreign-octets (address length)
+  (let ((octets (make-octets length)))
+    (dotimes (i length octets)
+      (setf (aref octets i) (sb-sys:sap-ref-8 (int-sap address) i)))))
+
+(defun asn1-octets (string)
+  (foreign-octets (asn1-string-get0-data string) (asn1-string-length string)))
+
+(defun octets-latin (octets)
+  (map 'string #'code-char octets))
+
+(defconstant +xn-flag-rfc2253+ #x1110317)
+
+(defun x509-name-text (name)
+  "NAME, an X509_NAME, as RFC 2253 writes it: \"CN=client,O=Example\"."
+  (let ((bio (bio-new (bio-s-mem))))
+    (unwind-protect
+         (progn
+           (x509-name-print-ex bio name 0 +xn-flag-rfc2253+)
+           (let ((octets (make-octets (bio-ctrl-pending bio))))
+             (with-pinned-objects (octets)
+               (bio-read bio (sap-int (vector-sap octets)) (length octets)))
+             (decode-utf8 octets 0 (length octets))))
+      (bio-free bio))))
+
+(defun asn1-text-universal-time (text)
+  "The universal time that TEXT, the value of an ASN1_TIME, means (RFC 5280 section 4.1.2.5)."
+  (let* ((short (= 13 (length text)))   ; YYMMDDhhmmssZ, for 1950 to 2049
+         (year (parse-integer text :end (if short 2 4))))
+    (destructuring-bind (month day hour minute second)
+        (loop for at from (if short 2 4) by 2
+              repeat 5 collect (parse-integer text :start at :end (+ at 2)))
+      (encode-universal-time second minute hour day month
+                             (cond ((not short) year) ((< year 50) (+ 2000 year)) (t (+ 1900 year)))
+                             0))))
+
+(defun x509-time (time)
+  (asn1-text-universal-time (octets-latin (asn1-octets time))))
+
+(defconstant +nid-subject-alt-name+ 85)
+
+(defun general-name (name)
+  "NAME, a GENERAL_NAME, as a list of a keyword and a string, or NIL for kinds nobody asks for."
+  (let ((kind (sb-sys:sap-ref-32 (int-sap name) 0))
+        (datum (sb-sys:sap-ref-64 (int-sap name) 8)))
+    (flet ((text () (octets-latin (asn1-octets datum))))
+      (case kind
+        (1 (list :email (text)))
+        (2 (list :dns (text)))
+        (6 (list :uri (text)))
+        (7 (let ((octets (asn1-octets datum)))
+             (case (length octets)
+               (4 (list :ip (number-to-text +af-inet+ octets 0)))
+               (16 (list :ip (number-to-text +af-inet6+ octets 0))))))))))
+
+(defun x509-alternative-names (x509)
+  (let ((names (x509-get-ext-d2i x509 +nid-subject-alt-name+ 0 0)))
+    (unless (zerop names)
+      (unwind-protect (loop for i below (sk-num names)
+                            for name = (general-name (sk-value names i))
+                            when name collect name)
+        (general-names-free names)))))
+
+(defun x509-facts (x509)
+  (list :subject (x509-name-text (x509-get-subject-name x509))
+        :issuer (x509-name-text (x509-get-issuer-name x509))
+        :names (x509-alternative-names x509)
+        :serial-number (reduce (lambda (sum octet) (+ (* 256 sum) octet))
+                               (asn1-octets (x509-get-serial-number x509)))
+        :not-before (x509-time (x509-get0-not-before x509))
+        :not-after (x509-time (x509-get0-not-after x509))))
+
+(defun make-certificate (der)
+  "Return the certificate that the octets DER are. It is read when it is first asked for something."
+  (%make-certificate der))
+
+(defun certificate-fact (certificate name)
+  (getf (or (certificate-facts certificate)
+            (setf (certificate-facts certificate) (read-facts (certificate-der certificate))))
+        name))
+
+(defun read-facts (der)
+  (open-openssl)
+  (let ((place (make-array 1 :element-type '(unsigned-byte 64))))
+    (with-pinned-objects (der place)
+      (setf (aref place 0) (sap-int (vector-sap der)))
+      (let ((x509 (d2i-x509 0 (sap-int (vector-sap place)) (length der))))
+        (when (zerop x509)
+          (tls-error "These octets are no certificate: ~A." (openssl-failure)))
+        (unwind-protect (x509-facts x509)
+          (x509-free x509))))))
+
+(macrolet ((define-reader (name key documentation)
+             `(defun ,name (certificate)
+                ,documentation
+                (certificate-fact certificate ,key))))
+  (define-reader certificate-subject :subject
+    "Whom CERTIFICATE is for, as RFC 2253 writes it: \"CN=client,O=Example\". From any thread.")
+  (define-reader certificate-issuer :issuer
+    "Who signed CERTIFICATE, as RFC 2253 writes it. From any thread.")
+  (define-reader certificate-names :names
+    "The alternative names (RFC 5280 section 4.2.1.6) of CERTIFICATE, a list of lists (kind text), a
+kind being :dns, :uri (where a SPIFFE identity stands), :email or :ip. From any thread.")
+  (define-reader certificate-serial-number :serial-number
+    "The serial number of CERTIFICATE, an integer that its issuer gave. From any thread.")
+  (define-reader certificate-not-before :not-before
+    "From when on CERTIFICATE is valid, a universal time. From any thread.")
+  (define-reader certificate-not-after :not-after
+    "Until when CERTIFICATE is valid, a universal time. From any thread."))

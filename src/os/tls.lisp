@@ -1,0 +1,366 @@
+;;;; TLS 1.2 (RFC 5246) and 1.3 (RFC 8446) by OpenSSL, without its sockets: octets of the peer are
+;;;; given to an AREA, decrypted ones come out of a session, and the other way round. The two memory
+;;;; BIOs of an area serve all sessions of one loop, since each step takes all that there is: a
+;;;; session keeps a record that is not whole yet itself. So an idle session holds no buffer.
+;;;;
+;;;; The contexts of a server and of a client are made here with what RFC 9113 section 9.2 asks of
+;;;; TLS for HTTP/2: ALPN, no renegotiation, no compression, ephemeral keys and AEAD ciphers only.
+
+(in-package #:clgrpc.os)
+
+(defconstant +record-octets+ 16640
+  "The longest record there can be, and a little more: 2^14 octets and what encryption adds.")
+
+;;; What OpenSSL's headers define as numbers
+
+(defconstant +ssl-ctrl-mode+ 33)
+(defconstant +ssl-ctrl-set-session-cache-mode+ 44)
+(defconstant +ssl-ctrl-set-tlsext-hostname+ 55)
+(defconstant +ssl-ctrl-chain-cert+ 89)
+(defconstant +ssl-ctrl-set-min-proto-version+ 123)
+(defconstant +tls-1.2+ #x0303)
+(defconstant +ssl-modes+ (logior 1 2 #x10)
+  "Partial writes, buffers that move between tries, and buffers released when they are empty.")
+(defconstant +ssl-options+ (logior #x40000000 ; no renegotiation
+                                   #x20000 ; no compression
+                                   #x400000 ; the server's preference of ciphers, but
+                                   #x200000) ; ChaCha20 for those who have no AES in hardware
+  "SSL_OP_…")
+(defconstant +ssl-verify-peer+ 1)
+(defconstant +ssl-verify-fail-if-no-peer-cert+ 2)
+(defconstant +ssl-error-want-read+ 2)
+(defconstant +ssl-error-want-write+ 3)
+(defconstant +ssl-error-zero-return+ 6)
+(defconstant +x509-flag-partial-chain+ #x80000
+  "A root that was given is trusted also if it is not self-signed.")
+(defconstant +no-partial-wildcards+ 4)
+(defconstant +extension-alpn+ 16)
+(defconstant +alert-no-application-protocol+ 120)
+(defconstant +tlsext-err-ok+ 0)
+(defconstant +tlsext-err-alert-fatal+ 2)
+
+(defparameter *tls-1.2-ciphers* "ECDHE+AESGCM:ECDHE+CHACHA20"
+  "All that RFC 9113 appendix A leaves and clients have.")
+(defparameter *tls-1.3-ciphers*
+  "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
+  "AES-128 first: it is as good as any for these decades, and costs least.")
+
+;;; What a server decides while it reads a ClientHello. These run inside SSL_do_handshake, on the
+;;; loop, and neither allocate nor unwind.
+
+(sb-alien:define-alien-callable check-client-hello int
+    ((ssl (unsigned 64)) (alert (unsigned 64)) (argument (unsigned 64)))
+  (declare (ignore argument))
+  ;; without ALPN the next function would not be asked
+  (with-alien ((octets (unsigned 64)) (length (unsigned 64)))
+    (cond ((= 1 (ssl-client-hello-get0-ext ssl +extension-alpn+
+                                           (sap-int (sb-alien:alien-sap (addr octets)))
+                                           (sap-int (sb-alien:alien-sap (addr length)))))
+           1)
+          (t (setf (sb-sys:signed-sap-ref-32 (int-sap alert) 0) +alert-no-application-protocol+)
+             0))))
+
+(sb-alien:define-alien-callable select-h2 int
+    ((ssl (unsigned 64)) (out (unsigned 64)) (out-length (unsigned 64)) (in (unsigned 64))
+     (in-length (unsigned 32)) (argument (unsigned 64)))
+  (declare (ignore ssl argument))
+  (let ((names (int-sap in)) (at 0))
+    (declare (type (unsigned-byte 33) at))
+    (loop
+      (when (>= at in-length) (return +tlsext-err-alert-fatal+))
+      (let ((length (sb-sys:sap-ref-8 names at)))
+        (when (and (= length 2)
+                   (<= (+ at 3) in-length)
+                   (= (sb-sys:sap-ref-8 names (+ at 1)) (char-code #\h))
+                   (= (sb-sys:sap-ref-8 names (+ at 2)) (char-code #\2)))
+          (setf (sb-sys:sap-ref-64 (int-sap out) 0) (+ in at 1)
+                (sb-sys:sap-ref-8 (int-sap out-length) 0) 2)
+          (return +tlsext-err-ok+))
+        (incf at (1+ length))))))
+
+(defun callable-address (name)
+  (sap-int (sb-alien:alien-sap (sb-alien:alien-callable-function name))))
+
+;;; Contexts
+
+(defun add-certificate-chain (context text what)
+  "Have CONTEXT present the certificates of TEXT: its own first, then those that lead to a root."
+  (call-with-certificates
+   (lambda (certificate index)
+     (unless (= 1 (if (zerop index)
+                      (ssl-ctx-use-certificate context certificate)
+                      (ssl-ctx-ctrl context +ssl-ctrl-chain-cert+ 1 certificate)))
+       (tls-error "A certificate of ~A cannot be used: ~A." what (openssl-failure))))
+   text what))
+
+(defun add-private-key (context text what password)
+  (call-with-private-key
+   (lambda (key)
+     (unless (and (= 1 (ssl-ctx-use-private-key context key))
+                  (= 1 (ssl-ctx-check-private-key context)))
+       (tls-error "The private key in ~A does not go with the certificate: ~A." what
+                  (openssl-failure))))
+   text what password))
+
+(defun add-roots (context text what client-names)
+  "Have CONTEXT trust the certificates of TEXT and, with CLIENT-NAMES, tell clients so."
+  (let ((store (ssl-ctx-get-cert-store context)))
+    (x509-store-set-flags store +x509-flag-partial-chain+)
+    (call-with-certificates
+     (lambda (certificate index)
+       (declare (ignore index))
+       (unless (= 1 (x509-store-add-cert store certificate))
+         (tls-error "A certificate of ~A cannot be used: ~A." what (openssl-failure)))
+       (when client-names (ssl-ctx-add-client-ca context certificate)))
+     text what)))
+
+(defun add-system-roots (context)
+  (unless (= 1 (ssl-ctx-set-default-verify-paths context))
+    (tls-error "The system's root certificates cannot be had: ~A." (openssl-failure))))
+
+(defun offer-h2 (context role)
+  (ecase role
+    (:client
+     (let ((names (octets-of 2 (char-code #\h) (char-code #\2))))
+       (with-pinned-objects (names)
+         (ssl-ctx-set-alpn-protos context (sap-int (vector-sap names)) 3))))
+    (:server
+     (ssl-ctx-set-client-hello context (callable-address 'check-client-hello) 0)
+     (ssl-ctx-set-alpn-select context (callable-address 'select-h2) 0))))
+
+(defun make-tls-context (role verify)
+  "Return a new context of ROLE, :client or :server; VERIFY, about the peer's certificate, is :none,
+:request (wrong ones are refused) or :require. Signal TLS-ERROR if there is no OpenSSL. From any
+thread; to be freed with FREE-TLS-CONTEXT."
+  (open-openssl)
+  (err-clear-error)
+  (let ((context (ssl-ctx-new (tls-method))))
+    (when (zerop context) (tls-error "No TLS context can be made: ~A." (openssl-failure)))
+    (ssl-ctx-ctrl context +ssl-ctrl-set-min-proto-version+ +tls-1.2+ 0)
+    (ssl-ctx-ctrl context +ssl-ctrl-mode+ +ssl-modes+ 0)
+    ;; servers give out tickets and keep nothing; clients keep sessions in Lisp
+    (ssl-ctx-ctrl context +ssl-ctrl-set-session-cache-mode+ 0 0)
+    (ssl-ctx-set-num-tickets context 1)
+    (ssl-ctx-set-session-id-context context "clgrpc" 6)
+    (ssl-ctx-set-options context +ssl-options+)
+    (ssl-ctx-set-cipher-list context *tls-1.2-ciphers*)
+    (ssl-ctx-set-ciphersuites context *tls-1.3-ciphers*)
+    (ssl-ctx-set-verify context (ecase verify
+                                  (:none 0)
+                                  (:request +ssl-verify-peer+)
+                                  (:require (logior +ssl-verify-peer+
+                                                    +ssl-verify-fail-if-no-peer-cert+)))
+                        0)
+    (offer-h2 context role)
+    context))
+
+(defun free-tls-context (context)
+  "Free CONTEXT as soon as its last session is freed."
+  (ssl-ctx-free context))
+
+;;; Areas
+
+(defstruct (tls-area (:constructor %make-tls-area (reading writing)) (:copier nil))
+  "READING has what the peer of the session at work sent, WRITING what is to be sent to it. OCTETS
+is where they are received and from where they are sent."
+  (reading 0 :type foreign-pointer :read-only t)
+  (writing 0 :type foreign-pointer :read-only t)
+  (octets (make-octets (* 5 +record-octets+)) :type octets :read-only t))
+
+(declaim (sb-ext:freeze-type tls-area))
+
+(defmethod print-object ((area tls-area) stream)
+  (print-unreadable-object (area stream :type t :identity t)))
+
+(document-functions
+  tls-area-octets "The vector through which octets pass between AREA and the network.")
+
+(defun make-tls-area ()
+  "Return an area for the sessions of one loop; to be freed with FREE-TLS-AREA."
+  (open-openssl)
+  (%make-tls-area (bio-new (bio-s-mem)) (bio-new (bio-s-mem))))
+
+(defun free-tls-area (area)
+  (bio-free (tls-area-reading area))
+  (bio-free (tls-area-writing area)))
+
+(define-hot feed-area ((area tls-area) (count index)) null
+  "Let the session that works next read the first COUNT octets of AREA's vector."
+  (let ((octets (tls-area-octets area)))
+    (assert (<= count (length octets)))
+    (with-pinned-objects (octets)
+      (bio-write (tls-area-reading area) (sap-int (vector-sap octets)) count))
+    nil))
+
+(define-hot drain-area ((area tls-area)) index
+  "Move what a session has written, as far as there is room, into AREA's vector; return how many
+octets."
+  (if (zerop (bio-ctrl-pending (tls-area-writing area)))
+      0
+      (let ((octets (tls-area-octets area)))
+        (with-pinned-objects (octets)
+          (max 0 (bio-read (tls-area-writing area) (sap-int (vector-sap octets))
+                           (length octets)))))))
+
+(define-hot area-unread-p ((area tls-area)) boolean
+  "True if the session at work has not read all that AREA was fed."
+  (plusp (bio-ctrl-pending (tls-area-reading area))))
+
+(defun empty-area (area)
+  "Drop what a session that failed has left in AREA."
+  (let ((octets (tls-area-octets area)))
+    (with-pinned-objects (octets)
+      (loop while (plusp (bio-read (tls-area-reading area) (sap-int (vector-sap octets))
+                                   (length octets)))))))
+
+;;; Sessions
+
+(declaim (type cons **tls-sessions**))
+(defglobal **tls-sessions** (list 0))   ; how many there are; atomic
+
+(defun tls-session-count ()
+  "How many sessions there are; tests look for leaks with it."
+  (car **tls-sessions**))
+
+(defun open-tls-session (context area role &key name (check-name t) resumed)
+  "Return a new session of CONTEXT that works through AREA. A client names its server NAME, a host
+name or a numeric address; unless CHECK-NAME is false the server's certificate must be for it.
+RESUMED is an earlier session's ticket, see SESSION-TICKET. To be freed with CLOSE-TLS-SESSION."
+  (let ((ssl (ssl-new context))
+        (reading (tls-area-reading area))
+        (writing (tls-area-writing area)))
+    (when (zerop ssl) (tls-error "No TLS session can be made: ~A." (openssl-failure)))
+    (sb-ext:atomic-incf (car **tls-sessions**))
+    (bio-up-ref reading)
+    (bio-up-ref writing)
+    (ssl-set-bio ssl reading writing)
+    (ecase role
+      (:server (ssl-set-accept-state ssl))
+      (:client
+       (ssl-set-connect-state ssl)
+       (when name (name-server ssl name check-name))
+       (when resumed (ssl-set-session ssl resumed))))
+    ssl))
+
+(defun name-server (ssl name check)
+  (cond ((make-address name 0)
+         (when check (x509-verify-param-set1-ip-asc (ssl-get0-param ssl) name)))
+        (t (ssl-ctrl ssl +ssl-ctrl-set-tlsext-hostname+ 0 name)
+           (when check
+             (ssl-set-hostflags ssl +no-partial-wildcards+)
+             (ssl-set1-host ssl name)))))
+
+(defun close-tls-session (ssl)
+  "Free SSL. Its ticket stays good, whether or not it ended in order."
+  (ssl-set-shutdown ssl 3)
+  (ssl-free ssl)
+  (sb-ext:atomic-decf (car **tls-sessions**)))
+
+(deftype outcome ()
+  "How a step ended that is not done yet, or cannot be."
+  '(member :done :more :ended :failed))
+
+(define-hot step-outcome (ssl (result (signed-byte 32))) (member :more :ended :failed)
+  (declare (type foreign-pointer ssl))
+  (let ((error (ssl-get-error ssl result)))
+    (cond ((or (= error +ssl-error-want-read+) (= error +ssl-error-want-write+)) :more)
+          ((= error +ssl-error-zero-return+) :ended)
+          (t :failed))))
+
+(defun shake-hands (ssl)
+  "Go on with the handshake of SSL: :done, :more if the peer must say more, :ended or :failed."
+  (err-clear-error)
+  (let ((result (ssl-do-handshake ssl)))
+    (if (= result 1) :done (step-outcome ssl result))))
+
+(define-hot decrypt-octets ((ssl foreign-pointer) (area tls-area) (octets octets) (start index)
+                            (end index))
+    (values index outcome)
+  "Decrypt what AREA was fed for SSL into OCTETS from START to END. Return the position after it,
+and :more if the peer must send more, :ended if it sends no more, :failed, or :done if there was no
+room."
+  (assert (<= start end (length octets)))
+  (err-clear-error)
+  (with-pinned-objects (octets)
+    (let ((at start))
+      (declare (type index at))
+      (loop
+        (when (= at end) (return (values at :done)))
+        (let ((count (ssl-read ssl (+ (sap-int (vector-sap octets)) at) (- end at))))
+          (unless (plusp count) (return (values at (step-outcome ssl count))))
+          (incf at count)
+          ;; what was read ended a record: with nothing behind it, asking again tells nothing new
+          (when (and (< at end) (not (area-unread-p area)))
+            (return (values at :more))))))))
+
+(define-hot encrypt-octets ((ssl foreign-pointer) (octets octets) (start index) (end index))
+    boolean
+  "Encrypt OCTETS from START to END into the area of SSL. Return false if that fails."
+  (assert (<= start end (length octets)))
+  (err-clear-error)
+  (with-pinned-objects (octets)
+    (loop
+      (when (= start end) (return t))
+      (let ((count (ssl-write ssl (+ (sap-int (vector-sap octets)) start) (- end start))))
+        (unless (plusp count) (return nil))
+        (incf start count)))))
+
+(defun end-session-output (ssl)
+  "Write close_notify."
+  (err-clear-error)
+  (ssl-shutdown ssl)
+  (err-clear-error))
+
+(defun update-keys (ssl)
+  "Have SSL, of TLS 1.3, change its keys with its next output and ask the peer for the same."
+  (ssl-key-update ssl 1))
+
+(defun session-failure (ssl)
+  "Why a step of SSL has failed, as text: what OpenSSL says and, if it is about the peer's
+certificate, what is wrong with that."
+  (let ((failure (or (openssl-failure) "unknown reason"))
+        (verified (ssl-get-verify-result ssl)))
+    (if (and (plusp verified) (string= failure "certificate verify failed"))
+        (format nil "~A: ~A" failure (x509-verify-cert-error-string verified))
+        failure)))
+
+;;; What a session that is open can tell
+
+(defun session-alpn (ssl)
+  "The protocol that both ends agreed on, a string, empty if there is none."
+  (with-alien ((octets (unsigned 64) 0) (length (unsigned 32) 0))
+    (ssl-get0-alpn-selected ssl (sap-int (sb-alien:alien-sap (addr octets)))
+                            (sap-int (sb-alien:alien-sap (addr length))))
+    (octets-latin (foreign-octets octets length))))
+
+(defun session-version (ssl)
+  "The protocol of SSL, such as \"TLSv1.3\"."
+  (ssl-get-version ssl))
+
+(defun session-cipher (ssl)
+  "The cipher of SSL, such as \"TLS_AES_128_GCM_SHA256\"."
+  (ssl-cipher-get-name (ssl-get-current-cipher ssl)))
+
+(defun session-resumed-p (ssl)
+  (= 1 (ssl-session-reused ssl)))
+
+(defun session-server-name (ssl)
+  "The name by which the client of SSL, a server's session, called it (RFC 6066), or NIL."
+  (ssl-get-servername ssl 0))
+
+(defun session-certificate (ssl)
+  "The DER of the certificate of SSL's peer, or NIL if it has shown none."
+  (let ((x509 (ssl-get-peer-certificate ssl)))
+    (unless (zerop x509)
+      (unwind-protect (x509-octets x509)
+        (x509-free x509)))))
+
+(defun session-ticket (ssl)
+  "What a later session can be resumed with, or NIL; to be freed with FREE-SESSION-TICKET."
+  (let ((session (ssl-get1-session ssl)))
+    (cond ((zerop session) nil)
+          ((= 1 (ssl-session-is-resumable session)) session)
+          (t (ssl-session-free session) nil))))
+
+(defun free-session-ticket (session)
+  (ssl-session-free session))

@@ -1,0 +1,103 @@
+;;;; Credentials: what is refused, files that change, what is kept and freed.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(defun certificate-file (name)
+  (support:certificate-file name))
+
+(defun server-credentials (&rest arguments)
+  (apply #'tls-credentials (append arguments (list :certificate (certificate-file "server.pem")
+                                                   :key (certificate-file "server.key")))))
+
+(defun client-credentials (&rest arguments)
+  (apply #'tls-credentials (append arguments (list :roots (certificate-file "ca.pem")))))
+
+(defmacro tls-complaint (form)
+  `(handler-case (progn ,form nil)
+     (os:tls-error (error) (princ-to-string error))))
+
+(test credentials-refused
+  (dolist (arguments '((:certificate 1) (:key "x") (:roots nil) (:client-certificates :perhaps)
+                       (:server-name 5) (:check-seconds -1)))
+    (signals misuse (apply #'tls-credentials arguments)))
+  (signals misuse (check-credentials :tls :client))
+  (signals misuse (check-credentials (tls-credentials) :server))
+  (check-credentials (tls-credentials) :client))
+
+(test credentials-that-cannot-be-used
+  (flet ((complaint (role &rest arguments)
+           (tls-complaint (check-credentials (apply #'tls-credentials arguments) role))))
+    (is (search "The file nowhere.pem cannot be read"
+                (complaint :client :roots "nowhere.pem")))
+    (is (search "There is no certificate in"
+                (complaint :client :roots (certificate-file "server.key"))))
+    (is (search "does not go with the certificate"
+                (complaint :server :certificate (certificate-file "server.pem")
+                                   :key (certificate-file "renewed.key"))))
+    (is (search "cannot be read"
+                (complaint :server :certificate (certificate-file "client.pem")
+                                   :key (certificate-file "locked.key") :password "wrong")))
+    (is (null (complaint :server :certificate (certificate-file "client.pem")
+                                 :key (certificate-file "locked.key") :password "open")))))
+
+(test credentials-as-text
+  (flet ((text (name) (uiop:read-file-string (certificate-file name))))
+    (let ((both (tls-credentials :certificate (concatenate 'string (text "client.key")
+                                                           (text "client.pem"))
+                                 :roots (text "ca.pem"))))
+      (check-credentials both :client)
+      (check-credentials both :server)
+      (is (not (search "BEGIN" (prin1-to-string both))) "keys are not printed")
+      (is (search "PEM" (prin1-to-string both))))))
+
+(defun call-with-certificate-copy (function)
+  (uiop:with-temporary-file (:pathname certificate)
+    (uiop:with-temporary-file (:pathname key)
+      (flet ((install (name)
+               (loop for (kind file) in `(("pem" ,certificate) ("key" ,key))
+                     do (uiop:copy-file (certificate-file (format nil "~A.~A" name kind)) file))))
+        (install "server")
+        (funcall function certificate key #'install)))))
+
+(defun server-context-of (credentials)
+  (clgrpc.loop::with-context (context credentials :server)
+    (clgrpc.loop::context-pointer context)))
+
+(test credentials-renewed
+  (call-with-certificate-copy
+   (lambda (certificate key install)
+     (let* ((credentials (tls-credentials :certificate certificate :key key :check-seconds 0))
+            (first (server-context-of credentials)))
+       (funcall install "renewed")
+       (let ((second (server-context-of credentials)))
+         (is (/= first second))
+         ;; only half of it has been copied: the old one goes on
+         (uiop:copy-file (certificate-file "server.key") key)
+         (with-events (events)
+           (is (= second (server-context-of credentials)))
+           (is (member :credentials-not-reloaded (events) :key #'second)))
+         (uiop:copy-file (certificate-file "server.pem") certificate)
+         (is (/= second (server-context-of credentials))))))))
+
+(test credentials-reloaded-on-request
+  (call-with-certificate-copy
+   (lambda (certificate key install)
+     (let* ((credentials (tls-credentials :certificate certificate :key key :check-seconds nil))
+            (first (server-context-of credentials)))
+       (funcall install "renewed")
+       (is (= first (server-context-of credentials)))
+       (reload-credentials credentials)
+       (let ((second (server-context-of credentials)))
+         (is (/= first second))
+         (delete-file key)
+         (signals os:tls-error (reload-credentials credentials))
+         (is (= second (server-context-of credentials))))
+       (uiop:copy-file (certificate-file "server.key") key)))))
+
+(test credentials-of-a-saved-core
+  (let* ((credentials (server-credentials)) (before (server-context-of credentials)))
+    (clgrpc.os::forget-libraries)
+    (is (plusp (server-context-of credentials)))
+    (is (/= (os:openssl-instance) -1))
+    (is (plusp before))))

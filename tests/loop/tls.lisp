@@ -1,0 +1,279 @@
+;;;; TLS connections on loops, between our own two ends and with peers that do not speak it.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(defun listen-with-tls (loops handler credentials &key on-connection)
+  (listen-on "127.0.0.1:0" (make-options) loops
+             (lambda (loop transport peer)
+               (declare (ignore peer))
+               (let ((connection (make-connection
+                                  loop (make-tls-transport loop transport credentials :server)
+                                  handler)))
+                 (when on-connection (funcall on-connection connection))))))
+
+(defstruct (talk (:copier nil))
+  "A TLS client on a loop: what it RECEIVED, its SECURITY at the first octets, and why it CLOSED."
+  connection (received (make-buffer)) (expected 0) security closed
+  (done (sb-thread:make-semaphore)) (over (sb-thread:make-semaphore)))
+
+(defun talk-handler (talk)
+  (make-handler
+   :input (lambda (connection octets start end)
+            (setf (talk-security talk) (transport-security (connection-transport connection)))
+            (append-octets (talk-received talk) octets :start start :end end)
+            (when (>= (buffer-fill (talk-received talk)) (talk-expected talk))
+              (sb-thread:signal-semaphore (talk-done talk)))
+            end)
+   :closed (lambda (connection reason)
+             (declare (ignore connection))
+             (setf (talk-closed talk) (list reason))
+             (sb-thread:signal-semaphore (talk-over talk)))))
+
+(defun begin-talk (loop address credentials octets &key (name "localhost")
+                                                     (expected (length octets)))
+  "Connect to ADDRESS, send OCTETS and return a talk."
+  (let ((talk (make-talk :expected expected)) (made (sb-thread:make-semaphore)))
+    (multiple-value-bind (host port) (os:parse-address address)
+      (connect-to loop host port (seconds-ns 10)
+                  (lambda (transport condition)
+                    (when condition (error condition))
+                    (let ((connection (make-connection
+                                       loop (make-tls-transport loop transport credentials :client
+                                                                :server-name name)
+                                       (talk-handler talk))))
+                      (setf (talk-connection talk) connection)
+                      (append-octets (connection-output connection) octets)
+                      (sb-thread:signal-semaphore made)))))
+    (is-true (await made))
+    talk))
+
+(defun end-talk (loop talk)
+  "Close TALK in order, and return why it ended."
+  (on-loop loop (lambda () (close-connection (talk-connection talk))))
+  (is-true (await (talk-over talk)))
+  (first (talk-closed talk)))
+
+(defun received (talk)
+  (let ((buffer (talk-received talk)))
+    (subseq (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
+
+(defmacro with-tls-server ((loop address &key (handler '(make-handler :input #'echo))
+                                           (credentials '(server-credentials)))
+                           &body body)
+  "Do BODY with a TLS server of HANDLER at ADDRESS on LOOP. No session may be left."
+  (let ((before (gensym)))
+    `(let ((,before (os:tls-session-count)))
+       (with-loops (,loop) ()
+         (let ((,address (listener-address (listen-with-tls (list ,loop) ,handler ,credentials))))
+           ,@body))
+       (is (= ,before (os:tls-session-count)) "sessions are left"))))
+
+(test tls-echo
+  (with-tls-server (loop address)
+    (dolist (count '(1 100 16384 16385 65536 1000000))
+      (let* ((octets (pattern count))
+             (talk (begin-talk loop address (client-credentials) octets)))
+        (is-true (await (talk-done talk)))
+        (is-true (equalp octets (received talk)))
+        (is (equal "TLSv1.3" (security-protocol (talk-security talk))))
+        (is (equal "O=clgrpc tests,CN=server"
+                   (os:certificate-subject (security-peer-certificate (talk-security talk)))))
+        (is (null (end-talk loop talk)))))))
+
+(test tls-many-at-once
+  ;; sessions that take turns do not disturb each other
+  (with-tls-server (loop address)
+    (let* ((credentials (client-credentials))
+           (payloads (loop for i below 20 collect (pattern (+ 1 (* i 20011)))))
+           (talks (loop for octets in payloads
+                        collect (begin-talk loop address credentials octets))))
+      (loop for talk in talks
+            for octets in payloads
+            do (is-true (await (talk-done talk)))
+               (is-true (equalp octets (received talk))))
+      (dolist (talk talks) (is (null (end-talk loop talk)))))))
+
+(test tls-resumed
+  (with-tls-server (loop address)
+    (let ((credentials (client-credentials)))
+      (flet ((resumed-p (credentials)
+               (let ((talk (begin-talk loop address credentials (octets-of 1))))
+                 (is-true (await (talk-done talk)))
+                 (end-talk loop talk)
+                 (security-resumed-p (talk-security talk)))))
+        (is (equal '(nil t t) (loop repeat 3 collect (resumed-p credentials))))
+        (is (not (resumed-p (client-credentials))) "other credentials, other tickets")
+        (reload-credentials credentials)
+        (is (equal '(nil t) (loop repeat 2 collect (resumed-p credentials))))))))
+
+(test tls-slow-reader
+  ;; what the peer does not take counts as unsent, and comes complete in the end
+  (let* ((length 20000000) (octets (pattern length)) (sent 0) (most 0) (server nil))
+    (with-tls-server (loop address
+                      :handler (make-handler
+                                :input (lambda (connection octets start end)
+                                         (declare (ignore octets start))
+                                         (setf server connection)
+                                         (connection-output connection)
+                                         end)
+                                :fill (lambda (connection)
+                                        (setf most (max most (connection-unsent connection)))
+                                        ;; FILL is asked again only if it adds something
+                                        (let* ((much (< (connection-unsent connection) 200000))
+                                               (end (min length (+ sent (if much 100000 1000)))))
+                                          (append-octets (connection-output connection) octets
+                                                         :start sent :end end)
+                                          (setf sent end)))))
+      (let ((talk (begin-talk loop address (client-credentials) (octets-of 1)
+                              :expected length)))
+        (on-loop loop (lambda () (stop-reading (talk-connection talk))))
+        (dotimes (i 50) (settle loop))
+        (let ((stuck sent))
+          (dotimes (i 20) (settle loop))
+          (is (= stuck sent) "the server waits")
+          (is (< stuck length)))
+        (on-loop loop (lambda () (start-reading (talk-connection talk))))
+        (is-true (await (talk-done talk)))
+        (is-true (equalp octets (received talk)))
+        (is (< most 500000))
+        (is-true server)
+        (end-talk loop talk)))))
+
+(test tls-bare-peers
+  ;; whoever does not speak TLS gets an alert, and the server a reason
+  (let ((reasons '()) (told (sb-thread:make-semaphore)))
+    (with-tls-server (loop address
+                      :handler (make-handler :input #'echo
+                                             :closed (lambda (connection reason)
+                                                       (declare (ignore connection))
+                                                       (push reason reasons)
+                                                       (sb-thread:signal-semaphore told))))
+      (with-clients (plain silent) (address)
+        (client-send plain (ascii-octets (format nil "PRI * HTTP/2.0~C~C" #\Return #\Newline)))
+        (client-receive plain 100)      ; perhaps an alert
+        (is-true (client-ended-p plain))
+        (is-true (await told))
+        (is (search "does the peer speak without TLS?" (first reasons)))
+        (end-client-output silent)
+        (is-true (await told))
+        (is (equal "TLS handshake failed: the peer closed the connection" (first reasons))))
+      (check-gone loop))))
+
+(test tls-server-that-is-none
+  (with-loops (loop) ()
+    (let* ((listener (listen-with (list loop)
+                                  (make-handler
+                                   :input (lambda (connection octets start end)
+                                            (declare (ignore octets start))
+                                            (append-octets (connection-output connection)
+                                                           (ascii-octets "what is that?"))
+                                            end))))
+           (talk (begin-talk loop (listener-address listener) (client-credentials) (octets-of 1))))
+      (is-true (await (talk-over talk)))
+      (is (search "does the peer speak without TLS?" (first (talk-closed talk)))))))
+
+(test tls-strangers
+  ;; either end learns from the other why it is refused
+  (flet ((ends (server client)
+           (let ((at-server nil) (told (sb-thread:make-semaphore)) (at-client nil))
+             (with-tls-server (loop address
+                               :credentials server
+                               :handler (make-handler :input #'echo
+                                                      :closed (lambda (connection reason)
+                                                                (declare (ignore connection))
+                                                                (setf at-server reason)
+                                                                (sb-thread:signal-semaphore told))))
+               (let ((talk (begin-talk loop address client (octets-of 1))))
+                 (is-true (await (talk-over talk)))
+                 (is-true (await told))
+                 (setf at-client (first (talk-closed talk)))
+                 (is (zerop (buffer-fill (talk-received talk))))))
+             (values at-client at-server))))
+    (multiple-value-bind (at-client at-server)
+        (ends (tls-credentials :certificate (certificate-file "expired.pem")
+                               :key (certificate-file "expired.key"))
+              (client-credentials))
+      (is (equal "TLS handshake failed: certificate verify failed: certificate has expired"
+                 at-client))
+      (is (search "alert certificate expired" at-server)))
+    (multiple-value-bind (at-client at-server)
+        (ends (server-credentials) (client-credentials :server-name "other.example"))
+      (is (search "hostname mismatch (it is not for other.example)" at-client))
+      (is (search "alert bad certificate" at-server)))
+    (multiple-value-bind (at-client at-server)
+        (ends (server-credentials :roots (certificate-file "ca.pem")) (client-credentials))
+      (is (search "certificate required" at-client))
+      (is (search "peer did not return a certificate" at-server)))))
+
+(test tls-abrupt-end
+  ;; a peer that is gone without close_notify, in the handshake and after it
+  (let ((reasons '()) (told (sb-thread:make-semaphore)))
+    (with-tls-server (loop address
+                      :handler (make-handler :input #'echo
+                                             :closed (lambda (connection reason)
+                                                       (declare (ignore connection))
+                                                       (push reason reasons)
+                                                       (sb-thread:signal-semaphore told))))
+      (let ((talk (begin-talk loop address (client-credentials) (octets-of 1))))
+        (is-true (await (talk-done talk)))
+        (on-loop loop (lambda () (close-connection (talk-connection talk) :abort t)))
+        (is-true (await told))
+        (is (equal '(nil) reasons)))
+      (with-clients (client) (address)
+        ;; the beginning of a ClientHello
+        (client-send client (octets-of 22 3 1 1 0 1 0)))
+      (is-true (await told))
+      (is (stringp (first reasons)))
+      (check-gone loop))))
+
+(test tls-new-keys
+  (with-tls-server (loop address)
+    (let ((talk (begin-talk loop address (client-credentials) (octets-of 1))))
+      (is-true (await (talk-done talk)))
+      (dotimes (i 20)
+        (setf (talk-expected talk) (+ 2 i))
+        (on-loop loop (lambda ()
+                        (os:update-keys (clgrpc.loop::tls-ssl
+                                         (transport-state
+                                          (connection-transport (talk-connection talk)))))
+                        (append-octets (connection-output (talk-connection talk)) (octets-of i))))
+        (is-true (await (talk-done talk))))
+      (is (null (end-talk loop talk))))))
+
+(test tls-too-many-answers
+  (let ((reason nil) (told (sb-thread:make-semaphore)))
+    (with-tls-server (loop address
+                      :handler (make-handler :input #'echo
+                                             :closed (lambda (connection text)
+                                                       (declare (ignore connection))
+                                                       (setf reason text)
+                                                       (sb-thread:signal-semaphore told))))
+      (let ((talk (begin-talk loop address (client-credentials) (octets-of 1))))
+        (is-true (await (talk-done talk)))
+        (flet ((update-keys ()
+                 (let ((tls (transport-state (connection-transport (talk-connection talk)))))
+                   (when (clgrpc.loop::tls-established-p tls)
+                     (dotimes (i 100)
+                       (os:update-keys (clgrpc.loop::tls-ssl tls))
+                       (os:shake-hands (clgrpc.loop::tls-ssl tls)))
+                     (clgrpc.loop::send-records tls)))))
+          (loop repeat 200
+                until (talk-closed talk)
+                do (on-loop loop #'update-keys)))
+        (is-true (await told))
+        (is (equal "TLS: the peer asks for too many answers" reason))))))
+
+(test tls-connections-leave-nothing
+  (with-tls-server (loop address)
+    (let ((credentials (client-credentials)))
+      (flet ((cycle (count)
+               (loop repeat count
+                     do (let ((talk (begin-talk loop address credentials (octets-of 1 2 3))))
+                          (await (talk-done talk))
+                          (end-talk loop talk))
+                        (check-gone loop))))
+        (cycle 20)
+        (let ((before (support:foreign-octets)))
+          (cycle 100)
+          (is (< (- (support:foreign-octets) before) 100000)))))))

@@ -1,0 +1,71 @@
+;;;; Certificates: what they say, and what is said of PEM that is none.
+
+(in-package #:clgrpc.tests.os)
+(in-suite :clgrpc.os)
+
+(defun certificate-text (name)
+  (uiop:read-file-string (support:certificate-file name)))
+
+(defun certificate-named (name)
+  "The first certificate of the file NAME."
+  (os:open-openssl)
+  (let ((der nil))
+    (os::call-with-certificates (lambda (x509 index)
+                                  (when (zerop index) (setf der (os::x509-octets x509))))
+                                (certificate-text name) name)
+    (os:make-certificate der)))
+
+(test certificate-facts
+  (let ((certificate (certificate-named "client.pem"))
+        (now (get-universal-time))
+        (day (* 24 60 60)))
+    (is (equal "O=clgrpc tests,CN=client" (os:certificate-subject certificate)))
+    (is (equal "CN=clgrpc test root" (os:certificate-issuer certificate)))
+    (is (equal '((:uri "spiffe://test.example/client") (:dns "client.test.example")
+                 (:email "client@test.example") (:ip "::1"))
+               (os:certificate-names certificate)))
+    (is (<= (- now (* 2 day)) (os:certificate-not-before certificate) (+ now day)))
+    (is (<= (+ now (* 28 day)) (os:certificate-not-after certificate) (+ now (* 31 day))))
+    (is (< 0 (os:certificate-serial-number certificate) (expt 2 64)))
+    (is (search "CN=client" (princ-to-string certificate)))))
+
+(test certificate-without-names
+  (is (equal '() (os:certificate-names (certificate-named "ca.pem")))))
+
+(test certificate-times
+  (flet ((time-of (text)
+           (let ((octets (ascii-octets text)))
+             (cl:handler-case (os::asn1-text-universal-time (map 'string #'code-char octets))
+               (error (error) error)))))
+    (is (= (encode-universal-time 59 58 23 31 12 1999 0) (time-of "991231235859Z")))
+    (is (= (encode-universal-time 0 0 0 1 1 2049 0) (time-of "490101000000Z")))
+    (is (= (encode-universal-time 0 0 0 1 1 2050 0) (time-of "20500101000000Z")))))
+
+(test octets-that-are-no-certificate
+  (signals os:tls-error (os:certificate-subject (os:make-certificate (octets-of 1 2 3)))))
+
+(test pem-that-is-none
+  (os:open-openssl)
+  (flet ((complaint (text)
+           (handler-case (progn (os::call-with-certificates #'list text "the text") nil)
+             (os:tls-error (error) (os:tls-error-text error)))))
+    (is (equal "There is no certificate in the text." (complaint "")))
+    (is (equal "There is no certificate in the text." (complaint (certificate-text "client.key"))))
+    (let ((text (certificate-text "client.pem")))
+      (is (null (complaint text)))
+      (is (null (complaint (format nil "some words~%~A~%more words" text))))
+      (is (search "cannot be read" (complaint (concatenate 'string text (subseq text 0 200))))))))
+
+(test private-keys
+  (flet ((complaint (name password)
+           (handler-case (progn (os::call-with-private-key #'identity (certificate-text name) name
+                                                           password)
+                                nil)
+             (os:tls-error (error) (os:tls-error-text error)))))
+    (os:open-openssl)
+    (is (null (complaint "client.key" nil)))
+    (is (null (complaint "client.key" "needless")))
+    (is (null (complaint "locked.key" "open")))
+    (is (search "locked.key cannot be read" (complaint "locked.key" "wrong")))
+    (is (search "locked.key cannot be read" (complaint "locked.key" nil)))
+    (is (search "client.pem cannot be read" (complaint "client.pem" nil)))))

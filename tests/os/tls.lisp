@@ -1,0 +1,263 @@
+;;;; TLS between two ends of ours, whose octets a test carries from one to the other.
+
+(in-package #:clgrpc.tests.os)
+(in-suite :clgrpc.os)
+
+(defstruct (side (:copier nil)) ssl area)
+
+(defun carry (from to)
+  "Feed what FROM has written to TO; return how many octets that is."
+  (let ((octets (os:tls-area-octets (side-area from)))
+        (count (os:drain-area (side-area from))))
+    (replace (os:tls-area-octets (side-area to)) octets :end2 count)
+    (when (plusp count) (os:feed-area (side-area to) count))
+    count))
+
+(defun shake (side)
+  "Have SIDE go on with its handshake; return how that ended, if it failed why, as text."
+  (let ((outcome (os:shake-hands (side-ssl side))))
+    (if (eq outcome :failed) (os:session-failure (side-ssl side)) outcome)))
+
+(defun shake-both (client server)
+  "Let both shake hands until that is over; return how it ended for the client and for the server."
+  (let ((ends (list :more :more)))
+    (loop repeat 10
+          while (member :more ends)
+          do (when (eq :more (first ends)) (setf (first ends) (shake client)))
+             (carry client server)
+             (when (eq :more (second ends)) (setf (second ends) (shake server)))
+             (carry server client))
+    (values (first ends) (second ends))))
+
+(defun server-context (&key (certificate "server") (verify :none))
+  (let ((context (os:make-tls-context :server verify)))
+    (os:add-certificate-chain context (certificate-text (format nil "~A.pem" certificate))
+                              certificate)
+    (os:add-private-key context (certificate-text (format nil "~A.key" certificate)) certificate
+                        nil)
+    (unless (eq verify :none) (os:add-roots context (certificate-text "ca.pem") "ca" t))
+    context))
+
+(defun client-context (&key (verify :require))
+  (let ((context (os:make-tls-context :client verify)))
+    (os:add-roots context (certificate-text "ca.pem") "ca" nil)
+    context))
+
+(defun call-with-sides (function client-context server-context arguments)
+  (let* ((before (os:tls-session-count))
+         (areas (list (os:make-tls-area) (os:make-tls-area)))
+         (client (make-side :area (first areas)
+                            :ssl (apply #'os:open-tls-session client-context (first areas) :client
+                                        arguments)))
+         (server (make-side :area (second areas)
+                            :ssl (os:open-tls-session server-context (second areas) :server))))
+    (unwind-protect (funcall function client server)
+      (dolist (side (list client server)) (os:close-tls-session (side-ssl side)))
+      (mapc #'os:free-tls-area areas)
+      (is (= before (os:tls-session-count))))))
+
+(defmacro with-sides ((client server &key (client-context '(client-context))
+                                       (server-context '(server-context)) (name "localhost")
+                                       arguments)
+                      &body body)
+  "Do BODY with two sides that have not shaken hands. The contexts are freed afterwards."
+  (let ((contexts (gensym)))
+    `(let ((,contexts (list ,client-context ,server-context)))
+       (unwind-protect
+            (call-with-sides (lambda (,client ,server) (declare (ignorable ,client)) ,@body)
+                             (first ,contexts) (second ,contexts)
+                             (list :name ,name ,@arguments))
+         (mapc #'os:free-tls-context ,contexts)))))
+
+(defun decrypted (side &optional (room 100000))
+  "What SIDE decrypts of what it was fed, and how that ended."
+  (let ((octets (make-octets room)))
+    (multiple-value-bind (end outcome)
+        (os:decrypt-octets (side-ssl side) (side-area side) octets 0 room)
+      (values (subseq octets 0 end) outcome))))
+
+(defun encrypt (side octets)
+  (os:encrypt-octets (side-ssl side) octets 0 (length octets)))
+
+(test tls-handshake
+  (with-sides (client server :name "x.test.example")
+    (multiple-value-bind (at-client at-server) (shake-both client server)
+      (is (eq :done at-client))
+      (is (eq :done at-server)))
+    (dolist (side (list client server))
+      (is (equal "h2" (os:session-alpn (side-ssl side))))
+      (is (equal "TLSv1.3" (os:session-version (side-ssl side))))
+      (is (equal "TLS_AES_128_GCM_SHA256" (os:session-cipher (side-ssl side))))
+      (is (not (os:session-resumed-p (side-ssl side)))))
+    (is (equal "x.test.example" (os:session-server-name (side-ssl server))))
+    (is (null (os:session-certificate (side-ssl server))))
+    (is (equalp (os:certificate-der (certificate-named "server.pem"))
+                (os:session-certificate (side-ssl client))))))
+
+(test tls-data
+  (with-sides (client server)
+    (shake-both client server)
+    (let ((octets (make-octets 60000)))
+      (dotimes (i 60000) (setf (aref octets i) (mod (* i i) 251)))
+      (is-true (encrypt client octets))
+      (is (< 60000 (carry client server) 60500) "four records")
+      (is (equalp octets (decrypted server))))
+    ;; a record that comes in two pieces
+    (encrypt server (ascii-octets "hello"))
+    (let* ((area (side-area client))
+           (count (os:drain-area (side-area server)))
+           (record (subseq (os:tls-area-octets (side-area server)) 0 count)))
+      (replace (os:tls-area-octets area) record :end2 10)
+      (os:feed-area area 10)
+      (multiple-value-bind (octets outcome) (decrypted client)
+        (is (equalp (octets-of) octets))
+        (is (eq :more outcome)))
+      (replace (os:tls-area-octets area) record :start2 10)
+      (os:feed-area area (- count 10))
+      (is (equalp (ascii-octets "hello") (decrypted client))))))
+
+(test tls-key-update
+  (with-sides (client server)
+    (shake-both client server)
+    (decrypted client)
+    (dotimes (i 3)
+      (os:update-keys (side-ssl client))
+      (encrypt client (ascii-octets "new keys"))
+      (carry client server)
+      (is (equalp (ascii-octets "new keys") (decrypted server)))
+      ;; the answer goes out before the server's next data
+      (encrypt server (ascii-octets "both ways"))
+      (carry server client)
+      (is (equalp (ascii-octets "both ways") (decrypted client))))))
+
+(test tls-end
+  (with-sides (client server)
+    (shake-both client server)
+    (encrypt client (ascii-octets "last"))
+    (os:end-session-output (side-ssl client))
+    (carry client server)
+    (multiple-value-bind (octets outcome) (decrypted server)
+      (is (equalp (ascii-octets "last") octets))
+      (is (eq :ended outcome)))))
+
+(test tls-damage
+  (with-sides (client server)
+    (shake-both client server)
+    (decrypted client)
+    (encrypt client (ascii-octets "to be damaged"))
+    (let ((count (os:drain-area (side-area client)))
+          (area (side-area server)))
+      (replace (os:tls-area-octets area) (os:tls-area-octets (side-area client)) :end2 count)
+      (setf (aref (os:tls-area-octets area) (1- count))
+            (logxor 1 (aref (os:tls-area-octets area) (1- count))))
+      (os:feed-area area count)
+      (is (eq :failed (nth-value 1 (decrypted server))))
+      (is (search "bad record mac" (os:session-failure (side-ssl server))))
+      (os:empty-area area)
+      (is (plusp (carry server client)) "an alert"))))
+
+(defun handshake-failures (&rest arguments)
+  "How the handshake fails at the client, and at the server, as texts or what else came of it."
+  (destructuring-bind (&key (client-context (client-context)) (server-context (server-context))
+                         (name "localhost"))
+      arguments
+    (with-sides (client server :client-context client-context :server-context server-context
+                               :name name)
+      (multiple-value-list (shake-both client server)))))
+
+(test tls-verification
+  (is (equal '("certificate verify failed: hostname mismatch" "sslv3 alert bad certificate")
+             (handshake-failures :name "elsewhere.example")))
+  (is (equal '("certificate verify failed: IP address mismatch" "sslv3 alert bad certificate")
+             (handshake-failures :name "127.0.0.2")))
+  (is (equal '(:done :done) (handshake-failures :name "127.0.0.1")))
+  (is (equal '(:done :done) (handshake-failures :name "::1")))
+  (is (equal '(:done :done) (handshake-failures :server-context (server-context
+                                                                 :certificate "chain"))))
+  (is (search "certificate has expired"
+              (first (handshake-failures :server-context (server-context
+                                                          :certificate "expired")))))
+  (is (search "certificate verify failed: self"
+              (first (handshake-failures :server-context (server-context
+                                                          :certificate "stranger")))))
+  (is (equal '(:done :done)
+             (handshake-failures :client-context (client-context :verify :none)
+                                 :server-context (server-context :certificate "stranger")))))
+
+(defun client-context-with (certificate)
+  (let ((context (client-context)))
+    (os:add-certificate-chain context (certificate-text (format nil "~A.pem" certificate)) "")
+    (os:add-private-key context (certificate-text (format nil "~A.key" certificate)) "" nil)
+    context))
+
+(test tls-client-certificates
+  (flet ((at-server (verify client)
+           (second (handshake-failures :server-context (server-context :verify verify)
+                                       :client-context (if client
+                                                           (client-context-with client)
+                                                           (client-context))))))
+    (is (eq :done (at-server :require "client")))
+    (is (eq :done (at-server :request "client")))
+    (is (eq :done (at-server :request nil)))
+    (is (equal "peer did not return a certificate" (at-server :require nil)))
+    (is (search "certificate verify failed: self" (at-server :require "stranger")))
+    (is (search "certificate verify failed: self" (at-server :request "stranger")))
+    (is (search "has expired" (at-server :require "expired")))))
+
+(test tls-without-alpn
+  (let ((context (client-context)))
+    (os::ssl-ctx-set-alpn-protos context 0 0)
+    (is (equal '("tlsv1 alert no application protocol" "callback failed")
+               (handshake-failures :client-context context))))
+  ;; another protocol
+  (let ((context (client-context))
+        (names (octets-of 8 104 116 116 112 47 49 46 49)))
+    (sb-sys:with-pinned-objects (names)
+      (os::ssl-ctx-set-alpn-protos context (sb-sys:sap-int (sb-sys:vector-sap names)) 9))
+    (is (equal '("tlsv1 alert no application protocol" "no application protocol")
+               (handshake-failures :client-context context)))))
+
+(test tls-versions
+  ;; SSL_CTX_set_max_proto_version
+  (flet ((limited (version)
+           (let ((context (client-context)))
+             (os::ssl-ctx-ctrl context 124 version 0)
+             context)))
+    (is (equal '(:done :done) (handshake-failures :client-context (limited #x0303))))
+    (let ((failures (handshake-failures :client-context (limited #x0302))))
+      (is (every #'stringp failures) "TLS 1.1 is refused, not ~S" failures))))
+
+(test tls-resumption
+  (let ((client-context (client-context))
+        (server-context (server-context))
+        (ticket nil))
+    (unwind-protect
+         (dotimes (i 3)
+           (call-with-sides
+            (lambda (client server)
+              (shake-both client server)
+              (is (eq (plusp i) (os:session-resumed-p (side-ssl client))))
+              (is (eq (plusp i) (os:session-resumed-p (side-ssl server))))
+              (encrypt server (ascii-octets "x"))
+              (carry server client)
+              (decrypted client)
+              (when ticket (os:free-session-ticket ticket))
+              (setf ticket (os:session-ticket (side-ssl client)))
+              (is-true ticket))
+            client-context server-context (list :name "localhost" :resumed ticket)))
+      (when ticket (os:free-session-ticket ticket))
+      (os:free-tls-context client-context)
+      (os:free-tls-context server-context))))
+
+(test tls-noise
+  ;; whatever comes instead of a handshake, the session fails with a text
+  (let* ((seed (random 1000000))
+         (state (sb-ext:seed-random-state seed)))
+    (dotimes (i 50)
+      (with-sides (client server)
+        (let* ((area (side-area server)) (count (1+ (random 2000 state))))
+          (dotimes (j count) (setf (aref (os:tls-area-octets area) j) (random 256 state)))
+          (os:feed-area area count)
+          (let ((outcome (shake server)))
+            (is (or (eq outcome :more) (stringp outcome)) "seed ~D: ~S" seed outcome))
+          (os:empty-area area))))))

@@ -1,0 +1,34 @@
+;;;; The options by which commands speak TLS, as a server and as a client.
+
+(in-package #:clgrpc.tools)
+
+(define-shared-options server-tls
+  (tls-cert "FILE" #'identity nil
+            "Speak TLS, and show the certificates in FILE (PEM; renewed files are noticed).")
+  (tls-key "FILE" #'identity nil "The private key of --tls-cert; without it, in that file.")
+  (client-ca "FILE" #'identity nil
+             "Require of clients certificates that those in FILE vouch for."))
+
+(define-shared-options client-tls
+  (tls-ca "FILE" #'identity nil
+          "Speak TLS, and trust the certificates in FILE (PEM), or with `system` the system's.")
+  (tls-cert "FILE" #'identity nil "The certificates to show a server that asks for some.")
+  (tls-key "FILE" #'identity nil "The private key of --tls-cert; without it, in that file.")
+  (tls-name "NAME" #'identity nil "The name that the server's certificate must be for."))
+
+(defun server-credentials (certificate key client-roots)
+  "The credentials that the options SERVER-TLS mean, nil without them."
+  (cond (certificate
+         (if client-roots
+             (grpc:tls-credentials :certificate certificate :key key :roots client-roots)
+             (grpc:tls-credentials :certificate certificate :key key)))
+        ((or key client-roots) (refuse "--tls-key and --client-ca go with --tls-cert"))))
+
+(defun client-credentials (roots certificate key name)
+  "The credentials that the options CLIENT-TLS mean, nil without them."
+  (cond (roots
+         (when (and key (not certificate)) (refuse "--tls-key goes with --tls-cert"))
+         (grpc:tls-credentials :roots (if (string= roots "system") :system roots)
+                               :certificate certificate :key key :server-name name))
+        ((or certificate key name)
+         (refuse "--tls-cert, --tls-key and --tls-name go with --tls-ca"))))
