@@ -76,13 +76,17 @@ out-of-line copy of an inline function returns an object.")
   "If NOTE is about a hot function, what to say of it, else NIL. A function that accepts its notes
 declares (MUFFLE-CONDITIONS COMPILER-NOTE), with the reason in a comment."
   (let* ((context (sb-c::find-error-context nil))
-         (definition (and context (first (sb-c::compiler-error-context-context context))))
+         ;; the expander of a local macro in a hot function is a component of its own
+         (component (and context (boundp 'sb-c::*component-being-compiled*)
+                         (princ-to-string
+                          (sb-c::component-name sb-c::*component-being-compiled*))))
          (text (princ-to-string note)))
-    (when (and (consp definition)
-               (member (first definition) '(#:define-hot #:define-leaf) :test #'string=)
+    (when (and component
+               (or (uiop:string-prefix-p "DEFINE-HOT" component)
+                   (uiop:string-prefix-p "DEFINE-LEAF" component))
                (not (typep note 'sb-ext:code-deletion-note))
                (notany (lambda (mark) (search mark text)) *accepted-notes*))
-      (warning-text (format nil "note in ~{~A~^ ~}, in ~(~S~): ~A" definition
+      (warning-text (format nil "note in ~A, in ~(~S~): ~A" component
                             (sb-c::compiler-error-context-original-form context) text)))))
 
 (defun load-strictly (name)
