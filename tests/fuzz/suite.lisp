@@ -22,6 +22,7 @@
 (test binary-withstands (withstands "binary"))
 (test proto-withstands (withstands "proto"))
 (test json-withstands (withstands "json"))
+(test text-withstands (withstands "text"))
 (test plain-json-withstands (withstands "plain-json"))
 
 (test every-target-is-run

@@ -52,7 +52,9 @@ kind; RUN one of a kind and octets."
       (if (chance-p 4) (mutate-octets octets (vector (sample-octets (pick siblings)))) octets))))
 
 (defun mutate-text (sample siblings)
-  (let ((tokens (sample-parts sample)) (others (sample-parts (pick siblings))))
+  (let* ((tokens (sample-parts sample))
+         (parts (sample-parts (pick siblings)))
+         (others (if (plusp (length parts)) parts *tokens*)))
     (loop repeat (times-to-mutate)
           do (setf tokens (mutate-tokens tokens others)))
     (let ((octets (join-tokens tokens)))
@@ -136,9 +138,9 @@ enum E { option allow_alias = true; ZERO = 0; ONE = 1; UN = 1; NEG = -5; reserve
 service S { rpc R(M) returns (stream M.N) { option deprecated = true; }
 rpc Q(stream M) returns (M); }"
     "syntax = \"proto2\"; package p; message M { required int32 a = 1 [default = -7]; optional
-float f = 2 [default = inf]; optional string s = 3 [default = \"a\\n\\x41\\101\" 'b']; repeated group
-G = 4 { optional bytes b = 1 [default = \"\\377\"]; } extensions 100 to 199, 1000 to max; optional
-E e = 5 [default = B]; extend M { optional int32 nested = 150; } } enum E { A = 1; B = 2; }
+float f = 2 [default = inf]; optional string s = 3 [default = \"a\\n\\x41\\101\" 'b']; repeated
+group G = 4 { optional bytes b = 1 [default = \"\\377\"]; } extensions 100 to 199, 1000 to max;
+optional E e = 5 [default = B]; extend M { optional int32 nested = 150; } } enum E { A = 1; B = 2; }
 extend M { repeated int64 xs = 100 [packed = true]; optional M m = 101; }"
     "edition = \"2023\"; package e; option features.field_presence = IMPLICIT;
 /* block */ message M { string s = 1 [features.field_presence = EXPLICIT, features.utf8_validation =
@@ -223,6 +225,37 @@ message Known {
 
 (define-target "json"
   :samples #'json-samples :mutate #'mutate-text :run #'run-json
+  :conditions (protobuf:message-text-error))
+
+;;; Messages in text format
+
+(defparameter *known-format*
+  '("at { seconds: -1 nanos: 5 } took < seconds: 0x10, nanos: 07; > mask { paths: 'a' 'b' }
+struct { fields { key: \"k\" value { number_value: 1.5e3f } } } # comment
+any { [type.googleapis.com/google.protobuf.Duration] { seconds: 3 } }"
+    "b {} i { value: -9223372036854775808 } d { value: nan } f: { value: -inf } null: NULL_VALUE
+s { value: \"\\303\\251\\x41\\u00e9\\U0001F600\\n\" } values: [ {}, { bool_value: t } ] times [ ]
+anys { key: 'x' value { type_url: \"\" } } ov { list_value { values { string_value: \"\" } } }
+99: 5"))
+
+(defun text-samples ()
+  (append (written-samples #'protobuf:message-text)
+          (loop for message in (random-messages "google.protobuf.FileDescriptorProto" 10)
+                collect (text-sample "google.protobuf.FileDescriptorProto"
+                                     (protobuf:message-text message)))
+          (loop for text in *known-format* collect (text-sample "clgrpc.test.fuzz.Known" text))))
+
+(defun run-text (type octets)
+  "Texts are compared, since unknown fields are read but not written."
+  (let* ((written (protobuf:message-text
+                   (protobuf:parse-text-message type octets :partial t)))
+         (again (protobuf:message-text
+                 (protobuf:parse-text-message type written :partial t))))
+    (unless (string= written again)
+      (found "what is written becomes another message"))))
+
+(define-target "text"
+  :samples #'text-samples :mutate #'mutate-text :run #'run-text
   :conditions (protobuf:message-text-error))
 
 ;;; Plain JSON

@@ -45,7 +45,8 @@
     "nan" "NaN" "Infinity" "-Infinity" "null" "true" "false" "True" "t" "\"\"" "''" "\"\\u0000\""
     "\"\\ud800\"" "\"\\udc00\\ud800\"" "\"\\ud83d\\ude00\"" "\"\\xff\"" "\"\\377\""
     "\"\\U00110000\"" "\"\\z\"" "\"1.5s\"" "\"-1s\"" "\"1970-01-01T00:00:00Z\""
-    "\"9999-99-99T99:99:99Z\"" "\"@type\"" "\"type.googleapis.com/google.protobuf.Any\"" "\"AQID\"" "\"AQ==\"" "\"a,b.c\""
+    "\"9999-99-99T99:99:99Z\"" "\"@type\"" "\"type.googleapis.com/google.protobuf.Any\""
+    "\"AQID\"" "\"AQ==\"" "\"a,b.c\""
     "optional" "required" "repeated" "message" "enum" "oneof" "extend" "extensions" "reserved" "map"
     "group" "syntax" "edition" "import" "public" "weak" "package" "option" "service" "rpc" "returns"
     "stream" "to" "max" "int32" "string" "bytes" "default" "packed" "json_name" "export" "local"))
