@@ -536,6 +536,7 @@
                (:file "bench-client")
                (:file "interop")
                (:file "client")
+               (:file "testee")
                (:file "serve"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.tools)))

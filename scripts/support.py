@@ -41,8 +41,9 @@ def have(program):
 
 def run(command, **options):
     """Run COMMAND, which must succeed; its output is shown only if it does not."""
+    options = {"stderr": subprocess.STDOUT, **options}
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, errors="replace", **options)
+                          text=True, errors="replace", **options)
     if done.returncode != 0:
         sys.exit("%s failed:\n%s" % (" ".join(command), done.stdout))
     return done.stdout

@@ -2,8 +2,8 @@
 
 (defpackage #:clgrpc.tests.tools
   (:use #:cl #:fiveam)
-  (:local-nicknames (#:grpc #:clgrpc) (#:tools #:clgrpc.tools) (#:examples #:clgrpc.tests.examples)
-                    (#:support #:clgrpc.tests.support) (#:testing #:grpc.testing)
+  (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:tools #:clgrpc.tools)
+                    (#:examples #:clgrpc.tests.examples) (#:support #:clgrpc.tests.support) (#:testing #:grpc.testing)
                     (#:bench-methods #:grpc.testing.benchmark-service)
                     (#:interop-methods #:grpc.testing.test-service)))
 
