@@ -1,8 +1,9 @@
 ;;;; A call as the client has it: its request headers, what comes back, and how it ends (gRPC over
 ;;;; HTTP/2, "Requests" and "Responses"; status mapping of the gRPC documents).
 ;;;;
-;;;; The caller's thread encodes the request and posts the call to the channel's loop; replies are
-;;;; queued as octets and decoded by the thread that asked for them. Until the call has a stream,
+;;;; A caller that may run the channel's loop writes its request straight into the output; others
+;;;; encode it and post the call. A single reply is decoded where it arrived, unless it is long;
+;;;; others, and those of streams, by the thread that asked for them. Until the call has a stream,
 ;;;; what it sends waits in its outbox.
 
 (in-package #:clgrpc.client)
@@ -42,21 +43,26 @@
         (hpack:encode-literal encoder buffer **grpc-timeout**
                               (rpc:encode-timeout (- (call-deadline call) (monotonic-ns)))
                               :plain))
-      (rpc:encode-metadata (client-call-metadata call) encoder buffer)
+      (let ((extra (call-extra call)))
+        (when extra (rpc:encode-metadata (rpc:extra-metadata extra) encoder buffer)))
       (http2:end-headers stream nil))))
 
-(defun start-on-stream (call link stream)
-  "Send CALL's headers, and what it has sent so far, on STREAM of LINK."
+(define-hot start-on-stream ((call client-call) (link link) (stream http2:stream) request) null
+  "Send CALL's headers on STREAM of LINK, and REQUEST, or if that is nil what has waited for them."
   (setf (wire-call-link call) link
         (wire-call-stream call) stream
         (http2:stream-user stream) call)
   (incf (rpc:link-calls link))
   (rpc:ensure-headers call)
-  (rpc:write-outbox call))
+  (cond (request (rpc:write-message call request t))
+        ((client-call-message call)
+         (rpc:write-encoded call (shiftf (client-call-message call) nil) t))
+        (t (rpc:write-outbox call)))
+  nil)
 
 (defun client-close-send (call)
   "The operation CLOSE-SEND. From any thread."
-  (setf (rpc:wire-call-finished call) t)
+  (setf (rpc:wire-call-speech call) :over)
   (rpc:wire-post call
                  (lambda ()
                    (unless (or (call-status call) (wire-call-send-closed call))
@@ -76,8 +82,7 @@ response."
                          (client-abort call status text :peer)))
               ;; the only headers there are count as trailers
               (ended (end-with-trailers call list))
-              (t (setf (call-fields call) (or memo (response-fields call list))
-                       (client-call-headers-received call) t)
+              (t (setf (call-fields call) (or memo (response-fields call list)))
                  (notify call)))))))
 
 (defun response-fields (call list)
@@ -121,12 +126,12 @@ response."
 
 (define-hot deliver-response ((call client-call) (octets octets) (start index) (end index)) null
   "The operation DELIVER of methods that answer once. A long reply is left to the thread that asked."
-  (cond ((client-call-reply call)
+  (cond ((client-call-message call)
          (operate abort call :unimplemented "more than one response message" :local))
         ((not (rpc:to-keep-p call (- end start)))
-         (setf (client-call-reply call) (parse-reply call octets start end)))
+         (setf (client-call-message call) (parse-reply call octets start end)))
         ((rpc:hold call (- end start))
-         (setf (client-call-reply call) (rpc:keep-octets call octets start end))))
+         (setf (client-call-message call) (rpc:keep-octets call octets start end))))
   nil)
 
 (define-hot parse-reply ((call client-call) (octets octets) (start index) (end index)) t
@@ -181,11 +186,12 @@ more than :ok."
 should be."
   (cond ((rpc:wire-call-partial call)
          (end-client-call call :internal "the response ends within a message"))
-        ((and (answers-once-p call) (null (client-call-reply call)))
+        ((and (answers-once-p call) (null (client-call-message call)))
          (end-client-call call :unimplemented "the server sent no response message"))
-        (t (when (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
+        (t (when (and (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
+                      (null (client-call-future call)))
              ;; where RECEIVE looks
-             (rpc:queue-incoming call (shiftf (client-call-reply call) nil) 0))
+             (rpc:queue-incoming call (shiftf (client-call-message call) nil) 0))
            (end-client-call call :ok ""))))
 
 (defun end-with-error (call status message details)
@@ -278,6 +284,7 @@ deadline, and its word may come before our own timer has run."
     (rpc:stop-timers call)
     (loop:leave-call (wire-call-loop call) (client-call-unattended call))
     (apply #'end-call call status :message message how)
+    (when (client-call-future call) (run-completions (client-call-future call)))
     (let ((stream (wire-call-stream call)))
       (when (and stream (http2:stream-open-p stream))
         (http2:reset-stream stream (if (eq status :ok) http2:+no-error+ http2:+cancel+))))
@@ -294,7 +301,7 @@ deadline, and its word may come before our own timer has run."
 
 (defun client-await-metadata (call)
   "The operation AWAIT-METADATA."
-  (rpc:wait-for-call call #'client-call-headers-received))
+  (rpc:wait-for-call call #'call-fields))
 
 (defun client-drive (call ready-p)
   "The operation DRIVE. A thread inside a handler never drives: what it would run might wait for
@@ -322,7 +329,7 @@ it."
                        :taken #'rpc:wire-taken :decode #'rpc:wire-decode
                        :post #'rpc:wire-post :room #'rpc:wire-room
                        :await-metadata #'client-await-metadata :schedule #'rpc:wire-schedule
-                       :drive #'client-drive :park #'client-park
+                       :client-p t :drive #'client-drive :park #'client-park
                        :deliver deliver :half-close #'identity))
 
 (define-load-time-global **single-operations** (make-client-operations #'deliver-response))

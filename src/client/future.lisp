@@ -3,37 +3,29 @@
 
 (in-package #:clgrpc.client)
 
-(defstruct (future (:constructor make-future (call)) (:copier nil))
-  "The reply of CALL, to come. COMPLETIONS, newest first, is :done once CALL has ended. OUTCOME,
-under LOCK, is the reply, or the RPC-ERROR, once somebody has asked for it."
-  (call nil :type (or null client-call))
-  (completions '() :type (or list (eql :done)))
-  (lock (sb-thread:make-mutex :name "clgrpc future") :type sb-thread:mutex)
-  (outcome nil))
-
 (document-functions
   future-call "The call whose reply FUTURE stands for. From any thread.")
 
 (defmethod print-object ((future future) stream)
   (print-unreadable-object (future stream :type t)
-    (format stream "~:[pending~;~:*~(~A~)~] ~A" (call-status (future-call future))
-            (rpc:rpc-method-path (call-rpc-method (future-call future))))))
+    (let ((call (future-call future)))
+      (if call
+          (format stream "~:[pending~;~:*~(~A~)~] ~A" (call-status call)
+                  (rpc:rpc-method-path (call-rpc-method call)))
+          (write-string "of no call" stream)))))
 
 (defun call-async (function channel request &rest options)
   "Make the call that (FUNCTION CHANNEL REQUEST . OPTIONS) stands for, a unary one or a
 client-streaming one with a sequence or generator, without waiting. Return a future; its call is
 (future-call FUTURE). From any thread."
-  (let* ((future (make-future nil))
-         (call (apply function channel request
-                      :async (lambda (call) (declare (ignore call)) (run-completions future))
-                      options)))
+  (let* ((future (make-future))
+         (call (apply function channel request :async future options)))
     (unless (and (typep call 'client-call)
                  (member (rpc-method-kind (call-rpc-method call)) '(:unary :client-streaming))
                  (not (eq :open request)))
       (when (typep call 'call) (cancel call))
       (misuse "CALL-ASYNC is for stubs that return a reply; ~S with ~S returned ~S." function request
               call))
-    (setf (future-call future) call)
     future))
 
 (defmethod cancel ((future future) &optional (text "cancelled by the caller"))
@@ -48,14 +40,27 @@ client-streaming one with a sequence or generator, without waiting. Return a fut
 :timeout bounds the wait. May be called again, from any thread but a loop's."
   (let ((call (future-call future)))
     (rpc:wait-for-call call #'never)
-    (let ((outcome (sb-thread:with-mutex ((future-lock future))
-                     (or (future-outcome future)
-                         (setf (future-outcome future)
-                               (handler-case (reply-of call)
-                                 (rpc:rpc-error (error) error)))))))
-      (if (typep outcome 'rpc:rpc-error)
-          (error outcome)
-          (values outcome call)))))
+    (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
+    (when (rpc:undecoded-p (client-call-message call)) (decode-reply future call))
+    (let ((reply (client-call-message call)))
+      (if (typep reply 'rpc:rpc-error)
+          (error reply)
+          (values reply call)))))
+
+(defun decode-reply (future call)
+  "Decode the reply of CALL, a long one, unless another thread has: in its place comes the message, or
+the RPC-ERROR that says what is wrong with it."
+  (sb-thread:with-mutex ((ensure-lock future))
+    (let ((reply (client-call-message call)))
+      (when (rpc:undecoded-p reply)
+        (setf (client-call-message call)
+              (handler-case (rpc:wire-decode call reply 0 0)
+                (rpc:rpc-error (error) error)))))))
+
+(defun ensure-lock (future)
+  (or (future-lock future)
+      (let ((new (sb-thread:make-mutex :name "clgrpc future")))
+        (or (sb-ext:compare-and-swap (future-lock future) nil new) new))))
 
 (defun attach (future function)
   "Call (FUNCTION reply error) on a reserve thread when FUTURE's call has ended, at once if it has:

@@ -2,12 +2,10 @@
 
 (in-package #:clgrpc.client)
 
-(defstruct (subchannel (:copier nil))
+(defstruct (subchannel (:include rpc:endpoint) (:copier nil))
   "LEAVING are the links that take no more calls and still have some. WAITING is a list of calls,
 oldest first, with TAIL its last cons. FAILURE is the text of the last failed attempt."
   (channel nil)
-  (loop nil :type loop:event-loop)
-  (options nil :type options)
   (credentials nil :type (or null loop:tls-credentials))
   (pool (http2:make-pool) :type http2:pool)
   (host "" :type string)
@@ -25,20 +23,36 @@ oldest first, with TAIL its last cons. FAILURE is the text of the last failed at
   (failure nil :type (or null string))
   (random (make-random-state t) :type random-state))
 
+(defstruct (future (:constructor make-future ()) (:copier nil))
+  "The reply of CALL, to come. COMPLETIONS, newest first, is :done once CALL has ended. LOCK, made when
+first needed, is for who decodes the reply."
+  (call nil :type (or null call))
+  (completions '() :type (or list (eql :done)))
+  (lock nil :type (or null sb-thread:mutex)))
+
+(declaim (sb-ext:freeze-type future))
+
 (defmethod print-object ((subchannel subchannel) stream)
   (print-unreadable-object (subchannel stream :type t)
     (format stream "~A:~D ~(~A~)~@[, ~A~]" (subchannel-host subchannel) (subchannel-port subchannel)
             (subchannel-state subchannel) (subchannel-failure subchannel))))
 
-(defstruct (client-call (:include wire-call (client-p t)) (:constructor make-client-call)
-                        (:copier nil))
-  (subchannel nil :type subchannel)
-  (metadata '() :type list)
-  (wait-for-ready nil :type boolean)
-  (unattended nil :type boolean)        ; nobody waits for it in a stub
-  (headers-received nil :type boolean)
-  (reply nil))                          ; of a method that answers once, as RPC:WIRE-DECODE takes it
+(defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
+  "MESSAGE is the only request, encoded, until that is sent; then, of a method that answers once, the
+reply as RPC:WIRE-DECODE takes it."
+  (message nil)
+  (future nil :type (or null future)))  ; without one somebody waits for the call in a stub
 
 (declaim (sb-ext:freeze-type client-call))
+
+(define-hot (client-call-subchannel :inline t) ((call client-call)) subchannel
+  (the subchannel (wire-call-endpoint call)))
+
+(define-hot (client-call-unattended :inline t) ((call client-call)) boolean
+  (and (client-call-future call) t))
+
+(define-hot (client-call-wait-for-ready :inline t) ((call client-call)) boolean
+  (let ((extra (call-extra call)))
+    (and extra (rpc:extra-wait-for-ready extra))))
 
 (declaim (sb-ext:global **client-sink**)) ; call.lisp

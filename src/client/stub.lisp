@@ -20,41 +20,39 @@
                         (not (eq request :open))
                         (request-generator request)))
         (call (make-call channel method
-                         :deadline (absolute-deadline timeout deadline)
-                         :metadata (append (rpc:check-metadata metadata)
-                                           (when call-credentials
-                                             (credentials-metadata channel call-credentials
-                                                                   method)))
-                         :wait-for-ready (and wait-for-ready t)
-                         :unattended (and async t)))
+                         (absolute-deadline timeout deadline) async))
         (encoding (if compression-p
                       (rpc:find-encoding compression)
                       (subchannel-encoding (channel-subchannel channel)))))
     (when encoding (begin-compression call encoding))
-    (when async (setf (rpc:extra-on-end (ensure-extra call)) async))
+    (when (or metadata call-credentials)
+      (setf (rpc:extra-metadata (ensure-extra call))
+            (append (rpc:check-metadata metadata)
+                    (when call-credentials
+                      (credentials-metadata channel call-credentials method)))))
+    (when wait-for-ready
+      (setf (rpc:extra-wait-for-ready (ensure-extra call)) t))
     (ecase (rpc-method-kind method)
       (:unary
-       (add-request call request t)
-       (cond (async (submit-call call) call)
-             (t (submit-and-wait call nil)
+       (cond (async (submit-call call (only-request call request)) call)
+             (t (submit-and-wait call (only-request call request) nil)
                 (if (eq :ok (call-status call))
                     (reply-of call)
                     (fail-or-retry call channel method request options)))))
       (:server-streaming
-       (add-request call request t)
-       (submit-call call)
+       (submit-call call (only-request call request))
        call)
       (:client-streaming
-       (cond ((null generator) (submit-call call) call)
-             (async (submit-call call)
+       (cond ((null generator) (submit-call call nil) call)
+             (async (submit-call call nil)
                     (pump-requests call generator)
                     call)
-             (t (submit-and-wait call generator)
+             (t (submit-and-wait call nil generator)
                 (cond ((eq :ok (call-status call)) (reply-of call))
                       ((functionp request) (error (rpc:call-condition call)))
                       (t (fail-or-retry call channel method request options))))))
       (:bidi
-       (submit-call call)
+       (submit-call call nil)
        (when generator (pump-requests call generator))
        call))))
 
@@ -71,35 +69,61 @@ give."
                                                   0))
                         (if rpc:*call* (call-deadline rpc:*call*) 0)))
 
-(defun make-call (channel method &key deadline metadata wait-for-ready unattended)
+(defun make-call (channel method deadline future)
+  "A call of METHOD on CHANNEL, that of FUTURE unless it is nil."
   (unless (channel-open-p channel) (misuse "~A is closed." channel))
-  (let ((subchannel (channel-subchannel channel)))
-    (make-client-call :rpc-method method :subchannel subchannel
-                      :loop (subchannel-loop subchannel) :options (subchannel-options subchannel)
-                      :deadline deadline :metadata metadata :wait-for-ready wait-for-ready
-                      :unattended unattended
-                      :operations (if (member (rpc-method-kind method) '(:unary :client-streaming))
-                                      **single-operations**
-                                      **stream-operations**))))
+  (let ((call (make-client-call
+               :rpc-method method :endpoint (channel-subchannel channel) :deadline deadline
+               :future future
+               :operations (if (member (rpc-method-kind method) '(:unary :client-streaming))
+                               **single-operations**
+                               **stream-operations**))))
+    (when future (setf (future-call future) call))
+    call))
 
-(defun add-request (call request last)
-  "Put REQUEST, encoded by this thread, into CALL's outbox before it is submitted."
-  (rpc:put-into-outbox call (rpc:encode-message call request :auto))
-  (setf (wire-call-send-closed call) last))
+(defun only-request (call request)
+  "REQUEST; its type is for the encoder to check."
+  (or request (misuse "~A takes a message for its request, not NIL." call)))
 
-(defun submit-call (call)
-  "Hand CALL to its loop; if that has just stopped, since the channel was closed, end CALL."
-  (loop:enter-call (wire-call-loop call) (client-call-unattended call))
-  (unless (rpc:wire-post call (lambda ()
-                                (rpc:start-deadline call)
-                                (submit (client-call-subchannel call) call)))
-    (end-client-call call :cancelled "the channel was closed" :ended-by :local :sent nil)))
+(define-hot submit-call ((call client-call) request) null
+  "Hand CALL to its loop with its only REQUEST, or nil: written straight into the output if this
+thread may run the loop for that, else encoded by this thread, which the user may go on with. If the
+loop has just stopped, since the channel was closed, end CALL."
+  (let ((loop (wire-call-loop call))
+        (encoded (and request (rpc:encode-unless-short call request)))
+        (submitted nil))
+    (flet ((begin-here () (begin-call call (if encoded nil request))))
+      (declare (dynamic-extent #'begin-here))
+      (when request (setf (wire-call-send-closed call) t))
+      (setf (client-call-message call) encoded)
+      (loop:enter-call loop (client-call-unattended call))
+      (unwind-protect
+           (progn
+             (unless (or (loop:run-now loop #'begin-here)
+                         (progn
+                           (when (and request (null encoded))
+                             (setf (client-call-message call) (rpc:encode-message call request nil)))
+                           (loop:post loop call)))
+               (end-client-call call :cancelled "the channel was closed" :ended-by :local :sent nil))
+             (setf submitted t))
+        (unless submitted (client-leave call)))))
+  nil)
 
-(defun submit-and-wait (call generator)
+(define-hot begin-call ((call client-call) request) null
+  "Start CALL, unless it has ended, as soon as there is a stream. On its loop."
+  (unless (call-status call)
+    (rpc:start-deadline call)
+    (submit (client-call-subchannel call) call request))
+  nil)
+
+(defmethod loop:run-posted ((call client-call))
+  (begin-call call nil))
+
+(defun submit-and-wait (call request generator)
   "Submit CALL, send what GENERATOR gives if there is one, and wait for the end of CALL. If this is left
 otherwise, at whatever moment, cancel CALL."
   (sb-sys:without-interrupts
-    (submit-call call)
+    (submit-call call request)
     (unwind-protect
          (sb-sys:with-local-interrupts
            (when generator (send-requests call generator))
@@ -117,7 +141,7 @@ RETRY-CALL return what another call returns."
 (defun reply-of (call)
   "Return the reply of CALL, which answers once and has ended, and CALL, or signal its RPC-ERROR."
   (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
-  (values (let ((reply (shiftf (client-call-reply call) nil)))
+  (values (let ((reply (shiftf (client-call-message call) nil)))
             (if reply (rpc:wire-decode call reply 0 0) (rpc:pop-incoming call)))
           call))
 

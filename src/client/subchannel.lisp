@@ -103,8 +103,20 @@ many streams it allows."
 
 ;;; Calls
 
-(defun submit (subchannel call)
-  "Start CALL on a stream as soon as there is one."
+(define-hot submit ((subchannel subchannel) (call client-call) request) t
+  "Start CALL, with its only REQUEST unless that is nil, on a stream as soon as there is one."
+  (let* ((link (subchannel-link subchannel))
+         (stream (and link
+                      (eq :ready (subchannel-state subchannel))
+                      (null (subchannel-waiting subchannel))
+                      (next-stream link))))
+    (cond (stream (start-on-stream call link stream request))
+          (t (when request
+               (setf (client-call-message call) (rpc:encode-message call request nil)))
+             (submit-later subchannel call)))))
+
+(defun submit-later (subchannel call)
+  "There is no stream for CALL now."
   (ecase (subchannel-state subchannel)
     (:ready (enqueue-waiting subchannel call) (start-waiting subchannel))
     (:idle (enqueue-waiting subchannel call) (connect subchannel))
@@ -127,7 +139,7 @@ many streams it allows."
                                   nil
                                   (or (next-stream link) (return)))))
                  (pop (subchannel-waiting subchannel))
-                 (when stream (start-on-stream call link stream))))
+                 (when stream (start-on-stream call link stream nil))))
       (when (rpc:link-draining link) (leave-link subchannel link)))))
 
 (defun next-stream (link)

@@ -125,15 +125,20 @@ somebody else to run the loop: who drives will yield."
        (not (eq argument (event-loop-driven-for loop)))
        (setf (event-loop-yielding loop) t)))
 
-(define-hot run-or-post ((loop event-loop) (function function)) boolean
-  "Have FUNCTION called, without arguments, on LOOP: now, if this thread runs it, or if it is attended and
-nobody does; else as by POST. Return false if LOOP has stopped. From any thread."
+(define-hot run-now ((loop event-loop) (function function)) boolean
+  "Call FUNCTION, without arguments, on LOOP and return true if this thread runs that, or if it is attended
+and nobody does. From any thread."
   (or (nth-value 1 (call-with-baton loop function))
       (and (event-loop-attended loop)
            (not (event-loop-stopping loop))
            (with-taken-loop (loop (take loop))
              (run-aside loop function)
-             t))
+             t))))
+
+(define-hot run-or-post ((loop event-loop) (function function)) boolean
+  "Have FUNCTION called, without arguments, on LOOP: by RUN-NOW if that is possible, else by POST. Return
+false if LOOP has stopped. From any thread."
+  (or (run-now loop function)
       (post loop function)))
 
 (define-hot run-aside ((loop event-loop) (function function)) null

@@ -183,8 +183,13 @@ ago."
              (unless (in-event-loop-p loop) (return-from deferred-phase nil)))
     t))
 
-(define-hot call-posted ((function function)) t
-  (funcall function))
+(defgeneric run-posted (item)
+  (:documentation "Do what ITEM, which was given to POST, stands for. On the loop."))
+
+(define-hot call-posted (item) t
+  (if (functionp item)
+      (funcall item)
+      (run-posted item)))
 
 (define-hot inbox-phase ((loop event-loop)) null
   (let ((inbox (event-loop-inbox loop)))
@@ -258,11 +263,12 @@ calls nothing of the loop. By the holder of the baton."
     (setf (event-loop-ring-start loop) 0
           (event-loop-ring loop) new)))
 
-(define-hot post ((loop event-loop) (function function)) boolean
-  "Have FUNCTION called, without arguments, on LOOP; those that one thread posts are called in
-order. Return false if LOOP has stopped, so that it will not be called. From any thread."
+(define-hot post ((loop event-loop) item) boolean
+  "Have ITEM, a function without arguments or what has a method for RUN-POSTED, called on LOOP; those
+that one thread posts are called in order. Return false if LOOP has stopped, so that it will not be
+called. From any thread."
   (let* ((inbox (event-loop-inbox loop))
-         (answer (push-inbox inbox function)))
+         (answer (push-inbox inbox item)))
     (when (eq t answer)
       (wake-loop loop)
       (confirm-wake inbox))

@@ -36,13 +36,13 @@
    #:take #:overtake #:lend #:resume #:hand-over #:retire #:call-user #:with-baton
    #:call-with-baton #:holds-baton-p #:prepare-to-wait #:*loop*
    ;; drive.lisp
-   #:enter-call #:leave-call #:call-served #:drive #:not-for-driver-p #:run-or-post
+   #:enter-call #:leave-call #:call-served #:drive #:not-for-driver-p #:run-now #:run-or-post
    ;; connection.lisp
    #:make-connection #:connection-output #:connection-output-pending-p #:connection-unsent
    #:flush-connection #:stop-reading #:start-reading #:close-connection
    ;; loop.lisp
    #:make-event-loop #:run-event-loop #:start-event-loop #:stop-event-loop #:join-event-loop
-   #:post #:defer #:call-last #:on-signal
+   #:post #:run-posted #:defer #:call-last #:on-signal
    ;; listener.lisp
    #:listener #:listen-on #:listener-address #:close-listener
    ;; connector.lisp

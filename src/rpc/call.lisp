@@ -26,7 +26,7 @@ function) runs FUNCTION on the loop, at once if this is it; ROOM (call) the octe
 without waiting; AWAIT-METADATA (call) waits for the peer's headers; SCHEDULE (call) has
 the callbacks that are due run soon; DRIVE (call ready-p) runs the loop until READY-P or the end, if
 this thread may, and says whether that came; PARK (call ready-p) sleeps until READY-P or the end and
-returns what READY-P did."
+returns what READY-P did. CLIENT-P says which end this is."
   (send #'no-operation :type function)
   (close-send #'no-operation :type function)
   (send-metadata #'no-operation :type function)
@@ -42,6 +42,7 @@ returns what READY-P did."
   (room #'no-operation :type function)
   (await-metadata #'no-operation :type function)
   (schedule #'no-operation :type function)
+  (client-p nil :type boolean)
   (drive #'no-operation :type function)
   (park #'park :type function))
 
@@ -99,11 +100,13 @@ the last message is taken."
   (on-ended nil :type (or null function)) ; the user's, see ON-END
   (incoming-filter nil :type (or null function))
   (outgoing-filter nil :type (or null function))
-  (on-end nil :type (or null function)) ; of the layer above, not the user's: (call)
   (timer nil :type (or null timer))     ; the deadline's
   (timers '() :type list)               ; those of AFTER
   (compression nil :type (or null compression))
   (metadata '() :type list)             ; to be sent with the headers
+  (outbox '() :type list)               ; the loop's: what waits for a stream, newest first,
+  (outbox-octets 0 :type index)         ; and how long it is
+  (wait-for-ready nil :type boolean)
   (trailers '() :type list)             ; to be sent, or decoded from what came
   (trailer-fields #() :type simple-vector)
   (message "" :type string)
@@ -119,7 +122,7 @@ the last message is taken."
   (rpc-method nil :type (or null rpc-method))
   (operations (make-operations) :type operations)
   (deadline 0 :type deadline)
-  (fields #() :type simple-vector)      ; the peer's initial metadata
+  (fields nil :type (or null simple-vector)) ; the peer's initial metadata, once it is there
   (incoming nil :type (or null arrival))
   (status nil :type symbol)
   (half-closed nil :type boolean)
@@ -283,8 +286,7 @@ Only by the receiving thread."
 ;;; The end of a call
 
 (defun end-call (call status &key (message "") details (ended-by :peer) cause (sent t))
-  "Store how CALL ended, wake its waiters and tell its callbacks. On CALL's loop. Return false if it
-had ended already."
+  "Store how CALL ended and wake its waiters. On CALL's loop. Return false if it had ended already."
   (unless (call-status call)
     (unless (and (eq status :ok) (null (call-extra call)))
       (let ((extra (ensure-extra call)))
@@ -296,9 +298,7 @@ had ended already."
     (sb-thread:barrier (:write))
     (setf (call-status call) status)
     (notify call)
-    (let* ((extra (call-extra call))
-           (on-end (and extra (extra-on-end extra))))
-      (when on-end (funcall on-end call))
+    (let ((extra (call-extra call)))
       (when (and extra (extra-on-ended extra)) (operate schedule call)))
     t))
 
@@ -418,7 +418,7 @@ handler that computes long asks now and then. From any thread."
   "The initial metadata that CALL's peer sent, an alist, decoded now. On a client it waits for the
 peer's headers; nil if the call ended without any. From any thread."
   (operate await-metadata call)
-  (fields-metadata (call-fields call)))
+  (fields-metadata (or (call-fields call) #())))
 
 (defun call-trailers (call)
   "On a client the trailing metadata of CALL, an alist, nil before it has ended; in a handler the

@@ -42,7 +42,7 @@
    #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed #:call-extra
    #:call-incoming #:operations #:make-operations #:operate
    #:extra #:ensure-extra #:extra-metadata #:extra-trailers #:extra-trailer-fields #:extra-message #:extra-details
-   #:extra-on-end #:extra-queued-octets
+   #:extra-wait-for-ready #:extra-queued-octets
    #:*call* #:notify #:wait-for-call #:pop-incoming #:end-call
    #:call-condition #:callbacks-p #:park #:with-user-code #:error-condition #:*debug-on-error* #:return-status
    #:cancel-call #:retry-handler #:retry-call
@@ -59,10 +59,10 @@
    #:link-output #:link-http2-closed
    ;; wire.lisp
    #:wire-call #:wire-call-link #:wire-call-stream #:wire-call-client-p #:wire-call-headers-sent
-   #:wire-call-send-closed #:wire-call-partial #:wire-call-outbox #:wire-call-loop
-   #:wire-call-options #:wire-call-spoken #:wire-call-finished #:put-into-outbox #:write-outbox
+   #:wire-call-send-closed #:wire-call-partial #:wire-call-loop #:wire-call-endpoint #:endpoint
+   #:wire-call-options #:wire-call-speech #:put-into-outbox #:write-outbox
    #:write-half-close #:receive-data #:keep-octets #:to-keep-p #:hold #:release-call
-   #:queue-incoming #:seal-batch #:wire-decode #:parse-incoming #:unparsable-condition
+   #:queue-incoming #:seal-batch #:wire-decode #:encode-unless-short #:undecoded-p #:parse-incoming #:unparsable-condition
    #:deliver-streamed #:half-close-streamed #:encode-message
    #:write-message #:write-encoded #:wire-send #:wire-post #:wire-room #:wire-taken #:wire-writable #:wire-schedule
    #:write-initial-headers #:ensure-headers #:start-deadline #:stop-timers))

@@ -12,20 +12,29 @@
 
 (in-package #:clgrpc.rpc)
 
-(defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
+(defstruct (endpoint (:constructor nil) (:copier nil))
+  "What all calls of a subchannel, or of one loop of a server, share."
   (loop nil :type loop:event-loop)
-  (options nil :type options)
+  (options nil :type options))
+
+(defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
+  (endpoint nil :type endpoint)
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
   (stream nil :type (or null http2:stream))
-  (client-p nil :type boolean)
   (headers-sent nil :type boolean)
   (send-closed nil :type boolean)
-  (spoken nil :type boolean)            ; the user has sent metadata or a message,
-  (finished nil :type boolean)          ; or CLOSE-SEND: known to its thread before the loop gets to it
+  (speech nil :type (member nil :begun :over)) ; what its user has sent: metadata or a message, the end
   (partial nil :type (or null partial))
-  (held 0 :type index)                  ; charged to the link for a part of a message or a request
-  (outbox '() :type list)               ; frames that wait for a stream, newest first,
-  (outbox-octets 0 :type index))        ; and how long they are
+  (held 0 :type index))                 ; charged to the link for a part of a message or a request
+
+(define-hot (wire-call-loop :inline t) ((call wire-call)) loop:event-loop
+  (endpoint-loop (wire-call-endpoint call)))
+
+(define-hot (wire-call-options :inline t) ((call wire-call)) options
+  (endpoint-options (wire-call-endpoint call)))
+
+(define-hot (wire-call-client-p :inline t) ((call wire-call)) boolean
+  (operations-client-p (call-operations call)))
 
 (defmethod call-peer ((call wire-call))
   (let ((link (wire-call-link call))) (and link (link-peer link))))
@@ -538,6 +547,18 @@ parcel. COMPRESS as for SEND. From any thread."
           ((= end (length octets)) octets)
           (t (make-parcel octets end)))))
 
+(define-hot encode-unless-short ((call wire-call) message) (or null octets parcel)
+  "NIL if WRITE-MESSAGE is sure to write MESSAGE, CALL's only one, at once; else what ENCODE-MESSAGE
+returns. Signal an RPC-ERROR if MESSAGE is too long."
+  (let ((size (protobuf:measure (outgoing-type call) message)))
+    (check-send-size call size)
+    (when (or (> size +parcel-octets+) (compresses-p call :auto))
+      (encode-message call message :auto))))
+
+(define-hot undecoded-p (item) boolean
+  "True if ITEM is a message that WIRE-DECODE has yet to decode."
+  (typep item '(or parcel packed)))
+
 (define-hot (encoded-length :inline t) ((encoded (or octets parcel))) index
   "How many octets ENCODED, of ENCODE-MESSAGE, will be sent as."
   (if (typep encoded 'parcel) (parcel-end encoded) (length encoded)))
@@ -574,8 +595,7 @@ On the loop; CALL has a stream and its headers are sent."
   (let* ((extra (call-extra call))
          (stream (wire-call-stream call)))
     (- (options-send-budget-octets (wire-call-options call))
-       (if extra (the index (extra-unsent-octets extra)) 0)
-       (wire-call-outbox-octets call)
+       (if extra (+ (the index (extra-unsent-octets extra)) (extra-outbox-octets extra)) 0)
        (if stream (http2:stream-queued-octets stream) 0))))
 
 (define-hot (sends-one-p :inline t) ((call wire-call)) boolean
@@ -589,7 +609,7 @@ On the loop; CALL has a stream and its headers are sent."
   (when (sends-one-p call)
     (misuse "~A has one ~:[answer, which is returned or given to REPLY~;request, given to the stub~]."
             call (wire-call-client-p call)))
-  (when (wire-call-finished call)
+  (when (eq :over (wire-call-speech call))
     (misuse "~A was told that no more messages will be sent." call))
   (case (call-status call)
     ((nil) t)
@@ -603,7 +623,7 @@ On the loop; CALL has a stream and its headers are sent."
              (and wait-p
                   (progn (wait-for-call call #'room-p)
                          (sendable-p call))))
-         (setf (wire-call-spoken call) t)
+         (setf (wire-call-speech call) :begun)
          (send-message call message compress)
          t)
         (wait-p nil)
@@ -647,13 +667,15 @@ short, else encoded first, with nobody waiting for that. COMPRESS as for SEND."
 
 (defun put-into-outbox (call encoded)
   "Keep ENCODED, of ENCODE-MESSAGE, until CALL has a stream. On the loop."
-  (incf (wire-call-outbox-octets call) (encoded-length encoded))
-  (push encoded (wire-call-outbox call)))
+  (let ((extra (ensure-extra call)))
+    (incf (extra-outbox-octets extra) (encoded-length encoded))
+    (push encoded (extra-outbox extra))))
 
 (defun write-outbox (call)
   "Send what has waited for CALL's stream, and the half-close if that waits too."
-  (let ((frames (reverse (shiftf (wire-call-outbox call) '()))))
-    (setf (wire-call-outbox-octets call) 0)
+  (let* ((extra (call-extra call))
+         (frames (and extra (nreverse (shiftf (extra-outbox extra) '())))))
+    (when frames (setf (extra-outbox-octets extra) 0))
     (loop for (encoded . more) on frames
           do (write-encoded call encoded (and (wire-call-send-closed call) (null more))))
     (when (and (null frames) (wire-call-send-closed call)) (write-half-close call))

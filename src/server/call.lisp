@@ -226,7 +226,7 @@ slots."
 
 (defun server-send-metadata (call metadata)
   "The operation SEND-METADATA. From any thread."
-  (when (shiftf (rpc:wire-call-spoken call) t)
+  (when (shiftf (rpc:wire-call-speech call) :begun)
     (misuse "The headers of ~A were sent before." call))
   (rpc:wire-post call
                  (lambda ()

@@ -91,7 +91,7 @@
            (method (and route (route-method route)))
            (timeout (request-timeout request))
            (call (make-server-call
-                  :rpc-method method :loop (link-loop link) :options (hub-options hub)
+                  :rpc-method method :endpoint hub
                   :link link :stream stream :route route
                   :operations (if (and method (member (rpc-method-kind method)
                                                       '(:client-streaming :bidi)))

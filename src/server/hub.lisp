@@ -18,12 +18,10 @@ that do not speak gRPC, or (status text)."
 
 (declaim (sb-ext:freeze-type request))
 
-(defstruct (hub (:copier nil))
+(defstruct (hub (:include rpc:endpoint) (:copier nil))
   "CALLS counts those that ended; REQUEST is the scratch that headers are read into."
   (server nil)
-  (loop nil :type loop:event-loop)
   (routes nil :type route-table)
-  (options nil :type options)
   (encoding nil :type (or null rpc:encoding)) ; of answers, if nobody says otherwise
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
   (calls 0 :type (unsigned-byte 62))
