@@ -41,6 +41,7 @@
   :components ((:file "package")
                (:file "syscall")
                (:file "address")
+               (:file "file")
                (:file "socket")
                (:file "epoll")
                (:file "futex")
@@ -70,6 +71,8 @@
                (:file "connection")
                (:file "loop")
                (:file "drive")
+               (:file "endpoint")
+               (:file "unix")
                (:file "listener")
                (:file "connector")))
 
@@ -351,7 +354,7 @@
                (:file "tls")))
 
 (defsystem "clgrpc/tests/loop"
-  :depends-on ("clgrpc/loop" "clgrpc/tests/support" "sb-bsd-sockets" "fiveam")
+  :depends-on ("clgrpc/loop" "clgrpc/tests/support" "sb-bsd-sockets" "sb-posix" "fiveam")
   :pathname "tests/loop/"
   :serial t
   :components ((:file "package")
@@ -363,6 +366,8 @@
                (:file "closing")
                (:file "credentials")
                (:file "tls")
+               (:file "endpoint")
+               (:file "unix")
                (:file "listener")
                (:file "connector")
                (:file "reserve")))

@@ -184,6 +184,9 @@ between, is a strike against it (gRFC A8).")
    "Connections a server holds at once; more are closed as soon as they are accepted.")
   (backlog 4096 1 65535 "connections"
    "Length of the kernel's queue of connections not yet accepted.")
+  (unix-socket-mode #o600 0 #o777 "bits"
+   "Who may connect to a unix socket that we listen on, as for chmod: #o600 its owner alone, #o660 the
+group as well. The directory's permissions count too.")
   (reserve-threads 256 1 4096 "threads"
    "Threads for handlers that block; they start when needed and end after idling.")
   (reserve-queue 10000 0 1000000 "calls"

@@ -35,7 +35,7 @@
    #:options-ping-without-calls #:options-max-ping-strikes
    #:options-max-header-block-octets
    #:options-settings-timeout-seconds #:options-preface-timeout-seconds #:options-max-connections
-   #:options-backlog #:options-reserve-threads #:options-reserve-queue
+   #:options-backlog #:options-unix-socket-mode #:options-reserve-threads #:options-reserve-queue
    #:options-reserve-idle-seconds #:options-reserve-wait-seconds #:options-drain-seconds #:options-connect-timeout-seconds
    #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter
    #:options-backoff-maximum-seconds

@@ -21,21 +21,6 @@
   (print-unreadable-object (channel stream :type t)
     (format stream "~A ~(~A~)" (channel-target channel) (channel-state channel))))
 
-(defun parse-target (target)
-  "Return host and port of TARGET, \"HOST:PORT\" or \"[IPV6]:PORT\". Signal MISUSE if it is
-neither."
-  (unless (stringp target) (misuse "A target is a string, not ~S." target))
-  (let* ((colon (position #\: target :from-end t))
-         (port (and colon (ignore-parse-integer target (1+ colon))))
-         (host (and colon (string-trim "[]" (subseq target 0 colon)))))
-    (unless (and port (<= 1 port 65535) (plusp (length host)))
-      (misuse "~S is no target: give \"HOST:PORT\" or \"[IPV6]:PORT\"." target))
-    (values host port)))
-
-(defun ignore-parse-integer (string start)
-  (and (< start (length string)) (every #'digit-char-p (subseq string start))
-       (parse-integer string :start start)))
-
 (defgeneric channel-secure-p (channel)
   (:documentation "True if nobody on the way can read what CHANNEL sends.")
   (:method ((channel rpc:channel)) nil)
@@ -47,8 +32,9 @@ neither."
 (defun make-channel (target &rest arguments &key credentials compression interceptors
                                              call-credentials plaintext-credentials
                      &allow-other-keys)
-  "Return a channel to TARGET, \"HOST:PORT\" or \"[IPV6]:PORT\". CREDENTIALS, what TLS-CREDENTIALS
-returns, has it speak TLS; nil, the default, is plaintext. COMPRESSION, :gzip, :deflate or
+  "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
+doc/addresses.md has. CREDENTIALS, what TLS-CREDENTIALS returns, has it speak TLS; nil, the default, is
+plaintext. COMPRESSION, :gzip, :deflate or
 :identity, the default, is how requests are compressed unless a stub's :compression says otherwise
 or the server does not accept it. INTERCEPTORS is a list of functions (method request options next), the first the
 outermost, each called around every stub, in the caller's thread: METHOD is an RPC-METHOD, OPTIONS a
@@ -60,30 +46,30 @@ nothing, unless PLAINTEXT-CREDENTIALS is true. All other ARGUMENTS are rows of t
 keywords. Connects nothing yet. Signal MISUSE for a wrong target or option, TLS-ERROR if CREDENTIALS
 cannot be used. From any thread; end it with CLOSE-CHANNEL, or use WITH-CHANNEL."
   (when credentials (loop:check-credentials credentials :client))
-  (multiple-value-bind (host port) (parse-target target)
-    (let* ((options (apply #'make-options
-                           (alexandria:remove-from-plist
-                            arguments :credentials :compression :interceptors :call-credentials
-                            :plaintext-credentials)))
-           (encoding (rpc:find-encoding compression))
-           (interceptors (rpc:check-interceptors interceptors))
-           (runtime (acquire-runtime))
-           (channel (apply #'make-instance
-                           (if (or interceptors call-credentials) 'intercepted-channel 'wire-channel)
-                           :target target :runtime runtime
-                           :plaintext-credentials plaintext-credentials
-                           (when (or interceptors call-credentials)
-                             (list :interceptors interceptors
-                                   :call-credentials call-credentials)))))
-      (setf (channel-subchannel channel)
-            (make-subchannel :channel channel :loop (runtime-loop runtime) :options options
-                             :host host :port port :credentials credentials :encoding encoding
-                             :authority (hpack:string-field
-                                         ":authority"
-                                         (or (and credentials
-                                                  (loop:tls-credentials-server-name credentials))
-                                             target))))
-      channel)))
+  (let* ((endpoint (loop:parse-endpoint target))
+         (options (apply #'make-options
+                         (alexandria:remove-from-plist
+                          arguments :credentials :compression :interceptors :call-credentials
+                          :plaintext-credentials)))
+         (encoding (rpc:find-encoding compression))
+         (interceptors (rpc:check-interceptors interceptors))
+         (runtime (acquire-runtime))
+         (channel (apply #'make-instance
+                         (if (or interceptors call-credentials) 'intercepted-channel 'wire-channel)
+                         :target target :runtime runtime
+                         :plaintext-credentials plaintext-credentials
+                         (when (or interceptors call-credentials)
+                           (list :interceptors interceptors
+                                 :call-credentials call-credentials)))))
+    (setf (channel-subchannel channel)
+          (make-subchannel :channel channel :loop (runtime-loop runtime) :options options
+                           :endpoint endpoint :credentials credentials :encoding encoding
+                           :authority (hpack:string-field
+                                       ":authority"
+                                       (or (and credentials
+                                                (loop:tls-credentials-server-name credentials))
+                                           (loop:endpoint-authority endpoint)))))
+    channel))
 
 (defun close-channel (channel)
   "End CHANNEL: its open calls end with :cancelled, its connection is closed in order. Closing again

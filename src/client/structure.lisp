@@ -8,8 +8,7 @@ oldest first, with TAIL its last cons. FAILURE is the text of the last failed at
   (channel nil)
   (credentials nil :type (or null loop:tls-credentials))
   (pool (http2:make-pool) :type http2:pool)
-  (host "" :type string)
-  (port 0 :type (unsigned-byte 16))
+  (endpoint nil :type loop:endpoint)
   (authority nil :type hpack:field)
   (encoding nil :type (or null rpc:encoding)) ; of requests, if nobody says otherwise
   (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the server can read
@@ -34,7 +33,7 @@ first needed, is for who decodes the reply."
 
 (defmethod print-object ((subchannel subchannel) stream)
   (print-unreadable-object (subchannel stream :type t)
-    (format stream "~A:~D ~(~A~)~@[, ~A~]" (subchannel-host subchannel) (subchannel-port subchannel)
+    (format stream "~A ~(~A~)~@[, ~A~]" (loop:endpoint-text (subchannel-endpoint subchannel))
             (subchannel-state subchannel) (subchannel-failure subchannel))))
 
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))

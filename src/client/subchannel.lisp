@@ -26,8 +26,7 @@
   "Begin an attempt to connect, unless one runs."
   (when (eq :idle (subchannel-state subchannel))
     (change-state subchannel :connecting)
-    (loop:connect-to (subchannel-loop subchannel) (subchannel-host subchannel)
-                     (subchannel-port subchannel)
+    (loop:connect-to (subchannel-loop subchannel) (subchannel-endpoint subchannel)
                      (seconds-ns (options-connect-timeout-seconds (subchannel-options subchannel)))
                      (lambda (transport condition)
                        (if transport
@@ -53,7 +52,7 @@
   (let ((credentials (subchannel-credentials subchannel)))
     (if credentials
         (loop:make-tls-transport (subchannel-loop subchannel) transport credentials :client
-                                 :server-name (subchannel-host subchannel))
+                                 :server-name (loop:endpoint-host (subchannel-endpoint subchannel)))
         transport)))
 
 (defun greeted (subchannel link)

@@ -1,152 +1,171 @@
-;;;; Connecting. A connector tries the addresses of a host in order, without blocking the loop,
-;;;; until one takes the connection or the time is over; a name that is not numeric is looked up on
-;;;; a helper thread. Each address gets an equal share of the time that is left. The owner is called
-;;;; exactly once, on the loop.
+;;;; Connecting, without blocking the loop: a name that is not known without asking is looked up on a
+;;;; reserve thread; the addresses are tried in turn, the next one as soon as an attempt fails or has
+;;;; taken a quarter of a second, so that several may be under way, families alternating (RFC 8305
+;;;; sections 4 and 5); the first that takes the connection has it, the others are given up. All of
+;;;; it has one time limit. The owner is called exactly once, on the loop.
 
 (in-package #:clgrpc.loop)
 
+(defconstant +attempt-delay-ns+ 250000000
+  "How long an attempt is waited for before the next begins (RFC 8305 section 8).")
+
 (defstruct (connector (:include source) (:constructor %make-connector) (:copier nil))
-  (address "" :type string)
+  "UNTRIED are addresses; ATTEMPTS those under way; FAILURES texts, newest first."
+  (endpoint nil :type endpoint)
   (on-done nil :type function)
-  (deadline 0 :type nanoseconds)
   (untried '() :type list)
-  (socket -1 :type fixnum)
-  (trying "" :type string)
-  (failure "the time is over" :type string)
-  (timer nil :type (or null timer))
+  (attempts '() :type list)
+  (failures '() :type list)
+  (deadline nil :type (or null timer))
+  (delay nil :type (or null timer))     ; when it rings, the next attempt begins
   (done nil :type boolean))
 
 (declaim (sb-ext:freeze-type connector))
 
+(defstruct (attempt (:include source) (:constructor %make-attempt) (:copier nil))
+  "ADDRESS is text."
+  (connector nil :type connector)
+  (address "" :type string)
+  (socket -1 :type fixnum))
+
+(declaim (sb-ext:freeze-type attempt))
+
 (defmethod print-object ((connector connector) stream)
   (print-unreadable-object (connector stream :type t)
-    (write-string (connector-address connector) stream)))
+    (write-string (endpoint-text (connector-endpoint connector)) stream)))
 
-(defun connect-to (loop host port timeout-ns on-done)
-  "Connect to PORT of HOST, a numeric address without brackets or a name, within TIMEOUT-NS
-nanoseconds. Then (ON-DONE transport nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on
-LOOP, exactly once and never before this returns. Signal MISUSE if LOOP has stopped. From any
-thread."
+(defun connect-to (loop target timeout-ns on-done)
+  "Connect to TARGET, an endpoint or the text of one, within TIMEOUT-NS nanoseconds. Then (ON-DONE
+transport nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and never
+before this returns. Signal MISUSE if TARGET is none, or LOOP has stopped. From any thread."
   (let ((connector (%make-connector
                     :loop loop :on-done on-done
-                    :address (format nil (if (find #\: host) "[~A]:~D" "~A:~D") host port)
-                    :on-event #'connection-event
+                    :endpoint (if (stringp target) (parse-endpoint target) target)
                     :on-release (lambda (connector)
-                                  (fail-connector connector "the event loop has stopped")))))
-    (setf (connector-timer connector) (make-timer #'attempt-timed-out connector))
-    (unless (post loop (lambda () (start-connector connector host port timeout-ns)))
+                                  (note-failure connector "the event loop has stopped")
+                                  (fail-connector connector)))))
+    (setf (connector-deadline connector) (make-timer #'connecting-timed-out connector)
+          (connector-delay connector) (make-timer #'try-next-address connector))
+    (unless (post loop (lambda () (start-connector connector timeout-ns)))
       (misuse "~A has stopped; it cannot connect." loop))
     nil))
 
-(defun start-connector (connector host port timeout-ns)
-  (let ((loop (connector-loop connector)))
+(defun start-connector (connector timeout-ns)
+  (let ((loop (connector-loop connector))
+        (endpoint (connector-endpoint connector)))
     (push connector (event-loop-unconnected loop))
-    (setf (connector-deadline connector) (+ (event-loop-now loop) timeout-ns))
-    (multiple-value-bind (addresses failure look-up-p) (os:resolve-host host port :look-up nil)
-      (declare (ignore failure))
-      (cond (look-up-p
-             (schedule-timer (event-loop-wheel loop) (connector-timer connector)
-                             (connector-deadline connector))
-             (look-up-host connector host port))
-            (t (try-addresses connector addresses nil))))))
+    (schedule-timer (event-loop-wheel loop) (connector-deadline connector)
+                    (+ (event-loop-now loop) timeout-ns))
+    (if (endpoint-addresses endpoint)
+        (try-addresses connector (endpoint-addresses endpoint) nil)
+        (look-up-endpoint connector endpoint))))
 
-(defun look-up-host (connector host port)
-  "Ask the resolver for HOST on a thread of its own, which posts the answer."
-  (sb-thread:make-thread
-   (lambda ()
-     (multiple-value-bind (addresses failure) (os:resolve-host host port)
-       (post (connector-loop connector) (lambda () (try-addresses connector addresses failure)))))
-   :name "clgrpc resolver"))
+(defun look-up-endpoint (connector endpoint)
+  "Ask the resolver on a thread that may wait, which posts the answer."
+  (let ((loop (connector-loop connector)))
+    (flet ((look-up ()
+             (multiple-value-bind (addresses failure)
+                 (os:resolve-host (endpoint-host endpoint) (endpoint-port endpoint))
+               (post loop (lambda () (try-addresses connector addresses failure))))))
+      (unless (and (event-loop-reserve loop)
+                   (run-on-reserve (event-loop-reserve loop) #'look-up :if-busy :exceed))
+        (sb-thread:make-thread #'look-up :name "clgrpc resolver")))))
 
 (defun try-addresses (connector addresses failure)
   (unless (connector-done connector)
-    (setf (connector-untried connector) addresses)
-    (if addresses
-        (try-next-address connector)
-        (fail-connector connector (or failure "no such host")))))
+    (when failure (note-failure connector failure))
+    (setf (connector-untried connector) (os:interleave-families addresses))
+    (try-next-address connector)))
 
-;;; One attempt
+;;; Attempts
 
 (defun try-next-address (connector)
-  "Begin to connect to the next address that can be tried at all, or fail."
-  (loop
-    (unless (connector-untried connector)
-      (return (fail-connector connector (connector-failure connector))))
-    (let* ((shares (length (connector-untried connector)))
-           (result (begin-attempt connector (pop (connector-untried connector)))))
-      (cond ((os:failed-p result)
-             (note-failure connector (os:errno-text result)))
-            (t (return (limit-attempt connector shares)))))))
-
-(defun limit-attempt (connector shares)
-  "Have the attempt that has begun end after one of so many SHARES of the time that is left."
+  "Begin to connect to the next address that can be tried at all; fail if nothing is left to hope for."
   (let* ((loop (connector-loop connector))
-         (now (event-loop-now loop))
-         (left (max 0 (- (connector-deadline connector) now))))
-    (schedule-timer (event-loop-wheel loop) (connector-timer connector)
-                    (+ now (ceiling left shares)))))
+         (wheel (event-loop-wheel loop)))
+    (cancel-timer wheel (connector-delay connector))
+    (loop while (connector-untried connector)
+          until (begin-attempt connector (pop (connector-untried connector))))
+    (cond ((connector-untried connector)
+           (schedule-timer wheel (connector-delay connector)
+                           (+ (event-loop-now loop) +attempt-delay-ns+)))
+          ((null (connector-attempts connector)) (fail-connector connector)))))
 
-(defun note-failure (connector text)
-  (setf (connector-failure connector)
-        (if (string= (connector-trying connector) (connector-address connector))
+(defun note-failure (connector text &optional address)
+  "Remember TEXT as what went wrong, with ADDRESS, text, if that is not plain."
+  (push (if (or (null address) (string= address (endpoint-text (connector-endpoint connector))))
             text
-            (format nil "~A (~A)" text (connector-trying connector)))))
+            (format nil "~A (~A)" text address))
+        (connector-failures connector)))
 
 (defun begin-attempt (connector address)
-  "Open a socket, begin to connect it to ADDRESS and watch it. Return a result as the kernel's calls
-do."
-  (setf (connector-trying connector) (os:address-text address))
-  (let ((socket (os:open-socket (os:address-family address))))
-    (if (os:failed-p socket)
-        socket
-        (let ((result (os:connect-socket socket address)))
-          (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-nodelay+ 1)
-          (when (or (not (os:failed-p result)) (= result (- os:+einprogress+)))
-            (setf result (add-source connector socket)))
-          (if (os:failed-p result)
-              (os:close-descriptor socket)
-              (setf (connector-socket connector) socket))
-          result))))
+  "Open a socket, begin to connect it to ADDRESS and watch it. Return true, or note why not."
+  (let* ((text (os:address-text address))
+         (family (os:address-family address))
+         (socket (os:open-socket family))
+         (result (if (os:failed-p socket) socket (os:connect-socket socket address))))
+    (when (or (not (os:failed-p result)) (= result (- os:+einprogress+)))
+      (unless (= family os:+af-unix+)
+        (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-nodelay+ 1))
+      (let ((attempt (%make-attempt :loop (connector-loop connector) :connector connector
+                                    :address text :socket socket :on-event #'attempt-event
+                                    :on-release #'identity))) ; the connector gives it up
+        (setf result (add-source attempt socket))
+        (unless (os:failed-p result)
+          (push attempt (connector-attempts connector))
+          (return-from begin-attempt t))))
+    (unless (os:failed-p socket) (os:close-descriptor socket))
+    (note-failure connector (os:errno-text result) text)
+    nil))
 
-(defun give-up-attempt (connector)
-  (let ((socket (shiftf (connector-socket connector) -1)))
-    (unless (minusp socket)
-      (remove-source connector)
-      (os:close-descriptor socket))))
+(defun leave-attempt (attempt)
+  "ATTEMPT is under way no more. Return its socket."
+  (let ((connector (attempt-connector attempt)))
+    (setf (connector-attempts connector) (delete attempt (connector-attempts connector)))
+    (remove-source attempt)
+    (attempt-socket attempt)))
 
-(defun connection-event (connector flags)
-  "The socket of CONNECTOR has become connected, or never will."
+(defun attempt-event (attempt flags)
+  "The socket of ATTEMPT has become connected, or never will."
   (when (logtest flags (logior +writable+ +failed+))
-    (let ((errno (os:socket-option (connector-socket connector) os:+sol-socket+ os:+so-error+)))
-      (cond ((zerop errno) (finish-connector connector))
-            (t (note-failure connector (os:errno-text (- (abs errno))))
-               (give-up-attempt connector)
+    (let ((errno (os:socket-option (attempt-socket attempt) os:+sol-socket+ os:+so-error+))
+          (connector (attempt-connector attempt))
+          (socket (leave-attempt attempt)))
+      (cond ((zerop errno)
+             (end-connector connector (make-tcp-transport socket (attempt-address attempt)) nil))
+            (t (os:close-descriptor socket)
+               (note-failure connector (os:errno-text (- (abs errno))) (attempt-address attempt))
                (try-next-address connector))))))
-
-(defun attempt-timed-out (connector)
-  (note-failure connector "no answer in time")
-  (give-up-attempt connector)
-  (try-next-address connector))
 
 ;;; The end
 
+(defun connecting-timed-out (connector)
+  (if (connector-attempts connector)
+      (dolist (attempt (connector-attempts connector))
+        (note-failure connector "no answer in time" (attempt-address attempt)))
+      (note-failure connector "no answer to the look-up in time"))
+  (fail-connector connector))
+
 (defun end-connector (connector transport condition)
-  (let ((loop (connector-loop connector)))
+  (let* ((loop (connector-loop connector))
+         (wheel (event-loop-wheel loop)))
     (setf (connector-done connector) t
+          (connector-untried connector) '()
           (event-loop-unconnected loop) (delete connector (event-loop-unconnected loop)))
-    (cancel-timer (event-loop-wheel loop) (connector-timer connector))
+    (cancel-timer wheel (connector-deadline connector))
+    (cancel-timer wheel (connector-delay connector))
+    (loop while (connector-attempts connector)
+          do (os:close-descriptor (leave-attempt (first (connector-attempts connector)))))
     (let ((failure (nth-value 1 (guarding (:connect-function-error :connector connector)
                                   (funcall (connector-on-done connector) transport condition)))))
       (when (and failure transport) (close-unowned loop transport failure)))))
 
-(defun finish-connector (connector)
-  (let ((socket (shiftf (connector-socket connector) -1)))
-    (remove-source connector)
-    (end-connector connector (make-tcp-transport socket (connector-trying connector)) nil)))
-
-(defun fail-connector (connector text)
+(defun fail-connector (connector)
   (unless (connector-done connector)
-    (give-up-attempt connector)
     (end-connector connector nil
-                   (make-condition 'connect-error :address (connector-address connector)
-                                                  :reason text))))
+                   (make-condition
+                    'connect-error
+                    :address (endpoint-text (connector-endpoint connector))
+                    :reason (format nil "~{~A~^; ~}"
+                                    (remove-duplicates (reverse (connector-failures connector))
+                                                       :test #'string=))))))

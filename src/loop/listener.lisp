@@ -15,6 +15,7 @@
   "See LISTEN-ON."
   (socket -1 :type fixnum)
   (address "" :type string)
+  (file nil :type list)                 ; of a unix socket, see LISTENING-FILE
   (loops '() :type list)
   (on-accept nil :type function)
   (max-connections 0 :type index)
@@ -39,33 +40,46 @@
   (error 'socket-error :operation "listen on" :address address
                        :reason (if (stringp result) result (os:errno-text result))))
 
-(defun open-listening-socket (text options)
-  "Return a socket that listens on the address TEXT."
-  (multiple-value-bind (host port) (os:parse-address text)
-    (multiple-value-bind (addresses failure) (os:resolve-host host port)
+(defun endpoint-listening-address (endpoint)
+  "The one address of ENDPOINT, if need be looked up."
+  (let ((text (endpoint-text endpoint)))
+    (multiple-value-bind (addresses failure)
+        (if (endpoint-addresses endpoint)
+            (endpoint-addresses endpoint)
+            (os:resolve-host (endpoint-host endpoint) (endpoint-port endpoint)))
       (unless addresses (listen-failed -1 text (or failure "no such host")))
-      (let* ((address (first addresses))
-             (socket (os:open-socket (os:address-family address))))
-        (flet ((must (result)
-                 (when (os:failed-p result) (listen-failed socket text result))))
-          (must socket)
-          (must (os:set-socket-option socket os:+sol-socket+ os:+so-reuseaddr+ 1))
-          (must (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-nodelay+ 1))
-          (must (os:bind-socket socket address))
-          (must (os:listen-socket socket (options-backlog options))))
-        socket))))
+      (first addresses))))
 
-(defun listen-on (address options loops on-accept)
-  "Listen on ADDRESS, \"HOST:PORT\" or \"[IPV6]:PORT\" (port 0: any free one), with the backlog and
-the limit of connections that OPTIONS has, and return the listener. Each new connection goes to the
+(defun open-listening-socket (endpoint address options)
+  "Return a socket that listens on ADDRESS, that of ENDPOINT."
+  (let ((socket (os:open-socket (os:address-family address)))
+        (unix (= os:+af-unix+ (os:address-family address))))
+    (flet ((must (result)
+             (when (os:failed-p result) (listen-failed socket (endpoint-text endpoint) result))))
+      (must socket)
+      (cond (unix (must (bind-unix-socket socket address (options-unix-socket-mode options))))
+            (t (must (os:set-socket-option socket os:+sol-socket+ os:+so-reuseaddr+ 1))
+               (must (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-nodelay+ 1))
+               (must (os:bind-socket socket address))))
+      (must (os:listen-socket socket (options-backlog options))))
+    socket))
+
+(defun listen-on (target options loops on-accept)
+  "Listen on TARGET, the text of an endpoint (see endpoint.lisp; port 0: any free one; of several
+addresses the first), with the backlog, the limit of connections and, for a unix socket, the file mode
+that OPTIONS has, and return the listener. The file that a dead server has left of a unix socket is
+replaced. Each new connection goes to the
 one of LOOPS that has the fewest, where (ON-ACCEPT loop transport peer) is called with its
-transport, which now belongs to ON-ACCEPT, and the peer's address as text. Signal MISUSE if ADDRESS
+transport, which now belongs to ON-ACCEPT, and the peer's address as text. Signal MISUSE if TARGET
 is none, SOCKET-ERROR if it cannot be had. From any thread; connections are accepted while the first
 of LOOPS runs."
-  (let* ((socket (open-listening-socket address options))
+  (let* ((endpoint (parse-endpoint target :smallest-port 0))
+         (address (endpoint-listening-address endpoint))
+         (socket (open-listening-socket endpoint address options))
          (listener (%make-listener
                     :loop (first loops) :socket socket :loops loops :on-accept on-accept
                     :address (os:address-text (os:socket-address socket))
+                    :file (listening-file address)
                     :max-connections (options-max-connections options)
                     :on-release #'release-listener
                     :on-event (lambda (listener flags)
@@ -73,7 +87,7 @@ of LOOPS runs."
                                 (accept-connections listener)))))
     (setf (listener-pause listener) (make-timer #'accept-connections listener))
     (unless (post (first loops) (lambda () (add-listener listener)))
-      (os:close-descriptor socket)
+      (close-listening-socket socket (listener-file listener))
       (misuse "~A has stopped; it cannot listen." (first loops)))
     listener))
 
@@ -90,7 +104,7 @@ of LOOPS runs."
   (cancel-timer (event-loop-wheel (listener-loop listener)) (listener-pause listener))
   (remove-source listener)
   (let ((socket (shiftf (listener-socket listener) -1)))
-    (unless (minusp socket) (os:close-descriptor socket))))
+    (unless (minusp socket) (close-listening-socket socket (listener-file listener)))))
 
 (defun close-listener (listener)
   "Accept no more connections on LISTENER; those that wait are refused. Done as soon as its loop
@@ -129,14 +143,21 @@ gets to it, or at once on the loop. Closing again does nothing. From any thread.
                                          (transport-peer transport))))))
     (when failure (close-unowned loop transport failure))))
 
+(defun peer-text (listener)
+  "The address of the peer that LISTENER has just accepted, as text. Clients have none on unix sockets:
+there it is the listener's own."
+  (let ((peer (listener-peer listener)))
+    (if (= os:+af-unix+ (os:address-family peer))
+        (listener-address listener)
+        (os:address-text peer))))
+
 (defun deal-connection (listener socket)
   "Give SOCKET, just accepted, to one of LISTENER's loops."
   (multiple-value-bind (loop total) (least-loaded (listener-loops listener))
     (cond ((>= total (listener-max-connections listener))
            (warn-of listener :too-many-connections :connections total)
            (os:close-descriptor socket))
-          (t (let ((transport (make-tcp-transport socket
-                                                  (os:address-text (listener-peer listener)))))
+          (t (let ((transport (make-tcp-transport socket (peer-text listener))))
                (count-transport transport loop)
                (cond ((in-event-loop-p loop) (hand-to-owner listener loop transport))
                      ((post loop (lambda () (hand-to-owner listener loop transport))))

@@ -1,23 +1,26 @@
-;;;; Addresses. An address is the kernel's sockaddr as octets: struct sockaddr_in (16 octets) or
-;;;; sockaddr_in6 (28). Their texts are "127.0.0.1:50051" and "[::1]:50051".
+;;;; Addresses. An address is the kernel's sockaddr as octets: struct sockaddr_in (16 octets),
+;;;; sockaddr_in6 (28) or sockaddr_un, whose length belongs to what it says. Their texts are
+;;;; "127.0.0.1:50051", "[::1]:50051", "unix:/run/x.sock" and "unix-abstract:x".
 
 (in-package #:clgrpc.os)
 
 (define-constants
+  (+af-unix+ "AF_UNIX" 1)
   (+af-inet+ "AF_INET" 2)
   (+af-inet6+ "AF_INET6" 10)
   (+sock-stream+ "SOCK_STREAM" 1)
   (+inet6-text-octets+ "INET6_ADDRSTRLEN" 46))
 
-(defconstant +address-octets+ 28
-  "The length of the longest address.")
+(defconstant +inet6-octets+ 28)
+(defconstant +address-octets+ 110
+  "The length of the longest address, struct sockaddr_un.")
 
 (define-hot address-family ((address octets)) (unsigned-byte 16)
-  "The family of ADDRESS, +AF-INET+ or +AF-INET6+."
+  "The family of ADDRESS, +AF-INET+, +AF-INET6+ or +AF-UNIX+."
   (logior (aref address 0) (ash (aref address 1) 8)))
 
 (define-hot address-port ((address octets)) (unsigned-byte 16)
-  "The port of ADDRESS."
+  "The port of ADDRESS, an internet one."
   (u16be address 2))
 
 (defun text-to-number (family text octets at)
@@ -30,7 +33,7 @@
   "Return the address of HOST, a numeric IPv4 or IPv6 address as text (without brackets), and PORT;
 NIL if HOST is not numeric."
   (declare (type string host) (type (unsigned-byte 16) port))
-  (loop for (family length at) in `((,+af-inet+ 16 4) (,+af-inet6+ ,+address-octets+ 8))
+  (loop for (family length at) in `((,+af-inet+ 16 4) (,+af-inet6+ ,+inet6-octets+ 8))
         for octets = (make-octets length)
         do (when (text-to-number family host octets at)
              (setf (aref octets 0) family
@@ -65,16 +68,52 @@ MISUSE if it is neither. An empty host means every IPv4 address."
            (format nil "~A:~D" (number-to-text family address 4) (address-port address)))
           ((= family +af-inet6+)
            (format nil "[~A]:~D" (number-to-text family address 8) (address-port address)))
+          ((= family +af-unix+) (unix-address-text address))
           (t "unknown address"))))
 
+;;; Unix sockets. The name of an abstract one, which no file stands for, begins with a NUL.
+
+(defun make-unix-address (name &key abstract)
+  "Return the address of the unix socket NAME, octets: a path, or if ABSTRACT a name that no file stands
+for. NIL if it is empty or too long; 107 octets fit."
+  (declare (type octets name))
+  (when (and (<= 1 (length name) (- +address-octets+ 3))
+             (or abstract (not (find 0 name))))
+    (let ((address (make-octets (+ 3 (length name)))))
+      (setf (aref address 0) +af-unix+)
+      (replace address name :start1 (if abstract 3 2))
+      address)))
+
+(defun unix-address-name (address)
+  "The octets of the path or abstract name of ADDRESS, a unix one; and true if it is abstract. NIL if
+it has neither, as the addresses of most clients."
+  (cond ((<= (length address) 3) (values nil nil))
+        ((zerop (aref address 2)) (values (subseq address 3) t))
+        (t (values (subseq address 2 (position 0 address :start 2)) nil))))
+
+(defun unix-address-text (address)
+  (multiple-value-bind (name abstract) (unix-address-name address)
+    (with-output-to-string (text)
+      (write-string (if abstract "unix-abstract:" "unix:") text)
+      (loop for octet across (or name (make-octets 0))
+            do (if (and (< 32 octet 127) (/= octet #x25))
+                   (write-char (code-char octet) text)
+                   (format text "%~2,'0X" octet))))))
+
 ;;; Names. The offsets are those of glibc's struct addrinfo on 64-bit machines.
+
+(define-constants
+  (+eai-noname+ "EAI_NONAME" -2)
+  (+eai-again+ "EAI_AGAIN" -3))
+(defconstant +eai-nodata+ -5
+  "EAI_NODATA, which <netdb.h> shows only to those who ask for GNU's extensions.")
 
 (defun copy-address-list (first)
   (loop for info = first then (sb-sys:sap-ref-sap info 40)
         until (zerop (sap-int info))
         for length = (sb-sys:sap-ref-32 info 16)
         for address = (sb-sys:sap-ref-sap info 24)
-        when (<= 16 length +address-octets+)
+        when (<= 16 length +inet6-octets+)
           collect (let ((octets (make-octets length)))
                     (dotimes (i length octets)
                       (setf (aref octets i) (sb-sys:sap-ref-8 address i))))))
@@ -93,8 +132,16 @@ addresses with port 0 and, if it failed, why as text."
       (if (zerop code)
           (unwind-protect (values (copy-address-list (int-sap found)) nil)
             (alien-funcall (extern-alien "freeaddrinfo" (function void (unsigned 64))) found))
-          (values '()
-                  (alien-funcall (extern-alien "gai_strerror" (function c-string int)) code))))))
+          (values '() (look-up-failure host code))))))
+
+(defun look-up-failure (host code)
+  "Why getaddrinfo's CODE says that there are no addresses of HOST, as text."
+  (case code
+    ((#.+eai-noname+ #.+eai-nodata+) (format nil "no such host ~A" host))
+    (#.+eai-again+ (format nil "no name server answers for ~A" host))
+    (t (format nil "~A (~A)" (alien-funcall (extern-alien "gai_strerror" (function c-string int))
+                                            code)
+               host))))
 
 (defun resolve-host (host port &key (look-up t))
   "Return the addresses of HOST, a name or a numeric address, with PORT, in the order to try them.
@@ -109,3 +156,15 @@ be needed."
           (t (multiple-value-bind (addresses failure) (look-up host)
                (dolist (address addresses) (setf (u16be address 2) port))
                (values addresses failure t))))))
+
+(defun interleave-families (addresses)
+  "ADDRESSES in the order to try them: by turns one of the family of the first and one of another, so
+that a family that leads nowhere holds up nobody for long (RFC 8305 section 4)."
+  (when addresses
+    (let ((family (address-family (first addresses))))
+      (flet ((first-family-p (address) (= family (address-family address))))
+        (loop with ones = (remove-if-not #'first-family-p addresses)
+              with others = (remove-if #'first-family-p addresses)
+              while (or ones others)
+              when ones collect (pop ones)
+              when others collect (pop others))))))

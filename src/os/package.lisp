@@ -22,8 +22,11 @@
    #:close-descriptor
    #:socket-option #:set-socket-option #:socket-address #:peer-address #:open-descriptor-count
    ;; address.lisp
-   #:+address-octets+ #:make-address #:parse-address #:address-family #:address-port #:address-text
-   #:resolve-host
+   #:+af-unix+ #:+address-octets+ #:make-address #:make-unix-address #:unix-address-name
+   #:parse-address #:address-family #:address-port #:address-text #:resolve-host
+   #:interleave-families
+   ;; file.lisp
+   #:remove-file #:set-file-mode #:set-socket-mode #:socket-file-identity #:+eaddrinuse+
    ;; epoll.lisp
    #:open-epoll #:watch-descriptor #:forget-descriptor #:make-event-area #:wait-for-events
    #:event-flags #:event-token

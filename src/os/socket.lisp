@@ -1,4 +1,4 @@
-;;;; TCP sockets, IPv4 and IPv6, always non-blocking and closed on exec. A call that would block
+;;;; Stream sockets, IPv4, IPv6 and unix, always non-blocking and closed on exec. A call that would block
 ;;;; returns the negated EAGAIN; one that a signal interrupted is repeated.
 
 (in-package #:clgrpc.os)
@@ -132,7 +132,7 @@ writev cannot suppress SIGPIPE). Return how many octets were taken; the buffers 
                       (unless (failed-p (syscall (,c-name int) (int socket)
                                                  (system-area-pointer (vector-sap octets))
                                                  ((* (unsigned 32)) (addr length))))
-                        octets)))))))
+                        (subseq octets 0 (min length (length octets))))))))))
   (define-name socket-address "getsockname" "The local address of SOCKET, or NIL.")
   (define-name peer-address "getpeername" "The address of SOCKET's peer, or NIL."))
 

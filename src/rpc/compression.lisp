@@ -41,6 +41,10 @@ MISUSE for anything else, and if libz is not there."
      (find name **encodings** :key #'encoding-name))
     (t (misuse "~S is no compression; there are :gzip, :deflate and :identity." name))))
 
+(defun value-text (value)
+  "VALUE, the octets of a field's, as a string; a peer may send any octets."
+  (map 'string #'code-char value))
+
 (defun encoding-of-text (text)
   (find text **encodings**
         :key (lambda (encoding) (hpack:field-value-string (encoding-field encoding)))
@@ -49,14 +53,14 @@ MISUSE for anything else, and if libz is not there."
 (defun parse-encoding (value)
   "The encoding that VALUE, octets of grpc-encoding, names; nil for identity, :unknown for one we
 cannot read."
-  (let ((text (octets-ascii value 0 (length value))))
+  (let ((text (value-text value)))
     (cond ((string= text "identity") nil)
           ((and (os:open-zlib) (encoding-of-text text)))
           (t :unknown))))
 
 (defun parse-accepted-encodings (value)
   "Those of our encodings that VALUE, octets of grpc-accept-encoding, lists."
-  (loop with text = (octets-ascii value 0 (length value))
+  (loop with text = (value-text value)
         for start = 0 then (1+ comma)
         for comma = (position #\, text :start start)
         for encoding = (encoding-of-text (string-trim '(#\Space #\Tab) (subseq text start comma)))
@@ -66,7 +70,7 @@ cannot read."
 (defun unknown-encoding-text (value)
   "What to say of VALUE, octets of a grpc-encoding that is :unknown."
   (format nil "grpc-encoding ~S is not supported; supported are ~:[~;gzip, deflate and ~]identity"
-          (octets-ascii value 0 (length value)) (os:open-zlib)))
+          (value-text value) (os:open-zlib)))
 
 ;;; Octets to octets
 

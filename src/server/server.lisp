@@ -29,11 +29,12 @@
             (mapcar (lambda (service) (class-name (class-of service))) (server-services server)))))
 
 (defun server-addresses (server)
-  "The addresses SERVER listens on, a list of strings \"HOST:PORT\". From any thread."
+  "The addresses SERVER listens on, a list of strings such as \"HOST:PORT\" or \"unix:PATH\", each fit
+for a client. From any thread."
   (mapcar #'loop:listener-address (server-listeners server)))
 
 (defun server-address (server)
-  "The first address SERVER listens on, \"HOST:PORT\". From any thread."
+  "The first address SERVER listens on, a string as SERVER-ADDRESSES has them. From any thread."
   (first (server-addresses server)))
 
 (defun server-running-p (server)
@@ -81,8 +82,8 @@ duplicates. From any thread."
                                                 interceptors
                      &allow-other-keys)
   "Start serving SERVICES, a service object or a list of them, and return the server.
-LISTEN is an address \"HOST:PORT\" or \"[IPV6]:PORT\", or a list of such; port 0 picks a free one
-(see SERVER-ADDRESS). LOOPS, 1 to 1024, is how many event loops, each a thread, share the
+LISTEN is an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
+doc/addresses.md has, or a list of such; port 0 picks a free one (see SERVER-ADDRESS). LOOPS, 1 to 1024, is how many event loops, each a thread, share the
 connections. EXECUTION says where handlers run: :inline always on the loop that received the call;
 :blocking on a reserve thread; :auto, the default, on the loop until one overstays or waits, then
 that method's on reserve threads until 64 in a row were done within 100 µs; or an alist from method,

@@ -7,7 +7,7 @@
 (defun connect-and-wait (loop host port &key (seconds 10))
   "Connect; return the transport and the condition."
   (let ((done (sb-thread:make-semaphore)) (answers '()))
-    (connect-to loop host port (seconds-ns seconds)
+    (connect-to loop (format nil "~A:~D" host port) (seconds-ns seconds)
                 (lambda (transport condition)
                   (push (list transport condition (in-event-loop-p loop)) answers)
                   (when transport (close-transport transport))
@@ -40,7 +40,7 @@
   (with-loops (loop other) ()
     (let ((listener (listen-with (list other) (make-handler :input #'echo)))
           (done (sb-thread:make-semaphore)) (got nil) (no-delay nil))
-      (connect-to loop "127.0.0.1" (port-of listener) (seconds-ns 10)
+      (connect-to loop (listener-address listener) (seconds-ns 10)
                   (lambda (transport condition)
                     (declare (ignore condition))
                     (let ((connection
@@ -68,23 +68,29 @@
           (is (search "refused" (princ-to-string condition)))
           (is (search (format nil "~A:~D" host port) (princ-to-string condition))))))))
 
+(defun call-with-deaf-listener (function)
+  "Call FUNCTION with the address, as text, of a listener whose queue is full: it does not answer."
+  (let ((listener (os:open-socket os:+af-inet+)) (fillers '()))
+    (os:bind-socket listener (os:make-address "127.0.0.1" 0))
+    (os:listen-socket listener 0)
+    (let ((address (os:socket-address listener)))
+      (unwind-protect
+           (progn
+             (dotimes (i 4)
+               (push (os:open-socket os:+af-inet+) fillers)
+               (os:connect-socket (first fillers) address))
+             (funcall function (os:address-text address)))
+        (mapc #'os:close-descriptor (cons listener fillers))))))
+
 (test connecting-takes-too-long
-  ;; a listener whose queue is full does not answer
   (with-loops (loop) ()
-    (let ((listener (os:open-socket os:+af-inet+)) (fillers '()))
-      (os:bind-socket listener (os:make-address "127.0.0.1" 0))
-      (os:listen-socket listener 0)
-      (let ((address (os:socket-address listener)))
-        (unwind-protect
-             (progn
-               (dotimes (i 4)
-                 (push (os:open-socket os:+af-inet+) fillers)
-                 (os:connect-socket (first fillers) address))
-               (multiple-value-bind (transport condition)
-                   (connect-and-wait loop "127.0.0.1" (os:address-port address) :seconds 0.05)
-                 (is-false transport)
-                 (is (search "in time" (princ-to-string condition)))))
-          (mapc #'os:close-descriptor (cons listener fillers)))))))
+    (call-with-deaf-listener
+     (lambda (address)
+       (multiple-value-bind (host port) (os:parse-address address)
+         (multiple-value-bind (transport condition)
+             (connect-and-wait loop host port :seconds 0.05)
+           (is-false transport)
+           (is (search "in time" (princ-to-string condition)))))))))
 
 (test connecting-to-a-name
   ;; whatever this machine calls itself; its resolver may know it or not
@@ -100,7 +106,7 @@
       (let ((held (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore)))
         (post loop (lambda () (sb-thread:signal-semaphore held) (await release)))
         (await held)
-        (connect-to loop "127.0.0.1" (closed-port) (seconds-ns 10)
+        (connect-to loop (format nil "127.0.0.1:~D" (closed-port)) (seconds-ns 10)
                     (lambda (transport condition) (push (list transport condition) answers)))
         (stop-event-loop loop)
         (sb-thread:signal-semaphore release)
@@ -113,7 +119,7 @@
     (with-loops (loop) ()
       (let ((listener (listen-with (list loop) (make-handler :input #'echo)))
             (called (sb-thread:make-semaphore)))
-        (connect-to loop "127.0.0.1" (port-of listener) (seconds-ns 10)
+        (connect-to loop (listener-address listener) (seconds-ns 10)
                     (lambda (transport condition)
                       (declare (ignore transport condition))
                       (sb-thread:signal-semaphore called)
@@ -122,3 +128,51 @@
         (settle loop)
         (check-gone loop)))
     (is (equal '(:connect-function-error) (mapcar #'second (events))))))
+
+;;; Several addresses
+
+(test the-next-address-is-tried
+  (with-loops (loop) ()
+    (let ((listener (listen-with (list loop) (make-handler :input #'echo))))
+      (is (string= (listener-address listener)
+                   (connect-once loop (format nil "ipv4:127.0.0.1:~D,~A" (closed-port)
+                                              (listener-address listener)))))
+      (let* ((ports (list (closed-port) (closed-port)))
+             (text (connect-once loop (format nil "ipv4:~{127.0.0.1:~D~^,~}" ports))))
+        (dolist (port ports)
+          (is (search (format nil "Connection refused (127.0.0.1:~D)" port) text) "~A" text))))))
+
+(test an-address-that-does-not-answer-holds-nobody-up
+  (with-loops (loop) ()
+    (call-with-deaf-listener
+     (lambda (deaf)
+       (let* ((listener (listen-with (list loop) (make-handler :input #'echo)))
+              (start (monotonic-ns))
+              (descriptors (progn (settle loop) (os:open-descriptor-count))))
+         (is (string= (listener-address listener)
+                      (connect-once loop (format nil "ipv4:~A,~A" deaf (listener-address listener))
+                                    :seconds 60)))
+         (is (< (ns-seconds (- (monotonic-ns) start)) 20))
+         (settle loop)
+         (is (>= (1+ descriptors) (os:open-descriptor-count)) "the attempt given up is closed"))))))
+
+(test names-without-a-host
+  "The resolver is asked on another thread, and what it says of a name that cannot be is told."
+  (with-loops (loop) ()
+    (let ((text (connect-once loop "nobody.invalid:1" :seconds 60)))
+      ;; with a resolver nobody has that name; without one nobody answers
+      (is (or (search "no such host nobody.invalid" text)
+              (search "no name server answers for nobody.invalid" text))
+          "~A" text)
+      (is (search "nobody.invalid:1" text)))))
+
+(test interleaved-families
+  (flet ((interleaved (&rest texts)
+           (mapcar #'os:address-text
+                   (os:interleave-families
+                    (loop for text in texts collect (os:make-address text 1))))))
+    (is (null (interleaved)))
+    (is (equal '("[::1]:1" "1.1.1.1:1" "[::2]:1" "2.2.2.2:1" "[::3]:1")
+               (interleaved "::1" "::2" "::3" "1.1.1.1" "2.2.2.2")))
+    (is (equal '("1.1.1.1:1" "[::1]:1" "2.2.2.2:1" "3.3.3.3:1")
+               (interleaved "1.1.1.1" "2.2.2.2" "3.3.3.3" "::1")))))

@@ -218,7 +218,7 @@
     (is (= descriptors (os:open-descriptor-count)))
     (signals misuse (start-event-loop loop))
     (signals misuse (listen-on "127.0.0.1:0" (make-options) (list loop) #'list))
-    (signals misuse (connect-to loop "127.0.0.1" 1 1 #'list))
+    (signals misuse (connect-to loop "127.0.0.1:1" 1 #'list))
     (is (= descriptors (os:open-descriptor-count)))))
 
 (test loop-in-this-thread
@@ -278,13 +278,12 @@
                       (sb-thread:signal-semaphore done))
                      (t (echo connection octets start-index end)))
                end))
-        (multiple-value-bind (host port) (os:parse-address (listener-address listener))
-          (connect-to client host port (seconds-ns 10)
-                      (lambda (transport condition)
-                        (declare (ignore condition))
-                        (let ((connection (make-connection client transport
-                                                           (make-handler :input #'input))))
-                          (append-octet (connection-output connection) 1))))))
+        (connect-to client (listener-address listener) (seconds-ns 10)
+                    (lambda (transport condition)
+                      (declare (ignore condition))
+                      (let ((connection (make-connection client transport
+                                                         (make-handler :input #'input))))
+                        (append-octet (connection-output connection) 1)))))
       (is-true (await done))
       ;; 8,000 turns
       (is (> 20000 consed) "~D octets" consed))))

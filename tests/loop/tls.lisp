@@ -34,17 +34,16 @@
                                                      (expected (length octets)))
   "Connect to ADDRESS, send OCTETS and return a talk."
   (let ((talk (make-talk :expected expected)) (made (sb-thread:make-semaphore)))
-    (multiple-value-bind (host port) (os:parse-address address)
-      (connect-to loop host port (seconds-ns 10)
-                  (lambda (transport condition)
-                    (when condition (error condition))
-                    (let ((connection (make-connection
-                                       loop (make-tls-transport loop transport credentials :client
-                                                                :server-name name)
-                                       (talk-handler talk))))
-                      (setf (talk-connection talk) connection)
-                      (append-octets (connection-output connection) octets)
-                      (sb-thread:signal-semaphore made)))))
+    (connect-to loop address (seconds-ns 10)
+                (lambda (transport condition)
+                  (when condition (error condition))
+                  (let ((connection (make-connection
+                                     loop (make-tls-transport loop transport credentials :client
+                                                              :server-name name)
+                                     (talk-handler talk))))
+                    (setf (talk-connection talk) connection)
+                    (append-octets (connection-output connection) octets)
+                    (sb-thread:signal-semaphore made))))
     (is-true (await made))
     talk))
 

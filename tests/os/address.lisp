@@ -38,3 +38,16 @@
   (multiple-value-bind (addresses failure) (clgrpc.os::look-up "127.0.0.3.4.5")
     (is (null addresses))
     (is (stringp failure))))
+
+(test unix-addresses
+  (flet ((text (name &rest options)
+           (let ((address (apply #'os:make-unix-address (string-octets name) options)))
+             (and address (os:address-text address)))))
+    (is (string= "unix:/a/b" (text "/a/b")))
+    (is (string= "unix:a%20b%25" (text "a b%")))
+    (is (string= "unix-abstract:x" (text "x" :abstract t)))
+    (is (null (text "")))
+    (is (null (text (make-string 108 :initial-element #\a))))
+    (is (stringp (text (make-string 107 :initial-element #\a)))))
+  (is (= os:+af-unix+ (os:address-family (os:make-unix-address (octets-of 65)))))
+  (is (string= "unix:" (os:address-text (octets-of 1 0)))))

@@ -6,7 +6,7 @@
 (defparameter *headers*
   '("errno.h" "signal.h" "stddef.h" "stdio.h" "sys/types.h" "sys/socket.h" "netinet/in.h"
     "netinet/tcp.h" "arpa/inet.h" "sys/epoll.h" "sys/eventfd.h"
-    "linux/futex.h" "sys/syscall.h" "dlfcn.h"))
+    "linux/futex.h" "sys/syscall.h" "dlfcn.h" "netdb.h" "fcntl.h" "sys/stat.h" "linux/stat.h"))
 
 (defun constants-according-to-cc ()
   "The values that the C compiler has for the names in the table, in order."
@@ -26,7 +26,7 @@
   (if (zerop (nth-value 2 (uiop:run-program "command -v cc" :ignore-error-status t)))
       (loop for (name value) in (os:constant-table)
             for real in (constants-according-to-cc)
-            do (is (= (ldb (byte 32 0) real) value) "~A is ~D, not ~D" name real value))
+            do (is (= (ldb (byte 32 0) real) (ldb (byte 32 0) value)) "~A is ~D, not ~D" name real value))
       (skip "there is no cc")))
 
 (test errnos

@@ -1,0 +1,52 @@
+;;;; The file of a listening unix socket. A server that was killed leaves it behind: it is replaced if
+;;;; nobody answers there any more, and only if it is a socket. A server that stops removes its own and
+;;;; no other's, which may have taken its place. Nobody whom the mode does not name can connect at any
+;;;; moment, since the file never has a wider one.
+
+(in-package #:clgrpc.loop)
+
+(defun unix-file-path (address)
+  "The path, octets, of ADDRESS, if it is that of a unix socket with a file; else nil."
+  (when (= os:+af-unix+ (os:address-family address))
+    (multiple-value-bind (name abstract) (os:unix-address-name address)
+      (if abstract nil name))))
+
+(defun abandoned-p (address)
+  "True if nobody listens on ADDRESS, a unix one."
+  (let ((socket (os:open-socket os:+af-unix+)))
+    (unless (os:failed-p socket)
+      (unwind-protect (= (- os:+econnrefused+) (os:connect-socket socket address))
+        (os:close-descriptor socket)))))
+
+(defun remove-abandoned-file (address)
+  "Remove the file of ADDRESS if it is a socket on which nobody listens; return true if that is done."
+  (let ((path (unix-file-path address)))
+    (and path
+         (os:socket-file-identity path)
+         (abandoned-p address)
+         (not (os:failed-p (os:remove-file path))))))
+
+(defun bind-unix-socket (socket address mode)
+  "Bind SOCKET to ADDRESS, a unix one; its file, if it has one, gets MODE. Return a result as the
+kernel's calls do."
+  (let ((path (unix-file-path address)))
+    ;; the file is made with this mode, less what the umask takes; so it is never wider
+    (os:set-socket-mode socket mode)
+    (let ((result (os:bind-socket socket address)))
+      (when (and (= result (- os:+eaddrinuse+)) (remove-abandoned-file address))
+        (setf result (os:bind-socket socket address)))
+      (cond ((or (null path) (os:failed-p result)) result)
+            (t (os:set-file-mode path mode))))))
+
+(defun listening-file (address)
+  "What CLOSE-LISTENING-SOCKET must know of the file of ADDRESS, on which we listen: its path and its
+identity, or nil if there is none."
+  (let ((path (unix-file-path address)))
+    (when path (cons path (os:socket-file-identity path)))))
+
+(defun close-listening-socket (socket file)
+  "Close SOCKET and remove FILE, of LISTENING-FILE, unless that is another's by now."
+  (destructuring-bind (&optional path &rest identity) file
+    (when (and identity (equal identity (os:socket-file-identity path)))
+      (os:remove-file path)))
+  (os:close-descriptor socket))

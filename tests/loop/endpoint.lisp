@@ -1,0 +1,77 @@
+;;;; Endpoints as text: the forms of gRPC's naming document, and what is none.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(defun endpoint-parts (text &rest options)
+  "Authority, host, port and addresses as text of the endpoint TEXT."
+  (let ((endpoint (apply #'parse-endpoint text options)))
+    (list (endpoint-authority endpoint) (endpoint-host endpoint)
+          (clgrpc.loop::endpoint-port endpoint)
+          (mapcar #'os:address-text (clgrpc.loop::endpoint-addresses endpoint)))))
+
+(test endpoint-forms
+  (loop for (text . parts) in
+        '(("127.0.0.1:80" "127.0.0.1:80" "127.0.0.1" 80 ("127.0.0.1:80"))
+          ("[::1]:65535" "[::1]:65535" "::1" 65535 ("[::1]:65535"))
+          ("example.org:1" "example.org:1" "example.org" 1 ())
+          ("localhost:5" "localhost:5" "localhost" 5 ("127.0.0.1:5" "[::1]:5"))
+          ("dns:example.org:1" "example.org:1" "example.org" 1 ())
+          ("dns:example.org" "example.org" "example.org" 443 ())
+          ("dns:///example.org" "example.org" "example.org" 443 ())
+          ("DNS:///example.org:7" "example.org:7" "example.org" 7 ())
+          ("dns:///127.0.0.1:80" "127.0.0.1:80" "127.0.0.1" 80 ("127.0.0.1:80"))
+          ("dns:///[::1]" "[::1]" "::1" 443 ("[::1]:443"))
+          ("dns:::1" "::1" "::1" 443 ("[::1]:443"))
+          ("dns:///ex%61mple.org:1" "example.org:1" "example.org" 1 ())
+          ("passthrough:///example.org:1" "example.org:1" "example.org" 1 ())
+          ("ipv4:127.0.0.1:80" "127.0.0.1:80" "127.0.0.1" 80 ("127.0.0.1:80"))
+          ("ipv4:///127.0.0.1" "127.0.0.1:443" "127.0.0.1" 443 ("127.0.0.1:443"))
+          ("ipv4:127.0.0.1:80,127.0.0.2:81" "127.0.0.1:80" "127.0.0.1" 80
+           ("127.0.0.1:80" "127.0.0.2:81"))
+          ("ipv6:[::1]:80,[::2]" "[::1]:80" "::1" 80 ("[::1]:80" "[::2]:443"))
+          ("ipv6:::1" "[::1]:443" "::1" 443 ("[::1]:443"))
+          ("ipv6:%5B::1%5D:80" "[::1]:80" "::1" 80 ("[::1]:80"))
+          ("unix:a/b.sock" "localhost" "localhost" 0 ("unix:a/b.sock"))
+          ("unix:/a/b.sock" "localhost" "localhost" 0 ("unix:/a/b.sock"))
+          ("unix:///a/b.sock" "localhost" "localhost" 0 ("unix:/a/b.sock"))
+          ("unix:/a%20b" "localhost" "localhost" 0 ("unix:/a%20b"))
+          ("unix-abstract:name" "localhost" "localhost" 0 ("unix-abstract:name"))
+          ("unix-abstract:a%00b" "localhost" "localhost" 0 ("unix-abstract:a%00b")))
+        do (is (equal parts (endpoint-parts text)) "~A is ~S" text (endpoint-parts text)))
+  (is (equal '("0.0.0.0" 0) (subseq (endpoint-parts ":0" :smallest-port 0) 1 3)))
+  (is (equal '("unix:/λ") (list (format nil "~A" (endpoint-text (parse-endpoint "unix:/λ"))))))
+  (is (equal '("unix:/%CE%BB") (fourth (endpoint-parts "unix:/λ")))))
+
+(test what-is-no-endpoint
+  (dolist (text (list "" "host" "host:" ":80" "host:0" "host:65536" "host:x" "host:-1" "host:+5"
+                      "host: 5" "[::1]" "::1:80:x" "::1:80" "[::1:80" "[::1]x:80" "1:2:3"
+                      "dns:" "dns:///" "dns:///:80" "dns://8.8.8.8/host:80" "http://host:80"
+                      "ipv4:example.org:80" "ipv4:[::1]:80" "ipv4:" "ipv4:1.2.3.4:80,"
+                      "ipv6:127.0.0.1:80" "ipv6:[::1]:x" "unix:" "unix://path" "unix:a%00b" "unix:%4"
+                      "unix:%zz" "unix-abstract:" (format nil "unix:/~A" (make-string 107
+                                                                           :initial-element #\a))
+                      nil 5 #(1)))
+    (signals misuse (parse-endpoint text) "~S is an endpoint" text))
+  (flet ((complaint (text)
+           (handler-case (progn (parse-endpoint text) "")
+             (misuse (error) (princ-to-string error)))))
+    (is (search "no scheme http" (complaint "http://host:80")))
+    (is (search "resolver" (complaint "dns://8.8.8.8/host:80")))
+    (is (search "HOST:PORT" (complaint "host")))
+    (is (search "107" (complaint "unix:")))))
+
+(test endpoints-of-noise
+  "Whatever the text, it is an endpoint or MISUSE."
+  (let* ((seed (random 1000000 (make-random-state t)))
+         (random (sb-ext:seed-random-state seed))
+         (pieces #("dns" "unix" "unix-abstract" "ipv4" "ipv6" "passthrough" ":" "::" "/" "//" "///"
+                   "[" "]" "%" "%41" "%00" "," "1" "127.0.0.1" "::1" "80" "host" "." "é")))
+    (format *test-dribble* "~&seed ~D~%" seed)
+    (dotimes (i 5000)
+      (let ((text (apply #'concatenate 'string
+                         (loop repeat (random 7 random)
+                               collect (aref pieces (random (length pieces) random))))))
+        (handler-case (endpoint-parts text :smallest-port (random 2 random))
+          (misuse () nil))))
+    (pass)))

@@ -1,0 +1,126 @@
+;;;; Unix sockets: files that are made, kept, replaced and removed, and who may use them.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(defun call-with-directory (function)
+  (let ((path (uiop:ensure-directory-pathname
+               (sb-posix:mkdtemp (namestring (merge-pathnames "clgrpc-XXXXXX"
+                                                              (uiop:temporary-directory)))))))
+    (unwind-protect (funcall function (string-right-trim "/" (namestring path)))
+      (uiop:delete-directory-tree path :validate t))))
+
+(defmacro with-directory ((directory) &body body)
+  "Evaluate BODY with DIRECTORY bound to the name of a fresh one, removed afterwards."
+  `(call-with-directory (lambda (,directory) ,@body)))
+
+(defun connect-once (loop target &key (seconds 10))
+  "Connect to TARGET; return the peer's address of the transport, or the condition's text."
+  (let ((done (sb-thread:make-semaphore)) (answer nil))
+    (connect-to loop target (seconds-ns seconds)
+                (lambda (transport condition)
+                  (setf answer (if transport
+                                   (transport-peer transport)
+                                   (princ-to-string condition)))
+                  (when transport (close-transport transport))
+                  (sb-thread:signal-semaphore done)))
+    (is-true (await done))
+    answer))
+
+(defun file-mode (path)
+  (logand #o777 (sb-posix:stat-mode (sb-posix:stat path))))
+
+(test unix-listeners
+  (with-directory (directory)
+    (with-loops (loop) ()
+      (let* ((path (format nil "~A/a.sock" directory))
+             (target (format nil "unix:~A" path))
+             (listener (listen-with (list loop) (make-handler :input #'echo) :address target)))
+        (is (string= target (listener-address listener)))
+        (is (= #o600 (file-mode path)))
+        (is (string= target (connect-once loop target)))
+        (is (string= target (connect-once loop (format nil "unix://~A" path))))
+        (close-listener listener)
+        (settle loop)
+        (is (null (probe-file path)) "its file stays")
+        (is (search "No such file" (connect-once loop target)))))))
+
+(test unix-file-modes
+  (with-directory (directory)
+    (with-loops (loop) ()
+      (dolist (mode '(#o666 #o660 #o600 0))
+        (let* ((path (format nil "~A/~O.sock" directory mode)))
+          (listen-with (list loop) (make-handler :input #'echo)
+                       :address (format nil "unix:~A" path)
+                       :options (make-options :unix-socket-mode mode))
+          (is (= mode (file-mode path))))))))
+
+(test abandoned-unix-files-are-replaced
+  (with-directory (directory)
+    (with-loops (loop) ()
+      (let* ((path (format nil "~A/a.sock" directory))
+             (target (format nil "unix:~A" path))
+             (dead (os:open-socket os:+af-unix+)))
+        ;; what a server that was killed leaves
+        (os:bind-socket dead (os:make-unix-address (string-octets path)))
+        (os:close-descriptor dead)
+        (is-true (probe-file path))
+        (let ((descriptors (os:open-descriptor-count))
+              (listener (listen-with (list loop) (make-handler :input #'echo) :address target)))
+          (is (string= target (connect-once loop target)))
+          ;; one that lives is not replaced
+          (let ((condition (nth-value 1 (ignore-errors
+                                         (listen-with (list loop) (make-handler :input #'echo)
+                                                      :address target)))))
+            (is (typep condition 'socket-error))
+            (is (search "in use" (princ-to-string condition))))
+          (is (string= target (connect-once loop target)))
+          (settle loop)
+          (is (= (1+ descriptors) (os:open-descriptor-count)))
+          ;; a file that has taken the place of ours is not removed
+          (delete-file path)
+          (let ((other (os:open-socket os:+af-unix+)))
+            (os:bind-socket other (os:make-unix-address (string-octets path)))
+            (close-listener listener)
+            (settle loop)
+            (is-true (probe-file path))
+            (os:close-descriptor other)))
+        ;; what is no socket is nobody's to remove
+        (delete-file path)
+        (with-open-file (stream path :direction :output) (write-line "precious" stream))
+        (signals socket-error (listen-with (list loop) (make-handler :input #'echo)
+                                           :address target))
+        (is (string= "precious" (uiop:read-file-line path)))))))
+
+(test abstract-unix-sockets
+  (with-loops (loop) ()
+    (let* ((target (format nil "unix-abstract:clgrpc%00~D" (random (expt 2 60) (make-random-state t))))
+           (listener (listen-with (list loop) (make-handler :input #'echo) :address target)))
+      (is (string= target (listener-address listener)))
+      (is (string= target (connect-once loop target)))
+      (signals socket-error (listen-with (list loop) (make-handler :input #'echo) :address target))
+      (close-listener listener)
+      (settle loop)
+      (is (search "refused" (connect-once loop target))))))
+
+(test unix-sockets-carry-octets
+  (with-directory (directory)
+    (with-loops (loop other) ()
+      (let* ((target (format nil "unix:~A/a.sock" directory))
+             (listener (listen-with (list other) (make-handler :input #'echo) :address target))
+             (done (sb-thread:make-semaphore)) (got 0))
+        (is-true listener)
+        (connect-to loop target (seconds-ns 10)
+                    (lambda (transport condition)
+                      (declare (ignore condition))
+                      (let ((connection
+                              (make-connection
+                               loop transport
+                               (make-handler :input (lambda (connection octets start end)
+                                                      (declare (ignore connection octets))
+                                                      (when (= 500000 (incf got (- end start)))
+                                                        (sb-thread:signal-semaphore done))
+                                                      end)))))
+                        (append-octets (connection-output connection) (make-octets 500000)))))
+        (is-true (await done))
+        (is (= 500000 got))))))
