@@ -59,6 +59,7 @@
   :serial t
   :components ((:file "package")
                (:file "guard")
+               (:file "image")
                (:file "condition")
                (:file "reserve")
                (:file "poller")
@@ -496,6 +497,8 @@
                (:file "overstay")
                (:file "redefinition")
                (:file "driving")
+               (:static-file "saving.lisp")
+               (:file "image")
                (:file "soak")))
 
 (defsystem "clgrpc/tests/interop"

@@ -238,7 +238,9 @@ function of the token and its package, nicknames resolved, and is not excused."
           (is (member (format nil "clgrpc/tests/~A" folder) run :test #'string=)
               "clgrpc/tests does not depend on a system of tests/~A" folder))
         (when system
-          (let ((missing (set-difference files (mapcar #'asdf:component-name
+          (let ((missing (set-difference files (mapcar (lambda (component)
+                                                         (pathname-name
+                                                          (asdf:component-pathname component)))
                                                        (asdf:component-children system))
                                          :test #'string=)))
             (is (null missing) "Files of tests/~A in no system:~{ ~A~}" folder missing)))))))

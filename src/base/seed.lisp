@@ -7,8 +7,8 @@
 (defglobal **hash-seed** 0)
 
 (defun renew-hash-seed ()
-  "Choose another seed. Only at the start of a process: hash tables in use would lose their
-entries."
+  "Choose another seed. Done at the start of each process, also of a saved core: who has hashed with
+a seed keeps that one beside what was hashed."
   (setf **hash-seed** (random (ash 1 62) (make-random-state t))))
 
 (declaim (inline hash-seed))
@@ -17,3 +17,4 @@ entries."
   **hash-seed**)
 
 (renew-hash-seed)
+(pushnew 'renew-hash-seed sb-ext:*init-hooks*)

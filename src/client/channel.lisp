@@ -69,11 +69,12 @@ cannot be used. From any thread; end it with CLOSE-CHANNEL, or use WITH-CHANNEL.
                                        (or (and credentials
                                                 (loop:tls-credentials-server-name credentials))
                                            (loop:endpoint-authority endpoint)))))
+    (loop:end-before-save channel #'close-channel)
     channel))
 
 (defun close-channel (channel)
   "End CHANNEL: its open calls end with :cancelled, its connection is closed in order. Closing again
-does nothing. From any thread, but not from a callback."
+does nothing. Saving the image closes all channels. From any thread, but not from a callback."
   (when (sb-thread:with-mutex ((channel-lock channel)) (shiftf (channel-open-p channel) nil))
     (let ((subchannel (channel-subchannel channel))
           (done (sb-thread:make-semaphore)))
@@ -82,7 +83,8 @@ does nothing. From any thread, but not from a callback."
                           (shut-down subchannel)
                           (sb-thread:signal-semaphore done)))
       (sb-thread:wait-on-semaphore done :timeout 10)
-      (release-runtime (channel-runtime channel))))
+      (release-runtime (channel-runtime channel)))
+    (loop:forget-ending channel))
   nil)
 
 (defun call-with-channel (target options function)

@@ -12,10 +12,20 @@
 
 (in-package #:clgrpc.client)
 
+(define-hot check-call-options ((options list)) null
+  "Signal MISUSE if a keyword of the plist OPTIONS is none that a stub takes."
+  (let ((known '(:timeout :deadline :metadata :wait-for-ready :call-credentials :compression)))
+    (loop for name in options by #'cddr
+          unless (or (member name known)
+                     (eq name :async))  ; of CALL-ASYNC
+            do (misuse "A stub takes no ~S, but~{ ~(~S~)~^,~}." name known)))
+  nil)
+
 (defmethod rpc:invoke ((channel wire-channel) method request &rest options
                        &key timeout deadline metadata wait-for-ready async call-credentials
                          (compression nil compression-p))
   (declare (dynamic-extent options))
+  (check-call-options options)
   (let ((generator (and (member (rpc-method-kind method) '(:client-streaming :bidi))
                         (not (eq request :open))
                         (request-generator request)))

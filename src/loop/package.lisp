@@ -11,6 +11,8 @@
    #:connect-error
    ;; guard.lisp
    #:await-notice
+   ;; image.lisp
+   #:end-before-save #:forget-ending
    ;; poller.lisp
    #:poller #:make-poller #:make-epoll-poller #:poller-tokens #:poller-flags #:poller-state
    #:+readable+ #:+writable+ #:+failed+ #:+ended+

@@ -48,9 +48,10 @@ subclasses; all may be used from any thread."))
   (:documentation "Make the call that a stub stands for. METHOD is an RPC-METHOD; REQUEST and the
 values depend on its kind as `DESIGN` lays down: see the documentation of stubs."))
 
-(defgeneric service-methods (service)
-  (:method-combination append)
-  (:documentation "The list of the RPC-METHODs of SERVICE, an instance of a service class."))
+(defun service-methods (service)
+  "The list of the RPC-METHODs of SERVICE, an instance of a service class."
+  (loop for class in (sb-mop:class-precedence-list (class-of service))
+        append (get (class-name class) 'rpc-methods)))
 
 ;;; Method functions
 
@@ -164,8 +165,8 @@ the form (function-symbol \"Name\" kind \"request.Type\" \"response.Type\" [docu
      ,@(loop for (function name kind request response documentation) in methods
              append (expand-method class full-name function name kind request response
                                    documentation))
-     (defmethod service-methods append ((service ,class))
-       (list ,@(loop for (function) in methods collect `(find-rpc-method ',function))))
+     (setf (get ',class 'rpc-methods)
+           (list ,@(loop for (function) in methods collect `(find-rpc-method ',function))))
      (tell-service-watchers)
      ',class))
 
@@ -186,10 +187,13 @@ the form (function-symbol \"Name\" kind \"request.Type\" \"response.Type\" [docu
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun expand-method (class full-name function name kind request response documentation)
-    `((defgeneric ,function (target request &key &allow-other-keys)
-        (:generic-function-class method-function)
-        (:documentation ,(format nil "~@[~A~%~]The ~(~A~) method /~A/~A, from ~A to ~A."
-                                 documentation kind full-name name request response)))
+    `((declaim (ftype function ,function))
+      ;; DEFGENERIC would warn when the file is defined again
+      (ensure-generic-function
+       ',function :lambda-list '(target request &key &allow-other-keys)
+                  :generic-function-class 'method-function
+                  :documentation ,(format nil "~@[~A~%~]The ~(~A~) method /~A/~A, from ~A to ~A."
+                                          documentation kind full-name name request response))
       (ensure-method #',function
                      :name ,name :service-name ,full-name :kind ,kind
                      :path-field (hpack:string-field ":path" ,(format nil "/~A/~A" full-name name))

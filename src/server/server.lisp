@@ -119,6 +119,7 @@ From any thread."
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
       (loop for i from 1 to loops do (add-hub server routes i))
       (dolist (hub (server-hubs server)) (loop:start-event-loop (hub-loop hub)))
+      (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
       (rpc:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
       (dolist (address addresses)
         (push (listen-for server address) (server-listeners server))))
@@ -185,7 +186,7 @@ From any thread."
   "Stop SERVER: accept nothing more, tell the peers with GOAWAY, give running calls DRAIN seconds to
 end, end the rest with :unavailable, close every connection and thread. Return true if all calls
 ended by themselves. Always returns, shortly after DRAIN at the latest. Stopping again does nothing.
-Not from a handler of SERVER."
+Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SERVER."
   (when (eq :stopped (shiftf (server-state server) :draining))
     (setf (server-state server) :stopped)
     (return-from stop-server t))
@@ -208,6 +209,7 @@ Not from a handler of SERVER."
       (loop:stop-event-loop (hub-loop hub))
       (loop:join-event-loop (hub-loop hub)))
     (loop:close-reserve (server-reserve server) 1)
+    (loop:forget-ending server)
     (setf (server-state server) :stopped)
     emptied))
 

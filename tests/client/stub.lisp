@@ -33,6 +33,20 @@
     (is (= 2 (number-of (ask channel (note 1)))))
     (is (wait-until (lambda () (<= 2 (getf (grpc:server-statistics server) :calls)))))))
 
+(test unknown-keywords-are-misuse
+  "A misspelt keyword must not go for a call without a time-out."
+  (with-probe (channel) (:ask #'double :watch #'count-up :collect #'add-up :chat #'echo)
+    (flet ((complaint (function request &rest options)
+             (handler-case (progn (apply function channel request options) "")
+               (grpc:misuse (condition) (princ-to-string condition)))))
+      (loop for (function request) in `((,#'lab.bench:ask ,(note 1)) (,#'lab.bench:watch ,(note 1))
+                                        (,#'lab.bench:collect :open) (,#'lab.bench:chat :open))
+            for text = (complaint function request :timeout 1 :timout 2)
+            do (is (search ":TIMOUT" text))
+               (is (search ":timeout, :deadline, :metadata, :wait-for-ready" text) "~A" text)))
+    (signals grpc:misuse (grpc:call-async #'lab.bench:ask channel (note 1) :timout 2))
+    (is (= 2 (number-of (ask channel (note 1) :deadline nil :metadata '() :wait-for-ready t))))))
+
 (test failing-generator
   "Its error reaches the caller, and the call is cancelled; so it is if the generator is left
 otherwise."

@@ -117,7 +117,7 @@ server's runner, whichever thread that is by now, and the caller."
 (defun consed-per-call (calls function limit)
   "The octets consed by each of the CALLS that FUNCTION makes, in the best of a few rounds if they
 are not under LIMIT: how often threads hand over to each other is the machine's choice."
-  (best-of 3
+  (best-of 10
            (lambda ()
              (let ((before (sb-ext:get-bytes-consed)))
                (funcall function)

@@ -135,30 +135,47 @@ both."
       (define "live.proto" *first-version*)
       (is (equal '("Ada" 36) (funcall caller old)) "and back again"))))
 
+(defun live-person (name friend)
+  (live "MAKE-PERSON" :name name :age 3 :marks '(1 2 300) :mail "a@b" :friend friend))
+
+(defun check-person (person)
+  "Check that PERSON of LIVE-PERSON is whole, as it is and after serialization."
+  (dolist (person (list person (parse-message "clgrpc.test.live.Person" (serialize person))))
+    (let ((friend (live "PERSON-FRIEND" person)))
+      (assert (equal '("Ada" 3 "Bo" :mail)
+                     (list (live "PERSON-NAME" person) (live "PERSON-AGE" person)
+                           (live "PERSON-NAME" friend) (live "PERSON-WAY-CASE" friend))))
+      (assert (equalp #(1 2 300) (live "PERSON-MARKS" friend))))))
+
 (test redefinition-under-load
-  "Threads that make, read and serialize messages while their type changes 40 times fail nowhere."
+  "Threads that make, read and serialize messages, new ones and some that are older than a few
+definitions, while their type changes 60 times fail nowhere."
   (with-versions ()
     (let* ((stop nil)
-           (failures '())
-           (maker (find-symbol "MAKE-PERSON" "CLGRPC.TEST.LIVE"))
-           (reader (find-symbol "PERSON-NAME" "CLGRPC.TEST.LIVE"))
+           (failures (list '()))
+           (checked (list 0))
            (threads
-             (loop repeat 2
+             (loop repeat 3
                    collect (sb-thread:make-thread
                             (lambda ()
                               (handler-case
-                                  (loop until stop
-                                        do (let* ((message (funcall maker :name "Ada" :age 3))
-                                                  (octets (serialize message))
-                                                  (back (parse-message "clgrpc.test.live.Person"
-                                                                       octets)))
-                                             (assert (equal "Ada" (funcall reader back)))))
+                                  (loop with kept = (make-array 500 :initial-element nil)
+                                        for i from 0
+                                        until stop
+                                        do (let ((person (live-person "Ada" (live-person "Bo" nil))))
+                                             (check-person person)
+                                             ;; it is old when it has its turn again
+                                             (shiftf person (aref kept (mod i 500)) person)
+                                             (when person (check-person person))
+                                             (sb-ext:atomic-incf (car checked))))
                                 (error (condition)
-                                  (push (princ-to-string condition) failures))))))))
+                                  (sb-ext:atomic-push (princ-to-string condition)
+                                                      (car failures)))))))))
       (unwind-protect
-           (dotimes (i 20)
+           (dotimes (i 30)
              (define "live.proto" *second-version*)
              (define "live.proto" *first-version*))
         (setf stop t)
         (mapc #'sb-thread:join-thread threads))
-      (is (null failures) "~{~A~%~}" failures))))
+      (is (null (car failures)) "~{~A~%~}" (car failures))
+      (is (plusp (car checked))))))

@@ -69,6 +69,31 @@
     (define-answer other (words:make-word :text "other"))
     (is (string= "derived other" (answer binding service)))))
 
+(test services-are-defined-again-in-silence
+  "An unchanged file says nothing at the REPL, nor one that changed, and handlers stay."
+  (flet ((define-again (more)
+           (let ((warnings '()))
+             (list (with-output-to-string (*error-output*)
+                     (let ((*standard-output* *error-output*))
+                       (handler-bind ((warning (lambda (warning) (push warning warnings))))
+                         (eval `(protobuf:define-proto "again.proto"
+                                  :source ,(format nil "syntax = 'proto3'; package again;
+message Word { string text = 1; ~A } service Teller { rpc Tell(Word) returns (Word);
+rpc Tell~D(Word) returns (Word); }" more (length more)))))))
+                   warnings))))
+    (define-again "")
+    (evaluate `(defclass teller (,(find-symbol "TELLER" '#:again)) ()))
+    (evaluate `(defmethod ,(find-symbol "TELL" '#:again.teller) ((service teller) word &key)
+                 (declare (ignore word))
+                 :told))
+    (let* ((function (fdefinition (find-symbol "TELL" '#:again.teller)))
+           (binding (rpc:ensure-binding function (find-class 'teller))))
+      (loop for more in '("" "" "string more = 2;" "")
+            do (is (equal '("" ()) (define-again more)))
+               (is (eq function (fdefinition (find-symbol "TELL" '#:again.teller))))
+               (is (eq :told (funcall (rpc:binding-function binding) (make-instance 'teller)
+                                      nil nil)))))))
+
 (test bindings-with-eql-methods
   "Methods for one object work too."
   (evaluate '(defclass single (words:speaker) ()))
