@@ -142,7 +142,8 @@
 
 (defun check-visible (declared thing kind)
   "True if DECLARED, a type, may be used at THING; otherwise complain."
-  (or (visible-type-p declared)
+  (or (linker-read-p *linker*)
+      (visible-type-p declared)
       (complain thing kind "\"~A\" is local to ~A" (descriptor-full-name (declared-thing declared))
                 (descriptor-name (declared-file declared)))))
 
@@ -310,31 +311,70 @@
         when (member name before :test #'string=)
           do (complain name :import "the file \"~A\" is imported twice" name))
   (dolist (name (all-imports file))
-    (unless (funcall find name)
-      (complain name :import "the import \"~A\" is not found in ~{~A~^, ~}; :import-paths names ~
-                              other directories"
+    (unless (or (funcall find name)
+                (and (linker-read-p *linker*)
+                     (member name (file-descriptor-option-dependencies file) :test #'eq)))
+      (complain name :import "the import \"~A\" is not found~@[ in ~{~A~^, ~}; :import-paths names ~
+                              other directories~]"
                 name (mapcar #'sb-ext:native-namestring roots)))))
 
+(defun fail-on-circle (name open)
+  "Say that the file NAME, one of OPEN, imports itself through those that were opened after it."
+  (let* ((circle (member name (reverse open) :key #'descriptor-name :test #'string=))
+         (file (first circle))
+         (next (descriptor-name (or (second circle) file)))
+         (*linker* (make-linker :file file)))
+    (complain (find next (all-imports file) :test #'string=) :import
+              "the file ~A imports itself~@[ through ~{~A~^, ~}~]" name
+              (mapcar #'descriptor-name (rest circle)))
+    (fail-on-problems)))
+
+(defun resolve-imports (file find roots)
+  (check-imports file find roots)
+  (fail-on-problems)
+  (enter-imports file find)
+  (declare-file file)
+  (resolve-file file)
+  (when (linker-problems *linker*) (explain-map-conflicts file))
+  (fail-on-problems))
+
 (defun link-file (file find roots)
-  "Resolve and check FILE in place and return it. FIND maps the path of an import to its linked file
-descriptor, or nil; ROOTS are the directories in which it looks. Signal PROTO-SYNTAX-ERROR."
+  "Resolve and check FILE, parsed from source, in place and return it. FIND maps the path of an
+import to its linked file descriptor, or nil; ROOTS are the directories in which it looks. Signal
+PROTO-SYNTAX-ERROR."
   (let ((*linker* (make-linker :file file)))
-    (check-imports file find roots)
-    (fail-on-problems)
-    (enter-imports file find)
-    (declare-file file)
-    (resolve-file file)
-    (when (linker-problems *linker*) (explain-map-conflicts file))
-    (fail-on-problems)
+    (resolve-imports file find roots)
     (start-records file)
     (interpret-options file nil)
     (resolve-features file)
     (state-facts file)
     (interpret-options file t)
     (fail-on-problems)
-    (check-file file)
+    (check-rules file)
+    (check-style-and-use file)
     (store-options file)
     (setf (file-descriptor-places file) nil)
+    file))
+
+(defun link-read-file (file find)
+  "As LINK-FILE, with FILE read from octets: its options are interpreted already, and what sources
+may not say is not asked, since a set does not keep all that would allow it."
+  (let ((*linker* (make-linker :file file :read-p t)))
+    (resolve-imports file find '())
+    (map-optioned (lambda (descriptor inside)
+                    (declare (ignore inside))
+                    (let ((octets (descriptor-source-option-octets descriptor)))
+                      (when octets
+                        (setf (gethash descriptor (linker-records *linker*))
+                              (read-options octets (options-type descriptor))))))
+                  file)
+    (resolve-features file)
+    (state-facts file)
+    (check-rules file)
+    (map-optioned (lambda (descriptor inside)
+                    (declare (ignore inside))
+                    (restore-options descriptor))
+                  file)
     file))
 
 (defun start-records (file)

@@ -16,25 +16,26 @@ and the exponent E of the first: NUMBER is about d.ddd × 10^E."
           (values (floor digits 10) (1+ exponent))
           (values digits exponent)))))
 
+(defun zeros (count)
+  (make-string count :initial-element #\0))
+
 (defun digits-text (digits exponent count)
   "What C's %g prints for COUNT DIGITS, the first of them with EXPONENT."
   (let ((text (string-right-trim "0" (format nil "~D" digits))))
     (cond ((<= -4 exponent -1)
-           (format nil "0.~V@{0~:*~}~*~A" (- -1 exponent) nil text))
-          ((< -1 exponent count)
-           (let ((whole (1+ exponent)))
-             (if (<= (length text) whole)
-                 (format nil "~VA" whole (concatenate 'string text
-                                                      (make-string (- whole (length text))
-                                                                   :initial-element #\0)))
-                 (format nil "~A.~A" (subseq text 0 whole) (subseq text whole)))))
-          (t (format nil "~C~@[.~A~]e~:[+~;-~]~2,'0D" (char text 0)
-                     (and (> (length text) 1) (subseq text 1)) (minusp exponent)
-                     (abs exponent))))))
+           (concatenate 'string "0." (zeros (- -1 exponent)) text))
+          ((not (< -1 exponent count))
+           (format nil "~C~@[.~A~]e~:[+~;-~]~2,'0D" (char text 0)
+                   (and (> (length text) 1) (subseq text 1)) (minusp exponent)
+                   (abs exponent)))
+          ((<= (length text) (1+ exponent))
+           (concatenate 'string text (zeros (- (1+ exponent) (length text)))))
+          (t
+           (format nil "~A.~A" (subseq text 0 (1+ exponent)) (subseq text (1+ exponent)))))))
 
 (defun default-float-text (value)
   "VALUE, a single or double float, as descriptor.proto writes a default."
-  (cond ((/= value value) "nan")
+  (cond ((sb-ext:float-nan-p value) "nan")
         ((infinite-or-nan-p value) (if (plusp value) "inf" "-inf"))
         ((zerop value) (if (minusp (float-sign value)) "-0" "0"))
         (t
@@ -42,19 +43,19 @@ and the exponent E of the first: NUMBER is about d.ddd × 10^E."
            (destructuring-bind (short long)
                (etypecase value (single-float '(6 9)) (double-float '(15 17)))
              (multiple-value-bind (digits exponent) (decimal-digits magnitude short)
-               (unless (= (abs value) (nearest-float (* digits (expt 10 (- exponent -1 short)))
-                                                     value))
+               (unless (reads-back-p (* digits (expt 10 (- exponent -1 short))) (abs value))
                  (setf (values digits exponent) (decimal-digits magnitude long)
                        short long))
                (concatenate 'string sign (digits-text digits exponent short))))))))
 
-(defun nearest-float (rational like)
-  "The float of LIKE's format that is nearest to RATIONAL."
-  (handler-case (coerce rational (type-of-float like))
-    (arithmetic-error () (if (> rational 1) most-positive-double-float 0))))
-
-(defun type-of-float (value)
-  (if (typep value 'single-float) 'single-float 'double-float))
+(defun reads-back-p (rational value)
+  "True if C reads RATIONAL as VALUE, a positive float; its strtof fails at denormalized numbers."
+  (etypecase value
+    (single-float (and (>= value least-positive-normalized-single-float)
+                       (eql value (handler-case (coerce rational 'single-float)
+                                    (arithmetic-error () nil)))))
+    (double-float (eql value (handler-case (coerce rational 'double-float)
+                               (arithmetic-error () nil))))))
 
 (defun c-escaped (octets)
   "OCTETS as text with C's escapes, octal for what is not printable."

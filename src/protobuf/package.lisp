@@ -50,6 +50,8 @@
    #:descriptor-line #:descriptor-column
    ;; image.lisp
    #:file-descriptor-octets #:descriptor-set-octets
+   ;; set.lisp
+   #:load-descriptor-set #:define-descriptor-set
    #:option #:option-name #:option-value #:find-option
    #:file-descriptor #:file-descriptor-package #:file-descriptor-syntax
    #:file-descriptor-dependencies #:file-descriptor-public-dependencies

@@ -149,6 +149,17 @@ around."
                :default (default-of kind field)
                :place (funcall place (lisp-name (descriptor-name field))))))
 
+(defun make-distinct (slot plan place)
+  "Give SLOT a name and place of its own if one before it in PLAN has the same, as fooBar and
+foo_bar do."
+  (flet ((same-p (name) (string= name (slot-name slot))))
+    (when (find-if #'same-p (plan-slots plan) :key #'slot-name)
+      (setf (slot-name slot) (format nil "~A-~D" (slot-name slot) (slot-number slot))
+            (slot-place slot) (funcall place (slot-name slot))))
+    (when (find-if #'same-p (plan-oneofs plan) :key #'oneof-slot-name)
+      (setf (slot-place slot) (funcall place (format nil "~A-~D" (slot-name slot)
+                                                     (slot-number slot)))))))
+
 (defun add-presence (slot plan place)
   "Decide how SLOT knows whether it is present; it may take a bit of PLAN."
   (let ((field (slot-field slot)))
@@ -212,6 +223,7 @@ around."
                                            :value (place name))))
       (dolist (field (message-descriptor-fields message))
         (let ((slot (field-slot field #'place)))
+          (make-distinct slot plan #'place)
           (add-map slot (message-descriptor-messages message))
           (add-size slot #'place)
           (add-presence slot plan #'place)

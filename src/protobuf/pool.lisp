@@ -16,14 +16,15 @@ message, of an enum value its enum."
   (owner nil))
 
 (defstruct (linker (:copier nil))
-  "HIDDEN and NEAREST tell of the last failed lookup: the file that has the name but is not
-imported, and the name in the scope that decided."
+  "READ-P: the file comes from a descriptor set. HIDDEN and NEAREST tell of the last failed lookup:
+the file that has the name but is not imported, and the name in the scope that decided."
   (file nil :type (or null file-descriptor))
   (names (make-hash-table :test 'equal) :type hash-table)
   (imports '() :type list)
   (option-imports '() :type list)
   (records (make-hash-table :test 'eq) :type hash-table)
   (problems '() :type list)
+  (read-p nil :type boolean)
   (hidden nil :type (or null file-descriptor))
   (nearest nil :type (or null string)))
 

@@ -130,24 +130,37 @@ value, or all merged."
                                     ((record-p (first values)) (list (merge-records values)))
                                     (t (last values)))))))
 
+(defun write-values (field values)
+  "Write VALUES of FIELD, as a serializer does."
+  (if (and (field-descriptor-packed-p field) (repeated-p field))
+      (write-wire-octets (field-descriptor-number field)
+                         (with-octets-out ()
+                           (dolist (value values)
+                             (write-bare (field-descriptor-type field) value))))
+      (dolist (value values) (write-field-value field value #'write-canonical))))
+
 (defun write-canonical (record)
   "Write the content of RECORD as a serializer does."
   (loop for (field . values) in (group-entries record)
-        do (if (and (field-descriptor-packed-p field) (repeated-p field))
-               (write-wire-octets (field-descriptor-number field)
-                                (with-octets-out ()
-                                  (dolist (value values)
-                                    (write-bare (field-descriptor-type field) value))))
-               (dolist (value values) (write-field-value field value #'write-canonical)))))
+        do (write-values field values)))
+
+(defun standard-field-p (field)
+  "True if protoc knows FIELD by itself: the features of C++ are part of it."
+  (or (null (field-descriptor-extendee field))
+      (string= "pb.cpp" (descriptor-full-name field))))
 
 (defun write-written (record)
-  "Write the content of RECORD, options: the standard ones canonically, each other as written."
+  "Write the content of RECORD, options or a part of them that protoc knows: what is standard by
+number, each custom option as written."
   (let ((standard (make-record (record-message record))))
     (setf (record-entries standard)
-          (remove-if #'field-descriptor-extendee (record-entries record) :key #'first))
-    (write-canonical standard)
+          (remove-if-not #'standard-field-p (record-entries record) :key #'first))
+    (loop for (field . values) in (group-entries standard)
+          do (if (and (record-p (first values)) (not (repeated-p field)))
+                 (write-field-value field (first values) #'write-written)
+                 (write-values field values)))
     (loop for (field . value) in (record-entries record)
-          when (field-descriptor-extendee field)
+          unless (standard-field-p field)
             do (write-field-value field value #'write-as-written))))
 
 (defun write-as-written (record)

@@ -114,6 +114,6 @@ import 'hidden.proto'; package clgrpc.test.imports; message Middle { Hidden h = 
                         (format nil "~A message T { Shown s = 1; Middle m = 2; }" head))))
              (is (search "which is not imported"
                          (compile-it (format nil "~A message T { Hidden s = 1; }" head)))))
-           (signals misuse (protobuf::load-protos "top.proto" "import 'circle.proto';"
+           (signals proto-syntax-error (protobuf::load-protos "top.proto" "import 'circle.proto';"
                                                   (list directory))))
       (uiop:delete-directory-tree directory :validate t))))

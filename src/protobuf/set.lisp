@@ -1,0 +1,363 @@
+;;;; Descriptor sets: google.protobuf.FileDescriptorSet in octets, as protoc --descriptor_set_out
+;;;; and buf write them and a generator or reflection gets them, to file descriptors that are linked
+;;;; and registered like those of sources, with comments and places if source info is there.
+;;;;
+;;;; What is read was checked by whoever wrote it: only what the code here stands on is checked
+;;;; again. A file that every image has is that one, and a file that is loaded with the same octets
+;;;; stays what it is.
+
+(in-package #:clgrpc.protobuf)
+
+;;; Fields of a message in octets
+
+(defun wire-fields (octets)
+  "The fields in OCTETS as a list of (number . value)."
+  (let ((fields '()))
+    (map-wire-fields (lambda (number wire-type value)
+                       (declare (ignore wire-type))
+                       (push (cons number value) fields))
+                     octets)
+    (nreverse fields)))
+
+(defun wire-all (fields number type)
+  "The values of FIELDS with NUMBER that are of TYPE, in order."
+  (loop for (field . value) in fields
+        when (and (= field number) (typep value type)) collect value))
+
+(defun wire-octets (fields number)
+  (first (last (wire-all fields number 'octets))))
+
+(defun wire-texts (fields number)
+  (mapcar #'lenient-string (wire-all fields number 'octets)))
+
+(defun wire-text (fields number)
+  (first (last (wire-texts fields number))))
+
+(defun wire-number (fields number &optional default)
+  "The value of the 32-bit field NUMBER, or DEFAULT."
+  (let ((value (first (last (wire-all fields number 'integer)))))
+    (if value (signed-32 (ldb (byte 32 0) value)) default)))
+
+(defun wire-numbers (fields number)
+  "The values of the repeated 32-bit field NUMBER, packed or not."
+  (loop for (field . value) in fields
+        when (= field number)
+          append (if (integerp value) (list value) (packed-values :uint32 value))))
+
+(defun wire-true-p (fields number)
+  (eql 1 (wire-number fields number)))
+
+;;; Places and comments
+
+(defvar *locations*)
+(setf (documentation '*locations* 'variable) "While a file is read: its source info by path.")
+
+(defun read-locations (octets)
+  "A table from paths to (line column comment) of OCTETS, a SourceCodeInfo or nil."
+  (let ((table (make-hash-table :test 'equal)))
+    (dolist (location (and octets (wire-all (wire-fields octets) 1 'octets)) table)
+      (let* ((fields (wire-fields location))
+             (span (wire-numbers fields 2))
+             (comment (or (wire-text fields 3) (wire-text fields 4)))
+             (text (and comment (comment-lines comment))))
+        (setf (gethash (wire-numbers fields 1) table)
+              (list (1+ (or (first span) 0)) (1+ (or (second span) 0))
+                    (and text (plusp (length text)) text)))))))
+
+(defun fill-descriptor (descriptor fields options scope path)
+  "Give DESCRIPTOR, read from FIELDS, what all have. OPTIONS is the number of that field, SCOPE the
+full name around, PATH the path of the declaration in the file, last number first."
+  (setf (descriptor-name descriptor) (or (wire-text fields 1) ""))
+  (setf (descriptor-full-name descriptor)
+        (if (string= "" scope)
+            (descriptor-name descriptor)
+            (format nil "~A.~A" scope (descriptor-name descriptor))))
+  (fill-options descriptor fields options)
+  (destructuring-bind (&optional (line 1) (column 1) comment) (gethash (reverse path) *locations*)
+    (setf (descriptor-line descriptor) line
+          (descriptor-column descriptor) column
+          (descriptor-comment descriptor) comment))
+  descriptor)
+
+(defun fill-options (descriptor fields number)
+  (let ((octets (wire-octets fields number)))
+    (setf (descriptor-option-octets descriptor) octets
+          (descriptor-source-option-octets descriptor) octets)))
+
+(defun option-flag-p (descriptor number)
+  "True if the boolean option NUMBER of DESCRIPTOR is set, by its octets."
+  (let ((octets (descriptor-option-octets descriptor)))
+    (and octets (wire-true-p (wire-fields octets) number))))
+
+(defun read-each (read fields number path &rest arguments)
+  "Call READ with the octets of each message in field NUMBER of FIELDS, its path and ARGUMENTS."
+  (loop for octets in (wire-all fields number 'octets)
+        for i from 0
+        collect (apply read octets (list* i number path) arguments)))
+
+(defun read-visibility (number)
+  (case number (1 :local) (2 :export)))
+
+;;; Fields
+
+(defun read-field-descriptor (octets path scope oneofs)
+  "The field of OCTETS, a FieldDescriptorProto. ONEOFS are the names of those of its message, nil
+for one that a proto3 optional field is alone in."
+  (let* ((fields (wire-fields octets))
+         (type (wire-number fields 5))
+         (oneof (wire-number fields 9))
+         (field (make-field-descriptor
+                 :number (wire-number fields 3 0)
+                 :label (case (wire-number fields 4 1) (2 :required) (3 :repeated) (t :optional))
+                 :labelled-p t
+                 :type (and type (<= 1 type 18) (elt *type-numbers* (1- type)))
+                 :type-name (wire-text fields 6)
+                 :extendee (wire-text fields 2)
+                 :oneof (and oneof (<= 0 oneof) (nth oneof oneofs))
+                 :proto3-optional-p (wire-true-p fields 17)
+                 :json-name (or (wire-text fields 10) ""))))
+    (fill-descriptor field fields 8 scope path)
+    (when (wire-octets fields 7)
+      (setf (values (field-descriptor-default-text field) (field-descriptor-default field))
+            (read-default (field-descriptor-type field) (wire-octets fields 7))))
+    field))
+
+(defun read-default (type octets)
+  "The default that OCTETS say a field of TYPE has, as text and, but of an enum, as a value."
+  (let ((text (lenient-string octets)))
+    (flet ((number (kind)
+             (let ((token (svref (tokenize (string-left-trim "-" text) "") 0)))
+               (unless (member (token-kind token) kind)
+                 (fail-read 0 "\"~A\" is no default of type ~(~A~)" text type))
+               (* (token-value token) (if (char= #\- (char text 0)) -1 1)))))
+      (case type
+        (:bool (values text (string= text "true")))
+        (:string (values octets text))
+        (:bytes (values text (or (c-unescaped text)
+                                 (fail-read 0 "a default is escaped wrongly"))))
+        ((:float :double)
+         (values text
+                 (constant-float type
+                                 (cond ((string= text "nan") (double-nan))
+                                       ((string= text "inf")
+                                        sb-ext:double-float-positive-infinity)
+                                       ((string= text "-inf")
+                                        sb-ext:double-float-negative-infinity)
+                                       (t (number '(:float :integer)))))))
+        (t (if (assoc type *integer-ranges*)
+               (values text (number '(:integer)))
+               (values text nil)))))))
+
+;;; Messages, enums, services
+
+(defun real-oneofs (octets-of-fields count)
+  "For each of COUNT oneofs, whether a field other than a proto3 optional one is in it."
+  (let ((real (make-list count :initial-element nil)))
+    (dolist (octets octets-of-fields real)
+      (let* ((fields (wire-fields octets)) (oneof (wire-number fields 9)))
+        (when (and oneof (< -1 oneof count) (not (wire-true-p fields 17)))
+          (setf (nth oneof real) t))))))
+
+(defun read-oneof-descriptor (octets path scope)
+  (fill-descriptor (make-oneof-descriptor) (wire-fields octets) 2 scope path))
+
+(defun read-range (octets after)
+  "The (first . last) of OCTETS, in which the end is AFTER the last number."
+  (let ((fields (wire-fields octets)))
+    (cons (wire-number fields 1 0) (- (wire-number fields 2 0) after))))
+
+(defun read-extension-range (octets path scope)
+  (let* ((fields (wire-fields octets))
+         (range (make-extension-range :first (wire-number fields 1 0)
+                                      :last (1- (wire-number fields 2 0)))))
+    (fill-descriptor range '() 0 scope path)
+    (fill-options range fields 3)
+    range))
+
+(defun read-message-descriptor (octets path scope &optional (depth 0))
+  "The message of OCTETS, a DescriptorProto."
+  (when (> depth +aggregate-depth+) (fail-recursion 0))
+  (let* ((fields (wire-fields octets))
+         (message (fill-descriptor (make-message-descriptor) fields 7 scope path))
+         (inside (descriptor-full-name message))
+         (oneofs (read-each #'read-oneof-descriptor fields 8 path inside))
+         (real (real-oneofs (wire-all fields 2 'octets) (length oneofs)))
+         (names (loop for oneof in oneofs
+                      for real-p in real
+                      collect (and real-p (descriptor-name oneof)))))
+    (setf (message-descriptor-oneofs message)
+          (loop for oneof in oneofs for real-p in real when real-p collect oneof)
+          (message-descriptor-fields message)
+          (read-each #'read-field-descriptor fields 2 path inside names)
+          (message-descriptor-extensions message)
+          (read-each #'read-field-descriptor fields 6 path inside nil)
+          (message-descriptor-messages message)
+          (read-each #'read-message-descriptor fields 3 path inside (1+ depth))
+          (message-descriptor-enums message) (read-each #'read-enum-descriptor fields 4 path inside)
+          (message-descriptor-extension-ranges message)
+          (read-each #'read-extension-range fields 5 path inside)
+          (message-descriptor-reserved-ranges message)
+          (loop for range in (wire-all fields 9 'octets) collect (read-range range 1))
+          (message-descriptor-reserved-names message) (wire-texts fields 10)
+          (message-descriptor-visibility message) (read-visibility (wire-number fields 11))
+          (message-descriptor-map-entry-p message) (option-flag-p message 7)
+          (message-descriptor-message-set-p message) (option-flag-p message 1))
+    message))
+
+(defun read-enum-value-descriptor (octets path scope)
+  (let* ((fields (wire-fields octets))
+         (value (make-enum-value-descriptor :number (wire-number fields 2 0))))
+    (fill-descriptor value fields 3 scope path)))
+
+(defun read-enum-descriptor (octets path scope)
+  "The enum of OCTETS, an EnumDescriptorProto."
+  (let* ((fields (wire-fields octets))
+         (enum (make-enum-descriptor
+                :values (read-each #'read-enum-value-descriptor fields 2 path scope)
+                :reserved-ranges (loop for range in (wire-all fields 4 'octets)
+                                       collect (read-range range 0))
+                :reserved-names (wire-texts fields 5)
+                :visibility (read-visibility (wire-number fields 6)))))
+    (fill-descriptor enum fields 3 scope path)))
+
+(defun read-method-descriptor (octets path scope)
+  (let* ((fields (wire-fields octets))
+         (method (make-method-descriptor
+                  :input (or (wire-text fields 2) "") :output (or (wire-text fields 3) "")
+                  :client-streaming-p (wire-true-p fields 5)
+                  :server-streaming-p (wire-true-p fields 6))))
+    (fill-descriptor method fields 4 scope path)))
+
+(defun read-service-descriptor (octets path scope)
+  (let* ((fields (wire-fields octets))
+         (service (fill-descriptor (make-service-descriptor) fields 3 scope path)))
+    (setf (service-descriptor-methods service)
+          (read-each #'read-method-descriptor fields 2 path (descriptor-full-name service)))
+    service))
+
+;;; Files
+
+(defun read-syntax (file syntax edition)
+  (setf (file-descriptor-syntax file)
+        (cond ((member syntax '(nil "" "proto2") :test #'equal) :proto2)
+              ((string= syntax "proto3") :proto3)
+              ((string= syntax "editions") :editions)
+              (t (fail-read 0 "there is no syntax \"~A\"" syntax))))
+  (when (eq :editions (file-descriptor-syntax file))
+    (setf (file-descriptor-edition file)
+          (or (cdr (assoc edition '((1000 . "2023") (1001 . "2024"))))
+              (fail-read 0 "edition ~D is not known" edition)))))
+
+(defun read-file-descriptor (octets)
+  "The file descriptor, not linked, of OCTETS, a FileDescriptorProto. Signal PROTOBUF-ERROR."
+  (let* ((fields (wire-fields octets))
+         (name (or (wire-text fields 1) ""))
+         (package (or (wire-text fields 2) ""))
+         (dependencies (wire-texts fields 3))
+         (*locations* (read-locations (wire-octets fields 9))))
+    (flet ((chosen (number)
+             (loop for position in (wire-numbers fields number)
+                   for dependency = (and (< position (length dependencies))
+                                         (nth position dependencies))
+                   when dependency collect dependency)))
+      (let ((file (make-file-descriptor
+                   :name name :full-name name :package package :dependencies dependencies
+                   :public-dependencies (chosen 10) :weak-dependencies (chosen 11)
+                   :option-dependencies (wire-texts fields 15)
+                   :comment (third (gethash '(12) *locations*))
+                   :messages (read-each #'read-message-descriptor fields 4 '() package)
+                   :enums (read-each #'read-enum-descriptor fields 5 '() package)
+                   :services (read-each #'read-service-descriptor fields 6 '() package)
+                   :extensions (read-each #'read-field-descriptor fields 7 '() package nil))))
+        (fill-options file fields 8)
+        (read-syntax file (wire-text fields 12) (wire-number fields 14))
+        file))))
+
+;;; Options as if written
+
+(defun written-value (field value)
+  "The constant that VALUE of FIELD would be written as; see OPTION-VALUE."
+  (cond ((record-p value)
+         (cons :aggregate
+               (loop for (inner . item) in (record-entries value)
+                     collect (cons (if (field-descriptor-extendee inner)
+                                       (list (descriptor-full-name inner))
+                                       (descriptor-name inner))
+                                   (written-value inner item)))))
+        ((eq :bool (field-descriptor-type field)) (list :identifier (if value "true" "false")))
+        ((eq :enum (field-descriptor-type field))
+         (let ((named (find value (enum-descriptor-values
+                                   (find-thing (field-descriptor-type-name field)))
+                            :key #'enum-value-descriptor-number)))
+           (if named (list :identifier (descriptor-name named)) value)))
+        (t value)))
+
+(defun restore-options (descriptor)
+  "Give DESCRIPTOR, from a set, the options that its record, made when it was linked, holds."
+  (let ((record (options-record descriptor)))
+    (setf (descriptor-options descriptor)
+          (loop for (field . value) in (and record (record-entries record))
+                collect (make-option :name (list (if (field-descriptor-extendee field)
+                                                     (list (descriptor-full-name field))
+                                                     (descriptor-name field)))
+                                     :value (written-value field value))))))
+
+;;; Sets
+
+(defun link-set (set)
+  "Link the files of SET, octets of FileDescriptorProtos in any order. Return all their file
+descriptors and those that are new, both imports first."
+  (let ((unlinked (make-hash-table :test 'equal))
+        (linked (make-hash-table :test 'equal))
+        (all '()) (fresh '()))
+    (labels ((link (name)
+               (let ((file (gethash name unlinked)))
+                 (cond ((gethash name linked))
+                       ((or (null file) (eq t (built-in name))) (find-file-descriptor name))
+                       (t
+                        (remhash name unlinked)
+                        (setf (gethash name linked) (keep (link-read-file file #'link)))))))
+             (keep (file)
+               (let ((known (find-file-descriptor (descriptor-name file)))
+                     (octets (file-descriptor-octets file)))
+                 (cond ((and known (equalp octets (file-descriptor-octets known))) known)
+                       (t
+                        (setf (file-descriptor-fingerprint file) (hash-text (c-escaped octets)))
+                        (assign-symbols file)
+                        (push file fresh)
+                        file)))))
+      (let ((files (mapcar #'read-file-descriptor set)))
+        (dolist (file files) (setf (gethash (descriptor-name file) unlinked) file))
+        (dolist (file files)
+          (let ((file (link (descriptor-name file))))
+            (when file (pushnew file all)))))
+      (values (nreverse all) (nreverse fresh)))))
+
+(defun set-files (octets)
+  "The FileDescriptorProtos in OCTETS, a FileDescriptorSet."
+  (wire-all (wire-fields octets) 1 'octets))
+
+(defun load-descriptor-set (octets)
+  "Register the files of OCTETS, a serialized google.protobuf.FileDescriptorSet in any order, so
+that FIND-DESCRIPTOR and its kin know what they declare. Imports that are not in the set must be
+loaded. No code is made; DEFINE-DESCRIPTOR-SET does that. Return the file descriptors, imports
+first. Signal PROTOBUF-ERROR if OCTETS are no such message, PROTO-SYNTAX-ERROR if the files do not
+fit together."
+  (multiple-value-bind (all fresh) (link-set (set-files octets))
+    (mapc #'register-file fresh)
+    all))
+
+(defmacro define-descriptor-set (path)
+  "Define what the files of the serialized google.protobuf.FileDescriptorSet in the file PATH
+declare, as DEFINE-PROTO does for a source. PATH is relative to the file this stands in, at the REPL
+to *DEFAULT-PATHNAME-DEFAULTS*. Signal PROTOBUF-ERROR or PROTO-SYNTAX-ERROR. The value is the name
+of the last file that is new, or nil."
+  (let* ((truename (truename (merge-pathnames (parse-native path) (source-directory))))
+         (octets (with-open-file (stream truename :element-type 'octet)
+                   (let ((octets (make-octets (file-length stream))))
+                     (read-sequence octets stream)
+                     octets)))
+         (for-file (and *compile-file-truename* t)))
+    (multiple-value-bind (all fresh) (link-set (set-files octets))
+      (let ((files (if for-file (remove-if #'built-in all :key #'descriptor-name) fresh)))
+        (and files (expand-files files for-file))))))

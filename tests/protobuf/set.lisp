@@ -1,0 +1,108 @@
+;;;; Descriptor sets: read back as they were, found by name and number, made into code.
+
+(in-package #:clgrpc.tests.protobuf)
+(in-suite :clgrpc.protobuf)
+
+(defun edition-set (name)
+  "The files that compiling NAME of editions/ gives, imports first."
+  (let ((directories (list (merge-pathnames "editions/" *here*)
+                           (asdf:system-relative-pathname "clgrpc" "proto/"))))
+    (protobuf::load-protos name (protobuf::read-source (protobuf::find-proto name directories))
+                           directories)))
+
+(test sets-read-back-as-they-were
+  (dolist (path (directory (merge-pathnames "editions/*.proto" *here*)))
+    (let* ((name (file-namestring path))
+           (files (edition-set name))
+           (again (protobuf::link-set (protobuf::set-files (descriptor-set-octets files)))))
+      (is (equalp (file-descriptor-octets (first (last files)))
+                  (file-descriptor-octets (find name again :key #'descriptor-name
+                                                           :test #'string=)))
+          "~A" name))))
+
+(test facts-of-a-read-file-are-those-of-its-source
+  (let* ((files (edition-set "delimited.proto"))
+         (again (protobuf::link-set (protobuf::set-files (descriptor-set-octets files)))))
+    (flet ((facts (file)
+             (let ((facts '()))
+               (protobuf::map-names
+                (lambda (descriptor owner)
+                  (declare (ignore owner))
+                  (when (typep descriptor 'field-descriptor)
+                    (push (list (descriptor-full-name descriptor)
+                                (field-descriptor-presence descriptor)
+                                (protobuf::field-descriptor-delimited-p descriptor)
+                                (field-descriptor-packed-p descriptor)
+                                (field-descriptor-oneof descriptor)
+                                (protobuf::field-descriptor-map-p descriptor))
+                          facts)))
+                file)
+               facts)))
+      (is (equal (facts (first files)) (facts (first again)))))))
+
+(test a-set-in-any-order
+  (let* ((files (edition-set "top.proto"))
+         (octets (descriptor-set-octets (reverse files))))
+    (is (equal (sort (mapcar #'descriptor-name files) #'string<)
+               (sort (mapcar #'descriptor-name (protobuf::link-set (protobuf::set-files octets)))
+                     #'string<)))))
+
+(test loaded-sets-are-found
+  (load-descriptor-set (descriptor-set-octets (edition-set "extensions.proto")))
+  (flet ((file-of (name) (let ((file (file-of-symbol name))) (and file (descriptor-name file)))))
+    (dolist (name '("Base" "Base.own" "Base.Nested" "Base.nested" "text" "Mode" "ON"))
+      (is (equal "extensions.proto"
+                 (file-of (format nil "clgrpc.editions.extensions.~A" name)))
+          "~A" name)))
+  (is (null (file-of-symbol "clgrpc.editions.extensions.Nothing")))
+  (is (equal "clgrpc.editions.extensions.text"
+             (descriptor-full-name
+              (find-extension-descriptor "clgrpc.editions.extensions.Base" 103))))
+  (is (equal '(100 101 102 103 300 1000 536870911)
+             (mapcar #'field-descriptor-number
+                     (extension-descriptors "clgrpc.editions.extensions.Base"))))
+  (is (typep (find-file-descriptor "extensions.proto") 'file-descriptor)))
+
+(test a-set-keeps-options-as-written
+  (let ((file (find "options_used.proto"
+                    (load-descriptor-set (descriptor-set-octets
+                                          (edition-set "options_used.proto")))
+                    :key #'descriptor-name :test #'string=)))
+    (is (equalp (string-octets "x.y") (find-option file "java_package")))
+    (is (equal '(:identifier "LEVEL_HIGH")
+               (find-option (first (file-descriptor-messages file))
+                            "(clgrpc.editions.options.message_level)")))))
+
+(test code-from-a-set
+  (let ((path (merge-pathnames (format nil "clgrpc-~36R.binpb"
+                                       (random (expt 36 8) (make-random-state t)))
+                               (uiop:temporary-directory))))
+    (unwind-protect
+         (progn
+           (with-open-file (out path :direction :output :element-type 'octet)
+             (write-sequence (descriptor-set-octets (edition-set "defaults.proto")) out))
+           (eval `(define-descriptor-set ,(sb-ext:native-namestring path)))
+           (let ((message (make-message "clgrpc.editions.defaults.Defaults")))
+             (is (= 0.1d0 (field-value message "a")))
+             (is (= 18446744073709551615 (field-value message "ad")))
+             (is (eq :green (field-value message "am")))
+             (setf (field-value message "aa") 7)
+             (is (message= message (round-trip message)))))
+      (uiop:delete-file-if-exists path))))
+
+(test octets-that-are-no-set
+  (signals protobuf-error (load-descriptor-set (unhex "0a05")))
+  (signals protobuf-error (load-descriptor-set (unhex "0a080a0161720363")))
+  (signals proto-syntax-error
+    (load-descriptor-set (descriptor-set-octets (last (edition-set "feature_set_used.proto"))))))
+
+(test reading-survives-any-octets
+  (with-seed ()
+    (let ((octets (descriptor-set-octets (edition-set "options.proto"))))
+      (dotimes (i 500)
+        (let ((mutant (copy-seq octets)))
+          (dotimes (j (1+ (random 4)))
+            (setf (aref mutant (random (length mutant))) (random 256)))
+          (handler-case (protobuf::link-set (protobuf::set-files mutant))
+            ((or protobuf-error proto-syntax-error) () nil))))
+      (pass))))
