@@ -292,6 +292,7 @@
                (:file "serve")
                (:file "bench-client")
                (:file "client")
+               (:file "testee-connect")
                (:file "testee")
                (:file "main")))
 

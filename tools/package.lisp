@@ -4,7 +4,9 @@
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:loop #:clgrpc.loop)
                     (#:os #:clgrpc.os) (#:protobuf #:clgrpc.protobuf)
-                    (#:examples #:clgrpc.examples) (#:testing #:grpc.testing))
+                    (#:examples #:clgrpc.examples) (#:testing #:grpc.testing)
+                    (#:connect #:connectrpc.conformance.v1)
+                    (#:connect-methods #:connectrpc.conformance.v1.conformance-service))
   (:export
    ;; command.lisp
    #:run-command

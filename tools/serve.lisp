@@ -93,18 +93,25 @@ START-SERVER. Refuses offers of the same service."
     (format t "turns=~D calls=~D~%" (getf statistics :turns) (getf statistics :calls))
     (finish-output)))
 
-(defun serve-until-signal (server)
-  "Say where SERVER listens; return when the process is told to end."
+(defun await-ending-signal (ready &optional report)
+  "Call READY once this listens to signals, REPORT at each SIGUSR1; return when the process is told to
+end."
   (let ((control (loop:make-event-loop :name "clgrpc signals"))
         (endings (list os:+sigterm+ os:+sigint+)))
     (dolist (signal endings)
       (loop:on-signal control signal (lambda () (loop:stop-event-loop control))))
-    (loop:on-signal control os:+sigusr1+ (lambda () (print-statistics server)))
-    (format t "~{listening on ~A~%~}" (grpc:server-addresses server))
-    (finish-output)
+    (when report (loop:on-signal control os:+sigusr1+ report))
+    (funcall ready)
     (loop:run-event-loop control)
     ;; who is told to end again does not drain
     (dolist (signal endings) (loop:on-signal control signal nil))))
+
+(defun serve-until-signal (server)
+  "Say where SERVER listens; return when the process is told to end."
+  (await-ending-signal (lambda ()
+                         (format t "~{listening on ~A~%~}" (grpc:server-addresses server))
+                         (finish-output))
+                       (lambda () (print-statistics server))))
 
 (define-command "serve"
     (((services "SERVICES" #'parse-services

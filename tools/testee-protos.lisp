@@ -1,4 +1,4 @@
-;;;; The messages of the protobuf conformance suite, which `testee protobuf` needs.
+;;;; The messages of the conformance suites, which `testee` needs.
 
 (in-package #:cl-user)
 
@@ -8,3 +8,7 @@
 (clgrpc:define-proto "../proto/conformance/test_messages_proto2_editions.proto")
 (clgrpc:define-proto "../proto/conformance/test_messages_proto3_editions.proto")
 (clgrpc:define-proto "../proto/conformance/test_messages_edition2023.proto")
+(clgrpc:define-proto "../proto/connectrpc/conformance/v1/server_compat.proto"
+  :import-paths ("../proto/"))
+(clgrpc:define-proto "../proto/connectrpc/conformance/v1/client_compat.proto"
+  :import-paths ("../proto/"))

@@ -10,19 +10,20 @@
   (sb-sys:make-fd-stream descriptor :input (eq direction :input) :output (eq direction :output)
                                     :element-type 'octet :buffering :full))
 
-(defun read-framed (stream)
-  "Read a length and as many octets from STREAM; nil at its end."
+(defun read-framed (stream reader)
+  "Read a length, which READER takes from four octets, and as many octets from STREAM; nil at its end."
   (let ((head (make-octets 4)))
     (when (= 4 (read-sequence head stream))
-      (let* ((length (u32le head 0))
+      (let* ((length (funcall reader head 0))
              (octets (make-octets length)))
         (unless (= length (read-sequence octets stream))
           (misuse "The input ends within a request of ~D octets." length))
         octets))))
 
-(defun write-framed (octets stream)
+(defun write-framed (octets stream writer)
+  "Write OCTETS to STREAM behind their length, which WRITER puts into four."
   (let ((head (make-octets 4)))
-    (setf (u32le head 0) (length octets))
+    (funcall writer (length octets) head 0)
     (write-sequence head stream)
     (write-sequence octets stream)
     (finish-output stream)))
@@ -73,23 +74,27 @@
 
 (defun serve-conformance (input output)
   "Answer the requests that come from the stream INPUT on the stream OUTPUT until INPUT ends."
-  (loop for octets = (read-framed input)
+  (loop for octets = (read-framed input #'u32le)
         while octets
         do (write-framed (protobuf:serialize
                           (answer-conformance
                            (protobuf:parse-message 'conformance:conformance-request octets)))
-                         output))
+                         output #'(setf u32le)))
   0)
 
+(defparameter *testees*
+  '(("protobuf" . serve-conformance)
+    ("connect-server" . serve-connect-suite)
+    ("connect-client" . call-for-connect-suite))
+  "By their names, functions of the streams that lead to the runner.")
+
 (define-command "testee"
-    (((suite "SUITE"
-             (lambda (name)
-               (unless (string= name "protobuf")
-                 (refuse "there is no suite ~S, only protobuf" name))
-               name)
-             "which suite: protobuf"))
+    (((role "SUITE"
+            (lambda (name)
+              (or (cdr (assoc name *testees* :test #'string=))
+                  (refuse "there is no ~S, only ~{~A~^, ~}" name (mapcar #'car *testees*))))
+            "What to be: protobuf, connect-server or connect-client."))
      ())
     "Be judged by a public conformance suite on standard input and output. `make conformance`
 fetches and runs the suites."
-  (declare (ignore suite))
-  (serve-conformance (octet-stream 0 :input) (octet-stream 1 :output)))
+  (funcall role (octet-stream 0 :input) (octet-stream 1 :output)))

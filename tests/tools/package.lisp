@@ -3,7 +3,9 @@
 (defpackage #:clgrpc.tests.tools
   (:use #:cl #:fiveam)
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:tools #:clgrpc.tools)
-                    (#:examples #:clgrpc.tests.examples) (#:support #:clgrpc.tests.support) (#:testing #:grpc.testing)
+                    (#:examples #:clgrpc.tests.examples) (#:support #:clgrpc.tests.support)
+                    (#:testing #:grpc.testing) (#:protobuf #:clgrpc.protobuf)
+                    (#:connect #:connectrpc.conformance.v1)
                     (#:bench-methods #:grpc.testing.benchmark-service)
                     (#:interop-methods #:grpc.testing.test-service)))
 

@@ -38,7 +38,7 @@
                     :message-type "conformance.FailureSet" :requested-output-format :protobuf
                     :protobuf-payload (base:octets-of))))
       (with-open-file (out path :direction :output :if-exists :supersede :element-type 'base:octet)
-        (dotimes (i 2) (tools::write-framed (grpc:serialize request) out))))
+        (dotimes (i 2) (tools::write-framed (grpc:serialize request) out #'(setf base:u32le)))))
     (uiop:with-temporary-file (:pathname answers :type "octets")
       (with-open-file (in path :element-type 'base:octet)
         (with-open-file (out answers :direction :output :if-exists :supersede
@@ -49,5 +49,55 @@
           (is (eq :protobuf-payload
                   (nth-value 1 (conformance:conformance-response-result
                                 (grpc:parse-message 'conformance:conformance-response
-                                                      (tools::read-framed in)))))))
-        (is (null (tools::read-framed in)))))))
+                                                      (tools::read-framed in #'base:u32le)))))))
+        (is (null (tools::read-framed in #'base:u32le)))))))
+
+(test connect-client-calls-connect-server
+  "The two ends of the ConnectRPC suite by themselves, without its runner."
+  (let ((server (grpc:start-server (make-instance 'tools::connect-service))))
+    (unwind-protect
+         (let* ((address (grpc:server-address server))
+                (colon (position #\: address)))
+           (flet ((try (method type definition &rest more)
+                    (tools::try-call
+                     (apply #'connect:make-client-compat-request
+                            :host (subseq address 0 colon)
+                            :port (parse-integer address :start (1+ colon))
+                            :method method :stream-type type
+                            :request-messages (list (protobuf:any-pack definition))
+                            :request-headers (list (connect:make-header :name "x-a"
+                                                                        :value '("1" "2")))
+                            more))))
+             (let* ((result (try "Unary" :stream-type-unary
+                                 (connect:make-unary-request
+                                  :response-definition
+                                  (connect:make-unary-response-definition
+                                   :response-data (base:octets-of 1 2)
+                                   :response-trailers (list (connect:make-header
+                                                             :name "x-bin" :value '("AQI")))))
+                                 :timeout-ms 20000))
+                    (payload (aref (connect:client-response-result-payloads result) 0))
+                    (info (connect:conformance-payload-request-info payload)))
+               (is (equalp (base:octets-of 1 2) (connect:conformance-payload-data payload)))
+               (is (<= 1 (connect:conformance-payload.request-info-timeout-ms info) 20000))
+               (is (equalp #("1" "2")
+                           (connect:header-value
+                            (find "x-a" (connect:conformance-payload.request-info-request-headers
+                                         info)
+                                  :key #'connect:header-name :test #'string=))))
+               (is (equalp #("AQI") (connect:header-value
+                                     (aref (connect:client-response-result-response-trailers
+                                            result)
+                                           0)))))
+             (let* ((result (try "ServerStream" :stream-type-server-stream
+                                 (connect:make-server-stream-request
+                                  :response-definition
+                                  (connect:make-stream-response-definition
+                                   :response-data (list (base:octets-of 1) (base:octets-of 2))
+                                   :error (connect:make-error :code :code-aborted
+                                                              :message "enough")))))
+                    (error (connect:client-response-result-error result)))
+               (is (= 2 (length (connect:client-response-result-payloads result))))
+               (is (eq :code-aborted (connect:error-code error)))
+               (is (string= "enough" (connect:error-message error))))))
+      (grpc:stop-server server))))

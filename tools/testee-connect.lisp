@@ -1,0 +1,372 @@
+;;;; `testee connect-server` and `testee connect-client`: the other end of the ConnectRPC conformance
+;;;; suite, for gRPC. The runner says what to serve, or which calls to make, in messages on standard
+;;;; input, each behind its length in four octets, big-endian; answers go to standard output.
+
+(in-package #:clgrpc.tools)
+
+;;; Headers of the suite and metadata: values of -bin keys travel as base64 there
+
+(defun binary-key-p (key) (uiop:string-suffix-p key "-bin"))
+
+(defun headers-metadata (headers)
+  "HEADERS, a vector of the suite's Header messages, as metadata."
+  (loop for header across headers
+        for key = (string-downcase (connect:header-name header))
+        append (loop for value across (connect:header-value header)
+                     collect (cons key (if (binary-key-p key) (decode-base64 value) value)))))
+
+(defun metadata-headers (metadata)
+  "METADATA as a list of Header messages, one for each key."
+  (let ((headers '()))
+    (loop for (key . value) in metadata
+          for text = (if (stringp value) value (encode-base64 value :padding nil))
+          for known = (assoc key headers :test #'string=)
+          do (if known
+                 (push text (cdr known))
+                 (push (list key text) headers)))
+    (loop for (key . values) in (nreverse headers)
+          collect (connect:make-header :name key :value (nreverse values)))))
+
+;;; The server
+
+(defclass connect-service (connect:conformance-service) ()
+  (:documentation "connectrpc.conformance.v1.ConformanceService."))
+
+(defun request-info (call requests)
+  "What CALL, a handler's, has brought, with REQUESTS, a list of messages."
+  (let ((seconds (grpc:time-remaining call)))
+    (apply #'connect:make-conformance-payload.request-info
+           :request-headers (metadata-headers (grpc:call-metadata call))
+           :requests (mapcar #'protobuf:any-pack requests)
+           (when seconds (list :timeout-ms (max 0 (round (* 1000 seconds))))))))
+
+(defun payload (data &optional info)
+  (let ((payload (connect:make-conformance-payload :data data)))
+    (when info (setf (connect:conformance-payload-request-info payload) info))
+    payload))
+
+(defun fail-as-told (error &optional info)
+  "End the call as ERROR, a message of the suite, says, with INFO among the details."
+  (grpc:fail (grpc:code-status (grpc:enum-number 'connect:code (connect:error-code error)))
+             (connect:error-message error)
+             :details (append (coerce (connect:error-details error) 'list)
+                              (and info (list info)))))
+
+(defun pause-ms (milliseconds)
+  (when (plusp milliseconds) (sleep (/ milliseconds 1000))))
+
+(defun answer-once (call definition requests)
+  "The payload that DEFINITION, a UnaryResponseDefinition or nil, asks for, or the error."
+  (let ((info (request-info call requests)))
+    (if (null definition)
+        (payload (make-octets 0) info)
+        (let ((headers (connect:unary-response-definition-response-headers definition)))
+          (when (plusp (length headers)) (grpc:send-metadata call (headers-metadata headers)))
+          (setf (grpc:call-trailers call)
+                (headers-metadata
+                 (connect:unary-response-definition-response-trailers definition)))
+          (pause-ms (connect:unary-response-definition-response-delay-ms definition))
+          (multiple-value-bind (value case)
+              (connect:unary-response-definition-response definition)
+            (case case
+              (:error (fail-as-told value info))
+              (:response-data (payload value info))
+              (t (payload (make-octets 0) info))))))))
+
+(defmethod connect-methods:unary ((service connect-service) request &key call)
+  (connect:make-unary-response
+   :payload (answer-once call (connect:unary-request-response-definition request)
+                         (list request))))
+
+(defmethod connect-methods:idempotent-unary ((service connect-service) request &key call)
+  (connect:make-idempotent-unary-response
+   :payload (answer-once call (connect:idempotent-unary-request-response-definition request)
+                         (list request))))
+
+(defun received-messages (stream)
+  (let ((requests '()))
+    (grpc:do-messages (request stream (nreverse requests)) (push request requests))))
+
+(defmethod connect-methods:client-stream ((service connect-service) stream &key call)
+  (let ((requests (received-messages stream)))
+    (connect:make-client-stream-response
+     :payload (answer-once call
+                           (and requests
+                                (connect:client-stream-request-response-definition
+                                 (first requests)))
+                           requests))))
+
+(defun begin-stream (call definition)
+  (grpc:send-metadata call (headers-metadata
+                            (connect:stream-response-definition-response-headers definition)))
+  (setf (grpc:call-trailers call)
+        (headers-metadata (connect:stream-response-definition-response-trailers definition))))
+
+(defun send-all (call definition requests make)
+  "Send what DEFINITION has, by MAKE, a constructor with a :payload; the first tells of REQUESTS."
+  (let ((info (request-info call requests)))
+    (loop for data across (connect:stream-response-definition-response-data definition)
+          do (pause-ms (connect:stream-response-definition-response-delay-ms definition))
+             (grpc:send call (funcall make :payload (payload data (shiftf info nil)))))
+    (let ((error (connect:stream-response-definition-error definition)))
+      (when error (fail-as-told error info)))))
+
+(defmethod connect-methods:server-stream ((service connect-service) request &key call)
+  (let ((definition (connect:server-stream-request-response-definition request)))
+    (when definition
+      (begin-stream call definition)
+      (send-all call definition (list request) #'connect:make-server-stream-response))))
+
+(defmethod connect-methods:bidi-stream ((service connect-service) stream &key call)
+  (let* ((first (grpc:receive stream))
+         (definition (and first (connect:bidi-stream-request-response-definition first))))
+    (when definition (begin-stream call definition))
+    (cond ((null first))
+          ((connect:bidi-stream-request-full-duplex first)
+           (converse call stream first definition))
+          (t (let ((requests (cons first (received-messages stream))))
+               (when definition
+                 (send-all call definition requests #'connect:make-bidi-stream-response)))))))
+
+(defun converse (call stream first definition)
+  "Answer each request, FIRST to begin with, with the next response that DEFINITION has."
+  (let* ((data (if definition
+                   (connect:stream-response-definition-response-data definition)
+                   #()))
+         (error (and definition (connect:stream-response-definition-error definition)))
+         (sent 0))
+    (loop for request = first then (grpc:receive stream)
+          while (and request (< sent (length data)))
+          do (pause-ms (connect:stream-response-definition-response-delay-ms definition))
+             (grpc:send call (connect:make-bidi-stream-response
+                              :payload (payload (aref data sent)
+                                                (if (zerop sent)
+                                                    (request-info call (list request))
+                                                    (connect:make-conformance-payload.request-info
+                                                     :requests (list (protobuf:any-pack
+                                                                      request)))))))
+             (incf sent)
+          finally (when error
+                    (fail-as-told error (and (zerop sent) (request-info call (list first)))))
+                  ;; more responses than requests
+                  (loop for i from sent below (length data)
+                        do (pause-ms (connect:stream-response-definition-response-delay-ms
+                                      definition))
+                           (grpc:send call (connect:make-bidi-stream-response
+                                            :payload (payload (aref data i))))))))
+
+(defun suite-credentials (own roots)
+  "TLS credentials of OWN, a TLSCreds message or nil, and ROOTS, octets of PEM, maybe none."
+  (apply #'grpc:tls-credentials
+         (append (when own
+                   (list :certificate (octets-string (connect:tls-creds-cert own))
+                         :key (octets-string (connect:tls-creds-key own))))
+                 (when (plusp (length roots)) (list :roots (octets-string roots))))))
+
+(defun serve-connect-suite (input output)
+  "Start the server that the one request on INPUT asks for, say on OUTPUT where it is, and serve until
+told to end."
+  (let* ((request (protobuf:parse-message 'connect:server-compat-request
+                                          (read-framed input #'u32be)))
+         (limit (connect:server-compat-request-message-receive-limit request))
+         (credentials (connect:server-compat-request-server-creds request))
+         (roots (connect:server-compat-request-client-tls-cert request))
+         (server (apply #'grpc:start-server (make-instance 'connect-service)
+                        :credentials (when (connect:server-compat-request-use-tls request)
+                                       (suite-credentials credentials roots))
+                        (when (plusp limit) (list :max-receive-octets limit)))))
+    (unwind-protect
+         (let* ((address (grpc:server-address server))
+                (colon (position #\: address :from-end t)))
+           (await-ending-signal
+            (lambda ()
+              (write-framed (grpc:serialize
+                             (connect:make-server-compat-response
+                              :host (subseq address 0 colon)
+                              :port (parse-integer address :start (1+ colon))
+                              :pem-cert (if (connect:server-compat-request-use-tls request)
+                                            (connect:tls-creds-cert credentials)
+                                            (make-octets 0))))
+                            output #'(setf u32be)))))
+      (grpc:stop-server server)))
+  0)
+
+;;; The client
+
+(defun stub-named (name)
+  (or (loop for method in (rpc:service-methods (make-instance 'connect-service))
+            when (string= name (rpc:rpc-method-name method))
+              return (fdefinition (rpc:rpc-method-function-name method)))
+      (misuse "There is no method ~S." name)))
+
+(defun call-options (request)
+  "The keyword arguments of the stub for REQUEST, a ClientCompatRequest."
+  (append (list :metadata (headers-metadata (connect:client-compat-request-request-headers request))
+                :compression (if (eq :compression-gzip
+                                     (connect:client-compat-request-compression request))
+                                 :gzip
+                                 :identity))
+          (when (connect:has-client-compat-request-timeout-ms request)
+            (list :timeout (/ (connect:client-compat-request-timeout-ms request) 1000)))))
+
+(defstruct (trial (:copier nil))
+  "A call on its way: what has come of it, payloads the latest first."
+  (request nil)
+  (call nil)
+  (payloads '())
+  (unsent 0)
+  (error nil))
+
+(defun cancel-timing (trial)
+  "When to cancel the call of TRIAL: the value and which it is, or nil."
+  (let ((cancel (connect:client-compat-request-cancel (trial-request trial))))
+    (if cancel (connect:client-compat-request.cancel-cancel-timing cancel) (values nil nil))))
+
+(defun maybe-cancel (trial timing &optional count)
+  "Cancel the call of TRIAL if it is to be at TIMING, after COUNT responses if that is given."
+  (multiple-value-bind (value case) (cancel-timing trial)
+    (when (and (eq timing case) (or (null count) (= count value)))
+      (when (eq timing :after-close-send-ms) (pause-ms value))
+      (grpc:cancel (trial-call trial)))))
+
+(defun note-response (trial response)
+  (push (or (grpc:field-value response "payload") (connect:make-conformance-payload))
+        (trial-payloads trial)))
+
+(defun receive-all (trial)
+  (maybe-cancel trial :after-num-responses 0)
+  (loop for response = (grpc:receive (trial-call trial))
+        while response
+        do (note-response trial response)
+           (maybe-cancel trial :after-num-responses (length (trial-payloads trial)))))
+
+(defun send-requests (trial messages &optional (after (constantly nil)))
+  "Send MESSAGES on the call of TRIAL, calling AFTER when one has gone; note how many could not be."
+  (loop for (message . rest) on messages
+        do (pause-ms (connect:client-compat-request-request-delay-ms (trial-request trial)))
+           (unless (handler-case (grpc:send (trial-call trial) message)
+                     (grpc:rpc-error () nil))
+             (setf (trial-unsent trial) (1+ (length rest)))
+             (return))
+           (funcall after)))
+
+(defun converse-as-client (trial messages)
+  "Send each of MESSAGES and receive an answer to it."
+  (let ((open t))
+    (send-requests trial messages
+                   (lambda ()
+                     (let ((response (and open (grpc:receive (trial-call trial)))))
+                       (cond (response
+                              (note-response trial response)
+                              (maybe-cancel trial :after-num-responses
+                                            (length (trial-payloads trial))))
+                             (t (setf open nil))))))))
+
+(defun make-the-call (trial channel stub options)
+  "Make the call of TRIAL."
+  (let* ((request (trial-request trial))
+         (kind (connect:client-compat-request-stream-type request))
+         (messages (map 'list #'protobuf:any-unpack
+                        (connect:client-compat-request-request-messages request))))
+    (flet ((begin (request) (setf (trial-call trial) (apply stub channel request options)))
+           (close-send ()
+             (maybe-cancel trial :before-close-send)
+             (grpc:close-send (trial-call trial))
+             (maybe-cancel trial :after-close-send-ms)))
+      (ecase kind
+        (:stream-type-unary
+         (let ((future (apply #'grpc:call-async stub channel (first messages) options)))
+           (setf (trial-call trial) (grpc:future-call future))
+           (maybe-cancel trial :after-close-send-ms)
+           (note-response trial (grpc:await future))))
+        (:stream-type-server-stream
+         (begin (first messages))
+         (maybe-cancel trial :after-close-send-ms)
+         (receive-all trial))
+        (:stream-type-client-stream
+         (begin :open)
+         (send-requests trial messages)
+         (close-send)
+         (receive-all trial))
+        (:stream-type-half-duplex-bidi-stream
+         (begin :open)
+         (send-requests trial messages)
+         (close-send)
+         (receive-all trial))
+        (:stream-type-full-duplex-bidi-stream
+         (begin :open)
+         (converse-as-client trial messages)
+         (close-send)
+         (receive-all trial))))))
+
+(defun error-message (error)
+  "ERROR, an RPC-ERROR, as a message of the suite."
+  (let ((octets (grpc:rpc-error-details-octets error)))
+    (connect:make-error
+     :code (grpc:status-code (grpc:rpc-error-status error))
+     :message (grpc:rpc-error-message error)
+     :details (if octets
+                  (handler-case (google.rpc:status-details
+                                 (grpc:parse-message 'google.rpc:status octets))
+                    (grpc:protobuf-error () '()))
+                  '()))))
+
+(defun try-call (request)
+  "Make the call that REQUEST, a ClientCompatRequest, describes; return the result."
+  (let ((trial (make-trial :request request))
+        (limit (connect:client-compat-request-message-receive-limit request))
+        (roots (connect:client-compat-request-server-tls-cert request)))
+    (grpc:with-channel (channel (format nil "~A:~D" (connect:client-compat-request-host request)
+                                        (connect:client-compat-request-port request))
+                                :credentials
+                                (when (plusp (length roots))
+                                  (suite-credentials
+                                   (connect:client-compat-request-client-tls-creds request)
+                                   roots))
+                                :max-receive-octets (if (plusp limit) limit 4194304))
+      (handler-case (make-the-call trial channel
+                                   (stub-named (connect:client-compat-request-method request))
+                                   (call-options request))
+        (grpc:rpc-error (error)
+          (setf (trial-error trial) error)
+          (unless (trial-call trial) (setf (trial-call trial) (grpc:rpc-error-call error)))))
+      (let* ((call (trial-call trial))
+             (result (connect:make-client-response-result
+                      :response-headers (and call (metadata-headers (grpc:call-metadata call)))
+                      :response-trailers (and call (metadata-headers (grpc:call-trailers call)))
+                      :payloads (reverse (trial-payloads trial))
+                      :num-unsent-requests (trial-unsent trial))))
+        (when (trial-error trial)
+          (setf (connect:client-response-result-error result)
+                (error-message (trial-error trial))))
+        result))))
+
+(defun answer-compat-request (request)
+  "The ClientCompatResponse to REQUEST."
+  (let ((name (connect:client-compat-request-test-name request)))
+    (handler-case (connect:make-client-compat-response :test-name name :response (try-call request))
+      (error (error)
+        (connect:make-client-compat-response
+         :test-name name
+         :error (connect:make-client-error-result :message (princ-to-string error)))))))
+
+(defun call-for-connect-suite (input output)
+  "Make the calls that the requests on INPUT describe, some at once, until it ends; say on OUTPUT what
+came of each."
+  (let ((lock (sb-thread:make-mutex))
+        (free (sb-thread:make-semaphore :count 16))
+        (threads '()))
+    (loop for octets = (read-framed input #'u32be)
+          while octets
+          do (sb-thread:wait-on-semaphore free)
+             (push (sb-thread:make-thread
+                    (lambda (octets)
+                      (let ((response (answer-compat-request
+                                       (grpc:parse-message 'connect:client-compat-request octets))))
+                        (sb-thread:with-mutex (lock)
+                          (write-framed (grpc:serialize response) output #'(setf u32be))))
+                      (sb-thread:signal-semaphore free))
+                    :arguments (list octets))
+                   threads))
+    (mapc #'sb-thread:join-thread threads))
+  0)
