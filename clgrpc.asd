@@ -477,7 +477,7 @@
                (:file "client")))
 
 (defsystem "clgrpc/tests/client"
-  :depends-on ("clgrpc/tests/server")
+  :depends-on ("clgrpc/tests/server" "clgrpc/tests/support")
   :pathname "tests/client/"
   :serial t
   :components ((:file "package")
@@ -493,6 +493,7 @@
                (:file "details")
                (:file "life")
                (:file "leak")
+               (:file "tls")
                (:file "stress")))
 
 (defsystem "clgrpc/tests/promise"
@@ -515,7 +516,8 @@
   :serial t
   :components ((:file "package")
                (:file "server")
-               (:file "client")))
+               (:file "client")
+               (:file "tls")))
 
 (defsystem "clgrpc/tests/dialogue"
   :depends-on ("clgrpc/http2" "fiveam")
@@ -553,7 +555,8 @@
                (:file "interop")
                (:file "client")
                (:file "testee")
-               (:file "serve"))
+               (:file "serve")
+               (:file "tls"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.tools)))
 

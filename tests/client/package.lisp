@@ -4,7 +4,7 @@
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:client #:clgrpc.client)
                     (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack)
-                    (#:os #:clgrpc.os)))
+                    (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.client)
 

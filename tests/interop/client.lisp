@@ -39,6 +39,13 @@ Go."
   "The size of message I of a stream tells its place."
   (mod i 97))
 
+(defun sizes-request (count)
+  "A request of COUNT messages whose sizes tell their places."
+  (testing:make-streaming-output-call-request
+   :response-parameters (coerce (loop for i below count
+                                      collect (testing:make-response-parameters :size (size-of i)))
+                                'vector)))
+
 (defun counter (count function)
   "A generator of (FUNCTION i) for each I under COUNT, then nil."
   (let ((i -1))
@@ -70,13 +77,8 @@ Go."
 
 (test our-client-streams-down
   (with-go-server (channel)
-    (let ((request (testing:make-streaming-output-call-request
-                    :response-parameters
-                    (coerce (loop for i below 10000
-                                  collect (testing:make-response-parameters :size (size-of i)))
-                            'vector))))
-      (check-sizes 10000 (test-service:streaming-output-call channel request
-                                                             :timeout *limit-seconds*)))))
+    (check-sizes 10000 (test-service:streaming-output-call channel (sizes-request 10000)
+                                                           :timeout *limit-seconds*))))
 
 (test our-client-streams-up
   (with-go-server (channel)

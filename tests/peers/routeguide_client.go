@@ -19,7 +19,11 @@ func runRouteGuideClient(arguments []string) int {
 	set := flag.NewFlagSet("routeguide-client", flag.ExitOnError)
 	file := set.String("features", "examples/features.json", "JSON file the server serves")
 	limit := set.Duration("limit", 20*time.Second, "time limit of each call")
+	tls := newTLSFlags(set, "tls-ca", "PEM file of what the server's certificate is verified with")
 	set.Parse(arguments)
+	if err := tls.useForClients(); err != nil {
+		return complain(err)
+	}
 	if set.NArg() != 1 {
 		usage()
 		return 2

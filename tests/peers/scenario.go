@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
@@ -67,7 +66,11 @@ func runScenarioClient(arguments []string) int {
 	limit := set.Duration("limit", 60*time.Second, "time limit of each scenario")
 	maxReceive := set.Int("max-receive-octets", 4<<20, "the server's limit on a message")
 	kill := set.Int("kill", 0, "process id of the server, for the scenario server-killed")
+	tls := newTLSFlags(set, "tls-ca", "PEM file of what the server's certificate is verified with")
 	set.Parse(arguments)
+	if err := tls.useForClients(); err != nil {
+		return complain(err)
+	}
 	if set.NArg() == 1 && set.Arg(0) == "list" {
 		for _, s := range scenarios() {
 			fmt.Printf("%-18s %s\n", s.name, s.about)
@@ -143,7 +146,7 @@ func report(name string, limit time.Duration, run func(context.Context) (string,
 
 func dial(address string) *grpc.ClientConn {
 	conn, err := grpc.NewClient("passthrough:///"+address,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithTransportCredentials(transportSecurity),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20), grpc.MaxCallSendMsgSize(64<<20)))
 	if err != nil {
 		panic(err) // only for an address that cannot be parsed

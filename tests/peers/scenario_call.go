@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 
@@ -288,7 +287,7 @@ func serverKilled(ctx context.Context, t target) (string, error) {
 	}
 	f := flight{make(chan struct{}, 1000)}
 	conn, err := grpc.NewClient("passthrough:///"+t.address, grpc.WithStatsHandler(f),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
+		grpc.WithTransportCredentials(transportSecurity))
 	if err != nil {
 		return "", err
 	}

@@ -8,7 +8,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/encoding/gzip" // the server and the client then have it
 	"google.golang.org/grpc/stats"
@@ -63,7 +62,7 @@ func boolValue(value bool) *testpb.BoolValue { return &testpb.BoolValue{Value: v
 func compression(ctx context.Context, t target) (string, error) {
 	w := &weigher{}
 	conn, err := grpc.NewClient("passthrough:///"+t.address, grpc.WithStatsHandler(w),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
+		grpc.WithTransportCredentials(transportSecurity))
 	if err != nil {
 		return "", err
 	}

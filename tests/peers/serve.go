@@ -23,6 +23,7 @@ type serverFlags struct {
 	listen     *string
 	features   *string
 	maxReceive *int
+	tls        tlsFlags
 }
 
 func newServerFlags(name string) serverFlags {
@@ -30,7 +31,18 @@ func newServerFlags(name string) serverFlags {
 	return serverFlags{set,
 		set.String("listen", "127.0.0.1:0", "address to listen on; port 0 picks one"),
 		set.String("features", "examples/features.json", "JSON file of the features of RouteGuide"),
-		set.Int("max-receive-octets", 4<<20, "longest message accepted")}
+		set.Int("max-receive-octets", 4<<20, "longest message accepted"),
+		newTLSFlags(set, "client-ca", "PEM file of what client certificates are verified with")}
+}
+
+// newServer makes the server that the flags describe.
+func (f serverFlags) newServer(options ...grpc.ServerOption) (*grpc.Server, error) {
+	more, err := f.tls.serverOptions()
+	if err != nil {
+		return nil, err
+	}
+	options = append(append(options, grpc.MaxRecvMsgSize(*f.maxReceive)), more...)
+	return grpc.NewServer(options...), nil
 }
 
 // serve listens, says where, and serves until a signal ends it.
@@ -76,7 +88,10 @@ func serveRouteGuide(arguments []string) int {
 	if err != nil {
 		return complain(err)
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(*f.maxReceive))
+	server, err := f.newServer()
+	if err != nil {
+		return complain(err)
+	}
 	routepb.RegisterRouteGuideServer(server, newRouteGuide(features))
 	return f.serve(server)
 }
@@ -88,7 +103,10 @@ func serveBench(arguments []string) int {
 	if err != nil {
 		return complain(err)
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(*f.maxReceive))
+	server, err := f.newServer()
+	if err != nil {
+		return complain(err)
+	}
 	routepb.RegisterRouteGuideServer(server, &benchRouteGuide{features: features})
 	testpb.RegisterBenchmarkServiceServer(server, benchmarkService{})
 	return f.serve(server)
@@ -101,7 +119,10 @@ func serveScenarios(arguments []string) int {
 	if err != nil {
 		return complain(err)
 	}
-	server := grpc.NewServer(grpc.MaxRecvMsgSize(*f.maxReceive), orca.CallMetricsServerOption(nil))
+	server, err := f.newServer(orca.CallMetricsServerOption(nil))
+	if err != nil {
+		return complain(err)
+	}
 	greeterpb.RegisterGreeterServer(server, greeter{})
 	routepb.RegisterRouteGuideServer(server, newRouteGuide(features))
 	testpb.RegisterTestServiceServer(server, interop.NewTestServer())

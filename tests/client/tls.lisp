@@ -1,0 +1,249 @@
+;;;; Calls over TLS between our own ends: all four kinds, who the other is, what goes wrong and what
+;;;; is said of it, and certificates that are renewed under connections.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defun certificates (name)
+  (list (support:certificate-file (format nil "~A.pem" name))
+        (support:certificate-file (format nil "~A.key" name))))
+
+(defun credentials (name &rest arguments)
+  "Credentials with the certificate NAME, or without one if that is nil, and ARGUMENTS."
+  (destructuring-bind (&optional certificate key) (and name (certificates name))
+    (apply #'grpc:tls-credentials (append arguments (list :certificate certificate :key key)))))
+
+(defun trusting (name &rest arguments)
+  "Credentials as CREDENTIALS with the root of the tests."
+  (apply #'credentials name (append arguments
+                                    (list :roots (support:certificate-file "ca.pem")))))
+
+(defmacro with-tls-probe ((channel &key (server-credentials '(credentials "server"))
+                                     (client-credentials '(trusting nil)) server options
+                                     channel-options)
+                          (&rest handlers)
+                          &body body)
+  `(with-probe (,channel ,@(when server `(:server ,server))
+                         :options (list* :credentials ,server-credentials ,options)
+                         :channel-options (list* :credentials ,client-credentials
+                                                 ,channel-options))
+       ,handlers
+     ,@body))
+
+(defun refusal (server-credentials client-credentials)
+  "The text of the :unavailable with which a call fails."
+  (with-tls-probe (channel :server-credentials server-credentials
+                           :client-credentials client-credentials)
+      (:ask #'double)
+    (let ((error (caught (ask channel (note 1)))))
+      (is (typep error 'grpc:unavailable))
+      (is (not (grpc:rpc-error-sent-p error)))
+      (grpc:rpc-error-message error))))
+
+(test tls-calls-of-four-kinds
+  (with-tls-probe (channel)
+      (:ask #'double :watch #'count-up :collect #'add-up :chat #'echo)
+    (is (= 42 (number-of (ask channel (note 21)))))
+    (is (equal '(0 1 2 3 4) (numbers (watch channel (note 5)))))
+    (is (= 6 (number-of (collect channel (list (note 1) (note 2) (note 3))))))
+    (is (equal '(7 8) (numbers (chat channel (list (note 7) (note 8))))))))
+
+(test tls-long-messages
+  (with-tls-probe (channel) (:ask (lambda (note call)
+                                    (declare (ignore call))
+                                    note))
+    (dolist (size '(16384 1000000 4000000))
+      (is (= size (length (lab:note-body (ask channel (note 1 :body size)))))))))
+
+(test tls-many-calls
+  (with-tls-probe (channel :options '(:loops 2)) (:ask #'double)
+    (with-threads (thread 8)
+      (dotimes (i 200)
+        (assert (= (* 2 i) (number-of (ask channel (note i)))))))))
+
+(test tls-who-the-other-is
+  (let ((seen nil))
+    (with-tls-probe (channel :server-credentials (trusting "server")
+                             :client-credentials (trusting "client"
+                                                           :server-name "a.test.example"))
+        (:ask (lambda (note call)
+                (setf seen (grpc:call-security call))
+                note))
+      (let ((security (grpc:call-security (nth-value 1 (ask channel (note 1))))))
+        (is (equal "TLSv1.3" (grpc:security-protocol security)))
+        (is (equal "a.test.example" (grpc:security-server-name security)))
+        (is (equal "O=clgrpc tests,CN=server"
+                   (grpc:certificate-subject (grpc:security-peer-certificate security))))))
+    ;; asked after the connection has gone
+    (is (equal "a.test.example" (grpc:security-server-name seen)))
+    (let ((certificate (grpc:security-peer-certificate seen)))
+      (is (equal "O=clgrpc tests,CN=client" (grpc:certificate-subject certificate)))
+      (is (equal '(:uri "spiffe://test.example/client")
+                 (first (grpc:certificate-names certificate)))))))
+
+(test plaintext-has-no-security
+  (with-probe (channel) (:ask (lambda (note call)
+                                (assert (null (grpc:call-security call)))
+                                note))
+    (is (null (grpc:call-security (nth-value 1 (ask channel (note 1))))))))
+
+(test tls-clients-asked-for-certificates
+  (flet ((subject (client &rest arguments)
+           (with-tls-probe (channel :server-credentials (apply #'trusting "server" arguments)
+                                    :client-credentials client)
+               (:ask (lambda (note call)
+                       (let ((certificate (grpc:security-peer-certificate
+                                           (grpc:call-security call))))
+                         (note (number-of note)
+                               :text (if certificate
+                                         (grpc:certificate-subject certificate)
+                                         "nobody")))))
+             (lab:note-text (ask channel (note 1))))))
+    (is (equal "O=clgrpc tests,CN=client" (subject (trusting "client"))))
+    (is (equal "O=clgrpc tests,CN=client"
+               (subject (trusting "client") :client-certificates :request)))
+    (is (equal "nobody" (subject (trusting nil) :client-certificates :request)))
+    (is (equal "nobody" (subject (trusting "client") :client-certificates :none)))))
+
+(test tls-refusals
+  (flet ((says (text refusal)
+           (is (search text refusal) "~S is not in ~S" text refusal)))
+    (says "certificate has expired" (refusal (credentials "expired") (trusting nil)))
+    (says "hostname mismatch (it is not for x.example)"
+          (refusal (credentials "server") (trusting nil :server-name "x.example")))
+    (says "IP address mismatch" (refusal (credentials "elsewhere") (trusting nil)))
+    (says "certificate verify failed: self" (refusal (credentials "stranger") (trusting nil)))
+    ;; the system does not know the root of the tests
+    (says "certificate verify failed" (refusal (credentials "server") (credentials nil)))
+    (says "certificate required" (refusal (trusting "server") (trusting nil)))
+    (says "unknown ca" (refusal (trusting "server") (trusting "stranger")))
+    (says "certificate expired" (refusal (trusting "server") (trusting "expired")))))
+
+(test tls-without-verification
+  (with-tls-probe (channel :server-credentials (credentials "stranger")
+                           :client-credentials (credentials nil :verify nil))
+      (:ask #'double)
+    (is (= 2 (number-of (ask channel (note 1)))))))
+
+(test tls-and-plaintext
+  (with-probe (channel :options (list :credentials (credentials "server"))) (:ask #'double)
+    (let ((error (caught (ask channel (note 1)))))
+      (is (typep error 'grpc:unavailable))
+      (is (search "perhaps it wants TLS" (grpc:rpc-error-message error)))))
+  (with-probe (channel :channel-options (list :credentials (trusting nil))) (:ask #'double)
+    (let ((error (caught (ask channel (note 1)))))
+      (is (typep error 'grpc:unavailable))
+      (is (search "does the peer speak without TLS?" (grpc:rpc-error-message error))))))
+
+(test tls-credentials-refused-at-once
+  (signals grpc:misuse (grpc:make-channel "127.0.0.1:1" :credentials t))
+  (signals grpc:tls-error (grpc:make-channel "127.0.0.1:1" :credentials
+                                             (grpc:tls-credentials :roots "no such file")))
+  (signals grpc:misuse (start-probe '() :credentials (grpc:tls-credentials)))
+  (signals grpc:tls-error
+    (start-probe '() :credentials (grpc:tls-credentials
+                                   :certificate (first (certificates "server"))
+                                   :key (second (certificates "client"))))))
+
+(test tls-slow-handshake
+  ;; somebody who says nothing, and a server that says nothing
+  (let ((server (start-probe '() :credentials (credentials "server")
+                                 :preface-timeout-seconds 0.2)))
+    (unwind-protect
+         (let ((socket (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
+           (multiple-value-bind (host port) (os:parse-address (grpc:server-address server))
+             (sb-bsd-sockets:socket-connect socket (sb-bsd-sockets:make-inet-address host) port))
+           (is (= 0 (nth-value 1 (sb-bsd-sockets:socket-receive
+                                  socket nil 100 :element-type '(unsigned-byte 8)))))
+           (sb-bsd-sockets:socket-close socket)
+           (is-true (wait-until (lambda ()
+                                  (zerop (getf (grpc:server-statistics server) :connections))))))
+      (grpc:stop-server server :drain 0)))
+  (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
+    (unwind-protect
+         (progn
+           (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
+           (sb-bsd-sockets:socket-listen listener 5)
+           (grpc:with-channel (channel (format nil "127.0.0.1:~D"
+                                               (nth-value 1 (sb-bsd-sockets:socket-name listener)))
+                               :credentials (trusting nil) :preface-timeout-seconds 0.2)
+             (let ((error (caught (ask channel (note 1)))))
+               (is (search "the TLS handshake was not over within" (grpc:rpc-error-message error))
+                   "~A" error))))
+      (sb-bsd-sockets:socket-close listener))))
+
+(test tls-renewed-under-way
+  (uiop:with-temporary-file (:pathname certificate)
+    (uiop:with-temporary-file (:pathname key)
+      (flet ((install (name)
+               (loop for from in (certificates name)
+                     for to in (list certificate key)
+                     do (uiop:copy-file from to)))
+             (subject (call)
+               (grpc:certificate-subject
+                (grpc:security-peer-certificate (grpc:call-security call)))))
+        (install "server")
+        (with-tls-probe (channel :server server
+                                 :server-credentials (grpc:tls-credentials
+                                                      :certificate certificate :key key
+                                                      :check-seconds 0))
+            (:ask #'double :chat #'echo)
+          (let ((call (chat channel :open)))
+            (grpc:send call (note 1))
+            (is (= 1 (number-of (grpc:receive call))))
+            (is (search "CN=server" (subject call)))
+            (install "renewed")
+            (grpc:with-channel (other (grpc:server-address server) :credentials (trusting nil))
+              (is (search "CN=renewed" (subject (nth-value 1 (ask other (note 1)))))))
+            (grpc:send call (note 2))
+            (is (= 2 (number-of (grpc:receive call))) "the old connection goes on")
+            (grpc:close-send call)
+            (is (null (grpc:receive call)))))))))
+
+(test tls-resumption-of-channels
+  (let ((client (trusting nil)))
+    (with-tls-probe (first-channel :server server :client-credentials client) (:ask #'double)
+      (flet ((resumed-p (channel)
+               (grpc:security-resumed-p
+                (grpc:call-security (nth-value 1 (ask channel (note 1)))))))
+        (is (not (resumed-p first-channel)))
+        (grpc:with-channel (second-channel (grpc:server-address server) :credentials client)
+          (is-true (resumed-p second-channel)))))))
+
+(test tls-call-credentials
+  ;; they go where nobody can read them, and not where anybody may be between
+  (flet ((token-seen (client-credentials)
+           (let ((seen nil))
+             (with-tls-probe (channel :client-credentials client-credentials
+                                      :channel-options (list :call-credentials
+                                                             (grpc:bearer-token "secret")))
+                 (:ask (lambda (note call)
+                         (setf seen (cdr (assoc "authorization" (grpc:call-metadata call)
+                                                :test #'string=)))
+                         note))
+               (caught (ask channel (note 1))))
+             seen)))
+    (is (equal "Bearer secret" (token-seen (trusting nil))))
+    (is (null (token-seen (credentials nil :verify nil))))))
+
+(test tls-leaves-nothing
+  (let ((sessions (os:tls-session-count)) (client (trusting "client")) (server-side nil))
+    (with-tls-probe (channel :server server :server-credentials (trusting "server")
+                             :client-credentials client)
+        (:ask #'double)
+      (flet ((cycle (count)
+               (loop repeat count
+                     do (grpc:with-channel (channel (grpc:server-address server)
+                                            :credentials client)
+                          (ask channel (note 1))))
+               (wait-until (lambda ()
+                             (<= (getf (grpc:server-statistics server) :connections) 1)))))
+        (ask channel (note 1))
+        (cycle 20)
+        (let ((octets (support:foreign-octets)) (descriptors (os:open-descriptor-count)))
+          (cycle 100)
+          (is (< (- (support:foreign-octets) octets) 200000))
+          (is (<= (os:open-descriptor-count) descriptors))
+          (setf server-side (- (os:tls-session-count) sessions))
+          (is (<= server-side 2) "~D sessions are left" server-side))))
+    (is (= sessions (os:tls-session-count)))))
