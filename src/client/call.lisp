@@ -125,7 +125,8 @@ response."
     nil))
 
 (define-hot deliver-response ((call client-call) (octets octets) (start index) (end index)) null
-  "The operation DELIVER of methods that answer once. A long reply is left to the thread that asked."
+  "The operation DELIVER of methods that answer once. A long reply is left to the thread that
+asked."
   (cond ((client-call-message call)
          (operate abort call :unimplemented "more than one response message" :local))
         ((not (rpc:to-keep-p call (- end start)))

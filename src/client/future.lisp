@@ -48,8 +48,8 @@ client-streaming one with a sequence or generator, without waiting. Return a fut
           (values reply call)))))
 
 (defun decode-reply (future call)
-  "Decode the reply of CALL, a long one, unless another thread has: in its place comes the message, or
-the RPC-ERROR that says what is wrong with it."
+  "Decode the reply of CALL, a long one, unless another thread has: in its place comes the message,
+or the RPC-ERROR that says what is wrong with it."
   (sb-thread:with-mutex ((ensure-lock future))
     (let ((reply (client-call-message call)))
       (when (rpc:undecoded-p reply)

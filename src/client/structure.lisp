@@ -23,8 +23,8 @@ oldest first, with TAIL its last cons. FAILURE is the text of the last failed at
   (random (make-random-state t) :type random-state))
 
 (defstruct (future (:constructor make-future ()) (:copier nil))
-  "The reply of CALL, to come. COMPLETIONS, newest first, is :done once CALL has ended. LOCK, made when
-first needed, is for who decodes the reply."
+  "The reply of CALL, to come. COMPLETIONS, newest first, is :done once CALL has ended. LOCK, made
+when first needed, is for who decodes the reply."
   (call nil :type (or null call))
   (completions '() :type (or list (eql :done)))
   (lock nil :type (or null sb-thread:mutex)))
@@ -37,8 +37,8 @@ first needed, is for who decodes the reply."
             (subchannel-state subchannel) (subchannel-failure subchannel))))
 
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
-  "MESSAGE is the only request, encoded, until that is sent; then, of a method that answers once, the
-reply as RPC:WIRE-DECODE takes it."
+  "MESSAGE is the only request, encoded, until that is sent; then, of a method that answers once,
+the reply as RPC:WIRE-DECODE takes it."
   (message nil)
   (future nil :type (or null future)))  ; without one somebody waits for the call in a stub
 

@@ -108,16 +108,18 @@ loop has just stopped, since the channel was closed, end CALL."
       (setf (client-call-message call) encoded)
       (loop:enter-call loop (client-call-unattended call))
       (unwind-protect
-           (progn
-             (unless (or (loop:run-now loop #'begin-here)
-                         (progn
-                           (when (and request (null encoded))
-                             (setf (client-call-message call) (rpc:encode-message call request nil)))
-                           (loop:post loop call)))
-               (end-client-call call :cancelled "the channel was closed" :ended-by :local :sent nil))
-             (setf submitted t))
+           (setf submitted (or (loop:run-now loop #'begin-here)
+                               (post-call call (if encoded nil request))))
         (unless submitted (client-leave call)))))
   nil)
+
+(define-hot post-call ((call client-call) request) (eql t)
+  "Have the loop start CALL with its only REQUEST, or nil."
+  (when request
+    (setf (client-call-message call) (rpc:encode-message call request nil)))
+  (unless (loop:post (wire-call-loop call) call)
+    (end-client-call call :cancelled "the channel was closed" :ended-by :local :sent nil))
+  t)
 
 (define-hot begin-call ((call client-call) request) null
   "Start CALL, unless it has ended, as soon as there is a stream. On its loop."

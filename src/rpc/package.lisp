@@ -62,7 +62,8 @@
    #:wire-call-send-closed #:wire-call-partial #:wire-call-loop #:wire-call-endpoint #:endpoint
    #:wire-call-options #:wire-call-speech #:put-into-outbox #:write-outbox
    #:write-half-close #:receive-data #:keep-octets #:to-keep-p #:hold #:release-call
-   #:queue-incoming #:seal-batch #:wire-decode #:encode-unless-short #:undecoded-p #:parse-incoming #:unparsable-condition
+   #:queue-incoming #:seal-batch #:wire-decode #:encode-unless-short #:undecoded-p
+   #:parse-incoming #:unparsable-condition
    #:deliver-streamed #:half-close-streamed #:encode-message
    #:write-message #:write-encoded #:wire-send #:wire-post #:wire-room #:wire-taken #:wire-writable #:wire-schedule
    #:write-initial-headers #:ensure-headers #:start-deadline #:stop-timers))

@@ -23,7 +23,7 @@
   (stream nil :type (or null http2:stream))
   (headers-sent nil :type boolean)
   (send-closed nil :type boolean)
-  (speech nil :type (member nil :begun :over)) ; what its user has sent: metadata or a message, the end
+  (speech nil :type (member nil :begun :over)) ; what its user has sent: anything, the end
   (partial nil :type (or null partial))
   (held 0 :type index))                 ; charged to the link for a part of a message or a request
 
@@ -121,7 +121,8 @@ holds too much."
 ;;; Arriving messages: the short ones of a read are put side by side, and are there for the reader
 ;;; when the read has been worked through (SEAL-ARRIVALS) or the peer's side ends.
 
-(defconstant +shortest-batch+ 512)
+(defconstant +shortest-batch+ 512
+  "How long the second batch of a read is at least.")
 
 (define-hot queue-incoming ((call wire-call) item (size index)) null
   "PUSH-INCOMING, charged to CALL's link, behind what came before."
@@ -130,8 +131,8 @@ holds too much."
   nil)
 
 (define-hot open-batch ((call wire-call) (need index)) arrival
-  "A batch of CALL with room for NEED octets: the first of a read is as long as its message, the next
-longer and longer."
+  "A batch of CALL with room for NEED octets: the first of a read is as long as its message, the
+next longer and longer."
   (let* ((extra (ensure-extra call))
          (link (the link (wire-call-link call)))
          (full (extra-arriving extra))
@@ -513,12 +514,14 @@ returned, wherever that is, so no two of a call ever run at once."
     (write-initial-headers call))
   nil)
 
-(defun check-send-size (call size)
-  (let ((limit (options-max-send-octets (wire-call-options call))))
-    (when (> size limit)
-      (error (make-rpc-error :resource-exhausted :call call :ended-by :local
-                             :message (format nil "message of ~D octets to send, limit ~D"
-                                              size limit))))))
+(define-hot (check-send-size :inline t) ((call wire-call) (size index)) null
+  (when (> size (options-max-send-octets (wire-call-options call)))
+    (refuse-size call size)))
+
+(defun refuse-size (call size)
+  (error (make-rpc-error :resource-exhausted :call call :ended-by :local
+                         :message (format nil "message of ~D octets to send, limit ~D" size
+                                          (options-max-send-octets (wire-call-options call))))))
 
 (define-hot (write-sized :inline t) ((type protobuf:message-type) message (octets octets) (at index)
                                      (size index))
