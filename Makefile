@@ -19,11 +19,13 @@ bin/clgrpc: $(SOURCES) | install
 	@CLGRPC_OUTPUT=bin/clgrpc.new $(LISP) --load scripts/build.lisp >bin/build.log 2>&1 </dev/null \
 	  || { cat bin/build.log >&2; exit 1; }
 	@mv bin/clgrpc.new bin/clgrpc
+	@ln -sf clgrpc bin/protoc-gen-clgrpc
 
 install:
 	@scripts/install
 
 test: bin/clgrpc
+	@scripts/install --test
 	@CLGRPC_SUITES="$(SUITES)" $(LISP) --load scripts/test.lisp </dev/null
 
 demo: bin/clgrpc

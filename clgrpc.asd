@@ -194,7 +194,9 @@
                              (:static-file "type.proto")
                              (:static-file "wrappers.proto")))
                (:file "built-in")
-               (:file "well-known")))
+               (:file "well-known")
+               (:file "form")
+               (:file "plugin")))
 
 (defsystem "clgrpc/rpc"
   :description "What both ends of a call share: status, metadata, framing, calls, the wire."
@@ -294,6 +296,7 @@
                (:file "client")
                (:file "testee-connect")
                (:file "testee")
+               (:file "gen")
                (:file "main")))
 
 ;;; Tests: a system per layer, each added to those that clgrpc/tests depends on
@@ -411,7 +414,9 @@
                (:file "define")
                (:file "set")
                (:file "component")
-               (:file "well-known")))
+               (:file "well-known")
+               (:file "form")
+               (:file "plugin")))
 
 (defsystem "clgrpc/tests/fuzz"
   :depends-on ("clgrpc/tests/protobuf" "clgrpc/tests/support" "fiveam")
@@ -555,6 +560,7 @@
                (:file "interop")
                (:file "client")
                (:file "testee")
+               (:file "gen")
                (:file "serve")
                (:file "tls"))
   :perform (test-op (operation system)

@@ -65,7 +65,8 @@ documentation), named like the variable, and names of DEFINE-SHARED-OPTIONS. BOD
 code."
   (setf options (expand-shared-options options))
   (flet ((key (variable) (intern (string variable) :keyword))
-         (option-name (variable) (format nil "--~(~A~)" variable)))
+         (option-name (variable)
+           (format nil "~:[--~;-~]~(~A~)" (= 1 (length (string variable))) variable)))
     `(add-command
       (make-command
        :name ,name :documentation ,documentation

@@ -13,7 +13,7 @@ bin/clgrpc."
   (sb-ext:disable-debugger)
   (setf *standard-output* (text-stream 1)
         *error-output* (text-stream 2))
-  (let ((code (handler-case (run-command (rest sb-ext:*posix-argv*))
+  (let ((code (handler-case (run-command (called-arguments sb-ext:*posix-argv*))
                 (sb-sys:interactive-interrupt () 130))))
     (ignore-errors (finish-output))
     (ignore-errors (finish-output *error-output*))

@@ -8,6 +8,8 @@
   (:export
    ;; define.lisp
    #:define-proto #:*service-expander* #:*import-roots*
+   ;; form.lisp, plugin.lisp
+   #:define-file #:generate-sources #:answer-request
    ;; condition.lisp
    #:protobuf-error #:protobuf-error-position #:protobuf-error-type #:protobuf-error-text
    #:required-field-missing #:required-field-missing-path

@@ -188,10 +188,10 @@ message Known {
   google.protobuf.BoolValue b = 8; google.protobuf.Int64Value i = 9;
   google.protobuf.UInt64Value u = 10; google.protobuf.DoubleValue d = 11;
   google.protobuf.FloatValue f = 12; google.protobuf.StringValue s = 13;
-  google.protobuf.BytesValue y = 14; google.protobuf.NullValue null = 15;
+  google.protobuf.BytesValue y = 14;
   repeated google.protobuf.Value values = 16; map<string, google.protobuf.Any> anys = 17;
   repeated google.protobuf.Timestamp times = 18; oneof o { google.protobuf.Value ov = 19;
-  google.protobuf.Int32Value oi = 20; google.protobuf.NullValue on = 21; } }")
+  google.protobuf.Int32Value oi = 20; google.protobuf.NullValue null = 21; } }")
 
 (defparameter *known-texts*
   '("{\"at\": \"2026-11-20T12:30:00.5Z\", \"took\": \"-1.000000001s\", \"mask\": \"a,bC.dE\",
@@ -201,10 +201,11 @@ message Known {
 \"anys\": {\"k\": {\"@type\": \"type.googleapis.com/clgrpc.test.fuzz.Known\", \"b\": false, \"any\":
 {\"@type\": \"type.googleapis.com/google.protobuf.Any\", \"value\": {}}}}}"
     "{\"b\": true, \"i\": \"-9223372036854775808\", \"u\": 18446744073709551615, \"d\": \"NaN\",
-\"f\": \"-Infinity\", \"s\": \"\\ud83d\\ude00\", \"y\": \"_-8\", \"null\": \"NULL_VALUE\", 
+\"f\": \"-Infinity\", \"s\": \"\\ud83d\\ude00\", \"y\": \"_-8\", 
 \"values\": [null, 1.5e3, {}], \"times\":
 [\"0001-01-01T00:00:00Z\", \"9999-12-31T23:59:59.999999999+01:00\"],
-\"ov\": {}}"))
+\"ov\": {}}"
+    "{\"null\": \"NULL_VALUE\", \"s\": null}"))
 
 (defun written-samples (write)
   "Random messages as WRITE, a function of a message, has them."
@@ -217,7 +218,7 @@ message Known {
           (loop for text in *known-texts* collect (text-sample "clgrpc.test.fuzz.Known" text))))
 
 (defun run-json (type octets)
-  ;; texts are compared: a NullValue of another number than 0 is written as null
+  ;; texts are compared: a NullValue of another number than 0 is written as null too
   (let* ((written (protobuf:message-json (protobuf:parse-json-message type octets :partial t)))
          (again (protobuf:message-json (protobuf:parse-json-message type written :partial t))))
     (unless (string= written again)
@@ -233,7 +234,7 @@ message Known {
   '("at { seconds: -1 nanos: 5 } took < seconds: 0x10, nanos: 07; > mask { paths: 'a' 'b' }
 struct { fields { key: \"k\" value { number_value: 1.5e3f } } } # comment
 any { [type.googleapis.com/google.protobuf.Duration] { seconds: 3 } }"
-    "b {} i { value: -9223372036854775808 } d { value: nan } f: { value: -inf } null: NULL_VALUE
+    "b {} i { value: -9223372036854775808 } d { value: nan } f: { value: -inf } 
 s { value: \"\\303\\251\\x41\\u00e9\\U0001F600\\n\" } values: [ {}, { bool_value: t } ] times [ ]
 anys { key: 'x' value { type_url: \"\" } } ov { list_value { values { string_value: \"\" } } }
 99: 5"))

@@ -1,0 +1,61 @@
+;;;; The plug-in protoc-gen-clgrpc (google/protobuf/compiler/plugin.proto): a CodeGeneratorRequest
+;;;; in, a CodeGeneratorResponse out, in octets. protoc and buf speak this.
+
+(in-package #:clgrpc.protobuf)
+
+(defconstant +plugin-features+ 3
+  "FEATURE_PROTO3_OPTIONAL and FEATURE_SUPPORTS_EDITIONS.")
+
+(defun edition-of (name)
+  (enum-number "google.protobuf.Edition" name))
+
+(defun make-response (&rest arguments)
+  (apply #'google.protobuf.compiler:make-code-generator-response
+         :supported-features +plugin-features+
+         :minimum-edition (edition-of :edition-proto2)
+         :maximum-edition (edition-of :edition-2024)
+         arguments))
+
+(defun plugin-parameters (text)
+  "The words of TEXT, a plug-in's parameter: key=value or key, with commas between."
+  (loop for start = 0 then (1+ end)
+        for end = (position #\, text :start start)
+        for word = (string-trim " " (subseq text start end))
+        unless (string= "" word) collect word
+        while end))
+
+(defun requested-files (request imports)
+  "The linked files that REQUEST wants generated, with IMPORTS all but those every image has; second
+value is all of them."
+  (let* ((all (link-set (map 'list #'serialize
+                             (google.protobuf.compiler:code-generator-request-proto-file request))))
+         (wanted (google.protobuf.compiler:code-generator-request-file-to-generate request)))
+    (values (if imports
+                (remove-if (lambda (file) (eq t (built-in (descriptor-name file)))) all)
+                (remove-if-not (lambda (file)
+                                 (find (descriptor-name file) wanted :test #'string=))
+                               all))
+            all)))
+
+(defun respond (request)
+  (let ((imports nil))
+    (dolist (word (plugin-parameters
+                   (google.protobuf.compiler:code-generator-request-parameter request)))
+      (cond ((string= word "imports") (setf imports t))
+            (t (misuse "protoc-gen-clgrpc has no parameter \"~A\"; there is: imports" word))))
+    (multiple-value-bind (wanted all) (requested-files request imports)
+      (make-response
+       :file (loop for (path . text) in (generated-files all wanted)
+                   collect (google.protobuf.compiler:make-code-generator-response.file
+                            :name path :content text))))))
+
+(defun answer-request (octets)
+  "Return the serialized CodeGeneratorResponse to OCTETS, a serialized
+google.protobuf.compiler.CodeGeneratorRequest: a Lisp source for each file to generate, as
+GENERATE-SOURCES makes it. The parameter \"imports\" has those generated too that the files import.
+What is wrong with the files or the parameter is said in the response. Signal PROTOBUF-ERROR if
+OCTETS are no request."
+  (let ((request (parse-message "google.protobuf.compiler.CodeGeneratorRequest" octets)))
+    (serialize (handler-case (respond request)
+                 (clgrpc-error (condition)
+                   (make-response :error (princ-to-string condition)))))))

@@ -1,0 +1,108 @@
+;;;; `gen` and the plug-in as programs; protoc's view of the plug-in where there is a protoc.
+
+(in-package #:clgrpc.tests.tools)
+(in-suite :clgrpc.tools)
+
+(defun call-with-directory (function)
+  (let ((directory (uiop:ensure-directory-pathname
+                    (format nil "~Aclgrpc-gen-~36R/" (namestring (uiop:temporary-directory))
+                            (random (expt 36 8) (make-random-state t))))))
+    (unwind-protect (progn (ensure-directories-exist directory) (funcall function directory))
+      (uiop:delete-directory-tree directory :validate t))))
+
+(defmacro with-directory ((directory) &body body)
+  "Run BODY with DIRECTORY bound to a fresh one."
+  `(call-with-directory (lambda (,directory) ,@body)))
+
+(defun sources-below (directory)
+  "The generated files below DIRECTORY, as a sorted alist from paths to texts."
+  (sort (loop for file in (directory (merge-pathnames "**/*.lisp" directory))
+              collect (cons (uiop:native-namestring (uiop:enough-pathname file
+                                                                          (truename directory)))
+                            (uiop:read-file-string file :external-format :utf-8)))
+        #'string< :key #'car))
+
+(defun generate (directory)
+  "Write what tests.proto needs into DIRECTORY; return what RUN-LINE returns."
+  (run-line "gen" (support:root-file "proto/grpc/testing/test.proto")
+            "-o" (uiop:native-namestring directory)
+            (format nil "--import-path=~A" (support:root-file "proto/"))))
+
+(test gen-writes-sources
+  (with-directory (directory)
+    (multiple-value-bind (code output) (generate directory)
+      (is (= 0 code))
+      (is (= 3 (count #\Newline output)) "~A" output))
+    (is (equal '("grpc/testing/empty.lisp" "grpc/testing/messages.lisp" "grpc/testing/test.lisp")
+               (mapcar #'car (sources-below directory))))
+    (multiple-value-bind (code output) (generate directory)
+      (is (= 0 code))
+      (is (string= "" output) "what has not changed is written again"))))
+
+(test gen-complains-in-one-line
+  (with-directory (directory)
+    (with-open-file (stream (merge-pathnames "bad.proto" directory) :direction :output)
+      (write-string "syntax = 'proto3'; message M { int32 x; }" stream))
+    (flet ((complaint (file)
+             (multiple-value-bind (code output error-output)
+                 (run-line "gen" file "-o" (uiop:native-namestring directory))
+               (is (= 1 code))
+               (is (string= "" output))
+               (is-true (one-line-p error-output) "~A" error-output)
+               error-output)))
+      (is (search "bad.proto:1:39: "
+                  (complaint (uiop:native-namestring (merge-pathnames "bad.proto" directory)))))
+      (is (search "There is no file none.proto in" (complaint "none.proto"))))))
+
+(test generated-services-work-without-their-proto-file
+  "In an image with clgrpc alone: a service is defined, served and called."
+  (with-directory (directory)
+    (run-line "gen" (support:root-file "proto/examples/helloworld.proto")
+              "-o" (uiop:native-namestring directory)
+              (format nil "--import-path=~A" (support:root-file "proto/examples/")))
+    (let ((output
+            (uiop:run-program
+             (list* (uiop:native-namestring sb-ext:*runtime-pathname*)
+                    "--noinform" "--non-interactive" "--no-userinit" "--eval" "(require :asdf)"
+                    (loop for form in (list (format nil "(asdf:load-asd ~S)"
+                                                    (support:root-file "clgrpc.asd"))
+                                            "(asdf:load-system \"clgrpc\")"
+                                            (format nil "(load ~S)"
+                                                    (namestring (merge-pathnames "helloworld.lisp"
+                                                                                 directory)))
+                                            "(defclass g (helloworld:greeter) ())"
+                                            "(defmethod helloworld.greeter:say-hello ((g g) r &key)
+  (helloworld:make-hello-reply :message (helloworld:hello-request-name r)))"
+                                            "(let ((server (clgrpc:start-server (make-instance 'g)
+  :listen \"127.0.0.1:0\")))
+  (clgrpc:with-channel (channel (clgrpc:server-address server))
+    (print (helloworld.greeter:say-hello channel (helloworld:make-hello-request :name \"Ada\"))))
+  (clgrpc:stop-server server))")
+                          append (list "--eval" form)))
+             :output :string :error-output :output :ignore-error-status t)))
+      (is (search "#<HELLOWORLD:HELLO-REPLY :message \"Ada\">" output) "~A" output))))
+
+(test protoc-takes-the-plugin
+  (if (zerop (nth-value 2 (uiop:run-program "protoc --version" :ignore-error-status t)))
+      (with-directory (directory)
+        (let ((by-us (merge-pathnames "us/" directory))
+              (by-protoc (merge-pathnames "protoc/" directory)))
+          (ensure-directories-exist by-protoc)
+          (generate by-us)
+          (flet ((protoc (&rest arguments)
+                   (multiple-value-list
+                    (uiop:run-program
+                     (list* "protoc" (format nil "--proto_path=~A" (support:root-file "proto/"))
+                            (format nil "--plugin=protoc-gen-clgrpc=~A"
+                                    (merge-pathnames "protoc-gen-clgrpc" (support:clgrpc-program)))
+                            (format nil "--clgrpc_out=~A" (uiop:native-namestring by-protoc))
+                            arguments)
+                     :output :string :error-output :string :ignore-error-status t))))
+            (is (equal '("" "" 0) (protoc "--clgrpc_opt=imports" "grpc/testing/test.proto")))
+            (is (equal (sources-below by-us) (sources-below by-protoc)))
+            (destructuring-bind (output error-output code)
+                (protoc "--clgrpc_opt=shape=round" "grpc/testing/test.proto")
+              (declare (ignore output))
+              (is (= 1 code))
+              (is (search "no parameter \"shape=round\"" error-output))))))
+      (skip "protoc is not installed")))

@@ -1,0 +1,60 @@
+;;;; The commands `gen` and `protoc-gen`: .proto files to Lisp sources, by oneself or as a plug-in
+;;;; of protoc and buf. bin/protoc-gen-clgrpc is a link to bin/clgrpc, which then is `protoc-gen`.
+
+(in-package #:clgrpc.tools)
+
+(defun parse-directories (string)
+  (remove "" (uiop:split-string string :separator ":") :test #'string=))
+
+(defun write-sources (sources directory)
+  "Write SOURCES, an alist from paths to texts, below DIRECTORY; print the paths of what changed."
+  (loop for (path . text) in sources
+        for file = (merge-pathnames (sb-ext:parse-native-namestring path) directory)
+        do (unless (and (probe-file file)
+                        (string= text (uiop:read-file-string file :external-format :utf-8)))
+             (ensure-directories-exist file)
+             (with-open-file (stream file :direction :output :if-exists :supersede
+                                          :external-format :utf-8)
+               (write-string text stream))
+             (format t "~A~%" (sb-ext:native-namestring file)))))
+
+(define-command "gen"
+    (((file "FILE" #'identity "a .proto file"))
+     ((o "DIR" #'identity "." "the directory that the sources go to")
+      (import-path "DIR[:DIR…]" #'parse-directories nil
+                   "where imports are found first, and where the names of files begin")))
+  "Write the Lisp source of a .proto file and of those that it imports. foo/bar.proto becomes
+DIR/foo/bar.lisp, which needs clgrpc but not the .proto file. Prints the files that have changed."
+  (let ((here (uiop:getcwd)))
+    (handler-case
+        (write-sources (protobuf:generate-sources file :import-paths import-path :directory here)
+                       (merge-pathnames (uiop:parse-native-namestring o :ensure-directory t)
+                                        here))
+      (file-error (error) (refuse "~A" error)))
+    0))
+
+;;; The plug-in
+
+(defun called-arguments (arguments)
+  "The command line that ARGUMENTS, with the name of the program first, mean."
+  (if (string= "protoc-gen-clgrpc" (file-namestring (first arguments)))
+      (cons "protoc-gen" (rest arguments))
+      (rest arguments)))
+
+(defun read-all (stream)
+  "The octets of STREAM up to its end."
+  (let ((buffer (make-buffer :size 65536)) (chunk (make-octets 65536)))
+    (loop for count = (read-sequence chunk stream)
+          do (append-octets buffer chunk :end count)
+          while (= count (length chunk)))
+    (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
+
+(define-command "protoc-gen" (() ())
+  "Be a plug-in of protoc or buf. Reads a CodeGeneratorRequest from the standard input and writes
+the response to the standard output; bin/protoc-gen-clgrpc does so too:
+`protoc --plugin=bin/protoc-gen-clgrpc --clgrpc_out=DIR x.proto`. The parameter `imports`
+(--clgrpc_opt=imports) has the sources of imported files written too."
+  (let ((output (octet-stream 1 :output)))
+    (write-sequence (protobuf:answer-request (read-all (octet-stream 0 :input))) output)
+    (finish-output output)
+    0))
