@@ -245,6 +245,7 @@
   :components ((:file "package")
                (:file "route")
                (:file "hub")
+               (:file "limit")
                (:file "call")
                (:file "compression")
                (:file "reply")
@@ -479,6 +480,7 @@
                (:file "attacker")
                (:file "server")
                (:file "load")
+               (:file "limit")
                (:file "client")))
 
 (defsystem "clgrpc/tests/client"

@@ -8,11 +8,11 @@
 
 (defpackage #:clgrpc.tests.chapters
   (:use #:cl #:fiveam)
-  (:local-nicknames (#:support #:clgrpc.tests.support)))
+  (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.chapters)
 
-(def-suite :clgrpc.chapters :description "The examples in README.md and doc/.")
+(def-suite :clgrpc.chapters :description "The examples and tables in README.md and doc/.")
 (in-suite :clgrpc.chapters)
 
 (defun blocks (path)
@@ -89,3 +89,38 @@ function that returns a form and its remark, or TEXT itself at the end."
   (dolist (path (cons (support:root-file "README.md")
                       (directory (support:root-file "doc/*.md"))))
     (run-chapter path)))
+
+;;; The table of limits
+
+(defparameter *limits-mark* "<!-- the table is made from the options")
+
+(defun limits-path () (support:root-file "doc/limits.md"))
+
+(defun limits-table ()
+  (with-output-to-string (out)
+    (format out "~%| Option | Default | From | To | Unit | What it bounds, and why so |~%")
+    (format out "|---|---|---|---|---|---|~%")
+    (dolist (row (grpc:option-table))
+      (format out "| `~(~S~)` | ~A | ~A | ~A | ~A | ~A |~%"
+              (clgrpc.base:option-row-name row) (clgrpc.base:option-row-default row)
+              (clgrpc.base:option-row-minimum row) (clgrpc.base:option-row-maximum row)
+              (clgrpc.base:option-row-unit row)
+              (substitute #\Space #\Newline (clgrpc.base:option-row-reason row))))))
+
+(defun limits-parts ()
+  "The text of the chapter up to its table, and the table as it stands there."
+  (let* ((text (uiop:read-file-string (limits-path) :external-format :utf-8))
+         (end (1+ (position #\Newline text :start (search *limits-mark* text)))))
+    (values (subseq text 0 end) (subseq text end))))
+
+(defun renew-limits ()
+  "Write the table of doc/limits.md anew."
+  (let ((text (limits-parts)) (table (limits-table)))
+    (with-open-file (out (limits-path) :direction :output :if-exists :supersede
+                                       :external-format :utf-8)
+      (write-string text out)
+      (write-string table out))))
+
+(test the-table-of-limits-is-true
+  (is (string= (limits-table) (nth-value 1 (limits-parts)))
+      "doc/limits.md is not what the options are; (clgrpc.tests.chapters::renew-limits)"))

@@ -129,6 +129,10 @@ adds 18 octets and costs 4 µs where all else that a call costs is less.")
   (compression-level 1 1 9 "zlib's level"
    "How hard to compress. Level 6, zlib's own default, takes four to six times as long as 1 for a fifth
 fewer octets of text, 3 up to twice as long for a tenth.")
+  (max-total-held-octets 0 0 1099511627776 "octets"
+   "The same for all connections of a server, or of a channel, together; 0 is a quarter of the Lisp heap.
+Past half of it every connection is held to two of the largest messages; past all of it a call that adds
+to it ends with :resource-exhausted.")
   (send-budget-octets 65536 1024 16777216 "octets"
    "How much one call may have queued unsent before `send` waits and `try-send` refuses.")
   (max-unsent-octets 1048576 16384 67108864 "octets"
@@ -182,6 +186,18 @@ between, is a strike against it (gRFC A8).")
   ;; Server
   (max-connections 20000 1 1000000 "connections"
    "Connections a server holds at once; more are closed as soon as they are accepted.")
+  (max-connections-per-peer 10000 1 1000000 "connections"
+   "The same for one peer's address, so that one cannot keep all others out; behind a load balancer all
+connections come from its addresses.")
+  (max-handshakes 2000 1 1000000 "connections"
+   "Connections of a server that have not yet sent their preface and SETTINGS, or done their TLS handshake;
+more are closed as soon as they are accepted.")
+  (max-calls 100000 1 10000000 "calls"
+   "Calls under way that a server has at once; more end with :resource-exhausted before anything is done for
+them.")
+  (max-running-handlers 1000 1 1000000 "handlers"
+   "Handlers of one connection that run on reserve threads, or wait for one, those of calls that were reset
+among them; more calls end with :resource-exhausted.")
   (backlog 4096 1 65535 "connections"
    "Length of the kernel's queue of connections not yet accepted.")
   (unix-socket-mode #o600 0 #o777 "bits"

@@ -34,7 +34,9 @@
    #:options-max-connection-age-grace-seconds #:options-min-ping-interval-seconds
    #:options-ping-without-calls #:options-max-ping-strikes
    #:options-max-header-block-octets
-   #:options-settings-timeout-seconds #:options-preface-timeout-seconds #:options-max-connections
+   #:options-settings-timeout-seconds #:options-preface-timeout-seconds #:options-max-total-held-octets #:options-max-connections-per-peer
+   #:options-max-handshakes #:options-max-calls #:options-max-running-handlers
+   #:options-max-connections
    #:options-backlog #:options-unix-socket-mode #:options-reserve-threads #:options-reserve-queue
    #:options-reserve-idle-seconds #:options-reserve-wait-seconds #:options-drain-seconds #:options-connect-timeout-seconds
    #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter

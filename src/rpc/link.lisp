@@ -13,7 +13,8 @@
 messages that wait, for their rest or for somebody to take them (wire.lisp; atomic); DAMMED is true
 while so much waits that the connection's window is withheld; ARRIVING are the calls that the read
 being worked through has brought messages for; PLACE is where the owner keeps it; LAST-FIELDS is the
-metadata vector of the call before, so that a repeated one is shared. LIFE to QUIET-NS are of
+metadata vector of the call before, so that a repeated one is shared; READY and HANDLERS are of
+server/limit.lisp: whether its SETTINGS have come, and how many handlers run (atomic). LIFE to QUIET-NS are of
 life.lisp: when the link began and how old it may get, when we last asked whether the peer is there,
 whether it has been told that it is old, and how many calls it had had when it was last seen to be
 without any new one, and since when that is."
@@ -31,6 +32,8 @@ without any new one, and since when that is."
   (stopped nil :type boolean)           ; the core wants nothing more read until output has left
   (place 0 :type index)
   (last-fields #() :type simple-vector)
+  (ready nil :type boolean)
+  (handlers 0 :type sb-ext:word)
   (life nil :type (or null timer))
   (born-ns 0 :type (unsigned-byte 62))
   (age-ns 0 :type (unsigned-byte 62))

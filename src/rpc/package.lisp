@@ -54,10 +54,11 @@
    #:after
    ;; link.lisp
    #:link #:link-loop #:link-owner #:link-http2 #:link-socket #:link-calls #:link-draining
-   #:link-place #:link-last-fields #:link-failure #:link-peer #:link-security #:link-ended
+   #:link-place #:link-options #:link-ready #:link-handlers #:link-last-fields #:link-failure #:link-peer #:link-security #:link-ended
    #:link-due #:open-link #:abandon-link #:close-link
    #:link-output #:link-http2-closed
    ;; wire.lisp
+   #:make-ledger #:ledger-held
    #:wire-call #:wire-call-link #:wire-call-stream #:wire-call-client-p #:wire-call-headers-sent
    #:wire-call-send-closed #:wire-call-partial #:wire-call-loop #:wire-call-endpoint #:endpoint
    #:wire-call-options #:wire-call-speech #:put-into-outbox #:write-outbox

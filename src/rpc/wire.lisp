@@ -12,10 +12,17 @@
 
 (in-package #:clgrpc.rpc)
 
+(defstruct (ledger (:copier nil))
+  "The octets that all links of a server, or of a subchannel, are charged with."
+  (held 0 :type sb-ext:word))
+
+(declaim (sb-ext:freeze-type ledger))
+
 (defstruct (endpoint (:constructor nil) (:copier nil))
   "What all calls of a subchannel, or of one loop of a server, share."
   (loop nil :type loop:event-loop)
-  (options nil :type options))
+  (options nil :type options)
+  (ledger (make-ledger) :type ledger))
 
 (defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
   (endpoint nil :type endpoint)
@@ -56,27 +63,49 @@
 
 ;;; Receiving
 
+(define-hot (ledger-of :inline t) ((link link)) ledger
+  (endpoint-ledger (the endpoint (link-owner link))))
+
+(define-hot total-held-limit ((link link)) index
+  "How much may be charged to all links of LINK's owner."
+  (let ((limit (options-max-total-held-octets (link-options link))))
+    (if (zerop limit) (ash (sb-ext:dynamic-space-size) -2) limit)))
+
 (define-hot link-held-limit ((link link)) index
-  "How much may be charged to LINK."
-  (let ((options (link-options link)))
-    (max (options-max-held-octets options) (* 2 (options-max-receive-octets options)))))
+  "How much may be charged to LINK: less while all links together are charged with much."
+  (let* ((options (link-options link))
+         (least (* 2 (options-max-receive-octets options))))
+    (if (< (ledger-held (ledger-of link)) (ash (total-held-limit link) -1))
+        (max (options-max-held-octets options) least)
+        least)))
+
+(define-hot charge-link ((link link) (count index)) null
+  "Charge LINK with COUNT octets."
+  (sb-ext:atomic-incf (link-held link) count)
+  (sb-ext:atomic-incf (ledger-held (ledger-of link)) count)
+  nil)
 
 (define-hot hold ((call wire-call) (count index)) boolean
   "Charge COUNT octets that CALL keeps to its link. False if that is too much: CALL has been ended."
   (let ((link (the link (wire-call-link call))))
     (incf (wire-call-held call) count)
-    (sb-ext:atomic-incf (link-held link) count)
-    (or (<= (link-held link) (link-held-limit link))
-        (progn (operate abort call :resource-exhausted
-                        "too many octets of the connection's messages wait (max-held-octets)"
-:local)
-               nil))))
+    (charge-link link count)
+    (cond ((> (link-held link) (link-held-limit link))
+           (operate abort call :resource-exhausted
+                    "too many octets of the connection's messages wait (max-held-octets)" :local)
+           nil)
+          ((> (ledger-held (ledger-of link)) (total-held-limit link))
+           (operate abort call :resource-exhausted
+                    "too many octets of all messages wait (max-total-held-octets)" :local)
+           nil)
+          (t t))))
 
 (define-hot discharge ((call wire-call) (count index)) null
   "Take COUNT octets of CALL off its link, and open that if it was dammed and little enough waits
 now. From any thread."
   (let ((link (the link (wire-call-link call))))
     (sb-ext:atomic-decf (link-held link) count)
+    (sb-ext:atomic-decf (ledger-held (ledger-of link)) count)
     (when (and (link-dammed link) (drained-p link))
       (wire-post call (lambda () (open-dam link))))
     nil))
@@ -127,7 +156,7 @@ holds too much."
 (define-hot queue-incoming ((call wire-call) item (size index)) null
   "PUSH-INCOMING, charged to CALL's link, behind what came before."
   (seal-batch call)
-  (sb-ext:atomic-incf (link-held (the link (wire-call-link call))) (push-incoming call item size))
+  (charge-link (the link (wire-call-link call)) (push-incoming call item size))
   nil)
 
 (define-hot open-batch ((call wire-call) (need index)) arrival
@@ -144,7 +173,7 @@ next longer and longer."
     (if full
         (push-arrival call full)
         (push call (link-arriving link)))
-    (sb-ext:atomic-incf (link-held link) (arrival-size new))
+    (charge-link link (arrival-size new))
     (setf (extra-arriving extra) new)))
 
 (define-hot add-to-batch ((call wire-call) (octets octets) (start index) (end index)) null

@@ -34,11 +34,21 @@
   "Have CALL's handler run on a reserve thread. If it has to wait for one, it does so for a while
 only, since all of them might wait for it. Thread and timer have a ticket, whose call the first of
 them takes."
-  (let ((ticket (list call)))
-    (case (loop:run-on-reserve (server-reserve (hub-server (link-owner (wire-call-link call))))
+  (let* ((ticket (list call))
+         (link (wire-call-link call))
+         (reserve (server-reserve (hub-server (link-owner link)))))
+    (unless (admit-handler-p link)
+      (operate abort call :resource-exhausted
+               "the connection has too many handlers (max-running-handlers)" :local)
+      (return-from start-on-reserve))
+    (case (loop:run-on-reserve reserve
                                (lambda ()
-                                 (when (use-ticket ticket call) (run-on-reserve-thread call))))
-      ((nil) (operate abort call :resource-exhausted "the server's queue of calls is full" :local))
+                                 (unwind-protect
+                                      (when (use-ticket ticket call) (run-on-reserve-thread call))
+                                   (handler-ended link))))
+      ((nil)
+       (handler-ended link)
+       (operate abort call :resource-exhausted "the server's queue of calls is full" :local))
       (:queued
        (let ((loop (wire-call-loop call)))
          (schedule-timer (loop:event-loop-wheel loop) (make-timer #'refuse-waiting ticket)

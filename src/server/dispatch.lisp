@@ -87,6 +87,7 @@
          (now (loop:event-loop-now (link-loop link))))
     (declare (type (unsigned-byte 62) now))
     (incf (rpc:link-calls link))
+    (incf (hub-open hub))
     (let* ((route (request-route request))
            (method (and route (route-method route)))
            (timeout (request-timeout request))
@@ -105,6 +106,8 @@
       (when (or (request-incoming request) (hub-encoding hub))
         (begin-compression call (request-incoming request) (hub-encoding hub)))
       (cond ((request-rejection request) (reject-request call (request-rejection request)))
+            ((too-many-calls-p hub)
+             (reject-request call '(:resource-exhausted "the server has too many calls (max-calls)")))
             (t (rpc:start-deadline call)
                (when (eq :bidi (rpc-method-kind method)) (start-call call))))
       (when ended (end-of-request call))))
@@ -167,6 +170,7 @@
         (rpc:release-call call)
         (http2:release-stream stream)
         (incf (hub-calls (link-owner link)))
+        (decf (hub-open (link-owner link)))
         (when (and (zerop (decf (rpc:link-calls link))) (rpc:link-draining link))
           (rpc:close-link link "drained"))))))
 
@@ -179,5 +183,5 @@
                      :on-data #'server-data :on-trailers #'server-trailers
                      :on-reset #'server-reset :on-writable #'rpc:wire-writable
                      :on-stream-closed #'server-stream-closed :on-goaway #'ignore-event
-                     :on-settings #'ignore-event :on-ping-ack #'server-ping-ack
+                     :on-settings #'link-ready :on-ping-ack #'server-ping-ack
                      :on-close #'rpc:link-http2-closed))

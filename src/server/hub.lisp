@@ -19,12 +19,16 @@ that do not speak gRPC, or (status text)."
 (declaim (sb-ext:freeze-type request))
 
 (defstruct (hub (:include rpc:endpoint) (:copier nil))
-  "CALLS counts those that ended; REQUEST is the scratch that headers are read into."
+  "CALLS counts those that ended, OPEN those under way, of which there may be MAX-OPEN; UNREADY the
+connections whose SETTINGS have not come; REQUEST is the scratch that headers are read into."
   (server nil)
   (routes nil :type route-table)
   (encoding nil :type (or null rpc:encoding)) ; of answers, if nobody says otherwise
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
   (calls 0 :type (unsigned-byte 62))
+  (open 0 :type fixnum)
+  (max-open 0 :type fixnum)
+  (unready 0 :type fixnum)
   (request (make-request) :type request)
   (pool (http2:make-pool) :type http2:pool))
 

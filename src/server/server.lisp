@@ -14,6 +14,9 @@
    (hubs :initform '() :accessor server-hubs)
    (listeners :initform '() :accessor server-listeners)
    (execution :initarg :execution :reader server-execution)
+   (loop-count :initarg :loop-count :reader server-loop-count)
+   (ledger :initform (rpc:make-ledger) :reader server-ledger)
+   (peers :initform (make-hash-table :test 'equal) :reader server-peers)
    (interceptors :initarg :interceptors :initform '() :reader server-interceptors)
    (encoding :initarg :encoding :reader server-encoding)
    (watcher :initform nil :accessor server-watcher)
@@ -105,6 +108,7 @@ From any thread."
                                                        :credentials :compression :interceptors)))
          (server (make-instance 'server
                                 :services services :options options :execution execution
+                                :loop-count loops
                                 :interceptors (rpc:check-interceptors interceptors)
                                 :credentials credentials
                                 :encoding (rpc:find-encoding compression)
@@ -139,7 +143,9 @@ From any thread."
   (let ((event-loop (loop:make-event-loop :name (format nil "clgrpc server ~D" number)
                                           :reserve (server-reserve server))))
     (push (make-hub :server server :loop event-loop :routes routes
-                    :options (server-options server) :encoding (server-encoding server))
+                    :options (server-options server) :encoding (server-encoding server)
+                    :max-open (share-out (options-max-calls (server-options server)) server)
+                    :ledger (server-ledger server))
           (server-hubs server))))
 
 (defun renew-routes (server)
@@ -162,6 +168,9 @@ From any thread."
 
 (defun accept-link (hub transport)
   "Begin to serve a new connection. On HUB's loop."
+  (unless (admit-link-p hub (loop:transport-peer transport))
+    (loop:close-transport transport)
+    (return-from accept-link))
   (let* ((server (hub-server hub))
          (credentials (server-credentials server))
          (transport (if credentials
@@ -170,11 +179,14 @@ From any thread."
          (link (rpc:open-link hub (hub-loop hub) transport :server **server-sink**
                               (hub-options hub) (hub-pool hub))))
     (add-link hub link)
+    (incf (hub-unready hub))
     ;; while the server is starting somebody may know its address already
     (when (member (server-state server) '(:draining :stopped)) (drain-link link))))
 
 (defmethod rpc:link-ended ((hub hub) link)
   (remove-link hub link)
+  (forget-peer hub (rpc:link-peer link))
+  (unless (shiftf (rpc:link-ready link) t) (decf (hub-unready hub)))
   (let ((server (hub-server hub)))
     (when (and (zerop (hub-link-count hub)) (not (server-running-p server)))
       (sb-thread:with-mutex ((server-lock server))
