@@ -121,7 +121,7 @@ the message descriptor around it, or nil for an extension in a file."
     (unless (token-is "{") (parse-failure (this-token) "the body of the group"))
     (setf (descriptor-comment message) (token-leading first)
           (descriptor-comment field) (statement-comment first (this-token)))
-    (parse-message-body message)
+    (with-nesting (+message-depth+) (parse-message-body message))
     (add-message message owner)))
 
 (defun add-message (message owner)

@@ -271,7 +271,9 @@
 
 (defun state-field-facts (field)
   (let ((type (and (field-descriptor-type-name field) (field-message field))))
-    (when (string= "" (field-descriptor-json-name field))
+    (when (and (string= "" (field-descriptor-json-name field))
+               (not (noted-p field :json-name)) ; which may say so
+               (not (linker-read-p *linker*)))
       (setf (field-descriptor-json-name field) (json-name (descriptor-name field))))
     (setf (field-descriptor-map-p field)
           (and (message-descriptor-p type) (message-descriptor-map-entry-p type))

@@ -204,7 +204,9 @@ error and counts as 0."
   (let ((parts '()))
     (loop
       (push (if (accept "(")
-                (prog1 (list (expect-full-name "the name of an option")) (expect ")"))
+                ;; an empty name is a name that nothing has
+                (prog1 (list (if (token-is ")") "" (expect-full-name "the name of an option")))
+                  (expect ")"))
                 (expect-name "the name of an option"))
             parts)
       (unless (accept ".") (return (nreverse parts))))))

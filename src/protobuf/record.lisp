@@ -139,10 +139,20 @@ value, or all merged."
                              (write-bare (field-descriptor-type field) value))))
       (dolist (value values) (write-field-value field value #'write-canonical))))
 
+(defun write-set-item (field value)
+  "Write VALUE of FIELD, an extension of a message set, as an item."
+  (write-wire-tag 1 3)
+  (write-wire-tag 2 0)
+  (write-wire-varint (field-descriptor-number field))
+  (write-wire-octets 3 (with-octets-out () (write-canonical value)))
+  (write-wire-tag 1 4))
+
 (defun write-canonical (record)
   "Write the content of RECORD as a serializer does."
   (loop for (field . values) in (group-entries record)
-        do (write-values field values)))
+        do (if (message-descriptor-message-set-p (record-message record))
+               (write-set-item field (first values))
+               (write-values field values))))
 
 (defun standard-field-p (field)
   "True if protoc knows FIELD by itself: the features of C++ are part of it."

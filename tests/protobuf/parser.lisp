@@ -87,3 +87,16 @@ message C { int32 ok = 1; }"))))
           (handler-case (protobuf::load-protos "f.proto" text '())
             (proto-syntax-error () nil))))
       (pass))))
+
+(test groups-nest-no-deeper-than-messages
+  (let ((deep (format nil "syntax = 'proto2'; message M { ~{~A~}"
+                      (loop repeat 100000 collect "optional group G = 1 { "))))
+    (is (plusp (length (problems deep))))))
+
+(test comments-may-be-in-any-encoding
+  (uiop:with-temporary-file (:pathname path :type "proto" :element-type 'octet)
+    (with-open-file (out path :direction :output :if-exists :supersede :element-type 'octet)
+      (write-sequence (concatenate 'octets (string-octets "syntax = 'proto3'; // caf") #(233 10)
+                                   (string-octets "message M { }"))
+                      out))
+    (is (search "message M" (protobuf::read-source path)))))
