@@ -129,7 +129,7 @@
     (finish-output)))
 
 (define-command "bench-client"
-    (((address "HOST:PORT" (address-parser 1) "Where a RouteGuide server listens."))
+    (((address "ADDRESS" (address-parser 1) "Where a RouteGuide server listens."))
      ((manner "MANNER" #'manner-parser :async
               "How to wait: `one` call at a time, `threads` that block, or `async`, one thread with
       futures.")

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.tools)
 
 (define-command "routeguide-client"
-    (((address "HOST:PORT" (address-parser 1) "Where a RouteGuide server listens."))
+    (((address "ADDRESS" (address-parser 1) "Where a RouteGuide server listens."))
      (client-tls))
     "Call the four methods of a RouteGuide server and print what it answers. Exits with 1 if a call
 fails."

@@ -107,21 +107,17 @@ code."
   (find name (option-table) :key #'option-row-name))
 
 (defun address-parser (minimum-port)
-  "Return a parser of addresses, HOST:PORT or [IPV6]:PORT, with a port of MINIMUM-PORT at least."
+  "Return a parser of addresses as doc/addresses.md has them, with a port of MINIMUM-PORT at least."
   (lambda (string)
-    (let* ((colon (position #\: string :from-end t))
-           (host (subseq string 0 (or colon 0)))
-           (port (subseq string (if colon (1+ colon) 0))))
-      (unless (and (plusp (length host))
-                   (or (not (find #\: host))
-                       (and (char= #\[ (char host 0))
-                            (char= #\] (char host (1- (length host))))))
-                   (<= 1 (length port) 5)
-                   (every (lambda (char) (char<= #\0 char #\9)) port)
-                   (<= minimum-port (parse-integer port) 65535))
-        (refuse "HOST:PORT or [IPV6]:PORT is wanted, with a port from ~D to 65535, not ~S"
-                minimum-port string))
-      string)))
+    (handler-case (loop:parse-target string :smallest-port minimum-port)
+      (misuse (error) (refuse "~A" (string-right-trim "." (princ-to-string error)))))
+    string))
+
+(defun addresses-parser (minimum-port)
+  "Return a parser of lists of such addresses, with commas between."
+  (lambda (string)
+    (mapcar (address-parser minimum-port)
+            (or (uiop:split-string string :separator ",") '("")))))
 
 ;;; From arguments to a call
 

@@ -120,8 +120,9 @@ end."
       route-guide  routeguide.RouteGuide as in the gRPC tutorials, with 100 features
       bench        RouteGuide that remembers nothing, and grpc.testing.BenchmarkService
       interop      grpc.testing.TestService, for the interoperability tests of gRPC"))
-     ((listen "HOST:PORT" (address-parser 0) "127.0.0.1:50051"
-              "Where to listen, [IPV6]:PORT as well; port 0 picks a free one.")
+     ((listen "ADDRESSES" (addresses-parser 0) "127.0.0.1:50051"
+              "Where to listen: HOST:PORT, [IPV6]:PORT, unix:PATH or unix-abstract:NAME, several
+      with commas between; port 0 picks a free one.")
       (loops "N" (integer-parser 1 1024) 1
              "Event loops, each a thread, that share the connections.")
       (max-receive-octets "N" (limit-parser :max-receive-octets)
@@ -130,7 +131,7 @@ end."
       server-tls))
     "Serve gRPC, with health and reflection beside the services named, until SIGTERM or SIGINT, then
 let running calls end and exit with 0. Prints
-`listening on HOST:PORT` when ready, and at SIGUSR1 a line `turns=N calls=N`: the turns of the event
+`listening on ADDRESS` for each when ready, and at SIGUSR1 a line `turns=N calls=N`: the turns of the event
 loops and the calls served."
   (multiple-value-bind (services execution) (offered-services services)
     (enlarge-nursery)

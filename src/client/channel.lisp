@@ -46,7 +46,7 @@ nothing, unless PLAINTEXT-CREDENTIALS is true. All other ARGUMENTS are rows of t
 keywords. Connects nothing yet. Signal MISUSE for a wrong target or option, TLS-ERROR if CREDENTIALS
 cannot be used. From any thread; end it with CLOSE-CHANNEL, or use WITH-CHANNEL."
   (when credentials (loop:check-credentials credentials :client))
-  (let* ((endpoint (loop:parse-endpoint target))
+  (let* ((place (loop:parse-target target))
          (options (apply #'make-options
                          (alexandria:remove-from-plist
                           arguments :credentials :compression :interceptors :call-credentials
@@ -63,12 +63,12 @@ cannot be used. From any thread; end it with CLOSE-CHANNEL, or use WITH-CHANNEL.
                                  :call-credentials call-credentials)))))
     (setf (channel-subchannel channel)
           (make-subchannel :channel channel :loop (runtime-loop runtime) :options options
-                           :endpoint endpoint :credentials credentials :encoding encoding
+                           :target place :credentials credentials :encoding encoding
                            :authority (hpack:string-field
                                        ":authority"
                                        (or (and credentials
                                                 (loop:tls-credentials-server-name credentials))
-                                           (loop:endpoint-authority endpoint)))))
+                                           (loop:target-authority place)))))
     (loop:end-before-save channel #'close-channel)
     channel))
 

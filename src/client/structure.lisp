@@ -8,7 +8,7 @@ oldest first, with TAIL its last cons. FAILURE is the text of the last failed at
   (channel nil)
   (credentials nil :type (or null loop:tls-credentials))
   (pool (http2:make-pool) :type http2:pool)
-  (endpoint nil :type loop:endpoint)
+  (target nil :type loop:target)
   (authority nil :type hpack:field)
   (encoding nil :type (or null rpc:encoding)) ; of requests, if nobody says otherwise
   (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the server can read
@@ -33,7 +33,7 @@ when first needed, is for who decodes the reply."
 
 (defmethod print-object ((subchannel subchannel) stream)
   (print-unreadable-object (subchannel stream :type t)
-    (format stream "~A ~(~A~)~@[, ~A~]" (loop:endpoint-text (subchannel-endpoint subchannel))
+    (format stream "~A ~(~A~)~@[, ~A~]" (loop:target-text (subchannel-target subchannel))
             (subchannel-state subchannel) (subchannel-failure subchannel))))
 
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))

@@ -26,7 +26,7 @@
   "Begin an attempt to connect, unless one runs."
   (when (eq :idle (subchannel-state subchannel))
     (change-state subchannel :connecting)
-    (loop:connect-to (subchannel-loop subchannel) (subchannel-endpoint subchannel)
+    (loop:connect-to (subchannel-loop subchannel) (subchannel-target subchannel)
                      (seconds-ns (options-connect-timeout-seconds (subchannel-options subchannel)))
                      (lambda (transport condition)
                        (if transport
@@ -52,7 +52,7 @@
   (let ((credentials (subchannel-credentials subchannel)))
     (if credentials
         (loop:make-tls-transport (subchannel-loop subchannel) transport credentials :client
-                                 :server-name (loop:endpoint-host (subchannel-endpoint subchannel)))
+                                 :server-name (loop:target-host (subchannel-target subchannel)))
         transport)))
 
 (defun greeted (subchannel link)

@@ -11,7 +11,7 @@
 
 (defstruct (connector (:include source) (:constructor %make-connector) (:copier nil))
   "UNTRIED are addresses; ATTEMPTS those under way; FAILURES texts, newest first."
-  (endpoint nil :type endpoint)
+  (target nil :type target)
   (on-done nil :type function)
   (untried '() :type list)
   (attempts '() :type list)
@@ -32,15 +32,15 @@
 
 (defmethod print-object ((connector connector) stream)
   (print-unreadable-object (connector stream :type t)
-    (write-string (endpoint-text (connector-endpoint connector)) stream)))
+    (write-string (target-text (connector-target connector)) stream)))
 
 (defun connect-to (loop target timeout-ns on-done)
-  "Connect to TARGET, an endpoint or the text of one, within TIMEOUT-NS nanoseconds. Then (ON-DONE
+  "Connect to TARGET, one of PARSE-TARGET or its text, within TIMEOUT-NS nanoseconds. Then (ON-DONE
 transport nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and never
 before this returns. Signal MISUSE if TARGET is none, or LOOP has stopped. From any thread."
   (let ((connector (%make-connector
                     :loop loop :on-done on-done
-                    :endpoint (if (stringp target) (parse-endpoint target) target)
+                    :target (if (stringp target) (parse-target target) target)
                     :on-release (lambda (connector)
                                   (note-failure connector "the event loop has stopped")
                                   (fail-connector connector)))))
@@ -52,20 +52,20 @@ before this returns. Signal MISUSE if TARGET is none, or LOOP has stopped. From 
 
 (defun start-connector (connector timeout-ns)
   (let ((loop (connector-loop connector))
-        (endpoint (connector-endpoint connector)))
+        (target (connector-target connector)))
     (push connector (event-loop-unconnected loop))
     (schedule-timer (event-loop-wheel loop) (connector-deadline connector)
                     (+ (event-loop-now loop) timeout-ns))
-    (if (endpoint-addresses endpoint)
-        (try-addresses connector (endpoint-addresses endpoint) nil)
-        (look-up-endpoint connector endpoint))))
+    (if (target-addresses target)
+        (try-addresses connector (target-addresses target) nil)
+        (look-up-target connector target))))
 
-(defun look-up-endpoint (connector endpoint)
+(defun look-up-target (connector target)
   "Ask the resolver on a thread that may wait, which posts the answer."
   (let ((loop (connector-loop connector)))
     (flet ((look-up ()
              (multiple-value-bind (addresses failure)
-                 (os:resolve-host (endpoint-host endpoint) (endpoint-port endpoint))
+                 (os:resolve-host (target-host target) (target-port target))
                (post loop (lambda () (try-addresses connector addresses failure))))))
       (unless (and (event-loop-reserve loop)
                    (run-on-reserve (event-loop-reserve loop) #'look-up :if-busy :exceed))
@@ -93,7 +93,7 @@ before this returns. Signal MISUSE if TARGET is none, or LOOP has stopped. From 
 
 (defun note-failure (connector text &optional address)
   "Remember TEXT as what went wrong, with ADDRESS, text, if that is not plain."
-  (push (if (or (null address) (string= address (endpoint-text (connector-endpoint connector))))
+  (push (if (or (null address) (string= address (target-text (connector-target connector))))
             text
             (format nil "~A (~A)" text address))
         (connector-failures connector)))
@@ -165,7 +165,7 @@ before this returns. Signal MISUSE if TARGET is none, or LOOP has stopped. From 
     (end-connector connector nil
                    (make-condition
                     'connect-error
-                    :address (endpoint-text (connector-endpoint connector))
+                    :address (target-text (connector-target connector))
                     :reason (format nil "~{~A~^; ~}"
                                     (remove-duplicates (reverse (connector-failures connector))
                                                        :test #'string=))))))

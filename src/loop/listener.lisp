@@ -40,22 +40,22 @@
   (error 'socket-error :operation "listen on" :address address
                        :reason (if (stringp result) result (os:errno-text result))))
 
-(defun endpoint-listening-address (endpoint)
-  "The one address of ENDPOINT, if need be looked up."
-  (let ((text (endpoint-text endpoint)))
+(defun target-listening-address (target)
+  "The one address of TARGET, if need be looked up."
+  (let ((text (target-text target)))
     (multiple-value-bind (addresses failure)
-        (if (endpoint-addresses endpoint)
-            (endpoint-addresses endpoint)
-            (os:resolve-host (endpoint-host endpoint) (endpoint-port endpoint)))
+        (if (target-addresses target)
+            (target-addresses target)
+            (os:resolve-host (target-host target) (target-port target)))
       (unless addresses (listen-failed -1 text (or failure "no such host")))
       (first addresses))))
 
-(defun open-listening-socket (endpoint address options)
-  "Return a socket that listens on ADDRESS, that of ENDPOINT."
+(defun open-listening-socket (target address options)
+  "Return a socket that listens on ADDRESS, that of TARGET."
   (let ((socket (os:open-socket (os:address-family address)))
         (unix (= os:+af-unix+ (os:address-family address))))
     (flet ((must (result)
-             (when (os:failed-p result) (listen-failed socket (endpoint-text endpoint) result))))
+             (when (os:failed-p result) (listen-failed socket (target-text target) result))))
       (must socket)
       (cond (unix (must (bind-unix-socket socket address (options-unix-socket-mode options))))
             (t (must (os:set-socket-option socket os:+sol-socket+ os:+so-reuseaddr+ 1))
@@ -64,18 +64,18 @@
       (must (os:listen-socket socket (options-backlog options))))
     socket))
 
-(defun listen-on (target options loops on-accept)
-  "Listen on TARGET, the text of an endpoint (see endpoint.lisp; port 0: any free one; of several
+(defun listen-on (text options loops on-accept)
+  "Listen on TEXT, that of a target (see target.lisp; port 0: any free one; of several
 addresses the first), with the backlog, the limit of connections and, for a unix socket, the file mode
 that OPTIONS has, and return the listener. The file that a dead server has left of a unix socket is
 replaced. Each new connection goes to the
 one of LOOPS that has the fewest, where (ON-ACCEPT loop transport peer) is called with its
-transport, which now belongs to ON-ACCEPT, and the peer's address as text. Signal MISUSE if TARGET
-is none, SOCKET-ERROR if it cannot be had. From any thread; connections are accepted while the first
+transport, which now belongs to ON-ACCEPT, and the peer's address as text. Signal MISUSE if TEXT is
+none, SOCKET-ERROR if it cannot be had. From any thread; connections are accepted while the first
 of LOOPS runs."
-  (let* ((endpoint (parse-endpoint target :smallest-port 0))
-         (address (endpoint-listening-address endpoint))
-         (socket (open-listening-socket endpoint address options))
+  (let* ((target (parse-target text :smallest-port 0))
+         (address (target-listening-address target))
+         (socket (open-listening-socket target address options))
          (listener (%make-listener
                     :loop (first loops) :socket socket :loops loops :on-accept on-accept
                     :address (os:address-text (os:socket-address socket))

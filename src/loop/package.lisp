@@ -49,7 +49,7 @@
    #:listener #:listen-on #:listener-address #:close-listener
    ;; connector.lisp
    #:connect-to
-   ;; endpoint.lisp
-   #:endpoint #:parse-endpoint #:endpoint-text #:endpoint-host #:endpoint-authority
+   ;; target.lisp
+   #:target #:parse-target #:target-text #:target-host #:target-authority
    ;; reserve.lisp
    #:reserve #:make-reserve #:run-on-reserve #:close-reserve #:reserve-thread-count))

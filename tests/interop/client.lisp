@@ -328,3 +328,22 @@ Go."
                (is-true (grpc:received-compressed-p call)))
       (grpc:close-send call)
       (is (null (grpc:receive call))))))
+
+;;; Unix sockets
+
+(test our-client-over-unix-sockets
+  (with-peers (peer)
+    (let ((path (free-unix-path)))
+      (with-server-program (server address peer "scenario-server"
+                                   "-listen" (format nil "unix:~A" path))
+        (is (string= (format nil "unix:~A" path) address))
+        (dolist (target (list address (format nil "unix://~A" path)))
+          (grpc:with-channel (channel target)
+            (check-serves channel)
+            (check-sizes 1000 (test-service:full-duplex-call
+                               channel (counter 1000 (lambda (i) (echo-request (size-of i))))
+                               :timeout *limit-seconds*))
+            (multiple-value-bind (reply call)
+                (test-service:empty-call channel (testing:make-empty) :timeout *limit-seconds*)
+              (declare (ignore reply))
+              (is (string= address (grpc:call-peer call))))))))))

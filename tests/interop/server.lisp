@@ -20,10 +20,10 @@
                    finally (return now))))
     (is (<= now before) "The server has ~D descriptors open, ~D before" now before)))
 
-(defun play-against-us (peer services arguments &key killed)
-  "Run `PEER ARGUMENTS… ADDRESS` against our server of SERVICES and check both. KILLED says that the
-peer gets the server's process id and kills it."
-  (with-server-program (server address (clgrpc-program) "serve" services "--listen" "127.0.0.1:0"
+(defun play-against-us (peer services arguments &key killed (listen "127.0.0.1:0"))
+  "Run `PEER ARGUMENTS… ADDRESS` against our server of SERVICES at LISTEN and check both. KILLED says
+that the peer gets the server's process id and kills it."
+  (with-server-program (server address (clgrpc-program) "serve" services "--listen" listen
                                "--max-receive-octets" (princ-to-string *max-receive-octets*))
     (let ((before (open-descriptors (program-pid server))))
       (multiple-value-bind (code lines)
@@ -72,3 +72,21 @@ peer gets the server's process id and kills it."
 (test go-route-guide-client
   (with-peers (peer)
     (play-against-us peer "route-guide" (list "routeguide-client"))))
+
+;;; Unix sockets
+
+(defun free-unix-path ()
+  "A path for a unix socket that no file has."
+  (uiop:with-temporary-file (:pathname path :type "sock")
+    (uiop:native-namestring path)))
+
+(test go-client-over-unix-sockets
+  (with-peers (peer)
+    (let ((path (free-unix-path)))
+      (dolist (listen (list (format nil "unix:~A" path)
+                            (format nil "unix-abstract:~A" (pathname-name path))))
+        (play-against-us peer "greeter,route-guide,interop"
+                         (list "scenario-client" "stream-both" "message-1m" "calls-100"
+                               "client-cancels")
+                         :listen listen)
+        (is (null (probe-file path)))))))

@@ -38,7 +38,7 @@
 (define-zlib-test zlib-round-trips
   (let ((random (sb-ext:seed-random-state 2026)))
     (dolist (format '(:gzip :deflate))
-      (dolist (length '(0 1 2 5 100 32768 32769 200000 3000000))
+      (dolist (length '(0 1 2 5 100 32768 32769 200000))
         (dolist (level '(1 6 9 1))
           (let ((octets (noise length random)))
             (is (equalp octets (decompressed format (compressed format octets :level level))))
@@ -70,10 +70,10 @@
 
 (define-zlib-test zlib-stops-bombs
   (dolist (format '(:gzip :deflate))
-    (let ((bomb (compressed format (make-octets 50000000))))
+    (let ((bomb (compressed format (make-octets 20000000))))
       (is (< (length bomb) 100000))
-      (is (eq :too-long (decompressed format bomb 49999999)))
-      (is (= 50000000 (length (decompressed format bomb 50000000))))
+      (is (eq :too-long (decompressed format bomb 19999999)))
+      (is (= 20000000 (length (decompressed format bomb 20000000))))
       (let ((before (sb-ext:get-bytes-consed)))
         (is (eq :too-long (decompressed format bomb 100000)))
         (is (< (- (sb-ext:get-bytes-consed) before) 2000000))))

@@ -144,8 +144,16 @@ func report(name string, limit time.Duration, run func(context.Context) (string,
 	return true
 }
 
+// dialled is the target for the address that a server has printed.
+func dialled(address string) string {
+	if strings.HasPrefix(address, "unix") {
+		return address
+	}
+	return "passthrough:///" + address
+}
+
 func dial(address string) *grpc.ClientConn {
-	conn, err := grpc.NewClient("passthrough:///"+address,
+	conn, err := grpc.NewClient(dialled(address),
 		grpc.WithTransportCredentials(transportSecurity),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20), grpc.MaxCallSendMsgSize(64<<20)))
 	if err != nil {

@@ -286,7 +286,7 @@ func serverKilled(ctx context.Context, t target) (string, error) {
 		return "", fmt.Errorf("the process id of the server is needed: -kill PID")
 	}
 	f := flight{make(chan struct{}, 1000)}
-	conn, err := grpc.NewClient("passthrough:///"+t.address, grpc.WithStatsHandler(f),
+	conn, err := grpc.NewClient(dialled(t.address), grpc.WithStatsHandler(f),
 		grpc.WithTransportCredentials(transportSecurity))
 	if err != nil {
 		return "", err

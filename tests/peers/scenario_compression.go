@@ -61,7 +61,7 @@ func boolValue(value bool) *testpb.BoolValue { return &testpb.BoolValue{Value: v
 // saw, and uses an encoding that the server does not have.
 func compression(ctx context.Context, t target) (string, error) {
 	w := &weigher{}
-	conn, err := grpc.NewClient("passthrough:///"+t.address, grpc.WithStatsHandler(w),
+	conn, err := grpc.NewClient(dialled(t.address), grpc.WithStatsHandler(w),
 		grpc.WithTransportCredentials(transportSecurity))
 	if err != nil {
 		return "", err

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"google.golang.org/grpc"
@@ -29,7 +30,7 @@ type serverFlags struct {
 func newServerFlags(name string) serverFlags {
 	set := flag.NewFlagSet(name, flag.ExitOnError)
 	return serverFlags{set,
-		set.String("listen", "127.0.0.1:0", "address to listen on; port 0 picks one"),
+		set.String("listen", "127.0.0.1:0", "address to listen on, or unix:PATH; port 0 picks one"),
 		set.String("features", "examples/features.json", "JSON file of the features of RouteGuide"),
 		set.Int("max-receive-octets", 4<<20, "longest message accepted"),
 		newTLSFlags(set, "client-ca", "PEM file of what client certificates are verified with")}
@@ -47,11 +48,19 @@ func (f serverFlags) newServer(options ...grpc.ServerOption) (*grpc.Server, erro
 
 // serve listens, says where, and serves until a signal ends it.
 func (f serverFlags) serve(server *grpc.Server) int {
-	listener, err := net.Listen("tcp", *f.listen)
+	network, address := "tcp", *f.listen
+	if path, found := strings.CutPrefix(address, "unix:"); found {
+		network, address = "unix", path
+	}
+	listener, err := net.Listen(network, address)
 	if err != nil {
 		return complain(err)
 	}
-	fmt.Printf("listening on %s\n", listener.Addr())
+	if network == "unix" {
+		fmt.Printf("listening on unix:%s\n", listener.Addr())
+	} else {
+		fmt.Printf("listening on %s\n", listener.Addr())
+	}
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	go func() {

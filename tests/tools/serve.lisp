@@ -80,3 +80,19 @@
         (support:run-to-end (support:clgrpc-program) (list "serve" "greeter" "--listen" address))
       (is (= 1 code))
       (is (= 1 (length lines)) "~S" lines))))
+
+(test serve-several-addresses
+  (let ((path (uiop:with-temporary-file (:pathname path :type "sock")
+                (uiop:native-namestring path))))
+    (support:with-server-program (program address (support:clgrpc-program) "serve" "greeter"
+                                                  "--listen" (format nil "127.0.0.1:0,unix:~A" path))
+      (let ((other (support:server-address program)))
+        (is (string= (format nil "unix:~A" path) other))
+        (dolist (address (list address other))
+          (grpc:with-channel (channel address)
+            (is (string= "Hello, Ada!"
+                         (helloworld:hello-reply-message
+                          (helloworld.greeter:say-hello
+                           channel (helloworld:make-hello-request :name "Ada") :timeout 10))))))
+        (is (= 0 (support:terminate-program program)))
+        (is (null (probe-file path)))))))

@@ -1,16 +1,16 @@
-;;;; Endpoints as text: the forms of gRPC's naming document, and what is none.
+;;;; Targets as text: the forms of gRPC's naming document, and what is none.
 
 (in-package #:clgrpc.tests.loop)
 (in-suite :clgrpc.loop)
 
-(defun endpoint-parts (text &rest options)
-  "Authority, host, port and addresses as text of the endpoint TEXT."
-  (let ((endpoint (apply #'parse-endpoint text options)))
-    (list (endpoint-authority endpoint) (endpoint-host endpoint)
-          (clgrpc.loop::endpoint-port endpoint)
-          (mapcar #'os:address-text (clgrpc.loop::endpoint-addresses endpoint)))))
+(defun target-parts (text &rest options)
+  "Authority, host, port and addresses as text of the target TEXT."
+  (let ((target (apply #'parse-target text options)))
+    (list (target-authority target) (target-host target)
+          (clgrpc.loop::target-port target)
+          (mapcar #'os:address-text (clgrpc.loop::target-addresses target)))))
 
-(test endpoint-forms
+(test target-forms
   (loop for (text . parts) in
         '(("127.0.0.1:80" "127.0.0.1:80" "127.0.0.1" 80 ("127.0.0.1:80"))
           ("[::1]:65535" "[::1]:65535" "::1" 65535 ("[::1]:65535"))
@@ -38,12 +38,12 @@
           ("unix:/a%20b" "localhost" "localhost" 0 ("unix:/a%20b"))
           ("unix-abstract:name" "localhost" "localhost" 0 ("unix-abstract:name"))
           ("unix-abstract:a%00b" "localhost" "localhost" 0 ("unix-abstract:a%00b")))
-        do (is (equal parts (endpoint-parts text)) "~A is ~S" text (endpoint-parts text)))
-  (is (equal '("0.0.0.0" 0) (subseq (endpoint-parts ":0" :smallest-port 0) 1 3)))
-  (is (equal '("unix:/λ") (list (format nil "~A" (endpoint-text (parse-endpoint "unix:/λ"))))))
-  (is (equal '("unix:/%CE%BB") (fourth (endpoint-parts "unix:/λ")))))
+        do (is (equal parts (target-parts text)) "~A is ~S" text (target-parts text)))
+  (is (equal '("0.0.0.0" 0) (subseq (target-parts ":0" :smallest-port 0) 1 3)))
+  (is (equal '("unix:/λ") (list (format nil "~A" (target-text (parse-target "unix:/λ"))))))
+  (is (equal '("unix:/%CE%BB") (fourth (target-parts "unix:/λ")))))
 
-(test what-is-no-endpoint
+(test what-is-no-target
   (dolist (text (list "" "host" "host:" ":80" "host:0" "host:65536" "host:x" "host:-1" "host:+5"
                       "host: 5" "[::1]" "::1:80:x" "::1:80" "[::1:80" "[::1]x:80" "1:2:3"
                       "dns:" "dns:///" "dns:///:80" "dns://8.8.8.8/host:80" "http://host:80"
@@ -52,17 +52,17 @@
                       "unix:%zz" "unix-abstract:" (format nil "unix:/~A" (make-string 107
                                                                            :initial-element #\a))
                       nil 5 #(1)))
-    (signals misuse (parse-endpoint text) "~S is an endpoint" text))
+    (signals misuse (parse-target text) "~S is a target" text))
   (flet ((complaint (text)
-           (handler-case (progn (parse-endpoint text) "")
+           (handler-case (progn (parse-target text) "")
              (misuse (error) (princ-to-string error)))))
     (is (search "no scheme http" (complaint "http://host:80")))
     (is (search "resolver" (complaint "dns://8.8.8.8/host:80")))
     (is (search "HOST:PORT" (complaint "host")))
     (is (search "107" (complaint "unix:")))))
 
-(test endpoints-of-noise
-  "Whatever the text, it is an endpoint or MISUSE."
+(test targets-of-noise
+  "Whatever the text, it is a target or MISUSE."
   (let* ((seed (random 1000000 (make-random-state t)))
          (random (sb-ext:seed-random-state seed))
          (pieces #("dns" "unix" "unix-abstract" "ipv4" "ipv6" "passthrough" ":" "::" "/" "//" "///"
@@ -72,6 +72,6 @@
       (let ((text (apply #'concatenate 'string
                          (loop repeat (random 7 random)
                                collect (aref pieces (random (length pieces) random))))))
-        (handler-case (endpoint-parts text :smallest-port (random 2 random))
+        (handler-case (target-parts text :smallest-port (random 2 random))
           (misuse () nil))))
     (pass)))

@@ -1,4 +1,4 @@
-;;;; Endpoints: what one can connect to or listen on, as text, in the forms of gRPC's document "Name
+;;;; Targets: what one can connect to or listen on, as text, in the forms of gRPC's document "Name
 ;;;; Resolution".
 ;;;;
 ;;;;   HOST:PORT  [IPV6]:PORT       a name or a numeric address; the same as dns:
@@ -13,37 +13,37 @@
 
 (in-package #:clgrpc.loop)
 
-(defstruct (endpoint (:copier nil))
+(defstruct (target (:copier nil))
   "TEXT as it was given. ADDRESSES, those of the kernel, if they are known; else HOST is a name to look
-up, for PORT. AUTHORITY is what HTTP/2's :authority is for this endpoint."
+up, for PORT. AUTHORITY is what HTTP/2's :authority is for this target."
   (text "" :type string)
   (addresses '() :type list)
   (host "" :type string)
   (port 0 :type (unsigned-byte 16))
   (authority "" :type string))
 
-(declaim (sb-ext:freeze-type endpoint))
+(declaim (sb-ext:freeze-type target))
 
 (document-functions
-  endpoint-text "The text that ENDPOINT was parsed from."
-  endpoint-host "The host of ENDPOINT, a name or a numeric address; of a unix socket \"localhost\"."
-  endpoint-authority "What gRPC sends as :authority to ENDPOINT.")
+  target-text "The text that TARGET was parsed from."
+  target-host "The host of TARGET, a name or a numeric address; of a unix socket \"localhost\"."
+  target-authority "What gRPC sends as :authority to TARGET.")
 
-(defmethod print-object ((endpoint endpoint) stream)
-  (print-unreadable-object (endpoint stream :type t)
-    (write-string (endpoint-text endpoint) stream)))
+(defmethod print-object ((target target) stream)
+  (print-unreadable-object (target stream :type t)
+    (write-string (target-text target) stream)))
 
-(defconstant +default-port+ 443 "That of endpoints with a scheme and without a port.")
+(defconstant +default-port+ 443 "That of targets with a scheme and without a port.")
 
-(defun no-endpoint (text control &rest arguments)
+(defun no-target (text control &rest arguments)
   (misuse "~S is no address: ~?." text control arguments))
 
 ;;; The parts of a text
 
-(defparameter *endpoint-parsers*
-  '(("dns" . parse-name-endpoint) ("passthrough" . parse-name-endpoint)
-    ("ipv4" . parse-numeric-endpoint) ("ipv6" . parse-numeric-endpoint)
-    ("unix" . parse-path-endpoint) ("unix-abstract" . parse-abstract-endpoint))
+(defparameter *target-parsers*
+  '(("dns" . parse-name-target) ("passthrough" . parse-name-target)
+    ("ipv4" . parse-numeric-target) ("ipv6" . parse-numeric-target)
+    ("unix" . parse-path-target) ("unix-abstract" . parse-abstract-target))
   "An alist from scheme to a function (text scheme path smallest-port).")
 
 (defun split-scheme (text)
@@ -51,10 +51,10 @@ up, for PORT. AUTHORITY is what HTTP/2's :authority is for this endpoint."
   (let* ((colon (position #\: text))
          (scheme (and colon (string-downcase (subseq text 0 colon)))))
     (cond ((null colon) (values nil 0))
-          ((assoc scheme *endpoint-parsers* :test #'string=) (values scheme (1+ colon)))
+          ((assoc scheme *target-parsers* :test #'string=) (values scheme (1+ colon)))
           ((eql (mismatch "://" text :start2 colon) 3)
-           (no-endpoint text "there is no scheme ~A; there are ~{~A~^, ~}, or none at all" scheme
-                        (mapcar #'car *endpoint-parsers*)))
+           (no-target text "there is no scheme ~A; there are ~{~A~^, ~}, or none at all" scheme
+                        (mapcar #'car *target-parsers*)))
           (t (values nil 0)))))
 
 (defun split-authority (text start)
@@ -71,7 +71,7 @@ if that does not begin with two slashes."
         (decoded (make-buffer :size 64)))
     (flet ((digit (at)
              (or (and (< at (length octets)) (digit-char-p (code-char (aref octets at)) 16))
-                 (no-endpoint text "two hexadecimal digits follow a %"))))
+                 (no-target text "two hexadecimal digits follow a %"))))
       (loop with at = 0
             while (< at (length octets))
             do (let ((escaped (= #x25 (aref octets at))))
@@ -83,14 +83,14 @@ if that does not begin with two slashes."
 
 (defun decoded-string (text path)
   (handler-case (octets-string (decode-percents text path))
-    (invalid-utf8 () (no-endpoint text "it is not UTF-8"))))
+    (invalid-utf8 () (no-target text "it is not UTF-8"))))
 
 (defun parse-port (text port smallest)
   (let ((number (and (<= 1 (length port) 5)
                      (every (lambda (char) (char<= #\0 char #\9)) port)
                      (parse-integer port))))
     (unless (and number (<= smallest number 65535))
-      (no-endpoint text "a port is a number from ~D to 65535, not ~S" smallest port))
+      (no-target text "a port is a number from ~D to 65535, not ~S" smallest port))
     number))
 
 (defun split-port (text host-and-port smallest-port default)
@@ -98,43 +98,43 @@ if that does not begin with two slashes."
 there is none; or nil, if one must be given."
   (let* ((bracket (and (plusp (length host-and-port)) (char= #\[ (char host-and-port 0))
                        (or (position #\] host-and-port)
-                           (no-endpoint text "a bracket is not closed"))))
+                           (no-target text "a bracket is not closed"))))
          (colon (position #\: host-and-port :start (or bracket 0)))
          (end (if bracket (1+ bracket) colon))
          (second-colon (and colon (position #\: host-and-port :start (1+ colon)))))
     (cond ((and bracket (not (eql end (or colon (length host-and-port)))))
-           (no-endpoint text "after a bracket comes a colon and the port"))
+           (no-target text "after a bracket comes a colon and the port"))
           ((and second-colon (not bracket))
            (if (and default (os:make-address host-and-port 0))
                (values host-and-port default) ; an IPv6 address alone
-               (no-endpoint text "an IPv6 address with a port stands in brackets: [::1]:50051")))
+               (no-target text "an IPv6 address with a port stands in brackets: [::1]:50051")))
           ((or colon default)
            (values (subseq host-and-port (if bracket 1 0) (or bracket end))
                    (if colon
                        (parse-port text (subseq host-and-port (1+ colon)) smallest-port)
                        default)))
-          (t (no-endpoint text "give HOST:PORT, [IPV6]:PORT or unix:PATH")))))
+          (t (no-target text "give HOST:PORT, [IPV6]:PORT or unix:PATH")))))
 
 ;;; The schemes
 
-(defun make-name-endpoint (text authority host port)
-  "The endpoint of HOST, which may turn out to be numeric, and PORT."
-  (when (string= host "") (no-endpoint text "it has no host"))
-  (make-endpoint :text text :authority authority :host host :port port
+(defun make-name-target (text authority host port)
+  "The target of HOST, which may turn out to be numeric, and PORT."
+  (when (string= host "") (no-target text "it has no host"))
+  (make-target :text text :authority authority :host host :port port
                  :addresses (values (os:resolve-host host port :look-up nil))))
 
-(defun parse-bare-endpoint (text smallest-port)
+(defun parse-bare-target (text smallest-port)
   (multiple-value-bind (host port) (split-port text text smallest-port nil)
-    (make-name-endpoint text text (if (and (string= host "") (zerop smallest-port)) "0.0.0.0" host)
+    (make-name-target text text (if (and (string= host "") (zerop smallest-port)) "0.0.0.0" host)
                         port)))
 
-(defun parse-name-endpoint (text scheme path smallest-port)
+(defun parse-name-target (text scheme path smallest-port)
   (declare (ignore scheme))
   (let ((name (decoded-string text (string-left-trim "/" path))))
     (multiple-value-bind (host port) (split-port text name smallest-port +default-port+)
-      (make-name-endpoint text name host port))))
+      (make-name-target text name host port))))
 
-(defun parse-numeric-endpoint (text scheme path smallest-port)
+(defun parse-numeric-target (text scheme path smallest-port)
   (let ((family (if (string= scheme "ipv4") os:+af-inet+ os:+af-inet6+))
         (parts (or (uiop:split-string (decoded-string text (string-left-trim "/" path))
                                       :separator ",")
@@ -143,39 +143,39 @@ there is none; or nil, if one must be given."
              (multiple-value-bind (host port) (split-port text part smallest-port +default-port+)
                (let ((address (os:make-address host port)))
                  (unless (and address (= family (os:address-family address)))
-                   (no-endpoint text "~S is no ~:[IPv6~;IPv4~] address" host
+                   (no-target text "~S is no ~:[IPv6~;IPv4~] address" host
                                 (= family os:+af-inet+)))
                  (values address host port)))))
       (multiple-value-bind (address host port) (address (first parts))
-        (make-endpoint :text text :authority (os:address-text address) :host host :port port
+        (make-target :text text :authority (os:address-text address) :host host :port port
                        :addresses (mapcar #'address parts))))))
 
-(defun make-unix-endpoint (text name &key abstract)
-  (make-endpoint :text text :authority "localhost" :host "localhost"
+(defun make-unix-target (text name &key abstract)
+  (make-target :text text :authority "localhost" :host "localhost"
                  :addresses (list (or (os:make-unix-address name :abstract abstract)
-                                      (no-endpoint text "the name of a unix socket has 1 to 107 ~
+                                      (no-target text "the name of a unix socket has 1 to 107 ~
                                                          octets, none of them NUL in a path")))))
 
-(defun parse-path-endpoint (text scheme path smallest-port)
+(defun parse-path-target (text scheme path smallest-port)
   (declare (ignore scheme smallest-port))
-  (make-unix-endpoint text (decode-percents text path)))
+  (make-unix-target text (decode-percents text path)))
 
-(defun parse-abstract-endpoint (text scheme path smallest-port)
+(defun parse-abstract-target (text scheme path smallest-port)
   (declare (ignore scheme smallest-port))
-  (make-unix-endpoint text (decode-percents text path) :abstract t))
+  (make-unix-target text (decode-percents text path) :abstract t))
 
-(defun parse-endpoint (text &key (smallest-port 1))
-  "The endpoint that TEXT, a string, means; see above. Ports are from SMALLEST-PORT on: 0 is for
+(defun parse-target (text &key (smallest-port 1))
+  "The target that TEXT, a string, means; see above. Ports are from SMALLEST-PORT on: 0 is for
 listening, and then no host means every IPv4 address. Signal MISUSE if it means none. From any thread."
   (unless (stringp text) (misuse "An address is a string, not ~S." text))
   (multiple-value-bind (scheme start) (split-scheme text)
     (if (null scheme)
-        (parse-bare-endpoint text smallest-port)
+        (parse-bare-target text smallest-port)
         (multiple-value-bind (authority path) (split-authority text start)
           (when (plusp (length authority))
             (if (string= scheme "dns")
-                (no-endpoint text "only the system's resolver is asked, no DNS server of one's ~
+                (no-target text "only the system's resolver is asked, no DNS server of one's ~
                                    choice; write dns:///HOST:PORT")
-                (no-endpoint text "between ~A:// and the next slash nothing is expected" scheme)))
-          (funcall (cdr (assoc scheme *endpoint-parsers* :test #'string=))
+                (no-target text "between ~A:// and the next slash nothing is expected" scheme)))
+          (funcall (cdr (assoc scheme *target-parsers* :test #'string=))
                    text scheme path smallest-port)))))
