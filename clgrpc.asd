@@ -164,6 +164,7 @@
                (:file "structure")
                (:file "encoder")
                (:file "decoder")
+               (:file "accessor")
                (:file "extension")
                (:file "reflection")
                (:file "operation")

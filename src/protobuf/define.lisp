@@ -66,21 +66,21 @@ DEFINE-PROTO expands to. The layer that has services installs it.")
          (layout (and type (message-type-layout type))))
     (and layout (string= (layout-fingerprint layout) (plan-fingerprint plan)))))
 
-(defun exported-names (file plans functions extensions)
+(defun exported-names (file plans extensions)
   "The names that the package of FILE exports."
   (let ((names '()))
     (flet ((add (symbol) (push (symbol-name symbol) names)))
       (dolist (plan plans)
-        (add (plan-symbol plan)))
-      (dolist (form functions) (mapc #'add (public-names form)))
+        (add (plan-symbol plan))
+        (mapc #'add (public-functions plan)))
       (mapc #'add (extension-names extensions))
       (map-enums (lambda (enum) (add (enum-descriptor-symbol enum))) file)
       (dolist (service (file-descriptor-services file)) (add (service-descriptor-symbol service))))
     (sort names #'string<)))
 
-(defun package-forms (file plans functions extensions)
+(defun package-forms (file plans extensions)
   `((ensure-package ,(file-lisp-package file)
-                    ',(exported-names file plans functions extensions))
+                    ',(exported-names file plans extensions))
     ,@(loop for service in (file-descriptor-services file)
             collect `(ensure-package
                       ,(service-package-name service file)
@@ -102,29 +102,27 @@ DEFINE-PROTO expands to. The layer that has services installs it.")
   `(install-layout ,(plan-full-name plan) ,(plan-fingerprint plan)
                    (lambda () (,(plan-maker plan)))
                    ,(reader-form plan) ,(sizer-form plan) ,(writer-form plan)
-                   ',(mapcar #'slot-reader (plan-slots plan))))
+                   ',(mapcar #'slot-reader (plan-slots plan))
+                   ',(mapcar #'oneof-slot-reader (plan-oneofs plan))))
 
 (defun file-forms (file for-file)
   "The top-level forms of FILE. FOR-FILE: all of them, not only what changed."
   (let* ((plans (file-plans file))
-         (functions (mapcar #'function-forms plans))
-         (extensions (extension-symbols file (mapcan #'public-names (apply #'append functions))))
+         (extensions (extension-symbols file (mapcan #'public-functions plans)))
          (changed (if for-file plans (remove-if #'layout-current-p plans))))
     `((eval-when (:compile-toplevel :load-toplevel :execute)
-        ,@(package-forms file plans (apply #'append functions) extensions))
+        ,@(package-forms file plans extensions))
       (eval-when (:compile-toplevel :load-toplevel :execute)
         (register-file ',file))
       ,@(enum-forms file)
       ,@(loop for plan in changed collect (public-structure (plan-message plan)))
-      ,@(loop for plan in plans
-              for function-forms in functions
-              when (member plan changed)
-                append `(,@(when for-file
-                             `((make-way ',(plan-structure plan) ',(plan-maker plan))))
-                         ,@(unless (and (not for-file) (get (plan-structure plan) 'layout))
-                             (hidden-structure plan))
-                         ,(layout-form plan)
-                         ,@function-forms))
+      ,@(loop for plan in changed
+              append `(,@(when for-file
+                           `((make-way ',(plan-structure plan) ',(plan-maker plan))))
+                       ,@(unless (and (not for-file) (get (plan-structure plan) 'layout))
+                           (hidden-structure plan))
+                       ,(layout-form plan)
+                       ,(constructor-form plan)))
       ,@(loop for (full-name . symbol) in extensions
               collect `(install-extension ,full-name ',symbol))
       ,@(when *service-expander*
@@ -141,9 +139,10 @@ inlined code uses them, and to define them twice would give a warning each."
           (fmakunbound `(setf ,name)))))
     (fmakunbound maker)))
 
-(defun install-layout (full-name fingerprint maker reader sizer writer accessors)
+(defun install-layout (full-name fingerprint maker reader sizer writer accessors oneof-accessors)
   "Make the definition FINGERPRINT of the message type FULL-NAME, whose descriptor is registered and
-whose structure is defined, the current one. ACCESSORS are the symbols of its fields' readers."
+whose structure is defined, the current one. ACCESSORS are the symbols of its fields' readers,
+ONEOF-ACCESSORS those of its oneofs."
   (let* ((descriptor (find-descriptor full-name))
          (plan (plan-message-layout descriptor))
          (type (intern-message-type full-name))
@@ -157,6 +156,10 @@ whose structure is defined, the current one. ACCESSORS are the symbols of its fi
           for accessor in accessors
           do (setf (slot-reader slot) accessor
                    (get accessor 'owner) full-name))
+    (loop for oneof in (plan-oneofs plan)
+          for accessor in oneof-accessors
+          do (setf (oneof-slot-reader oneof) accessor))
+    (note-places structure)
     (setf (get structure 'layout) layout
           (get (plan-symbol plan) 'message-type) type
           (message-type-symbol type) (plan-symbol plan)
@@ -166,6 +169,8 @@ whose structure is defined, the current one. ACCESSORS are the symbols of its fi
           (message-type-writer type) writer
           (message-type-reader type) reader
           (message-type-message-set-p type) (message-set-p descriptor))
+    (fill **layout-cache** nil)
+    (install-functions plan (sb-kernel:%instance-layout (funcall (the function maker))))
     (note-definition)
     type))
 

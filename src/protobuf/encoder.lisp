@@ -10,7 +10,7 @@
 (in-package #:clgrpc.protobuf)
 
 (defparameter *coder-policy*
-  '(optimize (speed 1) (safety 1) (debug 0) (sb-ext:inhibit-warnings 3))
+  '(optimize (speed 1) (safety 1) (debug 0) (compilation-speed 2) (sb-ext:inhibit-warnings 3))
   "How generated coders are compiled: checked; only the leaves they call are not.")
 
 (defun constant-size (tag)

@@ -435,27 +435,28 @@ accessor."
 (defun install-extension-functions (extension symbol)
   "Define the accessor SYMBOL of EXTENSION and what tells and makes it present and absent."
   (let ((name (extension-name extension)))
-    (flet ((define (name text function)
-             (proclaim `(ftype function ,name))
-             (setf (fdefinition name) function)
-             (when text (setf (documentation name 'function) text))))
-      (define symbol (field-documentation (extension-slot extension))
-        (lambda (message)
-          (slot-user-value (extended-message message extension) (extension-slot extension))))
-      (define `(setf ,symbol) nil
-        (lambda (value message)
-          (let ((slot (extension-slot extension)))
-            (set-slot (extended-message message extension) slot (to-held slot value))
-            value)))
-      (define (public-name "HAS-~A" symbol)
-          (format nil "Return true if the extension ~A is present." name)
-        (lambda (message)
-          (and (slot-present-p (extended-message message extension) (extension-slot extension)) t)))
-      (define (public-name "CLEAR-~A" symbol)
-          (format nil "Make the extension ~A absent; return MESSAGE." name)
-        (lambda (message)
-          (clear-slot (extended-message message extension) (extension-slot extension))
-          message)))))
+    (install-function
+     symbol
+     (lambda (message)
+       (slot-user-value (extended-message message extension) (extension-slot extension)))
+     (field-documentation (extension-slot extension)))
+    (install-function
+     `(setf ,symbol)
+     (lambda (value message)
+       (let ((slot (extension-slot extension)))
+         (set-slot (extended-message message extension) slot (to-held slot value))
+         value)))
+    (install-function
+     (public-name "HAS-~A" symbol)
+     (lambda (message)
+       (and (slot-present-p (extended-message message extension) (extension-slot extension)) t))
+     (format nil "Return true if the extension ~A is present." name))
+    (install-function
+     (public-name "CLEAR-~A" symbol)
+     (lambda (message)
+       (clear-slot (extended-message message extension) (extension-slot extension))
+       message)
+     (format nil "Make the extension ~A absent; return MESSAGE." name))))
 
 ;;; In what DEFINE-PROTO expands to
 

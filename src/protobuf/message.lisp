@@ -188,11 +188,22 @@ a message type) means, or nil."
 (defun need-message-type (designator)
   (or (find-message-type designator) (misuse "There is no message type ~S." designator)))
 
-(declaim (inline message-layout))
-(defun message-layout (message)
+;;; The layout of a message stands on the property list of its structure's name; a cache by the
+;;; address of SBCL's own layout of the structure, checked, takes a fifth of the time.
+
+(declaim (type (simple-vector 512) **layout-cache**))
+(defglobal **layout-cache** (make-array 512 :initial-element nil))
+
+(define-hot message-layout ((message message)) layout
   "The layout MESSAGE was made with."
-  (declare (type message message))
-  (get (type-of message) 'layout))
+  (let* ((wrapper (sb-kernel:%instance-layout message))
+         (place (logand 511 (ash (sb-kernel:get-lisp-obj-address wrapper) -6)))
+         (entry (svref **layout-cache** place)))
+    (if (and (consp entry) (eq wrapper (car entry)))
+        (truly-the layout (cdr entry))
+        (let ((layout (get (type-of message) 'layout)))
+          (setf (svref **layout-cache** place) (cons wrapper layout))
+          layout))))
 
 (defun message-type-of (message)
   "Return the message type of MESSAGE."

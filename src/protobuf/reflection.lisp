@@ -16,20 +16,20 @@
 (defun held (message slot)
   (if (eq :extension (slot-presence slot))
       (extension-held message slot)
-      (slot-value message (slot-place slot))))
+      (place-value message (slot-place slot))))
 
 (defun find-slot (layout number)
   (or (find number (layout-slots layout) :key #'slot-number)
       (misuse "~A has no field ~D." (message-type-name (layout-type layout)) number)))
 
 (defun oneof-case-of (message oneof)
-  (slot-value message (oneof-slot-case oneof)))
+  (place-value message (oneof-slot-case oneof)))
 
 (defun slot-present-p (message slot)
   "True if the field of SLOT is present in MESSAGE: not zero, not empty, or set."
   (ecase (slot-presence slot)
     (:implicit (not (zero-value-p (held message slot))))
-    (:bit (logtest (ash 1 (slot-bit slot)) (slot-value message (slot-bits slot))))
+    (:bit (logtest (ash 1 (slot-bit slot)) (place-value message (slot-bits slot))))
     (:value (and (held message slot) t))
     (:oneof (= (slot-number slot) (oneof-case-of message (slot-oneof slot))))
     (:extension (extension-present-p message slot))
@@ -56,11 +56,11 @@
     (ecase (slot-label slot)
       (:repeated (held message slot))
       (:map (or (held message slot)
-                (setf (slot-value message (slot-place slot)) (slot-fresh-map slot))))
+                (setf (place-value message (slot-place slot)) (slot-fresh-map slot))))
       (:singular
        (cond ((not (eq :oneof (slot-presence slot))) (user (held message slot)))
              ((slot-present-p message slot)
-              (user (slot-value message (oneof-slot-value (slot-oneof slot)))))
+              (user (place-value message (oneof-slot-value (slot-oneof slot)))))
              (t (and (slot-default slot) (user (slot-default slot)))))))))
 
 (defun slot-fresh-map (slot)
@@ -83,31 +83,31 @@
   "Make HELD what SLOT of MESSAGE holds, and the field present."
   (case (slot-presence slot)
     (:oneof (let ((oneof (slot-oneof slot)))
-              (setf (slot-value message (oneof-slot-value oneof)) held
-                    (slot-value message (oneof-slot-case oneof))
+              (setf (place-value message (oneof-slot-value oneof)) held
+                    (place-value message (oneof-slot-case oneof))
                     (if (or held (not (eq :message (slot-kind slot)))) (slot-number slot) 0))))
     (:extension (hold-extension message slot held))
-    (t (setf (slot-value message (slot-place slot)) held)
+    (t (setf (place-value message (slot-place slot)) held)
        (when (eq :bit (slot-presence slot))
-         (setf (slot-value message (slot-bits slot))
-               (logior (ash 1 (slot-bit slot)) (slot-value message (slot-bits slot))))))))
+         (setf (place-value message (slot-bits slot))
+               (logior (ash 1 (slot-bit slot)) (place-value message (slot-bits slot))))))))
 
 (defun clear-oneof (message oneof)
-  (setf (slot-value message (oneof-slot-case oneof)) 0
-        (slot-value message (oneof-slot-value oneof)) nil))
+  (setf (place-value message (oneof-slot-case oneof)) 0
+        (place-value message (oneof-slot-value oneof)) nil))
 
 (defun clear-slot (message slot)
   (ecase (slot-presence slot)
     (:oneof (when (slot-present-p message slot) (clear-oneof message (slot-oneof slot))))
     (:extension (drop-extension message slot))
-    (:elements (setf (slot-value message (slot-place slot))
+    (:elements (setf (place-value message (slot-place slot))
                      (if (eq :map (slot-label slot))
                          nil
                          (make-array 0 :element-type (element-type (slot-kind slot))))))
-    ((:value :implicit) (setf (slot-value message (slot-place slot)) (slot-default slot)))
-    (:bit (setf (slot-value message (slot-place slot)) (slot-default slot)
-                (slot-value message (slot-bits slot))
-                (logandc2 (slot-value message (slot-bits slot)) (ash 1 (slot-bit slot)))))))
+    ((:value :implicit) (setf (place-value message (slot-place slot)) (slot-default slot)))
+    (:bit (setf (place-value message (slot-place slot)) (slot-default slot)
+                (place-value message (slot-bits slot))
+                (logandc2 (place-value message (slot-bits slot)) (ash 1 (slot-bit slot)))))))
 
 ;;; Messages of other layouts
 

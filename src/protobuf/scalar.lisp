@@ -182,7 +182,7 @@
     (:bool (and value t))
     (:enum (enum-keyword-of type (enum-number-of type value)))
     (:message
-     (unless (typep value (message-type-symbol type))
+     (unless (and (message-p value) (eq type (message-type-of value)))
        (error 'type-error :datum value :expected-type (message-type-symbol type)))
      value)
     ((:int32 :int64 :uint32 :uint64 :sint32 :sint64 :fixed32 :fixed64 :sfixed32 :sfixed64)

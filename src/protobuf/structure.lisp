@@ -1,10 +1,8 @@
-;;;; The structures of a message and the functions around them that users call: constructor,
-;;;; accessors, presence, oneof cases. Every public function checks the hidden structure's layout
-;;;; with one comparison and goes to reflection.lisp for messages of other layouts.
+;;;; The structures of a message, the constructor that users call, and where in a structure its
+;;;; places are. All other public functions are closures: accessor.lisp.
 ;;;;
-;;;; Public functions are installed with DEFINE-FUNCTION, not DEFUN, so that the compiler never
-;;;; derives their types: a caller compiled today must stay right when a field changes its type
-;;;; tomorrow.
+;;;; The constructor is installed with DEFINE-FUNCTION, not DEFUN, so that the compiler never derives
+;;;; its type: a caller compiled today must stay right when a field changes its type tomorrow.
 
 (in-package #:clgrpc.protobuf)
 
@@ -19,13 +17,6 @@
                                 (sb-ext:inhibit-warnings 3)))
              ,@body))
      ',name))
-
-;;; Users' objects are of the current layout, but for those that a redefinition has met
-
-(defmacro holds-p (message structure)
-  "True if MESSAGE is of the hidden STRUCTURE and holds its fields itself, being no forwarder."
-  `(and (typep ,message ',structure)
-        (not (message-p (message-extra ,message)))))
 
 (defmacro the-message-type (name)
   `(truly-the message-type (load-time-value (intern-message-type ,name) t)))
@@ -82,8 +73,46 @@
       ,@(loop for bits in (plan-bits plan) collect `(,bits 0 :type (unsigned-byte 60))))
     (declaim (sb-ext:freeze-type ,(plan-structure plan)))))
 
-(defun public-name (control symbol &rest arguments)
-  (intern (apply #'format nil control symbol arguments) (symbol-package symbol)))
+;;; Places of a structure at run time
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defparameter *storages*
+    '((t sb-kernel:%instance-ref t)
+      (sb-vm:word sb-kernel:%raw-instance-ref/word (unsigned-byte 64))
+      (sb-vm:signed-word sb-kernel:%raw-instance-ref/signed-word (signed-byte 64))
+      (single-float sb-kernel:%raw-instance-ref/single single-float)
+      (double-float sb-kernel:%raw-instance-ref/double double-float))
+    "The ways in which SBCL stores a place of a structure: name, accessor, type."))
+
+(defun place-storage (structure place)
+  "Where in instances of STRUCTURE the place is whose accessor is PLACE, and how it is stored."
+  (let ((row (find place (sb-kernel:dd-slots (sb-kernel:find-defstruct-description structure))
+                   :key #'sb-kernel:dsd-name)))
+    (values (sb-kernel:dsd-index row) (sb-kernel:dsd-raw-type row))))
+
+(defun note-places (structure)
+  "Remember for PLACE-VALUE where the places of STRUCTURE are."
+  (dolist (row (sb-kernel:dd-slots (sb-kernel:find-defstruct-description structure)))
+    (setf (get (sb-kernel:dsd-name row) 'place)
+          (cons (sb-kernel:dsd-index row) (sb-kernel:dsd-raw-type row)))))
+
+(macrolet ((with-storage (form)
+             `(destructuring-bind (index . storage) (get place 'place)
+                (declare (type index index))
+                (ecase storage
+                  ,@(loop for (storage reader type) in *storages*
+                          collect `(,storage
+                                    (symbol-macrolet ((held (,reader message index)))
+                                      (macrolet ((typed (form) `(the ,',type ,form)))
+                                        ,form))))))))
+  (defun place-value (message place)
+    "What MESSAGE holds at the place of its structure whose accessor is PLACE."
+    (declare (type message message))
+    (with-storage (typed held)))
+  (defun (setf place-value) (new message place)
+    (declare (type message message))
+    (with-storage (setf held (typed new)))
+    new))
 
 ;;; Forms on one slot; MESSAGE is of the hidden structure, VALUE what the user gave.
 
@@ -99,28 +128,6 @@
   (or (gethash full-name *linked*)
       (find-descriptor full-name)
       (error "The type ~A is not linked." full-name)))
-
-(defun user-value-form (slot form)
-  "FORM gives what the singular SLOT holds; return a form for what the user sees."
-  (if (eq :enum (slot-kind slot))
-      `(enum-keyword-of ,(type-form slot) ,form)
-      form))
-
-(defun read-form (slot)
-  (ecase (slot-presence slot)
-    ((:implicit :bit :value) (user-value-form slot `(,(slot-place slot) message)))
-    (:elements
-     (if (eq :map (slot-label slot))
-         `(or (,(slot-place slot) message)
-              (setf (,(slot-place slot) message) ,(fresh-map-form slot)))
-         `(,(slot-place slot) message)))
-    (:oneof
-     (let ((oneof (slot-oneof slot)))
-       `(if (= ,(slot-number slot) (,(oneof-slot-case oneof) message))
-            ,(user-value-form slot `(,(oneof-slot-value oneof) message))
-            ,(if (eq :message (slot-kind slot))
-                 nil
-                 (user-value-form slot (literal (slot-default slot)))))))))
 
 (defun fresh-map-form (slot)
   `(make-proto-map ,(slot-kind (slot-entry-key slot)) ,(slot-kind (slot-entry-value slot))
@@ -172,93 +179,7 @@
     (:value `(and (,(slot-place slot) message) t))
     (:oneof `(= ,(slot-number slot) (,(oneof-slot-case (slot-oneof slot)) message)))))
 
-(defun clear-form (slot)
-  (ecase (slot-presence slot)
-    (:bit `(setf (,(slot-place slot) message) ,(literal (slot-default slot))
-                 (,(slot-bits slot) message)
-                 (logandc2 (,(slot-bits slot) message) ,(ash 1 (slot-bit slot)))))
-    (:value `(setf (,(slot-place slot) message) nil))
-    (:oneof `(when ,(present-form slot) ,(clear-oneof-form (slot-oneof slot))))))
-
-(defun clear-oneof-form (oneof)
-  `(setf (,(oneof-slot-case oneof) message) 0
-         (,(oneof-slot-value oneof) message) nil))
-
-;;; Public functions
-
-(defun field-documentation (slot)
-  (let ((field (slot-field slot)))
-    (format nil "~@[~A~2%~]Field ~D of ~A, ~A.~A"
-            (descriptor-comment field) (slot-number slot) (scope-of field)
-            (case (slot-label slot)
-              (:map (format nil "a map from ~(~A~) to ~A" (slot-kind (slot-entry-key slot))
-                            (type-title (slot-entry-value slot))))
-              (:repeated (format nil "a vector of ~A" (type-title slot)))
-              (t (type-title slot)))
-            (if (option-true-p field "deprecated") " Deprecated." ""))))
-
-(defun type-title (slot)
-  (or (slot-type-name slot) (format nil "~(~A~)" (slot-kind slot))))
-
-(defun accessor-forms (plan slot)
-  "The reader and the setter of SLOT, and its presence functions if it has presence."
-  (let ((structure (plan-structure plan)) (symbol (plan-symbol plan)) (reader (slot-reader slot))
-        (number (slot-number slot)))
-    `((define-function ,reader (message)
-        ,(field-documentation slot)
-        (if (holds-p message ,structure)
-            ,(read-form slot)
-            (read-other message ',symbol ,number)))
-      (define-function (setf ,reader) (value message)
-        (if (holds-p message ,structure)
-            ,(write-form slot)
-            (write-other value message ',symbol ,number))
-        value)
-      ,@(when (member (slot-presence slot) '(:bit :value :oneof))
-          `((define-function ,(public-name "HAS-~A" reader) (message)
-              ,(format nil "Return true if ~(~A~) is present." reader)
-              (if (holds-p message ,structure)
-                  ,(present-form slot)
-                  (present-other-p message ',symbol ,number)))
-            (define-function ,(public-name "CLEAR-~A" reader) (message)
-              ,(format nil "Make ~(~A~) absent; return MESSAGE." reader)
-              (if (holds-p message ,structure)
-                  ,(clear-form slot)
-                  (clear-other message ',symbol ,number))
-              message))))))
-
-(defun oneof-forms (plan oneof)
-  "The functions of ONEOF: its value, its case, and clearing it."
-  (let* ((structure (plan-structure plan)) (symbol (plan-symbol plan))
-         (reader (oneof-slot-reader oneof))
-         (case (public-name "~A-CASE" reader)))
-    `((define-function ,case (message)
-        ,(format nil "~@[~A~2%~]Return which field of the oneof is present: ~{~(~S~)~^, ~} or nil."
-                 (descriptor-comment (oneof-slot-descriptor oneof))
-                 (mapcar #'slot-keyword (oneof-slot-slots oneof)))
-        (if (holds-p message ,structure)
-            (case (,(oneof-slot-case oneof) message)
-              ,@(loop for slot in (oneof-slot-slots oneof)
-                      collect `(,(slot-number slot) ,(slot-keyword slot))))
-            (case-other message ',symbol ,(oneof-slot-name oneof))))
-      (define-function ,reader (message)
-        ,(format nil "Return the value of the present field of the oneof, or nil, and as second ~
-                      value what ~(~A~) returns." case)
-        (let ((case (,case message)))
-          (values
-           (case case
-             ,@(loop for slot in (oneof-slot-slots oneof)
-                     collect `(,(slot-keyword slot) (,(slot-reader slot) message))))
-           case)))
-      (define-function ,(public-name "CLEAR-~A" reader) (message)
-        "Make every field of the oneof absent; return MESSAGE."
-        (if (holds-p message ,structure)
-            ,(clear-oneof-form oneof)
-            (clear-oneof-other message ',symbol ,(oneof-slot-name oneof)))
-        message))))
-
-(defun slot-keyword (slot)
-  (intern (slot-name slot) :keyword))
+;;; The constructor
 
 (defun constructor-form (plan)
   "The public constructor: a keyword per field."
@@ -275,22 +196,3 @@
                  collect `(when ,given
                             (let ((value ,name)) ,(write-form slot))))
          message))))
-
-(defun predicate-form (plan)
-  (let ((symbol (plan-symbol plan)))
-    `(define-function ,(public-name "~A-P" symbol) (object)
-       ,(format nil "Return true if OBJECT is a ~A." (plan-full-name plan))
-       (typep object ',symbol))))
-
-(defun function-forms (plan)
-  "All public functions of the message of PLAN."
-  `(,(predicate-form plan)
-    ,@(mapcan (lambda (slot) (accessor-forms plan slot)) (copy-list (plan-slots plan)))
-    ,@(mapcan (lambda (oneof) (and (oneof-slot-slots oneof) (oneof-forms plan oneof)))
-              (copy-list (plan-oneofs plan)))
-    ,(constructor-form plan)))
-
-(defun public-names (form)
-  "The symbols of the public functions that FORM, an element of FUNCTION-FORMS, defines."
-  (let ((name (second form)))
-    (if (consp name) '() (list name))))

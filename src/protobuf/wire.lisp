@@ -28,8 +28,10 @@
 
 ;;; Leaves
 
-(define-leaf (%octet-at :inline t) ((octets octets) (at index)) octet
-  (aref octets at))
+(defmacro %octet-at (octets at)
+  "The octet AT of OCTETS, which is there. A macro, since generated readers are full of it and inline
+functions take long to compile."
+  `(truly-the octet (sb-kernel:data-vector-ref (truly-the octets ,octets) (truly-the index ,at))))
 
 (define-leaf (%u32-at :inline t) ((octets octets) (at index)) (unsigned-byte 32)
   (sb-sys:with-pinned-objects (octets)

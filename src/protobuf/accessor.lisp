@@ -1,0 +1,234 @@
+;;;; The functions around a message that users call, but for its constructor: accessors, presence,
+;;;; oneof cases, the predicate. They are closures, made of a few templates when a definition is
+;;;; loaded: a closure reads a place of the hidden structure as fast as a function compiled for it,
+;;;; and compiling seven fields' functions took as long as compiling the coders.
+;;;;
+;;;; Every function checks the message's layout with one comparison and goes to reflection.lisp for
+;;;; messages of other layouts. Nothing is promised to the compiler about them: a caller compiled
+;;;; today must stay right when a field changes its type tomorrow.
+
+(in-package #:clgrpc.protobuf)
+
+(defmacro holds-p (message wrapper)
+  "True if MESSAGE has the SBCL layout WRAPPER, that of a hidden structure, and holds its fields
+itself, being no forwarder."
+  `(and (sb-kernel:%instancep ,message)
+        (eq ,wrapper (sb-kernel:%instance-layout ,message))
+        (not (message-p (message-extra (truly-the message ,message))))))
+
+(defmacro by-storage ((structure place) form)
+  "FORM, compiled for each way in which PLACE of STRUCTURE may be stored; in it (HELD) is what
+MESSAGE, which is of STRUCTURE, holds there."
+  `(multiple-value-bind (index storage) (place-storage ,structure ,place)
+     (declare (type index index))
+     (ecase storage
+       ,@(loop for (storage reader type) in *storages*
+               collect `(,storage
+                         (macrolet ((held () '(truly-the ,type (,reader message index))))
+                           ,form))))))
+
+(defmacro accessor (lambda-list here elsewhere)
+  "A function of LAMBDA-LIST that does HERE if MESSAGE is of STRUCTURE, else ELSEWHERE."
+  `(lambda ,lambda-list
+     (declare (optimize (speed 1) (safety 1) (debug 0)))
+     (if (holds-p message wrapper) ,here ,elsewhere)))
+
+(defmacro tagged-place (index)
+  `(sb-kernel:%instance-ref message ,index))
+
+(defun place-index (structure place)
+  (nth-value 0 (place-storage structure place)))
+
+;;; What users give, as it is held
+
+(defun value-converter (slot)
+  "A function of what the user gives for SLOT that returns what SLOT holds."
+  (let ((kind (slot-kind slot)) (type (slot-type-object slot)))
+    (macrolet ((checked (type) `(lambda (value) (the ,type value))))
+      (if (not (eq :singular (slot-label slot)))
+          (lambda (value) (to-held slot value))
+          (ecase kind
+            (:bool (lambda (value) (and value t)))
+            ((:int32 :sint32 :sfixed32) (checked (signed-byte 32)))
+            ((:int64 :sint64 :sfixed64) (checked (signed-byte 64)))
+            ((:uint32 :fixed32) (checked (unsigned-byte 32)))
+            ((:uint64 :fixed64) (checked (unsigned-byte 64)))
+            (:double #'to-double)
+            (:float #'to-single)
+            (:string #'to-text)
+            (:bytes #'to-octets)
+            (:enum (lambda (value) (enum-number-of type value)))
+            (:message (lambda (value) (and value (to-kind :message value type)))))))))
+
+;;; Accessors
+
+(defun reader-function (slot structure wrapper symbol)
+  "The reader of SLOT. SYMBOL is the public type."
+  (let ((number (slot-number slot)) (place (slot-place slot)) (type (slot-type-object slot))
+        (enum-p (and (eq :enum (slot-kind slot)) (eq :singular (slot-label slot)))))
+    (macrolet ((reader (form) `(accessor (message) ,form (read-other message symbol number)))
+               (user (form)
+                 `(if enum-p (reader (enum-keyword-of type ,form)) (reader ,form))))
+      (cond ((eq :oneof (slot-presence slot))
+             (let ((case (place-index structure (oneof-slot-case (slot-oneof slot))))
+                   (value (place-index structure (oneof-slot-value (slot-oneof slot))))
+                   (default (slot-default slot)))
+               (user (if (eql number (tagged-place case)) (tagged-place value) default))))
+            ((eq :map (slot-label slot))
+             (let ((index (place-index structure place)))
+               (reader (or (tagged-place index)
+                           (setf (tagged-place index) (slot-fresh-map slot))))))
+            (enum-p
+             (let ((index (place-index structure place)))
+               (reader (enum-keyword-of type (tagged-place index)))))
+            (t (by-storage (structure place) (reader (held))))))))
+
+(defun setter-function (slot structure wrapper symbol)
+  "The setter of SLOT."
+  (let ((number (slot-number slot)) (place (slot-place slot)) (convert (value-converter slot)))
+    (declare (type function convert))
+    (macrolet ((writer (form)
+                 `(accessor (value message)
+                            (progn ,form value)
+                            (progn (write-other value message symbol number) value))))
+      (case (slot-presence slot)
+        (:oneof
+         (let ((case (place-index structure (oneof-slot-case (slot-oneof slot))))
+               (place (place-index structure (oneof-slot-value (slot-oneof slot))))
+               (message-p (eq :message (slot-kind slot))))
+           (writer (let ((held (funcall convert value)))
+                     (setf (tagged-place place) held
+                           (tagged-place case) (if (or held (not message-p)) number 0))))))
+        (:bit
+         (let ((bits (place-index structure (slot-bits slot))) (mask (ash 1 (slot-bit slot))))
+           (by-storage (structure place)
+                       (writer (setf (held) (funcall convert value)
+                                     (tagged-place bits)
+                                     (logior mask (the fixnum (tagged-place bits))))))))
+        (t (by-storage (structure place) (writer (setf (held) (funcall convert value)))))))))
+
+(defun presence-function (slot structure wrapper symbol)
+  "The function that tells whether the field of SLOT, which has presence, is present."
+  (let ((number (slot-number slot)))
+    (macrolet ((asker (form) `(accessor (message) ,form (present-other-p message symbol number))))
+      (ecase (slot-presence slot)
+        (:bit (let ((bits (place-index structure (slot-bits slot))) (bit (slot-bit slot)))
+                (asker (logbitp bit (the fixnum (tagged-place bits))))))
+        (:value (let ((index (place-index structure (slot-place slot))))
+                  (asker (and (tagged-place index) t))))
+        (:oneof (let ((case (place-index structure (oneof-slot-case (slot-oneof slot)))))
+                  (asker (eql number (tagged-place case)))))))))
+
+;;; Oneofs
+
+(defun slot-keyword (slot)
+  (intern (slot-name slot) :keyword))
+
+(defun case-reader (oneof structure wrapper symbol)
+  "The function that tells which field of ONEOF is present."
+  (let ((index (place-index structure (oneof-slot-case oneof)))
+        (name (oneof-slot-name oneof))
+        (keywords (loop for slot in (oneof-slot-slots oneof)
+                        collect (cons (slot-number slot) (slot-keyword slot)))))
+    (accessor (message)
+              (cdr (assoc (the fixnum (tagged-place index)) keywords))
+              (case-other message symbol name))))
+
+(defun oneof-reader (oneof case)
+  "The reader of ONEOF, whose case the function CASE tells."
+  (let ((readers (loop for slot in (oneof-slot-slots oneof)
+                       collect (cons (slot-keyword slot) (slot-reader slot)))))
+    (lambda (message)
+      (let ((case (funcall case message)))
+        (values (and case (funcall (cdr (assoc case readers)) message)) case)))))
+
+;;; Names and documentation
+
+(defun public-name (control symbol &rest arguments)
+  (intern (apply #'format nil control symbol arguments) (symbol-package symbol)))
+
+(defun has-presence-p (slot)
+  (member (slot-presence slot) '(:bit :value :oneof)))
+
+(defun present-oneofs (plan)
+  (remove nil (plan-oneofs plan) :key #'oneof-slot-slots))
+
+(defun public-functions (plan)
+  "The names of all public functions of the message of PLAN."
+  (let ((symbol (plan-symbol plan)))
+    `(,(public-name "~A-P" symbol) ,(public-name "MAKE-~A" symbol)
+      ,@(loop for slot in (plan-slots plan)
+              for reader = (slot-reader slot)
+              collect reader
+              when (has-presence-p slot)
+                append (list (public-name "HAS-~A" reader) (public-name "CLEAR-~A" reader)))
+      ,@(loop for oneof in (present-oneofs plan)
+              for reader = (oneof-slot-reader oneof)
+              append (list reader (public-name "~A-CASE" reader)
+                           (public-name "CLEAR-~A" reader))))))
+
+(defun field-documentation (slot)
+  (let ((field (slot-field slot)))
+    (format nil "~@[~A~2%~]Field ~D of ~A, ~A.~A"
+            (descriptor-comment field) (slot-number slot) (scope-of field)
+            (case (slot-label slot)
+              (:map (format nil "a map from ~(~A~) to ~A" (slot-kind (slot-entry-key slot))
+                            (type-title (slot-entry-value slot))))
+              (:repeated (format nil "a vector of ~A" (type-title slot)))
+              (t (type-title slot)))
+            (if (option-true-p field "deprecated") " Deprecated." ""))))
+
+(defun type-title (slot)
+  (or (slot-type-name slot) (format nil "~(~A~)" (slot-kind slot))))
+
+(defun install-function (name function &optional text)
+  "Make FUNCTION the definition of NAME, silently, with the documentation TEXT."
+  (proclaim `(ftype function ,name))
+  (setf (fdefinition name) function)
+  (when text (setf (documentation name 'function) text))
+  name)
+
+(defun install-field-functions (slot structure wrapper symbol)
+  (let ((reader (slot-reader slot)) (number (slot-number slot)))
+    (install-function reader (reader-function slot structure wrapper symbol)
+                      (field-documentation slot))
+    (install-function `(setf ,reader) (setter-function slot structure wrapper symbol))
+    (when (has-presence-p slot)
+      (install-function (public-name "HAS-~A" reader)
+                        (presence-function slot structure wrapper symbol)
+                        (format nil "Return true if ~(~A~) is present." reader))
+      (install-function (public-name "CLEAR-~A" reader)
+                        (lambda (message) (clear-other message symbol number) message)
+                        (format nil "Make ~(~A~) absent; return MESSAGE." reader)))))
+
+(defun install-oneof-functions (oneof structure wrapper symbol)
+  (let* ((reader (oneof-slot-reader oneof))
+         (name (oneof-slot-name oneof))
+         (case (case-reader oneof structure wrapper symbol))
+         (case-name (public-name "~A-CASE" reader)))
+    (install-function
+     case-name case
+     (format nil "~@[~A~2%~]Return which field of the oneof is present: ~{~(~S~)~^, ~} or nil."
+             (descriptor-comment (oneof-slot-descriptor oneof))
+             (mapcar #'slot-keyword (oneof-slot-slots oneof))))
+    (install-function
+     reader (oneof-reader oneof case)
+     (format nil "Return the value of the present field of the oneof, or nil, and as second value ~
+                  what ~(~A~) returns." case-name))
+    (install-function
+     (public-name "CLEAR-~A" reader)
+     (lambda (message) (clear-oneof-other message symbol name) message)
+     "Make every field of the oneof absent; return MESSAGE.")))
+
+(defun install-functions (plan wrapper)
+  "Define the public functions of the message of PLAN, but for its constructor. WRAPPER is the SBCL
+layout of its hidden structure."
+  (let ((symbol (plan-symbol plan)) (structure (plan-structure plan))
+        (type (intern-message-type (plan-full-name plan))))
+    (install-function (public-name "~A-P" symbol)
+                      (lambda (object)
+                        (and (message-p object) (eq type (message-type-of object))))
+                      (format nil "Return true if OBJECT is a ~A." (plan-full-name plan)))
+    (dolist (slot (plan-slots plan)) (install-field-functions slot structure wrapper symbol))
+    (dolist (oneof (present-oneofs plan))
+      (install-oneof-functions oneof structure wrapper symbol))))
