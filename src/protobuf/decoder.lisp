@@ -53,7 +53,7 @@
                   (return-from read nil))))
 
 (defmacro note-unknown ()
-  `(progn (setf at (skip-field octets at end tag))
+  `(progn (setf at (skip-field octets content end tag))
           (setf ranges (note-range ranges field-start at))))
 
 (defun instance-octets (structure)
@@ -72,18 +72,50 @@
      (setf (reading-depth reading) depth
            (reading-allowance reading) allowance)))
 
-;;; Values
+;;; Values. What is on the wire behind a tag is read once for all fields of a wire type: WORD is the
+;;; value of a varint or of fixed width, START and STOP bound a length-delimited field, and AT is
+;;; behind it. CONTENT is where it all began. A group's end is found by the field, which knows its
+;;; number.
+
+(defmacro with-content-read (&body body)
+  "Run BODY with the TAKE- macros meaning what was read."
+  `(macrolet ((take-varint32 () '(ldb (byte 32 0) word))
+              (take-varint64 () 'word)
+              (take-boolean () '(/= 0 word))
+              (take-u32 () 'word)
+              (take-u64 () 'word)
+              (take-text () '(decode-text octets start stop))
+              (take-unchecked-text () '(decode-unchecked-text octets start stop))
+              (take-octets () '(subseq-octets octets start stop)))
+     ,@body))
+
+(defun wire-content (wire body)
+  "BODY with the content of a field of the wire type WIRE read."
+  (flet ((word (form type)
+           `(let ((word ,form))
+              (declare (type ,type word) (ignorable word))
+              ,body)))
+    (ecase wire
+      (0 (word '(take-varint64) '(unsigned-byte 64)))
+      (1 (word '(take-u64) '(unsigned-byte 64)))
+      (5 (word '(take-u32) '(unsigned-byte 32)))
+      (2 `(let* ((length (take-length))
+                 (start at)
+                 (stop (truly-the index (+ at length))))
+            (declare (type index length start stop) (ignorable start))
+            (setf at stop)
+            ,body))
+      (3 body))))
 
 (defun with-content (slot body)
-  "BODY with START and STOP bound to the bounds of the sub-message of SLOT, whose tag was just
-read."
+  "BODY with START and STOP bound to the bounds of the sub-message of SLOT."
   (if (slot-delimited-p slot)
       `(multiple-value-bind (stop after) (group-end octets at end ,(slot-number slot))
          (let ((start at))
            (declare (ignorable start))
-           ,body
-           (setf at after)))
-      `(with-delimited (start stop) ,body)))
+           (setf at after)
+           ,body))
+      body))
 
 (defun take-form (slot)
   (scalar-take (slot-scalar slot)))
@@ -160,15 +192,22 @@ sub-message or oneof."
      ,(if (slot-delimited-p slot)
           `(ensure-room ,vector ,count 1 simple-vector)
           `(when (= ,count (length ,vector))
-             (ensure-room ,vector ,count (count-run octets at end ,(slot-tag slot)) simple-vector)))
+             (ensure-room ,vector ,count (count-run octets content end ,(slot-tag slot))
+                          simple-vector)))
      ,(with-content slot `(setf (svref ,vector ,count)
                                 (read-sub-message ,(type-form slot) start stop)
                                 ,count (truly-the index (1+ ,count))))))
 
 (defun one-element-arm (slot vector count)
-  `(multiple-value-setq (,vector at)
-     (,(slot-function "READ-ELEMENT" slot) octets at end ,vector ,count ,(slot-tag slot)
-      ,(type-form slot))))
+  `(progn
+     (when (= ,count (length ,vector))
+       (ensure-room ,vector ,count
+                    ,(if (= 2 (slot-wire slot))
+                         `(count-run octets content end ,(slot-tag slot))
+                         4)
+                    ,(vector-type slot)))
+     (setf (aref ,vector ,count) ,(element-in (slot-scalar slot) (take-form slot) (type-form slot))
+           ,count (truly-the index (1+ ,count)))))
 
 (defun repeated-arms (slot variables)
   "The clauses, by tag, of a repeated SLOT: one value, and for numbers also many packed."
@@ -180,19 +219,15 @@ sub-message or oneof."
                                         ,(type-form slot) ranges))))
         (cond ((eq :message kind) `((,tag ,(repeated-message-arm slot vector count))))
               ((slot-closed-p slot)
-               `((,packed-tag (with-delimited (start stop) ,(closed 'start 'stop)))
-                 (,tag (let ((start at))
-                         (take-short read-boolean)
-                         ,(closed 'start 'at)))))
+               `((,packed-tag ,(closed 'start 'stop))
+                 (,tag ,(closed 'content 'at))))
               (t
                `(,@(unless (= 2 (slot-wire slot))
                      `((,packed-tag
-                        (with-delimited (start stop)
-                          (multiple-value-setq (,vector ,count)
-                            (,(slot-function "READ-PACKED" slot) octets start stop ,vector ,count
-                             ,(type-form slot)))))))
-                 (,tag ,(one-element-arm slot vector count)
-                       (setf ,count (truly-the index (1+ ,count)))))))))))
+                        (multiple-value-setq (,vector ,count)
+                          (,(slot-function "READ-PACKED" slot) octets start stop ,vector ,count
+                           ,(type-form slot))))))
+                 (,tag ,(one-element-arm slot vector count)))))))))
 
 (defun map-arm (slot)
   "Read one entry of the map SLOT."
@@ -208,18 +243,17 @@ sub-message or oneof."
                                 `(enum-keyword-of ,(type-form value)
                                                   (truly-the (signed-byte 32) held)))
                                (t 'held)))))
-    `(with-delimited (start stop)
-       (multiple-value-bind (key held)
-           (read-entry octets start stop
-                       ,(slot-tag key) #',(slot-function "READ" key)
-                       ,(literal (slot-default key)) ,(slot-tag value)
-                       ,(if message nil `#',(slot-function "READ" value))
-                       ,(if message nil (literal (slot-default value))))
-         ,(if (slot-closed-p value)
-              `(if (enum-known-p ,(type-form value) held)
-                   ,put
-                   (setf ranges (note-range ranges field-start stop)))
-              put)))))
+    `(multiple-value-bind (key held)
+         (read-entry octets start stop
+                     ,(slot-tag key) #',(slot-function "READ" key)
+                     ,(literal (slot-default key)) ,(slot-tag value)
+                     ,(if message nil `#',(slot-function "READ" value))
+                     ,(if message nil (literal (slot-default value))))
+       ,(if (slot-closed-p value)
+            `(if (enum-known-p ,(type-form value) held)
+                 ,put
+                 (setf ranges (note-range ranges field-start stop)))
+            put))))
 
 (defun slot-arms (slot variables)
   (ecase (slot-label slot)
@@ -266,21 +300,29 @@ sub-message or oneof."
                collect `(,(slot-number slot)
                          (setf (,(oneof-slot-value oneof) message) ,(pieces-form slot pending))))))
 
+(defun wire-arms (plan variables)
+  "For each wire type that fields of PLAN have, a list of it and the arms for its tags, by number."
+  (let ((wires '()))
+    (dolist (slot (sort (copy-list (plan-slots plan)) #'> :key #'slot-number))
+      (loop for (tag . forms) in (slot-arms slot variables)
+            do (push `(,(ash tag -3) ,@forms (return-from known))
+                     (rest (or (assoc (logand tag 7) wires)
+                               (first (push (list (logand tag 7)) wires)))))))
+    (sort wires #'< :key #'first)))
+
 (defun dispatch-form (plan variables)
   "Read the field whose TAG was read. A known number with another wire type is an unknown field."
   `(block known
-     (case (ash tag -3)
-       ,@(loop for slot in (sort (copy-list (plan-slots plan)) #'< :key #'slot-number)
-               collect `(,(slot-number slot)
-                         (case tag
-                           ,@(loop for (tag . forms) in (slot-arms slot variables)
-                                   collect `(,tag ,@forms (return-from known)))))))
+     (case (logand tag 7)
+       ,@(loop for (wire . arms) in (wire-arms plan variables)
+               collect `(,wire ,(wire-content wire `(with-content-read
+                                                      (case (ash tag -3) ,@arms))))))
      (note-unknown)))
 
 (defun reader-body (plan variables)
-  `((loop while (< at end)
-          do (let* ((field-start at) (tag (take-tag)))
-               (declare (ignorable field-start) (type (unsigned-byte 32) tag))
+  `((loop while (more-p)
+          do (let* ((field-start at) (tag (take-any-tag)) (content at))
+               (declare (type (unsigned-byte 32) tag) (type index field-start content))
                ,(dispatch-form plan variables)))
     ,@(finish-forms plan variables)))
 

@@ -430,9 +430,8 @@ The value is NAME."
 (defun file-exports (file)
   "What FILE's packages export, as an alist from the names of packages to sorted names."
   (let* ((plans (file-plans file))
-         (functions (mapcan #'function-forms plans))
-         (extensions (extension-symbols file (mapcan #'public-names functions))))
-    (loop for (nil package names) in (package-forms file plans functions extensions)
+         (extensions (extension-symbols file (mapcan #'public-functions plans))))
+    (loop for (nil package names) in (package-forms file plans extensions)
           collect (cons package (remove-duplicates (mapcar #'string-downcase (second names))
                                                    :test #'string=)))))
 

@@ -45,7 +45,8 @@ extensions have been looked for among the unknown fields."
 (defstruct (message-type (:constructor %make-message-type (name)) (:copier nil))
   "A message type, one per full name. PARSER is a function of octets, start and end that returns a
 message; SIZER one of a message that returns its size in octets; WRITER one of a message, octets and
-start that returns the end, to be called right after the sizer. READER, the parser's inside, is one of octets, start, end and a READING."
+start that returns the end, to be called right after the sizer. READER, the parser's inside, is one
+of octets, start, end and a READING."
   (name "" :type string :read-only t)
   (symbol nil :type symbol)
   (descriptor nil :type (or null message-descriptor))

@@ -49,7 +49,9 @@
   (let ((count 0) (at start))
     (declare (type index count at))
     (loop while (<= (+ at 8) end)
-          do (incf count (- 8 (logcount (logand #x8080808080808080 (%u64-at octets at)))))
+          do (let ((ends (ash (logandc2 #x8080808080808080 (%u64-at octets at)) -7)))
+               (declare (type (unsigned-byte 64) ends))
+               (incf count (ash (ldb (byte 64 0) (* ends #x0101010101010101)) -56)))
              (incf at 8))
     (loop while (< at end)
           do (when (< (aref octets at) 128) (incf count))
@@ -59,22 +61,31 @@
 (define-hot count-run ((octets octets) (at index) (end index) (tag (unsigned-byte 32))) index
   "How many length-delimited fields with TAG follow each other from AT, which is behind the first
 TAG. Malformed octets end the run, as do lengths and tags of more than two octets."
-  (let ((count 0))
-    (declare (type index count))
-    (flet ((small ()
-             (let ((first (if (< at end) (%octet-at octets at) 255))
-                   (second (if (< (1+ at) end) (%octet-at octets (1+ at)) 255)))
-               (cond ((< first 128) (step-by 1) first)
-                     ((< second 128) (step-by 2) (+ (logand first 127) (ash second 7)))
-                     (t (return-from count-run count))))))
-      (loop
-        (incf count)
-        (let ((length (small)))
-          (unless (<= length (- end at)) (return count))
-          (step-by length)
-          (unless (= tag (small)) (return count)))))))
+  (let ((count 0)
+        (first (logior (ldb (byte 7 0) tag) (if (< tag 128) 0 128)))
+        (second (if (< tag 128) nil (ldb (byte 8 7) tag)))
+        (last (- end 3)))               ; so that a length or a tag is there
+    (declare (type index count) (type fixnum last))
+    (loop
+      (incf count)
+      (when (> at last) (return count))
+      (let ((length (%octet-at octets at)))
+        (step-by 1)
+        (when (>= length 128)
+          (let ((more (%octet-at octets at)))
+            (when (>= more 128) (return count))
+            (step-by 1)
+            (setf length (logior (logand length 127) (ash more 7)))))
+        (when (> length (- last at)) (return count))
+        (step-by length)
+        (unless (= first (%octet-at octets at)) (return count))
+        (step-by 1)
+        (when second
+          (unless (= second (%octet-at octets at)) (return count))
+          (step-by 1))))))
 
-;;; Loops over packed values. The callers of leaves have checked that ten octets are there.
+;;; Loops over packed values. The callers of leaves have checked that ten octets are there, and that
+;;; the last octet of the field ends a varint.
 
 (define-leaf %copy-memory ((from (simple-array * (*))) (start index)
                            (to (simple-array * (*))) (at index) (size index))
@@ -86,32 +97,30 @@ the data of TO. Both have numbers as elements."
   nil)
 
 (defmacro unpack-varint ()
-  "The varint at AT of BASE, behind which AT goes. How long it is, is predicted rather than computed,
-since the next one waits for it."
-  `(let ((word (sb-sys:sap-ref-64 base at)))
-     (declare (type (unsigned-byte 64) word))
-     (macrolet ((found (size value)
-                  `(prog1 ,value (setf at (truly-the index (+ at ,size))))))
-       (cond ((not (logtest #x80 word)) (found 1 (ldb (byte 7 0) word)))
-             ((not (logtest #x8000 word))
-              (found 2 (logior (ldb (byte 7 0) word) (logand #x3F80 (ash word -1)))))
-             ((not (logtest #x800000 word))
-              (found 3 (logior (ldb (byte 7 0) word) (logand #x3F80 (ash word -1))
-                               (logand #x1FC000 (ash word -2)))))
-             (t
-              (let ((bit (%last-octet-bit word)))
-                (declare (type (unsigned-byte 64) bit))
-                (if (/= 0 bit)
-                    (prog1 (%compact (logand word (1- bit)))
-                      (setf at (truly-the index
-                                          (cond ,@(loop for size from 4 to 7
-                                                        collect `((< bit (ash 1 (* 8 ,size)))
-                                                                  (+ at ,size)))
-                                                (t (+ at 8))))))
-                    (multiple-value-bind (low high next) (read-varint64 octets at end)
-                      (declare (type (unsigned-byte 32) low high))
-                      (setf at next)
-                      (logior low (ash high 32))))))))))
+  "The varint that WORD, read at AT, begins with; AT goes behind it. How long it is, is predicted
+rather than computed, since the next one waits for it."
+  `(macrolet ((found (size value)
+                `(prog1 ,value (setf at (truly-the index (+ at ,size))))))
+     (cond ((not (logtest #x80 word)) (found 1 (ldb (byte 7 0) word)))
+           ((not (logtest #x8000 word))
+            (found 2 (logior (ldb (byte 7 0) word) (logand #x3F80 (ash word -1)))))
+           ((not (logtest #x800000 word))
+            (found 3 (logior (ldb (byte 7 0) word) (logand #x3F80 (ash word -1))
+                             (logand #x1FC000 (ash word -2)))))
+           (t
+            (let ((bit (%last-octet-bit word)))
+              (declare (type (unsigned-byte 64) bit))
+              (if (/= 0 bit)
+                  (prog1 (%compact (logand word (1- bit)))
+                    (setf at (truly-the index
+                                        (cond ,@(loop for size from 4 to 7
+                                                      collect `((< bit (ash 1 (* 8 ,size)))
+                                                                (+ at ,size)))
+                                              (t (+ at 8))))))
+                  (multiple-value-bind (low high next) (read-varint64 octets at end)
+                    (declare (type (unsigned-byte 32) low high))
+                    (setf at next)
+                    (logior low (ash high 32)))))))))
 
 (defmacro pack-varint (value)
   "Write VALUE, of 64 bits, as a varint at AT of BASE and go behind it. Up to ten octets from AT on
@@ -150,9 +159,10 @@ may be written."
   (defun kind-vector (scalar)
     `(simple-array ,(scalar-element scalar) (*)))
 
-  (defun element-in (scalar form)
-    "What a vector or map holds for FORM, a value as the wire has it."
-    (if (eq :enum (scalar-kind scalar)) `(enum-keyword-of (the enum-type type) ,form) form))
+  (defun element-in (scalar form type)
+    "What a vector or map holds for FORM, a value as the wire has it. TYPE is a form for its enum
+type."
+    (if (eq :enum (scalar-kind scalar)) `(enum-keyword-of (the enum-type ,type) ,form) form))
 
   (defun element-out (scalar form)
     (if (eq :enum (scalar-kind scalar))
@@ -177,18 +187,7 @@ may be written."
 
   (defun element-functions (scalar name)
     (let ((vector (kind-vector scalar)))
-      `((define-hot ,(funcall name "READ-ELEMENT")
-            ((octets octets) (at index) (end index) (vector ,vector) (count index)
-             (tag (unsigned-byte 32)) (type t))
-            (values ,vector index)
-          (progn tag type
-                 (when (= count (length vector))
-                   (ensure-room vector count
-                                ,(if (= 2 (scalar-wire scalar)) '(count-run octets at end tag) 4)
-                                ,vector))
-                 (setf (aref vector count) ,(element-in scalar (scalar-take scalar)))
-                 (values vector at)))
-        (define-hot ,(funcall name "SIZE-ELEMENTS") ((vector ,vector) (type t)) index
+      `((define-hot ,(funcall name "SIZE-ELEMENTS") ((vector ,vector) (type t)) index
           (let ((size 0))
             (declare (type index size))
             (progn type
@@ -234,6 +233,19 @@ may be written."
                  (%copy-memory vector 0 octets at size)
                  (truly-the index (+ at size)))))))
 
+  (defun unpack-many (scalar width)
+    "Forms that store all varints of WIDTH octets that WORD, read at AT, consists of; their bits stand
+together by now."
+    (let ((count (floor 8 width)))
+      `(,@(loop for i below count
+                for field = `(ldb (byte ,(* 8 width) ,(* 8 width i)) word)
+                collect `(macrolet ((take-varint32 () ',field)
+                                    (take-varint64 () ',field))
+                           (setf (aref vector (truly-the index (+ count ,i)))
+                                 ,(scalar-take scalar))))
+        (setf at (truly-the index (+ at 8))
+              count (truly-the index (+ count ,count))))))
+
   (defun varint-functions (scalar name)
     "Both directions of packed integers: a loop without checks while whatever comes next cannot reach
 the end, and one with checks for the rest."
@@ -244,19 +256,30 @@ the end, and one with checks for the rest."
             ((octets octets) (at index) (end index) (vector ,vector) (count index))
             (values index index)
           (sb-sys:with-pinned-objects (octets)
-            (let ((last (- end 10)) (base (sb-sys:vector-sap octets)))
+            (let ((last (min (1- end) (- (length octets) 10))) (base (sb-sys:vector-sap octets)))
               (declare (type fixnum last))
-              (macrolet ((take-varint32 () '(ldb (byte 32 0) (unpack-varint)))
-                         (take-varint64 () '(unpack-varint)))
-                (loop while (<= at last)
-                      do (setf (aref vector count) ,(scalar-take scalar)
-                               count (truly-the index (1+ count)))))))
+              (loop while (<= at last)
+                    do (let* ((word (sb-sys:sap-ref-64 base at))
+                              (high (logand #x8080808080808080 word)))
+                         (declare (type (unsigned-byte 64) word high))
+                         (cond ((and (zerop high) (<= (+ at 8) end))
+                                ,@(unpack-many scalar 1))
+                               ((and (= high #x0080008000800080) (<= (+ at 8) end))
+                                (setf word (logior (logand word #x007F007F007F007F)
+                                                   (logand (ash word -1) #x3F803F803F803F80)))
+                                ,@(unpack-many scalar 2))
+                               (t
+                                (macrolet ((take-varint32 () '(ldb (byte 32 0) (unpack-varint)))
+                                           (take-varint64 () '(unpack-varint)))
+                                  (setf (aref vector count) ,(scalar-take scalar)
+                                        count (truly-the index (1+ count))))))))))
           (values at count))
         (define-hot ,(funcall name "READ-PACKED")
             ((octets octets) (at index) (end index) (vector ,vector) (count index) (type t))
             (values ,vector index)
           (progn type
-                 ;; each element takes an octet that is counted, so there is room
+                 ;; each element ends with an octet that is counted, so there is room
+                 (when (and (< at end) (<= 128 (%octet-at octets (1- end)))) (fail-truncated end))
                  (ensure-room vector count (%count-varints octets at end) ,vector)
                  (setf (values at count) (,unpack octets at end vector count))
                  (loop while (< at end)
@@ -286,7 +309,9 @@ the end, and one with checks for the rest."
                    (declare (type index start next))
                    (setf at next)
                    (loop for i of-type index from start below (length vector)
-                         do (let ((value (aref vector i))) ,(scalar-put scalar)))
+                         do (let ((value (aref vector i)))
+                              (declare (inline write-varint write-varint64))
+                              ,(scalar-put scalar)))
                    at))))))
 
   (defun packed-functions (scalar name)
@@ -298,7 +323,7 @@ the end, and one with checks for the rest."
           (progn type
                  (ensure-room vector count (%count-varints octets at end) ,vector)
                  (loop while (< at end)
-                       do (setf (aref vector count) ,(element-in scalar (scalar-take scalar))
+                       do (setf (aref vector count) ,(element-in scalar (scalar-take scalar) 'type)
                                 count (truly-the index (1+ count))))
                  (values vector count)))
         (define-hot ,(funcall name "PUT-PACKED")

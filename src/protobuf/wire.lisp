@@ -57,7 +57,7 @@ functions take long to compile."
 (defun varint-size (value)
   "How many octets the varint of VALUE takes."
   (declare (type (unsigned-byte 64) value))
-  (if (< value 128)
+  (if (zerop (logandc2 value 127))
       1
       (ash (+ 64 (* 9 (integer-length value))) -6)))
 
@@ -127,8 +127,8 @@ functions take long to compile."
     (logand ends (ldb (byte 64 0) (- ends)))))
 
 (defmacro read-long-varint (found)
-  "Read the varint at AT, within whose ten octets END is not, and call the local function FOUND with
-its value and the position after it. Eight octets are looked at at once."
+  "Read the varint at AT, whose ten octets there are, and call the local function FOUND with its value
+and the position after it. Eight octets are looked at at once."
   `(let* ((word (%u64-at octets at))
           (bit (%last-octet-bit word)))
      (declare (type (unsigned-byte 64) word bit))
@@ -178,8 +178,9 @@ VALUE and the position NEXT after them."
        ,documentation
        (flet ((found (value next)
                 (declare (type (unsigned-byte 64) value) (type index next))
+                (when (> next end) (fail-truncated end))
                 ,@body))
-         (if (<= 10 (- end at))
+         (if (<= 10 (- (length octets) at)) ; END may be nearer
              (read-short-varint found (read-long-varint found))
              (read-last-varint found))))))
 
@@ -208,9 +209,14 @@ VALUE and the position NEXT after them."
      (setf at next)
      value))
 
+(defmacro rest-length ()
+  `(truly-the fixnum (- end at)))
+(defmacro more-p ()
+  `(plusp (rest-length)))
+
 (defmacro take-short (reader &optional (function 'progn))
   "The varint at AT: FUNCTION of a single octet, or what READER says."
-  `(if (and (< at end) (< (%octet-at octets at) 128))
+  `(if (and (more-p) (< (%octet-at octets at) 128))
        (let ((value (%octet-at octets at)))
          (step-by 1)
          (,function value))
@@ -224,7 +230,7 @@ VALUE and the position NEXT after them."
 (defmacro take-octets () `(take-long read-bytes))
 
 (defmacro take-varint64 ()
-  `(if (and (< at end) (< (%octet-at octets at) 128))
+  `(if (and (more-p) (< (%octet-at octets at) 128))
        (let ((value (%octet-at octets at)))
          (step-by 1)
          value)
@@ -232,20 +238,28 @@ VALUE and the position NEXT after them."
          (setf at next)
          (truly-the (unsigned-byte 64) (logior low (ash high 32))))))
 
+(defmacro take-any-tag ()
+  "As TAKE-TAG, with tags of two octets in line, too."
+  `(let ((first (%octet-at octets at))
+         (second (if (< (1+ at) end) (%octet-at octets (1+ at)) 255)))
+     (cond ((< first 128) (step-by 1) first)
+           ((< second 128) (step-by 2) (logior (logand first 127) (ash second 7)))
+           (t (take-long read-tag)))))
+
 (defmacro take-u32 ()
-  `(if (<= 4 (- end at))
+  `(if (<= 4 (rest-length))
        (prog1 (%u32-at octets at) (step-by 4))
        (fail-truncated at)))
 
 (defmacro take-u64 ()
-  `(if (<= 8 (- end at))
+  `(if (<= 8 (rest-length))
        (prog1 (%u64-at octets at) (step-by 8))
        (fail-truncated at)))
 
 (defmacro take-length ()
   "The length at AT, which stays within END."
-  `(let ((octet (if (< at end) (%octet-at octets at) 255)))
-     (cond ((and (< octet 128) (< octet (- end at)))
+  `(let ((octet (if (more-p) (%octet-at octets at) 255)))
+     (cond ((and (< octet 128) (< octet (rest-length)))
             (step-by 1)
             octet)
            (t (take-long read-length)))))
@@ -260,15 +274,17 @@ it."
      (multiple-value-prog1 (progn ,@body)
        (setf at ,stop))))
 
+(define-hot decode-text ((octets octets) (start index) (stop index)) simple-string
+  "The string whose UTF-8 is the octets START to STOP, which are there."
+  (or (%ascii-string octets start stop)
+      (handler-case (decode-utf8 octets start stop)
+        (invalid-utf8 (condition)
+          (fail-read (+ start (the index (invalid-utf8-position condition)))
+                    "a string is not UTF-8")))))
+
 (define-hot read-string ((octets octets) (at index) (end index)) (values simple-string index)
   "Read a length and as many octets of UTF-8."
-  (with-delimited (start stop)
-    (values (or (%ascii-string octets start stop)
-                (handler-case (decode-utf8 octets start stop)
-                  (invalid-utf8 (condition)
-                    (fail-read (+ start (the index (invalid-utf8-position condition)))
-                               "a string is not UTF-8"))))
-            stop)))
+  (with-delimited (start stop) (values (decode-text octets start stop) stop)))
 
 ;;; Strings that need not be UTF-8 (feature utf8_validation = NONE). An octet that is not part of UTF-8
 ;;; becomes a character from U+DC80 to U+DCFF, which no UTF-8 has, and is written back as it came.
@@ -312,14 +328,16 @@ no UTF-8, its escape."
                      at next)))
     (subseq string 0 count)))
 
+(define-hot decode-unchecked-text ((octets octets) (start index) (stop index)) simple-string
+  "As DECODE-TEXT, for octets that may be no UTF-8."
+  (or (%ascii-string octets start stop)
+      (handler-case (decode-utf8 octets start stop)
+        (invalid-utf8 () (decode-escaped octets start stop)))))
+
 (define-hot read-unchecked-string ((octets octets) (at index) (end index))
     (values simple-string index)
   "Read a length and as many octets, UTF-8 or not."
-  (with-delimited (start stop)
-    (values (or (%ascii-string octets start stop)
-                (handler-case (decode-utf8 octets start stop)
-                  (invalid-utf8 () (decode-escaped octets start stop))))
-            stop)))
+  (with-delimited (start stop) (values (decode-unchecked-text octets start stop) stop)))
 
 (define-hot unchecked-length ((string simple-string)) index
   "How many octets WRITE-UNCHECKED-TEXT writes for STRING after the length."
@@ -439,6 +457,8 @@ Where the size allows, by two stores that overlap."
                (aref octets (+ at 2)) (ash value -14))
          (+ at 3))))
 
+(declaim (sb-ext:maybe-inline write-varint write-varint64))
+
 (define-hot write-varint ((value fixnum) (octets octets) (at index)) index
   "Write the 64 bits of VALUE as a varint at AT; return the position after it."
   (if (and (<= 0 value #x1FFFFF) (<= 3 (- (length octets) at)))
@@ -461,16 +481,16 @@ Where the size allows, by two stores that overlap."
   "Write VALUE, a fixnum, as a varint: a negative one in ten octets."
   `(let ((value ,value))
      (declare (type fixnum value))
-     (if (<= 0 value 127)
-         (put-octet value)
+     (if (zerop (logandc2 value 127))
+         (put-octet (logand value 127))
          (setf at (write-varint value octets at)))))
 
 (defmacro put-varint64 (value)
   "Write VALUE, of 64 bits, as a varint."
   `(let ((value ,value))
      (declare (type (unsigned-byte 64) value))
-     (if (< value 128)
-         (put-octet value)
+     (if (zerop (logandc2 value 127))
+         (put-octet (logand value 127))
          (setf at (write-varint64 (ldb (byte 32 0) value) (ash value -32) octets at)))))
 
 (defmacro put-u32 (value)
