@@ -96,6 +96,13 @@ def protobuf_goals(results):
            ratios[(len(ratios) - 1) // 2])
 
 
+def tls_goals(results):
+    rows = {unary.describe(row): row for row in results["rows"]}
+    yield ("server CPU at 10 × 100 over TLS, to grpc-go", 1 / 6,
+           ratio(rows["10 × 100"], "cpu_us_per_call", "grpc-go"))
+
+
 GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "matrix": matrix_goals, "openloop": openloop_goals, "bulk": bulk_goals,
-         "allocation": allocation_goals, "protobuf": protobuf_goals}
+         "allocation": allocation_goals, "protobuf": protobuf_goals,
+         "tls": tls_goals}

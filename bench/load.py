@@ -43,9 +43,10 @@ def first_feature():
 
 
 class GetFeature:
-    """The request for the first feature, and its answer."""
+    """The request for the first feature, and its answer; SCHEME is http or https."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, scheme="http"):
+        self.scheme = scheme
         feature = first_feature()
         point = _point(feature["location"])
         self.answer = _frame(_field(1, feature["name"].encode()) + _field(2, point))
@@ -56,7 +57,7 @@ class GetFeature:
     def command(self, address, connections, streams, requests):
         return ["h2load", "-n", str(requests), "-c", str(connections), "-m", str(streams),
                 "-d", self.body, "-H", "content-type: application/grpc", "-H", "te: trailers",
-                "http://%s%s" % (address, METHOD)]
+                "%s://%s%s" % (self.scheme, address, METHOD)]
 
     def run(self, address, connections, streams, requests, core):
         """Make REQUESTS calls from CORE; return req/s and mean latency in microseconds. Ends the

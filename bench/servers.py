@@ -31,18 +31,24 @@ def tonic():
 
 
 class FileServer(support.Server):
-    """nghttpd, which does not say when it listens and cannot pick a port."""
+    """nghttpd, which does not say when it listens and cannot pick a port; BEHIND is what stands
+    behind the port on its command line."""
+
+    def __init__(self, command, environment=None, behind=()):
+        super().__init__(command, environment)
+        self.behind = behind
 
     def __enter__(self):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self.command = [*self.command, str(port)]
+        self.port_asked = port
+        self.command = [*self.command, str(port), *self.behind]
         return super().__enter__()
 
     def line_with(self, prefix, seconds):
         del prefix
-        port = int(self.command[-1])
+        port = self.port_asked
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.alive():
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
@@ -75,8 +81,8 @@ class Contenders:
     def __exit__(self, *details):
         return self.stack.__exit__(*details)
 
-    def _add(self, name, command, environment=None, kind=support.Server):
-        server = kind(machine.pinned(self.core, command), environment)
+    def _add(self, name, command, environment=None, kind=support.Server, **options):
+        server = kind(machine.pinned(self.core, command), environment, **options)
         running = self.stack.enter_context(server)
         shown = " ".join("%s=%s" % item for item in (environment or {}).items())
         words = machine.pinned(self.core, [os.path.basename(command[0]), *command[1:]])
@@ -96,7 +102,7 @@ class Contenders:
         else:
             self.absent.append("tonic (there is no cargo)")
 
-    def add_nghttpd(self, path, answer, directory):
+    def add_nghttpd(self, path, answer, directory, tls=False):
         """Serve the octets ANSWER at PATH from DIRECTORY."""
         if not support.have("nghttpd"):
             self.absent.append("nghttpd (it is not installed)")
@@ -106,8 +112,12 @@ class Contenders:
         os.makedirs(os.path.join(root, os.path.dirname(path).lstrip("/")))
         with open(root + path, "wb") as file:
             file.write(answer)
-        self._add("nghttpd", ["nghttpd", "--no-tls", "--address=127.0.0.1",
-                              "--trailer=grpc-status: 0", "--htdocs", root], kind=FileServer)
+        options = ["--address=127.0.0.1", "--trailer=grpc-status: 0", "--htdocs", root]
+        if tls:
+            self._add("nghttpd", ["nghttpd", *options], kind=FileServer,
+                      behind=[support.certificate("server.key"), support.certificate("server.pem")])
+        else:
+            self._add("nghttpd", ["nghttpd", "--no-tls", *options], kind=FileServer)
         self.members[-1].command = self.members[-1].command.replace(root, "ROOT")
 
     def commands(self):
