@@ -356,6 +356,7 @@
                (:file "socket")
                (:file "epoll")
                (:file "signal")
+               (:file "library")
                (:file "zlib")
                (:file "openssl")
                (:file "certificate")

@@ -14,6 +14,7 @@ is open; ON-FORGET is called before the core is saved."
   (files '() :type list)
   (functions '() :type list)
   (addresses nil :type (or null (simple-array sb-ext:word (*))))
+  (failure nil :type (or null string))  ; why it cannot be opened
   (on-forget nil :type symbol))
 
 (declaim (sb-ext:freeze-type library))
@@ -29,7 +30,8 @@ is open; ON-FORGET is called before the core is saved."
   (dolist (library **libraries**)
     (when (library-addresses library)
       (when (library-on-forget library) (funcall (library-on-forget library)))
-      (setf (library-addresses library) nil))))
+      (setf (library-addresses library) nil))
+    (setf (library-failure library) nil)))
 
 (pushnew 'forget-libraries sb-ext:*save-hooks*)
 
@@ -53,26 +55,32 @@ one that is not there."
            (setf (aref addresses i) address)
         finally (return (values addresses nil))))
 
+(defun library-handle (library)
+  "What dlopen returns for the first of LIBRARY's files that there is, or nil."
+  (loop for file in (library-files library)
+        for handle = (alien-funcall (extern-alien "dlopen" (function (unsigned 64) c-string int))
+                                    file +rtld-now+)
+        unless (zerop handle) return handle))
+
+(defun find-library (library)
+  "The addresses of LIBRARY's functions, or nil and why there are none."
+  (let ((handle (library-handle library))
+        (name (first (library-files library))))
+    (if (null handle)
+        (values nil (format nil "~A cannot be opened" name))
+        (multiple-value-bind (addresses missing)
+            (find-function-addresses handle (library-functions library))
+          (values addresses
+                  (and missing (format nil "~A has no function ~A" name missing)))))))
+
 (defun open-library (library)
   "Open LIBRARY unless it is. Return true if its functions may be called, else nil and why not as
-text. From any thread."
-  (if (library-addresses library)
-      (values t nil)
-      (let ((handle (loop for file in (library-files library)
-                          for handle = (alien-funcall (extern-alien "dlopen"
-                                                                    (function (unsigned 64)
-                                                                              c-string int))
-                                                      file +rtld-now+)
-                          unless (zerop handle) return handle)))
-        (if (null handle)
-            (values nil (format nil "~A cannot be opened" (first (library-files library))))
-            (multiple-value-bind (addresses missing)
-                (find-function-addresses handle (library-functions library))
-              (if addresses
-                  (progn (setf (library-addresses library) addresses)
-                         (values t nil))
-                  (values nil (format nil "~A has no function ~A" (first (library-files library))
-                                      missing))))))))
+text, which is found out once in a process. From any thread."
+  (cond ((library-addresses library) (values t nil))
+        ((library-failure library) (values nil (library-failure library)))
+        (t (setf (values (library-addresses library) (library-failure library))
+                 (find-library library))
+           (values (and (library-addresses library) t) (library-failure library)))))
 
 (defmacro define-library (name (&rest files) (&key on-forget) &body functions)
   "Define the global NAME as the library of one of FILES, and a Lisp function for each of FUNCTIONS,
