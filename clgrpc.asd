@@ -1,5 +1,6 @@
 ;;;; All systems of clgrpc; no logic. Each folder of src/ is a system that names what it stands on,
-;;;; so the arrows of the design can be read here (tests/architecture.lisp checks them in the sources).
+;;;; so the arrows of the design can be read here (tests/architecture.lisp checks them in the
+;;;; sources).
 
 (defsystem "clgrpc"
   :version "0.1.0"

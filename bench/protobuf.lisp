@@ -1,9 +1,9 @@
 ;;;; Encoding and decoding by generated coders, beside Go's (protobuf.go). Loaded behind
-;;;; scripts/load.lisp by bench/protobuf.py. Writes the serialized form of every row's message to the
-;;;; directory CLGRPC_OCTETS, prints "ready", and then answers lines of standard input.
+;;;; scripts/load.lisp by bench/protobuf.py. Writes the serialized form of every row's message to
+;;;; the directory CLGRPC_OCTETS, prints "ready", and then answers lines of standard input.
 ;;;;
-;;;; A line is ROW OPERATION MILLISECONDS, where OPERATION is encode or decode; the answer is a line of
-;;;; JSON with the nanoseconds of CPU and the octets consed per operation, garbage collections
+;;;; A line is ROW OPERATION MILLISECONDS, where OPERATION is encode or decode; the answer is a line
+;;;; of JSON with the nanoseconds of CPU and the octets consed per operation, garbage collections
 ;;;; included, and the sum over all fields that were read, which both programs must agree on.
 
 (in-package #:clgrpc.scripts)

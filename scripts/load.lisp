@@ -1,6 +1,6 @@
-;;;; Load clgrpc strictly: a compiler warning or style warning in our own code is an error, and so is
-;;;; a note about a hot function; one in a dependency is not. Used by the build, the tests and the
-;;;; benchmarks; loaded, not compiled.
+;;;; Load clgrpc strictly: a compiler warning or style warning in our own code is an error, and so
+;;;; is a note about a hot function; one in a dependency is not. Used by the build, the tests and
+;;;; the benchmarks; loaded, not compiled.
 ;;;;
 ;;;; CLGRPC_FASLS names a directory for the fasls of our own systems. Given an empty one, everything
 ;;;; is compiled anew, which is how the checks in .ci/run see every warning.
@@ -127,5 +127,6 @@ function, say so and exit with 1."
         (asdf:load-system name)))
     (when warnings
       (forget-fasls ours)
-      (note "~D compiler warning~:P or notes in clgrpc:~{~%  ~A~}" (length warnings) (reverse warnings))
+      (note "~D compiler warning~:P or notes in clgrpc:~{~%  ~A~}" (length warnings)
+            (reverse warnings))
       (quit 1))))

@@ -1,10 +1,11 @@
-;;;; The examples of README.md and of the chapters in doc/ are run, each file's in the order of its blocks.
+;;;; The examples of README.md and of the chapters in doc/ are run, each file's in the order of its
+;;;; blocks.
 ;;;;
-;;;; A block of ```lisp is read form by form in a fresh package that uses CL, has the local nickname GRPC, and
-;;;; is the current one until the file says otherwise; the current directory is the project's root. A
-;;;; comment `; => VALUE` after a form says how its first value prints, `; signals TYPE` that it signals an
-;;;; error of that type. Instead of running a block one may say why it is not run, in the line before it:
-;;;; <!-- not run: the reason -->.
+;;;; A block of ```lisp is read form by form in a fresh package that uses CL, has the local nickname
+;;;; GRPC, and is the current one until the file says otherwise; the current directory is the
+;;;; project's root. A comment `; => VALUE` after a form says how its first value prints, `; signals
+;;;; TYPE` that it signals an error of that type. Instead of running a block one may say why it is
+;;;; not run, in the line before it: <!-- not run: the reason -->.
 
 (defpackage #:clgrpc.tests.chapters
   (:use #:cl #:fiveam)
@@ -46,8 +47,8 @@
       (or (after "; =>" :value) (after "; signals" :signals)))))
 
 (defun forms (text)
-  "The forms of TEXT, read one by one when asked for, since each may define what the next is read with: a
-function that returns a form and its remark, or TEXT itself at the end."
+  "The forms of TEXT, read one by one when asked for, since each may define what the next is read
+with: a function that returns a form and its remark, or TEXT itself at the end."
   (let ((at 0))
     (lambda ()
       (multiple-value-bind (form end) (read-from-string text nil text :start at)

@@ -1,6 +1,6 @@
-;;;; The cases of gRPC's document "Interop Test Case Descriptions", as a client plays them. A case is
-;;;; a function of a channel that returns when the server has done what the document asks of it, and
-;;;; signals an error when it has not. Those of compression are here so far.
+;;;; The cases of gRPC's document "Interop Test Case Descriptions", as a client plays them. A case
+;;;; is a function of a channel that returns when the server has done what the document asks of it,
+;;;; and signals an error when it has not. Those of compression are here so far.
 
 (in-package #:clgrpc.tools)
 

@@ -44,8 +44,8 @@
     (setf (grpc:call-compression call) :gzip)))
 
 (defun check-compression (call expected)
-  "Fail CALL unless its message came compressed or not, as EXPECTED, a grpc.testing.BoolValue or nil,
-says."
+  "Fail CALL unless its message came compressed or not, as EXPECTED, a grpc.testing.BoolValue or
+nil, says."
   (when (and expected
              (not (eq (testing:bool-value-value expected) (grpc:received-compressed-p call))))
     (grpc:fail :invalid-argument

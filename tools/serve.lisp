@@ -94,8 +94,8 @@ START-SERVER. Refuses offers of the same service."
     (finish-output)))
 
 (defun await-ending-signal (ready &optional report)
-  "Call READY once this listens to signals, REPORT at each SIGUSR1; return when the process is told to
-end."
+  "Call READY once this listens to signals, REPORT at each SIGUSR1; return when the process is told
+to end."
   (let ((control (loop:make-event-loop :name "clgrpc signals"))
         (endings (list os:+sigterm+ os:+sigint+)))
     (dolist (signal endings)

@@ -1,6 +1,7 @@
-;;;; `testee connect-server` and `testee connect-client`: the other end of the ConnectRPC conformance
-;;;; suite, for gRPC. The runner says what to serve, or which calls to make, in messages on standard
-;;;; input, each behind its length in four octets, big-endian; answers go to standard output.
+;;;; `testee connect-server` and `testee connect-client`: the other end of the ConnectRPC
+;;;; conformance suite, for gRPC. The runner says what to serve, or which calls to make, in messages
+;;;; on standard input, each behind its length in four octets, big-endian; answers go to standard
+;;;; output.
 
 (in-package #:clgrpc.tools)
 
@@ -164,8 +165,8 @@
                  (when (plusp (length roots)) (list :roots (octets-string roots))))))
 
 (defun serve-connect-suite (input output)
-  "Start the server that the one request on INPUT asks for, say on OUTPUT where it is, and serve until
-told to end."
+  "Start the server that the one request on INPUT asks for, say on OUTPUT where it is, and serve
+until told to end."
   (let* ((request (protobuf:parse-message 'connect:server-compat-request
                                           (read-framed input #'u32be)))
          (limit (connect:server-compat-request-message-receive-limit request))
@@ -351,8 +352,8 @@ told to end."
          :error (connect:make-client-error-result :message (princ-to-string error)))))))
 
 (defun call-for-connect-suite (input output)
-  "Make the calls that the requests on INPUT describe, some at once, until it ends; say on OUTPUT what
-came of each."
+  "Make the calls that the requests on INPUT describe, some at once, until it ends; say on OUTPUT
+what came of each."
   (let ((lock (sb-thread:make-mutex))
         (free (sb-thread:make-semaphore :count 16))
         (threads '()))

@@ -11,7 +11,8 @@
                                     :element-type 'octet :buffering :full))
 
 (defun read-framed (stream reader)
-  "Read a length, which READER takes from four octets, and as many octets from STREAM; nil at its end."
+  "Read a length, which READER takes from four octets, and as many octets from STREAM; nil at its
+end."
   (let ((head (make-octets 4)))
     (when (= 4 (read-sequence head stream))
       (let* ((length (funcall reader head 0))

@@ -45,8 +45,8 @@ DIGITS is."
         (if negative (- single) single)))))
 
 (defun nearest-single (double digits exponent)
-  "The single float nearest to DIGITS times ten to the power EXPONENT, of which DOUBLE is the nearest
-double. Only a double close to the middle between two singles could lead astray."
+  "The single float nearest to DIGITS times ten to the power EXPONENT, of which DOUBLE is the
+nearest double. Only a double close to the middle between two singles could lead astray."
   (let* ((low (logand #x1FFFFFFF (sb-kernel:double-float-low-bits double)))
          (clear (and (not (<= #xFFFFFFF low #x10000001)) (> double 2d-38)))
          (order (cond ((or clear (zerop double)) 0)

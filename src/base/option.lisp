@@ -1,8 +1,8 @@
 ;;;; The one options table: every limit and default that a user may set, with its type, range,
 ;;;; default and reason. Everything a peer can grow has its row here. OPTIONS is a structure with
 ;;;; one typed slot per row; a server or channel makes one from its keyword arguments, and its
-;;;; connections share it. A row counts whole things, and takes integers, if its default is one; but times
-;;;; are reals.
+;;;; connections share it. A row counts whole things, and takes integers, if its default is one; but
+;;;; times are reals.
 
 (in-package #:clgrpc.base)
 
@@ -127,12 +127,12 @@ ends with :resource-exhausted. Two messages of max-receive-octets are always all
    "Shorter messages of calls that compress go as they are, unless `send` is told otherwise: gzip
 adds 18 octets and costs 4 µs where all else that a call costs is less.")
   (compression-level 1 1 9 "zlib's level"
-   "How hard to compress. Level 6, zlib's own default, takes four to six times as long as 1 for a fifth
-fewer octets of text, 3 up to twice as long for a tenth.")
+   "How hard to compress. Level 6, zlib's own default, takes four to six times as long as 1 for a
+fifth fewer octets of text, 3 up to twice as long for a tenth.")
   (max-total-held-octets 0 0 1099511627776 "octets"
-   "The same for all connections of a server, or of a channel, together; 0 is a quarter of the Lisp heap.
-Past half of it every connection is held to two of the largest messages; past all of it a call that adds
-to it ends with :resource-exhausted.")
+   "The same for all connections of a server, or of a channel, together; 0 is a quarter of the Lisp
+heap. Past half of it every connection is held to two of the largest messages; past all of it a call
+that adds to it ends with :resource-exhausted.")
   (send-budget-octets 65536 1024 16777216 "octets"
    "How much one call may have queued unsent before `send` waits and `try-send` refuses.")
   (max-unsent-octets 1048576 16384 67108864 "octets"
@@ -143,14 +143,15 @@ to it ends with :resource-exhausted.")
   (max-header-block-octets 65536 4096 1048576 "octets"
    "One compressed header block with all its CONTINUATIONs; past it the connection ends.")
   (max-reset-burst 4000 1 1000000 "resets"
-   "RST_STREAMs that one connection's peer may send or provoke at once, beyond those between which it has
-made calls that it did not reset; a client with max-concurrent-streams calls may cancel all of them, time
-and again. Past it the connection ends with ENHANCE_YOUR_CALM (rapid reset, CVE-2023-44487).")
+   "RST_STREAMs that one connection's peer may send or provoke at once, beyond those between which
+it has made calls that it did not reset; a client with max-concurrent-streams calls may cancel all
+of them, time and again. Past it the connection ends with ENHANCE_YOUR_CALM (rapid reset,
+CVE-2023-44487).")
   (max-resets-per-second 200 1 1000000 "resets a second"
    "How fast that allowance comes back.")
   (max-idle-frame-burst 1000 1 1000000 "frames"
-   "Frames of one connection's peer that carry nothing, at once: SETTINGS, PRIORITY, empty DATA, a server's
-PINGs, frames of unknown type. Past it the connection ends with ENHANCE_YOUR_CALM.")
+   "Frames of one connection's peer that carry nothing, at once: SETTINGS, PRIORITY, empty DATA, a
+server's PINGs, frames of unknown type. Past it the connection ends with ENHANCE_YOUR_CALM.")
   (max-idle-frames-per-second 100 1 1000000 "frames a second"
    "How fast that allowance comes back.")
   (settings-timeout-seconds 10 0.1 600 "seconds"
@@ -160,25 +161,26 @@ PINGs, frames of unknown type. Past it the connection ends with ENHANCE_YOUR_CAL
 and first SETTINGS are whole.")
   ;; The life of a connection
   (keepalive-seconds 330 0 1000000000 "seconds"
-   "After so long without an octet from the peer we send a PING (gRFC A8, A9), a client only while calls are
-under way; 0 is never. Servers of other implementations take one each 300 seconds amiss at the earliest.")
+   "After so long without an octet from the peer we send a PING (gRFC A8, A9), a client only while
+calls are under way; 0 is never. Servers of other implementations take one each 300 seconds amiss at
+the earliest.")
   (keepalive-timeout-seconds 20 0.01 3600 "seconds"
-   "How long the peer may be silent after that PING; then its connection is given up and its calls end with
-:unavailable.")
+   "How long the peer may be silent after that PING; then its connection is given up and its calls
+end with :unavailable.")
   (keepalive-without-calls 0 0 1 "0 or 1"
    "1: a client sends those PINGs also while no call is under way; many servers take that amiss.")
   (max-connection-idle-seconds 1800 0 1000000000 "seconds"
-   "A connection that has been without calls for so long, or a quarter longer, is closed in order: by a
-client, which connects again for the next call, or by a server, with GOAWAY; 0 is never.")
+   "A connection that has been without calls for so long, or a quarter longer, is closed in order:
+by a client, which connects again for the next call, or by a server, with GOAWAY; 0 is never.")
   (max-connection-age-seconds 0 0 1000000000 "seconds"
-   "A connection as old as that, give or take a tenth, takes no more calls, so that clients come back by way
-of their load balancer; 0 is never.")
+   "A connection as old as that, give or take a tenth, takes no more calls, so that clients come
+back by way of their load balancer; 0 is never.")
   (max-connection-age-grace-seconds 0 0 1000000000 "seconds"
-   "How long the calls of a connection that is too old may go on; then they end with :unavailable; 0 is for
-ever.")
+   "How long the calls of a connection that is too old may go on; then they end with :unavailable; 0
+is for ever.")
   (min-ping-interval-seconds 300 0 1000000000 "seconds"
-   "A client's PING that follows another sooner than this, with no call begun or ended and no DATA sent
-between, is a strike against it (gRFC A8).")
+   "A client's PING that follows another sooner than this, with no call begun or ended and no DATA
+sent between, is a strike against it (gRFC A8).")
   (ping-without-calls 0 0 1 "0 or 1"
    "0: without a call under way that interval is two hours at least.")
   (max-ping-strikes 2 0 1000000 "strikes"
@@ -187,29 +189,29 @@ between, is a strike against it (gRFC A8).")
   (max-connections 20000 1 1000000 "connections"
    "Connections a server holds at once; more are closed as soon as they are accepted.")
   (max-connections-per-peer 10000 1 1000000 "connections"
-   "The same for one peer's address, so that one cannot keep all others out; behind a load balancer all
-connections come from its addresses.")
+   "The same for one peer's address, so that one cannot keep all others out; behind a load balancer
+all connections come from its addresses.")
   (max-handshakes 2000 1 1000000 "connections"
-   "Connections of a server that have not yet sent their preface and SETTINGS, or done their TLS handshake;
-more are closed as soon as they are accepted.")
+   "Connections of a server that have not yet sent their preface and SETTINGS, or done their TLS
+handshake; more are closed as soon as they are accepted.")
   (max-calls 100000 1 10000000 "calls"
-   "Calls under way that a server has at once; more end with :resource-exhausted before anything is done for
-them.")
+   "Calls under way that a server has at once; more end with :resource-exhausted before anything is
+done for them.")
   (max-running-handlers 1000 1 1000000 "handlers"
-   "Handlers of one connection that run on reserve threads, or wait for one, those of calls that were reset
-among them; more calls end with :resource-exhausted.")
+   "Handlers of one connection that run on reserve threads, or wait for one, those of calls that
+were reset among them; more calls end with :resource-exhausted.")
   (backlog 4096 1 65535 "connections"
    "Length of the kernel's queue of connections not yet accepted.")
   (unix-socket-mode #o600 0 #o777 "bits"
-   "Who may connect to a unix socket that we listen on, as for chmod: #o600 its owner alone, #o660 the
-group as well. The directory's permissions count too.")
+   "Who may connect to a unix socket that we listen on, as for chmod: #o600 its owner alone, #o660
+the group as well. The directory's permissions count too.")
   (reserve-threads 256 1 4096 "threads"
    "Threads for handlers that block; they start when needed and end after idling.")
   (reserve-queue 10000 0 1000000 "calls"
    "Calls that may wait for a reserve thread; more are refused with :resource-exhausted.")
   (reserve-wait-seconds 5 0.001 3600 "seconds"
-   "How long a call may wait for a reserve thread; past it, it is refused with :resource-exhausted. The
-threads may all wait, themselves, for calls to this server that wait for a thread.")
+   "How long a call may wait for a reserve thread; past it, it is refused with :resource-exhausted.
+The threads may all wait, themselves, for calls to this server that wait for a thread.")
   (reserve-idle-seconds 10 0.1 3600 "seconds"
    "After so long without work a reserve thread ends.")
   (drain-seconds 10 0 3600 "seconds"

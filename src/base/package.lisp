@@ -19,14 +19,16 @@
    #:limit-exceeded-limit #:limit-exceeded-actual
    ;; option.lisp
    #:options #:make-options #:copy-options #:define-options #:option-table #:option-default
-   #:option-row #:option-row-name #:option-row-default #:option-row-minimum #:option-row-maximum #:option-row-unit
+   #:option-row #:option-row-name #:option-row-default #:option-row-minimum #:option-row-maximum
+   #:option-row-unit
    #:option-row-reason
    #:options-max-concurrent-streams #:options-max-header-list-octets #:options-header-table-octets
    #:options-max-frame-octets #:options-max-receive-octets #:options-max-send-octets
    #:options-max-message-depth #:options-max-decoded-octets
    #:options-stream-window-octets #:options-connection-window-octets
    #:options-compress-minimum-octets #:options-compression-level #:options-send-budget-octets
-   #:options-max-held-octets #:options-max-unsent-octets #:options-max-queued-control-frames #:options-max-reset-burst
+   #:options-max-held-octets #:options-max-unsent-octets #:options-max-queued-control-frames
+   #:options-max-reset-burst
    #:options-max-resets-per-second #:options-max-idle-frame-burst
    #:options-max-idle-frames-per-second #:options-keepalive-seconds
    #:options-keepalive-timeout-seconds #:options-keepalive-without-calls
@@ -34,18 +36,21 @@
    #:options-max-connection-age-grace-seconds #:options-min-ping-interval-seconds
    #:options-ping-without-calls #:options-max-ping-strikes
    #:options-max-header-block-octets
-   #:options-settings-timeout-seconds #:options-preface-timeout-seconds #:options-max-total-held-octets #:options-max-connections-per-peer
+   #:options-settings-timeout-seconds #:options-preface-timeout-seconds
+   #:options-max-total-held-octets #:options-max-connections-per-peer
    #:options-max-handshakes #:options-max-calls #:options-max-running-handlers
    #:options-max-connections
    #:options-backlog #:options-unix-socket-mode #:options-reserve-threads #:options-reserve-queue
-   #:options-reserve-idle-seconds #:options-reserve-wait-seconds #:options-drain-seconds #:options-connect-timeout-seconds
+   #:options-reserve-idle-seconds #:options-reserve-wait-seconds #:options-drain-seconds
+   #:options-connect-timeout-seconds
    #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter
    #:options-backoff-maximum-seconds
    ;; seed.lisp
    #:hash-seed #:renew-hash-seed
    ;; utf8.lisp
    #:invalid-utf8 #:invalid-utf8-position #:utf8-length #:encode-utf8 #:decode-utf8
-   #:string-octets #:octets-string #:put-utf8 #:ascii-octets #:octets-ascii #:ascii-string #:%ascii-string
+   #:string-octets #:octets-string #:put-utf8 #:ascii-octets #:octets-ascii #:ascii-string
+   #:%ascii-string
    #:%copy-base-string #:wide-string #:with-sap
    ;; base64.lisp
    #:encode-base64 #:decode-base64 #:invalid-base64 #:invalid-base64-position

@@ -1,12 +1,13 @@
-;;;; Patience with frames that cost us more than the peer: resets (RFC 9113 section 10.5; "rapid reset",
-;;;; also those that a peer provokes us to send) and frames that carry nothing. Each kind has an
-;;;; allowance, a burst that comes back at a rate; who overdraws it is told ENHANCE_YOUR_CALM.
+;;;; Patience with frames that cost us more than the peer: resets (RFC 9113 section 10.5; "rapid
+;;;; reset", also those that a peer provokes us to send) and frames that carry nothing. Each kind
+;;;; has an allowance, a burst that comes back at a rate; who overdraws it is told
+;;;; ENHANCE_YOUR_CALM.
 ;;;;
-;;;; An allowance is one number, the time at which all of it will be back: a charge puts that off by one
-;;;; interval, and it is overdrawn if that is further away than the burst's intervals. What decent peers
-;;;; do in numbers is not charged: a reset if since the one before another call was made, and a PING, by
-;;;; which peers measure bandwidth, if calls or DATA went since. Other PINGs of clients have a stricter
-;;;; rule, the one of gRFC A8.
+;;;; An allowance is one number, the time at which all of it will be back: a charge puts that off by
+;;;; one interval, and it is overdrawn if that is further away than the burst's intervals. What
+;;;; decent peers do in numbers is not charged: a reset if since the one before another call was
+;;;; made, and a PING, by which peers measure bandwidth, if calls or DATA went since. Other PINGs of
+;;;; clients have a stricter rule, the one of gRFC A8.
 
 (in-package #:clgrpc.http2)
 

@@ -333,7 +333,8 @@ pieces pass the limit as well."
     (cond ((not (and stream (= +accept+ (step-action step))))
            (reject-frame connection stream id step))
           (t
-           (reset-finished-stream stream (step-next step) (rst-stream-error-code octets start) :peer)
+           (reset-finished-stream stream (step-next step) (rst-stream-error-code octets start)
+                                  :peer)
            (charge-reset connection)))
     nil))
 

@@ -1,6 +1,7 @@
 ;;;; SETTINGS (RFC 9113 section 6.5), ours and the peer's. Each parameter is declared once with what
 ;;;; it may be and the error if it is not; unknown ones are ignored (6.5.2). The peer's are applied
-;;;; and acknowledged at once; ours count as in force from the acknowledgement on where that matters.
+;;;; and acknowledged at once; ours count as in force from the acknowledgement on where that
+;;;; matters.
 
 (in-package #:clgrpc.http2)
 

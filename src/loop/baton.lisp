@@ -1,28 +1,31 @@
-;;;; The baton: the right to run a loop. A loop is data; a thread runs it only while it holds the baton.
-;;;; Code touches the baton only through TAKE, OVERTAKE, LEND, RESUME, HAND-OVER and RETIRE.
+;;;; The baton: the right to run a loop. A loop is data; a thread runs it only while it holds the
+;;;; baton. Code touches the baton only through TAKE, OVERTAKE, LEND, RESUME, HAND-OVER and RETIRE.
 ;;;;
-;;;; One word says who has it: three bits of state, and above them a sequence number that every change
-;;;; but that from lent to held makes larger. THREAD is who runs the loop, or ran it last.
+;;;; One word says who has it: three bits of state, and above them a sequence number that every
+;;;; change but that from lent to held makes larger. THREAD is who runs the loop, or ran it last.
 ;;;;   free    nobody runs the loop                        TAKE: free → taking → held
 ;;;;   held    THREAD runs it                              LEND: held → lent
 ;;;;   lent    THREAD is in user code and may be overtaken RESUME: lent → held, for THREAD alone
 ;;;;   taking  another thread is about to be THREAD        OVERTAKE: lent → taking → held
-;;;;   retired the loop has stopped for good               HAND-OVER: held → free; RETIRE: held → retired
+;;;;   retired the loop has stopped for good               HAND-OVER: held → free
+;;;;                                                       RETIRE: held → retired
 ;;;;
 ;;;; The rules that make it sound:
-;;;; - All turn state is in the EVENT-LOOP structure, so whoever takes the baton goes on where the other
-;;;;   left. User code runs only in deferred functions, through CALL-USER; when that says :LOST the thread
-;;;;   must leave without touching the loop. An unwind out of user code has taken the baton back, or lost
-;;;;   it, before anything else of the loop runs; who finds that out by IN-EVENT-LOOP-P passes it on.
+;;;; - All turn state is in the EVENT-LOOP structure, so whoever takes the baton goes on where the
+;;;;   other left. User code runs only in deferred functions, through CALL-USER; when that says
+;;;;   :LOST the thread must leave without touching the loop. An unwind out of user code has taken
+;;;;   the baton back, or lost it, before anything else of the loop runs; who finds that out by
+;;;;   IN-EVENT-LOOP-P passes it on.
 ;;;; - Nothing reachable while the baton is lent points into the loop's buffers.
-;;;; - What user code wants of the loop it does in WITH-BATON, which takes the baton back for as long, or,
-;;;;   when that fails, does something else: post.
+;;;; - What user code wants of the loop it does in WITH-BATON, which takes the baton back for as
+;;;;   long, or, when that fails, does something else: post.
 ;;;; - Whoever takes the baton drains the inbox first.
-;;;; - A thread that is about to sleep in user code first calls PREPARE-TO-WAIT, which has another one run
-;;;;   the loop. Who wants a loop taken over says which baton it saw lent, and only that is overtaken.
+;;;; - A thread that is about to sleep in user code first calls PREPARE-TO-WAIT, which has another
+;;;;   one run the loop. Who wants a loop taken over says which baton it saw lent, and only that is
+;;;;   overtaken.
 ;;;; - Only the loop closes descriptors; tokens carry a generation.
-;;;; - Interrupts are off from before a thread takes the baton until it has none, but for user code and the
-;;;;   wait for events.
+;;;; - Interrupts are off from before a thread takes the baton until it has none, but for user code
+;;;;   and the wait for events.
 
 (in-package #:clgrpc.loop)
 
@@ -50,8 +53,8 @@
 (defvar *loop* nil
   "The loop that this thread runs or ran last; others may run it since.")
 
-;;; The steps. Reads of the loop come before the store that gives it away, as its writes do, hence the two
-;;; barriers; on x86-64 they cost nothing.
+;;; The steps. Reads of the loop come before the store that gives it away, as its writes do, hence
+;;; the two barriers; on x86-64 they cost nothing.
 
 (define-hot (seize :inline t) ((loop event-loop) (old baton)) boolean
   "Take the baton of LOOP for this thread if it is still OLD."
@@ -63,15 +66,15 @@
       t)))
 
 (define-hot take ((loop event-loop)) boolean
-  "Take the baton of LOOP, which nobody has, for this thread. Return false if somebody has it, or the loop
-has stopped."
+  "Take the baton of LOOP, which nobody has, for this thread. Return false if somebody has it, or
+the loop has stopped."
   (let ((old (event-loop-baton loop)))
     (and (= +free+ (baton-state old))
          (seize loop old))))
 
 (define-hot overtake ((loop event-loop) (baton baton)) boolean
-  "Take the baton of LOOP, seen lent as BATON, away from the thread that lent it, unless it was taken back
-since."
+  "Take the baton of LOOP, seen lent as BATON, away from the thread that lent it, unless it was
+taken back since."
   (and (= +lent+ (baton-state baton))
        (seize loop baton)))
 
@@ -84,7 +87,8 @@ since."
   nil)
 
 (define-hot resume ((loop event-loop)) boolean
-  "Take back the baton that this thread lent. Return false if it is lost; then IN-EVENT-LOOP-P is false."
+  "Take back the baton that this thread lent. Return false if it is lost; then IN-EVENT-LOOP-P is
+false."
   (loop
     (let ((old (event-loop-baton loop)))
       (sb-thread:barrier (:read))
@@ -109,16 +113,17 @@ since."
   (give-up loop +free+))
 
 (define-hot retire ((loop event-loop)) null
-  "Give up the baton of LOOP, which this thread holds and which has stopped, so that nobody gets it again."
+  "Give up the baton of LOOP, which this thread holds and which has stopped, so that nobody gets it
+again."
   (give-up loop +retired+))
 
 ;;; What is built of them
 
 (define-hot call-user ((loop event-loop) (function function) (argument t))
     (values t (member :kept :lost))
-  "Call FUNCTION, user code or what calls it, with ARGUMENT while the baton of LOOP is lent. Return its
-value, and whether the baton was :KEPT or :LOST; IN-EVENT-LOOP-P says the same after a non-local exit. From a
-deferred function."
+  "Call FUNCTION, user code or what calls it, with ARGUMENT while the baton of LOOP is lent. Return
+its value, and whether the baton was :KEPT or :LOST; IN-EVENT-LOOP-P says the same after a non-local
+exit. From a deferred function."
   (let ((value nil) (kept nil))
     (lend loop)
     (unwind-protect (setf value (sb-sys:with-interrupts (funcall function argument)))
@@ -126,8 +131,8 @@ deferred function."
     (values value (if kept :kept :lost))))
 
 (define-hot claim ((loop event-loop)) (member nil :held :lent)
-  "Try to hold the baton of LOOP in this thread: :HELD if it does already, :LENT if it had lent it and has
-taken it back, and must lend it again; NIL if it does not run LOOP."
+  "Try to hold the baton of LOOP in this thread: :HELD if it does already, :LENT if it had lent it
+and has taken it back, and must lend it again; NIL if it does not run LOOP."
   (let ((baton (event-loop-baton loop)))
     (sb-thread:barrier (:read))
     (cond ((not (in-event-loop-p loop)) nil)
@@ -142,7 +147,8 @@ taken it back, and must lend it again; NIL if it does not run LOOP."
          (in-event-loop-p loop))))
 
 (define-hot call-with-baton ((loop event-loop) (function function)) (values t boolean)
-  "If this thread runs LOOP, call FUNCTION with the baton held; return its value, and whether it was called."
+  "If this thread runs LOOP, call FUNCTION with the baton held; return its value, and whether it was
+called."
   (sb-sys:without-interrupts
     (ecase (claim loop)
       (:held (values (funcall function) t))
@@ -150,8 +156,8 @@ taken it back, and must lend it again; NIL if it does not run LOOP."
       ((nil) (values nil nil)))))
 
 (defmacro with-baton ((loop) on-loop &body elsewhere)
-  "Evaluate the form ON-LOOP if this thread runs LOOP, taking back for as long the baton if it is lent;
-otherwise ELSEWHERE. Return what that returns, the first value of it."
+  "Evaluate the form ON-LOOP if this thread runs LOOP, taking back for as long the baton if it is
+lent; otherwise ELSEWHERE. Return what that returns, the first value of it."
   (let ((function (gensym "ON-LOOP")) (value (gensym "VALUE")) (done (gensym "DONE")))
     `(flet ((,function () ,on-loop))
        (declare (dynamic-extent #',function))
@@ -159,9 +165,9 @@ otherwise ELSEWHERE. Return what that returns, the first value of it."
          (if ,done ,value (progn ,@elsewhere))))))
 
 (defmacro with-taken-loop ((loop taking) &body body)
-  "If TAKING, a form that takes the baton of LOOP for this thread, is true, evaluate BODY, which is to give it
-up, with that loop for *LOOP* and interrupts off but where BODY allows them. Return what that returns, or
-NIL."
+  "If TAKING, a form that takes the baton of LOOP for this thread, is true, evaluate BODY, which is
+to give it up, with that loop for *LOOP* and interrupts off but where BODY allows them. Return what
+that returns, or NIL."
   `(sb-sys:without-interrupts
      (when ,taking
        (let ((*loop* ,loop))
@@ -170,8 +176,8 @@ NIL."
 ;;; Asking others to run a loop
 
 (defun prepare-to-wait ()
-  "To be called before this thread sleeps in user code: if it runs a loop, have a reserve thread run that
-from now on. Return false if there is none to do so; then this thread must not sleep."
+  "To be called before this thread sleeps in user code: if it runs a loop, have a reserve thread run
+that from now on. Return false if there is none to do so; then this thread must not sleep."
   (let ((loop *loop*))
     (or (null loop)
         (let ((baton (event-loop-baton loop)))
@@ -181,8 +187,8 @@ from now on. Return false if there is none to do so; then this thread must not s
                 (t (misuse "~A would wait for itself." loop)))))))
 
 (defun request-takeover (loop baton if-busy)
-  "Have a reserve thread of LOOP overtake whoever has lent its BATON. IF-BUSY is as for RUN-ON-RESERVE.
-Return true if one will try."
+  "Have a reserve thread of LOOP overtake whoever has lent its BATON. IF-BUSY is as for
+RUN-ON-RESERVE. Return true if one will try."
   (let ((reserve (event-loop-reserve loop)))
     (and reserve
          (run-on-reserve reserve
@@ -194,8 +200,8 @@ Return true if one will try."
                          :if-busy if-busy))))
 
 (defun request-runner (loop)
-  "Have a reserve thread of LOOP run it if nobody does, one beyond the limit of threads if need be, since
-those there are may all wait for LOOP. Return true if one will try."
+  "Have a reserve thread of LOOP run it if nobody does, one beyond the limit of threads if need be,
+since those there are may all wait for LOOP. Return true if one will try."
   (let ((reserve (event-loop-reserve loop)))
     (and reserve
          (run-on-reserve reserve

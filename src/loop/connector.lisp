@@ -1,8 +1,8 @@
-;;;; Connecting, without blocking the loop: a name that is not known without asking is looked up on a
-;;;; reserve thread; the addresses are tried in turn, the next one as soon as an attempt fails or has
-;;;; taken a quarter of a second, so that several may be under way, families alternating (RFC 8305
-;;;; sections 4 and 5); the first that takes the connection has it, the others are given up. All of
-;;;; it has one time limit. The owner is called exactly once, on the loop.
+;;;; Connecting, without blocking the loop: a name that is not known without asking is looked up on
+;;;; a reserve thread; the addresses are tried in turn, the next one as soon as an attempt fails or
+;;;; has taken a quarter of a second, so that several may be under way, families alternating (RFC
+;;;; 8305 sections 4 and 5); the first that takes the connection has it, the others are given up.
+;;;; All of it has one time limit. The owner is called exactly once, on the loop.
 
 (in-package #:clgrpc.loop)
 
@@ -36,8 +36,8 @@
 
 (defun connect-to (loop target timeout-ns on-done)
   "Connect to TARGET, one of PARSE-TARGET or its text, within TIMEOUT-NS nanoseconds. Then (ON-DONE
-transport nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and never
-before this returns. Signal MISUSE if TARGET is none, or LOOP has stopped. From any thread."
+transport nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and
+never before this returns. Signal MISUSE if TARGET is none, or LOOP has stopped. From any thread."
   (let ((connector (%make-connector
                     :loop loop :on-done on-done
                     :target (if (stringp target) (parse-target target) target)
@@ -80,7 +80,8 @@ before this returns. Signal MISUSE if TARGET is none, or LOOP has stopped. From 
 ;;; Attempts
 
 (defun try-next-address (connector)
-  "Begin to connect to the next address that can be tried at all; fail if nothing is left to hope for."
+  "Begin to connect to the next address that can be tried at all; fail if nothing is left to hope
+for."
   (let* ((loop (connector-loop connector))
          (wheel (event-loop-wheel loop)))
     (cancel-timer wheel (connector-delay connector))

@@ -1,14 +1,16 @@
-;;;; Driving: on a loop without a thread of its own, an attended one, a caller who must wait for an answer
-;;;; runs the loop itself, so that nothing sleeps between the answer's arrival and its reader. That is for
-;;;; one caller at a time: as soon as more than one call is under way a reserve thread runs the loop and
-;;;; wakes the owners, all that it has answers for at the end of a turn. It gives the loop back when a call
-;;;; that somebody waited for was alone from its beginning to its end. With no call under way a reserve
-;;;; thread takes the loop after a while (the watchdog sees to that), for keepalive and whatever else comes.
+;;;; Driving: on a loop without a thread of its own, an attended one, a caller who must wait for an
+;;;; answer runs the loop itself, so that nothing sleeps between the answer's arrival and its
+;;;; reader. That is for one caller at a time: as soon as more than one call is under way a reserve
+;;;; thread runs the loop and wakes the owners, all that it has answers for at the end of a turn. It
+;;;; gives the loop back when a call that somebody waited for was alone from its beginning to its
+;;;; end. With no call under way a reserve thread takes the loop after a while (the watchdog sees to
+;;;; that), for keepalive and whatever else comes.
 ;;;;
-;;;; CALLS counts the calls under way; WAITERS what counts on another thread to run the loop: the threads
-;;;; that sleep, and the calls that nobody waits for. Nobody sleeps unnoticed: who becomes a waiter counts
-;;;; itself and then looks whether the loop is free; who gives the loop up does so and then looks whether
-;;;; there are waiters; so one of them, at least, has a reserve thread come. Posts do the same with the inbox.
+;;;; CALLS counts the calls under way; WAITERS what counts on another thread to run the loop: the
+;;;; threads that sleep, and the calls that nobody waits for. Nobody sleeps unnoticed: who becomes a
+;;;; waiter counts itself and then looks whether the loop is free; who gives the loop up does so and
+;;;; then looks whether there are waiters; so one of them, at least, has a reserve thread come.
+;;;; Posts do the same with the inbox.
 ;;;;
 ;;;; A driver runs user code of its own call only (DRIVEN-FOR): what is another's makes it yield.
 
@@ -60,8 +62,8 @@
       (plusp (event-loop-ring-count loop))))
 
 (define-hot step-back ((loop event-loop)) null
-  "Give up the baton of LOOP, an attended one, which this thread holds. If something is left to do, or
-somebody counts on another thread, a reserve thread comes."
+  "Give up the baton of LOOP, an attended one, which this thread holds. If something is left to do,
+or somebody counts on another thread, a reserve thread comes."
   (setf (event-loop-served loop) nil
         (event-loop-driven-for loop) nil
         (event-loop-yielding loop) nil)
@@ -79,10 +81,11 @@ somebody counts on another thread, a reserve thread comes."
   nil)
 
 (define-hot drive ((loop event-loop) (done-p function) argument) boolean
-  "If LOOP is attended and nobody runs it, the one call under way on it is this thread's, and this thread runs
-no other loop: run LOOP until (DONE-P ARGUMENT) is true, or somebody else needs it, or user code of ARGUMENT,
-a call, loses it. Return false if none of this was done. An interrupt (C-c) is taken only in user code and
-while waiting for events; then a reserve thread runs LOOP, and whoever continues waits in another way."
+  "If LOOP is attended and nobody runs it, the one call under way on it is this thread's, and this
+thread runs no other loop: run LOOP until (DONE-P ARGUMENT) is true, or somebody else needs it, or
+user code of ARGUMENT, a call, loses it. Return false if none of this was done. An interrupt (C-c)
+is taken only in user code and while waiting for events; then a reserve thread runs LOOP, and
+whoever continues waits in another way."
   (and (event-loop-attended loop)
        (= 1 (event-loop-calls loop))
        (not (event-loop-stopping loop))
@@ -112,22 +115,23 @@ while waiting for events; then a reserve thread runs LOOP, and whoever continues
   nil)
 
 (defun enter-debugger (loop interrupt)
-  "This thread, which drives LOOP, was interrupted while it waited for events. Return if it is to go on."
+  "This thread, which drives LOOP, was interrupted while it waited for events. Return if it is to go
+on."
   (setf (event-loop-blind loop) t)
   (step-back loop)
   (with-simple-restart (continue "Wait on.")
     (invoke-debugger interrupt)))
 
 (define-hot not-for-driver-p ((loop event-loop) (argument t)) boolean
-  "True if LOOP, which this thread holds, is driven for another than ARGUMENT, whose user code must wait for
-somebody else to run the loop: who drives will yield."
+  "True if LOOP, which this thread holds, is driven for another than ARGUMENT, whose user code must
+wait for somebody else to run the loop: who drives will yield."
   (and (event-loop-driven-for loop)
        (not (eq argument (event-loop-driven-for loop)))
        (setf (event-loop-yielding loop) t)))
 
 (define-hot run-now ((loop event-loop) (function function)) boolean
-  "Call FUNCTION, without arguments, on LOOP and return true if this thread runs that, or if it is attended
-and nobody does. From any thread."
+  "Call FUNCTION, without arguments, on LOOP and return true if this thread runs that, or if it is
+attended and nobody does. From any thread."
   (or (nth-value 1 (call-with-baton loop function))
       (and (event-loop-attended loop)
            (not (event-loop-stopping loop))
@@ -136,13 +140,14 @@ and nobody does. From any thread."
              t))))
 
 (define-hot run-or-post ((loop event-loop) (function function)) boolean
-  "Have FUNCTION called, without arguments, on LOOP: by RUN-NOW if that is possible, else by POST. Return
-false if LOOP has stopped. From any thread."
+  "Have FUNCTION called, without arguments, on LOOP: by RUN-NOW if that is possible, else by POST.
+Return false if LOOP has stopped. From any thread."
   (or (run-now loop function)
       (post loop function)))
 
 (define-hot run-aside ((loop event-loop) (function function)) null
-  "Call FUNCTION on LOOP, whose baton this thread has just taken, send what that wrote, and step back."
+  "Call FUNCTION on LOOP, whose baton this thread has just taken, send what that wrote, and step
+back."
   (unwind-protect
        (progn (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
               (inbox-phase loop)

@@ -12,8 +12,8 @@
   "What is to end before the image is saved, with a function of it that ends it.")
 
 (defun end-before-save (object function)
-  "Have FUNCTION called with OBJECT before the image is saved, unless FORGET-ENDING is called before.
-From any thread."
+  "Have FUNCTION called with OBJECT before the image is saved, unless FORGET-ENDING is called
+before. From any thread."
   (setf (gethash object **mortals**) function)
   nil)
 

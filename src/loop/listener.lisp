@@ -66,9 +66,9 @@
 
 (defun listen-on (text options loops on-accept)
   "Listen on TEXT, that of a target (see target.lisp; port 0: any free one; of several
-addresses the first), with the backlog, the limit of connections and, for a unix socket, the file mode
-that OPTIONS has, and return the listener. The file that a dead server has left of a unix socket is
-replaced. Each new connection goes to the
+addresses the first), with the backlog, the limit of connections and, for a unix socket, the file
+mode that OPTIONS has, and return the listener. The file that a dead server has left of a unix
+socket is replaced. Each new connection goes to the
 one of LOOPS that has the fewest, where (ON-ACCEPT loop transport peer) is called with its
 transport, which now belongs to ON-ACCEPT, and the peer's address as text. Signal MISUSE if TEXT is
 none, SOCKET-ERROR if it cannot be had. From any thread; connections are accepted while the first
@@ -144,8 +144,8 @@ gets to it, or at once on the loop. Closing again does nothing. From any thread.
     (when failure (close-unowned loop transport failure))))
 
 (defun peer-text (listener)
-  "The address of the peer that LISTENER has just accepted, as text. Clients have none on unix sockets:
-there it is the listener's own."
+  "The address of the peer that LISTENER has just accepted, as text. Clients have none on unix
+sockets: there it is the listener's own."
   (let ((peer (listener-peer listener)))
     (if (= os:+af-unix+ (os:address-family peer))
         (listener-address listener)

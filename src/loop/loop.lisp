@@ -55,8 +55,8 @@ Unless it is 0, the inbox counts as asleep."
     nil))
 
 (define-hot wait-and-dispatch ((loop event-loop)) boolean
-  "Wait for events and note them. Return false if an interrupt has given the baton away meanwhile. If one
-unwinds, what events were fetched is lost, and the next to wait asks for all anew."
+  "Wait for events and note them. Return false if an interrupt has given the baton away meanwhile.
+If one unwinds, what events were fetched is lost, and the next to wait asks for all anew."
   (when (event-loop-blind loop) (watch-anew loop))
   (let* ((poller (event-loop-poller loop))
          (wait (wait-time-ns loop))
@@ -244,8 +244,8 @@ over. First come, first served. On the loop."
       nil)))
 
 (define-hot call-last ((loop event-loop) (function function) (argument t)) null
-  "Have FUNCTION called with ARGUMENT at the end of the turn, after the flush. It is not user code and
-calls nothing of the loop. By the holder of the baton."
+  "Have FUNCTION called with ARGUMENT at the end of the turn, after the flush. It is not user code
+and calls nothing of the loop. By the holder of the baton."
   (let ((count (event-loop-last-count loop)))
     (when (= count (length (event-loop-last loop)))
       (setf (event-loop-last loop) (grow-vector (event-loop-last loop) (* 2 count))))
@@ -264,9 +264,9 @@ calls nothing of the loop. By the holder of the baton."
           (event-loop-ring loop) new)))
 
 (define-hot post ((loop event-loop) item) boolean
-  "Have ITEM, a function without arguments or what has a method for RUN-POSTED, called on LOOP; those
-that one thread posts are called in order. Return false if LOOP has stopped, so that it will not be
-called. From any thread."
+  "Have ITEM, a function without arguments or what has a method for RUN-POSTED, called on LOOP;
+those that one thread posts are called in order. Return false if LOOP has stopped, so that it will
+not be called. From any thread."
   (let* ((inbox (event-loop-inbox loop))
          (answer (push-inbox inbox item)))
     (when (eq t answer)
@@ -275,7 +275,8 @@ called. From any thread."
     (not (eq :closed answer))))
 
 (define-hot wake-loop ((loop event-loop)) null
-  "Something was pushed while the consumer slept: wake it, or, if nobody runs LOOP, have somebody do so."
+  "Something was pushed while the consumer slept: wake it, or, if nobody runs LOOP, have somebody do
+so."
   (unless (and (= +free+ (baton-state (event-loop-baton loop)))
                (request-runner loop))
     (funcall (poller-wake (event-loop-poller loop)) (event-loop-poller loop)))
@@ -290,13 +291,14 @@ as OS:+SIGTERM+; with NIL for FUNCTION, give SIGNAL its default action again. Fr
 
 ;;; Life
 
-(defun make-event-loop (&key (name "clgrpc loop") (clock #'monotonic-ns) (poller (make-epoll-poller))
+(defun make-event-loop (&key (name "clgrpc loop") (clock #'monotonic-ns)
+                          (poller (make-epoll-poller))
                           reserve attended)
-  "Return a loop that nobody runs yet. NAME is for people; CLOCK and POLLER are those of the machine unless
-they are given. With a RESERVE, its threads take the loop over when user code overstays or is about to wait.
-ATTENDED, which needs a RESERVE, means that no thread of its own runs the loop: callers do, by turns (see
-DRIVE), and when they cannot a reserve thread does. STOP-EVENT-LOOP must be called at some time, even
-if it was never started."
+  "Return a loop that nobody runs yet. NAME is for people; CLOCK and POLLER are those of the machine
+unless they are given. With a RESERVE, its threads take the loop over when user code overstays or is
+about to wait. ATTENDED, which needs a RESERVE, means that no thread of its own runs the loop:
+callers do, by turns (see DRIVE), and when they cannot a reserve thread does. STOP-EVENT-LOOP must
+be called at some time, even if it was never started."
   (let ((loop (%make-event-loop name clock poller)))
     (setf (event-loop-input loop) (make-octets (+ +copied-leftover-octets+ +read-octets+))
           (event-loop-now loop) (funcall clock)
@@ -313,8 +315,8 @@ if it was never started."
       t)))
 
 (defun run-event-loop (loop)
-  "Run LOOP in this thread until STOP-EVENT-LOOP, or until a non-local exit; either way it has stopped
-then, unless the exit leaves it to its reserve. Signal MISUSE if it runs, or ran, already."
+  "Run LOOP in this thread until STOP-EVENT-LOOP, or until a non-local exit; either way it has
+stopped then, unless the exit leaves it to its reserve. Signal MISUSE if it runs, or ran, already."
   (begin-running loop)
   (with-taken-loop (loop (take loop)) (run-as-holder loop))
   ;; overtaken, or stopped before it began
@@ -322,8 +324,8 @@ then, unless the exit leaves it to its reserve. Signal MISUSE if it runs, or ran
   nil)
 
 (defun start-event-loop (loop)
-  "Run LOOP in a thread of its own, or, if it is attended, let callers drive it from now on. Signal MISUSE
-if it runs, or ran, already."
+  "Run LOOP in a thread of its own, or, if it is attended, let callers drive it from now on. Signal
+MISUSE if it runs, or ran, already."
   (begin-running loop)
   (if (event-loop-attended loop)
       (doze-inbox (event-loop-inbox loop)) ; the first post has somebody come
@@ -341,8 +343,8 @@ if it runs, or ran, already."
   (when (event-loop-reserve loop) (watch-loop loop)))
 
 (defun end-running (loop)
-  "LOOP is at its end. By the thread that holds the baton; if user code loses that, somebody else goes on, and
-this returns false."
+  "LOOP is at its end. By the thread that holds the baton; if user code loses that, somebody else
+goes on, and this returns false."
   (when (release-all loop)
     (retire loop)
     (leave-state loop :running :stopped)
@@ -355,8 +357,8 @@ this returns false."
     (enlist (event-loop-reserve loop))))
 
 (defun run-as-holder (loop)
-  "Run LOOP, whose baton this thread has just taken, until it stops or is deserted, and give the baton up; or
-until that is lost: then return :LOST."
+  "Run LOOP, whose baton this thread has just taken, until it stops or is deserted, and give the
+baton up; or until that is lost: then return :LOST."
   (let ((done nil))
     (rouse-inbox (event-loop-inbox loop))
     (unwind-protect
@@ -372,7 +374,8 @@ until that is lost: then return :LOST."
       (when (and (not done) (in-event-loop-p loop)) (pass-on loop)))))
 
 (defun pass-on (loop)
-  "A non-local exit leaves LOOP, whose baton this thread holds: somebody else is to run it, or it ends."
+  "A non-local exit leaves LOOP, whose baton this thread holds: somebody else is to run it, or it
+ends."
   (hand-over loop)
   (unless (request-runner loop)
     (when (take loop) (end-running loop))))
@@ -404,8 +407,8 @@ that it called does not return. Not on the loop."
            nil)))
 
 (defun release-all (loop)
-  "Close what LOOP owns. Return false if user code has lost the baton meanwhile, so that somebody else does
-the rest. On the loop."
+  "Close what LOOP owns. Return false if user code has lost the baton meanwhile, so that somebody
+else does the rest. On the loop."
   (close-inbox (event-loop-inbox loop))
   (inbox-phase loop)
   (unless (deferred-phase loop) (return-from release-all nil))

@@ -78,8 +78,8 @@ thread that had nothing to do for IDLE-SECONDS ends."
     (pop (reserve-head reserve))))
 
 (defun place-function (reserve function if-busy)
-  "Find somebody or some place for FUNCTION. Return NIL if there is none, :START if the caller is to start a
-thread for it, :QUEUED, or true."
+  "Find somebody or some place for FUNCTION. Return NIL if there is none, :START if the caller is to
+start a thread for it, :QUEUED, or true."
   (cond ((or (reserve-closed reserve) **exiting**) nil)
         ((reserve-idle reserve)
          (let ((worker (pop (reserve-idle reserve))))
@@ -99,11 +99,11 @@ thread for it, :QUEUED, or true."
              (:first (enqueue-first reserve function) :queued)))))
 
 (defun run-on-reserve (reserve function &key (if-busy :queue))
-  "Have FUNCTION called, without arguments, on a thread of RESERVE. An error in it is logged. When all threads
-are busy IF-BUSY says what to do: :QUEUE, if there is room; :INSIST, queue even if there is none; :FIRST,
-queue before all others, room or not; :EXCEED, start a thread beyond the limit; :REFUSE. Return false if
-FUNCTION will not be called, or RESERVE is closed; :QUEUED if it has to wait for a thread; else true. From
-any thread."
+  "Have FUNCTION called, without arguments, on a thread of RESERVE. An error in it is logged. When
+all threads are busy IF-BUSY says what to do: :QUEUE, if there is room; :INSIST, queue even if there
+is none; :FIRST, queue before all others, room or not; :EXCEED, start a thread beyond the limit;
+:REFUSE. Return false if FUNCTION will not be called, or RESERVE is closed; :QUEUED if it has to
+wait for a thread; else true. From any thread."
   (declare (type function function))
   (let ((place (sb-thread:with-mutex ((reserve-lock reserve))
                  (place-function reserve function if-busy))))
@@ -160,8 +160,8 @@ any thread."
           (setf (reserve-idle reserve) (delete worker (reserve-idle reserve))))))))
 
 (defun enlist (reserve)
-  "Make this thread one of RESERVE, beyond its limit if need be, until it has had nothing to do for long
-enough or RESERVE is closed."
+  "Make this thread one of RESERVE, beyond its limit if need be, until it has had nothing to do for
+long enough or RESERVE is closed."
   (let ((worker (make-worker :function (constantly nil))))
     (when (sb-thread:with-mutex ((reserve-lock reserve))
             (unless (reserve-closed reserve) (incf (reserve-count reserve))))

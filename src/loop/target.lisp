@@ -14,8 +14,8 @@
 (in-package #:clgrpc.loop)
 
 (defstruct (target (:copier nil))
-  "TEXT as it was given. ADDRESSES, those of the kernel, if they are known; else HOST is a name to look
-up, for PORT. AUTHORITY is what HTTP/2's :authority is for this target."
+  "TEXT as it was given. ADDRESSES, those of the kernel, if they are known; else HOST is a name to
+look up, for PORT. AUTHORITY is what HTTP/2's :authority is for this target."
   (text "" :type string)
   (addresses '() :type list)
   (host "" :type string)
@@ -58,8 +58,8 @@ up, for PORT. AUTHORITY is what HTTP/2's :authority is for this target."
           (t (values nil 0)))))
 
 (defun split-authority (text start)
-  "The authority and the path, its slash included, of what follows a scheme in TEXT; nil and all of it
-if that does not begin with two slashes."
+  "The authority and the path, its slash included, of what follows a scheme in TEXT; nil and all of
+it if that does not begin with two slashes."
   (if (eql (mismatch "//" text :start2 start) 2)
       (let ((slash (position #\/ text :start (+ start 2))))
         (values (subseq text (+ start 2) slash) (subseq text (or slash (length text)))))
@@ -166,7 +166,8 @@ there is none; or nil, if one must be given."
 
 (defun parse-target (text &key (smallest-port 1))
   "The target that TEXT, a string, means; see above. Ports are from SMALLEST-PORT on: 0 is for
-listening, and then no host means every IPv4 address. Signal MISUSE if it means none. From any thread."
+listening, and then no host means every IPv4 address. Signal MISUSE if it means none. From any
+thread."
   (unless (stringp text) (misuse "An address is a string, not ~S." text))
   (multiple-value-bind (scheme start) (split-scheme text)
     (if (null scheme)

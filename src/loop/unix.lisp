@@ -1,7 +1,7 @@
-;;;; The file of a listening unix socket. A server that was killed leaves it behind: it is replaced if
-;;;; nobody answers there any more, and only if it is a socket. A server that stops removes its own and
-;;;; no other's, which may have taken its place. Nobody whom the mode does not name can connect at any
-;;;; moment, since the file never has a wider one.
+;;;; The file of a listening unix socket. A server that was killed leaves it behind: it is replaced
+;;;; if nobody answers there any more, and only if it is a socket. A server that stops removes its
+;;;; own and no other's, which may have taken its place. Nobody whom the mode does not name can
+;;;; connect at any moment, since the file never has a wider one.
 
 (in-package #:clgrpc.loop)
 
@@ -19,7 +19,8 @@
         (os:close-descriptor socket)))))
 
 (defun remove-abandoned-file (address)
-  "Remove the file of ADDRESS if it is a socket on which nobody listens; return true if that is done."
+  "Remove the file of ADDRESS if it is a socket on which nobody listens; return true if that is
+done."
   (let ((path (unix-file-path address)))
     (and path
          (os:socket-file-identity path)
@@ -39,8 +40,8 @@ kernel's calls do."
             (t (os:set-file-mode path mode))))))
 
 (defun listening-file (address)
-  "What CLOSE-LISTENING-SOCKET must know of the file of ADDRESS, on which we listen: its path and its
-identity, or nil if there is none."
+  "What CLOSE-LISTENING-SOCKET must know of the file of ADDRESS, on which we listen: its path and
+its identity, or nil if there is none."
   (let ((path (unix-file-path address)))
     (when path (cons path (os:socket-file-identity path)))))
 

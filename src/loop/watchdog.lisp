@@ -1,16 +1,18 @@
-;;;; The watchdog: one thread for all loops of the image, which notices that user code overstays and has
-;;;; a reserve thread take the loop over, and that a loop that callers drive by turns has been left alone.
+;;;; The watchdog: one thread for all loops of the image, which notices that user code overstays and
+;;;; has a reserve thread take the loop over, and that a loop that callers drive by turns has been
+;;;; left alone.
 ;;;;
-;;;; It ticks only while something goes on. A loop overstays when two ticks, a millisecond apart, see the
-;;;; same lent baton and no garbage was collected between. While all handlers are quick the ticks grow
-;;;; rare, to +LONGEST-TICK-NS+, so that watching costs next to nothing. Once one has overstayed others are
-;;;; likely to, and for a while no tick is longer than the first: for +ALERT-NS+ at first, since a thread
-;;;; that the kernel held up looks the same, and four times as long with each that follows.
+;;;; It ticks only while something goes on. A loop overstays when two ticks, a millisecond apart,
+;;;; see the same lent baton and no garbage was collected between. While all handlers are quick the
+;;;; ticks grow rare, to +LONGEST-TICK-NS+, so that watching costs next to nothing. Once one has
+;;;; overstayed others are likely to, and for a while no tick is longer than the first: for
+;;;; +ALERT-NS+ at first, since a thread that the kernel held up looks the same, and four times as
+;;;; long with each that follows.
 ;;;;
-;;;; When no baton has moved for a while it sleeps, and who moves one wakes it. LEND has no full barrier
-;;;; between its store and its look at **WATCHDOG-ASLEEP**, which would cost every call 20 ns. So the
-;;;; watchdog says that it sleeps, waits one tick more, in which every store made before has long arrived,
-;;;; looks once more, and only then sleeps.
+;;;; When no baton has moved for a while it sleeps, and who moves one wakes it. LEND has no full
+;;;; barrier between its store and its look at **WATCHDOG-ASLEEP**, which would cost every call 20
+;;;; ns. So the watchdog says that it sleeps, waits one tick more, in which every store made before
+;;;; has long arrived, looks once more, and only then sleeps.
 
 (in-package #:clgrpc.loop)
 
@@ -21,7 +23,8 @@
 (defconstant +alert-ns+ 50000000
   "So long after a first overstay the ticks stay short.")
 (defconstant +longest-alert-ns+ 10000000000
-  "So long after an overstay they stay short at most; after so long without one the next is a first.")
+  "So long after an overstay they stay short at most; after so long without one the next is a
+first.")
 
 (defstruct (watched (:constructor make-watched (loop)) (:copier nil))
   "SEEN is LOOP's baton at the last look, ASKED that for which somebody has been asked to take it."
@@ -97,9 +100,9 @@
     (setf **watchdog-asleep** nil)))
 
 (defun look-at-loops (comparable)
-  "Look at every baton. Return whether any has moved since the last look; whether any is lent, or needs
-somebody who cannot be had; and whether any was found to overstay. With COMPARABLE no garbage has been
-collected since."
+  "Look at every baton. Return whether any has moved since the last look; whether any is lent, or
+needs somebody who cannot be had; and whether any was found to overstay. With COMPARABLE no garbage
+has been collected since."
   (let ((moved nil) (lent nil) (overstayed nil))
     (dolist (watched **watched** (values moved lent overstayed))
       (let* ((loop (watched-loop watched))

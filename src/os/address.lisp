@@ -74,8 +74,8 @@ MISUSE if it is neither. An empty host means every IPv4 address."
 ;;; Unix sockets. The name of an abstract one, which no file stands for, begins with a NUL.
 
 (defun make-unix-address (name &key abstract)
-  "Return the address of the unix socket NAME, octets: a path, or if ABSTRACT a name that no file stands
-for. NIL if it is empty or too long; 107 octets fit."
+  "Return the address of the unix socket NAME, octets: a path, or if ABSTRACT a name that no file
+stands for. NIL if it is empty or too long; 107 octets fit."
   (declare (type octets name))
   (when (and (<= 1 (length name) (- +address-octets+ 3))
              (or abstract (not (find 0 name))))
@@ -85,8 +85,8 @@ for. NIL if it is empty or too long; 107 octets fit."
       address)))
 
 (defun unix-address-name (address)
-  "The octets of the path or abstract name of ADDRESS, a unix one; and true if it is abstract. NIL if
-it has neither, as the addresses of most clients."
+  "The octets of the path or abstract name of ADDRESS, a unix one; and true if it is abstract. NIL
+if it has neither, as the addresses of most clients."
   (cond ((<= (length address) 3) (values nil nil))
         ((zerop (aref address 2)) (values (subseq address 3) t))
         (t (values (subseq address 2 (position 0 address :start 2)) nil))))
@@ -158,8 +158,8 @@ be needed."
                (values addresses failure t))))))
 
 (defun interleave-families (addresses)
-  "ADDRESSES in the order to try them: by turns one of the family of the first and one of another, so
-that a family that leads nowhere holds up nobody for long (RFC 8305 section 4)."
+  "ADDRESSES in the order to try them: by turns one of the family of the first and one of another,
+so that a family that leads nowhere holds up nobody for long (RFC 8305 section 4)."
   (when addresses
     (let ((family (address-family (first addresses))))
       (flet ((first-family-p (address) (= family (address-family address))))

@@ -1,5 +1,5 @@
-;;;; Sleeping until a word of memory changes: futex(2), by way of the C library's syscall, since it has
-;;;; no function of its own. A futex is a vector of one 32-bit word, which stays where it
+;;;; Sleeping until a word of memory changes: futex(2), by way of the C library's syscall, since it
+;;;; has no function of its own. A futex is a vector of one 32-bit word, which stays where it
 ;;;; is while the kernel looks at it.
 
 (in-package #:clgrpc.os)
@@ -19,16 +19,18 @@
          (ftype (function (futex) (values result &optional)) wake-futex))
 
 (defun wait-for-futex (futex value)
-  "Sleep until WAKE-FUTEX is called for FUTEX; return at once if its value is not VALUE any more. There
-may be no reason for the return: look again, whatever it says."
+  "Sleep until WAKE-FUTEX is called for FUTEX; return at once if its value is not VALUE any more.
+There may be no reason for the return: look again, whatever it says."
   (with-pinned-objects (futex)
-    (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer (vector-sap futex))
+    (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+)
+             (system-area-pointer (vector-sap futex))
              (int +futex-wait-private+) ((unsigned 32) value)
              (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0))))
 
 (defun wake-futex (futex)
   "Wake every thread that sleeps in WAIT-FOR-FUTEX for FUTEX, whose value was changed before."
   (with-pinned-objects (futex)
-    (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+) (system-area-pointer (vector-sap futex))
+    (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+)
+             (system-area-pointer (vector-sap futex))
              (int +futex-wake-private+) (int #x7FFFFFFF)
              (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0))))

@@ -21,7 +21,8 @@ is open; ON-FORGET is called before the core is saved."
 
 (defmethod print-object ((library library) stream)
   (print-unreadable-object (library stream :type t)
-    (format stream "~A ~:[not ~;~]open" (first (library-files library)) (library-addresses library))))
+    (format stream "~A ~:[not ~;~]open" (first (library-files library))
+            (library-addresses library))))
 
 (defglobal **libraries** '())
 

@@ -1,5 +1,5 @@
-;;;; Stream sockets, IPv4, IPv6 and unix, always non-blocking and closed on exec. A call that would block
-;;;; returns the negated EAGAIN; one that a signal interrupted is repeated.
+;;;; Stream sockets, IPv4, IPv6 and unix, always non-blocking and closed on exec. A call that would
+;;;; block returns the negated EAGAIN; one that a signal interrupted is repeated.
 
 (in-package #:clgrpc.os)
 

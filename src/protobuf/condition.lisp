@@ -1,7 +1,7 @@
-;;;; The errors of this layer: PROTOBUF-ERROR for octets that are no message (the peer's fault), with
-;;;; subclasses for JSON and text format, and PROTO-SYNTAX-ERROR for .proto text that is no program.
-;;;; Each says where; a syntax error carries the others found in the same file, so that one run
-;;;; shows them all.
+;;;; The errors of this layer: PROTOBUF-ERROR for octets that are no message (the peer's fault),
+;;;; with subclasses for JSON and text format, and PROTO-SYNTAX-ERROR for .proto text that is no
+;;;; program. Each says where; a syntax error carries the others found in the same file, so that one
+;;;; run shows them all.
 
 (in-package #:clgrpc.protobuf)
 

@@ -6,8 +6,9 @@
 ;;;; quadratic. Therefore reading begins on the plain way, where each sub-message is read where it
 ;;;; stands; if one comes twice, everything is given up and read again the deferred way, where every
 ;;;; sub-message is read once, from all its pieces, after its parent. Every work here is linear in
-;;;; the input times the depth; the READING bounds the depth and the memory that messages take, which
-;;;; may be much more than they take on the wire (all else takes at most some sixteen times as much).
+;;;; the input times the depth; the READING bounds the depth and the memory that messages take,
+;;;; which may be much more than they take on the wire (all else takes at most some sixteen times as
+;;;; much).
 ;;;;
 ;;;; Unknown fields are noted as ranges and gathered into one octet vector at the end.
 

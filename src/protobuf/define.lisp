@@ -176,8 +176,8 @@ ONEOF-ACCESSORS those of its oneofs."
 
 (defun proto-expansion (path &key import-paths source (directory (source-directory)) more-places
                              (for-file (and *compile-file-truename* t)))
-  "The form that defines what the file PATH declares. IMPORT-PATHS are relative to DIRECTORY, as PATH
-is; FOR-FILE: it is for another image. MORE-PLACES are directories to look in last."
+  "The form that defines what the file PATH declares. IMPORT-PATHS are relative to DIRECTORY, as
+PATH is; FOR-FILE: it is for another image. MORE-PLACES are directories to look in last."
   (cond ((and (not source) (eq t (built-in path))) `',path)
         (t (expand-files (read-protos path import-paths source directory more-places) for-file))))
 

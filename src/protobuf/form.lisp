@@ -356,9 +356,10 @@ are put that NAME's file, which is being loaded or compiled, was put with."
 (defmacro define-file (name (&rest properties) &body items)
   "Define what ITEMS declare, as DEFINE-PROTO does for a .proto file; `clgrpc gen` writes such
 forms. NAME is the file's name, under which others import it. PROPERTIES: :PACKAGE, a string;
-:SYNTAX, :proto2, :proto3 or :editions; :EDITION, a string; :IMPORTS, :PUBLIC-IMPORTS, :WEAK-IMPORTS,
-:OPTION-IMPORTS, lists of names; :OPTIONS, a string in text format; :COMMENT. ITEMS are :MESSAGE,
-:ENUM, :FIELD (an extension, with :EXTENDEE) and :SERVICE, as the example in form.lisp shows.
+:SYNTAX, :proto2, :proto3 or :editions; :EDITION, a string; :IMPORTS, :PUBLIC-IMPORTS,
+:WEAK-IMPORTS, :OPTION-IMPORTS, lists of names; :OPTIONS, a string in text format; :COMMENT. ITEMS
+are :MESSAGE, :ENUM, :FIELD (an extension, with :EXTENDEE) and :SERVICE, as the example in form.lisp
+shows.
 
 What is imported must be loaded, or in generated files beside this one. Signal PROTO-SYNTAX-ERROR.
 The value is NAME."

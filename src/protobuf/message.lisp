@@ -93,8 +93,8 @@ there and returns the end. To be called right after the sizer, with nothing betw
 
 (declaim (inline make-reading reading-depth reading-allowance reading-deferred-p))
 (defstruct (reading (:constructor make-reading (depth allowance deferred-p)) (:copier nil))
-  "The state of reading one message with all that is in it: how many levels may still be entered, how
-many octets of memory its messages may still take, and whether sub-messages are read after their
+  "The state of reading one message with all that is in it: how many levels may still be entered,
+how many octets of memory its messages may still take, and whether sub-messages are read after their
 parents (decoder.lisp)."
   (depth 0 :type fixnum)
   (allowance 0 :type fixnum)
@@ -109,8 +109,8 @@ parents (decoder.lisp)."
 (defmacro read-twice ((reading size &key (depth '**max-message-depth**)
                                       (decoded-octets '**max-decoded-octets**))
                       form)
-  "The value of FORM with READING bound to fresh state for SIZE octets: on the plain way, and if that
-gives nil on the deferred way."
+  "The value of FORM with READING bound to fresh state for SIZE octets: on the plain way, and if
+that gives nil on the deferred way."
   (let ((allowance (gensym "ALLOWANCE")))
     `(let ((,allowance (+ ,decoded-octets (* 8 ,size))))
        (or (let ((,reading (make-reading ,depth ,allowance nil)))

@@ -84,12 +84,12 @@ it for the writer of TYPE. Signal REQUIRED-FIELD-MISSING."
     size))
 
 (defun serialize (message &key into (start 0) partial deterministic)
-  "Return the serialized form of MESSAGE as fresh octets, or with INTO, an octet vector, write it there
-from START on and return INTO; second value is the end. Fields come in the order of their numbers,
-extensions and unknown fields last. With DETERMINISTIC maps are sorted by key, so that equal messages
-give equal octets in this version of clgrpc; otherwise entries come as they were put in. MESSAGE must
-not change meanwhile. Signal REQUIRED-FIELD-MISSING unless PARTIAL, and MISUSE if there is no room in
-INTO."
+  "Return the serialized form of MESSAGE as fresh octets, or with INTO, an octet vector, write it
+there from START on and return INTO; second value is the end. Fields come in the order of their
+numbers, extensions and unknown fields last. With DETERMINISTIC maps are sorted by key, so that
+equal messages give equal octets in this version of clgrpc; otherwise entries come as they were put
+in. MESSAGE must not change meanwhile. Signal REQUIRED-FIELD-MISSING unless PARTIAL, and MISUSE if
+there is no room in INTO."
   (let* ((type (truly-the message-type (message-type-of message)))
          (size (if partial
                    (the index (funcall (message-type-sizer type) message))
@@ -113,11 +113,11 @@ INTO."
                                     (max-message-depth **max-message-depth**)
                                     (max-decoded-octets **max-decoded-octets**))
   "Return the message of TYPE (a symbol such as HELLOWORLD:HELLO-REPLY, a full name or a message
-type) whose serialized form is OCTETS, a vector of octets, from START to END. With INTO, a message of
-TYPE, that is merged into it as MERGE-MESSAGE says and INTO returned; octets that are no message leave
-it unchanged. MAX-MESSAGE-DEPTH levels may be nested; the messages inside may take MAX-DECODED-OCTETS of
-memory over eight times END - START; both are rows of OPTION-TABLE. Signal PROTOBUF-ERROR if OCTETS
-are no such message, and REQUIRED-FIELD-MISSING unless PARTIAL."
+type) whose serialized form is OCTETS, a vector of octets, from START to END. With INTO, a message
+of TYPE, that is merged into it as MERGE-MESSAGE says and INTO returned; octets that are no message
+leave it unchanged. MAX-MESSAGE-DEPTH levels may be nested; the messages inside may take
+MAX-DECODED-OCTETS of memory over eight times END - START; both are rows of OPTION-TABLE. Signal
+PROTOBUF-ERROR if OCTETS are no such message, and REQUIRED-FIELD-MISSING unless PARTIAL."
   (let ((type (need-message-type type))
         (octets (if (typep octets 'octets) octets (coerce octets 'octets))))
     (handler-bind ((protobuf-error
@@ -139,9 +139,9 @@ are no such message, and REQUIRED-FIELD-MISSING unless PARTIAL."
 
 (defun write-delimited (message destination &key (start 0) partial deterministic)
   "Write the serialized form of MESSAGE after its size as a varint, so that messages may follow each
-other, to DESTINATION: a binary output stream, or octets, there from START on. Return how many octets
-were written, or for octets the position after them. PARTIAL, DETERMINISTIC and errors as SERIALIZE
-has them."
+other, to DESTINATION: a binary output stream, or octets, there from START on. Return how many
+octets were written, or for octets the position after them. PARTIAL, DETERMINISTIC and errors as
+SERIALIZE has them."
   (let* ((size (serialized-size message))
          (length (varint-size size))
          (stream-p (streamp destination))
@@ -265,8 +265,8 @@ which are never changed in place."
     (map-put target key (if (message-p value) (copy-message value) value))))
 
 (defun merge-message (target source)
-  "Merge SOURCE into TARGET, a message of the same type, and return TARGET: as if the serialized form
-of SOURCE followed TARGET's. Present singular fields replace TARGET's, sub-messages are merged,
+  "Merge SOURCE into TARGET, a message of the same type, and return TARGET: as if the serialized
+form of SOURCE followed TARGET's. Present singular fields replace TARGET's, sub-messages are merged,
 repeated fields appended, map entries put, unknown fields appended. TARGET then shares no message,
 vector or map with SOURCE."
   (unless (eq (message-type-of target) (message-type-of source))

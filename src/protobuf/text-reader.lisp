@@ -10,7 +10,8 @@
 
 (defstruct (text-input (:include input (format :text)) (:copier nil))
   "The token that comes next: its KIND (:word, :number, :string, :symbol, :end), where it begins,
-and its VALUE: a string, (digits exponent radix float-p), octets, or a character. AT is what follows."
+and its VALUE: a string, (digits exponent radix float-p), octets, or a character. AT is what
+follows."
   (at 0 :type index)
   (kind :end :type keyword)
   (token 0 :type index)

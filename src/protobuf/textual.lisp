@@ -11,8 +11,8 @@
 
 (defstruct (view (:constructor make-view (ordered indices)) (:copier nil))
   "A layout as texts see it: ORDERED are its slots by number, INDICES maps what a field may be
-called to where it is among them. For JSON, KEYS and PROTO-KEYS are what is written before the value of
-each, FORM is the name of a type with a form of its own, or nil."
+called to where it is among them. For JSON, KEYS and PROTO-KEYS are what is written before the value
+of each, FORM is the name of a type with a form of its own, or nil."
   (ordered #() :type simple-vector)
   (indices (make-hash-table) :type hash-table)
   (keys #() :type simple-vector)

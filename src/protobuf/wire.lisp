@@ -286,8 +286,9 @@ it."
   "Read a length and as many octets of UTF-8."
   (with-delimited (start stop) (values (decode-text octets start stop) stop)))
 
-;;; Strings that need not be UTF-8 (feature utf8_validation = NONE). An octet that is not part of UTF-8
-;;; becomes a character from U+DC80 to U+DCFF, which no UTF-8 has, and is written back as it came.
+;;; Strings that need not be UTF-8 (feature utf8_validation = NONE). An octet that is not part of
+;;; UTF-8 becomes a character from U+DC80 to U+DCFF, which no UTF-8 has, and is written back as it
+;;; came.
 
 (defconstant +escape+ #xDC00
   "Added to an octet that is no UTF-8 to make a character of it.")

@@ -1,5 +1,6 @@
 ;;;; The proto files of the services that every server may offer. This comes before package.lisp,
-;;;; since it makes the packages GRPC.HEALTH.V1, GRPC.HEALTH.V1.HEALTH, GRPC.REFLECTION.V1 and so on.
+;;;; since it makes the packages GRPC.HEALTH.V1, GRPC.HEALTH.V1.HEALTH, GRPC.REFLECTION.V1 and so
+;;;; on.
 
 (in-package #:cl-user)
 

@@ -1,9 +1,9 @@
-;;;; Server reflection (gRPC document "GRPC Server Reflection Protocol"), versions v1 and v1alpha, which
-;;;; differ in their packages only. Answers come from the descriptors of all files that are loaded; the
-;;;; services listed are those of the server.
+;;;; Server reflection (gRPC document "GRPC Server Reflection Protocol"), versions v1 and v1alpha,
+;;;; which differ in their packages only. Answers come from the descriptors of all files that are
+;;;; loaded; the services listed are those of the server.
 ;;;;
-;;;; A stream holds no thread: each request is answered where it arrives, and while its answers are not
-;;;; taken no more requests are.
+;;;; A stream holds no thread: each request is answered where it arrives, and while its answers are
+;;;; not taken no more requests are.
 
 (in-package #:clgrpc.services)
 
@@ -17,8 +17,8 @@
 ;;; Answers: (:files octets…), (:numbers type number…), (:services name…) or (:error status text)
 
 (defun files-answer (file sent)
-  "The answer that has FILE, a descriptor, and what it imports but for what is in SENT, a table of names,
-which gets them."
+  "The answer that has FILE, a descriptor, and what it imports but for what is in SENT, a table of
+names, which gets them."
   (let ((octets '()))
     (labels ((visit (file again)
                (let ((name (protobuf:descriptor-name file)))
@@ -51,7 +51,8 @@ which gets them."
 ;;; The versions
 
 (defmacro define-reflection (class package methods documentation)
-  "Define CLASS, the reflection service whose messages are in PACKAGE and whose method is in METHODS."
+  "Define CLASS, the reflection service whose messages are in PACKAGE and whose method is in
+METHODS."
   (flet ((name (control &rest arguments)
            (let ((name (apply #'format nil control arguments)))
              (or (find-symbol name package) (error "~A has no symbol ~A." package name))))
@@ -120,7 +121,7 @@ which gets them."
   "The service grpc.reflection.v1alpha.ServerReflection; see REFLECTION-SERVICES.")
 
 (defun reflection-services ()
-  "Return a list of the services grpc.reflection.v1.ServerReflection and its first version, v1alpha, which
-older clients ask: give them to START-SERVER beside your own, and tools such as grpcurl can call these
-without their .proto files. They tell whoever asks what all loaded files declare."
+  "Return a list of the services grpc.reflection.v1.ServerReflection and its first version, v1alpha,
+which older clients ask: give them to START-SERVER beside your own, and tools such as grpcurl can
+call these without their .proto files. They tell whoever asks what all loaded files declare."
   (list (make-instance 'reflection-v1) (make-instance 'reflection-v1alpha)))

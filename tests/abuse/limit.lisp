@@ -1,5 +1,6 @@
 ;;;; What the peers of a server together may have it hold and do: connections, handshakes, calls,
-;;;; handlers, octets. What is too much is turned away, everybody else is served, and all comes back.
+;;;; handlers, octets. What is too much is turned away, everybody else is served, and all comes
+;;;; back.
 
 (in-package #:clgrpc.tests.abuse)
 (in-suite :clgrpc.abuse)

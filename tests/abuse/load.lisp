@@ -19,8 +19,8 @@
           while (throw-octets attacker piece :seconds 0.5))))
 
 (defun calmed-p (attacker)
-  "True if the server has ended the connection for its flood. A peer that reads too late for the server's
-patience with closing connections finds no GOAWAY any more."
+  "True if the server has ended the connection for its flood. A peer that reads too late for the
+server's patience with closing connections finds no GOAWAY any more."
   (member (hear-to-the-end attacker) '(:enhance-your-calm :closed)))
 
 (test floods

@@ -1,5 +1,5 @@
-;;;; Targets of channels, and the addresses of servers that they are for: every form, several listeners
-;;;; at once, what :authority and the peer's address are, and what failures say.
+;;;; Targets of channels, and the addresses of servers that they are for: every form, several
+;;;; listeners at once, what :authority and the peer's address are, and what failures say.
 
 (in-package #:clgrpc.tests.client)
 (in-suite :clgrpc.client)

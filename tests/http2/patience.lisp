@@ -69,8 +69,8 @@ with ENHANCE_YOUR_CALM; nil if it does not."
     (is (<= 18 (or (calmed-by 100 (constantly '(:ping 7))) 0) 22) "a server's PINGs")))
 
 (defun pings-borne (times &rest options)
-  "Of PINGs at TIMES, in seconds, which the peer sends while it has a call if OPTIONS begin with true,
-how many come before the connection ends with too_many_pings; nil if it does not."
+  "Of PINGs at TIMES, in seconds, which the peer sends while it has a call if OPTIONS begin with
+true, how many come before the connection ends with too_many_pings; nil if it does not."
   (let ((*dialogue* (apply #'charged-server (rest options))))
     (shake-hands)
     (when (first options) (hears (header-frame 1)))

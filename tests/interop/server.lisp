@@ -21,8 +21,8 @@
     (is (<= now before) "The server has ~D descriptors open, ~D before" now before)))
 
 (defun play-against-us (peer services arguments &key killed (listen "127.0.0.1:0"))
-  "Run `PEER ARGUMENTS… ADDRESS` against our server of SERVICES at LISTEN and check both. KILLED says
-that the peer gets the server's process id and kills it."
+  "Run `PEER ARGUMENTS… ADDRESS` against our server of SERVICES at LISTEN and check both. KILLED
+says that the peer gets the server's process id and kills it."
   (with-server-program (server address (clgrpc-program) "serve" services "--listen" listen
                                "--max-receive-octets" (princ-to-string *max-receive-octets*))
     (let ((before (open-descriptors (program-pid server))))

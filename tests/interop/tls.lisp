@@ -4,8 +4,8 @@
 (in-suite :clgrpc.interop)
 
 (defun tls-arguments (certificate roots-option)
-  "The options for a program that shows CERTIFICATE, if it is not nil, and gets the root of the tests
-as its ROOTS-OPTION, if that is not nil."
+  "The options for a program that shows CERTIFICATE, if it is not nil, and gets the root of the
+tests as its ROOTS-OPTION, if that is not nil."
   (append (when certificate
             (list "--tls-cert" (certificate-file (format nil "~A.pem" certificate))
                   "--tls-key" (certificate-file (format nil "~A.key" certificate))))

@@ -217,7 +217,8 @@
   "Who begins to wait, or posts, while the driver steps back has somebody come."
   (loop for other in (list *waiter* *poster*)
         do (let ((complaint (complaint-of
-                             (lambda () (explore-attended (list *driver* other *reserve-thread*))))))
+                             (lambda ()
+                               (explore-attended (list *driver* other *reserve-thread*))))))
              (is (null complaint) "~S: ~A" other complaint)))
   (flet ((check (name form other)
            (is-true (complaint-of

@@ -1,28 +1,29 @@
 ;;;; Every interleaving of a few small programs, with the sources of the real functions in them. A
-;;;; program's functions are read from their files and rewritten so that each access to a shared slot
-;;;; is a step: a read, a store, a compare-and-swap or a barrier on a small model of memory.
+;;;; program's functions are read from their files and rewritten so that each access to a shared
+;;;; slot is a step: a read, a store, a compare-and-swap or a barrier on a small model of memory.
 ;;;;
 ;;;; Stores go through a buffer of their thread, from which they reach memory later and, unless a
 ;;;; write barrier or the same place keeps them in order, in any order; that is more than x86-64
 ;;;; allows and what arm64 does to stores. A compare-and-swap, a full barrier and an atomic count
 ;;;; empty the buffer first. Loads are not reordered.
 ;;;;
-;;;; A thread is advanced by running its program from its beginning, answering from a log what it has
-;;;; asked before; the first question that the log does not answer is its next step. So a state is
-;;;; memory, buffers and logs, and the search visits each state once.
+;;;; A thread is advanced by running its program from its beginning, answering from a log what it
+;;;; has asked before; the first question that the log does not answer is its next step. So a state
+;;;; is memory, buffers and logs, and the search visits each state once.
 
 (in-package #:clgrpc.tests.loop)
 
 ;;; States
 
 (defstruct (world (:copier nil))
-  "MEMORY is an alist from places to values, sorted; each thread of THREADS a list of its LOG, newest
-first, its BUFFER of (place . value) and :BARRIER, oldest first, and whether it is DONE."
+  "MEMORY is an alist from places to values, sorted; each thread of THREADS a list of its LOG,
+newest first, its BUFFER of (place . value) and :BARRIER, oldest first, and whether it is DONE."
   (memory '())
   (threads '()))
 
 (defun world-key (world)
-  "62 bits that stand for WORLD; that two of a million have the same is as likely as not to be seen ever."
+  "62 bits that stand for WORLD; that two of a million have the same is as likely as not to be seen
+ever."
   (declare (optimize speed))
   (labels ((mix (hash word)
              (declare (type (unsigned-byte 62) hash word))
@@ -55,7 +56,8 @@ first, its BUFFER of (place . value) and :BARRIER, oldest first, and whether it 
       (throw 'step question)))
 
 (defun answer (question memory buffer thread)
-  "Return the answer to QUESTION, a step of THREAD, or :BLOCKED, and the memory and buffer after it."
+  "Return the answer to QUESTION, a step of THREAD, or :BLOCKED, and the memory and buffer after
+it."
   (flet ((flushed ()
            (reduce (lambda (memory entry)
                      (if (consp entry) (with-place memory (car entry) (cdr entry)) memory))
@@ -106,7 +108,8 @@ first, its BUFFER of (place . value) and :BARRIER, oldest first, and whether it 
       (equal '(:barrier :write) question)))
 
 (defun advance-thread (world index programs)
-  "The world after the next step of thread INDEX, and what private steps follow it; NIL if it is blocked."
+  "The world after the next step of thread INDEX, and what private steps follow it; NIL if it is
+blocked."
   (destructuring-bind (log buffer done) (nth index (world-threads world))
     (let ((memory (world-memory world))
           (program (nth index programs)))
@@ -164,9 +167,9 @@ first, its BUFFER of (place . value) and :BARRIER, oldest first, and whether it 
         append (flushes world i)))
 
 (defun explore (memory programs check)
-  "Visit every state that PROGRAMS, functions, can reach from MEMORY, an alist. CHECK is called with the
-memory of each state in which nothing more can happen, and the list of which threads are done. Return how
-many states there are."
+  "Visit every state that PROGRAMS, functions, can reach from MEMORY, an alist. CHECK is called with
+the memory of each state in which nothing more can happen, and the list of which threads are done.
+Return how many states there are."
   (let ((seen (make-hash-table))
         (todo (list (make-world :memory memory
                                 :threads (loop for nil in programs collect (list '() '() nil))))))
@@ -206,8 +209,8 @@ many states there are."
                       body))))
 
 (defun rewritten (form places)
-  "FORM with every access to one of PLACES, an alist from the reader of a slot, or a variable, to its
-name in the model, made a step."
+  "FORM with every access to one of PLACES, an alist from the reader of a slot, or a variable, to
+its name in the model, made a step."
   (labels ((place (form)
              (cdr (assoc (if (consp form) (first form) form) places)))
            (walk (form)
@@ -243,8 +246,8 @@ name in the model, made a step."
   (cdr (apply #'ask question)))
 
 (defun compile-programs (definitions names places stubs programs)
-  "Compile PROGRAMS, forms, with the functions NAMES of DEFINITIONS rewritten, and STUBS, definitions for
-LABELS, in the place of what those call. Return a list of functions."
+  "Compile PROGRAMS, forms, with the functions NAMES of DEFINITIONS rewritten, and STUBS,
+definitions for LABELS, in the place of what those call. Return a list of functions."
   (let ((functions (loop for name in names
                          for form = (find name definitions
                                           :key (lambda (form) (first (plain-definition form))))

@@ -1,5 +1,5 @@
-;;;; Callers that drive the client's loop: alone, interrupted, beside others, inside handlers; and who
-;;;; runs the loop when they do not.
+;;;; Callers that drive the client's loop: alone, interrupted, beside others, inside handlers; and
+;;;; who runs the loop when they do not.
 
 (in-package #:clgrpc.tests.promise)
 (in-suite :clgrpc.promise)
@@ -11,8 +11,8 @@
   (= 0 (clgrpc.loop::baton-state (clgrpc.loop::event-loop-baton loop))))
 
 (defun call-with-gate (function)
-  "Call FUNCTION with a handler of ASK that answers a note above 0 only once the second argument, a signal,
-has been given for it, and says by the third that it has begun."
+  "Call FUNCTION with a handler of ASK that answers a note above 0 only once the second argument, a
+signal, has been given for it, and says by the third that it has begun."
   (let ((release (make-signal)) (begun (make-signal)))
     (funcall function
              (lambda (note call)
@@ -24,8 +24,8 @@ has been given for it, and says by the third that it has begun."
              release begun)))
 
 (defun start-driver (channel function release begun)
-  "Have a thread call FUNCTION, which asks for a note that is held back, so that it drives the loop of
-CHANNEL; return it."
+  "Have a thread call FUNCTION, which asks for a note that is held back, so that it drives the loop
+of CHANNEL; return it."
   (let ((loop (client-loop channel)))
     (loop repeat 20
           do (wait-until (lambda () (ask channel (note 0)) (free-p loop)))

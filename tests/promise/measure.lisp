@@ -1,4 +1,5 @@
-;;;; Figures: of threads from /proc, of calls that begin by the clock, and of the best of some rounds.
+;;;; Figures: of threads from /proc, of calls that begin by the clock, and of the best of some
+;;;; rounds.
 
 (in-package #:clgrpc.tests.promise)
 

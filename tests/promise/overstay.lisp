@@ -1,5 +1,5 @@
-;;;; P2: handlers that block hold up nobody else. Methods that block are marked and unmarked; a bounded
-;;;; reserve ends in answers or :resource-exhausted, never in a hang.
+;;;; P2: handlers that block hold up nobody else. Methods that block are marked and unmarked; a
+;;;; bounded reserve ends in answers or :resource-exhausted, never in a hang.
 
 (in-package #:clgrpc.tests.promise)
 (in-suite :clgrpc.promise)
@@ -11,8 +11,8 @@
   note)
 
 (defun open-loop-latencies (channel seconds per-second sleeper)
-  "Make PER-SECOND calls a second, each tenth of which sleeps for a second, by SLEEPER, a stub; return
-the latencies in ms of the others that were due after the first second."
+  "Make PER-SECOND calls a second, each tenth of which sleeps for a second, by SLEEPER, a stub;
+return the latencies in ms of the others that were due after the first second."
   (let ((latencies (list '())) (ended (make-signal)) (count 0) (begin (monotonic-ns)))
     (pace per-second seconds
           (lambda (i due)
@@ -57,8 +57,8 @@ counting by how much this machine wakes the four threads late that a call wakes 
 ;;; Marks
 
 (defun route-named (server name)
-  (loop for route being the hash-values of (server::route-table-routes
-                                            (server::hub-routes (first (server::server-hubs server))))
+  (loop with table = (server::hub-routes (first (server::server-hubs server)))
+        for route being the hash-values of (server::route-table-routes table)
         when (eq name (rpc:rpc-method-function-name (server::route-method route)))
           return route))
 

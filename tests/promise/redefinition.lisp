@@ -1,5 +1,5 @@
-;;;; P5: what is redefined takes effect at the next call, and calls under way do not notice: handlers,
-;;;; messages and services, a hundred times each beside 5,000 calls a second.
+;;;; P5: what is redefined takes effect at the next call, and calls under way do not notice:
+;;;; handlers, messages and services, a hundred times each beside 5,000 calls a second.
 
 (in-package #:clgrpc.tests.promise)
 (in-suite :clgrpc.promise)
@@ -31,16 +31,16 @@
 (defun item-number (item) (uiop:symbol-call '#:shop '#:item-number item))
 
 (defun begin-sale (channel)
-  "Begin a call as the stub does. A stub itself is the generic function that is being redefined, and waits
-for the compiler."
+  "Begin a call as the stub does. A stub itself is the generic function that is being redefined, and
+waits for the compiler."
   (let ((method (rpc:find-rpc-method (find-symbol "SELL" '#:shop.shop))))
     (grpc:call-async (lambda (channel request &rest options)
                        (apply #'rpc:invoke channel method request options))
                      channel (uiop:symbol-call '#:shop '#:make-item) :timeout 20)))
 
 (defun call-under-load (channel function)
-  "Call FUNCTION while 5,000 calls a second are made; return how many of those failed, and how many there
-were."
+  "Call FUNCTION while 5,000 calls a second are made; return how many of those failed, and how many
+there were."
   (let ((stop nil) (failed (list 0)) (made 0))
     (declare (type fixnum made))
     (let ((load (sb-thread:make-thread

@@ -1,5 +1,5 @@
-;;;; P1: nothing sleeps per call but the runner and the caller, and nothing runs when nothing is to do.
-;;;; P3: system calls per call. P4: octets consed per call.
+;;;; P1: nothing sleeps per call but the runner and the caller, and nothing runs when nothing is to
+;;;; do. P3: system calls per call. P4: octets consed per call.
 
 (in-package #:clgrpc.tests.promise)
 (in-suite :clgrpc.promise)
@@ -11,8 +11,8 @@
 ;;; P1
 
 (defun others-switches (process exempt function)
-  "How often the threads of PROCESS sleep while FUNCTION runs, but for the EXEMPT ones that sleep most: the
-server's runner, whichever thread that is by now, and the caller."
+  "How often the threads of PROCESS sleep while FUNCTION runs, but for the EXEMPT ones that sleep
+most: the server's runner, whichever thread that is by now, and the caller."
   (let ((before (task-figures process #'voluntary-switches)))
     (funcall function)
     (let ((growths (loop for entry in (task-figures process #'voluntary-switches)
@@ -108,7 +108,7 @@ server's runner, whichever thread that is by now, and the caller."
                                  (call-ahead channel 20000 100)
                                  (/ (- (funcall count) before) 20000.0)))))
                           (lambda (share) (< share 0.1)))))
-      (report "P3: ~,3F system calls of the server per call, 100 streams of one connection (under 0.1)"
+      (report "P3: ~,3F system calls of the server per call, 100 streams of a connection (under 0.1)"
               share)
       (is (< share 0.1)))))
 

@@ -1,5 +1,5 @@
-;;;; JSON as messages: what is accepted, what is refused and where, ignoring, the limits, and a short
-;;;; run of mutated texts.
+;;;; JSON as messages: what is accepted, what is refused and where, ignoring, the limits, and a
+;;;; short run of mutated texts.
 
 (in-package #:clgrpc.tests.protobuf)
 (in-suite :clgrpc.protobuf)

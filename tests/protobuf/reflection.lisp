@@ -86,7 +86,8 @@ message Person { string name = 1; int64 age = 2; Person friend = 3; repeated int
         (is (message= holder back))))))
 
 (test a-definition-that-comes-back
-  "Messages outlive a definition that is replaced and comes back: what they are told meanwhile stays."
+  "Messages outlive a definition that is replaced and comes back: what they are told meanwhile
+stays."
   (with-versions ()
     (let ((old (live "MAKE-PERSON" :name "Ada" :age 36)))
       (loop for name in '("Eva" "Ida" "Ova")
@@ -162,7 +163,8 @@ definitions, while their type changes 60 times fail nowhere."
                                   (loop with kept = (make-array 500 :initial-element nil)
                                         for i from 0
                                         until stop
-                                        do (let ((person (live-person "Ada" (live-person "Bo" nil))))
+                                        do (let* ((friend (live-person "Bo" nil))
+                                                  (person (live-person "Ada" friend)))
                                              (check-person person)
                                              ;; it is old when it has its turn again
                                              (shiftf person (aref kept (mod i 500)) person)

@@ -1,5 +1,5 @@
-;;;; Text format as messages: all forms of literals, names, lists and separators, what is refused and
-;;;; where, the limits, and a short run of mutated texts.
+;;;; Text format as messages: all forms of literals, names, lists and separators, what is refused
+;;;; and where, the limits, and a short run of mutated texts.
 
 (in-package #:clgrpc.tests.protobuf)
 (in-suite :clgrpc.protobuf)

@@ -11,8 +11,8 @@
       (grpc:stop-server server))))
 
 (defun reflect (channel &rest requests)
-  "Ask version v1 for REQUESTS, plists of one field, on one stream; return what the answers hold as a
-list of (case value)."
+  "Ask version v1 for REQUESTS, plists of one field, on one stream; return what the answers hold as
+a list of (case value)."
   (let ((call (v1-methods:server-reflection-info
                channel (loop for request in requests
                              collect (apply #'v1:make-server-reflection-request :host "here" request))

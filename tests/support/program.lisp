@@ -35,8 +35,8 @@
 (defvar *peer-program* nil)
 
 (defun peer-program ()
-  "The path of the Go program `peer`, built if need be; or NIL and, as text, why there is no Go to do
-it. Signal an error if it does not build."
+  "The path of the Go program `peer`, built if need be; or NIL and, as text, why there is no Go to
+do it. Signal an error if it does not build."
   (let ((absence (and (null *peer-program*) (go-absence))))
     (if absence
         (values nil absence)
