@@ -186,8 +186,8 @@
   field)
 
 (defun read-field-form (scope name number type
-                        &key extendee (label :optional) optional oneof default (json-name "")
-                          options comment)
+                        &key extendee (label :optional) optional oneof default
+                          (json-name (json-name name)) options comment)
   (let ((field (typed-field (make-field-descriptor
                              :number number :label label :labelled-p t
                              :extendee (absolute-name extendee) :oneof oneof

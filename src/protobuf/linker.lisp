@@ -209,8 +209,14 @@
                  (enum-value-descriptor-number (first (enum-descriptor-values type)))))))
   t)
 
+(defun resolve-owner (field owner)
+  "Return true unless FIELD, of the message OWNER or an extension, belongs nowhere."
+  (cond ((field-descriptor-extendee field) (resolve-extendee field))
+        (owner t)
+        (t (complain field :extendee "an extension names the message that it extends"))))
+
 (defun resolve-field (field owner)
-  (when (and (or (null (field-descriptor-extendee field)) (resolve-extendee field))
+  (when (and (resolve-owner field owner)
              (resolve-type field))
     (let* ((message (or (field-descriptor-extendee field) (descriptor-full-name owner)))
            (key (cons message (field-descriptor-number field)))

@@ -241,6 +241,9 @@ for wire types 2 and 3 the octets. Signal PROTOBUF-ERROR."
     (:float (bits-single bits))
     (:double (bits-double bits))))
 
+(defun need-octets (count at end)
+  (when (> (+ at count) end) (fail-truncated at)))
+
 (defun packed-values (type octets)
   (let ((at 0) (end (length octets)) (wire-type (type-wire type)))
     (loop while (< at end)
@@ -250,8 +253,10 @@ for wire types 2 and 3 the octets. Signal PROTOBUF-ERROR."
                      (0 (multiple-value-bind (low high next) (read-varint64 octets at end)
                           (setf at next)
                           (logior low (ash high 32))))
-                     (1 (prog1 (u64le octets at) (incf at 8)))
-                     (5 (prog1 (u32le octets at) (incf at 4))))))))
+                     (1 (need-octets 8 at end)
+                      (prog1 (u64le octets at) (incf at 8)))
+                     (5 (need-octets 4 at end)
+                      (prog1 (u32le octets at) (incf at 4))))))))
 
 (defun read-record (octets message find-field find-message &optional (depth 0))
   "The record of type MESSAGE that OCTETS are. FIND-FIELD is called with a message descriptor and a

@@ -113,7 +113,7 @@ for one that a proto3 optional field is alone in."
                  :type (and type (<= 1 type 18) (elt *type-numbers* (1- type)))
                  :type-name (wire-text fields 6)
                  :extendee (wire-text fields 2)
-                 :oneof (and oneof (<= 0 oneof) (nth oneof oneofs))
+                 :oneof (and oneof (< -1 oneof (length oneofs)) (nth oneof oneofs))
                  :proto3-optional-p (wire-true-p fields 17)
                  :json-name (or (wire-text fields 10)
                                 (json-name (or (wire-text fields 1) ""))))))

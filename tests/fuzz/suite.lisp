@@ -21,6 +21,7 @@
 
 (test binary-withstands (withstands "binary"))
 (test proto-withstands (withstands "proto"))
+(test set-withstands (withstands "set"))
 (test json-withstands (withstands "json"))
 (test text-withstands (withstands "text"))
 (test plain-json-withstands (withstands "plain-json"))

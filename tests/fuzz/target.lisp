@@ -107,8 +107,8 @@ read must survive being written and read."
              ((or protobuf:protobuf-error limit-exceeded) (condition) condition))))
     (let ((message (read-with #xFF)) (again (read-with #x01)))
       (cond ((typep message 'condition)
-             (unless (and (typep again 'condition)
-                          (string= (princ-to-string message) (princ-to-string again)))
+             ;; which error it is may depend on what a varint is taken to go on with
+             (unless (typep again 'condition)
                (found "with other octets around it ~A becomes ~A" message again))
              (error message))
             ((typep again 'condition)
@@ -174,6 +174,28 @@ oneof c { bytes y = 2; sint32 z = 3; } }")
 (define-target "proto"
   :samples #'source-samples :mutate #'mutate-text :run #'run-source
   :conditions (protobuf:proto-syntax-error invalid-utf8))
+
+;;; Descriptor sets
+
+(defun set-samples ()
+  (append (loop for text in *sources*
+                collect (message-sample nil (protobuf:descriptor-set-octets
+                                             (protobuf::load-protos "fuzz.proto" text '()))))
+          (loop for name in '("google/protobuf/struct.proto" "google/protobuf/api.proto"
+                              "legacy.proto" "extension.proto")
+                collect (message-sample nil (protobuf:descriptor-set-octets
+                                             (list (protobuf:find-file-descriptor name)))))))
+
+(defun run-set (kind octets)
+  "Read and link the files, but give them no symbols: those would stay."
+  (declare (ignore kind))
+  (dolist (file (protobuf::set-files octets))
+    (protobuf::link-read-file (protobuf::read-file-descriptor file)
+                              #'protobuf:find-file-descriptor)))
+
+(define-target "set"
+  :samples #'set-samples :mutate #'mutate-message :run #'run-set
+  :conditions (protobuf:protobuf-error protobuf:proto-syntax-error))
 
 ;;; Messages in JSON
 

@@ -106,3 +106,22 @@
           (handler-case (protobuf::link-set (protobuf::set-files mutant))
             ((or protobuf-error proto-syntax-error) () nil))))
       (pass))))
+
+(test a-field-belongs-somewhere
+  "An extension that extends nothing is an error; a oneof that is not there, no oneof."
+  (flet ((read-set (&rest arguments)
+           (protobuf::link-read-file
+            (protobuf::read-file-descriptor
+             (serialize (apply #'google.protobuf:make-file-descriptor-proto :name "odd.proto"
+                               arguments)))
+            #'find-file-descriptor))
+         (field (&rest arguments)
+           (apply #'google.protobuf:make-field-descriptor-proto
+                  :name "f" :number 1 :type :type-int32 :label :label-optional arguments)))
+    (signals proto-syntax-error (read-set :extension (list (field))))
+    (let* ((message (google.protobuf:make-descriptor-proto
+                     :name "M" :field (list (field :oneof-index 2147483647))))
+           (file (read-set :message-type (list message))))
+      (is (null (field-descriptor-oneof
+                 (first (message-descriptor-fields
+                         (first (file-descriptor-messages file))))))))))
