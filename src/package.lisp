@@ -41,6 +41,8 @@
                 #:enum-number #:enum-keyword
                 ;; messages of any type
                 #:make-message #:find-message-type #:field-value #:field-present-p #:clear-field
+                #:present-fields #:do-fields #:ensure-field #:append-to-field #:oneof-field
+                #:type-pool #:make-type-pool #:find-pool-type
                 #:unknown-fields #:find-extension)
   (:import-from #:clgrpc.rpc
                 ;; services and calls

@@ -356,13 +356,21 @@ field descriptor; nil if there is none."
                       (integer (gethash field table))
                       (field-descriptor (gethash (field-descriptor-number field) table))
                       (string
-                       (let* ((last (1- (length field)))
-                              (extension (and (plusp last)
-                                              (char= #\[ (char field 0))
-                                              (char= #\] (char field last))
-                                              (gethash (subseq field 1 last) **extensions**))))
-                         (and extension (extension-slot extension))))))))
+                       (let ((last (1- (length field))))
+                         (and (plusp last)
+                              (char= #\[ (char field 0))
+                              (char= #\] (char field last))
+                              (extension-slot-named (subseq field 1 last) table))))))))
     (and slot (eq slot (gethash (slot-number slot) table)) slot)))
+
+(defun extension-slot-named (full-name table)
+  "The slot of the extension FULL-NAME: that of the image, or one of TABLE, a dynamic type's."
+  (let ((extension (gethash full-name **extensions**)))
+    (flet ((here-p (slot) (and slot (eq slot (gethash (slot-number slot) table)))))
+      (if (and extension (here-p (extension-slot extension)))
+          (extension-slot extension)
+          (loop for slot being the hash-values of table
+                when (string= full-name (descriptor-full-name (slot-field slot))) return slot)))))
 
 (defun present-extensions (message)
   "The slots of the extensions that are present in MESSAGE, of the current layout, by number."

@@ -28,6 +28,14 @@ extensions have been looked for among the unknown fields."
   (message-extra nil :type (or null octets extras message))
   (message-size 0 :type index))
 
+(defstruct (dynamic-message (:include message) (:conc-name dynamic-) (:copier nil)
+                            (:constructor make-dynamic-message (layout contents)))
+  "A message of a type that is known from its descriptor alone (dynamic.lisp): what its slots hold is
+in CONTENTS."
+  (layout nil)
+  (contents #() :type simple-vector))
+(declaim (sb-ext:freeze-type dynamic-message))
+
 (defstruct (layout (:copier nil))
   "One definition of a message type. SLOTS are those of its plan (plan.lisp)."
   (type nil)
@@ -200,11 +208,13 @@ a message type) means, or nil."
   (let* ((wrapper (sb-kernel:%instance-layout message))
          (place (logand 511 (ash (sb-kernel:get-lisp-obj-address wrapper) -6)))
          (entry (svref **layout-cache** place)))
-    (if (and (consp entry) (eq wrapper (car entry)))
-        (truly-the layout (cdr entry))
-        (let ((layout (get (type-of message) 'layout)))
-          (setf (svref **layout-cache** place) (cons wrapper layout))
-          layout))))
+    (cond ((and (consp entry) (eq wrapper (car entry)))
+           (truly-the layout (cdr entry)))
+          ((dynamic-message-p message) (truly-the layout (dynamic-layout message)))
+          (t
+           (let ((layout (get (type-of message) 'layout)))
+             (setf (svref **layout-cache** place) (cons wrapper layout))
+             layout)))))
 
 (defun message-type-of (message)
   "Return the message type of MESSAGE."
@@ -255,31 +265,36 @@ one, the tables serve all other numbers and the way back."
 
 (defun install-enum (full-name)
   "Give the enum type FULL-NAME the values of its registered descriptor."
-  (let* ((type (intern-enum-type full-name))
-         (descriptor (find-descriptor full-name))
-         (values (enum-descriptor-values descriptor))
+  (let ((type (intern-enum-type full-name)) (descriptor (find-descriptor full-name)))
+    (fill-enum type descriptor #'enum-value-keyword 'eq)
+    (setf (enum-type-symbol type) (enum-descriptor-symbol descriptor)
+          (get (enum-descriptor-symbol descriptor) 'enum-type) type)))
+
+(defun fill-enum (type descriptor designator test)
+  "Give the enum TYPE the values of DESCRIPTOR. DESIGNATOR is a function from a value's name to what
+users call it, to be compared by TEST."
+  (let* ((values (enum-descriptor-values descriptor))
          (dense (loop for value in values
                       for number = (enum-value-descriptor-number value)
                       when (< -1 number +dense-enum-limit+) maximize (1+ number)))
          (keywords (make-array (or dense 0) :initial-element nil))
          (sparse (make-hash-table))
-         (numbers (make-hash-table :test 'eq)))
+         (numbers (make-hash-table :test test)))
     (dolist (value (reverse values))    ; so that of aliases the first stays
-      (let ((keyword (enum-value-keyword (descriptor-name value)))
+      (let ((keyword (funcall designator (descriptor-name value)))
             (number (enum-value-descriptor-number value)))
         (setf (gethash keyword numbers) number)
         (if (< -1 number +dense-enum-limit+)
             (setf (svref keywords number) keyword)
             (setf (gethash number sparse) keyword))))
-    (setf (enum-type-symbol type) (enum-descriptor-symbol descriptor)
-          (enum-type-descriptor type) descriptor
+    (setf (enum-type-descriptor type) descriptor
           (enum-type-numbers type) numbers
           (enum-type-sparse type) sparse
-          (enum-type-keywords type) keywords
-          (get (enum-descriptor-symbol descriptor) 'enum-type) type)
+          (enum-type-keywords type) keywords)
     type))
 
-(define-hot enum-keyword-of ((type enum-type) (number (signed-byte 32))) (or symbol fixnum)
+(define-hot enum-keyword-of ((type enum-type) (number (signed-byte 32)))
+    (or symbol fixnum simple-string)
   (let ((keywords (enum-type-keywords type)))
     (or (if (< -1 number (length keywords))
             (svref keywords number)
@@ -294,7 +309,7 @@ one, the tables serve all other numbers and the way back."
 
 (defun enum-known-p (type number)
   "True if NUMBER has a name in TYPE."
-  (keywordp (enum-keyword-of type number)))
+  (not (integerp (enum-keyword-of type number))))
 
 (defun enum-number (type value)
   "Return the number of VALUE, a keyword or number, in the enum TYPE (a symbol, full name or enum

@@ -247,6 +247,8 @@ equals itself, and -0 is not 0), loaded extensions like fields, unknown fields b
 which are never changed in place."
   (let* ((message (current message))
          (copy (copy-structure message)))
+    (when (dynamic-message-p copy)
+      (setf (dynamic-contents copy) (copy-seq (dynamic-contents copy))))
     (loop for slot in (present-slots message)
           unless (and (eq :singular (slot-label slot)) (not (eq :message (slot-kind slot))))
             do (set-slot copy slot (copy-value (slot-user-value message slot) slot)))
@@ -322,7 +324,10 @@ vector or map with SOURCE."
     (let ((*print-pretty* nil)
           (*print-room* *print-room*)
           (current (ignore-errors (current message))))
-      (prin1 (message-type-symbol (message-type-of message)) stream)
+      (let ((type (message-type-of message)))
+        (if (message-type-symbol type)
+            (prin1 (message-type-symbol type) stream)
+            (write-string (message-type-name type) stream)))
       (when current
         (dolist (slot (present-slots current))
           (unless (plusp *print-room*)

@@ -33,8 +33,11 @@
    #:message-json #:parse-json-message
    ;; text-writer.lisp, text-reader.lisp
    #:message-text #:parse-text-message
+   ;; dynamic.lisp
+   #:type-pool #:make-type-pool #:find-pool-type
    ;; reflection.lisp
    #:field-value #:field-present-p #:clear-field
+   #:present-fields #:do-fields #:ensure-field #:append-to-field #:oneof-field
    ;; extension.lisp
    #:find-extension #:find-extension-number #:extension-fields
    ;; well-known.lisp

@@ -24,11 +24,11 @@
   (type nil :type (or null message-type enum-type)) ; see SLOT-TYPE-OBJECT
   (item-p nil :type boolean)            ; an extension written as an item of a message set
   (default nil)
-  (place nil :type symbol)
-  (bits nil :type symbol)
+  (place nil :type (or symbol index))   ; of a slot of a structure, or of CONTENTS (dynamic.lisp)
+  (bits nil :type (or symbol index))
   (bit 0 :type (unsigned-byte 6))
   (oneof nil)
-  (size nil :type symbol)               ; where the size of a packed varint field is kept
+  (size nil :type (or symbol index))    ; where the size of a packed varint field is kept
   (entry-key nil :type (or null slot))
   (entry-value nil :type (or null slot))
   (reader nil :type symbol))
@@ -36,8 +36,8 @@
 (defstruct (oneof-slot (:copier nil))
   (name "" :type string)
   (descriptor nil)
-  (case nil :type symbol)
-  (value nil :type symbol)
+  (case nil :type (or symbol index))
+  (value nil :type (or symbol index))
   (reader nil :type symbol)
   (slots '() :type list))
 
@@ -215,17 +215,21 @@ foo_bar do."
                           :structure (intern (format nil "%~A" base) package)
                           :maker (intern (format nil "%MAKE-~A" base) package))))
     (flet ((place (name) (intern (format nil "%~A.~A" base name) package)))
-      (setf (plan-oneofs plan)
-            (loop for oneof in (message-descriptor-oneofs message)
-                  for name = (lisp-name (descriptor-name oneof))
-                  collect (make-oneof-slot :name name :descriptor oneof
-                                           :case (place (format nil "+CASE-~A" name))
-                                           :value (place name))))
-      (dolist (field (message-descriptor-fields message))
-        (let ((slot (field-slot field #'place)))
-          (make-distinct slot plan #'place)
-          (add-map slot (message-descriptor-messages message))
-          (add-size slot #'place)
-          (add-presence slot plan #'place)
-          (setf (plan-slots plan) (append (plan-slots plan) (list slot)))))
-      plan)))
+      (add-fields plan #'place))))
+
+(defun add-fields (plan place)
+  "Give PLAN the slots and oneofs of its message, each at what PLACE makes of a name. Return PLAN."
+  (let ((message (plan-message plan)))
+    (setf (plan-oneofs plan)
+          (loop for oneof in (message-descriptor-oneofs message)
+                for name = (lisp-name (descriptor-name oneof))
+                collect (make-oneof-slot :name name :descriptor oneof
+                                         :case (funcall place (format nil "+CASE-~A" name))
+                                         :value (funcall place name))))
+    (dolist (field (message-descriptor-fields message) plan)
+      (let ((slot (field-slot field place)))
+        (make-distinct slot plan place)
+        (add-map slot (message-descriptor-messages message))
+        (add-size slot place)
+        (add-presence slot plan place)
+        (setf (plan-slots plan) (append (plan-slots plan) (list slot)))))))

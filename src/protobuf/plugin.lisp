@@ -27,15 +27,17 @@
 (defun requested-files (request imports)
   "The linked files that REQUEST wants generated, with IMPORTS all but those every image has; second
 value is all of them."
-  (let* ((all (link-set (map 'list #'serialize
-                             (google.protobuf.compiler:code-generator-request-proto-file request))))
-         (wanted (google.protobuf.compiler:code-generator-request-file-to-generate request)))
-    (values (if imports
-                (remove-if (lambda (file) (eq t (built-in (descriptor-name file)))) all)
-                (remove-if-not (lambda (file)
-                                 (find (descriptor-name file) wanted :test #'string=))
-                               all))
-            all)))
+  (multiple-value-bind (all fresh)
+      (link-set (map 'list #'serialize
+                     (google.protobuf.compiler:code-generator-request-proto-file request)))
+    (mapc #'assign-symbols fresh)
+    (let ((wanted (google.protobuf.compiler:code-generator-request-file-to-generate request)))
+      (values (if imports
+                  (remove-if (lambda (file) (eq t (built-in (descriptor-name file)))) all)
+                  (remove-if-not (lambda (file)
+                                   (find (descriptor-name file) wanted :test #'string=))
+                                 all))
+              all))))
 
 (defun respond (request)
   (let ((imports nil))

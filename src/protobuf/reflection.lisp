@@ -11,25 +11,36 @@
 
 (in-package #:clgrpc.protobuf)
 
-;;; What a slot holds
+;;; What a slot holds: in a structure the slot of that name, in a dynamic message the element there
+
+(declaim (inline slot-content (setf slot-content)))
+(defun slot-content (message place)
+  (if (symbolp place)
+      (place-value message place)
+      (svref (dynamic-contents message) place)))
+
+(defun (setf slot-content) (value message place)
+  (if (symbolp place)
+      (setf (place-value message place) value)
+      (setf (svref (dynamic-contents message) place) value)))
 
 (defun held (message slot)
   (if (eq :extension (slot-presence slot))
       (extension-held message slot)
-      (place-value message (slot-place slot))))
+      (slot-content message (slot-place slot))))
 
 (defun find-slot (layout number)
   (or (find number (layout-slots layout) :key #'slot-number)
       (misuse "~A has no field ~D." (message-type-name (layout-type layout)) number)))
 
 (defun oneof-case-of (message oneof)
-  (place-value message (oneof-slot-case oneof)))
+  (slot-content message (oneof-slot-case oneof)))
 
 (defun slot-present-p (message slot)
   "True if the field of SLOT is present in MESSAGE: not zero, not empty, or set."
   (ecase (slot-presence slot)
     (:implicit (not (zero-value-p (held message slot))))
-    (:bit (logtest (ash 1 (slot-bit slot)) (place-value message (slot-bits slot))))
+    (:bit (logtest (ash 1 (slot-bit slot)) (slot-content message (slot-bits slot))))
     (:value (and (held message slot) t))
     (:oneof (= (slot-number slot) (oneof-case-of message (slot-oneof slot))))
     (:extension (extension-present-p message slot))
@@ -56,11 +67,11 @@
     (ecase (slot-label slot)
       (:repeated (held message slot))
       (:map (or (held message slot)
-                (setf (place-value message (slot-place slot)) (slot-fresh-map slot))))
+                (setf (slot-content message (slot-place slot)) (slot-fresh-map slot))))
       (:singular
        (cond ((not (eq :oneof (slot-presence slot))) (user (held message slot)))
              ((slot-present-p message slot)
-              (user (place-value message (oneof-slot-value (slot-oneof slot)))))
+              (user (slot-content message (oneof-slot-value (slot-oneof slot)))))
              (t (and (slot-default slot) (user (slot-default slot)))))))))
 
 (defun slot-fresh-map (slot)
@@ -83,31 +94,31 @@
   "Make HELD what SLOT of MESSAGE holds, and the field present."
   (case (slot-presence slot)
     (:oneof (let ((oneof (slot-oneof slot)))
-              (setf (place-value message (oneof-slot-value oneof)) held
-                    (place-value message (oneof-slot-case oneof))
+              (setf (slot-content message (oneof-slot-value oneof)) held
+                    (slot-content message (oneof-slot-case oneof))
                     (if (or held (not (eq :message (slot-kind slot)))) (slot-number slot) 0))))
     (:extension (hold-extension message slot held))
-    (t (setf (place-value message (slot-place slot)) held)
+    (t (setf (slot-content message (slot-place slot)) held)
        (when (eq :bit (slot-presence slot))
-         (setf (place-value message (slot-bits slot))
-               (logior (ash 1 (slot-bit slot)) (place-value message (slot-bits slot))))))))
+         (setf (slot-content message (slot-bits slot))
+               (logior (ash 1 (slot-bit slot)) (slot-content message (slot-bits slot))))))))
 
 (defun clear-oneof (message oneof)
-  (setf (place-value message (oneof-slot-case oneof)) 0
-        (place-value message (oneof-slot-value oneof)) nil))
+  (setf (slot-content message (oneof-slot-case oneof)) 0
+        (slot-content message (oneof-slot-value oneof)) nil))
 
 (defun clear-slot (message slot)
   (ecase (slot-presence slot)
     (:oneof (when (slot-present-p message slot) (clear-oneof message (slot-oneof slot))))
     (:extension (drop-extension message slot))
-    (:elements (setf (place-value message (slot-place slot))
+    (:elements (setf (slot-content message (slot-place slot))
                      (if (eq :map (slot-label slot))
                          nil
                          (make-array 0 :element-type (element-type (slot-kind slot))))))
-    ((:value :implicit) (setf (place-value message (slot-place slot)) (slot-default slot)))
-    (:bit (setf (place-value message (slot-place slot)) (slot-default slot)
-                (place-value message (slot-bits slot))
-                (logandc2 (place-value message (slot-bits slot)) (ash 1 (slot-bit slot)))))))
+    ((:value :implicit) (setf (slot-content message (slot-place slot)) (slot-default slot)))
+    (:bit (setf (slot-content message (slot-place slot)) (slot-default slot)
+                (slot-content message (slot-bits slot))
+                (logandc2 (slot-content message (slot-bits slot)) (ash 1 (slot-bit slot)))))))
 
 ;;; Messages of other layouts
 
@@ -213,6 +224,9 @@ for."
 ;;; For users
 
 (defun current (message)
+  (if (dynamic-message-p message) message (current-other message)))
+
+(defun current-other (message)
   (current-message message (message-type-symbol (message-type-of message))))
 
 (defun need-slot (message field)
@@ -259,3 +273,51 @@ they came, or nil. They are written back when MESSAGE is serialized. Extensions 
 not among them. Not to be changed."
   (let* ((message (current message)) (extras (settled-extras message)))
     (if extras (extras-unknown extras) (message-extra message))))
+
+;;; Walking and building messages of any type
+
+(defun present-fields (message)
+  "Return the descriptors of the fields and extensions that are present in MESSAGE, by number."
+  (mapcar #'slot-field (present-slots (current message))))
+
+(defmacro do-fields (((field value) message &optional result) &body body)
+  "Run BODY with FIELD bound to the descriptor and VALUE to the value, as FIELD-VALUE returns it, of
+each field and extension that is present in MESSAGE, by number; return RESULT. BODY may change
+MESSAGE; it sees the fields that were present at first."
+  (let ((object (gensym "MESSAGE")) (slot (gensym "SLOT")))
+    `(let ((,object (current ,message)))
+       (dolist (,slot (present-slots ,object) ,result)
+         (let ((,field (slot-field ,slot))
+               (,value (slot-user-value ,object ,slot)))
+           (declare (ignorable ,field ,value))
+           ,@body)))))
+
+(defun ensure-field (message field)
+  "Return the sub-message that FIELD of MESSAGE holds, after putting a fresh one there if it is
+absent. FIELD is as FIELD-VALUE takes it; signal MISUSE if it is not a singular message."
+  (let* ((message (current message)) (slot (need-slot message field)))
+    (unless (and (eq :message (slot-kind slot)) (eq :singular (slot-label slot)))
+      (misuse "~A is not a singular message." (descriptor-full-name (slot-field slot))))
+    (unless (slot-present-p message slot)
+      (set-slot message slot (make-message (slot-type-object slot))))
+    (slot-user-value message slot)))
+
+(defun append-to-field (message field values)
+  "Add VALUES, a sequence, to the end of the repeated FIELD of MESSAGE, as FIELD-VALUE takes it, and
+return MESSAGE. What was there is copied, so many values are best given at once."
+  (let* ((current (current message)) (slot (need-slot current field)))
+    (unless (eq :repeated (slot-label slot))
+      (misuse "~A is not repeated." (descriptor-full-name (slot-field slot))))
+    (set-slot current slot (concatenate `(simple-array ,(element-type (slot-kind slot)) (*))
+                                        (held current slot) (to-held slot values)))
+    message))
+
+(defun oneof-field (message oneof)
+  "Return the descriptor of the present field of the ONEOF, its name as in the .proto file, of
+MESSAGE, or nil."
+  (let ((current (current message)))
+    (loop for slot across (layout-slots (message-layout current))
+          when (and (slot-oneof slot)
+                    (equal oneof (field-descriptor-oneof (slot-field slot)))
+                    (slot-present-p current slot))
+            return (slot-field slot))))

@@ -183,7 +183,8 @@
     (:enum (enum-keyword-of type (enum-number-of type value)))
     (:message
      (unless (and (message-p value) (eq type (message-type-of value)))
-       (error 'type-error :datum value :expected-type (message-type-symbol type)))
+       (error 'type-error :datum value :expected-type (or (message-type-symbol type)
+                                                               'message)))
      value)
     ((:int32 :int64 :uint32 :uint64 :sint32 :sint64 :fixed32 :fixed64 :sfixed32 :sfixed64)
      (let ((expected (scalar-type-of kind)))

@@ -307,7 +307,7 @@ for one that a proto3 optional field is alone in."
 
 (defun link-set (set)
   "Link the files of SET, octets of FileDescriptorProtos in any order. Return all their file
-descriptors and those that are new, both imports first."
+descriptors and those that are new, which have no symbols yet, both imports first."
   (let ((unlinked (make-hash-table :test 'equal))
         (linked (make-hash-table :test 'equal))
         (all '()) (fresh '()))
@@ -324,7 +324,6 @@ descriptors and those that are new, both imports first."
                  (cond ((and known (equalp octets (file-descriptor-octets known))) known)
                        (t
                         (setf (file-descriptor-fingerprint file) (hash-text (c-escaped octets)))
-                        (assign-symbols file)
                         (push file fresh)
                         file)))))
       (let ((files (mapcar #'read-file-descriptor set)))
@@ -345,8 +344,8 @@ loaded. No code is made; DEFINE-DESCRIPTOR-SET does that. Return the file descri
 first. Signal PROTOBUF-ERROR if OCTETS are no such message, PROTO-SYNTAX-ERROR if the files do not
 fit together."
   (multiple-value-bind (all fresh) (link-set (set-files octets))
-    (mapc #'register-file fresh)
-    all))
+    (dolist (file fresh all)
+      (register-file (assign-symbols file)))))
 
 (defmacro define-descriptor-set (path)
   "Define what the files of the serialized google.protobuf.FileDescriptorSet in the file PATH
@@ -360,5 +359,6 @@ of the last file that is new, or nil."
                      octets)))
          (for-file (and *compile-file-truename* t)))
     (multiple-value-bind (all fresh) (link-set (set-files octets))
+      (mapc #'assign-symbols fresh)
       (let ((files (if for-file (remove-if #'built-in all :key #'descriptor-name) fresh)))
         (and files (expand-files files for-file))))))

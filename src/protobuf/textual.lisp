@@ -69,7 +69,7 @@ beside it."
 (defun present-held (message slot)
   "What the field of SLOT, which is present in MESSAGE, holds: of a singular enum the number."
   (if (eq :oneof (slot-presence slot))
-      (place-value message (oneof-slot-value (slot-oneof slot)))
+      (slot-content message (oneof-slot-value (slot-oneof slot)))
       (held message slot)))
 
 ;;; Enums

@@ -15,6 +15,23 @@
     (is-false (field-present-p message :r14))
     (signals misuse (field-value message :nothing))))
 
+(test walking-and-building
+  (let ((message (all :f3 5 :p3 6)))
+    (setf (field-value (ensure-field message "f17") "a") 1)
+    (setf (field-value (ensure-field message "f17") "s") "x")
+    (append-to-field (append-to-field message :r16 '(:red)) :r16 '(:blue 9))
+    (is (message= message (all :f3 5 :p3 6 :f17 (clgrpc.test:make-inner :a 1 :s "x")
+                               :r16 '(:red :blue 9))))
+    (is (equal '("f3" "f17" "r16" "p3") (mapcar #'descriptor-name (present-fields message))))
+    (let ((seen '()))
+      (do-fields ((field value) message) (push (cons (descriptor-name field) value) seen))
+      (is (equal '("p3" . 6) (first seen)))
+      (is (= 4 (length seen))))
+    (is (equal "p3" (descriptor-name (oneof-field message "pick"))))
+    (is (null (oneof-field (all) "pick")))
+    (signals misuse (ensure-field message "f3"))
+    (signals misuse (append-to-field message "f3" '(1)))))
+
 (defparameter *first-version*
   "syntax = 'proto3'; package clgrpc.test.live;
 message Person { string name = 1; int32 age = 2; Person friend = 3; repeated int32 marks = 4;
