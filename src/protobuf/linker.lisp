@@ -278,8 +278,7 @@
 (defun state-field-facts (field)
   (let ((type (and (field-descriptor-type-name field) (field-message field))))
     (when (and (string= "" (field-descriptor-json-name field))
-               (not (noted-p field :json-name)) ; which may say so
-               (not (linker-read-p *linker*)))
+               (not (noted-p field :json-name))) ; which may say so
       (setf (field-descriptor-json-name field) (json-name (descriptor-name field))))
     (setf (field-descriptor-map-p field)
           (and (message-descriptor-p type) (message-descriptor-map-entry-p type))
@@ -383,6 +382,7 @@ may not say is not asked, since a set does not keep all that would allow it."
                     (declare (ignore inside))
                     (restore-options descriptor))
                   file)
+    (setf (file-descriptor-places file) nil)
     file))
 
 (defun start-records (file)

@@ -230,7 +230,9 @@ error and counts as 0."
        (cond ((not negative) (list :identifier (token-value token)))
              ((token-is "inf" token) sb-ext:double-float-negative-infinity)
              ((token-is "nan" token) (list :identifier "nan"))
-             (t (parse-failure token "a number, inf or nan after \"-\""))))
+             ;; where protoc stands by then
+             (t (parse-refusal (this-token) "expected a number, inf or nan after \"-\", found ~A"
+                               (describe-token token)))))
       (:string (if negative (parse-failure token "a number after \"-\"") (expect-string)))
       ((:integer :float) (number-value (next) negative))
       (t (parse-failure token "the value of an option")))))

@@ -100,6 +100,16 @@ full name around, PATH the path of the declaration in the file, last number firs
 
 ;;; Fields
 
+(defvar *nameless*)
+(setf (documentation '*nameless* 'variable)
+      "While a file is read: its fields whose name in JSON is empty, not left out.")
+
+(defun places-of-nameless ()
+  "The table of places that says so of *NAMELESS*, for the linker."
+  (let ((places (make-hash-table :test 'eq)))
+    (dolist (field *nameless* places)
+      (setf (gethash field places) '((:json-name 1 1))))))
+
 (defun read-field-descriptor (octets path scope oneofs)
   "The field of OCTETS, a FieldDescriptorProto. ONEOFS are the names of those of its message, nil
 for one that a proto3 optional field is alone in."
@@ -115,8 +125,8 @@ for one that a proto3 optional field is alone in."
                  :extendee (wire-text fields 2)
                  :oneof (and oneof (< -1 oneof (length oneofs)) (nth oneof oneofs))
                  :proto3-optional-p (wire-true-p fields 17)
-                 :json-name (or (wire-text fields 10)
-                                (json-name (or (wire-text fields 1) ""))))))
+                 :json-name (or (wire-text fields 10) ""))))
+    (when (equal "" (wire-text fields 10)) (push field *nameless*))
     (fill-descriptor field fields 8 scope path)
     (when (wire-octets fields 7)
       (setf (values (field-descriptor-default-text field) (field-descriptor-default field))
@@ -255,7 +265,8 @@ for one that a proto3 optional field is alone in."
          (name (or (wire-text fields 1) ""))
          (package (or (wire-text fields 2) ""))
          (dependencies (wire-texts fields 3))
-         (*locations* (read-locations (wire-octets fields 9))))
+         (*locations* (read-locations (wire-octets fields 9)))
+         (*nameless* '()))
     (flet ((chosen (number)
              (loop for position in (wire-numbers fields number)
                    for dependency = (and (< position (length dependencies))
@@ -270,6 +281,7 @@ for one that a proto3 optional field is alone in."
                    :enums (read-each #'read-enum-descriptor fields 5 '() package)
                    :services (read-each #'read-service-descriptor fields 6 '() package)
                    :extensions (read-each #'read-field-descriptor fields 7 '() package nil))))
+        (setf (file-descriptor-places file) (places-of-nameless))
         (fill-options file fields 8)
         (read-syntax file (wire-text fields 12) (wire-number fields 14))
         file))))

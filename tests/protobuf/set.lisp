@@ -96,6 +96,10 @@
   (signals proto-syntax-error
     (load-descriptor-set (descriptor-set-octets (last (edition-set "feature_set_used.proto"))))))
 
+(test an-extension-of-nothing
+  (signals proto-syntax-error           ; a file "a" with an extension "e", number 1, int32
+    (load-descriptor-set (unhex "0a0e 0a0161 3a09 0a0165 1801 2001 2805"))))
+
 (test reading-survives-any-octets
   (with-seed ()
     (let ((octets (descriptor-set-octets (edition-set "options.proto"))))
