@@ -246,6 +246,6 @@
         (cycle 20)
         (let ((octets (support:foreign-octets)) (descriptors (os:open-descriptor-count)))
           (cycle (cycles))
-          (is (< (- (support:foreign-octets) octets) 200000))
+          (is (< (- (support:foreign-octets) octets) 500000))
           (is-true (wait-until (lambda () (<= (os:open-descriptor-count) descriptors)))))))
     (is (= sessions (os:tls-session-count)))))
