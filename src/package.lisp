@@ -18,7 +18,8 @@
                 #:certificate-not-before #:certificate-not-after)
   (:import-from #:clgrpc.protobuf
                 ;; definitions
-                #:define-proto #:*import-roots*
+                #:define-proto #:define-file #:define-descriptor-set #:load-descriptor-set
+                #:*import-roots*
                 #:proto-syntax-error #:proto-syntax-error-file #:proto-syntax-error-line
                 #:proto-syntax-error-column #:proto-syntax-error-expected
                 #:proto-syntax-error-text #:proto-syntax-error-others
