@@ -122,7 +122,8 @@ status or a list of such, which must be among STATUSES."
 (define-activity ask-who-calls-itself (2 :ok :resource-exhausted) (soak random)
   (asking (soak-channel soak random) "call yourself" random :timeout 60))
 
-(define-activity hurry (1 :deadline-exceeded) (soak random)
+;; on a machine that is busy with others the answer may be there before the timer is looked at
+(define-activity hurry (1 :deadline-exceeded :ok) (soak random)
   (ending-of (ask (soak-channel soak random) (note 100 :text "sleep")
                   :timeout (/ (1+ (random 10 random)) 1000))))
 
