@@ -1,6 +1,6 @@
 // Command protobuf encodes and decodes the messages of bench/protobuf.lisp with Go's
-// google.golang.org/protobuf. Its argument is the directory with the octets of each row; each line of
-// standard input, ROW OPERATION MILLISECONDS, is answered as protobuf.lisp says. Built by
+// google.golang.org/protobuf. Its argument is the directory with the octets of each row; each
+// line of standard input, ROW OPERATION MILLISECONDS, is answered as protobuf.lisp says. Built by
 // bench/protobuf.py, which also generates the package pb.
 package main
 

@@ -81,7 +81,8 @@ message type), by number."
   "Write one VALUE of SLOT without its tag."
   (case (slot-kind slot)
     (:message
-     (let ((type (truly-the message-type (slot-type-object slot))) (grouped (slot-delimited-p slot)))
+     (let ((type (truly-the message-type (slot-type-object slot)))
+           (grouped (slot-delimited-p slot)))
        (unless grouped (put-varint (message-size value)))
        (setf at (truly-the index (funcall (message-type-writer type) value octets at)))
        (when grouped (put-varint (tag-of (slot-number slot) 4)))
@@ -481,7 +482,8 @@ symbols of other functions of the package."
       (map-extensions
        (lambda (field)
          (let* ((full-name (descriptor-full-name field))
-                (symbol (intern (local-lisp-name field file) (find-package (file-lisp-package file)))))
+                (symbol (intern (local-lisp-name field file)
+                                (find-package (file-lisp-package file)))))
            (push (cons full-name
                        (find-if (lambda (symbol) (free-p symbol full-name))
                                 (list symbol (public-name "~A-EXTENSION" symbol)

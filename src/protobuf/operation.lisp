@@ -149,7 +149,8 @@ SERIALIZE has them."
          (at (if stream-p 0 start)))
     (declare (type octets octets) (type index at))
     (when (> (+ at length size) (length octets))
-      (misuse "A message of ~D octets and its size do not fit at ~D of ~D." size at (length octets)))
+      (misuse "A message of ~D octets and its size do not fit at ~D of ~D." size at
+              (length octets)))
     (put-varint size)
     (setf at (nth-value 1 (serialize message :into octets :start at :partial partial
                                              :deterministic deterministic)))

@@ -90,8 +90,8 @@ TAG. Malformed octets end the run, as do lengths and tags of more than two octet
 (define-leaf %copy-memory ((from (simple-array * (*))) (start index)
                            (to (simple-array * (*))) (at index) (size index))
     null
-  "Copy SIZE octets of the data of the vector FROM, from the octet START of it on, to the octet AT of
-the data of TO. Both have numbers as elements."
+  "Copy SIZE octets of the data of the vector FROM, from the octet START of it on, to the octet AT
+of the data of TO. Both have numbers as elements."
   (sb-sys:with-pinned-objects (from to)
     (sb-kernel:%byte-blt (sb-sys:vector-sap from) start (sb-sys:vector-sap to) at (+ at size)))
   nil)
@@ -234,8 +234,8 @@ type."
                  (truly-the index (+ at size)))))))
 
   (defun unpack-many (scalar width)
-    "Forms that store all varints of WIDTH octets that WORD, read at AT, consists of; their bits stand
-together by now."
+    "Forms that store all varints of WIDTH octets that WORD, read at AT, consists of; their bits
+stand together by now."
     (let ((count (floor 8 width)))
       `(,@(loop for i below count
                 for field = `(ldb (byte ,(* 8 width) ,(* 8 width i)) word)
@@ -247,8 +247,8 @@ together by now."
               count (truly-the index (+ count ,count))))))
 
   (defun varint-functions (scalar name)
-    "Both directions of packed integers: a loop without checks while whatever comes next cannot reach
-the end, and one with checks for the rest."
+    "Both directions of packed integers: a loop without checks while whatever comes next cannot
+reach the end, and one with checks for the rest."
     (let ((vector (kind-vector scalar))
           (unpack (intern (format nil "%UNPACK-~A" (scalar-kind scalar)) '#:clgrpc.protobuf))
           (pack (intern (format nil "%PACK-~A" (scalar-kind scalar)) '#:clgrpc.protobuf)))

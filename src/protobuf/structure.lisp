@@ -1,8 +1,8 @@
 ;;;; The structures of a message, the constructor that users call, and where in a structure its
 ;;;; places are. All other public functions are closures: accessor.lisp.
 ;;;;
-;;;; The constructor is installed with DEFINE-FUNCTION, not DEFUN, so that the compiler never derives
-;;;; its type: a caller compiled today must stay right when a field changes its type tomorrow.
+;;;; The constructor is installed with DEFINE-FUNCTION, not DEFUN, so that the compiler never
+;;;; derives its type: a caller compiled today must stay right when a field changes its type tomorrow.
 
 (in-package #:clgrpc.protobuf)
 
@@ -59,8 +59,8 @@
        ,@(when (descriptor-comment message) (list (descriptor-comment message))))))
 
 (defun hidden-structure (plan)
-  "The forms that define the concrete structure of PLAN. Nobody calls the accessors but inlined code,
-so they are compiled in half the time without care."
+  "The forms that define the concrete structure of PLAN. Nobody calls the accessors but inlined
+code, so they are compiled in half the time without care."
   `((declaim (inline ,(plan-maker plan)))
     (locally
         (declare (optimize (speed 0) (safety 1) (debug 0) (compilation-speed 3)

@@ -29,8 +29,8 @@
 ;;; Leaves
 
 (defmacro %octet-at (octets at)
-  "The octet AT of OCTETS, which is there. A macro, since generated readers are full of it and inline
-functions take long to compile."
+  "The octet AT of OCTETS, which is there. A macro, since generated readers are full of it and
+inline functions take long to compile."
   `(truly-the octet (sb-kernel:data-vector-ref (truly-the octets ,octets) (truly-the index ,at))))
 
 (define-leaf (%u32-at :inline t) ((octets octets) (at index)) (unsigned-byte 32)
@@ -127,8 +127,8 @@ functions take long to compile."
     (logand ends (ldb (byte 64 0) (- ends)))))
 
 (defmacro read-long-varint (found)
-  "Read the varint at AT, whose ten octets there are, and call the local function FOUND with its value
-and the position after it. Eight octets are looked at at once."
+  "Read the varint at AT, whose ten octets there are, and call the local function FOUND with its
+value and the position after it. Eight octets are looked at at once."
   `(let* ((word (%u64-at octets at))
           (bit (%last-octet-bit word)))
      (declare (type (unsigned-byte 64) word bit))
