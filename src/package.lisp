@@ -43,7 +43,8 @@
                 ;; messages of any type
                 #:make-message #:find-message-type #:field-value #:field-present-p #:clear-field
                 #:present-fields #:do-fields #:ensure-field #:append-to-field #:oneof-field
-                #:type-pool #:make-type-pool #:find-pool-type
+                #:type-pool #:make-type-pool #:find-pool-type #:type-pool-files
+                #:read-proto-files
                 #:unknown-fields #:find-extension)
   (:import-from #:clgrpc.rpc
                 ;; services and calls

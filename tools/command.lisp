@@ -1,7 +1,8 @@
 ;;;; Commands and their arguments. DEFINE-COMMAND declares a command once: its parameters, its
 ;;;; options with their defaults and parsers, and what it does; help texts and complaints come from
-;;;; that declaration. Options are `--name VALUE` or `--name=VALUE`, anywhere; `--` ends them. A
-;;;; wrong argument is a USAGE-ERROR: one line on standard error and exit code 2.
+;;;; that declaration. Options are `--name VALUE` or `--name=VALUE`, anywhere, and those whose value
+;;;; may be left out `--name` or `--name=VALUE`; `--` ends them. A wrong argument is a USAGE-ERROR:
+;;;; a line on standard error and exit code 2; what was tried and failed is a FAILURE, with code 1.
 
 (in-package #:clgrpc.tools)
 
@@ -14,15 +15,25 @@
   "Signal a USAGE-ERROR."
   (error 'usage-error :text (format nil "~?" control arguments)))
 
+(define-condition failure (clgrpc-error)
+  ((text :initarg :text :reader failure-text))
+  (:report (lambda (condition stream) (write-string (failure-text condition) stream)))
+  (:documentation "What the command line asks for did not come about; TEXT says why, in one line."))
+
+(defun fail-command (control &rest arguments)
+  "Signal a FAILURE."
+  (error 'failure :text (format nil "~?" control arguments)))
+
 (defstruct (argument (:copier nil))
   "A parameter or option: KEY, its keyword for the command's function; NAME as users write it;
-VALUE, what its value is called; PARSER, a function of the string that returns the value or
-refuses."
+VALUE, what its value is called, in brackets if it may be left out; PARSER, a function of the string
+that returns the value or refuses. The values of an option that is REPEATED come as a list."
   (key :none :type keyword)
   (name "" :type string)
   (value "" :type string)
   (parser #'identity :type function)
   (default nil)
+  (repeated nil :type boolean)
   (documentation "" :type string))
 
 (defstruct (command (:copier nil))
@@ -61,12 +72,15 @@ refuses."
 (defmacro define-command (name (parameters options) documentation &body body)
   "Define the command NAME, a string. PARAMETERS are lists (variable VALUE parser documentation);
 those whose VALUE is in brackets may be left out. OPTIONS are lists (variable VALUE parser default
-documentation), named like the variable, and names of DEFINE-SHARED-OPTIONS. BODY returns the exit
-code."
-  (setf options (expand-shared-options options))
+documentation), named like the variable, and names of DEFINE-SHARED-OPTIONS; an option whose VALUE
+is in brackets may stand without one and then means \"true\", and with (variable name) for the
+variable it has that name and may be given several times. BODY returns the exit code."
+  (setf options (loop for (variable . rest) in (expand-shared-options options)
+                      collect (cons (if (consp variable) variable (list variable)) rest)))
   (flet ((key (variable) (intern (string variable) :keyword))
-         (option-name (variable)
-           (format nil "~:[--~;-~]~(~A~)" (= 1 (length (string variable))) variable)))
+         (option-name (variable name)
+           (or name
+               (format nil "~:[--~;-~]~(~A~)" (= 1 (length (string variable))) variable))))
     `(add-command
       (make-command
        :name ,name :documentation ,documentation
@@ -74,13 +88,14 @@ code."
                                  collect `(make-argument :key ,(key variable) :name ,value
                                                          :value ,value :parser ,parser
                                                          :documentation ,documentation)))
-       :options (list ,@(loop for (variable value parser default documentation) in options
+       :options (list ,@(loop for ((variable name) value parser default documentation) in options
                               collect `(make-argument :key ,(key variable)
-                                                      :name ,(option-name variable)
+                                                      :name ,(option-name variable name)
                                                       :value ,value :parser ,parser
                                                       :default ,default
+                                                      :repeated ,(and name t)
                                                       :documentation ,documentation)))
-       :function (lambda (&key ,@(mapcar #'first parameters) ,@(mapcar #'first options))
+       :function (lambda (&key ,@(mapcar #'first parameters) ,@(mapcar #'caar options))
                    ,@body)))))
 
 ;;; Parsers
@@ -94,6 +109,21 @@ code."
       (unless (and value (<= minimum value maximum))
         (refuse "an integer from ~D to ~D is wanted, not ~S" minimum maximum string))
       value)))
+
+(defun parse-boolean (string)
+  (cond ((string= string "true") t)
+        ((string= string "false") nil)
+        (t (refuse "true or false is wanted, not ~S" string))))
+
+(defun parse-seconds (string)
+  "The seconds, a rational, that the decimal STRING says."
+  (let* ((dot (or (position #\. string) (length string)))
+         (digits (remove #\. string :count 1))
+         (fraction (max 0 (- (length string) dot 1))))
+    (unless (and (<= 1 (length digits) 12) (every (lambda (char) (char<= #\0 char #\9)) digits)
+                 (plusp (parse-integer digits)))
+      (refuse "seconds are wanted, such as 2 or 0.5, not ~S" string))
+    (/ (parse-integer digits) (expt 10 fraction))))
 
 (defun limit-parser (name)
   "Return a parser of values for the row NAME, a keyword, of the options table."
@@ -137,6 +167,7 @@ REST is left."
     (cond ((null option) (refuse "there is no option ~A" name))
           (equals (values (argument-key option) (parse-value option (subseq token (1+ equals)))
                           rest))
+          ((optional-p option) (values (argument-key option) (parse-value option "true") rest))
           ((null rest) (refuse "~A needs a value, ~A" name (argument-value option)))
           (t (values (argument-key option) (parse-value option (first rest)) (rest rest))))))
 
@@ -150,13 +181,19 @@ REST is left."
                      ((member token '("--help" "-h") :test #'string=)
                       (return-from parse-arguments :help))
                      (t (multiple-value-bind (key value left) (parse-option command token arguments)
-                          (setf (getf given key) value
+                          (setf given (give command given key value)
                                 arguments left))))))
     (append (parse-positional command (reverse positional))
             given
             (loop for option in (command-options command)
                   collect (argument-key option)
                   collect (argument-default option)))))
+
+(defun give (command given key value)
+  "The plist GIVEN with VALUE for KEY, behind earlier ones if the option of COMMAND is repeated."
+  (let ((option (find key (command-options command) :key #'argument-key)))
+    (list* key (if (argument-repeated option) (append (getf given key) (list value)) value)
+           given)))
 
 (defun parse-positional (command tokens)
   (append (loop for parameter in (command-parameters command)
@@ -167,8 +204,9 @@ REST is left."
                 collect (parse-value parameter (pop tokens)))
           (when tokens (refuse "there is one argument too many: ~S" (first tokens)))))
 
-(defun optional-p (parameter)
-  (char= #\[ (char (argument-name parameter) 0)))
+(defun optional-p (argument)
+  "True if the parameter ARGUMENT, or the value of the option, may be left out."
+  (char= #\[ (char (argument-value argument) 0)))
 
 ;;; Help
 

@@ -2,17 +2,20 @@
 
 (in-package #:clgrpc.tools)
 
-(defun text-stream (descriptor)
-  "A stream that writes UTF-8 to DESCRIPTOR, whatever the locale."
-  (sb-sys:make-fd-stream descriptor :output t :buffering :line
+(defun text-stream (descriptor direction)
+  "A stream that reads or writes UTF-8 at DESCRIPTOR, whatever the locale; DIRECTION is :input or
+:output."
+  (sb-sys:make-fd-stream descriptor :input (eq direction :input) :output (eq direction :output)
+                                    :buffering (if (eq direction :input) :full :line)
                                     :external-format '(:utf-8 :replacement #\?)))
 
 (defun main ()
   "Run the command line of this process and exit with its code. This is the toplevel function of
 bin/clgrpc."
   (sb-ext:disable-debugger)
-  (setf *standard-output* (text-stream 1)
-        *error-output* (text-stream 2))
+  (setf *standard-input* (text-stream 0 :input)
+        *standard-output* (text-stream 1 :output)
+        *error-output* (text-stream 2 :output))
   (let ((code (handler-case (run-command (called-arguments sb-ext:*posix-argv*))
                 (sb-sys:interactive-interrupt () 130))))
     (ignore-errors (finish-output))

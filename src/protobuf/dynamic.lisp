@@ -12,9 +12,13 @@
 
 (defstruct (type-pool (:constructor %make-type-pool ()) (:copier nil))
   "Message and enum types of descriptors that no code was made for, by full name."
+  (files '() :type list)
   (messages (make-hash-table :test 'equal) :type hash-table)
   (enums (make-hash-table :test 'equal) :type hash-table)
   (extensions (make-hash-table :test 'equal) :type hash-table))
+
+(document-functions
+  type-pool-files "The descriptors of the files that POOL was made of.")
 
 (defmethod print-object ((pool type-pool) stream)
   (print-unreadable-object (pool stream :type t)
@@ -276,6 +280,7 @@ numbers. Signal PROTOBUF-ERROR if octets are no such set, PROTO-SYNTAX-ERROR if 
 together, MISUSE if a type is missing."
   (let ((pool (%make-type-pool))
         (files (if (typep source 'octets) (link-set (set-files source)) source)))
+    (setf (type-pool-files pool) files)
     (dolist (file files)
       (map-messages (lambda (message)
                       (let ((type (fresh-message-type (descriptor-full-name message))))

@@ -212,6 +212,13 @@ what it imports, imports first. See DEFINE-PROTO. MORE-PLACES are directories to
                           last)
                   :test #'equal :from-end t))))
 
+(defun read-proto-files (path &key import-paths (directory (source-directory)))
+  "Return the file descriptors of the .proto file PATH and of what it imports, imports first and
+without what the image has; MAKE-TYPE-POOL takes them. Nothing is registered or compiled. PATH and
+its imports are found as DEFINE-PROTO finds them; relative paths are meant from DIRECTORY. Signal
+PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
+  (read-protos path import-paths nil directory '()))
+
 (defun direct-imports (truename)
   "The names of the files that the file TRUENAME imports, and its package; none if it is no valid
 source."

@@ -8,6 +8,8 @@
   (:export
    ;; define.lisp
    #:define-proto #:*service-expander* #:*import-roots*
+   ;; import.lisp
+   #:read-proto-files
    ;; form.lisp, plugin.lisp
    #:define-file #:generate-sources #:answer-request
    ;; condition.lisp
@@ -34,7 +36,7 @@
    ;; text-writer.lisp, text-reader.lisp
    #:message-text #:parse-text-message
    ;; dynamic.lisp
-   #:type-pool #:make-type-pool #:find-pool-type
+   #:type-pool #:make-type-pool #:find-pool-type #:type-pool-files
    ;; reflection.lisp
    #:field-value #:field-present-p #:clear-field
    #:present-fields #:do-fields #:ensure-field #:append-to-field #:oneof-field

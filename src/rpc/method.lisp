@@ -152,6 +152,20 @@ changes of FUNCTION's methods do not touch."
         (server-streaming :server-streaming)
         (t :unary)))
 
+(defun descriptor-rpc-method (descriptor find-type)
+  "Return an RPC-METHOD to INVOKE for DESCRIPTOR, a method descriptor of a service that no code was
+made for. FIND-TYPE maps the full name of a message type to the type."
+  (let* ((full-name (protobuf:descriptor-full-name descriptor))
+         (dot (position #\. full-name :from-end t)))
+    (make-rpc-method
+     :name (coerce (subseq full-name (1+ dot)) 'simple-string)
+     :service-name (coerce (subseq full-name 0 dot) 'simple-string)
+     :kind (method-kind (protobuf:method-descriptor-client-streaming-p descriptor)
+                        (protobuf:method-descriptor-server-streaming-p descriptor))
+     :path-field (hpack:string-field ":path" (protobuf:method-descriptor-path descriptor))
+     :request-type (funcall find-type (protobuf:method-descriptor-input descriptor))
+     :response-type (funcall find-type (protobuf:method-descriptor-output descriptor)))))
+
 (defun find-rpc-method (function-name)
   "Return the RPC-METHOD of the generic function named FUNCTION-NAME."
   (method-function-rpc-method (fdefinition function-name)))

@@ -24,7 +24,7 @@
    ;; method.lisp
    #:rpc-method #:rpc-method-name #:rpc-method-service-name #:rpc-method-path
    #:rpc-method-path-field #:rpc-method-kind #:rpc-method-request-type #:rpc-method-response-type
-   #:rpc-method-function-name #:find-rpc-method #:service #:service-methods #:channel #:invoke
+   #:rpc-method-function-name #:find-rpc-method #:descriptor-rpc-method #:service #:service-methods #:channel #:invoke
    #:method-function #:binding #:binding-function #:ensure-binding #:define-service
    #:watch-services #:forget-watcher
    ;; framing.lisp

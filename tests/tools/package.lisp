@@ -22,6 +22,12 @@
                      (setf code (tools:run-command arguments))))))
     (values code output (get-output-stream-string error-output))))
 
+(defmacro with-serve ((program address &rest arguments) &body body)
+  "Run BODY while `bin/clgrpc serve ARGUMENTS` listens at ADDRESS, on a free port."
+  `(support:with-server-program (,program ,address (support:clgrpc-program)
+                                          "serve" ,@arguments "--listen" "127.0.0.1:0")
+     ,@body))
+
 (defun one-line-p (text)
   (and (plusp (length text))
        (= (position #\Newline text) (1- (length text)))))

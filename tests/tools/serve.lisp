@@ -3,12 +3,6 @@
 (in-package #:clgrpc.tests.tools)
 (in-suite :clgrpc.tools)
 
-(defmacro with-serve ((program address &rest arguments) &body body)
-  "Run BODY while `bin/clgrpc serve ARGUMENTS` listens at ADDRESS, on a free port."
-  `(support:with-server-program (,program ,address (support:clgrpc-program)
-                                          "serve" ,@arguments "--listen" "127.0.0.1:0")
-     ,@body))
-
 (test serve-and-end
   (dolist (signal (list sb-unix:sigterm sb-unix:sigint))
     (with-serve (program address "greeter,route-guide" "--loops" "2")

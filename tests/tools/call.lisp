@@ -1,0 +1,172 @@
+;;;; `list`, `describe` and `call` against servers with reflection, in this process and as programs.
+
+(in-package #:clgrpc.tests.tools)
+(in-suite :clgrpc.tools)
+
+(defmacro with-reflected ((address &key (services '(make-instance 'clgrpc.examples:route-guide))
+                                     (reflection '(grpc:reflection-services)))
+                          &body body)
+  "Run BODY while SERVICES listen at ADDRESS, with REFLECTION beside them."
+  (let ((server (gensym "SERVER")))
+    `(let* ((,server (grpc:start-server (append (list ,services) ,reflection)
+                                        :listen "127.0.0.1:0"))
+            (,address (grpc:server-address ,server)))
+       (unwind-protect (progn ,@body)
+         (grpc:stop-server ,server)))))
+
+(defun prints-p (text &rest arguments)
+  "True if the command line ARGUMENTS succeeds and prints TEXT."
+  (multiple-value-bind (code output error-output) (apply #'run-line arguments)
+    (is (= 0 code) "exit code ~D: ~A" code error-output)
+    (is (string= text output))))
+
+(defun lines (&rest lines)
+  (format nil "~{~A~%~}" lines))
+
+(defun fails-p (expected text &rest arguments)
+  "True if the command line ARGUMENTS exits with the code EXPECTED and complains with TEXT."
+  (multiple-value-bind (code output error-output) (apply #'run-line arguments)
+    (declare (ignore output))
+    (is (= expected code) "exit code ~D: ~A" code error-output)
+    (is (search text error-output) "~A" error-output)))
+
+(defparameter *methods*
+  '("routeguide.RouteGuide.GetFeature" "routeguide.RouteGuide.ListFeatures"
+    "routeguide.RouteGuide.RecordRoute" "routeguide.RouteGuide.RouteChat"))
+
+(defparameter *route-guide-proto*
+  (namestring (asdf:system-relative-pathname "clgrpc" "proto/examples/route_guide.proto")))
+
+(test list-services
+  (with-reflected (address)
+    (prints-p (lines "grpc.reflection.v1.ServerReflection"
+                     "grpc.reflection.v1alpha.ServerReflection" "routeguide.RouteGuide")
+              "list" address)
+    (apply #'prints-p (apply #'lines *methods*) (list "list" address "routeguide.RouteGuide"))
+    (fails-p 1 "routeguide.Nothing" "list" address "routeguide.Nothing")
+    (fails-p 1 "is no service" "list" address "routeguide.Point"))
+  (prints-p (lines "routeguide.RouteGuide") "list" "--proto" *route-guide-proto*)
+  (prints-p (apply #'lines *methods*)
+            "list" "--proto" *route-guide-proto* "routeguide.RouteGuide")
+  (fails-p 2 "ADDRESS is missing" "list"))
+
+(defun described (&rest arguments)
+  "The lines that `describe ARGUMENTS` prints, but for comments."
+  (multiple-value-bind (code output error-output) (apply #'run-line "describe" arguments)
+    (is (= 0 code) "exit code ~D: ~A" code error-output)
+    (remove-if (lambda (line)
+                 (or (string= "" line) (uiop:string-prefix-p "//" (string-left-trim " " line))))
+               (uiop:split-string output :separator '(#\Newline)))))
+
+(test describe-symbols
+  (with-reflected (address)
+    (is (equal '("routeguide.Point is a message:" "message Point {"
+                 "  int32 latitude = 1;" "  int32 longitude = 2;" "}")
+               (described address "routeguide.Point")))
+    (is (equal (list "routeguide.RouteGuide.RouteChat is a method:"
+                     (format nil "rpc RouteChat ( stream .routeguide.RouteNote ) returns ~
+                                  ( stream .routeguide.RouteNote );"))
+               (described address "routeguide.RouteGuide.RouteChat")))
+    (is (equal '("grpc.reflection.v1.ServerReflectionResponse.original_request is a field:"
+                 ".grpc.reflection.v1.ServerReflectionRequest original_request = 2;")
+               (described address
+                          "grpc.reflection.v1.ServerReflectionResponse.original_request")))
+    (multiple-value-bind (code output) (run-line "describe" address)
+      (is (= 0 code))
+      (is (search "service ServerReflection {" output))
+      (is (search "rpc GetFeature ( .routeguide.Point ) returns ( .routeguide.Feature );"
+                  output)))
+    (multiple-value-bind (code output)
+        (run-line "describe" address "grpc.reflection.v1.ServerReflectionRequest")
+      (is (= 0 code))
+      (is (search "  oneof message_request {" output))
+      (is (search "    string file_by_filename = 3;" output)))
+    (fails-p 1 "there is no symbol x.Y" "describe" address "x.Y")))
+
+(test call-of-each-kind
+  (with-reflected (address)
+    (flet ((method (name) (format nil "routeguide.RouteGuide/~A" name)))
+      (prints-p (lines "{"
+                       "  \"name\": \"Berkshire Valley Management Area Trail, Jefferson, NJ, USA\","
+                       "  \"location\": {" "    \"latitude\": 409146138,"
+                       "    \"longitude\": -746188906" "  }" "}")
+                "call" "-d" "{\"latitude\": 409146138, \"longitude\": -746188906}" address
+                (method "GetFeature"))
+      (multiple-value-bind (code output)
+          (run-line "call" "-d" "{\"lo\": {\"latitude\": 400000000, \"longitude\": -750000000},
+                                  \"hi\": {\"latitude\": 420000000, \"longitude\": -730000000}}"
+                    address (method "ListFeatures"))
+        (is (= 0 code))
+        (is (< 50 (count #\{ output))))
+      (multiple-value-bind (code output)
+          (run-line "call" "-d" "{\"latitude\": 1} {\"latitude\": 2}{\"latitude\": 3}" address
+                    (method "RecordRoute"))
+        (is (= 0 code))
+        (is (search "\"pointCount\": 3" output)))
+      (let* ((note "{\"location\": {\"latitude\": 77}, \"message\": \"n }\\\" é\"}")
+             (*standard-input* (make-string-input-stream (format nil "~A~%~A" note note))))
+        (multiple-value-bind (code output) (run-line "call" "-d" "@" address (method "RouteChat"))
+          (is (= 0 code))
+          (is (search "\"message\": \"n }\\\" é\"" output))))
+      (prints-p "" "call" address (method "RouteChat"))
+      (prints-p (lines "{" "  \"name\": \"\"," "  \"location\": {" "    \"latitude\": 0,"
+                       "    \"longitude\": 0" "  }" "}")
+                "call" "--emit-defaults" "-d" "{}" address (method "GetFeature")))))
+
+(test call-goes-wrong
+  (with-reflected (address)
+    (fails-p 1 "latitud" "call" "-d" "{\"latitud\": 1}" address "routeguide.RouteGuide/GetFeature")
+    (fails-p 1 "takes one request" "call" "-d" "{} {}" address "routeguide.RouteGuide/GetFeature")
+    (fails-p 1 "latitud" "call" "-d" "{} {\"latitud\": 1}" address
+             "routeguide.RouteGuide/RecordRoute")
+    (fails-p 1 "routeguide.RouteGuide.Nothing" "call" address "routeguide.RouteGuide/Nothing")
+    (fails-p 2 "package.Service/Method" "call" address "Nothing")
+    (fails-p 2 "name: value" "call" address "a.B/C" "-H" "nothing")
+    (fails-p 2 "base64" "call" address "a.B/C" "-H" "x-bin: !")
+    (fails-p 2 "seconds" "call" address "a.B/C" "--timeout" "1s"))
+  ;; without reflection: types from the file, and none without
+  (with-reflected (address :reflection '())
+    (fails-p 1 "no reflection" "list" address)
+    (multiple-value-bind (code output)
+        (run-line "call" "--proto" *route-guide-proto* "-d" "{\"latitude\": 1}" address
+                  "routeguide.RouteGuide.RecordRoute")
+      (is (= 0 code))
+      (is (search "pointCount" output)))))
+
+(test call-falls-back-to-v1alpha
+  (with-reflected (address :reflection (rest (grpc:reflection-services)))
+    (apply #'prints-p (apply #'lines *methods*) (list "list" address "routeguide.RouteGuide"))))
+
+(test call-ends-with-a-status
+  (with-reflected (address :services (make-instance 'tools:interop-service))
+    (flet ((call (&rest arguments)
+             (apply #'run-line "call" address "grpc.testing.TestService/UnaryCall" arguments)))
+      (multiple-value-bind (code output error-output)
+          (call "-d" "{\"responseStatus\": {\"code\": 5, \"message\": \"nowhere\"}}")
+        (is (= 69 code))
+        (is (string= "" output))
+        (is (string= (lines "ERROR:" "  Code: NotFound" "  Message: nowhere") error-output)))
+      (multiple-value-bind (code output error-output)
+          (run-line "call" address "grpc.testing.TestService/UnimplementedCall")
+        (is (= 76 code))
+        (is (string= "" output))
+        (is (search "Unimplemented" error-output)))
+      (is (= 0 (call "-d" "{\"responseSize\": 3}" "-H" "x-grpc-test-echo-initial: a"
+                     "-H" "x-grpc-test-echo-trailing-bin: q6ur" "--timeout" "20")))
+      (is (= (+ 64 4)
+             (run-line "call" address "grpc.testing.TestService/StreamingOutputCall"
+                       "--timeout" "0.5" "-d"
+                       "{\"responseParameters\": [{\"size\": 1, \"intervalUs\": 2000000}]}"))))))
+
+(test call-from-the-saved-core
+  (with-serve (program address "greeter")
+    (multiple-value-bind (code lines)
+        (support:run-to-end (support:clgrpc-program)
+                            (list "call" address "helloworld.Greeter/SayHello"
+                                  "-d" "{\"name\": \"Adá\"}"))
+      (is (eql 0 code))
+      (is (equal '("{" "  \"message\": \"Hello, Adá!\"" "}") lines)))
+    (multiple-value-bind (code lines)
+        (support:run-to-end (support:clgrpc-program) (list "list" address))
+      (is (eql 0 code))
+      (is (member "helloworld.Greeter" lines :test #'string=)))))

@@ -1,0 +1,232 @@
+;;;; `list`, `describe` and `call`, in grpcurl's manner: any service of any server, with JSON in and
+;;;; out. Requests are read as JSON values one after another, each sent when it is complete, so that
+;;;; a dialogue can be held on a terminal; responses are printed as they come.
+
+(in-package #:clgrpc.tools)
+
+(define-command "list"
+    (((address "[ADDRESS]" #'identity "Where the server listens; left out with --proto.")
+      (service "[SERVICE]" #'identity "The full name of a service."))
+     (catalogue client-tls))
+    "List the services of a server, or the methods of one, by their full names. Asks the server's
+reflection, or reads --proto."
+  (call-with-catalogue
+   (lambda (symbol list pool-of)
+     (format t "~{~A~%~}"
+             (if symbol
+                 (mapcar #'protobuf:descriptor-full-name
+                         (protobuf:service-descriptor-methods
+                          (need-descriptor (funcall pool-of (list symbol)) symbol
+                                           'protobuf:service-descriptor "service")))
+                 (funcall list))))
+   address service proto import-path headers timeout
+   (client-credentials tls-ca tls-cert tls-key tls-name))
+  0)
+
+(define-command "describe"
+    (((address "[ADDRESS]" #'identity "Where the server listens; left out with --proto.")
+      (symbol "[SYMBOL]" #'identity
+              "The full name of a service, method, message, enum or field; all services without."))
+     (catalogue client-tls))
+    "Show the declaration of a symbol as it would stand in a .proto file. Asks the server's
+reflection, or reads --proto."
+  (call-with-catalogue
+   (lambda (symbol list pool-of)
+     (let* ((symbols (if symbol (list (string-left-trim "." symbol)) (funcall list)))
+            (pool (funcall pool-of symbols)))
+       (dolist (symbol symbols)
+         (let ((descriptor (need-symbol pool symbol)))
+           (format t "~A is ~A:~%" symbol (descriptor-kind descriptor))
+           (write-declaration descriptor 0 (owner-of pool symbol))))))
+   address symbol proto import-path headers timeout
+   (client-credentials tls-ca tls-cert tls-key tls-name))
+  0)
+
+(defun owner-of (pool full-name)
+  "The message of POOL in which FULL-NAME is declared, or nil."
+  (let* ((dot (position #\. full-name :from-end t))
+         (owner (and dot (find-symbol-in pool (subseq full-name 0 dot)))))
+    (and (typep owner 'protobuf:message-descriptor) owner)))
+
+(defun call-with-catalogue (function address symbol proto import-paths headers timeout credentials)
+  "Call FUNCTION with SYMBOL, a function that lists the names of the services, and one that returns
+a pool with the symbols of a list. With PROTO there is no address, and the first argument is the
+symbol."
+  (cond (proto
+         (when symbol (refuse "there is no ADDRESS with --proto"))
+         (let ((pool (proto-pool proto import-paths)))
+           (funcall function address (lambda () (pool-services pool)) (constantly pool))))
+        ((null address) (refuse "ADDRESS is missing"))
+        (t (call-with-reflector
+            (lambda (reflector)
+              (funcall function symbol
+                       (lambda () (ask-for-services reflector))
+                       (lambda (symbols) (ask-for-symbols reflector symbols))))
+            (funcall (address-parser 1) address) credentials headers timeout))))
+
+;;; JSON values, one after another
+
+(defparameter *longest-request* (expt 2 26) "The characters that a request in JSON may have.")
+
+(defun white-p (char)
+  (member char '(#\Space #\Tab #\Newline #\Return)))
+
+(defun read-json-text (stream)
+  "The text of the next JSON value in STREAM, or nil if none follows. Nothing beyond its end is
+read, but of a number or word the character behind it. Whether it is valid is not looked at."
+  (let ((first (loop for char = (read-char stream nil)
+                     while (and char (white-p char))
+                     finally (return char)))
+        (depth 0) (count 0) (quoted nil) (escaped nil))
+    (when first
+      (with-output-to-string (text)
+        (loop for char = first then (read-char stream nil)
+              do (when (or (null char)
+                           (and (zerop depth) (not quoted) (white-p char)))
+                   (return))
+                 (when (< *longest-request* (incf count))
+                   (fail-command "a request is longer than ~D characters" *longest-request*))
+                 (write-char char text)
+                 (cond (escaped (setf escaped nil))
+                       (quoted (case char (#\\ (setf escaped t)) (#\" (setf quoted nil))))
+                       (t (case char
+                            (#\" (setf quoted t))
+                            ((#\{ #\[) (incf depth))
+                            ((#\} #\]) (decf depth)))))
+                 (when (and (<= depth 0) (not quoted) (find char "}]\""))
+                   (return)))))))
+
+(defun next-request (stream type pool)
+  "The next message of TYPE that STREAM has in JSON, or nil."
+  (let ((text (read-json-text stream)))
+    (and text
+         (protobuf:parse-json-message type text :finder (pool-finder pool)))))
+
+(defun pool-finder (pool)
+  (lambda (name) (protobuf:find-pool-type pool name)))
+
+(defun only-message (stream type pool)
+  "The one message that STREAM has, or an empty one."
+  (let ((message (next-request stream type pool)))
+    (when (and message (read-json-text stream))
+      (fail-command "the method takes one request, and there are more"))
+    (or message (protobuf:make-message type))))
+
+;;; The call
+
+(defstruct (caller (:copier nil))
+  "Who makes a call and prints what comes of it."
+  (method nil :type rpc:rpc-method)
+  (pool nil :type protobuf:type-pool)
+  (options '() :type list)
+  (requests nil :type stream)
+  (defaults nil)
+  (trouble nil))                        ; what was wrong with a request of a stream
+
+(defun print-response (caller message)
+  (format t "~A~%" (protobuf:message-json message :indent 2 :defaults (caller-defaults caller)
+                                                  :finder (pool-finder (caller-pool caller))))
+  (finish-output))
+
+(defun feed-requests (caller call)
+  "Send what the stream of requests has, until its end or that of CALL."
+  (handler-case
+      (loop for message = (next-request (caller-requests caller)
+                                        (rpc:rpc-method-request-type (caller-method caller))
+                                        (caller-pool caller))
+            while message
+            do (grpc:send call message)
+            finally (grpc:close-send call))
+    ;; who receives sees how the call has ended
+    (grpc:rpc-error ())
+    ((or clgrpc-error stream-error) (error)
+      (setf (caller-trouble caller) error)
+      (grpc:cancel call))))
+
+(defun print-stream (caller call)
+  (grpc:do-messages (message call)
+    (print-response caller message)))
+
+(defun perform-call (caller channel)
+  "Call the method of CALLER on CHANNEL and print what it answers."
+  (let ((method (caller-method caller)) (pool (caller-pool caller)))
+    (flet ((invoke (request)
+             (apply #'rpc:invoke channel method request (caller-options caller)))
+           (only ()
+             (only-message (caller-requests caller) (rpc:rpc-method-request-type method) pool)))
+      (ecase (rpc:rpc-method-kind method)
+        (:unary (print-response caller (invoke (only))))
+        (:server-streaming
+         (grpc:with-call (call (invoke (only)))
+           (print-stream caller call)))
+        ((:client-streaming :bidi)
+         (grpc:with-call (call (invoke :open))
+           ;; it may be left reading from a terminal when the call is over, until the process is
+           (sb-thread:make-thread (lambda () (feed-requests caller call)) :name "clgrpc call")
+           (handler-case (print-stream caller call)
+             (grpc:rpc-error (error) (error (or (caller-trouble caller) error))))))))))
+
+(defun print-status (error)
+  "Print ERROR, an RPC-ERROR, as grpcurl does; return the exit code for it."
+  (let ((status (grpc:rpc-error-status error)))
+    (format *error-output* "ERROR:~%  Code: ~A~%  Message: ~A~%"
+            (remove #\- (string-capitalize status)) (grpc:rpc-error-message error))
+    (let ((details (grpc:rpc-error-details error)))
+      (when details
+        (format *error-output* "  Details:~%")
+        (dolist (detail details)
+          (when (typep detail 'protobuf:message)
+            (format *error-output* "    ~A ~A~%"
+                    (protobuf:message-type-name (protobuf:message-type-of detail))
+                    (protobuf:message-json detail))))))
+    (finish-output *error-output*)
+    (+ 64 (grpc:status-code status))))
+
+(defun split-method (name)
+  "The full name of the method that NAME, \"package.Service/Method\" or with a dot for the slash,
+means."
+  (let ((dotted (substitute #\. #\/ (string-left-trim "/." name))))
+    (unless (find #\. dotted) (refuse "package.Service/Method is wanted, not ~S" name))
+    dotted))
+
+(defun find-method-in (pool name)
+  "The RPC-METHOD of NAME, dotted, whose types are in POOL."
+  (rpc:descriptor-rpc-method
+   (need-descriptor pool name 'protobuf:method-descriptor "method")
+   (lambda (name)
+     (or (protobuf:find-pool-type pool name) (fail-command "the type ~A is unknown" name)))))
+
+(define-command "call"
+    (((address "ADDRESS" (address-parser 1) "Where the server listens.")
+      (method "METHOD" #'split-method "What to call: package.Service/Method."))
+     ((d "JSON" #'identity nil
+         "The request, or of a stream all requests, one after another; @ reads them from the
+      standard input. Without it, one empty request, or of a stream none.")
+      (emit-defaults "[BOOLEAN]" #'parse-boolean nil
+                     "Print fields also if they are zero or empty.")
+      catalogue client-tls))
+    "Call any method of any server with requests in JSON, and print its responses in JSON. Types
+come from the server's reflection or from --proto. Exits with 0 if the call ends with OK, with 64
+plus the code of its status if it ends with another (69 is NOT_FOUND), with 1 if it could not be
+made, such as for want of the method or for a request that is not of its type, and with 2 if the
+arguments are wrong."
+  (let ((credentials (client-credentials tls-ca tls-cert tls-key tls-name)))
+    (handler-case
+        (call-with-reflector
+         (lambda (reflector)
+           (let ((pool (if proto
+                           (proto-pool proto import-path)
+                           (ask-for-symbols reflector
+                                            (list (subseq method 0 (position #\. method
+                                                                             :from-end t)))))))
+             (perform-call
+              (make-caller :method (find-method-in pool method) :pool pool :defaults emit-defaults
+                           :options (append (when timeout (list :timeout timeout))
+                                            (when headers (list :metadata headers)))
+                           :requests (if (equal d "@")
+                                         *standard-input*
+                                         (make-string-input-stream (or d ""))))
+              (reflector-channel reflector))))
+         address credentials headers timeout)
+      (grpc:rpc-error (error) (print-status error))
+      (:no-error (&rest values) (declare (ignore values)) 0))))

@@ -1,0 +1,181 @@
+;;;; What `list`, `describe` and `call` know of services: the descriptors that a server's reflection
+;;;; tells (gRPC document "GRPC Server Reflection Protocol", v1, or v1alpha where there is no v1),
+;;;; or those of a .proto file. They become dynamic types: nothing that a peer sends is interned,
+;;;; registered or compiled. Each question is a call of its own, with a deadline, and the files that
+;;;; a peer may have us ask for are limited.
+
+(in-package #:clgrpc.tools)
+
+(define-shared-options catalogue
+  ((headers "-H") "'NAME: VALUE'" #'parse-header '()
+                  "Metadata to send, also with questions to reflection; may be given several times.
+      The value of a name that ends in -bin is in base64.")
+  (timeout "SECONDS" #'parse-seconds nil "How long it may take, by default as long as it takes.")
+  (proto "FILE" #'identity nil
+         "The .proto file that declares the service; without it, the server's reflection is asked.")
+  (import-path "DIR[:DIR…]" #'parse-directories nil
+               "Where the imports of --proto are found first."))
+
+(defun parse-header (string)
+  "The (name . value) of metadata that STRING, \"name: value\", means."
+  (let ((colon (position #\: string :start (min 1 (length string)))))
+    (unless colon (refuse "'name: value' is wanted, not ~S" string))
+    (flet ((trimmed (start end) (string-trim " " (subseq string start end))))
+      (let ((name (string-downcase (trimmed 0 colon))) (value (trimmed (1+ colon) nil)))
+        (cons name
+              (if (uiop:string-suffix-p name "-bin")
+                  (handler-case (decode-base64 value)
+                    (clgrpc-error () (refuse "~A is not in base64: ~S" name value)))
+                  value))))))
+
+;;; Reflection
+
+(defparameter *most-files* 2000 "The files that a server may have us ask for.")
+(defparameter *reflection-seconds* 30 "How long a question to reflection may take.")
+
+(defstruct (reflector (:copier nil))
+  "Who asks reflection: OPTIONS for calls, and the VERSION of the service that is asked."
+  (channel nil :type grpc:channel)
+  (options '() :type list)
+  (version "v1" :type string))
+
+(defun reflection-request (version field value)
+  (let ((request (protobuf:make-message
+                  (format nil "grpc.reflection.~A.ServerReflectionRequest" version))))
+    (setf (protobuf:field-value request field) value)
+    request))
+
+(defun version-method (version)
+  (if (string= version "v1")
+      #'grpc.reflection.v1.server-reflection:server-reflection-info
+      #'grpc.reflection.v1alpha.server-reflection:server-reflection-info))
+
+(defun ask-version (reflector version field value)
+  "The response to the question in FIELD of a request, from VERSION of the service."
+  (grpc:with-call (call (funcall (version-method version) (reflector-channel reflector) :open
+                                 :timeout (or (getf (reflector-options reflector) :timeout)
+                                              *reflection-seconds*)
+                                 :metadata (getf (reflector-options reflector) :metadata)))
+    (grpc:send call (reflection-request version field value))
+    (grpc:close-send call)
+    (or (grpc:receive call) (fail-command "the server's reflection does not answer"))))
+
+(defun ask (reflector field value)
+  "The response to the question VALUE in FIELD, or a FAILURE with what reflection says."
+  (let ((response
+          (handler-case (ask-version reflector (reflector-version reflector) field value)
+            (grpc:unimplemented (error)
+              (when (string= "v1alpha" (reflector-version reflector)) (error error))
+              (setf (reflector-version reflector) "v1alpha")
+              (handler-case (ask-version reflector "v1alpha" field value)
+                (grpc:unimplemented ()
+                  (fail-command "the server has no reflection service; --proto names a file ~
+                                 instead")))))))
+    (when (protobuf:field-present-p response "error_response")
+      (fail-command "reflection says: ~A"
+                    (protobuf:field-value (protobuf:field-value response "error_response")
+                                          "error_message")))
+    response))
+
+(defun ask-files (reflector field value)
+  "The google.protobuf.FileDescriptorProtos that answer VALUE in FIELD."
+  (map 'list (lambda (octets)
+               (protobuf:parse-message "google.protobuf.FileDescriptorProto" octets))
+       (protobuf:field-value
+        (protobuf:field-value (ask reflector field value) "file_descriptor_response")
+        "file_descriptor_proto")))
+
+(defun every-image-has-p (name)
+  "True if NAME is a file of Protocol Buffers itself, whose types are not made again."
+  (and (uiop:string-prefix-p "google/protobuf/" name) (protobuf:find-file-descriptor name)))
+
+(defun ask-for-symbols (reflector symbols)
+  "A pool of the files that declare SYMBOLS, full names, and of what these import."
+  (let ((files (make-hash-table :test 'equal)) (wanted '()))
+    (flet ((take (file)
+             (let ((name (google.protobuf:file-descriptor-proto-name file)))
+               (unless (or (gethash name files) (every-image-has-p name))
+                 (when (= *most-files* (hash-table-count files))
+                   (fail-command "the server's files are more than ~D" *most-files*))
+                 (setf (gethash name files) file)
+                 (map nil (lambda (name) (push name wanted))
+                      (google.protobuf:file-descriptor-proto-dependency file))))))
+      (dolist (symbol symbols)
+        (mapc #'take (ask-files reflector "file_containing_symbol" symbol)))
+      (loop while wanted
+            do (let ((name (pop wanted)))
+                 (unless (or (gethash name files) (every-image-has-p name))
+                   (mapc #'take (ask-files reflector "file_by_filename" name))
+                   (unless (gethash name files)
+                     (fail-command "reflection does not have the file ~A" name))))))
+    (protobuf:make-type-pool
+     (protobuf:serialize
+      (google.protobuf:make-file-descriptor-set
+       :file (loop for file being the hash-values of files collect file))))))
+
+(defun ask-for-services (reflector)
+  (let ((response (protobuf:field-value (ask reflector "list_services" "*")
+                                        "list_services_response")))
+    (sort (map 'list (lambda (service) (protobuf:field-value service "name"))
+               (protobuf:field-value response "service"))
+          #'string<)))
+
+;;; Both
+
+(defun proto-pool (file import-paths)
+  (let ((here (uiop:getcwd)))
+    (protobuf:make-type-pool
+     (handler-case (protobuf:read-proto-files file :import-paths import-paths :directory here)
+       (file-error (error) (refuse "~A" error))))))
+
+(defun pool-services (pool)
+  (sort (loop for file in (protobuf:type-pool-files pool)
+              append (mapcar #'protobuf:descriptor-full-name
+                             (protobuf:file-descriptor-services file)))
+        #'string<))
+
+(defun find-symbol-in (pool full-name)
+  "The descriptor of FULL-NAME in the files of POOL, or nil."
+  (labels ((among (descriptors)
+             (some #'look descriptors))
+           (look (descriptor)
+             (cond ((string= full-name (protobuf:descriptor-full-name descriptor)) descriptor)
+                   ((not (uiop:string-prefix-p (scope descriptor) full-name)) nil)
+                   (t (among (inside descriptor)))))
+           (scope (descriptor)
+             ;; the values of an enum are its siblings
+             (let ((name (protobuf:descriptor-full-name descriptor)))
+               (if (typep descriptor 'protobuf:enum-descriptor)
+                   (subseq name 0 (1+ (or (position #\. name :from-end t) -1)))
+                   (concatenate 'string name "."))))
+           (inside (descriptor)
+             (typecase descriptor
+               (protobuf:service-descriptor (protobuf:service-descriptor-methods descriptor))
+               (protobuf:enum-descriptor (protobuf:enum-descriptor-values descriptor))
+               (protobuf:message-descriptor
+                (append (protobuf:message-descriptor-fields descriptor)
+                        (protobuf:message-descriptor-oneofs descriptor)
+                        (protobuf:message-descriptor-messages descriptor)
+                        (protobuf:message-descriptor-enums descriptor))))))
+    (loop for file in (protobuf:type-pool-files pool)
+            thereis (among (append (protobuf:file-descriptor-services file)
+                                   (protobuf:file-descriptor-messages file)
+                                   (protobuf:file-descriptor-enums file)
+                                   (protobuf:file-descriptor-extensions file))))))
+
+(defun need-symbol (pool full-name)
+  (or (find-symbol-in pool full-name)
+      ;; what every image has
+      (protobuf:find-descriptor full-name)
+      (fail-command "there is no ~A" full-name)))
+
+(defun need-descriptor (pool full-name type title)
+  "The descriptor of TYPE that is FULL-NAME in POOL; a FAILURE that says TITLE if there is none."
+  (let ((found (need-symbol pool full-name)))
+    (unless (typep found type) (fail-command "~A is no ~A" full-name title))
+    found))
+
+(defun call-with-reflector (function address credentials headers timeout)
+  (grpc:with-channel (channel address :credentials credentials)
+    (funcall function (make-reflector :channel channel
+                                      :options (list :metadata headers :timeout timeout)))))
