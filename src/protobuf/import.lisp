@@ -223,9 +223,7 @@ PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
   "The names of the files that the file TRUENAME imports, and its package; none if it is no valid
 source."
   (handler-case (let ((file (parse-proto (read-source truename) (file-namestring truename))))
-                  (values (mapcar (lambda (import) (if (consp import) (first import) import))
-                                  (file-descriptor-dependencies file))
-                          (file-descriptor-package file)))
+                  (values (all-imports file) (file-descriptor-package file)))
     (error () (values '() ""))))
 
 (defun imported-files (truename places)
