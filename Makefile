@@ -57,7 +57,7 @@ help:
 	@echo 'make              build bin/clgrpc'
 	@echo 'make demo         run a RouteGuide server and client, and show what they say'
 	@echo 'make test         run all tests; SUITES="hpack http2" runs some'
-	@echo 'make conformance  fetch and run h2spec, the interop client of grpc-go, ConnectRPC (need Go)'
+	@echo 'make conformance  fetch and run h2spec, the interop programs of grpc-go, grpcurl, ConnectRPC (need Go)'
 	@echo '                  and the protobuf conformance runner, and compare with protoc;'
 	@echo '                  SUITES="h2spec-tls protobuf protoc" runs some'
 	@echo 'make soak         do everything at once for an hour, or SOAK=600 seconds, and see that'

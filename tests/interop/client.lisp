@@ -277,22 +277,19 @@ Go."
     (signals grpc:unimplemented
       (test-service:unimplemented-call channel (testing:make-empty) :timeout *limit-seconds*))))
 
-(test our-client-exchanges-metadata
-  (with-go-server (channel)
-    (let ((octets (coerce '(0 1 127 128 255) '(vector (unsigned-byte 8)))))
-      (flet ((value (name metadata) (cdr (assoc name metadata :test #'string=))))
-        (multiple-value-bind (reply call)
-            (test-service:unary-call
-             channel (testing:make-simple-request :response-size 1)
-             :metadata `(("x-grpc-test-echo-initial" . "a value")
-                         ("x-grpc-test-echo-trailing-bin" . ,octets))
-             :timeout *limit-seconds*)
-          (declare (ignore reply))
-          (is (equal "a value" (value "x-grpc-test-echo-initial" (grpc:call-metadata call))))
-          (is (equalp octets (value "x-grpc-test-echo-trailing-bin"
-                                    (grpc:call-trailers call)))))))))
+;;; The commands
 
-;;; The command
+(test our-interop-client
+  (with-peers (peer)
+    (with-server-program (server address peer "scenario-server")
+      (let ((port (subseq address (1+ (position #\: address :from-end t)))))
+        (dolist (name '("empty_unary" "ping_pong" "custom_metadata" "special_status_message"
+                        "cancel_after_first_response" "timeout_on_sleeping_server"))
+          (multiple-value-bind (code lines)
+              (run-to-end (clgrpc-program)
+                          (list "interop-client" "--server_host" "127.0.0.1"
+                                "--server_port" port "--test_case" name))
+            (is (eql 0 code) "exit code ~D:~{~%      ~A~}" code lines)))))))
 
 (test our-route-guide-client
   (with-peers (peer)

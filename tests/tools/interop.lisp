@@ -12,74 +12,6 @@
     (signals grpc:unimplemented
       (interop-methods:unimplemented-call channel (testing:make-empty) :timeout 10))))
 
-(defun octets (&rest octets)
-  (coerce octets '(vector (unsigned-byte 8))))
-
-(defparameter *echoed* `(("x-grpc-test-echo-initial" . "test_initial_metadata_value")
-                         ("x-grpc-test-echo-trailing-bin" . ,(octets #xAB #xAB #xAB))))
-
-(defun echoes-p (call)
-  (flet ((same-p (name metadata)
-           (equalp (cdr (assoc name *echoed* :test #'string=))
-                   (cdr (assoc name metadata :test #'string=)))))
-    (and (same-p "x-grpc-test-echo-initial" (grpc:call-metadata call))
-         (same-p "x-grpc-test-echo-trailing-bin" (grpc:call-trailers call)))))
-
-(test interop-metadata
-  (with-offer (channel "interop")
-    (multiple-value-bind (reply call)
-        (interop-methods:unary-call channel (simple-request 1) :metadata *echoed* :timeout 10)
-      (is (= 1 (body-size reply)))
-      (is-true (echoes-p call)))
-    (grpc:with-call (call (interop-methods:full-duplex-call channel :open :metadata *echoed*
-                                                                          :timeout 10))
-      (grpc:close-send call)
-      (is (null (grpc:receive call)))
-      (is-true (echoes-p call)))))
-
-(test interop-status
-  (with-offer (channel "interop")
-    (let ((status (testing:make-echo-status
-                   :code 2
-                   :message (format nil "~C~%test with whitespace~C~%and Unicode BMP ☺ and ~
-                                         non-BMP 😈~C~%" #\Tab #\Return #\Tab))))
-      (flet ((status-of (function)
-               (handler-case (progn (funcall function) :none)
-                 (grpc:unknown (error) (grpc:rpc-error-message error)))))
-        (is (string= (testing:echo-status-message status)
-                     (status-of (lambda ()
-                                  (interop-methods:unary-call
-                                   channel (testing:make-simple-request :response-status status)
-                                   :timeout 10)))))
-        (is (string= (testing:echo-status-message status)
-                     (status-of (lambda ()
-                                  (grpc:do-messages
-                                      (response
-                                       (interop-methods:full-duplex-call
-                                        channel (list (testing:make-streaming-output-call-request
-                                                       :response-status status))
-                                        :timeout 10))
-                                    (fail "a response ~A" response))))))))))
-
-(test interop-load-report
-  (with-offer (channel "interop")
-    (multiple-value-bind (reply call)
-        (interop-methods:unary-call
-         channel (testing:make-simple-request
-                  :orca-per-query-report (testing:make-test-orca-report
-                                          :cpu-utilization 0.821d0 :memory-utilization 0.5847d0
-                                          :request-cost '(("cost" . 3456.32d0))
-                                          :utilization '(("util" . 0.30499d0))))
-         :timeout 10)
-      (declare (ignore reply))
-      (let ((octets (cdr (assoc "endpoint-load-metrics-bin" (grpc:call-trailers call)
-                                :test #'string=))))
-        (is (grpc:message=
-             (xds.data.orca.v3:make-orca-load-report
-              :cpu-utilization 0.821d0 :mem-utilization 0.5847d0
-              :request-cost '(("cost" . 3456.32d0)) :utilization '(("util" . 0.30499d0)))
-             (grpc:parse-message 'xds.data.orca.v3:orca-load-report octets)))))))
-
 (defun output-request (&rest sizes)
   (testing:make-streaming-output-call-request
    :response-parameters (mapcar (lambda (size)
@@ -112,17 +44,6 @@
                                                 (output-request 3 4))
                                           :timeout 10))))
       (is (null (response-sizes (funcall function channel '() :timeout 10)))))))
-
-(test interop-ping-pong
-  (with-offer (channel "interop")
-    (grpc:with-call (call (interop-methods:full-duplex-call channel :open :timeout 10))
-      (loop for size in '(31415 9 2653 58979)
-            do (grpc:send call (output-request size))
-               (is (= size (length (testing:payload-body
-                                    (testing:streaming-output-call-response-payload
-                                     (grpc:receive call)))))))
-      (grpc:close-send call)
-      (is (null (grpc:receive call))))))
 
 (test interop-cases
   (with-offer (channel "interop")
