@@ -298,6 +298,22 @@ Go."
           (run-to-end (clgrpc-program) (list "routeguide-client" address))
         (is (eql 0 code) "exit code ~D:~{~%      ~A~}" code lines)))))
 
+(test our-call-by-grpc-go-reflection
+  "Its files have the names of ours and are others: SimpleResponse has a hostname there."
+  (with-peers (peer)
+    (with-server-program (server address peer "scenario-server")
+      (flet ((ours (&rest arguments)
+               (multiple-value-list (run-to-end (clgrpc-program) arguments))))
+        (is (member "  string hostname = 6;"
+                    (second (ours "describe" address "grpc.testing.SimpleResponse"))
+                    :test #'string=))
+        (is (equal '(0 ("{" "  \"payload\": {" "    \"body\": \"AAAA\"" "  }" "}"))
+                   (ours "call" address "grpc.testing.TestService/UnaryCall"
+                        "-d" "{\"responseSize\": 3, \"responseType\": \"COMPRESSABLE\"}")))
+        (is (eql (+ 64 7)
+                 (first (ours "call" address "grpc.testing.TestService/UnaryCall"
+                             "-d" "{\"responseStatus\": {\"code\": 7}}"))))))))
+
 ;;; Compression
 
 (test our-client-compresses

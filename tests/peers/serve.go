@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/interop"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/orca"
+	reflectionservice "google.golang.org/grpc/reflection"
 )
 
 // serverFlags are the options all servers share.
@@ -135,5 +136,6 @@ func serveScenarios(arguments []string) int {
 	greeterpb.RegisterGreeterServer(server, greeter{})
 	routepb.RegisterRouteGuideServer(server, newRouteGuide(features))
 	testpb.RegisterTestServiceServer(server, interop.NewTestServer())
+	reflectionservice.Register(server)
 	return f.serve(server)
 }
