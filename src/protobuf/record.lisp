@@ -10,13 +10,19 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (record (:constructor make-record (message &key literal-p)) (:copier nil))
-  "A message of type MESSAGE, a descriptor. LITERAL-P: an aggregate gave it whole."
+  "A message of type MESSAGE, a descriptor. TAIL is the last cons of ENTRIES that ADD-ENTRY made.
+LITERAL-P: an aggregate gave it whole."
   (message nil :type message-descriptor)
   (entries '() :type list)
+  (tail '() :type list)
   (literal-p nil :type boolean))
 
 (defun add-entry (record field value)
-  (setf (record-entries record) (append (record-entries record) (list (cons field value)))))
+  (let ((new (list (cons field value))))
+    (if (record-entries record)
+        (setf (rest (or (record-tail record) (last (record-entries record)))) new)
+        (setf (record-entries record) new))
+    (setf (record-tail record) new)))
 
 (defun field-named (message name)
   "The field of MESSAGE called NAME, or nil."

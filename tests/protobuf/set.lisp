@@ -129,3 +129,13 @@
       (is (null (field-descriptor-oneof
                  (first (message-descriptor-fields
                          (first (file-descriptor-messages file))))))))))
+
+(test long-options-cost-what-they-are-long
+  "Memory grows with the number of values of an option, not with its square."
+  (let* ((record (protobuf::make-record (find-descriptor "google.protobuf.FieldOptions")))
+         (field (protobuf::field-named (protobuf::record-message record) "targets"))
+         (before (sb-ext:get-bytes-consed)))
+    (dotimes (i 20000) (protobuf::add-entry record field i))
+    (is (< (- (sb-ext:get-bytes-consed) before) (expt 2 24)))
+    (is (equal '(0 1 2) (subseq (protobuf::record-values record "targets") 0 3)))
+    (is (= 20000 (length (protobuf::record-values record "targets"))))))
