@@ -77,13 +77,13 @@ them takes."
     (t call)))
 
 (define-hot (call-handler :inline t) ((route route) request (call server-call)) t
+  "What the handler of ROUTE returns."
+  (funcall (rpc:binding-function (route-binding route)) (route-service route) request call))
+
+(defun call-handler-intercepted (route request call)
   "What the handler of ROUTE, and the interceptors around it, return."
-  (flet ((handler (request)
-           (funcall (rpc:binding-function (route-binding route)) (route-service route) request
-                    call)))
-    (if (route-interceptors route)
-        (rpc:call-intercepted (route-interceptors route) call request #'handler)
-        (handler request))))
+  (rpc:call-intercepted (route-interceptors route) call request
+                        (lambda (request) (call-handler route request call))))
 
 (define-hot run-handler ((call server-call)) t
   "Run CALL's handler. Return its value, or the RPC-ERROR that ended it."
@@ -93,7 +93,9 @@ them takes."
          (condition
            (with-user-code (call)
              (setf request (rpc:wire-decode call request 0 0)
-                   value (call-handler route request call)))))
+                   value (if (route-interceptors route)
+                             (call-handler-intercepted route request call)
+                             (call-handler route request call))))))
     (or condition value)))
 
 (define-hot run-inline ((call server-call)) null
