@@ -168,9 +168,15 @@ From any thread."
 
 (defun accept-link (hub transport)
   "Begin to serve a new connection. On HUB's loop."
-  (unless (admit-link-p hub (loop:transport-peer transport))
-    (loop:close-transport transport)
-    (return-from accept-link))
+  (let ((peer (loop:transport-peer transport)))
+    (if (admit-link-p hub peer)
+        (let ((begun nil))
+          (unwind-protect (progn (begin-link hub transport) (setf begun t))
+            (unless begun (forget-peer hub peer))))
+        (loop:close-transport transport))))
+
+(defun begin-link (hub transport)
+  "Make a link of TRANSPORT, which HUB has admitted."
   (let* ((server (hub-server hub))
          (credentials (server-credentials server))
          (transport (if credentials
@@ -212,7 +218,7 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
     (unless emptied
       (dolist (hub (server-hubs server))
         (let ((hub hub))
-          (loop:post (hub-loop hub) (lambda () 
+          (loop:post (hub-loop hub) (lambda ()
                      (map-links (lambda (link)
                                   (rpc:abandon-link link :unavailable "the server is stopping"))
                                 hub)))))

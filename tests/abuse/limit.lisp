@@ -102,3 +102,21 @@ limited, another's are served."
       (is (wait-until (lambda () (zerop (rpc:ledger-held (server::server-ledger server)))))
           "~D octets charged" (rpc:ledger-held (server::server-ledger server)))
       (check-nothing-held server))))
+
+(test connections-that-cannot-be-begun-are-not-counted
+  "A connection that is admitted and then fails before it is one takes no place of its peer's."
+  (with-probe (channel :server server :options '(:max-connections-per-peer 5)
+                       :events (:accept-function-error))
+      (:ask #'answer)
+    (sb-int:encapsulate 'rpc:open-link 'fails
+                        (lambda (original owner loop transport &rest more)
+                          (declare (ignore original owner loop more))
+                          (loop:close-transport transport)
+                          (error "no")))
+    (unwind-protect
+         (with-connected (attackers 6 (grpc:server-address server))
+           (is (every #'turned-away-p attackers)))
+      (sb-int:unencapsulate 'rpc:open-link 'fails))
+    (is-true (wait-until (lambda ()
+                           (zerop (hash-table-count (server::server-peers server))))))
+    (is (= 2 (number-of (ask channel (note 1)))))))
