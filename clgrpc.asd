@@ -222,7 +222,12 @@
                (:file "encoding")
                (:file "link")
                (:file "life")
-               (:file "wire")))
+               (:file "wire")
+               (:file "held")
+               (:file "arriving")
+               (:file "callback")
+               (:file "sending")
+               (:file "deadline")))
 
 (defsystem "clgrpc/client"
   :description "Channels, subchannels, stubs, futures."

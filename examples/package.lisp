@@ -10,7 +10,7 @@
    ;; geometry.lisp
    #:point= #:inside-p #:distance-metres
    ;; route-guide.lisp
-   #:*known-features* #:read-features #:find-feature #:feature-at #:route-guide #:route-guide-features
-   #:make-trip #:add-point #:trip-summary
+   #:*known-features* #:read-features #:find-feature #:feature-at #:route-guide
+   #:route-guide-features #:make-trip #:add-point #:trip-summary
    ;; route-guide-client.lisp
    #:run-route-guide-client))

@@ -32,7 +32,7 @@
 (defparameter *excused*
   '(("src/base/clock.lisp" "sb-alien" "clock_gettime is answered in user space, without the kernel")
     ("src/rpc/method.lisp" "sb-pcl" "only SBCL's CLOS knows what a generic function would call")
-    ("src/rpc/method.lisp" "sb-c" "the lock that CLOS holds while it defines methods has no exported name")
+    ("src/rpc/method.lisp" "sb-c" "the lock CLOS holds while it defines methods has no exported name")
     ("src/protobuf/wire.lisp" "sb-c" "sign extension of a machine word has no exported name"))
   "Files that may use a package which the rules below forbid, each with the reason.")
 
@@ -244,6 +244,21 @@ function of the token and its package, nicknames resolved, and is not excused."
                                                        (asdf:component-children system))
                                          :test #'string=)))
             (is (null missing) "Files of tests/~A in no system:~{ ~A~}" folder missing)))))))
+
+(defconstant +columns+ 100 "How long a line of our Lisp may be.")
+
+(defun long-lines (file)
+  "The numbers of the lines of FILE that are too long."
+  (loop for line in (uiop:read-file-lines file)
+        for number from 1
+        when (> (length line) +columns+) collect number))
+
+(test lines-fit
+  (dolist (pattern '("src/**/*.lisp" "tools/**/*.lisp" "examples/**/*.lisp"))
+    (dolist (file (directory (support:root-file pattern)))
+      (let ((found (long-lines file)))
+        (is (null found) "Lines of more than ~D columns in ~A:~{ ~D~}" +columns+
+            (enough-namestring file (support:root-file "")) found)))))
 
 (test the-checks-see
   ;; what the checks above would find, so that their silence means something

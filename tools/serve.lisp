@@ -131,8 +131,8 @@ to end."
       server-tls))
     "Serve gRPC, with health and reflection beside the services named, until SIGTERM or SIGINT, then
 let running calls end and exit with 0. Prints
-`listening on ADDRESS` for each when ready, and at SIGUSR1 a line `turns=N calls=N`: the turns of the event
-loops and the calls served."
+`listening on ADDRESS` for each when ready, and at SIGUSR1 a line `turns=N calls=N`: the turns of
+the event loops and the calls served."
   (multiple-value-bind (services execution) (offered-services services)
     (enlarge-nursery)
     (setf *log-function* #'print-event)

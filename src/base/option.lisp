@@ -78,9 +78,10 @@ MISUSE if a name is not in the table or a value is out of its range."
         do (cond ((null row)
                   (misuse "There is no keyword or option ~S; (clgrpc:option-table) lists ~
                           the options." name))
-                 ((not (and (typep value (if (whole-p (option-row-default row) (option-row-unit row))
-                                             'integer
-                                             'real))
+                 ((not (and (typep value
+                                   (if (whole-p (option-row-default row) (option-row-unit row))
+                                       'integer
+                                       'real))
                             (<= (option-row-minimum row) value (option-row-maximum row))))
                   (misuse "Option ~S must be ~:[a number~;an integer~] from ~A to ~A (~A), not ~S."
                           name (whole-p (option-row-default row) (option-row-unit row))

@@ -33,7 +33,8 @@
                               **http**)
                           :index)
       (hpack:encode-field encoder buffer (rpc:rpc-method-path-field (call-rpc-method call)) :index)
-      (hpack:encode-field encoder buffer (subchannel-authority (client-call-subchannel call)) :index)
+      (hpack:encode-field encoder buffer
+                          (subchannel-authority (client-call-subchannel call)) :index)
       (hpack:encode-field encoder buffer **te-trailers** :index)
       (hpack:encode-field encoder buffer **content-type** :index)
       (hpack:encode-field encoder buffer **user-agent** :index)
@@ -145,7 +146,8 @@ asked."
       nil)))
 
 (define-hot answers-once-p ((call client-call)) boolean
-  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call))) '(:unary :client-streaming))
+  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))
+               '(:unary :client-streaming))
        t))
 
 (defun client-trailers (stream list)
@@ -222,7 +224,8 @@ should be."
                                     :ended-by :transport :cause cause :sent nil))
           (:connection
            (end-client-call call :unavailable
-                            (or (rpc:link-failure link) (format nil "the connection was lost: ~A" text))
+                            (or (rpc:link-failure link)
+                                (format nil "the connection was lost: ~A" text))
                             :ended-by :transport :cause cause :sent (not refused))))))))
 
 (defun reset-status (call error-code)

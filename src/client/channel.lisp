@@ -33,18 +33,18 @@
                                              call-credentials plaintext-credentials
                      &allow-other-keys)
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
-doc/addresses.md has. CREDENTIALS, what TLS-CREDENTIALS returns, has it speak TLS; nil, the default, is
-plaintext. COMPRESSION, :gzip, :deflate or
-:identity, the default, is how requests are compressed unless a stub's :compression says otherwise
-or the server does not accept it. INTERCEPTORS is a list of functions (method request options next), the first the
-outermost, each called around every stub, in the caller's thread: METHOD is an RPC-METHOD, OPTIONS a
-plist of the stub's keywords; what it returns is what the stub returns, which
-(funcall next request options) gives. CALL-CREDENTIALS is a function of a method's path, called in the
-caller's thread, that returns metadata, such as (bearer-token TOKEN); stubs take :call-credentials as
-well. They are refused with :unauthenticated on a channel without TLS, or with TLS that verifies
-nothing, unless PLAINTEXT-CREDENTIALS is true. All other ARGUMENTS are rows of the options table as
-keywords. Connects nothing yet. Signal MISUSE for a wrong target or option, TLS-ERROR if CREDENTIALS
-cannot be used. From any thread; end it with CLOSE-CHANNEL, or use WITH-CHANNEL."
+doc/addresses.md has. CREDENTIALS, what TLS-CREDENTIALS returns, has it speak TLS; nil, the default,
+is plaintext. COMPRESSION, :gzip, :deflate or :identity, the default, is how requests are compressed
+unless a stub's :compression says otherwise or the server does not accept it. INTERCEPTORS is a list
+of functions (method request options next), the first the outermost, each called around every stub,
+in the caller's thread: METHOD is an RPC-METHOD, OPTIONS a plist of the stub's keywords; what it
+returns is what the stub returns, which (funcall next request options) gives. CALL-CREDENTIALS is a
+function of a method's path, called in the caller's thread, that returns metadata, such as
+(bearer-token TOKEN); stubs take :call-credentials as well. They are refused with :unauthenticated
+on a channel without TLS, or with TLS that verifies nothing, unless PLAINTEXT-CREDENTIALS is true.
+All other ARGUMENTS are rows of the options table as keywords. Connects nothing yet. Signal MISUSE
+for a wrong target or option, TLS-ERROR if CREDENTIALS cannot be used. From any thread; end it with
+CLOSE-CHANNEL, or use WITH-CHANNEL."
   (when credentials (loop:check-credentials credentials :client))
   (let* ((place (loop:parse-target target))
          (options (apply #'make-options

@@ -24,8 +24,8 @@ client-streaming one with a sequence or generator, without waiting. Return a fut
                  (member (rpc-method-kind (call-rpc-method call)) '(:unary :client-streaming))
                  (not (eq :open request)))
       (when (typep call 'call) (cancel call))
-      (misuse "CALL-ASYNC is for stubs that return a reply; ~S with ~S returned ~S." function request
-              call))
+      (misuse "CALL-ASYNC is for stubs that return a reply; ~S with ~S returned ~S."
+              function request call))
     future))
 
 (defmethod cancel ((future future) &optional (text "cancelled by the caller"))

@@ -1,5 +1,5 @@
-;;;; Channels with interceptors or call credentials. They are of a class of their own, so that calls on
-;;;; others do not even look for them.
+;;;; Channels with interceptors or call credentials. They are of a class of their own, so that calls
+;;;; on others do not even look for them.
 
 (in-package #:clgrpc.client)
 

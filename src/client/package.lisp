@@ -8,9 +8,10 @@
   (:import-from #:clgrpc.rpc
                 #:call #:call-status #:call-rpc-method #:call-extra #:call-fields #:call-deadline
                 #:call-incoming #:ensure-extra #:end-call #:notify #:operate #:link #:link-loop
-                #:link-owner #:cancel #:wire-call #:wire-call-link #:wire-call-loop #:wire-call-stream
-                #:wire-call-send-closed #:wire-call-endpoint
-                #:rpc-method #:rpc-method-kind #:rpc-error-message)
+                #:link-owner #:cancel #:wire-call #:wire-call-link #:wire-call-loop
+                #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint #:rpc-method
+                #:rpc-method-kind #:rpc-error-message)
   (:export
    #:wire-channel #:make-channel #:close-channel #:with-channel #:channel-target #:channel-state
-   #:ensure-connected #:wait-for-state-change #:call-async #:future #:future-call #:future-done-p #:await #:attach))
+   #:ensure-connected #:wait-for-state-change #:call-async #:future #:future-call #:future-done-p
+   #:await #:attach))

@@ -132,8 +132,8 @@ loop has just stopped, since the channel was closed, end CALL."
   (begin-call call nil))
 
 (defun submit-and-wait (call request generator)
-  "Submit CALL, send what GENERATOR gives if there is one, and wait for the end of CALL. If this is left
-otherwise, at whatever moment, cancel CALL."
+  "Submit CALL, send what GENERATOR gives if there is one, and wait for the end of CALL. If this is
+left otherwise, at whatever moment, cancel CALL."
   (sb-sys:without-interrupts
     (submit-call call request)
     (unwind-protect
@@ -172,7 +172,8 @@ RETRY-CALL return what another call returns."
     (vector (let ((at 0))
               (lambda () (when (< at (length request))
                            (prog1 (aref request at) (incf at))))))
-    (t (misuse "A stream of requests is a sequence, a generator function or :open, not ~S." request))))
+    (t (misuse "A stream of requests is a sequence, a generator function or :open, not ~S."
+               request))))
 
 (defun send-requests (call generator)
   "Send what GENERATOR gives, as this thread and the peer can, then close. Stops if CALL ends; an

@@ -83,7 +83,8 @@ many streams it allows."
                         (options-backoff-maximum-seconds options))))
          (jitter (* base (options-backoff-jitter options))))
     (setf (subchannel-backoff-seconds subchannel) base)
-    (max 0.001d0 (+ base (- (random (+ 1d-9 (* 2 jitter)) (subchannel-random subchannel)) jitter)))))
+    (max 0.001d0
+         (+ base (- (random (+ 1d-9 (* 2 jitter)) (subchannel-random subchannel)) jitter)))))
 
 (defun backoff-over (subchannel)
   (setf (subchannel-timer subchannel) nil)
@@ -194,7 +195,8 @@ that it is left."
   "End SUBCHANNEL and every call on it."
   (change-state subchannel :shutdown)
   (when (subchannel-timer subchannel)
-    (cancel-timer (loop:event-loop-wheel (subchannel-loop subchannel)) (subchannel-timer subchannel)))
+    (cancel-timer (loop:event-loop-wheel (subchannel-loop subchannel))
+                  (subchannel-timer subchannel)))
   (dolist (call (shiftf (subchannel-waiting subchannel) '()))
     (end-client-call call :cancelled "the channel was closed" :ended-by :local :sent nil))
   (let ((link (shiftf (subchannel-link subchannel) nil)))

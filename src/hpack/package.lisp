@@ -16,7 +16,8 @@
    #:field-kind #:field-memo #:field-name-string #:field-value-string #:+field-overhead-octets+
    ;; list.lisp
    #:field-list #:make-field-list #:clear-field-list #:field-list-fields #:field-list-count
-   #:field-list-octets #:field-list-overflow-p #:field-list-memo #:field-list-repeated-p #:do-fields #:find-field
+   #:field-list-octets #:field-list-overflow-p #:field-list-memo #:field-list-repeated-p #:do-fields
+   #:find-field
    ;; decoder.lisp
    #:decoder #:make-decoder #:decode-block #:set-decoder-limit
    ;; encoder.lisp

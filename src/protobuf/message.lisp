@@ -30,8 +30,8 @@ extensions have been looked for among the unknown fields."
 
 (defstruct (dynamic-message (:include message) (:conc-name dynamic-) (:copier nil)
                             (:constructor make-dynamic-message (layout contents)))
-  "A message of a type that is known from its descriptor alone (dynamic.lisp): what its slots hold is
-in CONTENTS."
+  "A message of a type that is known from its descriptor alone (dynamic.lisp): what its slots hold
+is in CONTENTS."
   (layout nil)
   (contents #() :type simple-vector))
 (declaim (sb-ext:freeze-type dynamic-message))

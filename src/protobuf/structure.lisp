@@ -2,7 +2,8 @@
 ;;;; places are. All other public functions are closures: accessor.lisp.
 ;;;;
 ;;;; The constructor is installed with DEFINE-FUNCTION, not DEFUN, so that the compiler never
-;;;; derives its type: a caller compiled today must stay right when a field changes its type tomorrow.
+;;;; derives its type: a caller compiled today must stay right when a field changes its type
+;;;; tomorrow.
 
 (in-package #:clgrpc.protobuf)
 

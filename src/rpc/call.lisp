@@ -21,12 +21,12 @@ status message details trailers) ends a server's call; ABORT (call status text e
 from this side at once; LEAVE (call) when a consumer loses interest;
 TAKEN (call octets) when the user has taken messages that were charged with as many; DECODE (call
 item start end) the message that ITEM of the queue is, octets from START to END or the transport's
-own; DELIVER (call octets start end) for each message that arrives; HALF-CLOSE (call) after the last; POST (call
-function) runs FUNCTION on the loop, at once if this is it; ROOM (call) the octets that may be sent
-without waiting; AWAIT-METADATA (call) waits for the peer's headers; SCHEDULE (call) has
-the callbacks that are due run soon; DRIVE (call ready-p) runs the loop until READY-P or the end, if
-this thread may, and says whether that came; PARK (call ready-p) sleeps until READY-P or the end and
-returns what READY-P did. CLIENT-P says which end this is."
+own; DELIVER (call octets start end) for each message that arrives; HALF-CLOSE (call) after the
+last; POST (call function) runs FUNCTION on the loop, at once if this is it; ROOM (call) the octets
+that may be sent without waiting; AWAIT-METADATA (call) waits for the peer's headers; SCHEDULE
+(call) has the callbacks that are due run soon; DRIVE (call ready-p) runs the loop until READY-P or
+the end, if this thread may, and says whether that came; PARK (call ready-p) sleeps until READY-P or
+the end and returns what READY-P did. CLIENT-P says which end this is."
   (send #'no-operation :type function)
   (close-send #'no-operation :type function)
   (send-metadata #'no-operation :type function)
@@ -130,8 +130,8 @@ the last message is taken."
 
 (document-functions
   call-rpc-method "The RPC-METHOD of CALL: see RPC-METHOD-PATH. From any thread."
-  call-status "The status with which CALL ended, a keyword such as :ok, or nil while it runs. From any
-thread.")
+  call-status "The status with which CALL ended, a keyword such as :ok, or nil while it runs. From
+any thread.")
 
 (defmethod print-object ((call call) stream)
   (print-unreadable-object (call stream :type t :identity t)
@@ -139,7 +139,8 @@ thread.")
             (if (call-rpc-method call) (rpc-method-path (call-rpc-method call)) "unrouted")
             (call-status call))))
 
-(defvar *call* nil "The call whose handler this thread runs, or nil. Nested calls inherit its deadline.")
+(defvar *call* nil
+  "The call whose handler this thread runs, or nil. Nested calls inherit its deadline.")
 
 (define-hot ensure-extra ((call call)) extra
   "The EXTRA of CALL, made now if there is none. From any thread."
@@ -196,8 +197,9 @@ itself. The wait ends with the call, which its deadline or its connection ends a
         ((call-status call) nil)
         ((operate drive call ready-p) (funcall ready-p call))
         ((loop:prepare-to-wait) (operate park call ready-p))
-        (t (error (make-rpc-error :resource-exhausted :call call :ended-by :local
-                                  :message "no reserve thread is left to go on while this one waits")))))
+        (t (error (make-rpc-error
+                   :resource-exhausted :call call :ended-by :local
+                   :message "no reserve thread is left to go on while this one waits")))))
 
 (defun park (call ready-p)
   "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended."
@@ -476,8 +478,8 @@ keyword, and MESSAGE. Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERR
 (defun retry-call ()
   "Invoke the restart RETRY-CALL, which a blocking stub offers while it signals the RPC-ERROR of its
 call, unless it sent what a generator function gave: make the call again, with the same arguments (a
-:timeout begins anew), and have the stub return what that returns. Signal a CONTROL-ERROR if there is
-none. The caller decides how often, and waits between."
+:timeout begins anew), and have the stub return what that returns. Signal a CONTROL-ERROR if there
+is none. The caller decides how often, and waits between."
   (invoke-restart 'retry-call))
 
 (defun cancel-call ()
@@ -551,8 +553,8 @@ refused there is room again.")
 
 (defun on-end (call function)
   "Call FUNCTION without arguments once CALL has ended, however that was; CALL-STATUS says how. Of
-several functions the first given is called first. Runs on the call's loop, so it must not wait. Return
-CALL. From any thread."
+several functions the first given is called first. Runs on the call's loop, so it must not wait.
+Return CALL. From any thread."
   (operate post call
            (lambda ()
              (let* ((extra (ensure-extra call))
@@ -565,9 +567,9 @@ CALL. From any thread."
   call)
 
 (defun filter-messages (call &key incoming outgoing)
-  "Have INCOMING, a function of a message, replace each message that is received on CALL, a stream, and
-OUTGOING each that is sent on it. For interceptors, which give them before CALL is used: those of an
-outer one see what comes first and what goes last. Return CALL."
+  "Have INCOMING, a function of a message, replace each message that is received on CALL, a stream,
+and OUTGOING each that is sent on it. For interceptors, which give them before CALL is used: those
+of an outer one see what comes first and what goes last. Return CALL."
   (let ((extra (ensure-extra call)))
     (flet ((combined (first second)
              (cond ((null first) second)

@@ -1,5 +1,6 @@
-;;;; Details of a status: grpc-status-details-bin is a serialized google.rpc.Status, whose details are
-;;;; messages of any types, each in an Any (gRPC over HTTP/2, "Responses"; gRPC guide on errors).
+;;;; Details of a status: grpc-status-details-bin is a serialized google.rpc.Status, whose details
+;;;; are messages of any types, each in an Any (gRPC over HTTP/2, "Responses"; gRPC guide on
+;;;; errors).
 ;;;;
 ;;;; In an RPC-ERROR the details are messages, or the octets as they came. Whatever a peer sends, to
 ;;;; ask for them signals nothing.
@@ -7,8 +8,8 @@
 (in-package #:clgrpc.rpc)
 
 (defun details-octets (details status message)
-  "The octets to send for DETAILS: a list of messages, which go with STATUS and MESSAGE; octets, which
-are sent as they are; or nil. Signal MISUSE if they are neither."
+  "The octets to send for DETAILS: a list of messages, which go with STATUS and MESSAGE; octets,
+which are sent as they are; or nil. Signal MISUSE if they are neither."
   (typecase details
     (null nil)
     (octets details)

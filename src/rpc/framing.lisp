@@ -75,7 +75,8 @@ in BODY, of BORROW-OCTETS."
 
 (define-hot add-to-prefix ((partial partial) (octets octets) (start index) (end index)) index
   (let ((count (min (- +prefix-octets+ (partial-prefix-fill partial)) (- end start))))
-    (copy-octets octets start (+ start count) (partial-prefix partial) (partial-prefix-fill partial))
+    (copy-octets octets start (+ start count)
+                 (partial-prefix partial) (partial-prefix-fill partial))
     (incf (partial-prefix-fill partial) count)
     (+ start count)))
 

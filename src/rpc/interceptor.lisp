@@ -1,7 +1,8 @@
-;;;; Interceptors: functions around calls, for what all methods have in common. A server's are called
-;;;; around its handlers, where these run; a channel's around its stubs, in the caller's thread. The first
-;;;; of a list is the outermost. What they do not see by that, the messages of streams and the ends of
-;;;; calls that outlive their handler or stub, they learn by FILTER-MESSAGES and ON-END (call.lisp).
+;;;; Interceptors: functions around calls, for what all methods have in common. A server's are
+;;;; called around its handlers, where these run; a channel's around its stubs, in the caller's
+;;;; thread. The first of a list is the outermost. What they do not see by that, the messages of
+;;;; streams and the ends of calls that outlive their handler or stub, they learn by FILTER-MESSAGES
+;;;; and ON-END (call.lisp).
 ;;;;
 ;;;; A server or channel without interceptors pays nothing for them.
 
@@ -16,7 +17,8 @@
   interceptors)
 
 (defun call-intercepted (interceptors call request handler)
-  "Call HANDLER, a function of a request, as INTERCEPTORS, a server's, have it for CALL and REQUEST."
+  "Call HANDLER, a function of a request, as INTERCEPTORS, a server's, have it for CALL and
+REQUEST."
   (declare (type function handler))
   (if interceptors
       (funcall (first interceptors) call request
@@ -24,8 +26,8 @@
       (funcall handler request)))
 
 (defun invoke-intercepted (interceptors method request options invoker)
-  "Call INVOKER, a function of a request and a plist of options, as INTERCEPTORS, a channel's, have it
-for METHOD, REQUEST and OPTIONS."
+  "Call INVOKER, a function of a request and a plist of options, as INTERCEPTORS, a channel's, have
+it for METHOD, REQUEST and OPTIONS."
   (declare (type function invoker))
   (if interceptors
       (funcall (first interceptors) method request options
@@ -36,9 +38,9 @@ for METHOD, REQUEST and OPTIONS."
 ;;; Call credentials: metadata that says who calls, made anew for each call
 
 (defun bearer-token (token)
-  "Return call credentials, for the :credentials of a channel or stub, that send `authorization: Bearer
-TOKEN`. TOKEN is a string, or a function without arguments that returns one, called for each call in
-the caller's thread."
+  "Return call credentials, for the :credentials of a channel or stub, that send `authorization:
+Bearer TOKEN`. TOKEN is a string, or a function without arguments that returns one, called for each
+call in the caller's thread."
   (check-type token (or string function))
   (lambda (method)
     (declare (ignore method))

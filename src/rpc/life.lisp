@@ -1,8 +1,8 @@
 ;;;; The life of a link beside its calls: keepalive (gRFCs A8 and A9), being without calls, age.
 ;;;;
-;;;; One timer per link comes due at the earliest of what may be due. It looks at what is known anyway,
-;;;; when octets last came and how many streams there were; nothing is noted when octets come or calls
-;;;; end, so calls pay nothing for it. An option of 0 seconds is never.
+;;;; One timer per link comes due at the earliest of what may be due. It looks at what is known
+;;;; anyway, when octets last came and how many streams there were; nothing is noted when octets
+;;;; come or calls end, so calls pay nothing for it. An option of 0 seconds is never.
 
 (in-package #:clgrpc.rpc)
 
@@ -10,9 +10,9 @@
   "The payload of the PINGs that ask whether the peer is alive. Whatever comes is an answer.")
 
 (defgeneric link-due (owner link event)
-  (:documentation "Tell OWNER that LINK should end in order, since it has been without calls (EVENT is
-:IDLE) or is old (:AGE), or at once, since its calls have had time enough after that (:GRACE). On its
-loop."))
+  (:documentation "Tell OWNER that LINK should end in order, since it has been without calls (EVENT
+is :IDLE) or is old (:AGE), or at once, since its calls have had time enough after that (:GRACE). On
+its loop."))
 
 (defun begin-life (link)
   "Begin to watch LINK, which has been opened just now."

@@ -1,6 +1,7 @@
 ;;;; A link: one HTTP/2 connection on an event loop, at either end. The loop reads and writes, the
 ;;;; http2 core decides, the link joins the two: octets in, output lent from the loop to the core
-;;;; for a turn, one timer for the core's own time-outs, another for the link's life (life.lisp). Everything here runs on the link's loop.
+;;;; for a turn, one timer for the core's own time-outs, another for the link's life (life.lisp).
+;;;; Everything here runs on the link's loop.
 
 (in-package #:clgrpc.rpc)
 
@@ -10,14 +11,14 @@
 
 (defstruct (link (:constructor %make-link (loop options owner)) (:copier nil))
   "OWNER is the server's hub or the subchannel; CALLS counts the open ones; HELD the octets of
-messages that wait, for their rest or for somebody to take them (wire.lisp; atomic); DAMMED is true
+messages that wait, for their rest or for somebody to take them (held.lisp; atomic); DAMMED is true
 while so much waits that the connection's window is withheld; ARRIVING are the calls that the read
 being worked through has brought messages for; PLACE is where the owner keeps it; LAST-FIELDS is the
 metadata vector of the call before, so that a repeated one is shared; READY and HANDLERS are of
-server/limit.lisp: whether its SETTINGS have come, and how many handlers run (atomic). LIFE to QUIET-NS are of
-life.lisp: when the link began and how old it may get, when we last asked whether the peer is there,
-whether it has been told that it is old, and how many calls it had had when it was last seen to be
-without any new one, and since when that is."
+server/limit.lisp: whether its SETTINGS have come, and how many handlers run (atomic). LIFE to
+QUIET-NS are of life.lisp: when the link began and how old it may get, when we last asked whether
+the peer is there, whether it has been told that it is old, and how many calls it had had when it
+was last seen to be without any new one, and since when that is."
   (loop nil :type loop:event-loop)
   (options nil :type options)
   (owner nil)
@@ -101,7 +102,8 @@ http2 that all links of LOOP share. Return the link."
 (defun link-closed (socket reason)
   (let ((link (loop:connection-user socket)))
     (unless (link-failure link)
-      (setf (link-failure link) (if reason (princ-to-string reason) "connection closed by the peer")))
+      (setf (link-failure link)
+            (if reason (princ-to-string reason) "connection closed by the peer")))
     (cancel-timer (loop:event-loop-wheel (link-loop link)) (link-timer link))
     (end-life link)
     (http2:receive-eof (link-http2 link))

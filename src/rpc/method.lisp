@@ -74,7 +74,8 @@ loader and CLOS hold while they define things, in whose course we are called, so
 second one to take in another order."
   `(sb-c::with-world-lock () ,@body))
 
-(defvar *publishing* nil "True inside ADD-METHOD, so that the removal it implies publishes nothing.")
+(defvar *publishing* nil
+  "True inside ADD-METHOD, so that the removal it implies publishes nothing.")
 
 (defun applicable-methods (function class)
   (let* ((method (method-function-rpc-method function))

@@ -2,17 +2,16 @@
 
 (defpackage #:clgrpc.rpc
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
-                    (#:protobuf #:clgrpc.protobuf))
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
+                    (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal)
   (:export
    ;; status.lisp
-   #:rpc-error #:rpc-error-status #:rpc-error-message #:rpc-error-details #:rpc-error-details-octets #:rpc-error-detail
-   #:rpc-error-trailers
-   #:rpc-error-call #:rpc-error-peer #:rpc-error-ended-by #:rpc-error-cause #:rpc-error-sent-p
-   #:cancelled #:unknown #:invalid-argument #:deadline-exceeded #:not-found #:already-exists
-   #:permission-denied #:resource-exhausted #:failed-precondition #:aborted #:out-of-range
-   #:unimplemented #:internal #:unavailable #:data-loss #:unauthenticated
+   #:rpc-error #:rpc-error-status #:rpc-error-message #:rpc-error-details #:rpc-error-details-octets
+   #:rpc-error-detail #:rpc-error-trailers #:rpc-error-call #:rpc-error-peer #:rpc-error-ended-by
+   #:rpc-error-cause #:rpc-error-sent-p #:cancelled #:unknown #:invalid-argument #:deadline-exceeded
+   #:not-found #:already-exists #:permission-denied #:resource-exhausted #:failed-precondition
+   #:aborted #:out-of-range #:unimplemented #:internal #:unavailable #:data-loss #:unauthenticated
    #:status-code #:code-status #:make-rpc-error #:fail #:http-status-status #:error-code-status
    #:encode-status-message #:decode-status-message
    ;; details.lisp
@@ -24,9 +23,9 @@
    ;; method.lisp
    #:rpc-method #:rpc-method-name #:rpc-method-service-name #:rpc-method-path
    #:rpc-method-path-field #:rpc-method-kind #:rpc-method-request-type #:rpc-method-response-type
-   #:rpc-method-function-name #:find-rpc-method #:descriptor-rpc-method #:service #:service-methods #:channel #:invoke
-   #:method-function #:binding #:binding-function #:ensure-binding #:define-service
-   #:watch-services #:forget-watcher
+   #:rpc-method-function-name #:find-rpc-method #:descriptor-rpc-method #:service #:service-methods
+   #:channel #:invoke #:method-function #:binding #:binding-function #:ensure-binding
+   #:define-service #:watch-services #:forget-watcher
    ;; framing.lisp
    #:+parcel-octets+
    ;; compression.lisp
@@ -39,25 +38,21 @@
    #:check-interceptors #:call-intercepted #:invoke-intercepted #:bearer-token
    #:credentials-metadata
    ;; call.lisp
-   #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed #:call-extra
-   #:call-incoming #:operations #:make-operations #:operate
-   #:extra #:ensure-extra #:extra-metadata #:extra-trailers #:extra-trailer-fields #:extra-message #:extra-details
-   #:extra-wait-for-ready #:extra-queued-octets
-   #:*call* #:notify #:wait-for-call #:pop-incoming #:end-call
-   #:call-condition #:callbacks-p #:park #:with-user-code #:error-condition #:*debug-on-error* #:return-status
-   #:cancel-call #:retry-handler #:retry-call
-   #:call-peer #:call-security #:send #:try-send #:close-send #:receive #:do-messages #:cancel
-   #:cancelled-p
-   #:with-call #:call-metadata #:call-trailers #:send-metadata #:time-remaining
-   #:on-message #:on-half-close #:on-cancel #:on-writable #:on-end #:filter-messages #:reply
-   #:finish
-   #:after
+   #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed
+   #:call-extra #:call-incoming #:operations #:make-operations #:operate #:extra #:ensure-extra
+   #:extra-metadata #:extra-trailers #:extra-trailer-fields #:extra-message #:extra-details
+   #:extra-wait-for-ready #:extra-queued-octets #:*call* #:notify #:wait-for-call #:pop-incoming
+   #:end-call #:call-condition #:callbacks-p #:park #:with-user-code #:error-condition
+   #:*debug-on-error* #:return-status #:cancel-call #:retry-handler #:retry-call #:call-peer
+   #:call-security #:send #:try-send #:close-send #:receive #:do-messages #:cancel #:cancelled-p
+   #:with-call #:call-metadata #:call-trailers #:send-metadata #:time-remaining #:on-message
+   #:on-half-close #:on-cancel #:on-writable #:on-end #:filter-messages #:reply #:finish #:after
    ;; link.lisp
    #:link #:link-loop #:link-owner #:link-http2 #:link-socket #:link-calls #:link-draining
-   #:link-place #:link-options #:link-ready #:link-handlers #:link-last-fields #:link-failure #:link-peer #:link-security #:link-ended
-   #:link-due #:open-link #:abandon-link #:close-link
+   #:link-place #:link-options #:link-ready #:link-handlers #:link-last-fields #:link-failure
+   #:link-peer #:link-security #:link-ended #:link-due #:open-link #:abandon-link #:close-link
    #:link-output #:link-http2-closed
-   ;; wire.lisp
+   ;; wire.lisp to deadline.lisp
    #:make-ledger #:ledger-held
    #:wire-call #:wire-call-link #:wire-call-stream #:wire-call-client-p #:wire-call-headers-sent
    #:wire-call-send-closed #:wire-call-partial #:wire-call-loop #:wire-call-endpoint #:endpoint
@@ -66,5 +61,5 @@
    #:queue-incoming #:seal-batch #:wire-decode #:encode-unless-short #:undecoded-p
    #:parse-incoming #:unparsable-condition
    #:deliver-streamed #:half-close-streamed #:encode-message
-   #:write-message #:write-encoded #:wire-send #:wire-post #:wire-room #:wire-taken #:wire-writable #:wire-schedule
-   #:write-initial-headers #:ensure-headers #:start-deadline #:stop-timers))
+   #:write-message #:write-encoded #:wire-send #:wire-post #:wire-room #:wire-taken #:wire-writable
+   #:wire-schedule #:write-initial-headers #:ensure-headers #:start-deadline #:stop-timers))

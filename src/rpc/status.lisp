@@ -18,9 +18,10 @@
   (:report report-rpc-error)
   (:documentation "A call ended with a status other than :ok. STATUS is a keyword, MESSAGE the text
 that came with it, DETAILS a list of messages or the octets of grpc-status-details-bin, TRAILERS an
-alist, CALL the call. ENDED-BY says who ended it: :peer (its status), :local (deadline, cancellation, limits) or
-:transport; CAUSE is the frame, code or errno behind it as text, or nil. SENT is nil if the request
-certainly never reached the peer's application, so that repeating it is safe."))
+alist, CALL the call. ENDED-BY says who ended it: :peer (its status), :local (deadline,
+cancellation, limits) or :transport; CAUSE is the frame, code or errno behind it as text, or nil.
+SENT is nil if the request certainly never reached the peer's application, so that repeating it is
+safe."))
 
 (document-functions
   rpc-error-status "The status of the call that ended badly, a keyword such as :not-found."
@@ -104,8 +105,8 @@ meaning)."
          :status status initargs))
 
 (defun fail (status message &key details trailers)
-  "End the running handler's call with STATUS, a keyword, and MESSAGE, a text for developers. DETAILS
-is a list of messages that say more, such as those of the package GOOGLE.RPC, or octets for
+  "End the running handler's call with STATUS, a keyword, and MESSAGE, a text for developers.
+DETAILS is a list of messages that say more, such as those of the package GOOGLE.RPC, or octets for
 grpc-status-details-bin; TRAILERS an alist added to the trailing metadata."
   (error (make-rpc-error status :message message :details details :trailers trailers
                                 :ended-by :local)))

@@ -64,10 +64,13 @@ them takes."
   "A call has waited for a reserve thread long enough."
   (let ((call (car ticket)))
     (when (and call (use-ticket ticket call))
-      (operate abort call :resource-exhausted "no thread was free in time (reserve-wait-seconds)" :local))))
+      (operate abort call :resource-exhausted "no thread was free in time (reserve-wait-seconds)"
+               :local))))
 
 (define-hot (answers-once-p :inline t) ((call server-call)) boolean
-  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call))) '(:unary :client-streaming)) t))
+  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))
+               '(:unary :client-streaming))
+       t))
 
 (define-hot handler-request ((call server-call)) t
   "What the handler gets as its REQUEST."
@@ -163,9 +166,10 @@ POST-REPLY should do that while the baton is lent. On the loop."
 (defun bad-answer-condition (call message error)
   (if (typep error 'rpc:rpc-error)
       error
-      (rpc:error-condition call (make-condition 'simple-error
-                                                :format-control "The handler's answer ~S cannot be sent: ~A"
-                                                :format-arguments (list message error)))))
+      (rpc:error-condition
+       call (make-condition 'simple-error
+                            :format-control "The handler's answer ~S cannot be sent: ~A"
+                            :format-arguments (list message error)))))
 
 (defun server-reply (call message)
   "The operation REPLY: send MESSAGE and an :ok end. From user code in any thread."

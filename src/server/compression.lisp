@@ -27,7 +27,8 @@ the encoding for answers, if the client accepts it, or nil."
 (defmethod rpc:change-encoding ((call server-call) encoding)
   (when (or (rpc:wire-call-speech call) (call-status call))
     (misuse "It is too late to change the compression of ~A." call))
-  (setf (rpc:compression-outgoing (rpc:ensure-compression call)) (acceptable-encoding call encoding)))
+  (setf (rpc:compression-outgoing (rpc:ensure-compression call))
+        (acceptable-encoding call encoding)))
 
 (defun encode-compression-fields (call encoder buffer)
   "Append to CALL's first header block what it says of compression: called only if it has one."

@@ -57,7 +57,7 @@
                    (rpc:parse-accepted-encodings (hpack:field-value field)))))))
   (cond ((not (request-content-type request))
          (setf (request-rejection request)
-               '(415 "This is a gRPC server: requests are POSTs of content-type application/grpc.")))
+               '(415 "This is a gRPC server: requests are POSTs, content-type application/grpc.")))
         ((hpack:field-list-overflow-p list)
          (setf (request-rejection request) '(:resource-exhausted "header list too large")))
         ((request-rejection request))
@@ -107,7 +107,8 @@
         (begin-compression call (request-incoming request) (hub-encoding hub)))
       (cond ((request-rejection request) (reject-request call (request-rejection request)))
             ((too-many-calls-p hub)
-             (reject-request call '(:resource-exhausted "the server has too many calls (max-calls)")))
+             (reject-request call '(:resource-exhausted
+                                    "the server has too many calls (max-calls)")))
             (t (rpc:start-deadline call)
                (when (eq :bidi (rpc-method-kind method)) (start-call call))))
       (when ended (end-of-request call))))

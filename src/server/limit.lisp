@@ -1,6 +1,6 @@
-;;;; What the peers together may have a server hold and do, beyond what each connection is held to by
-;;;; itself: connections in all and per peer, those not yet ready, calls, handlers that run. What is too
-;;;; much is turned away early, before anything is done for it. (Octets: LEDGER in rpc/wire.lisp.)
+;;;; What the peers together may have a server hold and do, beyond what each connection is held to
+;;;; by itself: connections in all and per peer, those not yet ready, calls, handlers that run. What
+;;;; is too much is turned away early, before anything is done for it. (Octets: rpc/held.lisp.)
 ;;;;
 ;;;; Limits of the whole server are shared out among its loops, so that each counts by itself; only
 ;;;; peers are counted in one table, under its lock, once a connection.
@@ -14,7 +14,8 @@
 ;;; Connections
 
 (defun peer-host (peer)
-  "The address, without the port, in PEER, as transports have it; all peers of a unix socket are one."
+  "The address, without the port, in PEER, as transports have it; all peers of a unix socket are
+one."
   (subseq peer 0 (or (position #\: peer :from-end t) (length peer))))
 
 (defun admit-link-p (hub peer)
@@ -48,7 +49,8 @@
   (> (hub-open hub) (hub-max-open hub)))
 
 (defun admit-handler-p (link)
-  "True if another handler of LINK may run on a reserve thread, or wait for one; it is counted then."
+  "True if another handler of LINK may run on a reserve thread, or wait for one; it is counted
+then."
   (let ((limit (options-max-running-handlers (rpc:link-options link))))
     (or (< (sb-ext:atomic-incf (rpc:link-handlers link)) limit)
         (progn (handler-ended link) nil))))

@@ -9,8 +9,8 @@
                 #:call #:call-status #:call-rpc-method #:call-extra #:call-fields #:call-deadline
                 #:call-half-closed #:ensure-extra #:end-call #:notify #:with-user-code #:*call*
                 #:operate #:make-operations #:link #:link-loop #:link-owner #:wire-call
-                #:wire-call-link #:wire-call-loop #:wire-call-stream #:wire-call-headers-sent #:rpc-method
-                #:rpc-method-kind #:rpc-error-status #:rpc-error-message)
+                #:wire-call-link #:wire-call-loop #:wire-call-stream #:wire-call-headers-sent
+                #:rpc-method #:rpc-method-kind #:rpc-error-status #:rpc-error-message)
   (:export
    #:server #:start-server #:stop-server #:server-address #:server-addresses #:server-statistics
    #:server-running-p #:server-service-names #:server-started #:server-stopping))

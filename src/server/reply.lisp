@@ -42,7 +42,8 @@
   (let* ((status (call-status call))
          (extra (call-extra call)))
     (hpack:encode-field encoder buffer
-                        (the hpack:field (svref **grpc-statuses** (if (eq status :ok) 0 (rpc:status-code status))))
+                        (the hpack:field (svref **grpc-statuses**
+                                                (if (eq status :ok) 0 (rpc:status-code status))))
                         (if (eq status :ok) :index :plain))
     (when extra
       (when (plusp (length (rpc:extra-message extra)))

@@ -52,8 +52,8 @@ threads."
   nil)
 
 (defstruct (route-table (:copier nil))
-  "The routes of a server by path octets; not changed once it is made. When a service is defined anew, hubs get
-another, of the next epoch."
+  "The routes of a server by path octets; not changed once it is made. When a service is defined
+anew, hubs get another, of the next epoch."
   (server nil)
   (epoch 0 :type fixnum)
   (routes (make-hash-table :test 'equalp) :type hash-table))

@@ -32,8 +32,8 @@
             (mapcar (lambda (service) (class-name (class-of service))) (server-services server)))))
 
 (defun server-addresses (server)
-  "The addresses SERVER listens on, a list of strings such as \"HOST:PORT\" or \"unix:PATH\", each fit
-for a client. From any thread."
+  "The addresses SERVER listens on, a list of strings such as \"HOST:PORT\" or \"unix:PATH\", each
+fit for a client. From any thread."
   (mapcar #'loop:listener-address (server-listeners server)))
 
 (defun server-address (server)
@@ -86,20 +86,20 @@ duplicates. From any thread."
                      &allow-other-keys)
   "Start serving SERVICES, a service object or a list of them, and return the server.
 LISTEN is an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
-doc/addresses.md has, or a list of such; port 0 picks a free one (see SERVER-ADDRESS). LOOPS, 1 to 1024, is how many event loops, each a thread, share the
-connections. EXECUTION says where handlers run: :inline always on the loop that received the call;
-:blocking on a reserve thread; :auto, the default, on the loop until one overstays or waits, then
-that method's on reserve threads until 64 in a row were done within 100 µs; or an alist from method,
-the symbol of its generic function, to one of these. Whatever it says, a handler that blocks holds
-up nobody else for long: another thread takes the loop over. CREDENTIALS, what TLS-CREDENTIALS
-returns, has the server speak TLS, and only that; nil, the default, is plaintext. COMPRESSION,
-:gzip, :deflate or :identity, the default, is how answers are compressed for clients that accept that,
-unless a handler sets the CALL-COMPRESSION. INTERCEPTORS is a list of functions (call request next),
-the first the outermost, each called around every handler, where that runs: what it returns is what
-the handler returns, which (funcall next request) gives, and what it signals is what the handler
-signals. All other keywords are rows of the options table. Signal MISUSE for a wrong argument,
-TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be had.
-From any thread."
+doc/addresses.md has, or a list of such; port 0 picks a free one (see SERVER-ADDRESS). LOOPS, 1 to
+1024, is how many event loops, each a thread, share the connections. EXECUTION says where handlers
+run: :inline always on the loop that received the call; :blocking on a reserve thread; :auto, the
+default, on the loop until one overstays or waits, then that method's on reserve threads until 64 in
+a row were done within 100 µs; or an alist from method, the symbol of its generic function, to one
+of these. Whatever it says, a handler that blocks holds up nobody else for long: another thread
+takes the loop over. CREDENTIALS, what TLS-CREDENTIALS returns, has the server speak TLS, and only
+that; nil, the default, is plaintext. COMPRESSION, :gzip, :deflate or :identity, the default, is how
+answers are compressed for clients that accept that, unless a handler sets the CALL-COMPRESSION.
+INTERCEPTORS is a list of functions (call request next), the first the outermost, each called around
+every handler, where that runs: what it returns is what the handler returns, which (funcall next
+request) gives, and what it signals is what the handler signals. All other keywords are rows of the
+options table. Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used, and a
+socket error if an address cannot be had. From any thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))
@@ -135,8 +135,8 @@ From any thread."
 (defun check-services (services)
   (dolist (service services services)
     (unless (typep service 'rpc:service)
-      (misuse "~S is no service: give instances of subclasses of the classes that define-proto makes."
-              service))))
+      (misuse "~S is no service: give instances of subclasses of the classes that define-proto ~
+               makes." service))))
 
 (defun add-hub (server routes number)
   "Give SERVER a hub, and so a loop, with ROUTES."

@@ -11,8 +11,8 @@
   (:import-from #:clgrpc.tests.hpack #:with-random #:random-octets)
   (:import-from #:clgrpc.tests.server
                 #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:note
-                #:note-octets #:number-of #:numbers #:with-log #:events-of #:elapsed-seconds #:caught
-                #:framed #:start-probe #:with-probe #:ask #:watch #:collect #:chat))
+                #:note-octets #:number-of #:numbers #:with-log #:events-of #:elapsed-seconds
+                #:caught #:framed #:start-probe #:with-probe #:ask #:watch #:collect #:chat))
 
 (in-package #:clgrpc.tests.abuse)
 

@@ -35,9 +35,9 @@ return the latencies in ms of the others that were due after the first second."
 
 (defun check-others (sleeper where)
   "Sleeping handlers, called by SLEEPER, do not hold up the others: their p99 is under 5 ms, not
-counting by how much this machine wakes the four threads late that a call wakes one by one. A machine
-that wakes them more than a millisecond late has not the time to show it; then they must only not
-wait for the sleepers."
+counting by how much this machine wakes the four threads late that a call wakes one by one. A
+machine that wakes them more than a millisecond late has not the time to show it; then they must
+only not wait for the sleepers."
   (with-probe (channel) (:ask #'sleepy
                          :collect (lambda (stream call) (sleepy (grpc:receive stream) call)))
     (flet ((excess ()

@@ -1,0 +1,276 @@
+;;;; Taking messages out of DATA, from the frame's payload to the message a reader gets.
+;;;;
+;;;; The short ones of a read are put side by side, and are there for the reader when the read has
+;;;; been worked through (SEAL-ARRIVALS) or the peer's side ends. Window is given back as octets
+;;;; arrive, so that a message larger than the window gets through, until so much is queued unread
+;;;; that the stream's is withheld; the reader's progress releases it.
+
+(in-package #:clgrpc.rpc)
+
+(defconstant +shortest-batch+ 512
+  "How long the second batch of a read is at least.")
+
+(define-hot queue-incoming ((call wire-call) item (size index)) null
+  "PUSH-INCOMING, charged to CALL's link, behind what came before."
+  (seal-batch call)
+  (charge-link (the link (wire-call-link call)) (push-incoming call item size))
+  nil)
+
+(define-hot open-batch ((call wire-call) (need index)) arrival
+  "A batch of CALL with room for NEED octets: the first of a read is as long as its message, the
+next longer and longer."
+  (let* ((extra (ensure-extra call))
+         (link (the link (wire-call-link call)))
+         (full (extra-arriving extra))
+         (length (if full
+                     (max need +shortest-batch+
+                          (min +parcel-octets+ (* 2 (length (the octets (arrival-item full))))))
+                     need))
+         (new (charged-arrival call (make-octets length) length)))
+    (if full
+        (push-arrival call full)
+        (push call (link-arriving link)))
+    (charge-link link (arrival-size new))
+    (setf (extra-arriving extra) new)))
+
+(define-hot add-to-batch ((call wire-call) (octets octets) (start index) (end index)) null
+  "Queue the message in OCTETS, a short one, as soon as the read has been worked through."
+  (let* ((extra (call-extra call))
+         (batch (and extra (extra-arriving extra)))
+         (size (- end start))
+         (need (+ 4 size)))
+    (unless (and batch (<= (+ (arrival-end batch) need) (length (the octets (arrival-item batch)))))
+      (setf batch (open-batch call need)))
+    (let ((item (arrival-item batch))
+          (at (arrival-end batch)))
+      (declare (type octets item))
+      (setf (u32be item at) size
+            (arrival-end batch) (copy-octets octets start end item (+ 4 at)))))
+  nil)
+
+(define-hot seal-batch ((call wire-call)) null
+  "Queue what has arrived."
+  (let* ((extra (call-extra call))
+         (batch (and extra (shiftf (extra-arriving extra) nil))))
+    (when batch
+      (push-arrival call batch)
+      (when (callbacks-p call) (wire-schedule call))))
+  nil)
+
+(define-hot seal-arrivals ((link link)) null
+  "A read of LINK has been worked through: its calls get what it has brought."
+  (loop while (link-arriving link)
+        do (seal-batch (pop (link-arriving link)))))
+
+(define-hot acceptable-prefix-p ((call wire-call) (flag octet) (length (unsigned-byte 32))) boolean
+  "True if a message with this prefix may come; otherwise CALL has been ended."
+  (let ((limit (options-max-receive-octets (wire-call-options call))))
+    (cond ((not (or (= flag 0) (and (= flag 1) (packs-p call))))
+           (operate abort call :internal
+                    (if (= flag 1)
+                        "compressed message without grpc-encoding"
+                        (format nil "invalid compressed flag ~D" flag))
+                    :local)
+           nil)
+          ((> length limit)
+           (operate abort call :resource-exhausted
+                    (format nil "message of ~D octets received, limit ~D" length limit) :local)
+           nil)
+          (t t))))
+
+(define-hot (deliver-message :inline t) ((call wire-call) (flag octet) (octets octets)
+                                         (start index) (end index))
+    t
+  "Deliver a whole message; FLAG is that of its prefix."
+  (let ((compression (compression-of call)))
+    (when compression (setf (compression-arriving compression) (= flag 1)))
+    (operate deliver call octets start end)))
+
+(define-hot receive-partial ((call wire-call) (partial partial) (octets octets) (start index)
+                             (end index))
+    index
+  (let ((at start))
+    (declare (type index at))
+    (when (< (partial-prefix-fill partial) +prefix-octets+)
+      (setf at (add-to-prefix partial octets at end))
+      (unless (and (= +prefix-octets+ (partial-prefix-fill partial))
+                   (acceptable-prefix-p call (aref (partial-prefix partial) 0)
+                                        (partial-length partial)))
+        (return-from receive-partial at)))
+    (let ((before at))
+      (setf at (add-to-partial partial octets at end))
+      (when (and (hold call (- at before)) (partial-complete-p partial))
+        (release-held call)
+        (deliver-message call (aref (partial-prefix partial) 0)
+                         (partial-body partial) 0 (partial-length partial))
+        (setf (wire-call-partial call) nil)
+        (give-octets-back (partial-body partial))))
+    at))
+
+(define-hot keep-octets ((call wire-call) (octets octets) (start index) (end index))
+    (or parcel packed)
+  "In DELIVER, return the octets START to END, a long message, for keeping: a copy, or what the
+message was put together in; packed if CALL's peer may compress."
+  (let* ((partial (wire-call-partial call))
+         (size (- end start))
+         (parcel (cond ((and partial (eq octets (partial-body partial)))
+                        (setf (partial-body partial) (load-time-value (make-octets 0)))
+                        (make-parcel octets end))
+                       (t (let ((copy (borrow-octets size)))
+                            (copy-octets octets start end copy 0)
+                            (make-parcel copy size))))))
+    (if (packs-p call)
+        (make-packed parcel (compression-arriving (compression-of call)))
+        parcel)))
+
+(define-hot (to-keep-p :inline t) ((call wire-call) (size index)) boolean
+  "True if a message of SIZE octets is not to be decoded by the loop, nor put beside others."
+  (or (> size +parcel-octets+) (packs-p call)))
+
+(define-hot whole-message-p ((octets octets) (at index) (end index)) boolean
+  (and (<= (+ at +prefix-octets+) end)
+       (<= (+ at +prefix-octets+ (u32be octets (1+ at))) end)))
+
+(define-hot receive-data ((call wire-call) (octets octets) (start index) (end index)) null
+  "Take the payload of a DATA frame: deliver each whole message, keep what is left."
+  (let ((at start))
+    (declare (type index at))
+    (loop
+      (when (or (= at end) (call-status call)) (return))
+      (let ((partial (wire-call-partial call)))
+        (cond (partial
+               (setf at (receive-partial call partial octets at end)))
+              ((whole-message-p octets at end)
+               (let* ((body (+ at +prefix-octets+))
+                      (next (+ body (u32be octets (1+ at)))))
+                 (declare (type index body next))
+                 (when (acceptable-prefix-p call (aref octets at) (- next body))
+                   (deliver-message call (aref octets at) octets body next))
+                 (setf at next)))
+              (t (setf (wire-call-partial call) (make-partial))))))
+    (give-window call (- end start))))
+
+(define-hot queue-limit ((call wire-call)) index
+  "How much may be queued on CALL before window is withheld: a window, but little if its link holds
+much."
+  (let ((link (the link (wire-call-link call))))
+    (if (< (link-held link) (ash (link-held-limit link) -1))
+        (options-stream-window-octets (wire-call-options call))
+        (* 2 +arrival-octets+))))
+
+(define-hot give-window ((call wire-call) (count index)) null
+  (let ((extra (call-extra call))
+        (stream (wire-call-stream call)))
+    (cond ((null stream))               ; closed by what was delivered
+          ((or (null extra) (< (extra-queued-octets extra) (queue-limit call)))
+           (http2:consume-data stream count))
+          (t (incf (extra-withheld extra) count)
+             (setf (extra-starved extra) t)
+             (credit-link call stream)
+             (sb-thread:barrier (:memory))
+             ;; the reader may have emptied the queue before it could see that we starve
+             (release-window call)))
+    nil))
+
+(define-hot enough-taken-p ((call wire-call) (extra extra)) boolean
+  "True if the window that was withheld of CALL can be given back: half of what may be queued was
+taken."
+  (< (extra-queued-octets extra) (ash (queue-limit call) -1)))
+
+(defun release-window (call)
+  "Give back the window that was withheld, unless more has come meanwhile than was taken. On the
+loop."
+  (let ((extra (call-extra call)))
+    (when (and (extra-starved extra) (enough-taken-p call extra))
+      (setf (extra-starved extra) nil)
+      (let ((count (shiftf (extra-withheld extra) 0)))
+        (when (wire-call-stream call)
+          (http2:consume-data (wire-call-stream call) count))))))
+
+(define-hot wire-taken ((call wire-call) (size index)) null
+  "The operation TAKEN."
+  (let ((extra (ensure-extra call)))
+    (discharge call size)
+    (when (and (extra-starved extra) (enough-taken-p call extra))
+      (wire-post call (lambda () (release-window call))))
+    nil))
+
+(define-hot parse-incoming ((call wire-call) (octets octets) (start index) (end index)) t
+  "The message that the octets are. Signal a PROTOBUF-ERROR if they are none."
+  (let ((options (wire-call-options call)))
+    (protobuf:parse-octets (incoming-type call) octets start end
+                           :depth (options-max-message-depth options)
+                           :decoded-octets (options-max-decoded-octets options))))
+
+(define-hot wire-decode ((call wire-call) item (start index) (end index)) t
+  "The operation DECODE."
+  (typecase item
+    (octets (decode-octets call item start end))
+    (parcel (let ((octets (parcel-taken item)))
+              (prog1 (decode-octets call octets 0 (parcel-end item))
+                (give-octets-back octets))))
+    (packed (decode-packed call item))
+    (t item)))
+
+(define-hot decode-octets ((call wire-call) (octets octets) (start index) (end index)) t
+  "The message that OCTETS from START to END are. Signal an RPC-ERROR, which ends CALL as well, if
+they are none."
+  (handler-case (parse-incoming call octets start end)
+    (protobuf:protobuf-error (error)
+      (end-undecodable call (unparsable-condition call error start)))))
+
+(defun end-undecodable (call condition)
+  "Signal CONDITION, an RPC-ERROR about a message of CALL, and have it end CALL."
+  (wire-post call (lambda () (abort-with call condition)))
+  (error condition))
+
+(defun decode-packed (call packed)
+  "The message that PACKED is. Signal an RPC-ERROR, which ends CALL as well, if it is none."
+  (let ((compression (compression-of call))
+        (parcel (packed-parcel packed)))
+    (setf (compression-received compression) (packed-compressed packed))
+    (wire-decode call
+                 (if (packed-compressed packed)
+                     (decompress-parcel call parcel (compression-incoming compression))
+                     parcel)
+                 0 0)))
+
+(defun decompress-parcel (call parcel encoding)
+  "What PARCEL, which ENCODING has compressed, was before, a parcel."
+  (let ((octets (parcel-taken parcel))
+        (limit (options-max-receive-octets (wire-call-options call))))
+    (multiple-value-bind (outcome result length)
+        (os:inflate-octets (encoding-name encoding) octets 0 (parcel-end parcel) limit)
+      (give-octets-back octets)
+      (if (eq outcome :ok)
+          (make-parcel result length)
+          (multiple-value-bind (status text) (inflation-problem outcome limit)
+            (end-undecodable call (make-rpc-error status :message text :call call
+                                                         :peer (call-peer call)
+                                                         :ended-by :local)))))))
+
+(defun unparsable-condition (call error start)
+  "The RPC-ERROR for octets of CALL that begin at START and are no message, as ERROR says."
+  (let ((position (protobuf:protobuf-error-position error)))
+    (make-rpc-error :internal
+                    :message (format nil "message cannot be parsed~@[ at octet ~D~]: ~A"
+                                     (and position (- position start))
+                                     (protobuf:protobuf-error-text error))
+                    :call call :peer (call-peer call) :ended-by :local :cause error)))
+
+(define-hot deliver-streamed ((call wire-call) (octets octets) (start index) (end index)) null
+  "The operation DELIVER of calls that take more than one message: into the queue as octets, to be
+decoded by whoever receives."
+  (let ((size (- end start)))
+    (cond ((not (to-keep-p call size)) (add-to-batch call octets start end))
+          (t (queue-incoming call (keep-octets call octets start end) size)
+             (when (callbacks-p call) (wire-schedule call))))
+    nil))
+
+(define-hot half-close-streamed ((call wire-call)) null
+  "The operation HALF-CLOSE of calls that take more than one message."
+  (seal-batch call)
+  (setf (call-half-closed call) t)
+  (notify call)
+  (when (callbacks-p call) (wire-schedule call))
+  nil)

@@ -1,0 +1,116 @@
+;;;; Callbacks of calls: they run after all connections of the turn were read, never within the
+;;;; protocol core, and with the baton lent.
+
+(in-package #:clgrpc.rpc)
+
+(define-hot wire-schedule ((call wire-call)) null
+  "The operation SCHEDULE."
+  (let ((extra (ensure-extra call)))
+    (unless (extra-scheduled extra)
+      (setf (extra-scheduled extra) t)
+      (loop:defer (wire-call-loop call) #'run-callbacks call))
+    nil))
+
+(define-hot run-callback ((call wire-call) (function function)) boolean
+  "Run FUNCTION, user code of CALL, with the baton lent; an error in it ends CALL. False if the
+baton is lost; then nothing of the loop may be touched."
+  (let ((abandoned t))
+    (unwind-protect
+         (multiple-value-bind (condition baton)
+             (flet ((run (call) (with-user-code (call) (funcall function))))
+               (declare (dynamic-extent #'run))
+               (loop:call-user (wire-call-loop call) #'run call))
+           (setf abandoned nil)
+           (cond ((eq baton :lost) (resume-callbacks call condition) nil)
+                 (t (when condition (abort-with call condition))
+                    t)))
+      (when abandoned                   ; its thread is ended by force
+        (resume-callbacks call (make-rpc-error :internal :ended-by :local
+                                               :message "callback left by a non-local exit"))))))
+
+(defun abort-with (call condition)
+  (operate abort call (rpc-error-status condition) (rpc-error-message condition) :local))
+
+(defun resume-callbacks (call condition)
+  "Go on on the loop, which this thread does not run any more, after a callback of CALL that ended
+with CONDITION or nil."
+  (loop:post (wire-call-loop call)
+             (lambda ()
+               (when condition (abort-with call condition))
+               (setf (extra-scheduled (call-extra call)) nil)
+               (wire-schedule call))))
+
+(define-hot answers-leave-p ((call wire-call)) boolean
+  "False if CALL, a handler's, has more queued than its send budget, since its peer does not take
+it: more messages would only make more answers. WIRE-WRITABLE says when to go on."
+  (let ((stream (wire-call-stream call)))
+    (or (wire-call-client-p call)
+        (null stream)
+        (< (http2:stream-queued-octets stream)
+           (options-send-budget-octets (wire-call-options call))))))
+
+(define-hot room-p ((call wire-call)) boolean
+  (plusp (the fixnum (wire-room call))))
+
+(defconstant +messages-at-once+ 16
+  "How many messages a callback gets for one lending of the baton: few enough that the watchdog does
+not take many quick ones for one that overstays.")
+
+(define-hot message-due-p ((call wire-call) (extra extra)) boolean
+  "True if a message of CALL is to be given to its callback."
+  (and (extra-on-message extra)
+       (or (extra-received extra) (call-incoming call))
+       (answers-leave-p call)
+       (deliverable-p call)))
+
+(define-hot due-callback ((call wire-call) (extra extra)) (or null function)
+  "The callback of CALL, other than that for messages, that is to run next."
+  (cond ((and (extra-on-half-close extra) (all-received-p call extra))
+         (shiftf (extra-on-half-close extra) nil))
+        ((and (extra-on-cancel extra) (cancelled-p call))
+         (shiftf (extra-on-cancel extra) nil))
+        ((and (extra-on-ended extra) (call-status call))
+         (shiftf (extra-on-ended extra) nil))
+        ((and (extra-on-writable extra) (extra-writable-wanted extra) (not (call-status call))
+              (room-p call))
+         (setf (extra-writable-wanted extra) nil)
+         (extra-on-writable extra))))
+
+(define-hot run-with-messages ((call wire-call) (extra extra)) boolean
+  "Give messages of CALL to its callback, as long as this thread runs the loop. As RUN-CALLBACK."
+  (let ((message nil))                  ; kept until its callback returns, if that is run once more
+    (flet ((run ()
+             (loop repeat +messages-at-once+
+                   while (or message (message-due-p call extra))
+                   do (setf message (or message (pop-incoming call)))
+                      (funcall (the function (extra-on-message extra)) message)
+                      (setf message nil)
+                   while (loop:in-event-loop-p (wire-call-loop call)))))
+      (declare (dynamic-extent #'run))
+      (run-callback call #'run))))
+
+(define-hot run-callbacks ((call wire-call)) null
+  "Run the callbacks of CALL that are due, one after the other: SCHEDULED is true until the last has
+returned, wherever that is, so no two of a call ever run at once."
+  (let ((extra (ensure-extra call)))
+    (loop
+      (when (loop:not-for-driver-p (wire-call-loop call) call)
+        (loop:defer (wire-call-loop call) #'run-callbacks call)
+        (return nil))
+      (unless (if (message-due-p call extra)
+                  (run-with-messages call extra)
+                  (let ((function (due-callback call extra)))
+                    (unless function
+                      (setf (extra-scheduled extra) nil)
+                      (return nil))
+                    (run-callback call function)))
+        (return nil)))))
+
+(define-hot all-received-p ((call wire-call) (extra extra)) boolean
+  "True if the peer has ended its side well and its last message has been taken."
+  (and (null (call-incoming call))
+       (null (extra-received extra))
+       (null (extra-arriving extra))
+       (if (wire-call-client-p call)
+           (eq :ok (call-status call))
+           (and (call-half-closed call) (not (call-status call))))))

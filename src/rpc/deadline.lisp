@@ -1,0 +1,46 @@
+;;;; The timers of a call: its deadline, and what its user asks for with AFTER.
+
+(in-package #:clgrpc.rpc)
+
+(define-hot start-deadline ((call wire-call)) null
+  "If CALL has a deadline, have it end when that passes. On the loop."
+  (when (plusp (call-deadline call))
+    (let ((timer (make-timer #'deadline-passed call)))
+      (setf (extra-timer (ensure-extra call)) timer)
+      (schedule-timer (loop:event-loop-wheel (wire-call-loop call)) timer (call-deadline call))))
+  nil)
+
+(defun deadline-passed (call)
+  (operate abort call :deadline-exceeded "the deadline passed" :local))
+
+(define-hot stop-timers ((call wire-call)) null
+  "CALL has ended: no timer of it is needed any more. A peer may make and cancel calls without end
+whose timers would be due much later."
+  (let ((extra (call-extra call))
+        (wheel (loop:event-loop-wheel (wire-call-loop call))))
+    (when extra
+      (when (extra-timer extra)
+        (cancel-timer wheel (shiftf (extra-timer extra) nil)))
+      (when (extra-timers extra)
+        (dolist (timer (shiftf (extra-timers extra) '()))
+          (cancel-timer wheel timer)))))
+  nil)
+
+(defmethod after ((call wire-call) seconds function)
+  (let ((due (deadline-in (seconds-ns seconds) (monotonic-ns)))
+        (loop (wire-call-loop call))
+        (timer nil))
+    (labels ((run (call)
+               (cond ((call-status call))
+                     ((loop:not-for-driver-p loop call) (loop:defer loop #'run call))
+                     (t (run-callback call function))))
+             (ring (call)
+               (let ((extra (ensure-extra call)))
+                 (setf (extra-timers extra) (delete timer (extra-timers extra))))
+               (loop:defer loop #'run call)))
+      (setf timer (make-timer #'ring call))
+      (wire-post call (lambda ()
+                        (unless (call-status call)
+                          (push timer (extra-timers (ensure-extra call)))
+                          (schedule-timer (loop:event-loop-wheel loop) timer due))))))
+  nil)

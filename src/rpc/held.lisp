@@ -1,0 +1,91 @@
+;;;; What waits, for its rest or for a reader, is charged to the link, since many streams with a
+;;;; window each, or with all but the end of a message each, would hold any amount; and to the
+;;;; ledger of all links. The connection's window is given back for what nobody reads all the same,
+;;;; so that calls nobody reads hold up only themselves, until half of max-held-octets waits on the
+;;;; link: then it is dammed, and opened at a quarter.
+
+(in-package #:clgrpc.rpc)
+
+(define-hot (ledger-of :inline t) ((link link)) ledger
+  (endpoint-ledger (the endpoint (link-owner link))))
+
+(define-hot total-held-limit ((link link)) index
+  "How much may be charged to all links of LINK's owner."
+  (let ((limit (options-max-total-held-octets (link-options link))))
+    (if (zerop limit) (ash (sb-ext:dynamic-space-size) -2) limit)))
+
+(define-hot link-held-limit ((link link)) index
+  "How much may be charged to LINK: less while all links together are charged with much."
+  (let* ((options (link-options link))
+         (least (* 2 (options-max-receive-octets options))))
+    (if (< (ledger-held (ledger-of link)) (ash (total-held-limit link) -1))
+        (max (options-max-held-octets options) least)
+        least)))
+
+(define-hot charge-link ((link link) (count index)) null
+  "Charge LINK with COUNT octets."
+  (sb-ext:atomic-incf (link-held link) count)
+  (sb-ext:atomic-incf (ledger-held (ledger-of link)) count)
+  nil)
+
+(define-hot hold ((call wire-call) (count index)) boolean
+  "Charge COUNT octets that CALL keeps to its link. False if that is too much: CALL has been ended."
+  (let ((link (the link (wire-call-link call))))
+    (incf (wire-call-held call) count)
+    (charge-link link count)
+    (cond ((> (link-held link) (link-held-limit link))
+           (operate abort call :resource-exhausted
+                    "too many octets of the connection's messages wait (max-held-octets)" :local)
+           nil)
+          ((> (ledger-held (ledger-of link)) (total-held-limit link))
+           (operate abort call :resource-exhausted
+                    "too many octets of all messages wait (max-total-held-octets)" :local)
+           nil)
+          (t t))))
+
+(define-hot discharge ((call wire-call) (count index)) null
+  "Take COUNT octets of CALL off its link, and open that if it was dammed and little enough waits
+now. From any thread."
+  (let ((link (the link (wire-call-link call))))
+    (sb-ext:atomic-decf (link-held link) count)
+    (sb-ext:atomic-decf (ledger-held (ledger-of link)) count)
+    (when (and (link-dammed link) (drained-p link))
+      (wire-post call (lambda () (open-dam link))))
+    nil))
+
+(define-hot drained-p ((link link)) boolean
+  (< (link-held link) (ash (link-held-limit link) -2)))
+
+(defun open-dam (link)
+  "Give back LINK's connection window for all that has come, unless it has filled again. On the
+loop."
+  (when (and (link-dammed link) (drained-p link))
+    (setf (link-dammed link) nil)
+    (http2:map-streams #'http2:credit-connection (link-http2 link))))
+
+(define-hot credit-link ((call wire-call) (stream http2:stream)) null
+  "Give back the connection's window, though not STREAM's, for what CALL holds, unless its link
+holds too much."
+  (let ((link (the link (wire-call-link call))))
+    (cond ((< (link-held link) (ash (link-held-limit link) -1))
+           (http2:credit-connection stream))
+          (t (setf (link-dammed link) t)
+             (sb-thread:barrier (:memory))
+             ;; readers may have taken enough before they could see the dam
+             (open-dam link)))
+    nil))
+
+(define-hot release-held ((call wire-call)) null
+  "Take what CALL holds off its link."
+  (let ((held (shiftf (wire-call-held call) 0)))
+    (when (plusp held) (discharge call held)))
+  nil)
+
+(define-hot release-call ((call wire-call)) null
+  "CALL's stream is closed: its link is charged with nothing of it any more."
+  (let ((extra (call-extra call)))
+    (release-held call)
+    (when extra
+      (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; atomic, hence a raw word
+        (discharge call (uncharge extra (extra-queued-octets extra))))))
+  nil)

@@ -1,0 +1,211 @@
+;;;; Sending: encoding messages straight into the loop's output, back-pressure, posting from other
+;;;; threads.
+;;;;
+;;;; On the loop a message that fits one frame and both windows is serialised where it is sent from.
+;;;; Any other thread encodes privately, charges the octets to the call's send budget and posts.
+
+(in-package #:clgrpc.rpc)
+
+(defgeneric write-initial-headers (call)
+  (:documentation "Send the header block with which CALL's side of its stream begins."))
+
+(define-hot (ensure-headers :inline t) ((call wire-call)) null
+  (unless (wire-call-headers-sent call)
+    (setf (wire-call-headers-sent call) t)
+    (write-initial-headers call))
+  nil)
+
+(define-hot (check-send-size :inline t) ((call wire-call) (size index)) null
+  (when (> size (options-max-send-octets (wire-call-options call)))
+    (refuse-size call size)))
+
+(defun refuse-size (call size)
+  (error (make-rpc-error :resource-exhausted :call call :ended-by :local
+                         :message (format nil "message of ~D octets to send, limit ~D" size
+                                          (options-max-send-octets (wire-call-options call))))))
+
+(define-hot (write-sized :inline t) ((type protobuf:message-type) message (octets octets) (at index)
+                                     (size index))
+    null
+  "Write MESSAGE of TYPE and SIZE, which the sizer has just returned, with its prefix into OCTETS at
+AT."
+  (let* ((start (write-prefix octets at size))
+         (end (funcall (the function (protobuf:message-type-writer type)) message octets start)))
+    (unless (eql end (+ start size))
+      (error "~S was changed while it was encoded." message))
+    nil))
+
+(define-hot encode-message ((call wire-call) message compress)
+    (or octets parcel)
+  "Return MESSAGE with its prefix for WRITE-ENCODED: fresh octets, or if it is long or compressed a
+parcel. COMPRESS as for SEND. From any thread."
+  (let* ((type (outgoing-type call))
+         (size (protobuf:measure type message))
+         (end (+ (the index size) +prefix-octets+))
+         (octets (progn (check-send-size call size)
+                        (borrow-octets end))))
+    (declare (type index size end))
+    (write-sized type message octets 0 size)
+    (cond ((wants-compression-p call compress size (wire-call-options call))
+           (compress-encoded call octets end compress (wire-call-options call)))
+          ((= end (length octets)) octets)
+          (t (make-parcel octets end)))))
+
+(define-hot encode-unless-short ((call wire-call) message) (or null octets parcel)
+  "NIL if WRITE-MESSAGE is sure to write MESSAGE, CALL's only one, at once; else what ENCODE-MESSAGE
+returns. Signal an RPC-ERROR if MESSAGE is too long."
+  (let ((size (protobuf:measure (outgoing-type call) message)))
+    (check-send-size call size)
+    (when (or (> size +parcel-octets+) (compresses-p call :auto))
+      (encode-message call message :auto))))
+
+(define-hot undecoded-p (item) boolean
+  "True if ITEM is a message that WIRE-DECODE has yet to decode."
+  (typep item '(or parcel packed)))
+
+(define-hot (encoded-length :inline t) ((encoded (or octets parcel))) index
+  "How many octets ENCODED, of ENCODE-MESSAGE, will be sent as."
+  (if (typep encoded 'parcel) (parcel-end encoded) (length encoded)))
+
+(define-hot write-message ((call wire-call) message (last boolean)) boolean
+  "Send MESSAGE, with END_STREAM if LAST. Return false, with nothing sent, if it is so long that the
+loop should not wait for its encoding: then ENCODE-MESSAGE with the baton lent, and WRITE-ENCODED.
+On the loop; CALL has a stream and its headers are sent."
+  (let* ((stream (the http2:stream (wire-call-stream call)))
+         (type (outgoing-type call))
+         (size (protobuf:measure type message))
+         (total (+ (the index size) +prefix-octets+)))
+    (declare (type index size total))
+    (check-send-size call size)
+    (cond ((http2:reserve-data stream total)
+           (multiple-value-bind (octets at) (http2:begin-data stream total)
+             (declare (type octets octets) (type index at))
+             (write-sized type message octets at size)
+             (http2:end-data stream total last))
+           t)
+          ((<= size +parcel-octets+)
+           (write-encoded call (encode-message call message nil) last)
+           t))))
+
+(defun write-encoded (call encoded last)
+  "Send ENCODED, of ENCODE-MESSAGE, which now belongs to the connection. On the loop."
+  (if (typep encoded 'parcel)
+      (http2:send-data (wire-call-stream call) (parcel-taken encoded) 0 (parcel-end encoded) last t)
+      (http2:send-data (wire-call-stream call) encoded 0 (length encoded) last))
+  nil)
+
+(define-hot wire-room ((call wire-call)) fixnum
+  "The operation ROOM."
+  (let* ((extra (call-extra call))
+         (stream (wire-call-stream call)))
+    (- (options-send-budget-octets (wire-call-options call))
+       (if extra (+ (the index (extra-unsent-octets extra)) (extra-outbox-octets extra)) 0)
+       (if stream (http2:stream-queued-octets stream) 0))))
+
+(define-hot (sends-one-p :inline t) ((call wire-call)) boolean
+  "True if CALL's method has one message in our direction, which no SEND is for."
+  (let ((kind (rpc-method-kind (the rpc-method (call-rpc-method call)))))
+    (or (eq kind :unary)
+        (eq kind (if (wire-call-client-p call) :server-streaming :client-streaming)))))
+
+(define-hot sendable-p ((call wire-call)) boolean
+  "False if CALL has ended with :ok; signal why if nothing may be sent on it."
+  (when (sends-one-p call)
+    (misuse "~A has one ~:[answer, which is returned or given to REPLY~;request, given to the ~
+             stub~]." call (wire-call-client-p call)))
+  (when (eq :over (wire-call-speech call))
+    (misuse "~A was told that no more messages will be sent." call))
+  (case (call-status call)
+    ((nil) t)
+    (:ok nil)
+    (t (error (call-condition call)))))
+
+(define-hot wire-send ((call wire-call) message wait-p compress) boolean
+  "The operation SEND."
+  (cond ((not (sendable-p call)) nil)
+        ((or (room-p call)
+             (and wait-p
+                  (progn (wait-for-call call #'room-p)
+                         (sendable-p call))))
+         (setf (wire-call-speech call) :begun)
+         (send-message call message compress)
+         t)
+        (wait-p nil)
+        (t (refuse-to-send call))))
+
+(define-hot send-message ((call wire-call) message compress) null
+  "Send MESSAGE from user code: straight into the output if this thread runs the loop and MESSAGE is
+short, else encoded first, with nobody waiting for that. COMPRESS as for SEND."
+  (unless (and (not (compresses-p call compress))
+               (loop:with-baton ((wire-call-loop call))
+                   (send-on-loop call message)
+                 nil))
+    (let ((encoded (encode-message call message compress)))
+      (loop:with-baton ((wire-call-loop call))
+          (send-encoded call encoded)
+        (post-encoded call encoded))))
+  nil)
+
+(define-hot refuse-to-send ((call wire-call)) null
+  "There is no room for TRY-SEND: have ON-WRITABLE called once there is. Return nil."
+  (setf (extra-writable-wanted (ensure-extra call)) t)
+  (sb-thread:barrier (:memory))
+  ;; the loop may have made room before it could see that it is wanted
+  (when (and (room-p call) (callbacks-p call))
+    (wire-post call (lambda () (wire-schedule call))))
+  nil)
+
+(define-hot send-on-loop ((call wire-call) message) boolean
+  "Send MESSAGE, or return false if it is to be encoded first."
+  (when (wire-call-stream call)
+    (ensure-headers call)
+    (write-message call message nil)))
+
+(defun send-encoded (call encoded)
+  "Send ENCODED, of ENCODE-MESSAGE, unless CALL has ended. On the loop."
+  (cond ((or (call-status call) (wire-call-send-closed call)))
+        ((wire-call-stream call)
+         (ensure-headers call)
+         (write-encoded call encoded nil))
+        (t (put-into-outbox call encoded))))
+
+(defun put-into-outbox (call encoded)
+  "Keep ENCODED, of ENCODE-MESSAGE, until CALL has a stream. On the loop."
+  (let ((extra (ensure-extra call)))
+    (incf (extra-outbox-octets extra) (encoded-length encoded))
+    (push encoded (extra-outbox extra))))
+
+(defun write-outbox (call)
+  "Send what has waited for CALL's stream, and the half-close if that waits too."
+  (let* ((extra (call-extra call))
+         (frames (and extra (nreverse (shiftf (extra-outbox extra) '())))))
+    (when frames (setf (extra-outbox-octets extra) 0))
+    (loop for (encoded . more) on frames
+          do (write-encoded call encoded (and (wire-call-send-closed call) (null more))))
+    (when (and (null frames) (wire-call-send-closed call)) (write-half-close call))
+    (notify call)
+    (when (callbacks-p call) (wire-schedule call))))
+
+(defun write-half-close (call)
+  (http2:send-data (wire-call-stream call) (load-time-value (make-octets 0)) 0 0 t)
+  nil)
+
+(defun post-encoded (call encoded)
+  "Have the loop send ENCODED, of ENCODE-MESSAGE, charging it to CALL's budget until it does."
+  (let ((extra (ensure-extra call))
+        (size (encoded-length encoded)))
+    (sb-ext:atomic-incf (extra-unsent-octets extra) size)
+    (wire-post call
+               (lambda ()
+                 (sb-ext:atomic-decf (extra-unsent-octets extra) size)
+                 (send-encoded call encoded)
+                 (when (and (wire-call-stream call) (not (call-status call)) (room-p call))
+                   (notify call)
+                   (when (callbacks-p call) (wire-schedule call)))))))
+
+(defun wire-writable (stream)
+  "The sink's on-writable: the queue of STREAM has fallen under half its budget."
+  (let ((call (http2:stream-user stream)))
+    (when call
+      (notify call)
+      (when (callbacks-p call) (wire-schedule call)))))
