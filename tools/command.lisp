@@ -130,6 +130,20 @@ variable it has that name and may be given several times. BODY returns the exit 
   (let ((row (limit-row name)))
     (integer-parser (option-row-minimum row) (option-row-maximum row))))
 
+(defun parse-limits (string)
+  "The plist that STRING, NAME=VALUE with commas between, means: rows of the options table."
+  (loop for word in (or (uiop:split-string string :separator ",") '(""))
+        append (let* ((equals (or (position #\= word)
+                                  (refuse "NAME=VALUE is wanted, not ~S" word)))
+                      (name (subseq word 0 equals))
+                      (row (or (find name (option-table) :key #'option-row-name
+                                                         :test #'string-equal)
+                               (refuse "there is no option ~S; there are ~{~(~A~)~^, ~}" name
+                                       (mapcar #'option-row-name (option-table))))))
+                 (list (option-row-name row)
+                       (funcall (limit-parser (option-row-name row))
+                                (subseq word (1+ equals)))))))
+
 (defun limit-default (name)
   (option-row-default (limit-row name)))
 

@@ -113,6 +113,15 @@ to end."
                          (finish-output))
                        (lambda () (print-statistics server))))
 
+;;; For measurements of memory
+
+(defun collect-at-each-line ()
+  "For each line on standard input collect all garbage and say what is left."
+  (loop while (read-line *standard-input* nil)
+        do (sb-ext:gc :full t)
+           (format t "heap=~D~%" (sb-kernel:dynamic-usage))
+           (finish-output)))
+
 (define-command "serve"
     (((services "SERVICES" #'parse-services
                 "What to serve, names with commas between:
@@ -128,6 +137,11 @@ to end."
       (max-receive-octets "N" (limit-parser :max-receive-octets)
                           (limit-default :max-receive-octets)
                           "The largest message accepted, in octets.")
+      (limits "NAME=VALUE" #'parse-limits '()
+              "Any options of doc/limits.md that take integers, several with commas between.")
+      (collect "[true|false]" #'parse-boolean nil
+               "For measurements: for each line on standard input collect all garbage and print
+      `heap=N`, the octets in use after it.")
       server-tls))
     "Serve gRPC, with health and reflection beside the services named, until SIGTERM or SIGINT, then
 let running calls end and exit with 0. Prints
@@ -136,12 +150,13 @@ the event loops and the calls served."
   (multiple-value-bind (services execution) (offered-services services)
     (enlarge-nursery)
     (setf *log-function* #'print-event)
-    (let ((server (grpc:start-server (cons (make-instance 'grpc:health-service)
-                                           (append (grpc:reflection-services) services))
-                                     :listen listen :loops loops :execution execution
-                                     :max-receive-octets max-receive-octets
-                                     :credentials (server-credentials tls-cert tls-key
-                                                                      client-ca))))
+    (let ((server (apply #'grpc:start-server
+                         (cons (make-instance 'grpc:health-service)
+                               (append (grpc:reflection-services) services))
+                         :listen listen :loops loops :execution execution
+                         :credentials (server-credentials tls-cert tls-key client-ca)
+                         (append limits (list :max-receive-octets max-receive-octets)))))
+      (when collect (sb-thread:make-thread #'collect-at-each-line :name "clgrpc collect"))
       (unwind-protect (serve-until-signal server)
         (grpc:stop-server server))))
   0)

@@ -203,6 +203,9 @@ done for them.")
 were reset among them; more calls end with :resource-exhausted.")
   (backlog 4096 1 65535 "connections"
    "Length of the kernel's queue of connections not yet accepted.")
+  (reuse-port 0 0 1 "0 or 1"
+   "1: other processes of the same user may listen on the same TCP port, if they say so too, and the
+kernel deals new connections out to all of them (SO_REUSEPORT).")
   (unix-socket-mode #o600 0 #o777 "bits"
    "Who may connect to a unix socket that we listen on, as for chmod: #o600 its owner alone, #o660
 the group as well. The directory's permissions count too.")

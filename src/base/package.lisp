@@ -40,8 +40,8 @@
    #:options-max-total-held-octets #:options-max-connections-per-peer
    #:options-max-handshakes #:options-max-calls #:options-max-running-handlers
    #:options-max-connections
-   #:options-backlog #:options-unix-socket-mode #:options-reserve-threads #:options-reserve-queue
-   #:options-reserve-idle-seconds #:options-reserve-wait-seconds #:options-drain-seconds
+   #:options-backlog #:options-reuse-port #:options-unix-socket-mode #:options-reserve-threads
+   #:options-reserve-queue #:options-reserve-idle-seconds #:options-reserve-wait-seconds #:options-drain-seconds
    #:options-connect-timeout-seconds
    #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter
    #:options-backoff-maximum-seconds

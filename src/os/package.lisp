@@ -15,7 +15,8 @@
    #:+econnrefused+ #:+epipe+ #:+ebadf+
    #:+sigint+ #:+sigterm+ #:+sigusr1+
    ;; socket.lisp
-   #:+af-inet+ #:+af-inet6+ #:+sol-socket+ #:+so-error+ #:+so-reuseaddr+ #:+ipproto-tcp+
+   #:+af-inet+ #:+af-inet6+ #:+sol-socket+ #:+so-error+ #:+so-reuseaddr+ #:+so-reuseport+
+   #:+ipproto-tcp+
    #:+tcp-nodelay+
    #:open-socket #:bind-socket #:listen-socket #:accept-socket #:connect-socket
    #:receive-octets #:send-octets #:send-buffers #:+most-buffers+ #:shutdown-output

@@ -9,6 +9,7 @@
   (+sol-socket+ "SOL_SOCKET" 1)
   (+so-reuseaddr+ "SO_REUSEADDR" 2)
   (+so-error+ "SO_ERROR" 4)
+  (+so-reuseport+ "SO_REUSEPORT" 15)
   (+ipproto-tcp+ "IPPROTO_TCP" 6)
   (+tcp-nodelay+ "TCP_NODELAY" 1)
   (+shut-wr+ "SHUT_WR" 1)

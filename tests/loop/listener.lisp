@@ -28,6 +28,19 @@
       (is (search (listener-address listener) (princ-to-string condition)))
       (is (= descriptors (os:open-descriptor-count))))))
 
+(test address-shared
+  "Several processes may share a port if all of them say so."
+  (with-loops (first second) ()
+    (let* ((options (make-options :reuse-port 1))
+           (handler (make-handler :input #'echo))
+           (address (listener-address (listen-with (list first) handler :options options))))
+      (is (string= address (listener-address (listen-with (list second) handler :address address
+                                                                               :options options))))
+      (signals socket-error (listen-with (list second) handler :address address))
+      (with-clients (client) (address)
+        (client-send client (octets-of 1))
+        (is (equalp #(1) (client-receive client 1)))))))
+
 (test closed-listener-refuses
   (with-loops (loop) ()
     (let* ((listener (listen-with (list loop) (make-handler :input #'echo)))

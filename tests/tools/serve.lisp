@@ -58,6 +58,33 @@
         (signals grpc:resource-exhausted (call 200))
         (is (= 0 (body-size (call 50))) "the connection lives on")))))
 
+(test serve-with-limits
+  (with-serve (program address "greeter" "--limits" "max-connections=1,reuse-port=1")
+    (support:with-server-program (other same (support:clgrpc-program) "serve" "greeter"
+                                        "--limits" "reuse-port=1" "--listen" address)
+      (is (string= address same) "they share the port")
+      (is (= 0 (support:terminate-program other)))
+      (grpc:with-channel (channel address)
+        (helloworld.greeter:say-hello channel (helloworld:make-hello-request :name "Ada")
+                                      :timeout 10)
+        (grpc:with-channel (second address)
+          (signals grpc:unavailable
+            (helloworld.greeter:say-hello second (helloworld:make-hello-request :name "Ada")
+                                          :timeout 10)))))))
+
+(test limits-of-the-command-line
+  (is (equal '(:backlog 1 :drain-seconds 20) (tools::parse-limits "backlog=1,drain-seconds=20")))
+  (dolist (wrong '("" "backlog" "backlog=" "backlog=x" "backlog=0" "none=1" "backlog=1,"))
+    (signals tools::usage-error (tools::parse-limits wrong))))
+
+(test serve-collects
+  (let ((text (with-output-to-string (*standard-output*)
+                (with-input-from-string (*standard-input* (format nil "~%~%"))
+                  (tools::collect-at-each-line)))))
+    (is (= 2 (count #\Newline text)))
+    (is (= 0 (search "heap=" text)))
+    (is (< 1000000 (parse-integer text :start 5 :junk-allowed t)))))
+
 (test serve-refuses
   (multiple-value-bind (code lines)
       (support:run-to-end (support:clgrpc-program) '("serve" "greeter" "--loops" "none"))
