@@ -130,8 +130,10 @@ changes of FUNCTION's methods do not touch."
 
 (defmethod add-method :around ((function method-function) method)
   (declare (ignore method))
-  (multiple-value-prog1 (let ((*publishing* t)) (call-next-method))
-    (publish function)))
+  ;; to replace a method is to remove it first: nobody may make a binding in between
+  (with-bindings-lock ()
+    (multiple-value-prog1 (let ((*publishing* t)) (call-next-method))
+      (publish function))))
 
 (defmethod remove-method :around ((function method-function) method)
   (declare (ignore method))

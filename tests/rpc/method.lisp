@@ -121,7 +121,7 @@ rpc Tell~D(Word) returns (Word); }" more (length more)))))))
                                                           (words:make-word :text "shared"))))))))
                    :name "definer")))
     (unwind-protect
-         (loop for i below 60
+         (loop for i below 300
                for name = (intern (format nil "CLASS-~D" i) '#:clgrpc.tests.rpc)
                do (evaluate `(defclass ,name (shared) ()))
                   (is (string= "shared" (answer (rpc:ensure-binding #'words.speaker:echo
