@@ -2,6 +2,7 @@
 must not exceed it. A ratio is ours to a peer's; of throughput, the peer's to ours, so that less is
 better everywhere."""
 
+import inproc
 import protobuf
 import streams
 import unary
@@ -102,7 +103,33 @@ def tls_goals(results):
            ratio(rows["10 × 100"], "cpu_us_per_call", "grpc-go"))
 
 
+def inproc_goals(results):
+    """The absolute bounds were set for a machine on which grpchan needs the nanoseconds that stand
+    beside them; on another they are worth the same part of grpchan's time, so both are judged."""
+    def figure(side, case, key="ns", **more):
+        return inproc.find(results, case, **more)["sides"][side]["median"][key]
+
+    bounds = [("clgrpc", "unary", 400, 3000), ("clgrpc", "server-stream", 8000, 75000),
+              ("clgrpc", "client-stream", 8000, 75000), ("clgrpc", "echo", 300, 1500),
+              ("clgrpc", "echo-reactive", 150, 1500), ("clgrpc :on LOOP", "unary", 2000, 3000),
+              ("clgrpc :on LOOP", "server-stream", 20000, 75000)]
+    for side, case, bound, grpchan in bounds:
+        for cores in (1, 2) if case.startswith("echo") else (1,):
+            text = "%s, %s" % (side, inproc.describe(inproc.row(case, cores)))
+            ours = figure(side, case, cores=cores)
+            theirs = figure("grpchan", case.replace("-reactive", ""), cores=cores)
+            yield text + ", ns", bound, ours
+            yield text + ", to grpchan", bound / grpchan, ours / theirs
+    for cores in (1, 2):
+        yield ("clgrpc, 100 callers to one, time per unary call, %d core%s" % (
+                   cores, "s" * (cores > 1)), 1,
+               figure("clgrpc", "unary", cores=cores, callers=100)
+               / figure("clgrpc", "unary", cores=cores))
+    yield "octets consed per unary call beside the messages", 200, figure(
+        "clgrpc :share", "unary", "octets")
+
+
 GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "matrix": matrix_goals, "openloop": openloop_goals, "bulk": bulk_goals,
          "allocation": allocation_goals, "protobuf": protobuf_goals,
-         "tls": tls_goals}
+         "tls": tls_goals, "inproc": inproc_goals}

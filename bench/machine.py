@@ -26,6 +26,11 @@ def _processor():
     return platform.machine()
 
 
+def _go_module(path):
+    """The version of the Go module PATH that the peers use."""
+    return _output("go", "list", "-C", support.PEERS, "-m", "-f", "{{.Version}}", path)
+
+
 def _tonic():
     """The version of tonic, and of the compiler if there is one."""
     with open(os.path.join(support.PEERS, "tonic", "Cargo.lock"), encoding="utf-8") as file:
@@ -43,8 +48,8 @@ def description():
         "commit": _output("git", "rev-parse", "--short", "HEAD"),
         "sbcl": _output("sbcl", "--version"),
         "go": _output("go", "env", "GOVERSION"),
-        "grpc_go": "grpc-go " + _output("go", "list", "-C", support.PEERS, "-m", "-f",
-                                        "{{.Version}}", "google.golang.org/grpc"),
+        "grpc_go": "grpc-go " + _go_module("google.golang.org/grpc"),
+        "grpchan": "grpchan " + _go_module("github.com/fullstorydev/grpchan"),
         "tonic": _tonic(),
         "h2load": _output("h2load", "--version"),
         "nghttpd": _output("nghttpd", "--version"),

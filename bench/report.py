@@ -25,8 +25,8 @@ is user and kernel time of all threads of the process.
 
 def facts(results):
     machine = results["machine"]
-    versions = "; ".join(machine[key] for key in ("sbcl", "grpc_go", "tonic", "h2load", "nghttpd")
-                         if machine.get(key))
+    keys = ("sbcl", "grpc_go", "grpchan", "tonic", "h2load", "nghttpd")
+    versions = "; ".join(machine[key] for key in keys if machine.get(key))
     text = ("%(processor)s, %(cores)s cores, Linux %(kernel)s; " % machine + versions
             + "; %(go)s. %(date)s, commit %(commit)s; others used %(others).0f %% of the machine."
             % machine)

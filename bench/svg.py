@@ -4,7 +4,10 @@ logarithmic axis, and histograms as steps."""
 import html
 import math
 
-COLOURS = {"clgrpc": "#1b6ca8", "grpc-go": "#e08e1b", "Go": "#e08e1b", "tonic": "#7a9e3b", "nghttpd": "#8c8c8c"}
+COLOURS = {"clgrpc": "#1b6ca8", "clgrpc :share": "#4f9bd0", "clgrpc :threads": "#12456b",
+           "clgrpc :on LOOP": "#7fc3c9", "clgrpc TCP": "#9fb8cc", "grpc-go": "#e08e1b",
+           "grpchan": "#e08e1b", "grpc-go bufconn": "#b5651d", "grpc-go TCP": "#e6c79c",
+           "Go": "#e08e1b", "tonic": "#7a9e3b", "nghttpd": "#8c8c8c"}
 LEFT, TOP, BOTTOM = 64, 56, 64
 FONT = "font-family='sans-serif' font-size='11'"
 

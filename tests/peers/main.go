@@ -37,6 +37,8 @@ func commands() []command {
 		{"connections", "[-kind grpc|plain] [-delay DURATION] [-sources ADDR,…] ADDR",
 			"hold thousands of connections whose requests are answered late; a line of JSON each",
 			runConnections},
+		{"inproc", "", "measure calls within a process, one measurement per line of standard input",
+			runInproc},
 	}
 }
 

@@ -1,0 +1,175 @@
+"""The tournament of channels within a process: ours, in its modes and over TCP, beside Go's
+grpchan, grpc-go over bufconn and grpc-go over TCP. Client and server are one process always, held
+to one core or to two. The messages are google.protobuf.BytesValue; handlers send back what came."""
+
+import contextlib
+import json
+import os
+import subprocess
+
+import machine
+import markdown
+import series
+import servers
+import support
+import svg
+
+TITLE = "Calls within a process: the tournament"
+LISP = ["sbcl", "--noinform", "--dynamic-space-size", "2048", "--non-interactive", "--no-sysinit",
+        "--no-userinit", "--load", "scripts/load.lisp", "--load", "bench/inproc.lisp"]
+# name, whose program, the transport's name there
+SIDES = [("clgrpc", "ours", "inproc"), ("clgrpc :share", "ours", "share"),
+         ("clgrpc :threads", "ours", "threads"), ("clgrpc :on LOOP", "ours", "loop"),
+         ("clgrpc TCP", "ours", "tcp"), ("grpchan", "go", "grpchan"),
+         ("grpc-go bufconn", "go", "bufconn"), ("grpc-go TCP", "go", "tcp")]
+OURS = [side for side in SIDES if side[1] == "ours"]
+CASES = {"unary": "unary", "server-stream": "server stream of 100",
+         "client-stream": "client stream of 100",
+         "client-stream-sent": "client stream of 100, sent one by one",
+         "echo": "echo round trip", "echo-reactive": "echo round trip, callbacks"}
+
+
+def row(case, cores=1, callers=1, octets=32, latencies=False):
+    return {"case": case, "cores": cores, "callers": callers, "octets": octets,
+            "latencies": latencies}
+
+
+CALLS = [row(case, cores) for cores in (1, 2) for case in CASES if case != "echo-reactive"]
+REACTIVE = [row("echo-reactive", cores) for cores in (1, 2)]
+CROWDS = [row("unary", cores, callers, latencies=callers == 10)
+          for cores in (1, 2) for callers in (10, 100)]
+PAYLOADS = [row("unary", octets=octets) for octets in (1 << 10, 10 << 10, 64 << 10)]
+QUANTILES = ["p50", "p90", "p99", "p99.9"]
+
+
+class Program:
+    """A program that answers lines, ours or Go's, held to one core or to two."""
+
+    def __init__(self, command, cores):
+        held = ",".join(str(core) for core in machine.cores()[:cores])
+        self.process = subprocess.Popen(
+            machine.pinned(held, command), cwd=support.ROOT, text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, env=dict(os.environ, GOMAXPROCS=str(cores)))
+        self.answer("ready")
+
+    def answer(self, beginning):
+        line = self.process.stdout.readline()
+        if not line.startswith(beginning):
+            raise SystemExit("%s: %s" % (self.process.args, line))
+        return line
+
+    def ask(self, request):
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.answer("{"))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+class Side:
+    """A transport of a program, which runs once for each number of cores."""
+
+    def __init__(self, name, programs, transport):
+        self.name, self.programs, self.transport = name, programs, transport
+
+    def measure(self, row, milliseconds):
+        return self.programs[row["cores"]].ask(
+            dict(row, transport=self.transport, milliseconds=milliseconds))
+
+
+def measure(options):
+    milliseconds = int(options.seconds * 1000 / 10)
+    commands = {"ours": LISP, "go": [servers.peer(), "inproc"]}
+    with contextlib.ExitStack() as stack:
+        programs = {name: {cores: stack.enter_context(Program(command, cores)) for cores in (1, 2)}
+                    for name, command in commands.items()}
+
+        def rows(wanted, sides):
+            return series.interleaved(
+                wanted, [Side(name, programs[program], transport)
+                         for name, program, transport in sides],
+                options.rounds, lambda row, side: side.measure(row, milliseconds),
+                lambda row, side: side.measure(row, milliseconds // 5))
+
+        return {"commands": {"clgrpc": " ".join(LISP), "Go": "GOMAXPROCS=CORES peer inproc"},
+                "absent": [], "rows": rows(CALLS + CROWDS + PAYLOADS, SIDES),
+                "reactive": rows(REACTIVE, OURS)}
+
+
+def describe(row):
+    return "%s, %d core%s%s%s" % (
+        CASES[row["case"]], row["cores"], "s" * (row["cores"] > 1),
+        ", %d callers" % row["callers"] if row["callers"] > 1 else "",
+        "" if row["octets"] == 32 else ", {:,} octets".format(row["octets"]))
+
+
+def find(results, case, **more):
+    """The row of RESULTS that `row` describes."""
+    wanted = row(case, **more)
+    return next(one for one in results["rows"] + results["reactive"]
+                if all(one[key] == value for key, value in wanted.items()))
+
+
+def comparisons(results):
+    pairs = [("clgrpc", "grpchan"), ("clgrpc", "grpc-go bufconn"), ("clgrpc TCP", "grpc-go TCP")]
+    found = []
+    for one in results["rows"]:
+        keys = ["ns"] + QUANTILES * one["latencies"]
+        for us, peer in pairs:
+            ours, theirs = (one["sides"][name]["median"] for name in (us, peer))
+            found += [{"row": "%s, %s" % (us, describe(one)),
+                       "figure": "ns" if key == "ns" else key + " µs", "peer": peer,
+                       "ours": ours[key], "theirs": theirs[key], "lost": ours[key] > theirs[key]}
+                      for key in keys]
+    return found
+
+
+def tournament(rows, key, title):
+    """A table with a line for each of ROWS and a column for each side."""
+    names = [name for name, *_ in SIDES]
+    return markdown.table([title] + names, [
+        [describe(one), *(markdown.figure(one["sides"].get(name, {"median": {}})["median"].get(key))
+                          for name in names)] for one in rows])
+
+
+def quantile_table(one):
+    return markdown.table(["µs"] + QUANTILES, [
+        [name, *(markdown.figure(side["median"][key]) for key in QUANTILES)]
+        for name, side in one["sides"].items()])
+
+
+def table(results):
+    crowd = [find(results, "unary", cores=cores, callers=10, latencies=True) for cores in (1, 2)]
+    return "\n".join([
+        "Client and server in one process. Messages of 32 octets if not said otherwise, sent back "
+        "by the handler; a client stream is given as a list, or sent one by one. Nanoseconds of "
+        "wall-clock time per call or, for echoes, per round trip on an open stream; with several "
+        "callers, time by calls of all.", "",
+        tournament(results["rows"] + results["reactive"], "ns", "ns"),
+        "Octets consed, or allocated, per call or round trip, messages included:", "",
+        tournament([one for one in results["rows"] if one["cores"] == one["callers"] == 1],
+                   "octets", "octets"),
+        "Latencies of unary calls, 10 callers, one core:", "", quantile_table(crowd[0]),
+        "On two cores:", "", quantile_table(crowd[1])])
+
+
+def plots(results):
+    def groups(rows):
+        return [(describe(one), {name: side["median"]["ns"] / 1000
+                                 for name, side in one["sides"].items()}) for one in rows]
+
+    crowd = find(results, "unary", cores=2, callers=10, latencies=True)
+    return {
+        "inproc": svg.bars(TITLE, "µs", groups(
+            [one for one in results["rows"] + results["reactive"]
+             if one["cores"] == one["callers"] == 1 and one["octets"] == 32])),
+        "inproc-crowd": svg.bars("Unary calls, two cores, 10 callers", "µs", [
+            (key, markdown.values(crowd, key)) for key in QUANTILES]),
+        "inproc-payload": svg.bars("Unary calls by length of message, one core", "µs", groups(
+            [one for one in results["rows"]
+             if one["case"] == "unary" and one["cores"] == one["callers"] == 1]))}
