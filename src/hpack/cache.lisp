@@ -8,45 +8,84 @@
 ;;;; what always means the same may come here; DECODER sees to that. Never-indexed literals are not
 ;;;; kept (section 7.1.3).
 ;;;;
-;;;; Direct mapped, of +CACHE-SETS+ sets of three: raw octets, what they mean, and the hash of the
-;;;; last octets that missed. They are stored when they miss twice in a row in their set, so what
-;;;; comes only once (time-outs, trace ids) costs no memory and does not drive out what does repeat.
+;;;; Several decoders may share a third, for literals "with incremental indexing" (6.2.1): what each
+;;;; connection's table holds of fields that all clients send, such as `:path` and `content-type`, is
+;;;; then one object for all. Only names of **COMMON-NAMES** are shared: how long a literal takes to
+;;;; decode might tell a peer what others have sent.
+;;;;
+;;;; Direct mapped, of sets of four: raw octets, what they mean, their hash, and the hash of the last
+;;;; octets that missed. They are stored when they miss twice in a row in their set, so what comes
+;;;; only once (time-outs, trace ids) costs no memory and does not drive out what does repeat. A
+;;;; decoder's own cache has one set while there is only one thing to be found in it.
 
 (in-package #:clgrpc.hpack)
 
-(defconstant +cache-sets+ 8 "Sets of a cache, a power of two.")
+(defconstant +cache-sets+ 8 "Sets of a decoder's own cache, a power of two.")
+(defconstant +common-sets+ 64 "Sets of a cache that decoders share, a power of two.")
 (defconstant +cache-octets+ 192 "Longer runs of octets are not kept.")
 
-(defun make-raw-cache ()
-  (make-array (* 3 +cache-sets+) :initial-element nil))
+(defun make-raw-cache (&optional (sets 1))
+  (make-array (* 4 sets) :initial-element nil))
 
-(define-hot (cache-set :inline t) ((hash hash)) index
-  (* 3 (logand hash (1- +cache-sets+))))
+(defun make-common-fields ()
+  "Return a place where decoders that one thread uses keep the fields that their peers have in
+common; see MAKE-DECODER."
+  (make-raw-cache +common-sets+))
+
+(define-hot (cache-set :inline t) ((cache simple-vector) (hash hash)) index
+  (* 4 (logand hash (1- (ash (length cache) -2)))))
 
 (define-hot (find-raw :inline t) ((cache simple-vector) (hash hash) (octets octets) (start index)
                                   (end index))
     t
   "What is stored for the octets START to END, whose hash is HASH, or NIL."
   (assert (<= start end (length octets)))
-  (let* ((set (cache-set hash))
+  (let* ((set (cache-set cache hash))
          (raw (svref cache set)))
     (when (and raw
                (= (length (the octets raw)) (- end start))
                (%octets-match raw octets start))
-      (svref cache (1+ set)))))
+      (svref cache (+ 1 set)))))
 
-(define-hot missed-twice-p ((cache simple-vector) (hash hash)) boolean
-  "Note that HASH was not found; true if it is the second time in a row in its set."
-  (let ((last (+ 2 (cache-set hash))))
-    (or (eql hash (svref cache last))
-        (progn (setf (svref cache last) hash) nil))))
+(define-hot put-raw ((cache simple-vector) (raw octets) (value t) (hash hash)) null
+  (let ((set (cache-set cache hash)))
+    (setf (svref cache set) raw
+          (svref cache (+ 1 set)) value
+          (svref cache (+ 2 set)) hash
+          (svref cache (+ 3 set)) nil)
+    nil))
+
+(define-hot grow-cache ((cache simple-vector)) simple-vector
+  "A cache of all its sets that knows what CACHE does, which has one."
+  (let ((new (make-raw-cache +cache-sets+))
+        (missed (svref cache 3)))
+    (when (svref cache 0)
+      (put-raw new (svref cache 0) (svref cache 1) (the hash (svref cache 2))))
+    (when missed (setf (svref new (+ 3 (cache-set new (the hash missed)))) missed))
+    new))
+
+(define-hot note-miss ((cache simple-vector) (hash hash)) (values simple-vector boolean)
+  "Note that HASH was not found. Return CACHE, or a larger one to use in its place, and whether it is
+the second time in a row in its set."
+  (let* ((last (+ 3 (cache-set cache hash)))
+         (missed (svref cache last)))
+    (cond ((eql hash missed) (values cache t))
+          ((and (= 4 (length cache)) (or missed (svref cache 0)))
+           (note-miss (grow-cache cache) hash))
+          (t (setf (svref cache last) hash)
+             (values cache nil)))))
 
 (define-hot store-raw ((cache simple-vector) (hash hash) (octets octets) (start index) (end index)
                        (value t))
     null
   "Store VALUE for the octets START to END, whose hash is HASH."
-  (let ((set (cache-set hash)))
-    (setf (svref cache set) (subseq-octets octets start end)
-          (svref cache (+ 1 set)) value
-          (svref cache (+ 2 set)) nil)
-    nil))
+  (put-raw cache (subseq-octets octets start end) value hash))
+
+(define-load-time-global **common-names**
+  (mapcar #'ascii-octets
+          '(":path" ":authority" ":scheme" "content-type" "te" "user-agent" "grpc-encoding"
+            "grpc-accept-encoding" "grpc-status" "server")))
+
+(defun common-name-p (name)
+  "True if a field of NAME holds no secret, and the same for many peers."
+  (member name **common-names** :test #'equalp))

@@ -8,24 +8,27 @@
 
 (in-package #:clgrpc.hpack)
 
-(defstruct (decoder (:include table) (:constructor %make-decoder (limit ceiling list-octets))
+(defstruct (decoder (:include table)
+                    (:constructor %make-decoder (limit ceiling list-octets common))
                     (:copier nil))
   "Decodes the header blocks of one direction of one connection. See MAKE-DECODER."
   (ceiling 0 :type index)                  ; what a size update may raise the limit to
   (list-octets 0 :type index)
-  (literals nil :type (or null simple-vector)) ; caches by raw octets
+  (common nil :type (or null simple-vector)) ; caches by raw octets
+  (literals nil :type (or null simple-vector))
   (blocks nil :type (or null simple-vector)))
 (declaim (freeze-type decoder))
 
-(defun make-decoder (&key (table-octets +initial-table-octets+) (list-octets 16384))
+(defun make-decoder (&key (table-octets +initial-table-octets+) (list-octets 16384) common)
   "Return a decoder whose peer may use a dynamic table of up to TABLE-OCTETS and whose lists hold
 fields of up to LIST-OCTETS (sizes of RFC 7541 section 4.1). A peer may use 4096 octets until it has
 seen our SETTINGS, so give less only through SET-DECODER-LIMIT, when it has acknowledged them.
 A decoder belongs to one connection and is used by one thread at a time; it grows with the table its
-peer really uses."
+peer really uses. Decoders may share what MAKE-COMMON-FIELDS returns, COMMON, and then the fields that
+peers have in common, such as content-type; only one thread at a time may use any of them."
   (check-type table-octets index)
   (check-type list-octets index)
-  (%make-decoder (min table-octets +initial-table-octets+) table-octets list-octets))
+  (%make-decoder (min table-octets +initial-table-octets+) table-octets list-octets common))
 
 (defmethod print-object ((decoder decoder) stream)
   (print-unreadable-object (decoder stream :type t :identity t)
@@ -103,9 +106,11 @@ position after it."
       (multiple-value-bind (value after) (read-string octets after end)
         (values (%make-field name value sensitive-p) after)))))
 
-(define-hot (literal-end :inline t) ((octets octets) (at index) (end index)) (values index boolean)
-  "Return where the literal without indexing at AT ends, and whether a cache may keep it."
-  (multiple-value-bind (name-index after) (read-integer octets at end #x0F)
+(define-hot (literal-end :inline t) ((octets octets) (at index) (end index) (mask octet))
+    (values index boolean)
+  "Return where the literal at AT, the prefix of whose name index is MASK, ends, and whether a cache
+may keep it: it means the same whatever the table holds."
+  (multiple-value-bind (name-index after) (read-integer octets at end mask)
     (when (zerop name-index)
       (setf after (nth-value 1 (string-bounds octets after end))))
     (let ((after (nth-value 1 (string-bounds octets after end))))
@@ -117,7 +122,7 @@ position after it."
     (values field index)
   "Return the field of the literal without indexing at AT, from the cache if it is there, and the
 position after it."
-  (multiple-value-bind (after cacheable) (literal-end octets at end)
+  (multiple-value-bind (after cacheable) (literal-end octets at end #x0F)
     (if (not cacheable)
         (read-literal decoder octets at end #x0F nil)
         (let* ((cache (or (decoder-literals decoder)
@@ -127,15 +132,36 @@ position after it."
           (if known
               (values (the field known) after)
               (let ((field (read-literal decoder octets at end #x0F nil)))
-                (when (missed-twice-p cache hash) (store-raw cache hash octets at after field))
+                (multiple-value-bind (cache twice) (note-miss cache hash)
+                  (when twice (store-raw cache hash octets at after field))
+                  (setf (decoder-literals decoder) cache))
                 (values field after)))))))
+
+(define-hot read-indexed-literal ((decoder decoder) (octets octets) (at index) (end index))
+    (values field index)
+  "Return the field of the literal with incremental indexing at AT, from what decoders share if it is
+there, and the position after it."
+  (let ((common (decoder-common decoder)))
+    (multiple-value-bind (after cacheable)
+        (if common (literal-end octets at end #x3F) (values at nil))
+      (if (not cacheable)
+          (read-literal decoder octets at end #x3F nil)
+          (let* ((hash (%hash-octets octets at after 0))
+                 (known (find-raw common hash octets at after)))
+            (if known
+                (values (the field known) after)
+                (let ((field (read-literal decoder octets at end #x3F nil)))
+                  (when (and (nth-value 1 (note-miss common hash))
+                             (common-name-p (field-name field)))
+                    (store-raw common hash octets at after field))
+                  (values field after))))))))
 
 (define-hot decode-literal ((decoder decoder) (octets octets) (at index) (end index))
     (values field index)
   "Return the field of the representation at AT, which is not an indexed one, and where that ends."
   (let ((octet (aref octets at)))
     (cond ((logtest #x40 octet)
-           (multiple-value-bind (field after) (read-literal decoder octets at end #x3F nil)
+           (multiple-value-bind (field after) (read-indexed-literal decoder octets at end)
              (insert-entry decoder field)
              (values field after)))
           ((logtest #x20 octet)
@@ -211,11 +237,13 @@ that changes the table never means the same twice."
                (not (size-update-p (aref octets start))))
       (let ((cache (or (decoder-blocks decoder)
                        (setf (decoder-blocks decoder) (make-raw-cache)))))
-        (when (missed-twice-p cache hash)
-          (let ((repeat (repeat-of list decoder)))
-            (when repeat
-              (store-raw cache hash octets start end repeat)
-              (setf (field-list-repeat list) repeat)))))))
+        (multiple-value-bind (cache twice) (note-miss cache hash)
+          (setf (decoder-blocks decoder) cache)
+          (when twice
+            (let ((repeat (repeat-of list decoder)))
+              (when repeat
+                (store-raw cache hash octets start end repeat)
+                (setf (field-list-repeat list) repeat))))))))
   nil)
 
 (define-hot decode-block ((decoder decoder) (octets octets) (start index) (end index)

@@ -233,7 +233,7 @@ not change."
 
 ;;; Fields that go together
 
-(defconstant +encoded-count+ 8 "How many vectors of fields an encoder knows by heart.")
+(defconstant +encoded-count+ 8 "How many vectors of fields an encoder knows by heart at most.")
 
 (defstruct (encoded (:constructor make-encoded (fields octets inserted count)) (:copier nil))
   "OCTETS are what FIELDS are encoded as while the dynamic table is as INSERTED and COUNT say."
@@ -258,12 +258,14 @@ not change."
 
 (define-hot learn-fields ((encoder encoder) (fields simple-vector) (octets octets)) null
   "Remember that FIELDS are encoded as OCTETS, unless all places are taken by what is as good."
-  (let* ((known (or (encoder-encoded encoder)
-                    (setf (encoder-encoded encoder)
-                          (make-array +encoded-count+ :initial-element nil))))
+  (let* ((known (or (encoder-encoded encoder) (make-array 2 :initial-element nil)))
          (place (position-if-not (lambda (encoded)
                                    (and encoded (current-p (the encoded encoded) encoder)))
                                  known)))
+    (when (and (null place) (< (length known) +encoded-count+))
+      (setf place (length known)
+            known (replace (make-array (* 2 place) :initial-element nil) known)))
+    (setf (encoder-encoded encoder) known)
     (when place
       (setf (svref known place) (make-encoded fields octets (table-inserted encoder)
                                               (table-count encoder))))

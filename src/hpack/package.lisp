@@ -19,7 +19,7 @@
    #:field-list-octets #:field-list-overflow-p #:field-list-memo #:field-list-repeated-p #:do-fields
    #:find-field
    ;; decoder.lisp
-   #:decoder #:make-decoder #:decode-block #:set-decoder-limit
+   #:decoder #:make-decoder #:make-common-fields #:decode-block #:set-decoder-limit
    ;; encoder.lisp
    #:encoder #:make-encoder #:set-encoder-limit #:begin-block #:encode-field #:encode-literal
    #:encode-fields))

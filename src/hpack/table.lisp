@@ -46,7 +46,7 @@
 
 (define-hot grow-ring ((table table)) null
   (let* ((old (table-ring table))
-         (new (make-array (max 8 (* 2 (length old))) :initial-element nil)))
+         (new (make-array (max 2 (* 2 (length old))) :initial-element nil)))
     (loop for number of-type index from (table-oldest table) to (table-inserted table)
           do (setf (svref new (logand number (1- (length new))))
                    (svref old (table-slot table number))))

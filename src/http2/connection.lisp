@@ -15,7 +15,8 @@ next."
                     (hpack:make-encoder :table-octets (options-header-table-octets options))
                     (hpack:make-decoder :table-octets (max +default-table-octets+
                                                            (options-header-table-octets options))
-                                        :list-octets (options-max-header-list-octets options))
+                                        :list-octets (options-max-header-list-octets options)
+                                        :common (pool-common pool))
                     (options-stream-window-octets options)
                     (options-connection-window-octets options)))
 

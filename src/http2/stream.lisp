@@ -24,7 +24,7 @@
 
 (define-hot grow-table ((connection connection)) simple-vector
   (let* ((old (connection-table connection))
-         (new (make-array (max 8 (* 2 (length old))) :initial-element nil)))
+         (new (make-array (max 2 (* 2 (length old))) :initial-element nil)))
     (loop for chain across old
           do (loop for stream of-type (or null stream) = chain then next
                    while stream

@@ -77,11 +77,12 @@ connection began."
 (declaim (sb-ext:muffle-conditions sb-ext:compiler-note))
 
 (defstruct (pool (:constructor make-pool ()) (:copier nil) (:predicate nil))
-  "What the connections of one thread may share: streams to use again and the list a header block is
-decoded into. Never used by two threads at once."
+  "What the connections of one thread may share: streams to use again, the list a header block is
+decoded into, and fields that their peers have in common. Never used by two threads at once."
   (streams nil :type (or null stream))
   (stream-count 0 :type index)
-  (field-list nil :type (or null hpack:field-list)))
+  (field-list nil :type (or null hpack:field-list))
+  (common (hpack:make-common-fields) :type simple-vector))
 
 (defmethod print-object ((pool pool) stream)
   (print-unreadable-object (pool stream :type t :identity t)

@@ -30,13 +30,17 @@ its loop."))
   "Do what is due for LINK, and have this called again when something else is."
   (let ((now (loop:event-loop-now (link-loop link)))
         (due nil))
-    (dolist (check '(keep-alive check-age check-idle))
+    (dolist (check '(advance-core keep-alive check-age check-idle))
       (let ((next (and (null (link-failure link)) (funcall check link now))))
         (when next (setf due (if due (min due next) next)))))
     (when (and due (null (link-failure link)))
       (schedule-timer (loop:event-loop-wheel (link-loop link)) (link-life link) due))))
 
 ;;; Each does what is due at NOW and returns when it wants to look again, or NIL
+
+(defun advance-core (link now)
+  "Let the core see to its own time-outs."
+  (http2:advance-time (link-http2 link) now))
 
 (defun keep-alive (link now)
   (let* ((options (link-options link))

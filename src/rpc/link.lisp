@@ -1,6 +1,6 @@
 ;;;; A link: one HTTP/2 connection on an event loop, at either end. The loop reads and writes, the
 ;;;; http2 core decides, the link joins the two: octets in, output lent from the loop to the core
-;;;; for a turn, one timer for the core's own time-outs, another for the link's life (life.lisp).
+;;;; for a turn, one timer for whatever may be due (life.lisp).
 ;;;; Everything here runs on the link's loop.
 
 (in-package #:clgrpc.rpc)
@@ -24,7 +24,6 @@ was last seen to be without any new one, and since when that is."
   (owner nil)
   (socket nil :type (or null loop:connection))
   (http2 nil :type (or null http2:connection))
-  (timer nil :type (or null timer))
   (calls 0 :type fixnum)
   (held 0 :type sb-ext:word)
   (dammed nil :type boolean)
@@ -68,11 +67,9 @@ was last seen to be without any new one, and since when that is."
 http2 that all links of LOOP share. Return the link."
   (let ((link (%make-link loop options owner)))
     (setf (link-http2 link) (http2:make-connection role sink options :user link :pool pool)
-          (link-timer link) (make-timer #'link-time-out link)
           (link-socket link) (loop:make-connection loop transport (link-handler) :user link
                                   :max-unsent-octets (options-max-unsent-octets options)))
     (http2:start-connection (link-http2 link) (loop:event-loop-now loop))
-    (schedule-link-timer link)
     (begin-life link)
     link))
 
@@ -104,7 +101,6 @@ http2 that all links of LOOP share. Return the link."
     (unless (link-failure link)
       (setf (link-failure link)
             (if reason (princ-to-string reason) "connection closed by the peer")))
-    (cancel-timer (loop:event-loop-wheel (link-loop link)) (link-timer link))
     (end-life link)
     (http2:receive-eof (link-http2 link))
     (link-ended (link-owner link) link)))
@@ -115,16 +111,6 @@ http2 that all links of LOOP share. Return the link."
   (or **link-handler**
       (setf **link-handler**
             (loop:make-handler :input #'link-input :fill #'link-fill :closed #'link-closed))))
-
-;;; Time-outs of the core
-
-(defun schedule-link-timer (link)
-  (let ((due (http2:advance-time (link-http2 link) (loop:event-loop-now (link-loop link))))
-        (wheel (loop:event-loop-wheel (link-loop link))))
-    (when due (schedule-timer wheel (link-timer link) due))))
-
-(defun link-time-out (link)
-  (schedule-link-timer link))
 
 ;;; What every sink does alike
 

@@ -49,6 +49,48 @@
     (decode decoder (hex "4001630164"))                         ; now 62 is c
     (is (equal '(("c" "z")) (decoded "0f2f017a" :decoder decoder)))))
 
+(test what-peers-have-in-common-is-one-field
+  "Decoders that share keep one object of what clients all send, but not of what may be secret, and
+only if a name of the dynamic table has no part in it."
+  (let ((common (make-common-fields)))
+    (flet ((entry (name value &optional (before '()))
+             (let ((decoder (make-decoder :common common)) (list (make-field-list)))
+               (dolist (octets before) (decode decoder octets))
+               (decode decoder (encode (make-encoder) (list (list name value)) :mode :index)
+                       :list list)
+               (is (equal value (field-value-string (svref (field-list-fields list) 0))))
+               (is (= (1+ (length before)) (hpack::table-count decoder)))
+               (svref (field-list-fields list) 0))))
+      (loop for (name value) in '((":path" "/helloworld.Greeter/SayHello") ("te" "trailers")
+                                  ("content-type" "application/grpc") ("user-agent" "x/1"))
+            do (dotimes (i 2) (entry name value))
+               (is (eq (entry name value) (entry name value)) "~A" name))
+      (loop for (name value) in '(("authorization" "Bearer x") ("cookie" "a=b") ("x-id" "1"))
+            do (dotimes (i 2) (entry name value))
+               (is (not (eq (entry name value) (entry name value))) "~A" name))
+      (is (not (eq (entry "te" "trailers") (entry "te" "other"))))
+      ;; 62 is te here and x there
+      (flet ((named-by-table (before)
+               (let ((decoder (make-decoder :common common)))
+                 (decode decoder before)
+                 (decoded "7e0161" :decoder decoder))))
+        (dotimes (i 3)
+          (is (equal '(("te" "a")) (named-by-table (hex "400274650162"))))
+          (is (equal '(("x" "a")) (named-by-table (hex "4001780162")))))))))
+
+(test a-cache-grows-with-what-repeats
+  (let ((decoder (make-decoder)))
+    (flet ((fields (count)
+             (loop for i below count
+                   collect (literal-field decoder (raw-literal ":path" (format nil "/a.B/C~D" i))))))
+      (dotimes (i 2) (fields 1))
+      (let ((first (fields 1)))
+        (is (= 4 (length (hpack::decoder-literals decoder))))
+        (dotimes (i 3) (fields 8))
+        (is (= (* 4 hpack::+cache-sets+) (length (hpack::decoder-literals decoder))))
+        (is (equal first (fields 1)) "what was known is known"))
+      (is (<= 1 (loop for one in (fields 8) for other in (fields 8) count (eq one other)))))))
+
 (test blocks-that-are-never-kept
   "Those with a never-indexed field, a size update, or an overflow, and changes of the table."
   (flet ((kept-p (text &rest arguments)
