@@ -321,7 +321,8 @@
                "clgrpc/tests/protobuf" "clgrpc/tests/fuzz" "clgrpc/tests/rpc"
                "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
-               "clgrpc/tests/client" "clgrpc/tests/services" "clgrpc/tests/abuse" "clgrpc/tests/promise"
+               "clgrpc/tests/client" "clgrpc/tests/transports" "clgrpc/tests/services"
+               "clgrpc/tests/abuse" "clgrpc/tests/promise"
                "sb-posix")
   :pathname "tests/"
   :serial t
@@ -517,6 +518,15 @@
                (:file "leak")
                (:file "tls")
                (:file "stress")))
+
+(defsystem "clgrpc/tests/transports"
+  :depends-on ("clgrpc/tests/server" "clgrpc/tests/support")
+  :pathname "tests/transports/"
+  :serial t
+  :components ((:file "package")
+               (:file "support")
+               (:file "meaning")
+               (:file "course")))
 
 (defsystem "clgrpc/tests/promise"
   :depends-on ("clgrpc/tests/server" "clgrpc/examples" "clgrpc/tests/support" "fiveam")

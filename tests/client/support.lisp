@@ -19,15 +19,6 @@
     (grpc:send call note))
   nil)
 
-(defun settled (function)
-  "The value of FUNCTION once it has been the same for a tenth of a second: for things that come to
-a halt without telling anybody."
-  (let ((quiet (make-signal)))
-    (loop for before = (funcall function)
-          do (await-signal quiet :seconds 0.1) ; which nobody signals
-          until (eql before (funcall function))
-          finally (return before))))
-
 (defun our-threads ()
   (count-if (lambda (thread) (search "clgrpc" (or (sb-thread:thread-name thread) "")))
             (sb-thread:list-all-threads)))

@@ -26,6 +26,15 @@
         do (sb-thread:thread-yield)
         finally (return value)))
 
+(defun settled (function)
+  "The value of FUNCTION once it has been the same for a tenth of a second: for things that come to
+a halt without telling anybody."
+  (let ((quiet (make-signal)))
+    (loop for before = (funcall function)
+          do (await-signal quiet :seconds 0.1) ; which nobody signals
+          until (eql before (funcall function))
+          finally (return before))))
+
 (defmacro elapsed-seconds (&body body)
   "The seconds that BODY takes."
   (let ((start (gensym "START")))

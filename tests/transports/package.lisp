@@ -1,0 +1,12 @@
+;;;; What a call means whatever carries it: one set of cases, each a test for every transport.
+
+(defpackage #:clgrpc.tests.transports
+  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support))
+  (:import-from #:clgrpc.tests.server
+                #:double #:count-up #:add-up #:echo #:double-later #:count-up-reactively
+                #:add-up-reactively #:echo-reactively #:check-four-kinds))
+
+(in-package #:clgrpc.tests.transports)
+
+(def-suite :clgrpc.transports :description "The semantics of calls, the same over every transport.")

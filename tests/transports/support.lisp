@@ -1,0 +1,72 @@
+;;;; Transports and how cases run over each. A case sees a channel and a server and cannot tell what
+;;;; is between them; its name and the transport's are the name of its test.
+
+(in-package #:clgrpc.tests.transports)
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defparameter *transports* '(:tcp :unix :tls)))
+
+(defvar *transport* :tcp "What carries the calls of the case that runs.")
+
+(defmacro define-case (name (&key except) &body body)
+  "Define for each transport that is not in the list EXCEPT the test NAME-OVER-TRANSPORT, which
+evaluates BODY."
+  (let ((function (intern (format nil "~A-CASE" name))))
+    `(progn
+       (defun ,function () ,@body)
+       ,@(loop for transport in (set-difference *transports* except)
+               collect `(test ,(intern (format nil "~A-OVER-~A" name transport))
+                          (let ((*transport* ,transport)) (,function)))))))
+
+(defgeneric call-over (transport function service server-options channel-options)
+  (:documentation "Call FUNCTION with a channel over TRANSPORT to a server of SERVICE, and that
+server."))
+
+(defun call-over-wire (function service server-options channel-options)
+  (let ((server (apply #'grpc:start-server service server-options)))
+    (unwind-protect
+         (let ((channel (apply #'grpc:make-channel (grpc:server-address server) channel-options)))
+           (unwind-protect (funcall function channel server)
+             (grpc:close-channel channel)))
+      (grpc:stop-server server :drain 5))))
+
+(defmethod call-over ((transport (eql :tcp)) function service server-options channel-options)
+  (call-over-wire function service (list* :listen "127.0.0.1:0" server-options) channel-options))
+
+(defmethod call-over ((transport (eql :unix)) function service server-options channel-options)
+  (uiop:with-temporary-file (:pathname path)
+    (uiop:delete-file-if-exists path)
+    (call-over-wire function service
+                    (list* :listen (format nil "unix:~A" (uiop:native-namestring path))
+                           server-options)
+                    channel-options)))
+
+(defmethod call-over ((transport (eql :tls)) function service server-options channel-options)
+  (call-over-wire function service
+                  (list* :listen "127.0.0.1:0"
+                         :credentials (grpc:tls-credentials
+                                       :certificate (support:certificate-file "server.pem")
+                                       :key (support:certificate-file "server.key"))
+                         server-options)
+                  (list* :credentials (grpc:tls-credentials
+                                       :roots (support:certificate-file "ca.pem"))
+                         channel-options)))
+
+(defmacro with-transport ((channel &key (server (gensym "SERVER")) options channel-options events)
+                          (&rest handlers)
+                          &body body)
+  "Evaluate BODY with CHANNEL bound to a channel over the case's transport to SERVER, a server of a
+probe with HANDLERS; arguments as for WITH-PROBE."
+  `(with-log ,events
+     (call-over *transport*
+                (lambda (,channel ,server)
+                  (declare (ignorable ,channel ,server))
+                  ,@body)
+                (make-probe ,@handlers) ,options ,channel-options)))
+
+(defun status-of-error (error)
+  (and error (grpc:rpc-error-status error)))
+
+(defun ours (metadata)
+  "What of METADATA the tests have made: keys that begin with x-."
+  (remove-if-not (lambda (pair) (uiop:string-prefix-p "x-" (car pair))) metadata))
