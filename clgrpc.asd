@@ -76,7 +76,19 @@
                (:file "target")
                (:file "unix")
                (:file "listener")
-               (:file "connector")))
+               (:file "connector")
+               (:file "handle")
+               (:file "event")
+               (:file "socket")
+               (:file "server")
+               (:file "program")))
+
+(defsystem "clgrpc/examples/loop"
+  :description "What users of the event loop alone write."
+  :depends-on ("clgrpc/loop")
+  :pathname "examples/loop/"
+  :serial t
+  :components ((:file "delayed-answer")))
 
 (defsystem "clgrpc/hpack"
   :description "RFC 7541: header compression for HTTP/2."
@@ -375,7 +387,8 @@
                (:file "tls")))
 
 (defsystem "clgrpc/tests/loop"
-  :depends-on ("clgrpc/loop" "clgrpc/tests/support" "sb-bsd-sockets" "sb-posix" "fiveam")
+  :depends-on ("clgrpc/loop" "clgrpc/examples/loop" "clgrpc/tests/support" "sb-bsd-sockets" "sb-posix"
+               "fiveam")
   :pathname "tests/loop/"
   :serial t
   :components ((:file "package")
@@ -391,7 +404,12 @@
                (:file "unix")
                (:file "listener")
                (:file "connector")
-               (:file "reserve")))
+               (:file "reserve")
+               (:file "program")
+               (:file "event")
+               (:file "socket")
+               (:file "server")
+               (:file "examples")))
 
 (defsystem "clgrpc/tests/protobuf"
   :depends-on ("clgrpc/protobuf" "fiveam")

@@ -24,7 +24,7 @@
                        :queue (options-reserve-queue options)
                        :idle-seconds (options-reserve-idle-seconds options)))
              (event-loop (loop:make-event-loop :name "clgrpc client" :reserve reserve :attended t)))
-        (loop:start-event-loop event-loop)
+        (loop:launch-event-loop event-loop)
         (setf **runtime** (make-runtime :loop event-loop :reserve reserve))))
     (incf (runtime-users **runtime**))
     **runtime**))

@@ -50,7 +50,7 @@
 (declaim (type boolean **watchdog-asleep**))
 (defglobal **watchdog-asleep** nil)     ; see watchdog.lisp
 
-(defvar *loop* nil
+(defvar *event-loop* nil
   "The loop that this thread runs or ran last; others may run it since.")
 
 ;;; The steps. Reads of the loop come before the store that gives it away, as its writes do, hence
@@ -166,11 +166,11 @@ lent; otherwise ELSEWHERE. Return what that returns, the first value of it."
 
 (defmacro with-taken-loop ((loop taking) &body body)
   "If TAKING, a form that takes the baton of LOOP for this thread, is true, evaluate BODY, which is
-to give it up, with that loop for *LOOP* and interrupts off but where BODY allows them. Return what
-that returns, or NIL."
+to give it up, with that loop for *EVENT-LOOP* and interrupts off but where BODY allows them. Return
+what that returns, or NIL."
   `(sb-sys:without-interrupts
      (when ,taking
-       (let ((*loop* ,loop))
+       (let ((*event-loop* ,loop))
          (sb-sys:allow-with-interrupts ,@body)))))
 
 ;;; Asking others to run a loop
@@ -178,7 +178,7 @@ that returns, or NIL."
 (defun prepare-to-wait ()
   "To be called before this thread sleeps in user code: if it runs a loop, have a reserve thread run
 that from now on. Return false if there is none to do so; then this thread must not sleep."
-  (let ((loop *loop*))
+  (let ((loop *event-loop*))
     (or (null loop)
         (let ((baton (event-loop-baton loop)))
           (sb-thread:barrier (:read))

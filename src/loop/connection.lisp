@@ -166,10 +166,10 @@ appended is lost. On the loop."
              :failed))))
 
 (defun failure-reason (connection result)
-  "What RESULT, of a read or write that failed, means, as text."
+  "What RESULT, of a read or write that failed, means: a condition, or a text of the transport's."
   (if (= result +broken+)
       (transport-failure (connection-transport connection))
-      (os:errno-text result)))
+      (errno-condition result "go on with the connection to" (connection-peer connection))))
 
 (define-hot send-output ((connection connection)) boolean
   "Let the owner fill up the output and send it, as long as the peer takes it and more is added.
@@ -336,7 +336,7 @@ the turn. Not from the handler's FILL. On the loop."
     (if (and (logtest flags +failed+)
              (or (connection-stopped connection) (connection-throttled connection)))
         ;; it is not going to be read, which would say why
-        (abort-connection connection (failure-text connection))
+        (abort-connection connection (socket-failure connection))
         (mark-ready connection)))
   (when (logtest flags (logior +writable+ +failed+))
     (when (connection-read-wants-write connection)
@@ -348,9 +348,10 @@ the turn. Not from the handler's FILL. On the loop."
       (mark-dirty connection)))
   nil)
 
-(defun failure-text (connection)
+(defun socket-failure (connection)
+  "The condition that says what has become of CONNECTION's socket."
   (let ((errno (os:socket-option (source-descriptor connection) os:+sol-socket+ os:+so-error+)))
-    (if (plusp errno) (os:errno-text (- errno)) "connection reset by the peer")))
+    (failure-reason connection (if (plusp errno) (- errno) (- os:+econnreset+)))))
 
 (defun stop-reading (connection)
   "Read no more of CONNECTION, from the next turn on, until START-READING. On the loop."
@@ -442,7 +443,8 @@ its own, since closing before that might destroy what is still on its way to it.
         (cancel-timer (event-loop-wheel loop) (connection-timer connection)))
       (remove-source connection)
       (close-transport (connection-transport connection))
-      (tell-closed connection reason)))
+      (tell-closed connection reason)
+      (when (event-loop-until-unused loop) (call-last loop #'stop-unless-used loop))))
   nil)
 
 (defun close-unowned (loop transport reason)

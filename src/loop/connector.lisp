@@ -10,12 +10,14 @@
   "How long an attempt is waited for before the next begins (RFC 8305 section 8).")
 
 (defstruct (connector (:include source) (:constructor %make-connector) (:copier nil))
-  "UNTRIED are addresses; ATTEMPTS those under way; FAILURES texts, newest first."
+  "UNTRIED are addresses; ATTEMPTS those under way; FAILURES texts, newest first; FAILURE-CLASS what
+the last of them was."
   (target nil :type target)
   (on-done nil :type function)
   (untried '() :type list)
   (attempts '() :type list)
   (failures '() :type list)
+  (failure-class 'connect-error :type symbol)
   (deadline nil :type (or null timer))
   (delay nil :type (or null timer))     ; when it rings, the next attempt begins
   (done nil :type boolean))
@@ -42,7 +44,7 @@ never before this returns. Signal MISUSE if TARGET is none, or LOOP has stopped.
                     :loop loop :on-done on-done
                     :target (if (stringp target) (parse-target target) target)
                     :on-release (lambda (connector)
-                                  (note-failure connector "the event loop has stopped")
+                                  (note-failure connector "the event loop has stopped" nil)
                                   (fail-connector connector)))))
     (setf (connector-deadline connector) (make-timer #'connecting-timed-out connector)
           (connector-delay connector) (make-timer #'try-next-address connector))
@@ -73,7 +75,7 @@ never before this returns. Signal MISUSE if TARGET is none, or LOOP has stopped.
 
 (defun try-addresses (connector addresses failure)
   (unless (connector-done connector)
-    (when failure (note-failure connector failure))
+    (when failure (note-failure connector failure nil 'dns-error))
     (setf (connector-untried connector) (os:interleave-families addresses))
     (try-next-address connector)))
 
@@ -92,8 +94,9 @@ for."
                            (+ (event-loop-now loop) +attempt-delay-ns+)))
           ((null (connector-attempts connector)) (fail-connector connector)))))
 
-(defun note-failure (connector text &optional address)
-  "Remember TEXT as what went wrong, with ADDRESS, text, if that is not plain."
+(defun note-failure (connector text address &optional (class 'connect-error))
+  "Remember TEXT as what went wrong, with ADDRESS, text, if that is not plain, and is of CLASS."
+  (setf (connector-failure-class connector) class)
   (push (if (or (null address) (string= address (target-text (connector-target connector))))
             text
             (format nil "~A (~A)" text address))
@@ -116,8 +119,12 @@ for."
           (push attempt (connector-attempts connector))
           (return-from begin-attempt t))))
     (unless (os:failed-p socket) (os:close-descriptor socket))
-    (note-failure connector (os:errno-text result) text)
+    (note-errno connector result text)
     nil))
+
+(defun note-errno (connector result address)
+  (note-failure connector (os:errno-text result) address
+                (if (= result (- os:+econnrefused+)) 'socket-refused 'connect-error)))
 
 (defun leave-attempt (attempt)
   "ATTEMPT is under way no more. Return its socket."
@@ -135,7 +142,7 @@ for."
       (cond ((zerop errno)
              (end-connector connector (make-tcp-transport socket (attempt-address attempt)) nil))
             (t (os:close-descriptor socket)
-               (note-failure connector (os:errno-text (- (abs errno))) (attempt-address attempt))
+               (note-errno connector (- (abs errno)) (attempt-address attempt))
                (try-next-address connector))))))
 
 ;;; The end
@@ -143,8 +150,8 @@ for."
 (defun connecting-timed-out (connector)
   (if (connector-attempts connector)
       (dolist (attempt (connector-attempts connector))
-        (note-failure connector "no answer in time" (attempt-address attempt)))
-      (note-failure connector "no answer to the look-up in time"))
+        (note-failure connector "no answer in time" (attempt-address attempt) 'connect-timeout))
+      (note-failure connector "no answer to the look-up in time" nil 'connect-timeout))
   (fail-connector connector))
 
 (defun end-connector (connector transport condition)
@@ -165,7 +172,8 @@ for."
   (unless (connector-done connector)
     (end-connector connector nil
                    (make-condition
-                    'connect-error
+                    (connector-failure-class connector)
+                    :operation "connect to"
                     :address (target-text (connector-target connector))
                     :reason (format nil "~{~A~^; ~}"
                                     (remove-duplicates (reverse (connector-failures connector))

@@ -34,6 +34,7 @@ were looked at last at CHECKED-NS. TICKETS is from the name of a server to a tic
   (verify t :type boolean :read-only t)
   (server-name nil :type (or null string) :read-only t)
   (check-seconds nil :type (or null real) :read-only t)
+  (alpn t :type boolean :read-only t)
   (contexts (list nil nil) :type list :read-only t) ; the client's, the server's
   (lock (sb-thread:make-mutex :name "clgrpc credentials") :read-only t))
 
@@ -88,7 +89,7 @@ string, or nil for that of the channel's target."
 
 (defun tls-credentials (&key certificate key password (roots :system)
                           (client-certificates (if (eq roots :system) :none :require))
-                          (verify t) server-name (check-seconds 10))
+                          (verify t) server-name (check-seconds 10) (alpn t))
   "Return TLS credentials for MAKE-CHANNEL or START-SERVER; the same object may serve both and any
 number of channels and servers, which then share what they learn. CERTIFICATE, KEY and ROOTS are PEM
 (RFC 7468): a string that holds it, or the name of a file.
@@ -103,9 +104,10 @@ A client checks that ROOTS vouch for the server's certificate and that it is for
 is by default the host of the channel's target; VERIFY nil checks neither, and so lets anybody
 between the two ends read and change everything.
 Every CHECK-SECONDS seconds (a real, default 10; nil: never), when a connection begins, the files
-are looked at, and used if they have changed; see RELOAD-CREDENTIALS. Signal MISUSE for a wrong
-argument. Files are first read, and TLS-ERROR signalled if they cannot be used, when a channel or
-server is made. From any thread."
+are looked at, and used if they have changed; see RELOAD-CREDENTIALS.
+With ALPN nil no protocol is agreed on by ALPN: that is for TCP-SERVER and TCP-CONNECT of
+CLGRPC.LOOP, since gRPC needs HTTP/2. Signal MISUSE for a wrong argument. Files are first read, and
+TLS-ERROR signalled if they cannot be used, when a channel or server is made. From any thread."
   (flet ((check (value type name)
            (unless (typep value type) (misuse "~S of TLS credentials cannot be ~S." name value))))
     (check certificate '(or null string pathname) :certificate)
@@ -119,7 +121,7 @@ server is made. From any thread."
   (%make-tls-credentials :certificate certificate :key (or key certificate) :password password
                          :roots roots :client-certificates client-certificates
                          :verify (and verify t) :server-name server-name
-                         :check-seconds check-seconds))
+                         :check-seconds check-seconds :alpn (and alpn t)))
 
 (defun build-context (credentials role)
   "Return a new context of CREDENTIALS for ROLE. Signal TLS-ERROR if something in them cannot be
@@ -128,7 +130,7 @@ used."
     (let* ((stamps (file-stamps credentials))
            (server (eq role :server))
            (checks (cond (server client-certificates) (verify :require) (t :none)))
-           (pointer (os:make-tls-context role checks))
+           (pointer (os:make-tls-context role checks :alpn (tls-credentials-alpn credentials)))
            (done nil))
       (unwind-protect
            (progn

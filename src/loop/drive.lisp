@@ -89,7 +89,7 @@ whoever continues waits in another way."
   (and (event-loop-attended loop)
        (= 1 (event-loop-calls loop))
        (not (event-loop-stopping loop))
-       (or (null *loop*) (not (in-event-loop-p *loop*)))
+       (or (null *event-loop*) (not (in-event-loop-p *event-loop*)))
        (with-taken-loop (loop (take loop))
          (block driving
            (handler-bind ((sb-sys:interactive-interrupt

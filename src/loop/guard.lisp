@@ -4,6 +4,9 @@
 
 (in-package #:clgrpc.loop)
 
+(defvar *unguarded* nil
+  "True while an error of a user's callback looks for handlers outside the loop; see handle.lisp.")
+
 (defmacro guarding ((event &rest plist) &body body)
   "Do BODY and return its value and NIL. If an error is signalled and not handled in it, log EVENT
 with PLIST, leave BODY, and return NIL and the condition."
@@ -13,7 +16,7 @@ with PLIST, leave BODY, and return NIL and the condition."
            ((serious-condition
               (lambda (condition)
                 ;; C-c is not an error: it is for the debugger
-                (unless (typep condition 'sb-sys:interactive-interrupt)
+                (unless (or *unguarded* (typep condition 'sb-sys:interactive-interrupt))
                   (log-condition :error ,event condition ,@plist)
                   (return-from ,block-name (values nil condition))))))
          (values (progn ,@body) nil)))))

@@ -37,8 +37,9 @@
 
 (defun listen-failed (socket address result)
   (unless (minusp socket) (os:close-descriptor socket))
-  (error 'socket-error :operation "listen on" :address address
-                       :reason (if (stringp result) result (os:errno-text result))))
+  (if (stringp result)
+      (error 'socket-error :operation "listen on" :address address :reason result)
+      (error (errno-condition result "listen on" address))))
 
 (defun target-listening-address (target)
   "The one address of TARGET, if need be looked up."

@@ -292,7 +292,7 @@ as OS:+SIGTERM+; with NIL for FUNCTION, give SIGNAL its default action again. Fr
 ;;; Life
 
 (defun make-event-loop (&key (name "clgrpc loop") (clock #'monotonic-ns)
-                          (poller (make-epoll-poller))
+                          (poller (make-poller-by-default))
                           reserve attended)
   "Return a loop that nobody runs yet. NAME is for people; CLOCK and POLLER are those of the machine
 unless they are given. With a RESERVE, its threads take the loop over when user code overstays or is
@@ -323,7 +323,7 @@ stopped then, unless the exit leaves it to its reserve. Signal MISUSE if it runs
   (await-stop loop +forever-seconds+)
   nil)
 
-(defun start-event-loop (loop)
+(defun launch-event-loop (loop)
   "Run LOOP in a thread of its own, or, if it is attended, let callers drive it from now on. Signal
 MISUSE if it runs, or ran, already."
   (begin-running loop)
@@ -409,6 +409,7 @@ that it called does not return. Not on the loop."
 (defun release-all (loop)
   "Close what LOOP owns. Return false if user code has lost the baton meanwhile, so that somebody
 else does the rest. On the loop."
+  (run-exit-callbacks loop)
   (close-inbox (event-loop-inbox loop))
   (inbox-phase loop)
   (unless (deferred-phase loop) (return-from release-all nil))

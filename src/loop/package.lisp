@@ -1,20 +1,46 @@
 ;;;; The event loop: connections, listeners, timers, posted functions, and the threads around it. It
-;;;; is useful without the rest of clgrpc.
+;;;; is useful without the rest of clgrpc: what stands first is for its users (doc/event-loop.md),
+;;;; with the names of cl-async; the rest is what gRPC is built on.
 
 (defpackage #:clgrpc.loop
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os))
-  (:import-from #:sb-ext #:defglobal #:compare-and-swap #:atomic-incf #:atomic-decf)
+  (:import-from #:sb-ext #:defglobal #:define-load-time-global #:compare-and-swap #:atomic-incf
+                #:atomic-decf)
+  (:import-from #:clgrpc.os
+                #:+sighup+ #:+sigint+ #:+sigquit+ #:+sigusr1+ #:+sigusr2+ #:+sigterm+ #:+sigchld+
+                #:+sigcont+ #:+sigwinch+)
   (:export
+   ;; program.lisp
+   #:start-event-loop #:with-event-loop #:exit-event-loop #:add-event-loop-exit-callback #:stats
+   #:signal-handler #:free-signal-handler #:clear-signal-handlers
+   #:+sighup+ #:+sigint+ #:+sigquit+ #:+sigusr1+ #:+sigusr2+ #:+sigterm+ #:+sigchld+ #:+sigcont+
+   #:+sigwinch+
+   ;; handle.lisp
+   #:cancel #:ref #:unref #:abort-callback #:continue-event-loop
+   ;; event.lisp
+   #:delay #:with-delay #:interval #:with-interval #:remove-interval
+   #:event #:make-event #:add-event #:remove-event #:free-event #:event-freed-p
+   ;; server.lisp
+   #:tcp-server #:pipe-server #:server-address #:server-port #:close-tcp-server
+   #:close-socket-server #:tcp-server-closed #:tcp-connect #:pipe-connect
+   ;; socket.lisp
+   #:socket #:socket-data #:socket-closed-p #:socket-peer #:socket-unsent-octets
+   #:write-socket-data #:close-socket #:set-socket-timeouts #:enable-socket #:disable-socket
    ;; condition.lisp
+   #:event-info #:event-error #:event-errcode #:event-errmsg
+   #:socket-info #:tcp-socket
    #:socket-error #:socket-error-operation #:socket-error-address #:socket-error-reason
-   #:connect-error
+   #:socket-eof #:socket-reset #:socket-aborted #:socket-timeout #:socket-closed
+   #:socket-address-in-use #:connect-error #:socket-refused #:connect-timeout #:dns-error
+   #:tcp-info #:tcp-error #:tcp-eof #:tcp-reset #:tcp-timeout #:tcp-refused
    ;; guard.lisp
    #:await-notice
    ;; image.lisp
    #:end-before-save #:forget-ending
    ;; poller.lisp
-   #:poller #:make-poller #:make-epoll-poller #:poller-tokens #:poller-flags #:poller-state
+   #:poller #:make-poller #:make-epoll-poller #:*make-poller* #:poller-tokens
+   #:poller-flags #:poller-state
    #:+readable+ #:+writable+ #:+failed+ #:+ended+
    ;; transport.lisp
    #:transport #:make-transport #:transport-kind #:make-transport-kind #:transport-descriptor
@@ -36,14 +62,14 @@
    #:security-peer-certificate
    ;; baton.lisp
    #:take #:overtake #:lend #:resume #:hand-over #:retire #:call-user #:with-baton
-   #:call-with-baton #:holds-baton-p #:prepare-to-wait #:*loop*
+   #:call-with-baton #:holds-baton-p #:prepare-to-wait #:*event-loop*
    ;; drive.lisp
    #:enter-call #:leave-call #:call-served #:drive #:not-for-driver-p #:run-now #:run-or-post
    ;; connection.lisp
    #:make-connection #:connection-output #:connection-output-pending-p #:connection-unsent
    #:flush-connection #:stop-reading #:start-reading #:close-connection
    ;; loop.lisp
-   #:make-event-loop #:run-event-loop #:start-event-loop #:stop-event-loop #:join-event-loop
+   #:make-event-loop #:run-event-loop #:launch-event-loop #:stop-event-loop #:join-event-loop
    #:post #:run-posted #:defer #:call-last #:on-signal
    ;; listener.lisp
    #:listener #:listen-on #:listener-address #:close-listener

@@ -110,3 +110,9 @@ FLAGS and returns how many. WAKE (poller) may be called in any thread. CLOSE (po
     (make-poller :add #'add-to-epoll :remove #'remove-from-epoll :wait #'wait-for-epoll
                  :wake #'wake-epoll :close #'close-epoll
                  :state (make-epoll :descriptor descriptor :eventfd eventfd))))
+
+(defvar *make-poller* 'make-epoll-poller
+  "A function without arguments that makes the pollers of loops for which none is given.")
+
+(defun make-poller-by-default ()
+  (funcall *make-poller*))

@@ -15,6 +15,10 @@
 (defconstant +pool-buffers+ 1024
   "How many unused buffers a loop keeps.")
 
+(deftype callback ()
+  "A function, or a symbol that names one, which is looked up anew for each call."
+  '(or symbol function))
+
 (defstruct (event-loop (:constructor %make-event-loop (name clock poller)) (:copier nil))
   "See MAKE-EVENT-LOOP."
   (name "" :type string :read-only t)
@@ -29,7 +33,7 @@
   (stopping nil :type boolean)
   (baton 0 :type sb-ext:word)           ; see baton.lisp
   (thread nil :type (or null sb-thread:thread)) ; that has the baton
-  (runner nil :type (or null sb-thread:thread)) ; that START-EVENT-LOOP made
+  (runner nil :type (or null sb-thread:thread)) ; that LAUNCH-EVENT-LOOP made
   (overtaken nil :type boolean)         ; RUNNER is no more than a thread of RESERVE
   (reserve nil :type (or null reserve)) ; runs the loop when its thread cannot
   (blind nil :type boolean)             ; events were fetched and then lost
@@ -68,7 +72,17 @@
   (pool-count 0 :type index)
   (pool-octets 0 :type index)
   (void (make-buffer :size 0) :type buffer)
-  (tls-area nil :type (or null os:tls-area))) ; see tls.lisp
+  (tls-area nil :type (or null os:tls-area)) ; see tls.lisp
+  ;; what users have on it, see handle.lisp
+  (uses 0 :type index)
+  (until-unused nil :type boolean)
+  (catch-errors t :type (or boolean callback))
+  (errors-to-event-cb t :type boolean)
+  (exit-callbacks '() :type list)
+  (signal-handlers '() :type list)
+  (incoming 0 :type index)
+  (outgoing 0 :type index)
+  (look-ups 0 :type index))
 
 (declaim (sb-ext:freeze-type event-loop))
 

@@ -162,7 +162,8 @@ negated errno."
 
 (defun end-handshake (transport tls)
   (let ((ssl (tls-ssl tls)))
-    (cond ((string= "h2" (os:session-alpn ssl))
+    (cond ((or (not (tls-credentials-alpn (tls-used-credentials tls)))
+               (string= "h2" (os:session-alpn ssl)))
            (setf (tls-security tls) (describe-session tls ssl)
                  (tls-state tls) :open))
           (t (os:end-session-output ssl)

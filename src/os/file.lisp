@@ -13,8 +13,7 @@
   (+statx-device+ "offsetof (struct statx, stx_dev_major)" 136)
   (+file-type-mask+ "S_IFMT" #o170000)
   (+file-type-socket+ "S_IFSOCK" #o140000)
-  (+enoent+ "ENOENT" 2)
-  (+eaddrinuse+ "EADDRINUSE" 98))
+  (+enoent+ "ENOENT" 2))
 
 (defmacro with-path ((sap path) &body body)
   "Evaluate BODY with SAP pointing to the octets PATH and a NUL."

@@ -12,8 +12,10 @@
    ;; syscall.lisp
    #:result #:failed-p #:errno-text #:constant-table
    #:+eintr+ #:+eagain+ #:+einprogress+ #:+emfile+ #:+enfile+ #:+enobufs+ #:+enomem+
-   #:+econnrefused+ #:+epipe+ #:+ebadf+
-   #:+sigint+ #:+sigterm+ #:+sigusr1+
+   #:+econnrefused+ #:+econnreset+ #:+econnaborted+ #:+eaddrinuse+ #:+etimedout+
+   #:+epipe+ #:+ebadf+
+   #:+sighup+ #:+sigint+ #:+sigquit+ #:+sigusr1+ #:+sigusr2+ #:+sigterm+ #:+sigchld+ #:+sigcont+
+   #:+sigwinch+
    ;; socket.lisp
    #:+af-inet+ #:+af-inet6+ #:+sol-socket+ #:+so-error+ #:+so-reuseaddr+ #:+so-reuseport+
    #:+ipproto-tcp+
@@ -27,7 +29,7 @@
    #:parse-address #:address-family #:address-port #:address-text #:resolve-host
    #:interleave-families
    ;; file.lisp
-   #:remove-file #:set-file-mode #:set-socket-mode #:socket-file-identity #:+eaddrinuse+
+   #:remove-file #:set-file-mode #:set-socket-mode #:socket-file-identity
    ;; epoll.lisp
    #:open-epoll #:watch-descriptor #:forget-descriptor #:make-event-area #:wait-for-events
    #:event-flags #:event-token

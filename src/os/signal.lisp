@@ -12,5 +12,8 @@ instead of what happened before."
                                     (funcall function))))
 
 (defun reset-signal (signal)
-  "Give SIGNAL its default action, the kernel's, again."
-  (sb-sys:enable-interrupt signal :default))
+  "Give SIGNAL its default action again: the kernel's, or of SIGINT, with which C-c comes, the
+Lisp's."
+  (sb-sys:enable-interrupt signal (if (= signal +sigint+)
+                                      (fdefinition (find-symbol "SIGINT-HANDLER" '#:sb-unix))
+                                      :default)))

@@ -128,10 +128,10 @@
      (ssl-ctx-set-client-hello context (callable-address 'check-client-hello) 0)
      (ssl-ctx-set-alpn-select context (callable-address 'select-h2) 0))))
 
-(defun make-tls-context (role verify)
+(defun make-tls-context (role verify &key (alpn t))
   "Return a new context of ROLE, :client or :server; VERIFY, about the peer's certificate, is :none,
-:request (wrong ones are refused) or :require. Signal TLS-ERROR if there is no OpenSSL. From any
-thread; to be freed with FREE-TLS-CONTEXT."
+:request (wrong ones are refused) or :require. With ALPN both ends must agree to HTTP/2. Signal
+TLS-ERROR if there is no OpenSSL. From any thread; to be freed with FREE-TLS-CONTEXT."
   (open-openssl)
   (err-clear-error)
   (let ((context (ssl-ctx-new (tls-method))))
@@ -151,7 +151,7 @@ thread; to be freed with FREE-TLS-CONTEXT."
                                   (:require (logior +ssl-verify-peer+
                                                     +ssl-verify-fail-if-no-peer-cert+)))
                         0)
-    (offer-h2 context role)
+    (when alpn (offer-h2 context role))
     context))
 
 (defun free-tls-context (context)

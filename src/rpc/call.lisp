@@ -171,7 +171,7 @@ after the store that they wait for."
   (let* ((extra (call-extra call))
          (gate (and extra (extra-gate extra))))
     (when gate
-      (let ((loop loop:*loop*))
+      (let ((loop loop:*event-loop*))
         (cond ((not (and loop (loop:holds-baton-p loop))) (ring gate))
               ((not (gate-ringing gate))
                (setf (gate-ringing gate) t)

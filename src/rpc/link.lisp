@@ -100,7 +100,10 @@ http2 that all links of LOOP share. Return the link."
   (let ((link (loop:connection-user socket)))
     (unless (link-failure link)
       (setf (link-failure link)
-            (if reason (princ-to-string reason) "connection closed by the peer")))
+            (typecase reason
+              (null "connection closed by the peer")
+              (loop:socket-error (loop:socket-error-reason reason))
+              (t (princ-to-string reason)))))
     (end-life link)
     (http2:receive-eof (link-http2 link))
     (link-ended (link-owner link) link)))

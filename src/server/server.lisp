@@ -122,7 +122,7 @@ socket error if an address cannot be had. From any thread."
     (unless (typep loops '(integer 1 1024)) (misuse "LOOPS must be from 1 to 1024, not ~S." loops))
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
       (loop for i from 1 to loops do (add-hub server routes i))
-      (dolist (hub (server-hubs server)) (loop:start-event-loop (hub-loop hub)))
+      (dolist (hub (server-hubs server)) (loop:launch-event-loop (hub-loop hub)))
       (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
       (rpc:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
       (dolist (address addresses)

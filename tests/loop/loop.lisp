@@ -216,7 +216,7 @@
     (is (= 1 ran) "what was accepted is run")
     (is-false (post loop (lambda () (incf ran))))
     (is (= descriptors (os:open-descriptor-count)))
-    (signals misuse (start-event-loop loop))
+    (signals misuse (launch-event-loop loop))
     (signals misuse (listen-on "127.0.0.1:0" (make-options) (list loop) #'list))
     (signals misuse (connect-to loop "127.0.0.1:1" 1 #'list))
     (is (= descriptors (os:open-descriptor-count)))))
@@ -235,7 +235,7 @@
 (test loop-is-started-once
   (with-loops (loop) ()
     (is-true (event-loop-running-p loop))
-    (signals misuse (start-event-loop loop))
+    (signals misuse (launch-event-loop loop))
     (stop-event-loop loop)
     (stop-event-loop loop)
     (is-true (join-event-loop loop))

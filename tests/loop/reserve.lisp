@@ -88,7 +88,7 @@
 (defparameter *exit-with-a-loop* "
   (let ((event-loop (clgrpc.loop:make-event-loop :reserve (clgrpc.loop:make-reserve)))
         (runs (sb-thread:make-semaphore)))
-    (clgrpc.loop:start-event-loop event-loop)
+    (clgrpc.loop:launch-event-loop event-loop)
     (clgrpc.loop:post event-loop (lambda () (sb-thread:signal-semaphore runs)))
     (sb-thread:wait-on-semaphore runs)
     (sb-ext:exit :code 7))")

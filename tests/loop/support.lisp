@@ -35,7 +35,7 @@
                                     (funcall arguments)))))
     (unwind-protect
          (progn
-           (mapc #'start-event-loop loops)
+           (mapc #'launch-event-loop loops)
            (apply function loops))
       (mapc #'stop-event-loop loops)
       (is (every #'join-event-loop loops)))

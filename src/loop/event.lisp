@@ -1,0 +1,116 @@
+;;;; Timers for users: DELAY, INTERVAL, and events that are added by hand. Times are counted from
+;;;; when the turn began; an interval counts from when it was due last, so that it does not drift.
+
+(in-package #:clgrpc.loop)
+
+(defstruct (event (:include handle) (:constructor %make-event) (:conc-name %event-) (:copier nil))
+  "A function that is called once, or each PERIOD-NS, unless that is 0."
+  (function nil :type callback)
+  (event-cb nil :type callback)
+  (timer nil :type (or null timer))
+  (period-ns 0 :type nanoseconds)
+  (freed nil :type boolean))
+
+(defun timeout-ns (seconds)
+  (if seconds
+      (seconds-ns (if (typep seconds '(real 0)) seconds (misuse "~S is no time." seconds)))
+      0))
+
+(defun event-timer (event)
+  (or (%event-timer event)
+      (setf (%event-timer event) (make-timer #'event-due event))))
+
+(defun schedule-event (event ns)
+  "Have EVENT happen NS nanoseconds after the turn began."
+  (let ((loop (handle-loop event)))
+    (begin-use event)
+    (schedule-timer (event-loop-wheel loop) (event-timer event) (+ (event-loop-now loop) ns))))
+
+(defun event-due (event)
+  (if (plusp (%event-period-ns event))
+      (schedule-again event)
+      (end-event event))
+  (with-callback (event (%event-event-cb event))
+    (funcall (%event-function event))))
+
+(defun schedule-again (event)
+  "EVENT is due; have it happen again a period after that. Those that are past are left out."
+  (let* ((loop (handle-loop event))
+         (timer (%event-timer event))
+         (period (%event-period-ns event))
+         (late (max 0 (- (event-loop-now loop) (timer-due-ns timer)))))
+    (schedule-timer (event-loop-wheel loop) timer
+                    (+ (timer-due-ns timer) (* period (1+ (floor late period)))))))
+
+(defun end-event (event)
+  (let ((timer (%event-timer event)))
+    (when timer (cancel-timer (event-loop-wheel (handle-loop event)) timer)))
+  (end-use event))
+
+(defun delay (function &key time event-cb (loop *event-loop*))
+  "Have FUNCTION called, without arguments, on LOOP in TIME seconds, a real; nil: as soon as
+possible, but not before this returns. EVENT-CB gets errors in it, if the loop sends them there.
+Return the event, for CANCEL. From any thread."
+  (let ((event (make-event function :event-cb event-cb :loop loop)))
+    (add-event event :timeout time)
+    event))
+
+(defmacro with-delay ((&optional (seconds 0)) &body body)
+  "DELAY with BODY for the function."
+  `(delay (lambda () ,@body) :time ,seconds))
+
+(defun interval (function &key time event-cb (loop *event-loop*))
+  "Have FUNCTION called, without arguments, on LOOP every TIME seconds, a positive real, the first
+time in TIME seconds. Return a function that ends it, as CANCEL and REMOVE-INTERVAL of that do, and
+the event. From any thread."
+  (let ((period (timeout-ns time)))
+    (unless (plusp period) (misuse "~S is no time for an interval." time))
+    (let ((event (%make-event :loop (the-loop loop) :function function :event-cb event-cb
+                              :period-ns period)))
+      (add-event event :timeout time)
+      (values (lambda () (cancel event)) event))))
+
+(defmacro with-interval ((seconds) &body body)
+  "INTERVAL with BODY for the function."
+  `(interval (lambda () ,@body) :time ,seconds))
+
+(defun remove-interval (function)
+  "End the interval that FUNCTION was returned for. From any thread."
+  (cancel function))
+
+(defun make-event (function &key event-cb (loop *event-loop*))
+  "Return an event of LOOP that calls FUNCTION each time that, after ADD-EVENT, it is due. From any
+thread."
+  (%make-event :loop (the-loop loop) :function function :event-cb event-cb))
+
+(defun add-event (event &key timeout activate)
+  "Have EVENT happen in TIMEOUT seconds, a real, or nil: as soon as possible; if it is to happen
+already, that moves. Nothing depends on ACTIVATE. From any thread."
+  (declare (ignore activate))
+  (when (%event-freed event) (misuse "~A has been freed." event))
+  (let ((loop (handle-loop event)) (ns (timeout-ns timeout)))
+    (on-loop (loop) (schedule-event event ns))
+    t))
+
+(defun remove-event (event)
+  "Have EVENT not happen; it may be added again. From any thread."
+  (let ((loop (handle-loop event)))
+    (on-loop (loop) (end-event event))
+    t))
+
+(defun free-event (event)
+  "Have EVENT never happen again. From any thread."
+  (setf (%event-freed event) t)
+  (cancel event)
+  t)
+
+(defun event-freed-p (event)
+  "True if FREE-EVENT was called with EVENT. From any thread."
+  (%event-freed event))
+
+(defmethod cancel ((event event) &optional text)
+  (declare (ignore text))
+  (let ((loop (handle-loop event)))
+    (with-baton (loop) (end-event event)
+      (post loop (lambda () (end-event event))))
+    nil))

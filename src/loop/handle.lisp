@@ -1,0 +1,167 @@
+;;;; Handles: what a user of the library has on a loop (timers, sockets, servers, notifiers and so
+;;;; on), and how the user's callbacks are run.
+;;;;
+;;;; A handle that is in use counts as one of its loop's USES. A loop begun by START-EVENT-LOOP ends
+;;;; with its last use; it looks at the end of the turn, so that a callback may give up one thing
+;;;; and begin another. Handles are made and used by the thread that runs the loop; every function
+;;;; for users posts to the loop if it is called by another.
+;;;;
+;;;; An error in a callback: if the loop catches errors, the callback is left and its event callback
+;;;; gets the condition, or the log. If not, handlers outside the loop see it, and then the
+;;;; debugger, with restarts. They are made only then, on top of the error, so that a callback in
+;;;; which nothing goes wrong pays for one handler and no more.
+
+(in-package #:clgrpc.loop)
+
+(defgeneric cancel (thing &optional text)
+  (:documentation "End THING before its time: a call, a future or a handle of an event loop (what
+DELAY, INTERVAL, TCP-SERVER, TCP-CONNECT, IDLE, POLL, MAKE-NOTIFIER and SIGNAL-HANDLER return); a
+function, which INTERVAL returns, is called. Calls and futures end with a condition that says TEXT.
+Nothing happens if it has ended. From any thread.")
+  (:method ((thing function) &optional text)
+    (declare (ignore text))
+    (funcall thing)
+    nil))
+
+(defstruct (handle (:constructor nil) (:copier nil))
+  "What all handles have: their LOOP, and whether they are :IDLE, or in use and count (:HELD) or do
+not (:FREE)."
+  (loop nil :type event-loop)
+  (use :idle :type (member :idle :held :free)))
+
+(defmethod print-object ((handle handle) stream)
+  (print-unreadable-object (handle stream :type t :identity t)
+    (format stream "on ~A" (event-loop-name (handle-loop handle)))))
+
+(defun the-loop (loop)
+  "LOOP, that of the caller's keyword argument."
+  (cond ((null loop)
+         (misuse "No event loop runs in this thread: call from inside of WITH-EVENT-LOOP, or say ~
+                  which with :LOOP."))
+        ((eq :stopped (event-loop-state loop)) (misuse "~A has stopped." loop))
+        (t loop)))
+
+(defmacro on-loop ((loop) &body body)
+  "Evaluate BODY on LOOP: now if this thread runs it, else as soon as it gets to that. Signal MISUSE
+if it has stopped."
+  (let ((function (gensym "BODY")))
+    `(flet ((,function () ,@body))
+       (with-baton (,loop) (,function)
+         (unless (post ,loop #',function) (misuse "~A has stopped." ,loop))))))
+
+;;; Uses
+
+(defun begin-use (handle)
+  "HANDLE is in use from now on."
+  (when (eq :idle (handle-use handle))
+    (setf (handle-use handle) :held)
+    (incf (event-loop-uses (handle-loop handle)))))
+
+(defun give-up-use (loop)
+  (when (zerop (decf (event-loop-uses loop)))
+    (call-last loop #'stop-unless-used loop)))
+
+(defun end-use (handle)
+  "HANDLE is in use no more."
+  (when (eq :held (shiftf (handle-use handle) :idle))
+    (give-up-use (handle-loop handle))))
+
+(defun stop-unless-used (loop)
+  "End LOOP if nobody uses it and no peer is waited for to take the last output."
+  (when (and (event-loop-until-unused loop)
+             (zerop (event-loop-uses loop))
+             (notany (lambda (source)
+                       (and (typep source 'connection)
+                            (member (connection-state source) '(:closing :lingering))))
+                     (event-loop-sources loop)))
+    (setf (event-loop-stopping loop) t)))
+
+(defun unref (handle)
+  "Have HANDLE, while it is in use, not keep its loop from ending. Return HANDLE. From any thread."
+  (let ((loop (handle-loop handle)))
+    (on-loop (loop)
+      (when (eq :held (handle-use handle))
+        (setf (handle-use handle) :free)
+        (give-up-use loop)))
+    handle))
+
+(defun ref (handle)
+  "Undo UNREF. Return HANDLE. From any thread."
+  (let ((loop (handle-loop handle)))
+    (on-loop (loop)
+      (when (eq :free (handle-use handle))
+        (setf (handle-use handle) :held)
+        (incf (event-loop-uses loop))))
+    handle))
+
+;;; Callbacks
+
+(define-hot (callback-function :inline t) ((callback callback)) function
+  (if (functionp callback) callback (fdefinition callback)))
+
+(defun report-failure (loop event-cb condition)
+  "CONDITION has ended a callback of LOOP whose event callback is EVENT-CB, or nil. Tell somebody."
+  (let* ((catcher (event-loop-catch-errors loop))
+         (teller (cond ((and event-cb (event-loop-errors-to-event-cb loop)) event-cb)
+                       ((eq t catcher) nil)
+                       (t catcher))))
+    (if teller
+        (guarding (:event-callback-error :loop loop)
+          (sb-sys:with-interrupts (funcall teller condition)))
+        (log-condition :error :callback-error condition :loop loop))
+    nil))
+
+(defun offer-restarts (loop event-cb handle condition)
+  "Let those outside of LOOP see CONDITION, which a callback for HANDLE has signalled, and then the
+debugger. Return what becomes of the callback."
+  (restart-case (let ((*unguarded* t))
+                  (error condition))
+    (abort-callback ()
+      :report "Leave the callback and go on with the loop."
+      nil)
+    (continue-event-loop ()
+      :report "Leave the callback, report the error where the loop reports them, and go on."
+      (report-failure loop event-cb condition))
+    (close-socket ()
+      :report "Leave the callback and close its socket."
+      :test (lambda (condition) (declare (ignore condition)) (typep handle 'socket))
+      (close-socket handle :force t))
+    (exit-event-loop ()
+      :report "Leave the callback and end the loop."
+      (exit-event-loop :loop loop))))
+
+(defun callback-failed (loop event-cb handle condition)
+  (if (event-loop-catch-errors loop)
+      (report-failure loop event-cb condition)
+      (offer-restarts loop event-cb handle condition))
+  nil)
+
+(define-hot call-callback ((handle handle) (event-cb callback) (function function)) null
+  "Call FUNCTION, which calls a callback for HANDLE, and see to the errors in it."
+  (block callback
+    (handler-bind
+        ((serious-condition
+           (lambda (condition)
+             ;; C-c is not an error: it is for the debugger
+             (unless (typep condition 'sb-sys:interactive-interrupt)
+               (callback-failed (handle-loop handle) event-cb handle condition)
+               (return-from callback nil)))))
+      (sb-sys:with-interrupts (funcall function)))
+    nil))
+
+(defmacro with-callback ((handle event-cb) &body body)
+  "Evaluate BODY, which calls a callback for HANDLE, and see to the errors in it: EVENT-CB may be
+told."
+  (let ((function (gensym "BODY")))
+    `(flet ((,function () ,@body))
+       (declare (dynamic-extent #',function))
+       (call-callback ,handle ,event-cb #',function))))
+
+(defun abort-callback ()
+  "In a handler of an error in a callback: leave the callback and go on with the loop."
+  (invoke-restart 'abort-callback))
+
+(defun continue-event-loop ()
+  "In a handler of an error in a callback: leave the callback, report the error to its event
+callback, or in the log, and go on with the loop."
+  (invoke-restart 'continue-event-loop))

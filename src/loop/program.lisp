@@ -1,0 +1,129 @@
+;;;; A program on a loop: START-EVENT-LOOP runs one in this thread until nothing is left to do.
+;;;; Signals, what is to be done at its end, and what it says about itself stand here as well.
+
+(in-package #:clgrpc.loop)
+
+(defun start-event-loop (function &key catch-app-errors (send-errors-to-eventcb t)
+                                    (name "event loop") poller)
+  "Make an event loop, call FUNCTION, without arguments, on it, and run it in this thread until
+nothing is left that it waits for (timers, sockets, servers, signal handlers and the like),
+EXIT-EVENT-LOOP is called, or a non-local exit; either way all that it has is closed then. NAME is
+for people; POLLER, what MAKE-EPOLL-POLLER or MAKE-POLL-POLLER returns, is epoll by default.
+An error in a callback: with CATCH-APP-ERRORS nil, those who called this may handle it, or else the
+debugger does, with the restarts ABORT-CALLBACK, CONTINUE-EVENT-LOOP, CLOSE-SOCKET and
+EXIT-EVENT-LOOP. Otherwise the callback is left, and the error given to the event callback of what
+it is about, if there is one and SEND-ERRORS-TO-EVENTCB is true; or else to CATCH-APP-ERRORS, if
+that is a function; or else to the log. Signal MISUSE if this thread runs a loop already."
+  (when (and *event-loop* (in-event-loop-p *event-loop*))
+    (misuse "This thread runs ~A already." *event-loop*))
+  (let ((loop (make-event-loop :name name :poller (or poller (make-poller-by-default)))))
+    (setf (event-loop-until-unused loop) t
+          (event-loop-catch-errors loop) catch-app-errors
+          (event-loop-errors-to-event-cb loop) (and send-errors-to-eventcb t))
+    (let ((start (make-event function :loop loop)))
+      (begin-use start)
+      (defer loop #'event-due start))
+    (run-event-loop loop)
+    nil))
+
+(defmacro with-event-loop ((&rest arguments) &body body)
+  "START-EVENT-LOOP with BODY for the function and ARGUMENTS for the keyword arguments."
+  `(start-event-loop (lambda () ,@body) ,@arguments))
+
+(defun exit-event-loop (&key (loop *event-loop*))
+  "Have LOOP end after the current turn. From any thread."
+  (when loop (stop-event-loop loop))
+  nil)
+
+(defun add-event-loop-exit-callback (function &key (loop *event-loop*))
+  "Have FUNCTION called, without arguments, on LOOP when that ends, before what it has is closed;
+the last one added is called first. From any thread."
+  (let ((loop (the-loop loop)))
+    (on-loop (loop) (push function (event-loop-exit-callbacks loop)))
+    nil))
+
+(defun run-exit-callbacks (loop)
+  "LOOP is about to end."
+  (loop while (event-loop-exit-callbacks loop)
+        do (let ((function (pop (event-loop-exit-callbacks loop))))
+             (guarding (:exit-callback-error :loop loop)
+               (sb-sys:with-interrupts (funcall function)))))
+  (loop while (event-loop-signal-handlers loop)
+        do (end-signal-handler (pop (event-loop-signal-handlers loop)))))
+
+;;; Signals
+
+(defstruct (signal-watch (:include handle) (:copier nil))
+  "That CALLBACK is called with NUMBER, which the process has got."
+  (number 0 :type (integer 1 64))
+  (callback nil :type callback)
+  (event-cb nil :type callback))
+
+(defun signal-handler (number function &key event-cb (loop *event-loop*))
+  "Have FUNCTION called with NUMBER, that of a signal such as +SIGINT+, on LOOP whenever the process
+gets it, until FREE-SIGNAL-HANDLER or the end of the loop. It replaces what LOOP did about it
+before. EVENT-CB gets errors in it. Return the handler, for CANCEL. From any thread."
+  (let* ((loop (the-loop loop))
+         (watch (make-signal-watch :loop loop :number number :callback function
+                                   :event-cb event-cb)))
+    (on-loop (loop)
+      (free-signal-now loop number)
+      (begin-use watch)
+      (push watch (event-loop-signal-handlers loop))
+      (on-signal loop number
+                 (lambda ()
+                   (unless (eq :idle (signal-watch-use watch))
+                     (with-callback (watch event-cb) (funcall function number))))))
+    watch))
+
+(defun end-signal-handler (watch)
+  (on-signal (handle-loop watch) (signal-watch-number watch) nil)
+  (end-use watch))
+
+(defun free-signal-now (loop number)
+  (let ((watch (find number (event-loop-signal-handlers loop) :key #'signal-watch-number)))
+    (when watch
+      (setf (event-loop-signal-handlers loop) (delete watch (event-loop-signal-handlers loop)))
+      (end-signal-handler watch))))
+
+(defun free-signal-handler (number &key (loop *event-loop*))
+  "Have LOOP do nothing more about the signal NUMBER, which has its default action again. From any
+thread."
+  (let ((loop (the-loop loop)))
+    (on-loop (loop) (free-signal-now loop number))
+    nil))
+
+(defun clear-signal-handlers (&key (loop *event-loop*))
+  "Free all signal handlers of LOOP. From any thread."
+  (let ((loop (the-loop loop)))
+    (on-loop (loop)
+      (loop while (event-loop-signal-handlers loop)
+            do (end-signal-handler (pop (event-loop-signal-handlers loop)))))
+    nil))
+
+(defmethod cancel ((watch signal-watch) &optional text)
+  (declare (ignore text))
+  (let ((loop (handle-loop watch)) (number (signal-watch-number watch)))
+    (flet ((free ()
+             (when (find watch (event-loop-signal-handlers loop)) (free-signal-now loop number))))
+      (with-baton (loop) (free)
+        (post loop #'free)))
+    nil))
+
+;;; Statistics
+
+(defun stats (&key (loop *event-loop*))
+  "Return a property list about LOOP: :INCOMING-TCP-CONNECTIONS and :OUTGOING-TCP-CONNECTIONS,
+sockets that are open; :CONNECTIONS, all that LOOP has, those among them that are being closed;
+:OPEN-DNS-QUERIES; :TIMERS that are to run; :USES, what keeps the loop from ending; :TURNS it has
+made; its :NAME and :STATE. From any thread."
+  (let ((loop (or loop (the-loop loop))))
+    (list :incoming-tcp-connections (event-loop-incoming loop)
+          :outgoing-tcp-connections (event-loop-outgoing loop)
+          :connections (event-loop-connections loop)
+          :open-dns-queries (event-loop-look-ups loop)
+          :timers (wheel-count (event-loop-wheel loop))
+          :uses (event-loop-uses loop)
+          :turns (event-loop-turns loop)
+          :name (event-loop-name loop)
+          :state (event-loop-state loop))))

@@ -1,0 +1,197 @@
+;;;; Servers and clients for users: TCP-SERVER, PIPE-SERVER, TCP-CONNECT, PIPE-CONNECT.
+
+(in-package #:clgrpc.loop)
+
+(defstruct (server (:include handle) (:constructor %make-server) (:conc-name %server-)
+                   (:copier nil))
+  "What listens for connections and makes sockets of them."
+  (listener nil :type (or null listener))
+  (closed nil :type boolean))
+
+(defmethod print-object ((server server) stream)
+  (print-unreadable-object (server stream :type t)
+    (format stream "~A~:[~; closed~]" (server-address server) (%server-closed server))))
+
+(defun server-address (server)
+  "The address that SERVER listens on, as text, with the port it really has."
+  (listener-address (%server-listener server)))
+
+(defun server-port (server)
+  "The port that SERVER, a TCP one, listens on."
+  (let ((address (server-address server)))
+    (parse-integer address :start (1+ (position #\: address :from-end t)))))
+
+(defun host-target (host port)
+  "The text of a target for HOST, a name or numeric address, and PORT."
+  (format nil "~:[~A~;[~A]~]:~D" (find #\: host) host port))
+
+(defun event-cb-first (arguments)
+  "ARGUMENTS, keyword arguments, but cl-async still allows the event callback before them."
+  (if (oddp (length arguments))
+      (list* :event-cb arguments)
+      arguments))
+
+(defun make-manner-from (read-cb incoming arguments)
+  "A manner of what callers of servers and clients say about their sockets, the list ARGUMENTS."
+  (destructuring-bind (&key event-cb connect-cb write-cb drain-cb in-place tls
+                         (high-water +high-water-octets+) (low-water (ash high-water -2))
+                         (max-unsent-octets (options-max-unsent-octets **default-options**))
+                         read-timeout write-timeout)
+      arguments
+    (make-manner :read-cb read-cb :event-cb event-cb :connect-cb connect-cb :write-cb write-cb
+                 :drain-cb drain-cb :in-place (and in-place t) :incoming incoming :tls tls
+                 :high-water high-water :low-water low-water :max-unsent max-unsent-octets
+                 :read-timeout read-timeout :write-timeout write-timeout)))
+
+;;; Servers
+
+(defun accept-socket (manner loop transport)
+  "The listener's ON-ACCEPT."
+  (let ((socket (%make-socket :loop loop :manner manner)))
+    (begin-socket socket)
+    (handler-case (open-connection socket transport nil)
+      (error (error)
+        (close-now socket t)
+        (tell-event socket error))
+      (:no-error (nothing)
+        (declare (ignore nothing))
+        (when (manner-connect-cb manner)
+          (with-callback (socket (manner-event-cb manner))
+            (funcall (manner-connect-cb manner) socket)))))))
+
+(defun serve (target read-cb &rest arguments
+              &key (loop *event-loop*) (loops (list (the-loop loop)))
+                (backlog (options-backlog **default-options**))
+                (max-connections (options-max-connections **default-options**)) reuse-port
+              &allow-other-keys)
+  (let* ((manner (make-manner-from read-cb t (without-keys arguments :loop :loops :backlog
+                                                           :max-connections :reuse-port)))
+         (loop (the-loop (first loops)))
+         (options (make-options :backlog (if (and backlog (plusp backlog)) backlog 128)
+                                :max-connections max-connections
+                                :reuse-port (if reuse-port 1 0)))
+         (listener (listen-on target options loops
+                              (lambda (loop transport peer)
+                                (declare (ignore peer))
+                                (accept-socket manner loop transport))))
+         (server (%make-server :loop loop :listener listener)))
+    (on-loop (loop) (begin-use server))
+    server))
+
+(defun without-keys (arguments &rest keys)
+  (loop for (key value) on arguments by #'cddr
+        unless (member key keys)
+          collect key and collect value))
+
+(defun tcp-server (address port read-cb &rest arguments)
+  "Listen on ADDRESS, a numeric address or a host's name, or nil: every IPv4 address of the machine,
+and on PORT, 0 for any free one, and return the server. Each connection becomes a socket, whose data
+is given to (READ-CB socket octets). The keyword arguments, all optional:
+:EVENT-CB (condition) is told when a socket has closed: SOCKET-EOF, SOCKET-RESET, SOCKET-TIMEOUT or
+another SOCKET-ERROR. :CONNECT-CB (socket) is called with each new socket, :WRITE-CB (socket) each
+time all output has been given to the system.
+:HIGH-WATER, octets of unsent output past which WRITE-SOCKET-DATA returns false (65536); :LOW-WATER,
+those at which :DRAIN-CB (socket) is called then (a quarter of that); :MAX-UNSENT-OCTETS, past which
+a socket is not read (1 MB).
+:READ-TIMEOUT and :WRITE-TIMEOUT as for SET-SOCKET-TIMEOUTS.
+:IN-PLACE true: (READ-CB socket octets start end) reads what has come where the loop has it, without
+a copy; it is valid until READ-CB returns.
+:TLS, what TLS-CREDENTIALS returns, has the connections speak TLS.
+:BACKLOG, connections that may wait to be accepted; :MAX-CONNECTIONS, those held at once; more are
+closed; :REUSE-PORT true: other processes may share the port, if they say so too.
+:LOOP, an event loop, by default that of this thread; or :LOOPS, a list of them, to the least loaded
+of which each connection goes, and which runs its callbacks. The server counts for the first.
+Signal SOCKET-ERROR, for instance SOCKET-ADDRESS-IN-USE, if the address cannot be had, MISUSE if it
+is none or the loop has stopped. A call with EVENT-CB for the fourth argument works too. From any
+thread."
+  (apply #'serve (host-target (or address "0.0.0.0") port) read-cb (event-cb-first arguments)))
+
+(defun pipe-server (name read-cb &rest arguments)
+  "Listen on the unix socket whose file is NAME, a pathname or its text, and return the server;
+otherwise as TCP-SERVER. The file that a dead server has left is replaced; only its owner may
+connect."
+  (apply #'serve (pipe-target name) read-cb (event-cb-first arguments)))
+
+(defun pipe-target (name)
+  (with-output-to-string (target)
+    (write-string "unix:" target)
+    (loop for char across (uiop:native-namestring name)
+          do (if (char= char #\%) (write-string "%25" target) (write-char char target)))))
+
+(defun close-tcp-server (server)
+  "Have SERVER accept no more connections; those it has go on. Closing again does nothing. From any
+thread."
+  (let ((loop (handle-loop server)))
+    (flet ((close-it ()
+             (setf (%server-closed server) t)
+             (close-listener (%server-listener server))
+             (end-use server)))
+      (with-baton (loop) (close-it)
+        (post loop #'close-it)))
+    nil))
+
+(defun close-socket-server (server)
+  "As CLOSE-TCP-SERVER."
+  (close-tcp-server server))
+
+(defun tcp-server-closed (server)
+  "True if SERVER was closed. From any thread."
+  (%server-closed server))
+
+(defmethod cancel ((server server) &optional text)
+  (declare (ignore text))
+  (close-tcp-server server))
+
+;;; Clients
+
+(defun connect (target read-cb &rest arguments
+                &key (loop *event-loop*) data
+                  (connect-timeout (options-connect-timeout-seconds **default-options**))
+                &allow-other-keys)
+  (let* ((loop (the-loop loop))
+         (target (parse-target target))
+         (manner (make-manner-from read-cb nil (without-keys arguments :loop :data
+                                                             :connect-timeout)))
+         (socket (%make-socket :loop loop :manner manner)))
+    (on-loop (loop)
+      (begin-socket socket)
+      (when data (write-socket-data socket data))
+      (connect-to loop target (timeout-ns connect-timeout)
+                  (lambda (transport condition)
+                    (socket-connected socket target transport condition))))
+    socket))
+
+(defun socket-connected (socket target transport condition)
+  "The attempt to connect SOCKET has ended."
+  (let ((manner (%socket-manner socket)))
+    (flet ((fail-socket (condition)
+             (close-now socket t)
+             (tell-event socket condition)))
+      (cond ((%socket-closed socket)
+             (when transport (close-transport transport)))
+            (condition (fail-socket condition))
+            (t (handler-case (open-connection socket transport (target-host target))
+                 (error (error) (fail-socket error))
+                 (:no-error (nothing)
+                   (declare (ignore nothing))
+                   (when (manner-connect-cb manner)
+                     (with-callback (socket (manner-event-cb manner))
+                       (funcall (manner-connect-cb manner) socket))))))))))
+
+(defun tcp-connect (host port read-cb &rest arguments)
+  "Connect to PORT of HOST, a name or a numeric address, and return the socket at once: it can be
+written to, and what is written waits for the connection. (READ-CB socket octets) gets what comes.
+The keyword arguments, all optional:
+:DATA, octets or a string to send first. :CONNECT-CB (socket) is called when there is a connection.
+:EVENT-CB (condition) is told when the socket has closed, or could not be connected: SOCKET-REFUSED,
+CONNECT-TIMEOUT, DNS-ERROR or another CONNECT-ERROR. :CONNECT-TIMEOUT, in seconds (20).
+:TLS, what TLS-CREDENTIALS returns, has the connection speak TLS with HOST.
+:LOOP, by default that of this thread. :WRITE-CB, :DRAIN-CB, :HIGH-WATER, :LOW-WATER,
+:MAX-UNSENT-OCTETS, :READ-TIMEOUT, :WRITE-TIMEOUT and :IN-PLACE as for TCP-SERVER.
+Signal MISUSE if HOST and PORT are none, or the loop has stopped. A call with EVENT-CB for the
+fourth argument works too. From any thread."
+  (apply #'connect (host-target host port) read-cb (event-cb-first arguments)))
+
+(defun pipe-connect (name read-cb &rest arguments)
+  "Connect to the unix socket whose file is NAME, a pathname or its text; otherwise as TCP-CONNECT."
+  (apply #'connect (pipe-target name) read-cb (event-cb-first arguments)))

@@ -1,0 +1,82 @@
+;;;; Timers for users.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(defun run-turns (loop count)
+  (dotimes (i count) (settle loop)))
+
+(test delays-come-in-their-order
+  (let ((order '()))
+    (with-program ()
+      (loop for (time . name) in '((0.03 . :c) (0.01 . :a) (nil . :now) (0.02 . :b))
+            do (let ((name name)) (delay (lambda () (push name order)) :time time))))
+    (is (equal '(:c :b :a :now) order))))
+
+(test delays-do-not-come-early
+  (let ((begin (monotonic-ns)) (end 0))
+    (with-program () (with-delay (0.05) (setf end (monotonic-ns))))
+    (is (>= (- end begin) 50000000))))
+
+(test cancelled-delays
+  (with-program ()
+    (let ((event (delay (lambda () (fail "cancelled")) :time 0.01)))
+      (cancel event)
+      (cancel event)
+      (delay (constantly nil) :time 0.03))))
+
+(test intervals-do-not-drift
+  (multiple-value-bind (clock shift) (shiftable-clock)
+    (with-loops (loop) (:clock clock)
+      (let* ((count 0)
+             (end (interval (lambda () (incf count)) :time 10 :loop loop)))
+        (settle loop)
+        (loop for seconds in '(9.9 0.2 9.7 0.2 9.9)
+              for expected in '(0 1 1 2 2)
+              do (funcall shift seconds)
+                 (run-turns loop 2)
+                 (is (= expected count)))
+        ;; what is past is left out
+        (funcall shift 55)
+        (run-turns loop 2)
+        (is (= 3 count))
+        (funcall shift 6)
+        (run-turns loop 2)
+        (is (= 4 count) "due when it would have been")
+        (funcall end)
+        (funcall shift 100)
+        (run-turns loop 2)
+        (is (= 4 count))))))
+
+(test ends-of-intervals
+  (dolist (end (list #'funcall #'remove-interval #'cancel))
+    (let ((count 0))
+      (with-program ()
+        (let (interval)
+          (setf interval (with-interval (0.002)
+                           (when (= 3 (incf count)) (funcall end interval))))))
+      (is (= 3 count))))
+  (with-program ()
+    (signals misuse (interval #'list :time 0))
+    (signals misuse (interval #'list))))
+
+(test events-by-hand
+  (let ((count 0))
+    (with-program ()
+      (let ((event (make-event (lambda () (incf count)))))
+        (add-event event :activate t)
+        (delay (lambda ()
+                 (is (= 1 count))
+                 (add-event event :timeout 1000)
+                 (add-event event)
+                 (delay (lambda ()
+                          (is (= 2 count))
+                          (add-event event :timeout 0.001)
+                          (remove-event event)
+                          (is-false (event-freed-p event))
+                          (free-event event)
+                          (is-true (event-freed-p event))
+                          (signals misuse (add-event event)))
+                        :time 0.005))
+               :time 0.005)))
+    (is (= 2 count))))

@@ -1,0 +1,192 @@
+;;;; Programs on a loop: when they end, errors in callbacks, signals, statistics; handles as well.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(defun call-with-program (arguments function)
+  (let ((descriptors (os:open-descriptor-count))
+        (threads (sb-thread:list-all-threads))
+        (late nil))
+    (apply #'start-event-loop
+           (lambda ()
+             (unref (delay (lambda () (setf late t) (exit-event-loop)) :time *patience-seconds*))
+             (funcall function))
+           arguments)
+    (is-false late "the loop does not end")
+    (is (= descriptors (os:open-descriptor-count)) "descriptors are left")
+    (is (null (set-difference (sb-thread:list-all-threads) threads)) "threads are left")))
+
+(defmacro with-program ((&rest arguments) &body body)
+  "WITH-EVENT-LOOP, which must end by itself and leave no thread and no descriptor."
+  `(call-with-program (list ,@arguments) (lambda () ,@body)))
+
+(test a-program-ends-with-its-last-use
+  (let ((steps '()))
+    (with-program ()
+      (push :body steps)
+      (delay (lambda ()
+               (push :delayed steps)
+               (delay (lambda () (push :again steps))))
+             :time 0.01))
+    (is (equal '(:again :delayed :body) steps)))
+  (with-program () nil)
+  (signals misuse (delay #'list))
+  (signals misuse (tcp-server nil 0 #'list)))
+
+(test exit-from-a-program
+  (let ((steps '()))
+    (with-program ()
+      (add-event-loop-exit-callback (lambda () (push :last steps)))
+      (add-event-loop-exit-callback (lambda () (push :first steps)))
+      (delay (lambda () (push :late steps)) :time 1000)
+      (tcp-server "127.0.0.1" 0 #'list)
+      (delay #'exit-event-loop))
+    (is (equal '(:last :first) steps))))
+
+(test exit-by-unwinding
+  (let ((server nil) (descriptors (os:open-descriptor-count)))
+    (is (eq :out (block outside
+                   (with-event-loop ()
+                     (setf server (tcp-server "127.0.0.1" 0 #'list))
+                     (delay (lambda () (return-from outside :out)))))))
+    (is (= descriptors (os:open-descriptor-count)))
+    (signals misuse (delay #'list :loop (clgrpc.loop::handle-loop server)))
+    (with-program () nil)))
+
+(test one-program-a-thread-and-many-threads
+  (with-program ()
+    (signals misuse (with-event-loop () nil))
+    (let ((other (sb-thread:make-thread
+                  (lambda ()
+                    (let ((count 0))
+                      (with-event-loop () (dotimes (i 10) (delay (lambda () (incf count)))))
+                      count)))))
+      (is (= 10 (sb-thread:join-thread other))))))
+
+(test handles-that-do-not-count
+  (let ((steps '()))
+    (with-program ()
+      (unref (tcp-server "127.0.0.1" 0 #'list))
+      (let ((event (unref (delay (lambda () (push :counted steps)) :time 0.01))))
+        (ref event))
+      (unref (delay (lambda () (push :uncounted steps)) :time 1000)))
+    (is (equal '(:counted) steps))))
+
+(test posts-from-other-threads
+  (let ((steps '()) (program nil))
+    (with-program ()
+      (setf program *event-loop*)
+      (let ((event (make-event #'list)))
+        (add-event event :timeout 1000)
+        (sb-thread:make-thread
+         (lambda ()
+           (post program (lambda () (push :posted steps)))
+           (delay (lambda () (push :delayed steps) (cancel event)) :loop program :time 0.001)))))
+    (is (equal '(:delayed :posted) steps))
+    (is-false (post program #'list))))
+
+;;; Errors in callbacks
+
+(define-condition mishap (error) ())
+
+(test errors-reach-those-who-run-the-program
+  (signals mishap (with-event-loop () (error 'mishap)))
+  (signals mishap (with-event-loop () (delay (lambda () (error 'mishap)))))
+  (with-program () nil))
+
+(defun failing (restart &rest arguments)
+  "What a program says of itself in which a callback fails and then RESTART is chosen."
+  (let ((said '()))
+    (handler-bind ((mishap (lambda (condition)
+                             (declare (ignore condition))
+                             (push (and (find-restart 'clgrpc.loop::close-socket) t) said)
+                             (invoke-restart restart))))
+      (call-with-program
+       arguments
+       (lambda ()
+         (delay (lambda () (push :next said)) :time 0.02)
+         (delay (lambda () (error 'mishap))
+                :event-cb (lambda (event) (push (type-of event) said))))))
+    (reverse said)))
+
+(test restarts-of-a-failing-callback
+  (is (equal '(nil :next) (failing 'abort-callback)))
+  (is (equal '(nil mishap :next) (failing 'continue-event-loop)))
+  (is (equal '(nil) (failing 'exit-event-loop))))
+
+(test close-the-socket-of-a-failing-callback
+  (let ((said '()))
+    (handler-bind ((mishap (lambda (condition)
+                             (declare (ignore condition))
+                             (invoke-restart 'close-socket))))
+      (with-program ()
+        (let ((server (tcp-server "127.0.0.1" 0
+                                  (lambda (socket octets)
+                                    (declare (ignore socket octets))
+                                    (error 'mishap)))))
+          (tcp-connect "127.0.0.1" (server-port server) #'list :data "x"
+                       :event-cb (lambda (event)
+                                   (push (type-of event) said)
+                                   (cancel server))))))
+    (is (= 1 (length said)))
+    (is (subtypep (first said) 'socket-error))))
+
+(test caught-errors
+  (let ((told '()) (logged '()))
+    (with-events (events)
+      (with-program (:catch-app-errors t)
+        (delay (lambda () (error 'mishap)) :event-cb (lambda (event) (push (type-of event) told)))
+        (delay (lambda () (error 'mishap))))
+      (setf logged (events)))
+    (is (equal '(mishap) told))
+    (is (= 1 (count :callback-error logged :key #'second))))
+  (let ((told '()))
+    (with-program (:catch-app-errors (lambda (event) (push (type-of event) told))
+                   :send-errors-to-eventcb nil)
+      (delay (lambda () (error 'mishap)) :event-cb (lambda (event) (push event told))))
+    (is (equal '(mishap) told))))
+
+;;; Signals and statistics
+
+(defun send-signal (signal)
+  (sb-posix:kill (sb-posix:getpid) signal))
+
+(test signals-reach-a-program
+  (let ((got '()))
+    (with-program ()
+      (signal-handler +sigusr1+ (lambda (number)
+                                  (push number got)
+                                  (if (= 3 (length got))
+                                      (free-signal-handler number)
+                                      (send-signal number))))
+      (let ((second (signal-handler +sigusr2+ #'identity)))
+        (delay (lambda () (cancel second))))
+      (delay (lambda () (send-signal +sigusr1+))))
+    (is (equal (list +sigusr1+ +sigusr1+ +sigusr1+) got)))
+  ;; the end of a program frees its handlers
+  (with-program ()
+    (signal-handler +sigusr1+ #'identity)
+    (delay #'exit-event-loop))
+  (with-program ()
+    (signal-handler +sigusr1+ #'identity)
+    (delay #'clear-signal-handlers)))
+
+(test statistics-as-data
+  (let ((during nil) (after nil))
+    (with-program ()
+      (let ((server (tcp-server "127.0.0.1" 0
+                                (lambda (socket octets)
+                                  (declare (ignore octets))
+                                  (setf during (stats))
+                                  (close-socket socket)))))
+        (tcp-connect "127.0.0.1" (server-port server) #'list :data "x"
+                     :event-cb (lambda (event)
+                                 (declare (ignore event))
+                                 (close-tcp-server server)
+                                 (setf after (stats))))))
+    (is (= 1 (getf during :incoming-tcp-connections) (getf during :outgoing-tcp-connections)))
+    (is (= 2 (getf during :connections)))
+    (is (= 3 (getf during :uses)))
+    (is (eq :running (getf during :state)))
+    (is (= 0 (getf after :incoming-tcp-connections) (getf after :outgoing-tcp-connections)))
+    (is (= 0 (getf after :uses)))))

@@ -1,0 +1,205 @@
+;;;; Sockets for users: what comes and goes, back-pressure, time-outs, closing.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(defmacro with-server ((server read-cb &rest arguments) &body body)
+  "A program with SERVER, which callbacks may mention, on loopback."
+  `(with-program ()
+     (let ((,server nil))
+       (setf ,server (tcp-server "127.0.0.1" 0 ,read-cb ,@arguments))
+       ,@body)))
+
+(defun call (server read-cb &rest arguments)
+  "A socket to SERVER."
+  (apply #'tcp-connect "127.0.0.1" (server-port server) read-cb arguments))
+
+(defun write-back (socket octets)
+  (write-socket-data socket octets))
+
+(test octets-strings-and-sequences-are-echoed
+  (let ((received (make-buffer)))
+    (with-server (server #'write-back)
+      (let ((socket (call server
+                          (lambda (socket octets)
+                            (append-octets received octets)
+                            (when (= 11 (buffer-fill received))
+                              (close-socket socket)
+                              (close-tcp-server server)))
+                          :data (octets-of 1 2))))
+        (is (null (socket-peer socket)))
+        (is-true (write-socket-data socket "hé"))
+        (is-true (write-socket-data socket '(5 6 7 8 9) :start 1 :end 4))
+        (is (= 8 (socket-unsent-octets socket)))
+        (delay (lambda () (write-socket-data socket #(10 11 12))) :time 0.005)))
+    (is (equalp #(1 2 104 #xC3 #xA9 6 7 8 10 11 12)
+                (subseq (buffer-octets received) 0 (buffer-end received))))))
+
+(test data-of-sockets
+  (with-server (server (lambda (socket octets)
+                         (declare (ignore octets))
+                         (is (equal '(:peer "x") (socket-data socket)))
+                         (is (eql 0 (search "127.0.0.1:" (socket-peer socket))))
+                         (is (search "from 127.0.0.1" (princ-to-string socket)))
+                         (close-socket socket)
+                         (is (search "closed" (princ-to-string socket))))
+                       :connect-cb (lambda (socket)
+                                     (is (null (socket-data socket)))
+                                     (setf (socket-data socket) (list :peer "x"))))
+    (call server #'list :data "x"
+                        :event-cb (lambda (event)
+                                    (is (typep event 'socket-eof))
+                                    (is (typep event 'tcp-eof))
+                                    (is (socket-closed-p (tcp-socket event)))
+                                    (close-tcp-server server)))))
+
+(test written-data-may-be-changed
+  (with-server (server #'write-back)
+    (let ((data (octets-of 1 2 3)) (program *event-loop*))
+      (call server
+            (lambda (socket octets)
+              (is (equalp #(1 2 3) octets))
+              (close-socket socket)
+              (close-tcp-server server))
+            :connect-cb (lambda (socket)
+                          (sb-thread:join-thread
+                           (sb-thread:make-thread
+                            (lambda ()
+                              (assert (eq program (clgrpc.loop::handle-loop socket)))
+                              (write-socket-data socket data)
+                              (fill data 0)))))))))
+
+(test write-callbacks
+  (let ((steps '()))
+    (with-server (server (lambda (socket octets)
+                           (declare (ignore octets))
+                           (push :read steps)
+                           (write-socket-data socket "answer"
+                                              :write-cb (lambda (socket)
+                                                          (push :written steps)
+                                                          (close-socket socket)
+                                                          (close-tcp-server server)))))
+      (call server (lambda (socket octets)
+                     (declare (ignore socket))
+                     (is (= 6 (length octets))))
+            :data "question" :write-cb (lambda (socket)
+                                         (declare (ignore socket))
+                                         (push :sent steps))))
+    (is (null (set-exclusive-or '(:sent :read :written) steps)))
+    (is (eq :written (first steps)))))
+
+(test input-in-place
+  (with-server (server (lambda (socket octets start end)
+                         (write-socket-data socket octets :start start :end end))
+                       :in-place t)
+    (call server (lambda (socket octets)
+                   (is (equalp #(104 105) octets))
+                   (close-socket socket)
+                   (close-tcp-server server))
+          :data "hi")))
+
+(test back-pressure
+  (let* ((total 20000000) (piece (pattern 100000)) (sent 0) (received 0) (refused 0) (drained 0)
+         (most 0))
+    (with-program ()
+      (let* ((feeding nil)
+             (server (tcp-server "127.0.0.1" 0
+                                 (lambda (socket octets)
+                                   (declare (ignore socket))
+                                   (incf received (length octets)))
+                                 :event-cb (lambda (event)
+                                             (is (typep event 'socket-eof))
+                                             (cancel feeding)))))
+        (setf feeding server)
+        (labels ((feed (socket)
+                   (loop while (< sent total)
+                         do (incf sent (length piece))
+                            (let ((ready (write-socket-data socket piece)))
+                              (setf most (max most (socket-unsent-octets socket)))
+                              (unless ready
+                                (incf refused)
+                                (return)))
+                         finally (close-socket socket))))
+          (call server #'list :connect-cb #'feed :high-water 250000 :low-water 50000
+                              :drain-cb (lambda (socket)
+                                          (incf drained)
+                                          (is (<= (socket-unsent-octets socket) 50000))
+                                          (feed socket))))))
+    (is (= total sent received))
+    (is (plusp refused))
+    (is (= refused drained))
+    (is (<= most 350000))))
+
+(test reading-can-be-stopped
+  (let ((steps '()))
+    (with-server (server (lambda (socket octets)
+                           (push (length octets) steps)
+                           (close-socket socket)
+                           (close-tcp-server server))
+                         :connect-cb (lambda (socket)
+                                       (disable-socket socket :read t)
+                                       (delay (lambda ()
+                                                (push :enabled steps)
+                                                (enable-socket socket :read t))
+                                              :time 0.02)))
+      (call server #'list :data "hello"))
+    (is (equal '(5 :enabled) steps))))
+
+(test read-time-out
+  (let ((told '()))
+    (with-server (server (lambda (socket octets)
+                           (declare (ignore octets))
+                           (push :read told)
+                           (set-socket-timeouts socket 0.05 nil))
+                         :read-timeout 1000
+                         :event-cb (lambda (event)
+                                     (push (type-of event) told)
+                                     (is-true (socket-closed-p (socket event)))
+                                     (signals socket-closed
+                                       (set-socket-timeouts (socket event) 1 1))
+                                     (close-tcp-server server)))
+      (call server #'list :data "x" :write-timeout 1000))
+    (is (equal '(socket-timeout :read) told))))
+
+(test write-time-out
+  (let ((told '()))
+    (with-server (server #'list :connect-cb (lambda (socket) (disable-socket socket :read t))
+                                :event-cb (lambda (event)
+                                            (declare (ignore event))
+                                            (close-tcp-server server)))
+      (call server #'list :write-timeout 0.1 :data (make-octets 20000000)
+                          :event-cb (lambda (event)
+                                      (push (type-of event) told)
+                                      (exit-event-loop))))
+    (is (equal '(socket-timeout) told))))
+
+(test reset-by-the-peer
+  (let ((told '()))
+    (with-server (server (lambda (socket octets)
+                           (declare (ignore octets))
+                           (delay (lambda () (close-socket socket :force t)) :time 0.01))
+                         :connect-cb (lambda (socket)
+                                       (delay (lambda () (disable-socket socket :read t))
+                                              :time 0.005)))
+      (call server #'list
+            :data "x"
+            :connect-cb (lambda (socket)
+                          (delay (lambda () (write-socket-data socket "unread")) :time 0.007))
+            :event-cb (lambda (event)
+                        (push (type-of event) told)
+                        (close-tcp-server server))))
+    (is (= 1 (length told)))
+    (is (subtypep (first told) 'socket-error))))
+
+(test closing-sends-first
+  (let ((received 0))
+    (with-server (server (lambda (socket octets)
+                           (declare (ignore octets))
+                           (write-socket-data socket (make-octets 3000000))
+                           (close-socket socket)
+                           (close-tcp-server server)))
+      (call server (lambda (socket octets)
+                     (declare (ignore socket))
+                     (incf received (length octets)))
+            :data "x"))
+    (is (= 3000000 received))))
