@@ -2,6 +2,7 @@
 must not exceed it. A ratio is ours to a peer's; of throughput, the peer's to ours, so that less is
 better everywhere."""
 
+import connections
 import inproc
 import protobuf
 import streams
@@ -129,7 +130,22 @@ def inproc_goals(results):
         "clgrpc :share", "unary", "octets")
 
 
+CONNECTION_OCTETS = {"gRPC": 4096, "plain TCP": 1536}
+
+
+def connections_goals(results):
+    for row in results["rows"]:
+        ours = row["sides"]["clgrpc"]["median"]
+        name = connections.describe(row)
+        yield (name + ": resident octets each, waiting", CONNECTION_OCTETS[row["kind"]],
+               ours["waiting_octets"])
+        yield name + ": lost", 0, ours["lost"]
+    for row in results["fleet"]:
+        yield connections.describe(row) + " over three processes: lost", 0, row["lost"]
+
+
 GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "matrix": matrix_goals, "openloop": openloop_goals, "bulk": bulk_goals,
          "allocation": allocation_goals, "protobuf": protobuf_goals,
-         "tls": tls_goals, "inproc": inproc_goals}
+         "tls": tls_goals, "inproc": inproc_goals,
+         "connections": connections_goals}

@@ -62,7 +62,7 @@ class Contender:
 
     def __init__(self, name, command, running):
         self.name, self.command, self.running = name, command, running
-        self.address, self.pid = running.address, running.pid
+        self.running, self.address, self.pid = running, running.address, running.pid
 
 
 class Contenders:
@@ -81,7 +81,7 @@ class Contenders:
     def __exit__(self, *details):
         return self.stack.__exit__(*details)
 
-    def _add(self, name, command, environment=None, kind=support.Server, **options):
+    def add(self, name, command, environment=None, kind=support.Server, **options):
         server = kind(machine.pinned(self.core, command), environment, **options)
         running = self.stack.enter_context(server)
         shown = " ".join("%s=%s" % item for item in (environment or {}).items())
@@ -89,16 +89,16 @@ class Contenders:
         self.members.append(Contender(name, (shown + " " + shlex.join(words)).strip(), running))
 
     def add_ours(self, *arguments):
-        self._add("clgrpc", [*self.options.ours.split(), *arguments])
+        self.add("clgrpc", [*self.options.ours.split(), *arguments])
 
     def add_grpc_go(self, *arguments):
-        self._add("grpc-go", [peer(), "bench-server", "-listen", "127.0.0.1:0", *arguments],
+        self.add("grpc-go", [peer(), "bench-server", "-listen", "127.0.0.1:0", *arguments],
                   {"GOMAXPROCS": "1"})
 
     def add_tonic(self):
         program = tonic()
         if program:
-            self._add("tonic", [program])
+            self.add("tonic", [program])
         else:
             self.absent.append("tonic (there is no cargo)")
 
@@ -114,10 +114,10 @@ class Contenders:
             file.write(answer)
         options = ["--address=127.0.0.1", "--trailer=grpc-status: 0", "--htdocs", root]
         if tls:
-            self._add("nghttpd", ["nghttpd", *options], kind=FileServer,
+            self.add("nghttpd", ["nghttpd", *options], kind=FileServer,
                       behind=[support.certificate("server.key"), support.certificate("server.pem")])
         else:
-            self._add("nghttpd", ["nghttpd", "--no-tls", *options], kind=FileServer)
+            self.add("nghttpd", ["nghttpd", "--no-tls", *options], kind=FileServer)
         self.members[-1].command = self.members[-1].command.replace(root, "ROOT")
 
     def commands(self):

@@ -81,13 +81,15 @@ def tls_options():
 class Server:
     """A server that prints `listening on HOST:PORT`, alive inside its `with` block."""
 
+    stdin = subprocess.DEVNULL
+
     def __init__(self, command, environment=None):
         self.command = command
         self.environment = dict(os.environ, **(environment or {}))
 
     def __enter__(self):
         self.process = subprocess.Popen(
-            self.command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            self.command, cwd=ROOT, stdin=self.stdin, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace", env=self.environment)
         self.pid = self.process.pid
         self.lines, self.last = queue.Queue(), ""

@@ -118,9 +118,11 @@ to end."
 (defun collect-at-each-line ()
   "For each line on standard input collect all garbage and say what is left."
   (loop while (read-line *standard-input* nil)
-        do (sb-ext:gc :full t)
-           (format t "heap=~D~%" (sb-kernel:dynamic-usage))
-           (finish-output)))
+        do (let ((start-ns (monotonic-ns)))
+             (sb-ext:gc :full t)
+             (format t "heap=~D milliseconds=~D~%" (sb-kernel:dynamic-usage)
+                     (round (- (monotonic-ns) start-ns) 1000000))
+             (finish-output))))
 
 (define-command "serve"
     (((services "SERVICES" #'parse-services
@@ -141,7 +143,7 @@ to end."
               "Any options of doc/limits.md that take integers, several with commas between.")
       (collect "[true|false]" #'parse-boolean nil
                "For measurements: for each line on standard input collect all garbage and print
-      `heap=N`, the octets in use after it.")
+      `heap=N milliseconds=N`, the octets in use after it and how long it took.")
       server-tls))
     "Serve gRPC, with health and reflection beside the services named, until SIGTERM or SIGINT, then
 let running calls end and exit with 0. Prints

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"bufio"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"net"
 	"os"
 	"os/signal"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"syscall"
+	"time"
 
 	"google.golang.org/grpc"
 	greeterpb "google.golang.org/grpc/examples/helloworld/helloworld"
@@ -25,6 +29,7 @@ type serverFlags struct {
 	listen     *string
 	features   *string
 	maxReceive *int
+	collect    *bool
 	tls        tlsFlags
 }
 
@@ -34,6 +39,7 @@ func newServerFlags(name string) serverFlags {
 		set.String("listen", "127.0.0.1:0", "address to listen on, or unix:PATH; port 0 picks one"),
 		set.String("features", "examples/features.json", "JSON file of the features of RouteGuide"),
 		set.Int("max-receive-octets", 4<<20, "longest message accepted"),
+		set.Bool("collect", false, "for each line on standard input collect all garbage and say what is left"),
 		newTLSFlags(set, "client-ca", "PEM file of what client certificates are verified with")}
 }
 
@@ -62,6 +68,9 @@ func (f serverFlags) serve(server *grpc.Server) int {
 	} else {
 		fmt.Printf("listening on %s\n", listener.Addr())
 	}
+	if *f.collect {
+		go collectAtEachLine()
+	}
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
 	go func() {
@@ -72,6 +81,18 @@ func (f serverFlags) serve(server *grpc.Server) int {
 		return complain(err)
 	}
 	return 0
+}
+
+// collectAtEachLine is for measurements of memory.
+func collectAtEachLine() {
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		begin := time.Now()
+		debug.FreeOSMemory() // after a collection
+		took := time.Since(begin)
+		var stats runtime.MemStats
+		runtime.ReadMemStats(&stats)
+		fmt.Printf("heap=%d milliseconds=%d\n", stats.HeapAlloc, took.Milliseconds())
+	}
 }
 
 func complain(err error) int {
