@@ -92,7 +92,7 @@ def most_connections():
 def run(kind, delay, most, server, core):
     """Have one server hold FEW and then MOST connections; what it takes for each, and how it
     answers."""
-    memory, lost, kernel = {}, 0, {}
+    memory, collections, kernel, lost = {}, {}, {}, 0
     with Crowd(kind, delay, sources(2), server.address, core) as crowd:
         for count in (FEW, most):
             crowd.tell("open %d" % count)
@@ -103,7 +103,7 @@ def run(kind, delay, most, server, core):
             crowd.tell("ask")
             crowd.asked()
             time.sleep(0.1 * delay)  # so that all have arrived
-            waiting, collection_ms = server.running.collect()
+            waiting, collections[count] = server.running.collect()
             again = crowd.figures()
             memory[count] = {"answered": answered, "waiting": waiting}
             lost += opened["lost"] + again["lost"]
@@ -123,19 +123,22 @@ def run(kind, delay, most, server, core):
             "opened_per_second": (most - FEW) / opened["asked_seconds"],
             "answers_per_second": last["answers"] / last["answering_seconds"],
             "late_p50_ms": last["late_p50_ms"], "late_p99_ms": last["late_p99_ms"],
-            "collection_ms": collection_ms,
+            "collection_ms": collections[most],
+            "collection_ms_of_a_thousand": 1000 * slope(collections),
             "server_cpu_us_per_answer": 1e6 * cpu / max(1, last["answers"]),
             "complaints": last["complaints"]}
 
 
-def run_fleet(kind, command, delay, total, cores):
+def run_fleet(kind, delay, total, cores):
     """TOTAL connections to PROCESSES servers that share one port, from as many clients."""
     with contextlib.ExitStack() as stack:
         address = "127.0.0.1:0"
         for _ in range(PROCESSES):
-            words = machine.pinned(cores[1], command(address))
-            address = stack.enter_context(Server(words)).address
-        crowds = [stack.enter_context(Crowd(kind, delay, sources(10 * (i + 1)), address, cores[0]))
+            command, environment = kind.ours(address, delay)
+            server = Server(machine.pinned(cores[1], command), environment)
+            address = stack.enter_context(server).address
+        crowds = [stack.enter_context(Crowd(kind.word, delay, sources(10 * (i + 1)), address,
+                                            cores[0]))
                   for i in range(PROCESSES)]
         for i, crowd in enumerate(crowds):
             crowd.tell("open %d" % ((total + i) // PROCESSES))
@@ -157,12 +160,35 @@ def run_fleet(kind, command, delay, total, cores):
             "late_p99_ms": max(one["late_p99_ms"] for one in last)}
 
 
-def greeter(address, *limits):
+def greeter(address, delay):
+    del delay
     return ["bin/clgrpc", "serve", "greeter", "--loops", "1", "--listen", address, "--collect",
-            "--limits", ",".join(["max-handshakes=20000", *limits])]
+            "--limits", "max-handshakes=20000,reuse-port=1"], None
 
 
-KINDS = {"gRPC": ("grpc", greeter)}
+def delayed(address, delay):
+    return ["sbcl", "--noinform", "--dynamic-space-size", "2048", "--non-interactive",
+            "--no-sysinit", "--no-userinit", "--load", "scripts/load.lisp",
+            "--load", "bench/delayed.lisp"], {"CLGRPC_LISTEN": address, "CLGRPC_DELAY": str(delay)}
+
+
+class Kind:
+    """gRPC or plain TCP: what the client calls it, our server, a function of its address and the
+    delay that returns its command and environment, and Go's, whose name is PEER."""
+
+    def __init__(self, word, ours, peer, go):
+        self.word, self.ours, self.peer, self.go = word, ours, peer, go
+
+    def contend(self, contenders, delay):
+        command, environment = self.ours("127.0.0.1:0", delay)
+        contenders.add("clgrpc", command, environment, kind=Server)
+        contenders.add(self.peer, [servers.peer(), *self.go(delay)], {"GOMAXPROCS": "1"},
+                       kind=Server)
+
+
+KINDS = {"plain TCP": Kind("plain", delayed, "Go",
+                           lambda delay: ["delayed-server", "-delay", "%ds" % delay]),
+         "gRPC": Kind("grpc", greeter, "grpc-go", lambda delay: ["scenario-server", "-collect"])}
 
 
 def measure(options):
@@ -171,21 +197,16 @@ def measure(options):
     most = most_connections()
     total = min(FLEET, PROCESSES * most)
     rows, fleet, commands = [], [], {}
-    for name, (kind, ours) in KINDS.items():
+    for name, kind in KINDS.items():
         with servers.Contenders(options) as contenders:
-            contenders.add("clgrpc", ours("127.0.0.1:0"), kind=Server)
-            if kind == "grpc":
-                contenders.add("grpc-go", [servers.peer(), "scenario-server", "-collect"],
-                               {"GOMAXPROCS": "1"}, kind=Server)
-            row = {"kind": name, "connections": most}
+            kind.contend(contenders, delay)
             rows += series.interleaved(
-                [row], contenders.members, 1,
-                lambda row, server, kind=kind: run(kind, delay, most, server, cores[0]))
+                [{"kind": name, "connections": most}], contenders.members, 1,
+                lambda row, server, kind=kind: run(kind.word, delay, most, server, cores[0]))
             commands.update(("%s, %s" % (name, side), command)
                             for side, command in contenders.commands().items())
         fleet.append({"kind": name, "connections": total,
-                      **run_fleet(kind, lambda address, ours=ours: ours(address, "reuse-port=1"),
-                                  delay, total, cores)})
+                      **run_fleet(kind, delay, total, cores)})
     commands["load"] = shlex.join(machine.pinned(cores[0], [
         "peer", "connections", "-kind", "KIND", "-delay", "%gs" % delay, "-sources", "ADDRESSES",
         "ADDRESS"]))
@@ -206,6 +227,7 @@ def paper(row):
     ours = row["sides"]["clgrpc"]["median"]
     count, few = 1000000, row["connections"]
     gigabytes = count * ours["waiting_octets"] / 1e9
+    rest = ours["collection_ms"] - few / 1000 * ours["collection_ms_of_a_thousand"]
     kernel = count * ours["kernel_octets_of_a_pair"] / 2 / 1e9
     return ("{kind}: {resident:.1f} GB resident while all wait, {kernel:.1f} GB of the kernel's "
             "for the server's sockets; all answered in {seconds:.0f} s of one core; {processes} "
@@ -215,7 +237,7 @@ def paper(row):
                 kind=row["kind"], resident=gigabytes, kernel=kernel, few=few,
                 seconds=count * ours["server_cpu_us_per_answer"] / 1e6,
                 processes=-(-count // few), each=ours["collection_ms"],
-                all=ours["collection_ms"] * count / few / 1000))
+                all=(rest + count / 1000 * ours["collection_ms_of_a_thousand"]) / 1000))
 
 
 def table(results):

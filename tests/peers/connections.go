@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -401,4 +402,37 @@ func runConnections(arguments []string) int {
 		json.NewEncoder(os.Stdout).Encode(figures)
 	}
 	return 0
+}
+
+// serveDelayed is the plain TCP server of the delayed-answer test as Go has it: a goroutine for each
+// connection, which sleeps.
+func serveDelayed(arguments []string) int {
+	set := flag.NewFlagSet("delayed-server", flag.ExitOnError)
+	listen := set.String("listen", "127.0.0.1:0", "address to listen on; port 0 picks one")
+	delay := set.Duration("delay", 5*time.Second, "how long to wait before an answer")
+	set.Parse(arguments)
+	listener, err := net.Listen("tcp", *listen)
+	if err != nil {
+		return complain(err)
+	}
+	go collectAtEachLine()
+	fmt.Printf("listening on %s\n", listener.Addr())
+	for {
+		connection, err := listener.Accept()
+		if err != nil {
+			return complain(err)
+		}
+		go func() {
+			defer connection.Close()
+			for area := make([]byte, 512); ; {
+				if _, err := connection.Read(area); err != nil {
+					return
+				}
+				time.Sleep(*delay)
+				if _, err := connection.Write([]byte("later\n")); err != nil {
+					return
+				}
+			}
+		}()
+	}
 }

@@ -37,6 +37,8 @@ func commands() []command {
 		{"connections", "[-kind grpc|plain] [-delay DURATION] [-sources ADDR,…] ADDR",
 			"hold thousands of connections whose requests are answered late; a line of JSON each",
 			runConnections},
+		{"delayed-server", "[-listen ADDR] [-delay DURATION]",
+			"answer each line of plain TCP after a while", serveDelayed},
 		{"inproc", "", "measure calls within a process, one measurement per line of standard input",
 			runInproc},
 	}
