@@ -109,7 +109,7 @@
         when (folder-files folder) collect folder))
 
 (defun tokens-of (file)
-  (code-tokens (uiop:read-file-string file)))
+  (code-tokens (uiop:read-file-string file :external-format :utf-8)))
 
 (defun package-options (folder)
   "The options of the DEFPACKAGE in FOLDER/package.lisp, names as strings."
@@ -249,7 +249,7 @@ function of the token and its package, nicknames resolved, and is not excused."
 
 (defun long-lines (file)
   "The numbers of the lines of FILE that are too long."
-  (loop for line in (uiop:read-file-lines file)
+  (loop for line in (uiop:read-file-lines file :external-format :utf-8)
         for number from 1
         when (> (length line) +columns+) collect number))
 

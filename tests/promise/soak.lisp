@@ -13,7 +13,7 @@
 
 (defparameter *shift-seconds* '(8 120)
   "How long a shift may be.")
-(defparameter *leak-octets* (* 4 1024 1024)
+(defparameter *leak-octets* (* 8 1024 1024)
   "How much more memory in use is no leak: what a conservative collector may mistake for used.")
 (defparameter *leak-resident-octets* (* 12 1024 1024)
   "How much more resident memory is no leak: the collector gives it back when it likes.")
