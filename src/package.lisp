@@ -7,6 +7,9 @@
                 #:clgrpc-error #:misuse #:limit-exceeded #:limit-exceeded-option
                 #:limit-exceeded-limit #:limit-exceeded-actual #:option-table #:*log-function*)
   (:import-from #:clgrpc.loop
+                #:future #:make-future #:future-done-p #:resolve-future #:reject-future #:await
+                #:attach #:all #:any #:future-cancelled #:future-cancelled-text #:await-timeout
+                #:await-timeout-future
                 #:socket-error #:socket-error-operation #:socket-error-address
                 #:socket-error-reason
                 #:tls-credentials #:reload-credentials
@@ -70,8 +73,7 @@
                 #:unauthenticated)
   (:import-from #:clgrpc.client
                 #:make-channel #:close-channel #:with-channel #:channel-target #:channel-state
-                #:ensure-connected #:wait-for-state-change #:call-async #:future #:future-call
-                #:future-done-p #:await #:attach)
+                #:ensure-connected #:wait-for-state-change #:call-async #:future-call)
   (:import-from #:clgrpc.server
                 #:server #:start-server #:stop-server #:server-address #:server-addresses
                 #:server-running-p #:server-statistics #:server-service-names #:server-started

@@ -288,7 +288,7 @@ deadline, and its word may come before our own timer has run."
     (rpc:stop-timers call)
     (loop:leave-call (wire-call-loop call) (client-call-unattended call))
     (apply #'end-call call status :message message how)
-    (when (client-call-future call) (run-completions (client-call-future call)))
+    (when (client-call-future call) (loop:run-completions (client-call-future call)))
     (let ((stream (wire-call-stream call)))
       (when (and stream (http2:stream-open-p stream))
         (http2:reset-stream stream (if (eq status :ok) http2:+no-error+ http2:+cancel+))))

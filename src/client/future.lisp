@@ -1,12 +1,12 @@
-;;;; Calls without waiting: CALL-ASYNC returns a future. Completions never run on the loop or under
-;;;; a lock: a reserve thread runs them.
+;;;; Calls without waiting: CALL-ASYNC returns a future, of those that src/loop/future.lisp has.
+;;;; Completions never run on the loop or under a lock: a reserve thread runs them.
 
 (in-package #:clgrpc.client)
 
 (document-functions
   future-call "The call whose reply FUTURE stands for. From any thread.")
 
-(defmethod print-object ((future future) stream)
+(defmethod print-object ((future call-future) stream)
   (print-unreadable-object (future stream :type t)
     (let ((call (future-call future)))
       (if call
@@ -18,7 +18,7 @@
   "Make the call that (FUNCTION CHANNEL REQUEST . OPTIONS) stands for, a unary one or a
 client-streaming one with a sequence or generator, without waiting. Return a future; its call is
 (future-call FUTURE). From any thread."
-  (let* ((future (make-future))
+  (let* ((future (make-call-future))
          (call (apply function channel request :async future options)))
     (unless (and (typep call 'client-call)
                  (member (rpc-method-kind (call-rpc-method call)) '(:unary :client-streaming))
@@ -28,17 +28,15 @@ client-streaming one with a sequence or generator, without waiting. Return a fut
               function request call))
     future))
 
-(defmethod cancel ((future future) &optional (text "cancelled by the caller"))
+(defmethod cancel ((future call-future) &optional (text "cancelled by the caller"))
   (cancel (future-call future) text))
 
-(defun future-done-p (future)
-  "True if FUTURE's call has ended. From any thread."
+(defmethod future-done-p ((future call-future))
   (and (call-status (future-call future)) t))
 
-(defun await (future)
-  "Wait for FUTURE's call to end; return its reply and the call, or signal its RPC-ERROR. The call's
-:timeout bounds the wait. May be called again, from any thread but a loop's."
+(defmethod await ((future call-future) &key timeout)
   (let ((call (future-call future)))
+    (when timeout (loop:await-settlement future timeout))
     (rpc:wait-for-call call #'never)
     (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
     (when (rpc:undecoded-p (client-call-message call)) (decode-reply future call))
@@ -58,37 +56,14 @@ or the RPC-ERROR that says what is wrong with it."
                 (rpc:rpc-error (error) error)))))))
 
 (defun ensure-lock (future)
-  (or (future-lock future)
+  (or (future-value future)
       (let ((new (sb-thread:make-mutex :name "clgrpc future")))
-        (or (sb-ext:compare-and-swap (future-lock future) nil new) new))))
+        (or (sb-ext:compare-and-swap (future-value future) nil new) new))))
 
-(defun attach (future function)
-  "Call (FUNCTION reply error) on a reserve thread when FUTURE's call has ended, at once if it has:
-ERROR is nil or the RPC-ERROR, REPLY nil with an error. Return FUTURE. From any thread."
-  (loop
-    (let ((old (future-completions future)))
-      (cond ((eq :done old)
-             (run-completion future function)
-             (return future))
-            ((eq old (sb-ext:compare-and-swap (future-completions future) old
-                                              (cons function old)))
-             (return future))))))
-
-(defun run-completions (future)
-  "The call has ended: have every completion run, in the order they were attached."
-  (loop for old = (future-completions future)
-        until (eq old (sb-ext:compare-and-swap (future-completions future) old :done))
-        finally (dolist (function (reverse old)) (run-completion future function))))
-
-(defun run-completion (future function)
-  (declare (type function function))
+(defmethod loop:run-completion ((future call-future) function)
   (let ((runtime (channel-runtime (subchannel-channel (client-call-subchannel
                                                        (future-call future))))))
-    (flet ((run ()
-             (multiple-value-bind (reply error)
-                 (handler-case (values (await future) nil)
-                   (rpc:rpc-error (error) (values nil error)))
-               (funcall function reply error))))
+    (flet ((run () (loop:call-with-outcome future function)))
       ;; refused only after the last channel was closed, when there is no loop to hold up
       (unless (loop:run-on-reserve (runtime-reserve runtime) #'run :if-busy :insist)
         (run)))))

@@ -11,7 +11,7 @@
                 #:link-owner #:cancel #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint #:rpc-method
                 #:rpc-method-kind #:rpc-error-message)
+  (:import-from #:clgrpc.loop #:future #:future-done-p #:await #:attach)
   (:export
    #:wire-channel #:make-channel #:close-channel #:with-channel #:channel-target #:channel-state
-   #:ensure-connected #:wait-for-state-change #:call-async #:future #:future-call #:future-done-p
-   #:await #:attach))
+   #:ensure-connected #:wait-for-state-change #:call-async #:future-call))

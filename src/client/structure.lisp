@@ -22,14 +22,13 @@ oldest first, with TAIL its last cons. FAILURE is the text of the last failed at
   (failure nil :type (or null string))
   (random (make-random-state t) :type random-state))
 
-(defstruct (future (:constructor make-future ()) (:copier nil))
-  "The reply of CALL, to come. COMPLETIONS, newest first, is :done once CALL has ended. LOCK, made
-when first needed, is for who decodes the reply."
-  (call nil :type (or null call))
-  (completions '() :type (or list (eql :done)))
-  (lock nil :type (or null sb-thread:mutex)))
+(defstruct (call-future (:include loop:future) (:conc-name future-)
+                        (:constructor make-call-future ()) (:copier nil))
+  "The reply of CALL, to come. Its value stands in the call; VALUE is the lock, made when first
+needed, for who decodes the reply."
+  (call nil :type (or null call)))
 
-(declaim (sb-ext:freeze-type future))
+(declaim (sb-ext:freeze-type call-future))
 
 (defmethod print-object ((subchannel subchannel) stream)
   (print-unreadable-object (subchannel stream :type t)
@@ -40,7 +39,7 @@ when first needed, is for who decodes the reply."
   "MESSAGE is the only request, encoded, until that is sent; then, of a method that answers once,
 the reply as RPC:WIRE-DECODE takes it."
   (message nil)
-  (future nil :type (or null future)))  ; without one somebody waits for the call in a stub
+  (future nil :type (or null call-future))) ; without one somebody waits for the call in a stub
 
 (declaim (sb-ext:freeze-type client-call))
 

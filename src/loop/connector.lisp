@@ -1,5 +1,5 @@
-;;;; Connecting, without blocking the loop: a name that is not known without asking is looked up on
-;;;; a reserve thread; the addresses are tried in turn, the next one as soon as an attempt fails or
+;;;; Connecting, without blocking the loop: a name that is not known without asking is looked up by
+;;;; a resolver; the addresses are tried in turn, the next one as soon as an attempt fails or
 ;;;; has taken a quarter of a second, so that several may be under way, families alternating (RFC
 ;;;; 8305 sections 4 and 5); the first that takes the connection has it, the others are given up.
 ;;;; All of it has one time limit. The owner is called exactly once, on the loop.
@@ -32,6 +32,9 @@ the last of them was."
 
 (declaim (sb-ext:freeze-type attempt))
 
+(defmethod interest ((attempt attempt))
+  +writable+)
+
 (defmethod print-object ((connector connector) stream)
   (print-unreadable-object (connector stream :type t)
     (write-string (target-text (connector-target connector)) stream)))
@@ -63,15 +66,8 @@ never before this returns. Signal MISUSE if TARGET is none, or LOOP has stopped.
         (look-up-target connector target))))
 
 (defun look-up-target (connector target)
-  "Ask the resolver on a thread that may wait, which posts the answer."
-  (let ((loop (connector-loop connector)))
-    (flet ((look-up ()
-             (multiple-value-bind (addresses failure)
-                 (os:resolve-host (target-host target) (target-port target))
-               (post loop (lambda () (try-addresses connector addresses failure))))))
-      (unless (and (event-loop-reserve loop)
-                   (run-on-reserve (event-loop-reserve loop) #'look-up :if-busy :exceed))
-        (sb-thread:make-thread #'look-up :name "clgrpc resolver")))))
+  (look-up-host (connector-loop connector) (target-host target) (target-port target)
+                (lambda (addresses failure) (try-addresses connector addresses failure))))
 
 (defun try-addresses (connector addresses failure)
   (unless (connector-done connector)

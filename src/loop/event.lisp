@@ -110,7 +110,4 @@ already, that moves. Nothing depends on ACTIVATE. From any thread."
 
 (defmethod cancel ((event event) &optional text)
   (declare (ignore text))
-  (let ((loop (handle-loop event)))
-    (with-baton (loop) (end-event event)
-      (post loop (lambda () (end-event event))))
-    nil))
+  (end-handle event #'end-event))

@@ -13,16 +13,6 @@
 
 (in-package #:clgrpc.loop)
 
-(defgeneric cancel (thing &optional text)
-  (:documentation "End THING before its time: a call, a future or a handle of an event loop (what
-DELAY, INTERVAL, TCP-SERVER, TCP-CONNECT, IDLE, POLL, MAKE-NOTIFIER and SIGNAL-HANDLER return); a
-function, which INTERVAL returns, is called. Calls and futures end with a condition that says TEXT.
-Nothing happens if it has ended. From any thread.")
-  (:method ((thing function) &optional text)
-    (declare (ignore text))
-    (funcall thing)
-    nil))
-
 (defstruct (handle (:constructor nil) (:copier nil))
   "What all handles have: their LOOP, and whether they are :IDLE, or in use and count (:HELD) or do
 not (:FREE)."
@@ -65,6 +55,14 @@ if it has stopped."
   "HANDLE is in use no more."
   (when (eq :held (shiftf (handle-use handle) :idle))
     (give-up-use (handle-loop handle))))
+
+(defun end-handle (handle function)
+  "Call FUNCTION with HANDLE on its loop, if that has not stopped."
+  (declare (type function function))
+  (let ((loop (handle-loop handle)))
+    (with-baton (loop) (funcall function handle)
+      (post loop (lambda () (funcall function handle))))
+    nil))
 
 (defun stop-unless-used (loop)
   "End LOOP if nobody uses it and no peer is waited for to take the last output."

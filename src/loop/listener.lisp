@@ -25,6 +25,9 @@
 
 (declaim (sb-ext:freeze-type listener))
 
+(defmethod interest ((listener listener))
+  (if (timer-pending-p (listener-pause listener)) 0 +readable+))
+
 (document-functions
   listener-address "The address that LISTENER listens on, as text, with the port it really has.")
 

@@ -302,6 +302,9 @@ be called at some time, even if it was never started."
   (let ((loop (%make-event-loop name clock poller)))
     (setf (event-loop-input loop) (make-octets (+ +copied-leftover-octets+ +read-octets+))
           (event-loop-now loop) (funcall clock)
+          (poller-interest poller) (lambda (token)
+                                     (let ((source (find-source loop token)))
+                                       (if source (interest source) 0)))
           (event-loop-reserve loop) reserve
           (event-loop-attended loop) (and attended t))
     loop))

@@ -9,18 +9,29 @@
                 #:atomic-decf)
   (:import-from #:clgrpc.os
                 #:+sighup+ #:+sigint+ #:+sigquit+ #:+sigusr1+ #:+sigusr2+ #:+sigterm+ #:+sigchld+
-                #:+sigcont+ #:+sigwinch+)
+                #:+sigcont+ #:+sigwinch+ #:+af-inet+ #:+af-inet6+ #:+af-unspec+)
   (:export
    ;; program.lisp
    #:start-event-loop #:with-event-loop #:exit-event-loop #:add-event-loop-exit-callback #:stats
    #:signal-handler #:free-signal-handler #:clear-signal-handlers
    #:+sighup+ #:+sigint+ #:+sigquit+ #:+sigusr1+ #:+sigusr2+ #:+sigterm+ #:+sigchld+ #:+sigcont+
    #:+sigwinch+
+   ;; future.lisp
+   #:cancel #:future #:make-future #:future-done-p #:resolve-future #:reject-future #:await #:attach
+   #:all #:any #:call-in-loop
+   #:future-cancelled #:future-cancelled-text #:await-timeout #:await-timeout-future
+   #:run-completions #:run-completion #:call-with-outcome #:await-settlement
    ;; handle.lisp
-   #:cancel #:ref #:unref #:abort-callback #:continue-event-loop
+   #:ref #:unref #:abort-callback #:continue-event-loop
    ;; event.lisp
    #:delay #:with-delay #:interval #:with-interval #:remove-interval
    #:event #:make-event #:add-event #:remove-event #:free-event #:event-freed-p
+   ;; watch.lisp
+   #:idle #:free-idler #:idler-freed-p
+   #:notifier #:make-notifier #:trigger-notifier #:free-notifier #:notifier-freed-p
+   #:poll #:free-poller #:poller-freed-p
+   ;; dns.lisp
+   #:dns-lookup #:reverse-dns-lookup #:+af-inet+ #:+af-inet6+ #:+af-unspec+
    ;; server.lisp
    #:tcp-server #:pipe-server #:server-address #:server-port #:close-tcp-server
    #:close-socket-server #:tcp-server-closed #:tcp-connect #:pipe-connect
@@ -39,7 +50,7 @@
    ;; image.lisp
    #:end-before-save #:forget-ending
    ;; poller.lisp
-   #:poller #:make-poller #:make-epoll-poller #:*make-poller* #:poller-tokens
+   #:poller #:make-poller #:make-epoll-poller #:make-poll-poller #:*make-poller* #:poller-tokens
    #:poller-flags #:poller-state
    #:+readable+ #:+writable+ #:+failed+ #:+ended+
    ;; transport.lisp

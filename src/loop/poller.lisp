@@ -1,9 +1,12 @@
-;;;; A poller waits for descriptors: five functions and the place where they leave what they found.
-;;;; The one here is epoll. Others (io_uring, the simulator) fill in the same structure; a
-;;;; descriptor is whatever number they and their transports agree on.
+;;;; A poller waits for descriptors: six functions and the place where they leave what they found.
+;;;; Those here are epoll and, to show that the loop needs no more, poll(2); others (io_uring, the
+;;;; simulator) fill in the same structure; a descriptor is whatever number they and their
+;;;; transports agree on.
 ;;;;
 ;;;; A descriptor is added once and reported edge-triggered: after an event the loop reads or writes
-;;;; until it would block before it waits for another. Tokens are not 0.
+;;;; until it would block before it waits for another. A poller that is level-triggered asks, before
+;;;; it waits, by INTEREST, the one function that the loop gives it, what of a descriptor is still
+;;;; to be told. Tokens are not 0.
 
 (in-package #:clgrpc.loop)
 
@@ -24,12 +27,14 @@
   "ADD (poller descriptor token) and REMOVE (poller descriptor) return a result as the kernel's
 calls do. WAIT (poller timeout-ns) waits until there are events, WAKE is called or TIMEOUT-NS have
 passed (-1: without limit; it may take up to a millisecond longer), leaves the events in TOKENS and
-FLAGS and returns how many. WAKE (poller) may be called in any thread. CLOSE (poller) ends it."
+FLAGS and returns how many. WAKE (poller) may be called in any thread. CLOSE (poller) ends it.
+INTEREST (token) is the loop's, which has it say what would be news of TOKEN's descriptor."
   (add nil :type function :read-only t)
   (remove nil :type function :read-only t)
   (wait nil :type function :read-only t)
   (wake nil :type function :read-only t)
   (close nil :type function :read-only t)
+  (interest (constantly 0) :type function)
   (state nil)
   (tokens (make-array +most-events+ :element-type 'os:event-token :initial-element 0)
    :type (simple-array os:event-token (256)) :read-only t)
@@ -110,6 +115,79 @@ FLAGS and returns how many. WAKE (poller) may be called in any thread. CLOSE (po
     (make-poller :add #'add-to-epoll :remove #'remove-from-epoll :wait #'wait-for-epoll
                  :wake #'wake-epoll :close #'close-epoll
                  :state (make-epoll :descriptor descriptor :eventfd eventfd))))
+
+;;; poll(2)
+
+(defstruct (polled (:copier nil))
+  "TOKENS are by descriptor, 0 where none is added. NEXT is the descriptor to begin with, so that
+all are reported in their turn."
+  (eventfd -1 :type fixnum)
+  (tokens (make-array 64 :initial-element 0) :type simple-vector)
+  (area (os:make-poll-area 64) :type octets)
+  (next 0 :type index))
+
+(defun add-to-poll (poller descriptor token)
+  (let ((polled (poller-state poller)))
+    (setf (polled-tokens polled)
+          (let ((old (polled-tokens polled)))
+            (if (< descriptor (length old))
+                old
+                (replace (make-array (* 2 (1+ descriptor)) :initial-element 0) old)))
+          (svref (polled-tokens polled) descriptor) token)
+    0))
+
+(defun remove-from-poll (poller descriptor)
+  (setf (svref (polled-tokens (poller-state poller)) descriptor) 0))
+
+(defun fill-poll-area (poller)
+  "Say what to wait for. Return how many places say it; the first is the eventfd."
+  (let* ((polled (poller-state poller))
+         (tokens (polled-tokens polled))
+         (length (length tokens))
+         (count 1))
+    (when (< (length (polled-area polled)) (* 8 (1+ length)))
+      (setf (polled-area polled) (os:make-poll-area (1+ length))))
+    (os:set-polled (polled-area polled) 0 (polled-eventfd polled) +readable+)
+    (loop for i below length
+          for descriptor = (mod (+ i (polled-next polled)) length)
+          for token = (svref tokens descriptor)
+          for flags = (if (zerop token) 0 (funcall (poller-interest poller) token))
+          unless (zerop flags)
+            do (os:set-polled (polled-area polled) count descriptor flags)
+               (incf count))
+    count))
+
+(defun wait-for-poll (poller timeout-ns)
+  (let* ((polled (poller-state poller))
+         (tokens (polled-tokens polled))
+         (count (fill-poll-area poller))
+         (area (polled-area polled))
+         (found 0))
+    (when (plusp (os:poll-descriptors area count (timeout-ms timeout-ns)))
+      (unless (zerop (os:polled-flags area 0)) (os:clear-eventfd (polled-eventfd polled)))
+      (loop for i from 1 below count
+            for flags = (os:polled-flags area i)
+            while (< found +most-events+)
+            unless (zerop flags)
+              do (let ((descriptor (os:polled-descriptor area i)))
+                   (setf (aref (poller-tokens poller) found) (svref tokens descriptor)
+                         (aref (poller-flags poller) found) flags
+                         (polled-next polled) (1+ descriptor))
+                   (incf found))))
+    found))
+
+(defun wake-poll (poller)
+  (os:write-eventfd (polled-eventfd (poller-state poller)))
+  nil)
+
+(defun make-poll-poller ()
+  "Return a poller that uses poll(2), whose turns take longer the more descriptors there are. Signal
+SOCKET-ERROR if the process has no descriptors left."
+  (make-poller :add #'add-to-poll :remove #'remove-from-poll :wait #'wait-for-poll :wake #'wake-poll
+               :close (lambda (poller)
+                        (os:close-descriptor (polled-eventfd (poller-state poller))))
+               :state (make-polled
+                       :eventfd (must-have "make an eventfd for" (os:open-eventfd)))))
 
 (defvar *make-poller* 'make-epoll-poller
   "A function without arguments that makes the pollers of loops for which none is given.")

@@ -103,12 +103,10 @@ thread."
 
 (defmethod cancel ((watch signal-watch) &optional text)
   (declare (ignore text))
-  (let ((loop (handle-loop watch)) (number (signal-watch-number watch)))
-    (flet ((free ()
-             (when (find watch (event-loop-signal-handlers loop)) (free-signal-now loop number))))
-      (with-baton (loop) (free)
-        (post loop #'free)))
-    nil))
+  (end-handle watch (lambda (watch)
+                      (let ((loop (handle-loop watch)))
+                        (when (find watch (event-loop-signal-handlers loop))
+                          (free-signal-now loop (signal-watch-number watch)))))))
 
 ;;; Statistics
 

@@ -121,14 +121,10 @@ connect."
 (defun close-tcp-server (server)
   "Have SERVER accept no more connections; those it has go on. Closing again does nothing. From any
 thread."
-  (let ((loop (handle-loop server)))
-    (flet ((close-it ()
-             (setf (%server-closed server) t)
-             (close-listener (%server-listener server))
-             (end-use server)))
-      (with-baton (loop) (close-it)
-        (post loop #'close-it)))
-    nil))
+  (end-handle server (lambda (server)
+                       (setf (%server-closed server) t)
+                       (close-listener (%server-listener server))
+                       (end-use server))))
 
 (defun close-socket-server (server)
   "As CLOSE-TCP-SERVER."

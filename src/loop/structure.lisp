@@ -149,6 +149,11 @@ connections have their own way."
       (setf (svref (event-loop-sources loop) descriptor) nil
             (source-token source) 0))))
 
+(defgeneric interest (source)
+  (:documentation "What would be news of SOURCE's descriptor: +READABLE+ and so on together, or 0.
+For pollers that are level-triggered.")
+  (:method ((source source)) +readable+))
+
 (define-hot find-source ((loop event-loop) (token os:event-token)) (or null source)
   "The source that TOKEN was given to, if it is still there."
   (let* ((sources (event-loop-sources loop))
@@ -232,6 +237,15 @@ otherwise a text or a condition."
 (defmethod print-object ((connection connection) stream)
   (print-unreadable-object (connection stream :type t :identity t)
     (format stream "~A ~(~A~)" (connection-peer connection) (connection-state connection))))
+
+(defmethod interest ((connection connection))
+  (logior +failed+
+          (if (or (connection-readable connection) (connection-ended connection))
+              0
+              (logior +readable+ +ended+))
+          (if (or (connection-blocked connection) (connection-read-wants-write connection))
+              +writable+
+              0)))
 
 (defun connection-peer (connection)
   "The address of CONNECTION's peer, as text."

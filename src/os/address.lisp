@@ -5,6 +5,7 @@
 (in-package #:clgrpc.os)
 
 (define-constants
+  (+af-unspec+ "AF_UNSPEC" 0)
   (+af-unix+ "AF_UNIX" 1)
   (+af-inet+ "AF_INET" 2)
   (+af-inet6+ "AF_INET6" 10)
@@ -61,13 +62,18 @@ MISUSE if it is neither. An empty host means every IPv4 address."
                      family (sap+ (vector-sap octets) at) (vector-sap text) +inet6-text-octets+))
     (octets-ascii text 0 (or (position 0 text) +inet6-text-octets+))))
 
+(defun address-host (address)
+  "The numeric address in ADDRESS, an internet one, as text."
+  (let ((family (address-family address)))
+    (number-to-text family address (if (= family +af-inet+) 4 8))))
+
 (defun address-text (address)
   "The text of ADDRESS."
   (let ((family (address-family address)))
     (cond ((= family +af-inet+)
-           (format nil "~A:~D" (number-to-text family address 4) (address-port address)))
+           (format nil "~A:~D" (address-host address) (address-port address)))
           ((= family +af-inet6+)
-           (format nil "[~A]:~D" (number-to-text family address 8) (address-port address)))
+           (format nil "[~A]:~D" (address-host address) (address-port address)))
           ((= family +af-unix+) (unix-address-text address))
           (t "unknown address"))))
 
@@ -103,6 +109,7 @@ if it has neither, as the addresses of most clients."
 ;;; Names. The offsets are those of glibc's struct addrinfo on 64-bit machines.
 
 (define-constants
+  (+ni-namereqd+ "NI_NAMEREQD" 8)
   (+eai-noname+ "EAI_NONAME" -2)
   (+eai-again+ "EAI_AGAIN" -3))
 (defconstant +eai-nodata+ -5
@@ -133,6 +140,27 @@ addresses with port 0 and, if it failed, why as text."
           (unwind-protect (values (copy-address-list (int-sap found)) nil)
             (alien-funcall (extern-alien "freeaddrinfo" (function void (unsigned 64))) found))
           (values '() (look-up-failure host code))))))
+
+(defconstant +longest-host-name+ 1025
+  "NI_MAXHOST, which <netdb.h> shows only to some.")
+
+(defun look-up-name (address)
+  "Ask the system's resolver, which may take long, who has ADDRESS. Return the host's and the
+service's name, or nil, nil and why there is none, as text."
+  (declare (type octets address))
+  (let ((host (make-octets +longest-host-name+)) (service (make-octets 64)))
+    (with-pinned-objects (address host service)
+      (let ((code (alien-funcall
+                   (extern-alien "getnameinfo"
+                                 (function int system-area-pointer (unsigned 32)
+                                           system-area-pointer (unsigned 32)
+                                           system-area-pointer (unsigned 32) int))
+                   (vector-sap address) (length address) (vector-sap host) (length host)
+                   (vector-sap service) (length service) +ni-namereqd+)))
+        (if (zerop code)
+            (flet ((text (octets) (octets-ascii octets 0 (position 0 octets))))
+              (values (text host) (text service) nil))
+            (values nil nil (look-up-failure (address-host address) code)))))))
 
 (defun look-up-failure (host code)
   "Why getaddrinfo's CODE says that there are no addresses of HOST, as text."

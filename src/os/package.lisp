@@ -17,8 +17,8 @@
    #:+sighup+ #:+sigint+ #:+sigquit+ #:+sigusr1+ #:+sigusr2+ #:+sigterm+ #:+sigchld+ #:+sigcont+
    #:+sigwinch+
    ;; socket.lisp
-   #:+af-inet+ #:+af-inet6+ #:+sol-socket+ #:+so-error+ #:+so-reuseaddr+ #:+so-reuseport+
-   #:+ipproto-tcp+
+   #:+af-unspec+ #:+af-inet+ #:+af-inet6+ #:+sol-socket+ #:+so-error+ #:+so-reuseaddr+
+   #:+so-reuseport+ #:+ipproto-tcp+
    #:+tcp-nodelay+
    #:open-socket #:bind-socket #:listen-socket #:accept-socket #:connect-socket
    #:receive-octets #:send-octets #:send-buffers #:+most-buffers+ #:shutdown-output
@@ -26,15 +26,17 @@
    #:socket-option #:set-socket-option #:socket-address #:peer-address #:open-descriptor-count
    ;; address.lisp
    #:+af-unix+ #:+address-octets+ #:make-address #:make-unix-address #:unix-address-name
-   #:parse-address #:address-family #:address-port #:address-text #:resolve-host
-   #:interleave-families
+   #:parse-address #:address-family #:address-port #:address-host #:address-text #:look-up-name
+   #:resolve-host #:interleave-families
    ;; file.lisp
    #:remove-file #:set-file-mode #:set-socket-mode #:socket-file-identity
    ;; epoll.lisp
    #:open-epoll #:watch-descriptor #:forget-descriptor #:make-event-area #:wait-for-events
    #:event-flags #:event-token
    #:+event-in+ #:+event-out+ #:+event-error+ #:+event-hang-up+ #:+event-read-hang-up+
-   #:open-eventfd #:write-eventfd
+   #:make-poll-area #:set-polled
+   #:polled-descriptor #:polled-flags #:poll-descriptors #:clear-eventfd #:open-eventfd
+   #:write-eventfd
    ;; futex.lisp
    #:futex #:make-futex #:wait-for-futex #:wake-futex
    ;; signal.lisp

@@ -392,12 +392,9 @@ early cancels a client's call. Signals what RECEIVE signals."
          (call-with-messages ,call #',function))
        ,result)))
 
-(defgeneric cancel (call &optional text)
-  (:documentation "End CALL, a call or the future of one, with :cancelled at once; TEXT says why.
-Nothing happens if it has ended. From any thread.")
-  (:method ((call call) &optional (text "cancelled by the caller"))
-    (operate post call (lambda () (operate abort call :cancelled text :local)))
-    nil))
+(defmethod cancel ((call call) &optional (text "cancelled by the caller"))
+  (operate post call (lambda () (operate abort call :cancelled text :local)))
+  nil)
 
 (defun cancelled-p (call)
   "True if CALL ended otherwise than :ok: cancelled, past its deadline, or its connection lost. A

@@ -5,6 +5,7 @@
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal)
+  (:import-from #:clgrpc.loop #:cancel)
   (:export
    ;; status.lisp
    #:rpc-error #:rpc-error-status #:rpc-error-message #:rpc-error-details #:rpc-error-details-octets

@@ -3,7 +3,8 @@
 
 (defpackage #:clgrpc.tests.loop
   (:use #:cl #:clgrpc.base #:clgrpc.loop #:fiveam)
-  (:local-nicknames (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support)))
+  (:shadow #:await)
+  (:local-nicknames (#:as #:clgrpc.loop) (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.loop)
 

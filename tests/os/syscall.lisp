@@ -5,7 +5,7 @@
 
 (defparameter *headers*
   '("errno.h" "signal.h" "stddef.h" "stdio.h" "sys/types.h" "sys/socket.h" "netinet/in.h"
-    "netinet/tcp.h" "arpa/inet.h" "sys/epoll.h" "sys/eventfd.h"
+    "netinet/tcp.h" "arpa/inet.h" "poll.h" "sys/epoll.h" "sys/eventfd.h"
     "linux/futex.h" "sys/syscall.h" "dlfcn.h" "netdb.h" "fcntl.h" "sys/stat.h" "linux/stat.h"))
 
 (defun constants-according-to-cc ()

@@ -1,0 +1,69 @@
+;;;; Asking for addresses and names, for users.
+
+(in-package #:clgrpc.loop)
+
+(defstruct (query (:include handle) (:copier nil))
+  "A look-up under way.")
+
+(defun begin-query (loop)
+  (let ((query (make-query :loop loop)))
+    (on-loop (loop)
+      (begin-use query)
+      (incf (event-loop-look-ups loop)))
+    query))
+
+(defun end-query (query what failure event-cb function)
+  "QUERY has been answered: call FUNCTION, or if there was a FAILURE, a text, tell EVENT-CB that
+WHAT could not be looked up. On the loop."
+  (end-use query)
+  (decf (event-loop-look-ups (handle-loop query)))
+  (if failure
+      (let ((condition (make-condition 'dns-error :address what :reason failure)))
+        (if event-cb
+            (with-callback (query nil) (funcall event-cb condition))
+            (log-event :info :look-up-failed :condition condition)))
+      (with-callback (query event-cb) (funcall function))))
+
+(defun dns-lookup (host function &key event-cb (family +af-inet+) (loop *event-loop*))
+  "Look HOST up, a name or a numeric address, without blocking the loop, and call (FUNCTION address
+family) on LOOP with the first of its addresses, as text, that is of FAMILY: +AF-INET+ (the
+default), +AF-INET6+ or +AF-UNSPEC+, either. If there is none EVENT-CB gets a DNS-ERROR. Four
+look-ups go on at once; others wait. Return true if HOST is numeric or localhost, so that nobody is
+asked; FUNCTION is never called before this returns. From any thread."
+  (let* ((loop (the-loop loop))
+         (query (begin-query loop))
+         (known (os:resolve-host host 0 :look-up nil)))
+    (flet ((answer (addresses failure)
+             (let* ((address (find-if (lambda (address)
+                                        (or (= family +af-unspec+)
+                                            (= family (os:address-family address))))
+                                      addresses))
+                    (failure (cond (address nil)
+                                   (failure)
+                                   (t "it has no address of that family"))))
+               (end-query query host failure event-cb
+                          (lambda ()
+                            (funcall function (os:address-host address)
+                                     (os:address-family address)))))))
+      (if known
+          (post loop (lambda () (answer known nil)))
+          (look-up-host loop host 0 #'answer))
+      (and known t))))
+
+(defun reverse-dns-lookup (address function &key event-cb (loop *event-loop*))
+  "Look up who has ADDRESS, a numeric one, without blocking the loop, and call (FUNCTION host
+service) on LOOP with the name, and that of port 0. If there is none, EVENT-CB gets a DNS-ERROR.
+Signal MISUSE if ADDRESS is not numeric. From any thread."
+  (let* ((loop (the-loop loop))
+         (octets (or (os:make-address address 0)
+                     (misuse "~S is no numeric address." address)))
+         (query (begin-query loop)))
+    (flet ((look-up ()
+             (multiple-value-bind (host service failure) (os:look-up-name octets)
+               (post loop (lambda ()
+                            (end-query query address failure event-cb
+                                       (lambda () (funcall function host service))))))))
+      (unless (run-on-resolver loop #'look-up)
+        (post loop (lambda ()
+                     (end-query query address "too many look-ups are waiting" event-cb nil))))
+      nil)))

@@ -1,0 +1,198 @@
+;;;; Futures: values that are to come. Whoever is to bring one makes a future and settles it, once;
+;;;; others wait for it, or attach functions. What a call of gRPC returns is a kind of future
+;;;; (src/client/future.lisp), which finds its value in the call; so are those of ALL and ANY.
+;;;;
+;;;; COMPLETIONS holds the functions attached, the newest first, and is :DONE from when they run.
+;;;; VALUE holds, until somebody claims the future by a compare-and-swap, what CANCEL calls, a
+;;;; function or nil; from then on a list of values, or the condition that stands for them. It is
+;;;; written before COMPLETIONS is, so that who sees :DONE sees it.
+
+(in-package #:clgrpc.loop)
+
+(defgeneric cancel (thing &optional text)
+  (:documentation "End THING before its time: a call, a future or a handle of an event loop (what
+DELAY, INTERVAL, TCP-SERVER, TCP-CONNECT, IDLE, POLL, MAKE-NOTIFIER and SIGNAL-HANDLER return); a
+function, which INTERVAL returns, is called. Calls and futures end with a condition that says TEXT.
+Nothing happens if it has ended. From any thread.")
+  (:method ((thing function) &optional text)
+    (declare (ignore text))
+    (funcall thing)
+    nil))
+
+(defstruct (future (:constructor %make-future (&optional value)) (:copier nil))
+  "See MAKE-FUTURE."
+  (completions '() :type (or list (eql :done)))
+  (value nil))
+
+(define-condition future-cancelled (clgrpc-error)
+  ((text :initarg :text :reader future-cancelled-text))
+  (:report (lambda (condition stream)
+             (format stream "The future was ~A." (future-cancelled-text condition))))
+  (:documentation "What was awaited will not come, because CANCEL was called."))
+
+(define-condition await-timeout (clgrpc-error)
+  ((future :initarg :future :reader await-timeout-future))
+  (:report (lambda (condition stream)
+             (format stream "~A has not come in time." (await-timeout-future condition))))
+  (:documentation "What was awaited has not come in time; it still may."))
+
+(document-functions
+  future-cancelled-text "Why CANCEL was called, as text."
+  await-timeout-future "The future that was awaited.")
+
+(defmethod print-object ((future future) stream)
+  (print-unreadable-object (future stream :type t :identity t)
+    (let ((value (future-value future)))
+      (write-string (cond ((not (future-done-p future)) "pending")
+                          ((consp value) "done")
+                          (t (princ-to-string (type-of value))))
+                    stream))))
+
+(defun make-future (&key on-cancel)
+  "Return a future that somebody settles with RESOLVE-FUTURE or REJECT-FUTURE. When CANCEL comes
+before, (ON-CANCEL) is called, which is to give up what would have settled it."
+  (%make-future on-cancel))
+
+(defgeneric future-done-p (future)
+  (:documentation "True if FUTURE has its value, or never will. From any thread.")
+  (:method ((future future)) (eq :done (future-completions future))))
+
+;;; Settling
+
+(defun settle-future (future value)
+  "Give FUTURE its VALUE unless it has one. Return true if it had none, and what CANCEL would have
+called."
+  (loop
+    (let ((old (future-value future)))
+      (unless (or (null old) (functionp old)) (return nil))
+      (when (eq old (compare-and-swap (future-value future) old value))
+        (run-completions future)
+        (return (values t old))))))
+
+(defun resolve-future (future &rest values)
+  "Give FUTURE its VALUES. Return false, and do nothing, if it is settled. From any thread; what is
+attached runs in it."
+  (values (settle-future future (cons :values values))))
+
+(defun reject-future (future condition)
+  "Have CONDITION, an error, stand for FUTURE's value. Return false, and do nothing, if it is
+settled. From any thread; what is attached runs in it."
+  (check-type condition condition)
+  (values (settle-future future condition)))
+
+(defmethod cancel ((future future) &optional (text "cancelled"))
+  (multiple-value-bind (settled on-cancel)
+      (settle-future future (make-condition 'future-cancelled :text text))
+    (when (and settled on-cancel) (funcall on-cancel))
+    nil))
+
+(defun run-completions (future)
+  "FUTURE is settled: run what is attached to it, in the order in which it was."
+  (loop for old = (future-completions future)
+        until (eq old (compare-and-swap (future-completions future) old :done))
+        finally (dolist (function (reverse old)) (run-completion future function))))
+
+(defun call-with-outcome (future function)
+  "Call FUNCTION with the value of FUTURE, which is settled, and nil, or with nil and the condition
+that stands for it."
+  (declare (type function function))
+  (multiple-value-bind (value condition)
+      (handler-case (values (await future) nil)
+        (error (condition) (values nil condition)))
+    (funcall function value condition)))
+
+(defgeneric run-completion (future function)
+  (:documentation "FUTURE is settled: have FUNCTION called with its outcome, in a thread that may
+run users' functions.")
+  (:method ((future future) function)
+    (guarding (:completion-error :future future)
+      (call-with-outcome future function))))
+
+;;; For those who want the value
+
+(defun attach (future function &key on)
+  "Call (FUNCTION value error) when FUTURE is settled, at once if it is: ERROR is nil, or the
+condition that stands for the value, which is nil then. On the loop ON, if that is given; the
+function of a call's future otherwise on a reserve thread; of others in the thread that settles
+them. Return FUTURE. From any thread."
+  (let ((function (if on
+                      (lambda (value error)
+                        (post on (lambda () (funcall function value error))))
+                      function)))
+    (loop
+      (let ((old (future-completions future)))
+        (cond ((eq :done old)
+               (run-completion future function)
+               (return future))
+              ((eq old (compare-and-swap (future-completions future) old (cons function old)))
+               (return future)))))))
+
+(defun await-settlement (future timeout-seconds)
+  "Wait until FUTURE is settled, TIMEOUT-SECONDS at most if that is not nil; then signal
+AWAIT-TIMEOUT."
+  (unless (future-done-p future)
+    (unless (prepare-to-wait) (misuse "This thread runs a loop, and must not wait for ~A." future))
+    (let ((settled (sb-thread:make-semaphore :name "clgrpc future")))
+      (attach future (lambda (value error)
+                       (declare (ignore value error))
+                       (sb-thread:signal-semaphore settled)))
+      (unless (sb-thread:wait-on-semaphore settled :timeout timeout-seconds)
+        (error 'await-timeout :future future)))))
+
+(defgeneric await (future &key timeout)
+  (:documentation "Wait until FUTURE is settled; return its values (those of a call: its reply and
+the call), or signal the error that stands for them. Signal AWAIT-TIMEOUT if that takes longer than
+TIMEOUT seconds; nil, the default, is no limit (a call's own time-out ends it). May be called again.
+From any thread but one that runs a loop.")
+  (:method ((future future) &key timeout)
+    (await-settlement future timeout)
+    (let ((value (future-value future)))
+      (if (consp value)
+          (values-list (rest value))
+          (error value)))))
+
+;;; Several
+
+(defun all (futures)
+  "Return a future of the list of the first values of FUTURES, a sequence. It is rejected with the
+first error of one of them. Cancelling it cancels them. From any thread."
+  (let* ((futures (coerce futures 'list))
+         (values (make-list (length futures)))
+         (left (list (length futures)))
+         (whole (make-future :on-cancel (lambda () (mapc #'cancel futures)))))
+    (when (null futures) (resolve-future whole '()))
+    (loop for future in futures
+          for place on values
+          do (let ((place place))
+               (attach future (lambda (value error)
+                                (cond (error (reject-future whole error))
+                                      (t (setf (first place) value)
+                                         (when (= 1 (atomic-decf (car left)))
+                                           (resolve-future whole values))))))))
+    whole))
+
+(defun any (futures)
+  "Return a future of the first value of that one of FUTURES, a sequence, that has one first. It is
+rejected if all of them are, with the last error. The others go on; cancelling it cancels them all.
+Signal MISUSE if there are none. From any thread."
+  (let* ((futures (coerce futures 'list))
+         (left (list (length futures)))
+         (whole (make-future :on-cancel (lambda () (mapc #'cancel futures)))))
+    (unless futures (misuse "ANY takes one future at least."))
+    (dolist (future futures whole)
+      (attach future (lambda (value error)
+                       (cond ((null error) (resolve-future whole value))
+                             ((= 1 (atomic-decf (car left))) (reject-future whole error))))))))
+
+(defun call-in-loop (loop function)
+  "Have FUNCTION called, without arguments, on LOOP; return a future of its values, which an error
+in it rejects. Signal MISUSE if LOOP has stopped. From any thread."
+  (let ((future (make-future)))
+    (unless (post loop
+                  (lambda ()
+                    (unless (future-done-p future)
+                      (handler-case (multiple-value-list (funcall function))
+                        (error (error) (reject-future future error))
+                        (:no-error (values) (apply #'resolve-future future values))))))
+      (misuse "~A has stopped." loop))
+    future))

@@ -1,0 +1,164 @@
+;;;; What else users may have on a loop: functions called each turn, functions that other threads
+;;;; call, and descriptors of their own.
+
+(in-package #:clgrpc.loop)
+
+;;; Each turn
+
+(defstruct (idler (:include handle) (:conc-name %idler-) (:copier nil))
+  "Calls CALLBACK in each turn."
+  (callback nil :type callback)
+  (event-cb nil :type callback))
+
+(defun idle (function &key event-cb (loop *event-loop*))
+  "Have FUNCTION called, without arguments, in each turn of LOOP, which does not sleep as long,
+until FREE-IDLER or CANCEL of what this returns. EVENT-CB gets errors in it. From any thread."
+  (let* ((loop (the-loop loop))
+         (idler (make-idler :loop loop :callback function :event-cb event-cb)))
+    (on-loop (loop)
+      (begin-use idler)
+      (defer loop #'run-idler idler))
+    idler))
+
+(defun run-idler (idler)
+  (unless (idler-freed-p idler)
+    (defer (handle-loop idler) #'run-idler idler)
+    (with-callback (idler (%idler-event-cb idler)) (funcall (%idler-callback idler)))))
+
+(defun idler-freed-p (idler)
+  "True if IDLER's function is called no more. On its loop."
+  (eq :idle (handle-use idler)))
+
+(defun free-idler (idler)
+  "Have IDLER's function called no more. From any thread."
+  (cancel idler))
+
+(defmethod cancel ((idler idler) &optional text)
+  (declare (ignore text))
+  (end-handle idler #'end-use))
+
+;;; From other threads
+
+(defstruct (notifier (:include handle) (:constructor %make-notifier) (:conc-name %notifier-)
+                     (:copier nil))
+  "Calls CALLBACK when it is triggered."
+  (callback nil :type callback)
+  (event-cb nil :type callback)
+  (single-shot t :type boolean)
+  (freed nil :type boolean))
+
+(defun make-notifier (function &key event-cb (single-shot t) (loop *event-loop*))
+  "Return a notifier: each TRIGGER-NOTIFIER of it, in any thread, calls FUNCTION, without arguments,
+on LOOP. With SINGLE-SHOT that is once, and the notifier is freed; else it keeps LOOP from ending
+until FREE-NOTIFIER. EVENT-CB gets errors in it. POST does the same without a notifier. From any
+thread."
+  (let* ((loop (the-loop loop))
+         (notifier (%make-notifier :loop loop :callback function :event-cb event-cb
+                                   :single-shot (and single-shot t))))
+    (on-loop (loop) (begin-use notifier))
+    notifier))
+
+(defun trigger-notifier (notifier)
+  "Have NOTIFIER's function called on its loop. Signal MISUSE if NOTIFIER is freed or its loop has
+stopped. From any thread."
+  (when (%notifier-freed notifier) (misuse "~A is freed." notifier))
+  (let ((loop (handle-loop notifier)))
+    (unless (post loop (lambda () (run-notifier notifier))) (misuse "~A has stopped." loop))
+    nil))
+
+(defun run-notifier (notifier)
+  (unless (%notifier-freed notifier)
+    (when (%notifier-single-shot notifier) (end-notifier notifier))
+    (with-callback (notifier (%notifier-event-cb notifier))
+      (funcall (%notifier-callback notifier)))))
+
+(defun end-notifier (notifier)
+  (setf (%notifier-freed notifier) t)
+  (end-use notifier))
+
+(defun free-notifier (notifier)
+  "Have NOTIFIER's function called no more. From any thread."
+  (cancel notifier))
+
+(defun notifier-freed-p (notifier)
+  "True if NOTIFIER's function is called no more. From any thread."
+  (%notifier-freed notifier))
+
+(defmethod cancel ((notifier notifier) &optional text)
+  (declare (ignore text))
+  (end-handle notifier #'end-notifier))
+
+;;; Descriptors. To the user they are level-triggered: after each callback the descriptor is added
+;;; anew, which reports what is still so.
+
+(defstruct (watched-descriptor (:include source) (:copier nil))
+  (watch nil))
+
+(defstruct (watch (:include handle) (:conc-name %watch-) (:constructor %make-watch) (:predicate nil)
+                  (:copier nil))
+  "Calls CALLBACK when DESCRIPTOR is what FLAGS say."
+  (descriptor -1 :type fixnum)
+  (flags 0 :type (unsigned-byte 32))
+  (callback nil :type callback)
+  (event-cb nil :type callback)
+  (source nil :type (or null watched-descriptor)))
+
+(defmethod interest ((source watched-descriptor))
+  (%watch-flags (watched-descriptor-watch source)))
+
+(defun poll (descriptor function &key event-cb (poll-for '(:readable :writable)) socket
+                                   (loop *event-loop*))
+  "Have (FUNCTION events) called on LOOP as long as DESCRIPTOR, that of a file that can be waited
+for, is what POLL-FOR says, a list of :readable and :writable; EVENTS is a list of those that it
+is. It ends with FREE-POLLER or CANCEL of what this returns, which comes before closing DESCRIPTOR.
+EVENT-CB gets errors in FUNCTION. Nothing depends on SOCKET. Signal SOCKET-ERROR if DESCRIPTOR
+cannot be watched, or LOOP watches it already. On LOOP."
+  (declare (ignore socket))
+  (let* ((loop (the-loop loop))
+         (watch (%make-watch :loop loop :descriptor descriptor :callback function :event-cb event-cb
+                            :flags (poll-flags poll-for))))
+    (setf (%watch-source watch)
+          (make-watched-descriptor :loop loop :watch watch :on-event #'watch-event
+                                   :on-release (lambda (source)
+                                                 (end-watch (watched-descriptor-watch source)))))
+    (add-watch watch)
+    (begin-use watch)
+    watch))
+
+(defun poll-flags (names)
+  (logior (if (member :readable names) (logior +readable+ +ended+ +failed+) 0)
+          (if (member :writable names) (logior +writable+ +failed+) 0)))
+
+(defun add-watch (watch)
+  (let ((result (add-source (%watch-source watch) (%watch-descriptor watch))))
+    (when (os:failed-p result)
+      (error (errno-condition result "watch" (format nil "descriptor ~D"
+                                                     (%watch-descriptor watch)))))))
+
+(defun watch-event (source flags)
+  (let* ((watch (watched-descriptor-watch source))
+         (found (logand flags (%watch-flags watch))))
+    (flet ((found-p (name) (logtest found (poll-flags (list name)))))
+      (unless (zerop found)
+        (with-callback (watch (%watch-event-cb watch))
+          (funcall (%watch-callback watch) (remove-if-not #'found-p '(:readable :writable))))
+        (unless (poller-freed-p watch)
+          (remove-source source)
+          (add-watch watch))))))
+
+(defun end-watch (watch)
+  (unless (poller-freed-p watch)
+    (remove-source (%watch-source watch))
+    (end-use watch)))
+
+(defun free-poller (watch)
+  "Watch the descriptor of WATCH, which POLL has returned, no more. From any thread."
+  (cancel watch))
+
+(defun poller-freed-p (watch)
+  "True if the descriptor of WATCH, which POLL has returned, is watched no more. On its loop."
+  (eq :idle (handle-use watch)))
+
+(defmethod cancel ((watch watch) &optional text)
+  (declare (ignore text))
+  (end-handle watch #'end-watch))

@@ -1,0 +1,42 @@
+;;;; Look-ups. No name server is asked: what is looked up is in the system's own table, or cannot be.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(test look-ups-that-need-nobody
+  (let ((answers '()))
+    (flet ((note (address family) (push (list address family) answers)))
+      (with-program ()
+        (is-true (dns-lookup "127.0.0.3" #'note))
+        (is-true (dns-lookup "localhost" #'note))
+        (is-true (dns-lookup "::1" #'note :family +af-inet6+))
+        (is-true (dns-lookup "localhost" #'note :family +af-inet6+))
+        (is-true (dns-lookup "::2" #'note :family +af-unspec+))
+        (is (null answers) "not before they return")
+        (is (= 5 (getf (stats) :open-dns-queries)))))
+    (is (equal `(("127.0.0.3" ,+af-inet+) ("127.0.0.1" ,+af-inet+) ("::1" ,+af-inet6+)
+                 ("::1" ,+af-inet6+) ("::2" ,+af-inet6+))
+               (reverse answers)))))
+
+(test look-ups-that-fail
+  (let ((told '()))
+    (with-program ()
+      (dns-lookup "::1" #'list :event-cb (lambda (event) (push event told)))
+      ;; a name with a space is refused before anybody is asked
+      (dotimes (i 10)
+        (is-false (dns-lookup (format nil "no such ~D" i) #'list
+                              :event-cb (lambda (event) (push event told))))))
+    (is (= 11 (length told)))
+    (is (every (lambda (event) (typep event 'dns-error)) told))
+    (is (search "no address of that family" (princ-to-string (first (last told)))))))
+
+(test reverse-look-ups
+  (let ((host nil))
+    (with-program ()
+      (reverse-dns-lookup "127.0.0.1" (lambda (name service)
+                                        (declare (ignore service))
+                                        (setf host name))
+                          :event-cb (lambda (event) (setf host event)))
+      (signals misuse (reverse-dns-lookup "localhost" #'list)))
+    ;; who has it depends on the machine
+    (is (typep host '(or string dns-error)))))

@@ -1,0 +1,129 @@
+;;;; Futures that no call stands behind.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(defun outcome (future)
+  "The values of FUTURE as a list, or the type of its error."
+  (handler-case (multiple-value-list (as:await future :timeout *patience-seconds*))
+    (error (error) (type-of error))))
+
+(test futures-are-settled-once
+  (let ((future (make-future)))
+    (is-false (future-done-p future))
+    (is (search "pending" (princ-to-string future)))
+    (is-true (resolve-future future 1 2))
+    (is-false (resolve-future future 3))
+    (is-false (reject-future future (make-condition 'mishap)))
+    (cancel future)
+    (is (equal '(1 2) (outcome future)))
+    (is (equal '(1 2) (outcome future)))
+    (is-true (future-done-p future))
+    (is (search "done" (princ-to-string future))))
+  (let ((future (make-future)))
+    (resolve-future future)
+    (is-false (resolve-future future 3))
+    (is (equal '() (outcome future)))))
+
+(test rejected-and-cancelled-futures
+  (let ((rejected (make-future)) (cancelled '()) (given-up nil))
+    (reject-future rejected (make-condition 'mishap))
+    (is (eq 'mishap (outcome rejected)))
+    (is (search "MISHAP" (princ-to-string rejected)))
+    (setf cancelled (make-future :on-cancel (lambda () (setf given-up t))))
+    (cancel cancelled "lost interest in")
+    (is-true given-up)
+    (is (eq 'future-cancelled (outcome cancelled)))
+    (is (search "lost interest in" (princ-to-string (nth-value 1 (ignore-errors
+                                                                  (as:await cancelled))))))
+    (signals await-timeout (as:await (make-future) :timeout 0.01))))
+
+(test attached-to-futures
+  (let ((seen '()) (future (make-future)))
+    (flet ((note (name)
+             (lambda (value error) (push (list name value (and error (type-of error))) seen))))
+      (is (eq future (attach future (note :a))))
+      (attach future (lambda (value error) (declare (ignore value error)) (error 'mishap)))
+      (attach future (note :b))
+      (with-events (events)
+        (resolve-future future 7 8)
+        (is (= 1 (count :completion-error (events) :key #'second))))
+      (attach future (note :c))
+      (let ((rejected (make-future)))
+        (reject-future rejected (make-condition 'mishap))
+        (attach rejected (note :d))))
+    (is (equal '((:a 7 nil) (:b 7 nil) (:c 7 nil) (:d nil mishap)) (reverse seen)))))
+
+(test attached-on-a-loop
+  (with-loops (loop) ()
+    (let ((future (make-future)) (seen (sb-thread:make-semaphore)) (where nil))
+      (attach future (lambda (value error)
+                       (declare (ignore value error))
+                       (setf where *event-loop*)
+                       (sb-thread:signal-semaphore seen))
+              :on loop)
+      (resolve-future future)
+      (is-true (await seen))
+      (is (eq loop where)))))
+
+(test all-of-several
+  (let* ((futures (loop repeat 3 collect (make-future)))
+         (whole (all futures)))
+    (resolve-future (third futures) 3)
+    (resolve-future (first futures) 1)
+    (is-false (future-done-p whole))
+    (resolve-future (second futures) 2)
+    (is (equal '((1 2 3)) (outcome whole))))
+  (is (equal '(()) (outcome (all '()))))
+  (let* ((futures (vector (make-future) (make-future))) (whole (all futures)))
+    (reject-future (aref futures 1) (make-condition 'mishap))
+    (is (eq 'mishap (outcome whole))))
+  (let* ((futures (list (make-future) (make-future))) (whole (all futures)))
+    (cancel whole)
+    (is (eq 'future-cancelled (outcome whole)))
+    (is (equal '(future-cancelled future-cancelled) (mapcar #'outcome futures)))))
+
+(test any-of-several
+  (let* ((futures (loop repeat 3 collect (make-future))) (whole (any futures)))
+    (reject-future (first futures) (make-condition 'mishap))
+    (is-false (future-done-p whole))
+    (resolve-future (second futures) 2)
+    (resolve-future (third futures) 3)
+    (is (equal '(2) (outcome whole))))
+  (let* ((futures (list (make-future) (make-future))) (whole (any futures)))
+    (reject-future (first futures) (make-condition 'misuse :text "first"))
+    (reject-future (second futures) (make-condition 'mishap))
+    (is (eq 'mishap (outcome whole))))
+  (signals misuse (any '())))
+
+(test settled-by-many-threads
+  "Of all that settle a future one does, and each function runs once."
+  (loop repeat 200
+        do (let* ((future (make-future)) (runs (list 0)) (won (list 0))
+                  (threads (loop for i below 4
+                                 collect (sb-thread:make-thread
+                                          (lambda (i)
+                                            (attach future (lambda (value error)
+                                                             (declare (ignore value error))
+                                                             (sb-ext:atomic-incf (car runs))))
+                                            (when (resolve-future future i)
+                                              (sb-ext:atomic-incf (car won))))
+                                          :arguments (list i)))))
+             (mapc #'sb-thread:join-thread threads)
+             (unless (and (= 4 (car runs)) (= 1 (car won)))
+               (fail "~D runs, settled ~D times" (car runs) (car won)))))
+  (pass))
+
+(test calls-in-a-loop
+  (with-loops (loop) ()
+    (is (equal (list loop 2) (outcome (call-in-loop loop (lambda () (values *event-loop* 2))))))
+    (is (eq 'mishap (outcome (call-in-loop loop (lambda () (error 'mishap))))))
+    (is (eq 'misuse (outcome (call-in-loop loop (lambda () (as:await (make-future)))))))
+    (let* ((stuck (make-future)) (ran nil)
+           (second (progn (post loop (lambda () (as:attach stuck #'list)))
+                          (call-in-loop loop (lambda () (setf ran t))))))
+      (is (equal '(t) (outcome second)))
+      (is-true ran)))
+  (let ((gone nil))
+    (with-program () (setf gone *event-loop*))
+    (signals misuse (call-in-loop gone #'list))))
