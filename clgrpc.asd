@@ -235,6 +235,7 @@
                (:file "framing")
                (:file "compression")
                (:file "interceptor")
+               (:file "stage")
                (:file "call")
                (:file "encoding")
                (:file "link")
@@ -244,7 +245,8 @@
                (:file "arriving")
                (:file "callback")
                (:file "sending")
-               (:file "deadline")))
+               (:file "deadline")
+               (:file "account")))
 
 (defsystem "clgrpc/client"
   :description "Channels, subchannels, stubs, futures."
@@ -486,6 +488,7 @@
                (:file "framing")
                (:file "compression")
                (:file "method")
+               (:file "stage")
                (:file "call")))
 
 (defsystem "clgrpc/tests/server"
@@ -541,6 +544,7 @@
                (:file "flow")
                (:file "interceptor")
                (:file "details")
+               (:file "account")
                (:file "life")
                (:file "leak")
                (:file "tls")

@@ -53,7 +53,7 @@
                 ;; services and calls
                 #:service #:channel #:call #:send #:try-send #:close-send #:receive #:do-messages
                 #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata #:call-trailers
-                #:call-peer #:call-security #:call-compression #:received-compressed-p
+                #:call-peer #:call-stages #:call-security #:call-compression #:received-compressed-p
                 #:send-metadata #:time-remaining #:after
                 ;; reactive handlers
                 #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish
@@ -66,7 +66,7 @@
                 #:rpc-error #:rpc-error-status #:rpc-error-message #:rpc-error-details
                 #:rpc-error-details-octets #:rpc-error-detail
                 #:rpc-error-trailers #:rpc-error-call #:rpc-error-peer #:rpc-error-ended-by
-                #:rpc-error-cause #:rpc-error-sent-p
+                #:rpc-error-cause #:rpc-error-sent-p #:rpc-error-stages #:rpc-error-reason
                 #:cancelled #:unknown #:invalid-argument #:deadline-exceeded #:not-found
                 #:already-exists #:permission-denied #:resource-exhausted #:failed-precondition
                 #:aborted #:out-of-range #:unimplemented #:internal #:unavailable #:data-loss

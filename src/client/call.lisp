@@ -63,7 +63,7 @@
 
 (defun client-close-send (call)
   "The operation CLOSE-SEND. From any thread."
-  (setf (rpc:wire-call-speech call) :over)
+  (setf (rpc:wire-call-speech call) (logior rpc:+over+ (rpc:wire-call-speech call)))
   (rpc:wire-post call
                  (lambda ()
                    (unless (or (call-status call) (wire-call-send-closed call))
@@ -83,7 +83,8 @@ response."
                          (client-abort call status text :peer)))
               ;; the only headers there are count as trailers
               (ended (end-with-trailers call list))
-              (t (setf (call-fields call) (or memo (response-fields call list)))
+              (t (rpc:mark-call call rpc:+answer+)
+                 (setf (call-fields call) (or memo (response-fields call list)))
                  (notify call)))))))
 
 (defun response-fields (call list)
@@ -287,6 +288,10 @@ deadline, and its word may come before our own timer has run."
     (rpc:seal-batch call)
     (rpc:stop-timers call)
     (loop:leave-call (wire-call-loop call) (client-call-unattended call))
+    (when (zerop (rpc:wire-call-born-ns call)) ; it never began
+      (setf (rpc:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
+    (rpc:mark-call call rpc:+end+)
+    (stop-waiting call)
     (apply #'end-call call status :message message how)
     (when (client-call-future call) (loop:run-completions (client-call-future call)))
     (let ((stream (wire-call-stream call)))

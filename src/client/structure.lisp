@@ -2,7 +2,7 @@
 
 (in-package #:clgrpc.client)
 
-(defstruct (subchannel (:include rpc:endpoint) (:copier nil))
+(defstruct (subchannel (:include rpc:endpoint (clock (rpc:make-wait-clock))) (:copier nil))
   "LEAVING are the links that take no more calls and still have some. WAITING is a list of calls,
 oldest first, with TAIL its last cons. FAILURE is the text of the last failed attempt."
   (channel nil)

@@ -29,8 +29,8 @@
   (let ((generator (and (member (rpc-method-kind method) '(:client-streaming :bidi))
                         (not (eq request :open))
                         (request-generator request)))
-        (call (make-call channel method
-                         (absolute-deadline timeout deadline) async))
+        (call (let ((now (if timeout (monotonic-ns) 0)))
+                (make-call channel method (absolute-deadline timeout deadline now) async now)))
         (encoding (if compression-p
                       (rpc:find-encoding compression)
                       (subchannel-encoding (channel-subchannel channel)))))
@@ -66,25 +66,26 @@
        (when generator (pump-requests call generator))
        call))))
 
-(defun absolute-deadline (timeout deadline)
-  "The deadline that TIMEOUT, seconds or nil, DEADLINE, absolute ns or nil, and the current call
-give."
+(defun absolute-deadline (timeout deadline now)
+  "The deadline that TIMEOUT, seconds from NOW or nil, DEADLINE, absolute ns or nil, and the current
+call give."
   (unless (typep timeout '(or null (real 0))) (misuse "TIMEOUT is seconds, not ~S." timeout))
   (unless (typep deadline '(or null rpc:deadline))
     (misuse "DEADLINE is nanoseconds of the monotonic clock, not ~S." deadline))
   (rpc:earlier-deadline (rpc:earlier-deadline (or deadline 0)
                                               (if timeout
                                                   (rpc:deadline-in (max 1 (seconds-ns timeout))
-                                                                   (monotonic-ns))
+                                                                   now)
                                                   0))
                         (if rpc:*call* (call-deadline rpc:*call*) 0)))
 
-(defun make-call (channel method deadline future)
-  "A call of METHOD on CHANNEL, that of FUTURE unless it is nil."
+(defun make-call (channel method deadline future now)
+  "A call of METHOD on CHANNEL, that of FUTURE unless it is nil. It begins NOW, or if that is 0 when
+its loop begins it."
   (unless (channel-open-p channel) (misuse "~A is closed." channel))
   (let ((call (make-client-call
                :rpc-method method :endpoint (channel-subchannel channel) :deadline deadline
-               :future future
+               :future future :born-ns now
                :operations (if (member (rpc-method-kind method) '(:unary :client-streaming))
                                **single-operations**
                                **stream-operations**))))
@@ -124,6 +125,8 @@ loop has just stopped, since the channel was closed, end CALL."
 (define-hot begin-call ((call client-call) request) null
   "Start CALL, unless it has ended, as soon as there is a stream. On its loop."
   (unless (call-status call)
+    (when (zerop (rpc:wire-call-born-ns call))
+      (setf (rpc:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
     (rpc:start-deadline call)
     (submit (client-call-subchannel call) call request))
   nil)

@@ -10,11 +10,45 @@
 (in-package #:clgrpc.client)
 
 (defun enqueue-waiting (subchannel call)
+  (unless (eq :ready (subchannel-state subchannel)) (begin-waiting subchannel call))
   (let ((cell (list call)))
     (if (subchannel-waiting subchannel)
         (setf (cdr (subchannel-tail subchannel)) cell)
         (setf (subchannel-waiting subchannel) cell))
     (setf (subchannel-tail subchannel) cell)))
+
+(defun subchannel-now (subchannel)
+  (loop:event-loop-now (subchannel-loop subchannel)))
+
+(defun enter-stage (subchannel stage)
+  "SUBCHANNEL has come to STAGE of getting a connection, or to :queue, having one."
+  (rpc:enter-stage (subchannel-clock subchannel) stage (subchannel-now subchannel)))
+
+(defun begin-waiting (subchannel call)
+  "CALL waits from now on for SUBCHANNEL to have a connection."
+  (let ((extra (ensure-extra call)))
+    (unless (rpc:extra-wait extra)
+      (setf (rpc:extra-wait extra)
+            (rpc:read-clock-for-call (subchannel-clock subchannel) (subchannel-now subchannel))))))
+
+(defun stop-waiting (call)
+  "CALL has a stream, or has ended."
+  (let* ((extra (call-extra call))
+         (wait (and extra (rpc:extra-wait extra)))
+         (subchannel (client-call-subchannel call)))
+    (when wait
+      (rpc:stop-waiting (subchannel-clock subchannel) wait (subchannel-now subchannel)))))
+
+(defmethod rpc:call-trouble ((call client-call))
+  (let ((subchannel (client-call-subchannel call)))
+    (case (rpc:call-stage call)
+      ((:resolve :connect :handshake :back-off) (subchannel-failure subchannel))
+      (:queue
+       (let ((link (subchannel-link subchannel)))
+         (and link
+              (format nil "all ~D that ~A allows are open"
+                      (http2:connection-peer-max-streams (rpc:link-http2 link))
+                      (rpc:link-peer link))))))))
 
 (defun change-state (subchannel state)
   (setf (subchannel-state subchannel) state)
@@ -25,17 +59,28 @@
 (defun connect (subchannel)
   "Begin an attempt to connect, unless one runs."
   (when (eq :idle (subchannel-state subchannel))
+    (dolist (call (subchannel-waiting subchannel)) (begin-waiting subchannel call))
     (change-state subchannel :connecting)
+    (enter-stage subchannel :resolve)
     (loop:connect-to (subchannel-loop subchannel) (subchannel-target subchannel)
                      (seconds-ns (options-connect-timeout-seconds (subchannel-options subchannel)))
                      (lambda (transport condition)
                        (if transport
                            (connected subchannel transport)
-                           (connect-failed subchannel condition))))))
+                           (connect-failed subchannel condition)))
+                     :on-progress (lambda (event &rest plist)
+                                    (connect-progress subchannel event plist)))))
+
+(defun connect-progress (subchannel event plist)
+  "What CONNECT-TO says on its way: EVENT is :resolved, :attempt or :attempt-failed."
+  (case event
+    (:resolved (enter-stage subchannel :connect))
+    (:attempt-failed (setf (subchannel-failure subchannel) (getf plist :reason)))))
 
 (defun connected (subchannel transport)
   (cond ((eq :connecting (subchannel-state subchannel))
          (setf (subchannel-accepted subchannel) :unknown)
+         (enter-stage subchannel :handshake)
          (handler-case
              (let ((secured (secure-transport subchannel transport)))
                (setf (subchannel-link subchannel)
@@ -59,7 +104,9 @@
   "The peer's SETTINGS have come over LINK; with the first of them we are connected and know how
 many streams it allows."
   (when (and (eq link (subchannel-link subchannel)) (eq :connecting (subchannel-state subchannel)))
-    (setf (subchannel-backoff-seconds subchannel) 0)
+    (setf (subchannel-backoff-seconds subchannel) 0
+          (subchannel-failure subchannel) nil)
+    (enter-stage subchannel :queue)
     (change-state subchannel :ready))
   (start-waiting subchannel))
 
@@ -69,6 +116,7 @@ many streams it allows."
           (string-right-trim "." (princ-to-string condition)))
     (change-state subchannel :transient-failure)
     (fail-waiting subchannel)
+    (enter-stage subchannel :back-off)
     (let ((timer (make-timer #'backoff-over subchannel)))
       (setf (subchannel-timer subchannel) timer)
       (schedule-timer (loop:event-loop-wheel (subchannel-loop subchannel)) timer
@@ -139,7 +187,9 @@ many streams it allows."
                                   nil
                                   (or (next-stream link) (return)))))
                  (pop (subchannel-waiting subchannel))
-                 (when stream (start-on-stream call link stream nil))))
+                 (when stream
+                   (stop-waiting call)
+                   (start-on-stream call link stream nil))))
       (when (rpc:link-draining link) (leave-link subchannel link)))))
 
 (defun next-stream (link)

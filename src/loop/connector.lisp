@@ -14,6 +14,7 @@
 the last of them was."
   (target nil :type target)
   (on-done nil :type function)
+  (on-progress nil :type (or null function))
   (untried '() :type list)
   (attempts '() :type list)
   (failures '() :type list)
@@ -39,12 +40,15 @@ the last of them was."
   (print-unreadable-object (connector stream :type t)
     (write-string (target-text (connector-target connector)) stream)))
 
-(defun connect-to (loop target timeout-ns on-done)
+(defun connect-to (loop target timeout-ns on-done &key on-progress)
   "Connect to TARGET, one of PARSE-TARGET or its text, within TIMEOUT-NS nanoseconds. Then (ON-DONE
 transport nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and
-never before this returns. Signal MISUSE if TARGET is none, or LOOP has stopped. From any thread."
+never before this returns. ON-PROGRESS is a function that is told on LOOP how it goes: (:resolved
+:addresses texts), then for each attempt (:attempt :address text), and for those that fail
+(:attempt-failed :address text :reason text). Signal MISUSE if TARGET is none, or LOOP has stopped.
+From any thread."
   (let ((connector (%make-connector
-                    :loop loop :on-done on-done
+                    :loop loop :on-done on-done :on-progress on-progress
                     :target (if (stringp target) (parse-target target) target)
                     :on-release (lambda (connector)
                                   (note-failure connector "the event loop has stopped" nil)
@@ -69,9 +73,15 @@ never before this returns. Signal MISUSE if TARGET is none, or LOOP has stopped.
   (look-up-host (connector-loop connector) (target-host target) (target-port target)
                 (lambda (addresses failure) (try-addresses connector addresses failure))))
 
+(defun tell-progress (connector event &rest plist)
+  (when (connector-on-progress connector)
+    (apply (connector-on-progress connector) event plist)))
+
 (defun try-addresses (connector addresses failure)
   (unless (connector-done connector)
-    (when failure (note-failure connector failure nil 'dns-error))
+    (if failure
+        (note-failure connector failure nil 'dns-error)
+        (tell-progress connector :resolved :addresses (mapcar #'os:address-text addresses)))
     (setf (connector-untried connector) (os:interleave-families addresses))
     (try-next-address connector)))
 
@@ -96,7 +106,9 @@ for."
   (push (if (or (null address) (string= address (target-text (connector-target connector))))
             text
             (format nil "~A (~A)" text address))
-        (connector-failures connector)))
+        (connector-failures connector))
+  (tell-progress connector :attempt-failed :address address
+                                           :reason (first (connector-failures connector))))
 
 (defun begin-attempt (connector address)
   "Open a socket, begin to connect it to ADDRESS and watch it. Return true, or note why not."
@@ -113,6 +125,7 @@ for."
         (setf result (add-source attempt socket))
         (unless (os:failed-p result)
           (push attempt (connector-attempts connector))
+          (tell-progress connector :attempt :address text)
           (return-from begin-attempt t))))
     (unless (os:failed-p socket) (os:close-descriptor socket))
     (note-errno connector result text)

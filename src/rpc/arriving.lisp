@@ -265,6 +265,7 @@ decoded by whoever receives."
     (cond ((not (to-keep-p call size)) (add-to-batch call octets start end))
           (t (queue-incoming call (keep-octets call octets start end) size)
              (when (callbacks-p call) (wire-schedule call))))
+    (incf (extra-arrived (the extra (call-extra call))))
     nil))
 
 (define-hot half-close-streamed ((call wire-call)) null

@@ -82,6 +82,25 @@ the last message is taken."
 
 (declaim (sb-ext:freeze-type gate))
 
+(defstruct (outcome (:copier nil))
+  "How a call ended, unless it is :ok and no more than that. STAGE is what the call was at then, as
+CALL-STAGE has it, TROUBLE what had gone wrong with that before, as text, or nil, UNSENT the octets
+that the peer had not taken."
+  (message "" :type string)
+  (details nil :type (or null octets))
+  (ended-by :peer :type symbol)
+  (cause nil)
+  (sent t)
+  (stage nil :type symbol)
+  (trouble nil :type (or null string))
+  (unsent 0 :type index))
+
+(declaim (sb-ext:freeze-type outcome))
+
+(defmethod print-object ((outcome outcome) stream)
+  (print-unreadable-object (outcome stream :type t)
+    (format stream "~S, ended by ~(~A~)" (outcome-message outcome) (outcome-ended-by outcome))))
+
 (defstruct (extra (:copier nil))
   "What only some calls need; see the slots of CALL."
   (received nil :type (or null arrival)) ; the receiving thread's: oldest first
@@ -109,11 +128,9 @@ the last message is taken."
   (wait-for-ready nil :type boolean)
   (trailers '() :type list)             ; to be sent, or decoded from what came
   (trailer-fields #() :type simple-vector)
-  (message "" :type string)
-  (details nil :type (or null octets))
-  (ended-by :peer :type symbol)
-  (cause nil)
-  (sent t))
+  (outcome nil :type (or null outcome))
+  (wait nil :type (or null wait-clock)) ; what the call waited for, see stage.lisp
+  (arrived 0 :type index))              ; how many messages of a stream have come
 
 (declaim (sb-ext:freeze-type extra))
 
@@ -290,13 +307,11 @@ Only by the receiving thread."
 (defun end-call (call status &key (message "") details (ended-by :peer) cause (sent t))
   "Store how CALL ended and wake its waiters. On CALL's loop. Return false if it had ended already."
   (unless (call-status call)
-    (unless (and (eq status :ok) (null (call-extra call)))
-      (let ((extra (ensure-extra call)))
-        (setf (extra-message extra) message
-              (extra-details extra) details
-              (extra-ended-by extra) ended-by
-              (extra-cause extra) cause
-              (extra-sent extra) sent)))
+    (unless (and (eq status :ok) (null details) (string= "" message))
+      (setf (extra-outcome (ensure-extra call))
+            (make-outcome :message message :details details :ended-by ended-by :cause cause
+                          :sent sent :stage (call-stage call) :trouble (call-trouble call)
+                          :unsent (call-unsent-octets call))))
     (sb-thread:barrier (:write))
     (setf (call-status call) status)
     (notify call)
@@ -304,14 +319,34 @@ Only by the receiving thread."
       (when (and extra (extra-on-ended extra)) (operate schedule call)))
     t))
 
+(defun call-outcome (call)
+  "The OUTCOME of CALL, or nil if it runs or ended with a mere :ok."
+  (let ((extra (call-extra call)))
+    (and extra (extra-outcome extra))))
+
 (defun call-condition (call)
   "Return the RPC-ERROR that stands for how CALL ended. It must have ended."
-  (let ((extra (ensure-extra call)))
+  (let ((outcome (or (call-outcome call) (make-outcome))))
     (make-rpc-error (call-status call)
-                    :message (extra-message extra) :details (extra-details extra)
+                    :message (outcome-message outcome) :details (outcome-details outcome)
                     :trailers (call-trailers call) :call call :peer (call-peer call)
-                    :ended-by (extra-ended-by extra) :cause (extra-cause extra)
-                    :sent (extra-sent extra))))
+                    :ended-by (outcome-ended-by outcome) :cause (outcome-cause outcome)
+                    :sent (outcome-sent outcome))))
+
+;;; What account.lisp makes known; other transports may say it of their calls in their own way
+
+(defgeneric call-stage (call)
+  (:documentation "What CALL, which has not ended, is at: a keyword of those that CALL-STAGES has,
+or nil if that is not known. On its loop.")
+  (:method ((call call)) nil))
+
+(defgeneric call-trouble (call)
+  (:documentation "What has gone wrong with what CALL waits for, as text, or nil. On its loop.")
+  (:method ((call call)) nil))
+
+(defgeneric call-unsent-octets (call)
+  (:documentation "How many octets that CALL's user has sent the peer has not taken. On its loop.")
+  (:method ((call call)) 0))
 
 (defgeneric call-peer (call)
   (:documentation "The address of CALL's peer as a string, \"127.0.0.1:50051\", or nil before there
@@ -362,7 +397,7 @@ time; never call it on a loop's thread with nothing to receive."
 (define-hot deliverable-p ((call call)) boolean
   "False if CALL was cut short: only what the peer ended by itself is still worth reading."
   (and (or (member (call-status call) '(nil :ok))
-           (eq :peer (extra-ended-by (ensure-extra call))))
+           (eq :peer (outcome-ended-by (the outcome (call-outcome call)))))
        t))
 
 (define-hot pop-deliverable ((call call)) t

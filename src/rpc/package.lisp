@@ -41,8 +41,10 @@
    ;; call.lisp
    #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed
    #:call-extra #:call-incoming #:operations #:make-operations #:operate #:extra #:ensure-extra
-   #:extra-metadata #:extra-trailers #:extra-trailer-fields #:extra-message #:extra-details
-   #:extra-wait-for-ready #:extra-queued-octets #:*call* #:notify #:wait-for-call #:pop-incoming
+   #:extra-metadata #:extra-trailers #:extra-trailer-fields #:extra-outcome
+   #:outcome-message #:outcome-details #:extra-wait #:call-stage #:call-trouble
+   #:call-unsent-octets #:extra-wait-for-ready #:extra-queued-octets #:*call* #:notify
+   #:wait-for-call #:pop-incoming
    #:end-call #:call-condition #:callbacks-p #:park #:with-user-code #:error-condition
    #:*debug-on-error* #:return-status #:cancel-call #:retry-handler #:retry-call #:call-peer
    #:call-security #:send #:try-send #:close-send #:receive #:do-messages #:cancel #:cancelled-p
@@ -53,7 +55,12 @@
    #:link-place #:link-options #:link-ready #:link-handlers #:link-last-fields #:link-failure
    #:link-peer #:link-security #:link-ended #:link-due #:open-link #:abandon-link #:close-link
    #:link-output #:link-http2-closed
+   ;; stage.lisp, account.lisp
+   #:mark-call #:+headers+ #:+answer+ #:+due+ #:+end+ #:make-wait-clock #:wait-clock-stage
+   #:enter-stage #:read-clock-for-call #:stop-waiting #:call-began-ns #:call-stages #:explain-call
+   #:rpc-error-stages #:rpc-error-reason
    ;; wire.lisp to deadline.lisp
+   #:+begun+ #:+over+ #:wire-call-born-ns #:endpoint-clock
    #:make-ledger #:ledger-held
    #:wire-call #:wire-call-link #:wire-call-stream #:wire-call-client-p #:wire-call-headers-sent
    #:wire-call-send-closed #:wire-call-partial #:wire-call-loop #:wire-call-endpoint #:endpoint

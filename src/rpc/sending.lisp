@@ -11,7 +11,7 @@
 
 (define-hot (ensure-headers :inline t) ((call wire-call)) null
   (unless (wire-call-headers-sent call)
-    (setf (wire-call-headers-sent call) t)
+    (mark-call call +headers+)
     (write-initial-headers call))
   nil)
 
@@ -113,7 +113,7 @@ On the loop; CALL has a stream and its headers are sent."
   (when (sends-one-p call)
     (misuse "~A has one ~:[answer, which is returned or given to REPLY~;request, given to the ~
              stub~]." call (wire-call-client-p call)))
-  (when (eq :over (wire-call-speech call))
+  (when (logtest +over+ (wire-call-speech call))
     (misuse "~A was told that no more messages will be sent." call))
   (case (call-status call)
     ((nil) t)
@@ -127,7 +127,8 @@ On the loop; CALL has a stream and its headers are sent."
              (and wait-p
                   (progn (wait-for-call call #'room-p)
                          (sendable-p call))))
-         (setf (wire-call-speech call) :begun)
+         (setf (wire-call-speech call)
+               (logior +begun+ (+ +spoken-message+ (wire-call-speech call))))
          (send-message call message compress)
          t)
         (wait-p nil)

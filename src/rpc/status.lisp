@@ -38,9 +38,9 @@ safe to repeat the call.")
 (defun report-rpc-error (condition stream)
   (with-slots (status message peer ended-by cause sent) condition
     (format stream "~:@(~A~)~@[: ~A~]~@[ (peer ~A)~]~@[; ended by ~(~A~)~]~@[: ~A~]~
-                    ~:[; never sent~;~]"
+                    ~:[; never sent~;~]~@[; ~A~]"
             (substitute #\_ #\- (string status)) (and (plusp (length message)) message) peer
-            (and (not (eq ended-by :peer)) ended-by) cause sent)))
+            (and (not (eq ended-by :peer)) ended-by) cause sent (rpc-error-reason condition))))
 
 (defstruct (status-row (:copier nil))
   "A row of the status table."

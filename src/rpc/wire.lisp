@@ -14,15 +14,26 @@
   "What all calls of a subchannel, or of one loop of a server, share."
   (loop nil :type loop:event-loop)
   (options nil :type options)
-  (ledger (make-ledger) :type ledger))
+  (ledger (make-ledger) :type ledger)
+  (clock nil :type (or null wait-clock))) ; a subchannel's
+
+(deftype speech ()
+  "What a call's user has sent: as bits whether anything (headers count), and the end; above them
+how many messages."
+  '(unsigned-byte 62))
+
+(defconstant +begun+ 1)
+(defconstant +over+ 2)
+(defconstant +spoken-message+ 4)
 
 (defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
   (endpoint nil :type endpoint)
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
   (stream nil :type (or null http2:stream))
-  (headers-sent nil :type boolean)
+  (born-ns 0 :type nanoseconds)
+  (marks 0 :type marks)                 ; the loop's
   (send-closed nil :type boolean)
-  (speech nil :type (member nil :begun :over)) ; what its user has sent: anything, the end
+  (speech 0 :type speech)
   (partial nil :type (or null partial))
   (held 0 :type index))                 ; charged to the link for a part of a message or a request
 
@@ -31,6 +42,16 @@
 
 (define-hot (wire-call-options :inline t) ((call wire-call)) options
   (endpoint-options (wire-call-endpoint call)))
+
+(define-hot (mark-call :inline t) ((call wire-call) (mark mark)) null
+  "CALL has come to MARK in this turn. On its loop."
+  (setf (wire-call-marks call)
+        (add-mark (wire-call-marks call) mark
+                  (- (loop:event-loop-now (wire-call-loop call)) (wire-call-born-ns call))))
+  nil)
+
+(define-hot (wire-call-headers-sent :inline t) ((call wire-call)) boolean
+  (marked-p (wire-call-marks call) +headers+))
 
 (define-hot (wire-call-client-p :inline t) ((call wire-call)) boolean
   (operations-client-p (call-operations call)))

@@ -15,9 +15,14 @@
   (route nil :type (or null route))
   (request nil)                         ; a message, or octets not yet decoded
   (accepted '() :type list)             ; the encodings that the client can read
-  (started nil :type boolean))
+  ;; true once the handler is to run, the time from when it does
+  (started nil :type (or boolean nanoseconds)))
 
 (declaim (sb-ext:freeze-type server-call))
+
+(defmethod rpc:call-began-ns ((call server-call))
+  (let ((started (server-call-started call)))
+    (and (integerp started) started)))
 
 ;;; Starting the handler
 
@@ -25,6 +30,7 @@
   "Have CALL's handler run, once."
   (unless (server-call-started call)
     (setf (server-call-started call) t)
+    (rpc:mark-call call rpc:+due+)
     (if (runs-inline-p (the route (server-call-route call)))
         (loop:defer (wire-call-loop call) #'run-inline call)
         (start-on-reserve call)))
@@ -104,6 +110,7 @@ them takes."
 (define-hot run-inline ((call server-call)) null
   "Run CALL's handler on the loop."
   (unless (call-status call)            ; cancelled before it began
+    (setf (server-call-started call) (loop:event-loop-now (wire-call-loop call)))
     (let ((abandoned t))
       (unwind-protect
            (multiple-value-bind (value baton)
@@ -118,7 +125,7 @@ them takes."
 (defun run-on-reserve-thread (call)
   (unless (call-status call)            ; cancelled before it began
     (let ((value '+abandoned+)
-          (start (monotonic-ns)))
+          (start (setf (server-call-started call) (monotonic-ns))))
       (unwind-protect (setf value (run-handler call))
         (conclude-elsewhere call (if (eq value '+abandoned+) (abandoned-condition call) value))
         (note-duration (server-call-route call) (- (monotonic-ns) start))))))
@@ -224,6 +231,7 @@ slots."
     (when trailers
       (let ((extra (ensure-extra call)))
         (setf (rpc:extra-trailers extra) (append (rpc:extra-trailers extra) trailers))))
+    (rpc:mark-call call rpc:+end+)
     (end-call call status :message message :details details :ended-by :local)
     (rpc:stop-timers call)
     (write-end call))
@@ -242,7 +250,8 @@ slots."
 
 (defun server-send-metadata (call metadata)
   "The operation SEND-METADATA. From any thread."
-  (when (shiftf (rpc:wire-call-speech call) :begun)
+  (when (plusp (shiftf (rpc:wire-call-speech call)
+                       (logior rpc:+begun+ (rpc:wire-call-speech call))))
     (misuse "The headers of ~A were sent before." call))
   (rpc:wire-post call
                  (lambda ()

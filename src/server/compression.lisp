@@ -25,7 +25,7 @@ the encoding for answers, if the client accepts it, or nil."
   (find encoding (server-call-accepted call)))
 
 (defmethod rpc:change-encoding ((call server-call) encoding)
-  (when (or (rpc:wire-call-speech call) (call-status call))
+  (when (or (plusp (rpc:wire-call-speech call)) (call-status call))
     (misuse "It is too late to change the compression of ~A." call))
   (setf (rpc:compression-outgoing (rpc:ensure-compression call))
         (acceptable-encoding call encoding)))

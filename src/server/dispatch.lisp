@@ -93,7 +93,7 @@
            (timeout (request-timeout request))
            (call (make-server-call
                   :rpc-method method :endpoint hub
-                  :link link :stream stream :route route
+                  :link link :stream stream :route route :born-ns now
                   :operations (if (and method (member (rpc-method-kind method)
                                                       '(:client-streaming :bidi)))
                                   **stream-operations**
@@ -120,7 +120,8 @@
            (setf (server-call-request call) nil)
            (server-finish call status text nil '()))
           ;; answered when the request is whole
-          (t (end-call call :unknown :message text :ended-by :local)))))
+          (t (rpc:mark-call call rpc:+end+)
+             (end-call call :unknown :message text :ended-by :local)))))
 
 (define-hot server-data ((stream http2:stream) (octets octets) (start index) (end index)
                          (ended boolean))
@@ -154,11 +155,12 @@
 (defun server-reset (stream error-code source)
   "The sink's on-reset: the peer, or the end of the connection, has cancelled the call."
   (let ((call (http2:stream-user stream)))
-    (when (and call
-               (end-call call :cancelled :ended-by :transport
-                                         :message "the caller has cancelled or gone"
-                                         :cause (format nil "~A from ~(~A~)"
-                                                        (http2:error-code-name error-code) source)))
+    (when (and call (not (call-status call)))
+      (rpc:mark-call call rpc:+end+)
+      (end-call call :cancelled :ended-by :transport
+                                :message "the caller has cancelled or gone"
+                                :cause (format nil "~A from ~(~A~)"
+                                               (http2:error-code-name error-code) source))
       (rpc:stop-timers call)
       (when (rpc:callbacks-p call) (rpc:wire-schedule call)))))
 

@@ -40,21 +40,23 @@
 
 (define-hot write-status ((call server-call) (encoder hpack:encoder) (buffer buffer)) null
   (let* ((status (call-status call))
-         (extra (call-extra call)))
+         (extra (call-extra call))
+         (outcome (and extra (rpc:extra-outcome extra))))
     (hpack:encode-field encoder buffer
                         (the hpack:field (svref **grpc-statuses**
                                                 (if (eq status :ok) 0 (rpc:status-code status))))
                         (if (eq status :ok) :index :plain))
-    (when extra
-      (when (plusp (length (rpc:extra-message extra)))
+    (when outcome
+      (when (plusp (length (rpc:outcome-message outcome)))
         (hpack:encode-literal encoder buffer **grpc-message**
-                              (rpc:encode-status-message (rpc:extra-message extra)) :plain))
-      (when (rpc:extra-details extra)
+                              (rpc:encode-status-message (rpc:outcome-message outcome)) :plain))
+      (when (rpc:outcome-details outcome)
         (hpack:encode-literal encoder buffer **grpc-status-details**
-                              (ascii-octets (encode-base64 (rpc:extra-details extra) :padding nil))
-                              :plain))
-      (when (rpc:extra-trailers extra)
-        (rpc:encode-metadata (rpc:extra-trailers extra) encoder buffer)))
+                              (ascii-octets (encode-base64 (rpc:outcome-details outcome)
+                                                           :padding nil))
+                              :plain)))
+    (when (and extra (rpc:extra-trailers extra))
+      (rpc:encode-metadata (rpc:extra-trailers extra) encoder buffer))
     nil))
 
 (define-hot write-trailers ((stream http2:stream)) null
@@ -64,8 +66,8 @@
     (multiple-value-bind (encoder buffer)
         (if (wire-call-headers-sent call)
             (http2:begin-headers stream)
-            (write-headers-start stream call))
-      (setf (wire-call-headers-sent call) t)
+            (progn (rpc:mark-call call rpc:+headers+)
+                   (write-headers-start stream call)))
       (write-status call encoder buffer)
       (http2:end-headers stream t))
     ;; the answer is whole, so the rest of the request is of no interest (RFC 9113 8.1)

@@ -1,0 +1,198 @@
+;;;; See src/rpc/account.lisp: what became of a call, at both ends, in every stage that one can end
+;;;; in.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defparameter *stages*
+  '(:resolve :connect :handshake :back-off :queue :wait :receive :answer :send))
+
+(defun check-account (stages &key at (least 0))
+  "STAGES, a plist of CALL-STAGES, adds up; the call was AT a stage, which took LEAST seconds."
+  (let ((sum (loop for (name value) on stages by #'cddr
+                   when (member name *stages*) sum value)))
+    (is (< (abs (- (getf stages :total) sum)) 0.001) "~S adds up to ~F" stages sum)
+    (is (eq at (getf stages :stage)) "~S is not ~S" stages at)
+    (when (plusp least)
+      (is (<= least (getf stages at 0)) "~S: less than ~F s" stages least))))
+
+(defun check-error (error class stage least &rest texts)
+  "ERROR is of CLASS and says that its call was at STAGE for LEAST seconds, or more, with TEXTS."
+  (is (typep error class) "~S is not of type ~S" error class)
+  (check-account (grpc:rpc-error-stages error) :at stage :least least)
+  (let ((reason (grpc:rpc-error-reason error)))
+    (is (search reason (princ-to-string error)))
+    (dolist (text (list* "after " texts))
+      (is (search text reason) "~S is not in ~S" text reason))))
+
+(test a-good-call-has-an-account
+  "At both ends; the first call had to connect, the second not."
+  (let ((accounts '()) (ended (make-signal)))
+    (with-probe (channel)
+        (:ask (lambda (note call)
+                (grpc:on-end call (lambda ()
+                                    (push (grpc:call-stages call) accounts)
+                                    (signal-it ended)))
+                (sleep 0.05)
+                (double note call)))
+      (flet ((stages () (grpc:call-stages (nth-value 1 (ask channel (note 1))))))
+        (let ((first (stages)) (second (stages)))
+          (check-account first)
+          (check-account second)
+          (is (= 1 (getf first :attempts)))
+          (is (plusp (getf first :handshake)))
+          (is (null (getf second :attempts)))
+          (is (null (getf second :handshake)))
+          (dolist (stages (list first second))
+            (is (<= 0.05 (getf stages :wait)))
+            (is (< 0 (getf stages :remaining) +patience+))
+            (is (= 1 (getf stages :messages-sent) (getf stages :messages-received))))))
+      (is (await-signal ended :count 2))
+      (dolist (stages accounts)
+        (check-account stages)
+        (is (<= 0.04 (getf stages :answer)))
+        (is (= 1 (getf stages :messages-sent) (getf stages :messages-received)))))))
+
+(test nobody-listens
+  (grpc:with-channel (channel (free-address))
+    (check-error (caught (ask channel (note 1))) 'grpc:unavailable :connect 0
+                 "waiting for a connection" "attempts to connect: 1" "messages sent: 0")
+    (check-error (caught (ask channel (note 1) :wait-for-ready t :timeout 0.3))
+                 'grpc:deadline-exceeded :back-off 0.2 "Connection refused" "back off 0.")))
+
+(test no-such-name
+  (grpc:with-channel (channel "no-such-host.invalid:1")
+    (check-error (caught (ask channel (note 1))) 'grpc:unavailable :resolve 0
+                 "the name to be looked up")))
+
+(test nobody-accepts
+  "The kernel takes the connection, and nobody ever reads it."
+  (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))
+    (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
+    (sb-bsd-sockets:socket-listen listener 5)
+    (unwind-protect
+         (grpc:with-channel (channel (format nil "127.0.0.1:~D"
+                                             (nth-value 1 (sb-bsd-sockets:socket-name listener))))
+           (check-error (caught (ask channel (note 1) :timeout 0.2)) 'grpc:deadline-exceeded
+                        :handshake 0.15 "waiting for the handshake" "messages sent: 0"))
+      (sb-bsd-sockets:socket-close listener))))
+
+(test servers-that-stop-half-way
+  "Before its headers, after them, after a message: what came is counted."
+  (with-raw-server (address :at :headers)
+      (lambda (peer exchange)
+        (let ((path (field-of ":path" (exchange-headers exchange))))
+          (unless (search "Ask" path)
+            (send-fields (exchange-stream exchange)
+                         '((":status" . "200") ("content-type" . "application/grpc")) nil)
+            (when (search "Chat" path)
+              (let ((message (note-octets 5)))
+                (http2:send-data (exchange-stream exchange) message 0 (length message) nil)))
+            (flush-peer peer))))
+    (grpc:with-channel (channel address)
+      (check-error (caught (ask channel (note 1) :timeout 0.2)) 'grpc:deadline-exceeded :wait 0.1
+                   "waiting for the response" "messages sent: 1, received: 0")
+      (let ((call (watch channel (note 1) :timeout 0.2)))
+        (check-error (caught (grpc:receive call)) 'grpc:deadline-exceeded :receive 0.1
+                     "receiving the response" "messages sent: 1, received: 0"))
+      (let ((call (chat channel :open :timeout 0.3)))
+        (loop repeat 3 do (grpc:send call (note 1)))
+        (is (= 5 (number-of (grpc:receive call))))
+        (let ((so-far (grpc:call-stages call)))
+          (is (eq :receive (getf so-far :stage)))
+          (is (plusp (getf so-far :remaining))))
+        (check-error (caught (grpc:receive call)) 'grpc:deadline-exceeded :receive 0.1
+                     "messages sent: 3, received: 1")))))
+
+(test servers-that-do-not-read
+  "What they have not taken is told."
+  (let ((release (make-signal)))
+    (with-raw-server (address :at :headers :options (:stream-window-octets 65535))
+        (lambda (peer exchange)
+          (declare (ignore peer exchange))
+          (await-signal release))
+      (grpc:with-channel (channel address)
+        (check-error (caught (ask channel (note 1 :body 300000) :timeout 0.3))
+                     'grpc:deadline-exceeded :send 0 "the server to take the request"
+                     "octets not taken: "))
+      (signal-it release))))
+
+(test no-stream-is-free
+  (let ((go-on (make-signal)) (running (make-signal)))
+    (with-probe (channel :options '(:max-concurrent-streams 1))
+        (:ask (lambda (note call)
+                (signal-it running)
+                (await-signal go-on)
+                (double note call)))
+      (grpc:ensure-connected channel)
+      (let ((first (grpc:call-async #'lab.bench:ask channel (note 1))))
+        (is (await-signal running))
+        (check-error (caught (ask channel (note 2) :timeout 0.2)) 'grpc:deadline-exceeded
+                     :queue 0.15 "waiting for a stream" "all 1 that 127.0.0.1:" "are open")
+        (let ((waiting (grpc:call-async #'lab.bench:ask channel (note 3))))
+          ;; until its loop has begun it, which is when it queues
+          (is (wait-until (lambda ()
+                            (plusp (getf (grpc:call-stages (grpc:future-call waiting)) :total)))))
+          (loop repeat 2 do (signal-it go-on))
+          (grpc:await first)
+          (let ((stages (grpc:call-stages (nth-value 1 (grpc:await waiting)))))
+            (check-account stages)
+            (is (plusp (getf stages :queue)))))))))
+
+(test cancelled-and-refused-calls
+  "By the caller, by the handler, by the end of the server: all say what they were at."
+  (let ((running (make-signal)))
+    (with-probe (channel :server server)
+        (:ask (lambda (note call)
+                (declare (ignore note call))
+                (grpc:fail :not-found "no such note"))
+         :chat (lambda (stream call)
+                 (grpc:send call (note 1))
+                 (signal-it running)
+                 (grpc:receive stream)))
+      (check-error (caught (ask channel (note 1))) 'grpc:not-found :wait 0 "messages sent: 1")
+      (let ((call (chat channel :open)))
+        (is (await-signal running))
+        (grpc:receive call)
+        (grpc:cancel call)
+        (check-error (caught (grpc:receive call)) 'grpc:cancelled :receive 0 "received: 1"))
+      (let ((call (chat channel :open)))
+        (is (await-signal running))
+        (grpc:receive call)
+        (grpc:stop-server server :drain 0)
+        (check-error (caught (grpc:receive call)) 'grpc:unavailable :receive 0 "received: 1"))
+      (check-error (caught (ask channel (note 1))) 'grpc:unavailable :connect 0
+                   "waiting for a connection"))))
+
+(test handlers-know-what-became-of-their-calls
+  "The deadline passes in the handler; the request does not come; no thread is free."
+  (let ((accounts '()) (begun (make-signal)) (ended (make-signal))
+        (lock (sb-thread:make-mutex)) (error nil))
+    (flet ((watch-end (call)
+             (grpc:on-end call (lambda ()
+                                 (sb-thread:with-mutex (lock)
+                                   (push (grpc:call-stages call) accounts))
+                                 (signal-it ended)))))
+      (with-probe (channel)
+          (:ask (lambda (note call)
+                  (watch-end call)
+                  (sleep 0.3)
+                  note)
+           :collect (lambda (stream call)
+                      (watch-end call)
+                      (grpc:receive stream)
+                      (signal-it begun)
+                      (setf error (caught (grpc:receive stream)))
+                      (note 1)))
+        (is (typep (caught (ask channel (note 1) :timeout 0.1)) 'grpc:deadline-exceeded))
+        (is (await-signal ended))
+        (check-account (first accounts) :at :answer :least 0.05)
+        (let ((call (collect channel :open)))
+          (grpc:send call (note 1))
+          (is (await-signal begun))
+          (is (= 1 (getf (grpc:call-stages call) :messages-sent)))
+          (grpc:cancel call))
+        (is (await-signal ended))
+        (check-account (first accounts) :at :answer)
+        (is (wait-until (lambda () error)))
+        (check-error error 'grpc:cancelled :answer 0 "waiting for the handler" "received: 1")))))
