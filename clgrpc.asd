@@ -518,14 +518,17 @@
                (:file "reflection")))
 
 (defsystem "clgrpc/tests/abuse"
-  :depends-on ("clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/tests/hpack")
+  :depends-on ("clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/tests/hpack"
+               "clgrpc/tests/support")
   :pathname "tests/abuse/"
   :serial t
   :components ((:file "package")
+               (:file "watch")
                (:file "attacker")
                (:file "server")
                (:file "load")
                (:file "limit")
+               (:file "starvation")
                (:file "client")))
 
 (defsystem "clgrpc/tests/client"

@@ -136,6 +136,10 @@ heap. Past half of it every connection is held to two of the largest messages; p
 that adds to it ends with :resource-exhausted.")
   (send-budget-octets 65536 1024 16777216 "octets"
    "How much one call may have queued unsent before `send` waits and `try-send` refuses.")
+  (max-queued-octets 33554432 65536 1099511627776 "octets"
+   "Answers of one connection that its peer has no window for or does not take. Past it no more of
+its calls are begun until some have left. While the connections of a server together have as much as
+half of max-total-held-octets, each is held to 64 KB.")
   (max-unsent-octets 1048576 16384 67108864 "octets"
    "A connection with a longer unsent tail is not read until the peer takes it.")
   ;; Control frames and time
@@ -152,7 +156,8 @@ CVE-2023-44487).")
    "How fast that allowance comes back.")
   (max-idle-frame-burst 1000 1 1000000 "frames"
    "Frames of one connection's peer that carry nothing, at once: SETTINGS, PRIORITY, empty DATA, a
-server's PINGs, frames of unknown type. Past it the connection ends with ENHANCE_YOUR_CALM.")
+server's PINGs, frames of unknown type, WINDOW_UPDATEs beyond eight for each DATA frame sent and
+each stream. Past it the connection ends with ENHANCE_YOUR_CALM.")
   (max-idle-frames-per-second 100 1 1000000 "frames a second"
    "How fast that allowance comes back.")
   (settings-timeout-seconds 10 0.1 600 "seconds"
@@ -216,8 +221,9 @@ the group as well. The directory's permissions count too.")
   (reserve-wait-seconds 5 0.001 3600 "seconds"
    "How long a call may wait for a reserve thread; past it, it is refused with :resource-exhausted.
 The threads may all wait, themselves, for calls to this server that wait for a thread.")
-  (reserve-idle-seconds 10 0.1 3600 "seconds"
-   "After so long without work a reserve thread ends.")
+  (reserve-idle-seconds 3 0.1 3600 "seconds"
+   "After so long without work a reserve thread ends. Starting one anew costs 0.1 ms; idle ones make
+garbage collection longer.")
   (drain-seconds 10 0 3600 "seconds"
    "How long `stop-server` lets running calls end before it cancels them.")
   ;; Client

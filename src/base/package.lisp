@@ -41,8 +41,8 @@
    #:options-max-handshakes #:options-max-calls #:options-max-running-handlers
    #:options-max-connections
    #:options-backlog #:options-reuse-port #:options-unix-socket-mode #:options-reserve-threads
-   #:options-reserve-queue #:options-reserve-idle-seconds #:options-reserve-wait-seconds
-   #:options-drain-seconds
+   #:options-reserve-queue #:options-max-queued-octets #:options-reserve-idle-seconds
+   #:options-reserve-wait-seconds #:options-drain-seconds
    #:options-connect-timeout-seconds
    #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter
    #:options-backoff-maximum-seconds

@@ -17,7 +17,7 @@
    #:+connect-error+ #:+enhance-your-calm+ #:+inadequate-security+ #:+http-1-1-required+
    ;; structure.lisp
    #:sink #:make-sink
-   #:pool #:make-pool
+   #:pool #:make-pool #:pool-queued-octets
    #:accounting #:accounting-queued-octets #:accounting-control-frames #:accounting-block-octets
    #:accounting-streams-opened #:accounting-streams-refused #:accounting-resets-received
    #:accounting-resets-sent #:accounting-pings-received #:accounting-settings-received

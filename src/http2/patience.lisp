@@ -6,8 +6,9 @@
 ;;;; An allowance is one number, the time at which all of it will be back: a charge puts that off by
 ;;;; one interval, and it is overdrawn if that is further away than the burst's intervals. What
 ;;;; decent peers do in numbers is not charged: a reset if since the one before another call was
-;;;; made, and a PING, by which peers measure bandwidth, if calls or DATA went since. Other PINGs of
-;;;; clients have a stricter rule, the one of gRFC A8.
+;;;; made, a PING, by which peers measure bandwidth, if calls or DATA went since, and WINDOW_UPDATEs
+;;;; as far as DATA and new streams have earned them. Other PINGs of clients have a stricter rule,
+;;;; the one of gRFC A8.
 
 (in-package #:clgrpc.http2)
 
@@ -51,10 +52,28 @@ PER-SECOND say how large it is; end CONNECTION with TEXT if that overdraws it."
                       options-max-idle-frames-per-second)
           "too many frames that carry nothing"))
 
+(defconstant +updates-earned+ 8
+  "How many WINDOW_UPDATEs a DATA frame of ours, or a new stream, is good for.")
+(defconstant +most-updates-earned+ 1000000)
+
+(define-hot (earn-updates :inline t) ((accounting accounting)) null
+  (setf (accounting-updates-earned accounting)
+        (min +most-updates-earned+ (+ +updates-earned+ (accounting-updates-earned accounting))))
+  nil)
+
+(define-hot charge-update ((connection connection)) null
+  "The peer has sent a WINDOW_UPDATE."
+  (let ((accounting (connection-accounting connection)))
+    (if (plusp (accounting-updates-earned accounting))
+        (decf (accounting-updates-earned accounting))
+        (charge-idle-frame connection)))
+  nil)
+
 (define-hot (note-data :inline t) ((connection connection)) null
   "DATA with content was sent."
-  (setf (accounting-data-since-ping (connection-accounting connection)) t)
-  nil)
+  (let ((accounting (connection-accounting connection)))
+    (setf (accounting-data-since-ping accounting) t)
+    (earn-updates accounting)))
 
 (define-hot work-since-ping-p ((connection connection)) boolean
   "True if since the last PING a call has begun or ended, or DATA was sent; note how that is now."

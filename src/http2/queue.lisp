@@ -23,8 +23,7 @@
         (setf (segment-next tail) segment)
         (setf (stream-queue-head stream) segment))
     (setf (stream-queue-tail stream) segment)
-    (incf (stream-queued-octets stream) count)
-    (incf (accounting-queued-octets (connection-accounting (stream-connection stream))) count)
+    (note-queued stream count)
     nil))
 
 (define-hot write-now ((stream stream) (octets octets) (start index) (end index)
@@ -94,8 +93,7 @@ send the trailers by BEGIN-HEADERS and END-HEADERS. It is not called if the stre
 
 (define-hot dequeue-octets ((stream stream) (to octets) (position index) (count index)) null
   "Move the first COUNT octets of the queue of STREAM to TO from POSITION on."
-  (decf (stream-queued-octets stream) count)
-  (decf (accounting-queued-octets (connection-accounting (stream-connection stream))) count)
+  (note-queued stream (- count))
   (loop while (plusp count)
         do (let* ((segment (the segment (stream-queue-head stream)))
                   (start (segment-start segment))

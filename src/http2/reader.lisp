@@ -342,18 +342,27 @@ pieces pass the limit as well."
                                    (id stream-id))
     null
   (let ((increment (window-update-increment octets start)))
-    (if (zerop id)
-        (if (zerop increment)
-            (fail-connection connection +protocol-error+ "WINDOW_UPDATE of 0")
-            (raise-connection-window connection increment))
-        (let* ((stream (find-stream connection id))
-               (step (frame-step connection stream id +receive-window-update+)))
-          (cond ((not (and stream (= +accept+ (step-action step))))
-                 (reject-frame connection stream id step))
-                ((zerop increment)
-                 (fail-stream stream +protocol-error+ "WINDOW_UPDATE of 0"))
-                (t
-                 (raise-stream-window stream increment)))))
+    (charge-update connection)
+    (cond ((connection-closed-p connection)) ; it was one too many
+          ((plusp id)
+           (update-stream connection id increment))
+          ((zerop increment)
+           (fail-connection connection +protocol-error+ "WINDOW_UPDATE of 0"))
+          (t
+           (raise-connection-window connection increment)))
+    nil))
+
+(define-hot update-stream ((connection connection) (id stream-id) (increment (unsigned-byte 31)))
+    null
+  "Do what WINDOW_UPDATE says of the stream ID."
+  (let* ((stream (find-stream connection id))
+         (step (frame-step connection stream id +receive-window-update+)))
+    (cond ((not (and stream (= +accept+ (step-action step))))
+           (reject-frame connection stream id step))
+          ((zerop increment)
+           (fail-stream stream +protocol-error+ "WINDOW_UPDATE of 0"))
+          (t
+           (raise-stream-window stream increment)))
     nil))
 
 (define-hot receive-ping ((connection connection) (octets octets) (start index) (flags flags)) null

@@ -87,6 +87,7 @@ streams."
     (setf (stream-send-window stream) (connection-peer-stream-window connection)
           (stream-receive-window stream) (connection-stream-window connection))
     (incf (accounting-streams-opened (connection-accounting connection)))
+    (earn-updates (connection-accounting connection))
     (insert-stream connection stream)
     stream))
 
@@ -170,14 +171,21 @@ be called at most once, in or after ON-STREAM-CLOSED or before; never calling it
     (give-octets-back (shiftf (segment-octets segment) (load-time-value (make-octets 0)))))
   nil)
 
-(define-hot (drop-queue :inline t) ((connection connection) (stream stream)) null
+(define-hot note-queued ((stream stream) (count fixnum)) null
+  "The queue of STREAM has grown by COUNT octets, or become shorter."
+  (let ((connection (stream-connection stream)))
+    (incf (stream-queued-octets stream) count)
+    (incf (accounting-queued-octets (connection-accounting connection)) count)
+    (incf (pool-queued-octets (connection-pool connection)) count)
+    nil))
+
+(define-hot (drop-queue :inline t) ((stream stream)) null
   (let ((queued (stream-queued-octets stream)))
     (when (plusp queued)
-      (decf (accounting-queued-octets (connection-accounting connection)) queued)
+      (note-queued stream (- queued))
       (loop for segment = (stream-queue-head stream) then (segment-next segment)
             while segment do (store-segment segment))
-      (setf (stream-queued-octets stream) 0
-            (stream-queue-head stream) nil
+      (setf (stream-queue-head stream) nil
             (stream-queue-tail stream) nil))
     (setf (stream-trailers-function stream) nil)))
 
@@ -188,7 +196,7 @@ be called at most once, in or after ON-STREAM-CLOSED or before; never calling it
           (unconsumed (- (stream-unconsumed stream) (stream-credited stream))))
       (set-stream-flag stream +finished+)
       (remove-stream connection stream)
-      (drop-queue connection stream)
+      (drop-queue stream)
       (when (eq stream (connection-opening connection))
         (setf (connection-opening connection) nil))
       (setf (stream-unconsumed stream) 0

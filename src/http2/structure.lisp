@@ -70,6 +70,7 @@ connection began."
   (opened-at-ping 0 :type event-count)
   (open-at-ping 0 :type index)
   (data-since-ping nil :type boolean)
+  (updates-earned 0 :type (unsigned-byte 31))
   (ping-strikes 0 :type event-count))
 
 ;;; Pools and connections point to streams, which are defined after them; until then the compiler
@@ -78,9 +79,11 @@ connection began."
 
 (defstruct (pool (:constructor make-pool ()) (:copier nil) (:predicate nil))
   "What the connections of one thread may share: streams to use again, the list a header block is
-decoded into, and fields that their peers have in common. Never used by two threads at once."
+decoded into, and fields that their peers have in common; and the DATA octets that they have queued
+together. Never used by two threads at once."
   (streams nil :type (or null stream))
   (stream-count 0 :type index)
+  (queued-octets 0 :type index)
   (field-list nil :type (or null hpack:field-list))
   (common (hpack:make-common-fields) :type simple-vector))
 
@@ -286,6 +289,7 @@ this to NIL. The owner does so each time it takes the buffer away to send it.")
     "The peer's SETTINGS_MAX_CONCURRENT_STREAMS: 100 until its SETTINGS come, 2^32-1 if not there.")
    (connection-peer-max-header-list
     "The peer's SETTINGS_MAX_HEADER_LIST_SIZE; 2^32-1 if it named none. It is only advice (6.5.2).")
+   (pool-queued-octets "DATA octets queued on all connections of a pool.")
    (accounting-queued-octets "DATA octets queued on all streams, waiting for windows or a turn.")
    (accounting-control-frames "Answers appended since the output was last empty.")
    (accounting-block-octets "Octets of the header block that is being collected.")

@@ -9,13 +9,23 @@
   "How much queued DATA goes into the output at once: 14 frames. Over loopback 64 KB at a time carry
 1.2 GB/s, 256 KB 3 (doc/decisions.md); a frame of another call waits for no more than this.")
 
+(defstruct (answers (:copier nil))
+  "What server/limit.lisp notes of a link with answers from other threads, or more than its peer
+takes: the octets that are COMING to the loop (atomic), and the calls that are HELD-UP until some
+have left, nil or (LIST . LAST-CONS)."
+  (coming 0 :type sb-ext:word)
+  (held-up nil :type list))
+
+(declaim (sb-ext:freeze-type answers))
+
 (defstruct (link (:constructor %make-link (loop options owner)) (:copier nil))
   "OWNER is the server's hub or the subchannel; CALLS counts the open ones; HELD the octets of
 messages that wait, for their rest or for somebody to take them (held.lisp; atomic); DAMMED is true
 while so much waits that the connection's window is withheld; ARRIVING are the calls that the read
 being worked through has brought messages for; PLACE is where the owner keeps it; LAST-FIELDS is the
-metadata vector of the call before, so that a repeated one is shared; READY and HANDLERS are of
-server/limit.lisp: whether its SETTINGS have come, and how many handlers run (atomic). LIFE to
+metadata vector of the call before, so that a repeated one is shared; READY, HANDLERS and
+ANSWERS are of server/limit.lisp: whether its SETTINGS have come, how many handlers run (atomic),
+and what its peer does not take. LIFE to
 QUIET-NS are of life.lisp: when the link began and how old it may get, when we last asked whether
 the peer is there, whether it has been told that it is old, and how many calls it had had when it
 was last seen to be without any new one, and since when that is."
@@ -28,6 +38,7 @@ was last seen to be without any new one, and since when that is."
   (held 0 :type sb-ext:word)
   (dammed nil :type boolean)
   (arriving '() :type list)
+  (answers nil :type (or null answers))
   (draining nil :type boolean)
   (stopped nil :type boolean)           ; the core wants nothing more read until output has left
   (place 0 :type index)
@@ -62,6 +73,10 @@ was last seen to be without any new one, and since when that is."
 (defgeneric link-ended (owner link)
   (:documentation "Tell OWNER that LINK has ended and all its streams with it."))
 
+(defgeneric answers-left (owner link)
+  (:documentation
+   "Tell OWNER that output of LINK, which has calls that are held up, may have left."))
+
 (defun open-link (owner loop transport role sink options pool)
   "Make a link over TRANSPORT, a connected one, on LOOP and begin HTTP/2 in ROLE, with the POOL of
 http2 that all links of LOOP share. Return the link."
@@ -94,6 +109,8 @@ http2 that all links of LOOP share. Return the link."
     (when (and (link-stopped link) (not (http2:connection-stop-reading-p http2)))
       (setf (link-stopped link) nil)
       (loop:start-reading socket))
+    (let ((answers (link-answers link)))
+      (when (and answers (answers-held-up answers)) (answers-left (link-owner link) link)))
     nil))
 
 (defun link-closed (socket reason)

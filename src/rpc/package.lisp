@@ -53,7 +53,8 @@
    ;; link.lisp
    #:link #:link-loop #:link-owner #:link-http2 #:link-socket #:link-calls #:link-draining
    #:link-place #:link-options #:link-ready #:link-handlers #:link-last-fields #:link-failure
-   #:link-peer #:link-security #:link-ended #:link-due #:open-link #:abandon-link #:close-link
+   #:link-peer #:link-security #:link-answers #:make-answers #:answers-coming
+   #:answers-held-up #:answers-left #:link-ended #:link-due #:open-link #:abandon-link #:close-link
    #:link-output #:link-http2-closed
    ;; stage.lisp, account.lisp
    #:mark-call #:+headers+ #:+answer+ #:+due+ #:+end+ #:make-wait-clock #:wait-clock-stage
@@ -61,7 +62,7 @@
    #:rpc-error-stages #:rpc-error-reason
    ;; wire.lisp to deadline.lisp
    #:+begun+ #:+over+ #:wire-call-born-ns #:endpoint-clock
-   #:make-ledger #:ledger-held
+   #:make-ledger #:ledger-held #:total-held-limit #:encoded-length
    #:wire-call #:wire-call-link #:wire-call-stream #:wire-call-client-p #:wire-call-headers-sent
    #:wire-call-send-closed #:wire-call-partial #:wire-call-loop #:wire-call-endpoint #:endpoint
    #:wire-call-options #:wire-call-speech #:put-into-outbox #:write-outbox

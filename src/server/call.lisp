@@ -31,9 +31,14 @@
   (unless (server-call-started call)
     (setf (server-call-started call) t)
     (rpc:mark-call call rpc:+due+)
-    (if (runs-inline-p (the route (server-call-route call)))
-        (loop:defer (wire-call-loop call) #'run-inline call)
-        (start-on-reserve call)))
+    (run-call call))
+  nil)
+
+(define-hot run-call ((call server-call)) null
+  "Have CALL's handler run where its method's do."
+  (if (runs-inline-p (the route (server-call-route call)))
+      (loop:defer (wire-call-loop call) #'run-inline call)
+      (start-on-reserve call))
   nil)
 
 (defun start-on-reserve (call)
@@ -109,26 +114,35 @@ them takes."
 
 (define-hot run-inline ((call server-call)) null
   "Run CALL's handler on the loop."
-  (unless (call-status call)            ; cancelled before it began
-    (setf (server-call-started call) (loop:event-loop-now (wire-call-loop call)))
-    (let ((abandoned t))
-      (unwind-protect
-           (multiple-value-bind (value baton)
-               (loop:call-user (wire-call-loop call) #'run-handler call)
-             (setf abandoned nil)
-             (cond ((eq baton :kept) (conclude call value))
-                   (t (note-overstay (server-call-route call))
-                      (conclude-elsewhere call value))))
-        (when abandoned (conclude-elsewhere call (abandoned-condition call))))))
+  (cond ((call-status call))            ; cancelled before it began
+        ((answers-wait-p (the link (wire-call-link call)))
+         (hold-up call))
+        (t
+         (setf (server-call-started call) (loop:event-loop-now (wire-call-loop call)))
+         (let ((abandoned t))
+           (unwind-protect
+                (multiple-value-bind (value baton)
+                    (loop:call-user (wire-call-loop call) #'run-handler call)
+                  (setf abandoned nil)
+                  (cond ((eq baton :kept) (conclude call value))
+                        (t (note-overstay (server-call-route call))
+                           (conclude-elsewhere call value))))
+             (when abandoned (conclude-elsewhere call (abandoned-condition call)))))))
   nil)
 
 (defun run-on-reserve-thread (call)
-  (unless (call-status call)            ; cancelled before it began
-    (let ((value '+abandoned+)
-          (start (setf (server-call-started call) (monotonic-ns))))
-      (unwind-protect (setf value (run-handler call))
-        (conclude-elsewhere call (if (eq value '+abandoned+) (abandoned-condition call) value))
-        (note-duration (server-call-route call) (- (monotonic-ns) start))))))
+  (cond ((call-status call))            ; cancelled before it began
+        ((answers-wait-p (wire-call-link call))
+         (loop:post (wire-call-loop call) (lambda () (hold-up call))))
+        (t (run-and-conclude call))))
+
+(defun run-and-conclude (call)
+  "Run CALL's handler on this thread, which does not run the loop."
+  (let ((value '+abandoned+)
+        (start (setf (server-call-started call) (monotonic-ns))))
+    (unwind-protect (setf value (run-handler call))
+      (conclude-elsewhere call (if (eq value '+abandoned+) (abandoned-condition call) value))
+      (note-duration (server-call-route call) (- (monotonic-ns) start)))))
 
 (defun abandoned-condition (call)
   "The RPC-ERROR of CALL whose handler is left by force, as when its thread is ended in the
@@ -187,12 +201,17 @@ POST-REPLY should do that while the baton is lent. On the loop."
 
 (defun post-reply (call message)
   "Encode MESSAGE in this thread and have the loop send it, and an :ok end."
-  (let ((octets (handler-case (rpc:encode-message call message :auto)
-                  (error (error) (bad-answer-condition call message error)))))
+  (let* ((octets (handler-case (rpc:encode-message call message :auto)
+                   (error (error) (bad-answer-condition call message error))))
+         (bad (typep octets 'rpc:rpc-error))
+         (link (wire-call-link call))
+         (size (if bad 0 (rpc:encoded-length octets))))
+    (note-answering link size)
     (loop:post (wire-call-loop call)
                (lambda ()
+                 (note-answering link (- size))
                  (cond ((call-status call))
-                       ((typep octets 'rpc:rpc-error) (finish-with-condition call octets))
+                       (bad (finish-with-condition call octets))
                        (t (rpc:ensure-headers call)
                           (rpc:write-encoded call octets nil)
                           (server-finish call :ok "" nil '())))))))

@@ -20,7 +20,8 @@ that do not speak gRPC, or (status text)."
 
 (defstruct (hub (:include rpc:endpoint) (:copier nil))
   "CALLS counts those that ended, OPEN those under way, of which there may be MAX-OPEN; UNREADY the
-connections whose SETTINGS have not come; REQUEST is the scratch that headers are read into."
+connections whose SETTINGS have not come; ANSWERING the octets of answers on their way to the loop
+(atomic); REQUEST is the scratch that headers are read into."
   (server nil)
   (routes nil :type route-table)
   (encoding nil :type (or null rpc:encoding)) ; of answers, if nobody says otherwise
@@ -29,6 +30,7 @@ connections whose SETTINGS have not come; REQUEST is the scratch that headers ar
   (open 0 :type fixnum)
   (max-open 0 :type fixnum)
   (unready 0 :type fixnum)
+  (answering 0 :type sb-ext:word)
   (request (make-request) :type request)
   (pool (http2:make-pool) :type http2:pool))
 

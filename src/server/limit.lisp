@@ -48,6 +48,65 @@ one."
 (define-hot (too-many-calls-p :inline t) ((hub hub)) boolean
   (> (hub-open hub) (hub-max-open hub)))
 
+(defconstant +least-queued-octets+ 65536
+  "What each connection may have queued, however much there is in all.")
+
+(defun queued-limit (link)
+  "How much of its answers LINK may have queued: less while all links of its hub have much."
+  (let* ((hub (link-owner link))
+         (share (share-out (ash (rpc:total-held-limit link) -1) (hub-server hub))))
+    (if (< (+ (hub-answering hub) (http2:pool-queued-octets (hub-pool hub))) share)
+        (options-max-queued-octets (rpc:link-options link))
+        +least-queued-octets+)))
+
+(define-hot answers-wait-p ((link link)) boolean
+  "True if so much waits for LINK's peer to take it that no more of its calls are to begin."
+  (let* ((answers (rpc:link-answers link))
+         (waiting (+ (if answers (the index (rpc:answers-coming answers)) 0)
+                     (http2:accounting-queued-octets
+                      (http2:connection-accounting (rpc:link-http2 link))))))
+    (and (< +least-queued-octets+ waiting)
+         (< (the index (queued-limit link)) waiting))))
+
+(defun ensure-answers (link)
+  "The ANSWERS of LINK. From any thread."
+  (or (rpc:link-answers link)
+      (let ((new (rpc:make-answers)))
+        (or (sb-ext:compare-and-swap (rpc:link-answers link) nil new)
+            new))))
+
+(defun note-answering (link count)
+  "COUNT octets of an answer are on their way to the loop of LINK, or have come there."
+  (sb-ext:atomic-incf (rpc:answers-coming (ensure-answers link)) count)
+  (sb-ext:atomic-incf (hub-answering (link-owner link)) count))
+
+(defun hold-up (call)
+  "Have CALL wait until its link's peer has taken enough. On the loop."
+  (let* ((link (wire-call-link call))
+         (answers (ensure-answers link))
+         (queue (rpc:answers-held-up answers))
+         (cell (list call)))
+    (if queue
+        (setf (cddr queue) cell
+              (cdr queue) cell)
+        (setf (rpc:answers-held-up answers) (cons cell cell)))
+    ;; it may have done so meanwhile
+    (rpc:answers-left (link-owner link) link)))
+
+(defmethod rpc:answers-left ((hub hub) link)
+  (unless (answers-wait-p link)
+    (loop:defer (link-loop link) #'start-held-up link)))
+
+(defun start-held-up (link)
+  "Start the call of LINK that was held up first, unless too much waits still, and later the next."
+  (let* ((answers (rpc:link-answers link))
+         (queue (rpc:answers-held-up answers)))
+    (when (and queue (not (answers-wait-p link)))
+      (let ((call (pop (car queue))))
+        (unless (car queue) (setf (rpc:answers-held-up answers) nil))
+        (unless (call-status call) (run-call call))
+        (loop:defer (link-loop link) #'start-held-up link)))))
+
 (defun admit-handler-p (link)
   "True if another handler of LINK may run on a reserve thread, or wait for one; it is counted
 then."

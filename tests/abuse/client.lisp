@@ -230,6 +230,56 @@ each of *KINDS*, when a server begins with OPENING and answers as ANSWER says."
                                        (list (funcall more id))))
                       :ok)))))
 
+(defmacro with-decent-server (() &body body)
+  "Evaluate BODY, in which servers mean ill, while a bystander calls another server from this image,
+so over the same loop; see CALL-WATCHED."
+  `(with-probe (channel) (:ask #'answer)
+     (ask channel (note 6))
+     (with-bystander (channel) ,@body)))
+
+(test floods-of-servers
+  "What costs us an answer or work each, in place of an answer: the connection is ended."
+  (with-decent-server ()
+    (loop for (form . more) in `(((:ping 7)) ((:settings)) ((:settings (:initial-window-size 0)))
+                                 ((:window-update 0 1)) ((:priority 3 1))
+                                 ((:headers 1 ,(response-fields)) (:data 1 ""))
+                                 ((:headers 1 :none :open) (:continuation 1 ,(octets-of 0) :open))
+                                 ((:frame 99 0 0 ,(octets-of 1))))
+          do (let ((form form) (more more))
+               (with-evil-server (address)
+                   (lambda (id)
+                     (declare (ignore id))
+                     (flood-of 100000 form (or (first more) form)))
+                 (grpc:with-channel (channel address)
+                   (multiple-value-bind (status error) (attempt :ask channel)
+                     (is (eq :unavailable status) "~S: ~A" form status)
+                     (is (search "ENHANCE_YOUR_CALM" (princ-to-string error)) "~S: ~A" form
+                         error))))))))
+
+(test header-bombs-of-servers
+  "Headers that unpack to far more than is taken end their call; the connection goes on."
+  (with-decent-server ()
+    (let ((large (list "x" (make-string 3000 :initial-element #\y)))
+          (bomb (make-array 10000 :element-type 'octet :initial-element #xBE)))
+      (check-answer "bomb"
+                    (frames (id) `(:headers ,id ,(response-fields large))
+                      `(:headers ,id ,bomb :end-stream))
+                    '(:internal :internal :internal :internal)))))
+
+(test answers-without-end
+  "A server that sends messages to a caller that takes none, and more than there is window for."
+  (with-decent-server ()
+    (with-evil-server (address)
+        (lambda (id)
+          (concatenate 'octets
+                       (opening-octets `(:headers ,id ,(response-fields)))
+                       (repeated (opening-octets `(:data ,id ,(note-octets 1 :body 16000))) 300)))
+      (grpc:with-channel (channel address)
+        (let ((call (watch channel (note 1))))
+          (is-true (wait-until (lambda () (grpc:call-status call))))
+          (is (eq :internal (grpc:call-status call)))
+          (is (search "FLOW_CONTROL_ERROR" (princ-to-string (caught (numbers call))))))))))
+
 (test closing-a-channel-ends-everything
   "Calls without a deadline on a connection that the server neither serves nor closes, retired by a
 GOAWAY or not, end when the channel is closed."

@@ -40,6 +40,65 @@ server's patience with closing connections finds no GOAWAY any more."
                                 :seconds 0.5))
       (is-true (calmed-p attacker)))))
 
+(defun flood-listening (attacker octets count)
+  "Throw OCTETS COUNT times and hear what is said; return the code of the GOAWAY, or nil."
+  (let ((piece (repeated octets 100)) (goaway nil))
+    (loop repeat (ceiling count 100)
+          until goaway
+          while (throw-octets attacker piece :seconds 0.5)
+          do (setf goaway (heard-goaway attacker 0)))
+    (or goaway (heard-goaway attacker +patience+))))
+
+(defun heard-goaway (attacker seconds)
+  (third (find :goaway (hear attacker (lambda (form) (eq :goaway (first form))) :seconds seconds)
+               :key #'first)))
+
+(test floods-of-listeners
+  "Frames that carry nothing, from a peer that reads all answers."
+  (with-victim (address)
+    (dolist (form `((:ping 7) (:settings) (:settings (:initial-window-size 0)) (:priority 3 1)
+                    (:window-update 0 1) (:window-update 1 1) (:data 1 "") (:data 1 "" (:pad 255))
+                    (:frame 99 0 0 ,(octets-of 1))))
+      (with-attacker (attacker address :polite nil)
+        (throw-octets attacker *preface*)
+        (throw-frames attacker '(:settings) '(:settings-ack)
+                      (list :headers (new-id attacker) (request-fields "/lab.Bench/Collect")))
+        (is (eq :enhance-your-calm (flood-listening attacker (opening-octets form) 100000))
+            "~S" form)))))
+
+(defun provocations (id)
+  "Lists of frames that make a server reset the call of stream ID, which has just been made."
+  `(((:window-update ,id 0))
+    ((:window-update ,id #x7FFFFFFF))
+    ((:priority ,id ,id))
+    ((:frame 2 0 ,id ,(octets-of 1)))
+    ((:data ,id ,(note-octets 3) :end-stream) (:data ,id "x"))
+    ((:headers ,id ,(request-fields "/lab.Bench/Ask")))))
+
+(test provoked-resets
+  "Calls that the server is made to reset, in every way there is, cost a client what its own resets
+would (RFC 9113 10.5; CVE-2025-8671): so many are borne, and no more."
+  (with-victim (address)
+    (dotimes (way (length (provocations 1)))
+      (with-attacker (attacker address)
+        (let ((code nil))
+          (loop repeat 200
+                until code
+                while (throw-octets
+                       attacker
+                       (apply #'concatenate 'octets
+                              (loop repeat 50
+                                    for id = (new-id attacker)
+                                    for path = (elt *paths* (mod (ash id -1) 4))
+                                    collect (frames-octets
+                                             (attacker-speech attacker)
+                                             (cons `(:headers ,id ,(request-fields path))
+                                                   (elt (provocations id) way)))))
+                       :seconds 0.5)
+                do (setf code (heard-goaway attacker 0)))
+          (is (eq :enhance-your-calm (or code (heard-goaway attacker +patience+)))
+              "~S" (elt (provocations 1) way)))))))
+
 (test endless-header-blocks
   (with-victim (address)
     (loop for (count size) in '((20000 0) (20000 1) (10 16384))

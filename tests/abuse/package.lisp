@@ -1,12 +1,13 @@
 ;;;; Abuse: peers that mean ill, over real sockets. attacker.lisp has the raw peers; the other files
 ;;;; are about what they do to a server and to a client. What is wanted is always the same: the
 ;;;; right error for who did it, service as usual for everybody else, nothing in the log, nothing
-;;;; left over.
+;;;; left over. watch.lisp checks that while attacks run.
 
 (defpackage #:clgrpc.tests.abuse
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:server #:clgrpc.server)
-                    (#:loop #:clgrpc.loop) (#:dialogue #:clgrpc.tests.dialogue))
+                    (#:loop #:clgrpc.loop) (#:os #:clgrpc.os)
+                    (#:dialogue #:clgrpc.tests.dialogue) (#:support #:clgrpc.tests.support))
   (:import-from #:clgrpc.tests.dialogue #:frames-octets)
   (:import-from #:clgrpc.tests.hpack #:with-random #:random-octets)
   (:import-from #:clgrpc.tests.server

@@ -40,31 +40,32 @@
 (defun connection-count (server)
   (getf (grpc:server-statistics server) :connections))
 
-(defun call-with-victim (function options handlers)
+(defun call-with-victim (function options handlers channel-options watched)
   (with-log ()
-    (let ((server (apply #'start-probe handlers options)))
+    (let* ((server (apply #'start-probe handlers options))
+           (channel (apply #'grpc:make-channel (grpc:server-address server) channel-options)))
       (unwind-protect
-           (grpc:with-channel (channel (grpc:server-address server))
-             (flet ((bystander ()
-                      (let ((seconds (elapsed-seconds
-                                       (is (= 7 (number-of (ask channel (note 6))))))))
-                        (is (< seconds 5) "The bystander waited ~,1F s." seconds))))
+           (flet ((bystander () (is (= 7 (number-of (ask channel (note 6))))))
+                  (attack () (funcall function (grpc:server-address server) server)))
+             (bystander)
+             (multiple-value-prog1 (if watched (call-watched channel #'attack) (attack))
                (bystander)
-               (multiple-value-prog1 (funcall function (grpc:server-address server) server)
-                 (bystander)
-                 (is-true (wait-until (lambda () (= 1 (connection-count server))))
-                          "~D connections are left" (1- (connection-count server))))))
+               (is-true (wait-until (lambda () (= 1 (connection-count server))))
+                        "~D connections are left" (1- (connection-count server)))))
+        (grpc:close-channel channel)
         (is-true (grpc:stop-server server :drain 5))))))
 
-(defmacro with-victim ((address &key (server (gensym "SERVER")) options
+(defmacro with-victim ((address &key (server (gensym "SERVER")) options channel-options
+                                  (watched t)
                                   (handlers '(list :ask #'answer :watch #'count-down
                                               :collect #'add-up :chat #'echo)))
                        &body body)
-  "Evaluate BODY with ADDRESS bound to that of a server started with OPTIONS. A bystander must be
-served before and after, no error may be logged, and all connections but the bystander's
-must go away."
+  "Evaluate BODY with ADDRESS bound to that of a server started with OPTIONS. A bystander, whose
+channel has CHANNEL-OPTIONS, must be served before and after, and, if WATCHED, meanwhile, with what
+else CALL-WATCHED promises; no error may be logged, and all connections but the bystander's must go
+away."
   `(call-with-victim (lambda (,address ,server) (declare (ignorable ,server)) ,@body)
-                     ,options ,handlers))
+                     ,options ,handlers ,channel-options ,watched))
 
 (defparameter *paths* '("/lab.Bench/Ask" "/lab.Bench/Watch" "/lab.Bench/Collect" "/lab.Bench/Chat"))
 

@@ -1,0 +1,120 @@
+;;;; What attacks are watched with. While one runs a bystander, on a connection of its own, makes
+;;;; one small call after the other, and looks at what the process holds; when it is over,
+;;;; everything must come to rest and come back. Attacker and bystander live in the server's
+;;;; process, so what is measured is the server's share and theirs: the figures are upper bounds.
+
+(in-package #:clgrpc.tests.abuse)
+
+(defparameter *p99-seconds* 1
+  "Ninety-nine of a hundred calls of a bystander are answered in so long.")
+(defparameter *growth-octets* 100000000
+  "What a process may hold more than before, at any moment of an attack.")
+(defparameter *return-seconds* 5
+  "So long after an attack all descriptors and threads are back, and the processor is idle.")
+
+(defstruct (watch (:copier nil))
+  "OCTETS is what was held before; GROWTH what was held more at the worst moment; LATENCIES and
+LATENESS, in seconds, what the bystander's calls took and by how much it woke too late before each,
+which is the machine's doing; RUN-TIME is of the process, as GET-INTERNAL-RUN-TIME has it."
+  channel
+  (over (make-signal))
+  (octets 0)
+  (growth 0)
+  (looked-ns 0)
+  (latencies '())
+  (lateness '())
+  (run-time (get-internal-run-time)))
+
+;;; Memory
+
+(defun held-in-process ()
+  "The octets that the process holds, garbage included."
+  (+ (sb-kernel:dynamic-usage) (support:foreign-octets)))
+
+(defun look-at-memory (watch)
+  "Note how much more is held than before. Without collecting garbage that is too high; it is
+collected when that matters."
+  (flet ((growth () (- (held-in-process) (watch-octets watch))))
+    (let ((growth (growth)))
+      (when (< (ash *growth-octets* -1) growth)
+        (sb-ext:gc)
+        (setf growth (growth))
+        (when (< (ash *growth-octets* -1) growth)
+          (sb-ext:gc :full t)
+          (setf growth (growth))))
+      (setf (watch-growth watch) (max growth (watch-growth watch))
+            (watch-looked-ns watch) (monotonic-ns)))))
+
+;;; The bystander
+
+(defparameter *pause-seconds* 0.002)
+
+(defun stand-by (watch)
+  "Make calls until the attack is over; return the first failure, or nil."
+  (let ((failure nil))
+    (loop
+      (let ((due (+ (monotonic-ns) (seconds-ns *pause-seconds*))))
+        (when (await-signal (watch-over watch) :seconds *pause-seconds*) (return failure))
+        (push (ns-seconds (max 0 (- (monotonic-ns) due))) (watch-lateness watch)))
+      (push (elapsed-seconds
+              (let ((error (caught (unless (= 7 (number-of (ask (watch-channel watch) (note 6))))
+                                     (setf failure "a wrong answer")))))
+                (when error (setf failure (or failure (princ-to-string error))))))
+            (watch-latencies watch))
+      (when (< (+ (watch-looked-ns watch) 50000000) (monotonic-ns)) (look-at-memory watch)))))
+
+(defun percentile-99 (seconds)
+  (let ((sorted (sort (copy-seq seconds) #'>)))
+    (or (nth (floor (length sorted) 100) sorted) 0)))
+
+;;; Coming back
+
+(defun within-seconds-p (predicate)
+  (wait-until predicate :seconds *return-seconds*))
+
+(defun resting-p ()
+  "True if this process has hardly run for the twentieth of a second that this takes."
+  (let ((before (get-internal-run-time)))
+    (await-signal (make-signal) :seconds 0.05)
+    (< (- (get-internal-run-time) before) (* 0.02 internal-time-units-per-second))))
+
+(defun thread-count ()
+  (count-if #'sb-thread:thread-alive-p (sb-thread:list-all-threads)))
+
+(defun report-watch (watch)
+  (format t "~&; ~(~A~): bystander p99 ~,1F ms of ~D calls, growth ~,1F MB, CPU ~,2F s~%"
+          (fiveam::name (symbol-value 'fiveam::current-test))
+          (* 1000 (percentile-99 (watch-latencies watch)))
+          (length (watch-latencies watch)) (/ (watch-growth watch) 1e6)
+          (/ (- (get-internal-run-time) (watch-run-time watch))
+             internal-time-units-per-second 1.0)))
+
+(defun call-watched (channel function)
+  "Call FUNCTION, an attack, while a bystander calls on CHANNEL; check what is promised of both.
+Return FUNCTION's value."
+  (sb-ext:gc :full t)
+  (let* ((watch (make-watch :channel channel :octets (held-in-process)))
+         (descriptors (os:open-descriptor-count))
+         (threads (thread-count))
+         (bystander (sb-thread:make-thread #'stand-by :name "bystander" :arguments (list watch))))
+    (multiple-value-prog1
+        (unwind-protect (funcall function)
+          (look-at-memory watch)
+          (signal-it (watch-over watch))
+          (let ((failure (sb-thread:join-thread bystander :timeout (* 3 +patience+)
+                                                          :default "it hangs")))
+            (is (null failure) "The bystander's call failed: ~A" failure)))
+      (report-watch watch)
+      (let ((p99 (percentile-99 (watch-latencies watch))))
+        (is (< p99 (+ *p99-seconds* (percentile-99 (watch-lateness watch))))
+            "The bystander's p99 was ~,3F s." p99))
+      (is (< (watch-growth watch) *growth-octets*) "~D octets more were held." (watch-growth watch))
+      (is-true (within-seconds-p #'resting-p) "The process does not come to rest.")
+      (is-true (within-seconds-p (lambda () (<= (os:open-descriptor-count) descriptors)))
+               "~D descriptors are left." (- (os:open-descriptor-count) descriptors))
+      (is-true (within-seconds-p (lambda () (<= (thread-count) threads)))
+               "~D threads are left." (- (thread-count) threads)))))
+
+(defmacro with-bystander ((channel) &body body)
+  "Evaluate BODY, an attack, as CALL-WATCHED does."
+  `(call-watched ,channel (lambda () ,@body)))
