@@ -9,14 +9,14 @@
 ;;;; kept (section 7.1.3).
 ;;;;
 ;;;; Several decoders may share a third, for literals "with incremental indexing" (6.2.1): what each
-;;;; connection's table holds of fields that all clients send, such as `:path` and `content-type`, is
-;;;; then one object for all. Only names of **COMMON-NAMES** are shared: how long a literal takes to
-;;;; decode might tell a peer what others have sent.
+;;;; connection's table holds of fields that all clients send, such as `:path` and `content-type`,
+;;;; is then one object for all. Only names of **COMMON-NAMES** are shared: how long a literal takes
+;;;; to decode might tell a peer what others have sent.
 ;;;;
-;;;; Direct mapped, of sets of four: raw octets, what they mean, their hash, and the hash of the last
-;;;; octets that missed. They are stored when they miss twice in a row in their set, so what comes
-;;;; only once (time-outs, trace ids) costs no memory and does not drive out what does repeat. A
-;;;; decoder's own cache has one set while there is only one thing to be found in it.
+;;;; Direct mapped, of sets of four: raw octets, what they mean, their hash, and the hash of the
+;;;; last octets that missed. They are stored when they miss twice in a row in their set, so what
+;;;; comes only once (time-outs, trace ids) costs no memory and does not drive out what does repeat.
+;;;; A decoder's own cache has one set while there is only one thing to be found in it.
 
 (in-package #:clgrpc.hpack)
 
@@ -65,8 +65,8 @@ common; see MAKE-DECODER."
     new))
 
 (define-hot note-miss ((cache simple-vector) (hash hash)) (values simple-vector boolean)
-  "Note that HASH was not found. Return CACHE, or a larger one to use in its place, and whether it is
-the second time in a row in its set."
+  "Note that HASH was not found. Return CACHE, or a larger one to use in its place, and whether it
+is the second time in a row in its set."
   (let* ((last (+ 3 (cache-set cache hash)))
          (missed (svref cache last)))
     (cond ((eql hash missed) (values cache t))

@@ -24,8 +24,8 @@
 fields of up to LIST-OCTETS (sizes of RFC 7541 section 4.1). A peer may use 4096 octets until it has
 seen our SETTINGS, so give less only through SET-DECODER-LIMIT, when it has acknowledged them.
 A decoder belongs to one connection and is used by one thread at a time; it grows with the table its
-peer really uses. Decoders may share what MAKE-COMMON-FIELDS returns, COMMON, and then the fields that
-peers have in common, such as content-type; only one thread at a time may use any of them."
+peer really uses. Decoders may share what MAKE-COMMON-FIELDS returns, COMMON, and then the fields
+that peers have in common, such as content-type; only one thread at a time may use any of them."
   (check-type table-octets index)
   (check-type list-octets index)
   (%make-decoder (min table-octets +initial-table-octets+) table-octets list-octets common))
@@ -139,8 +139,8 @@ position after it."
 
 (define-hot read-indexed-literal ((decoder decoder) (octets octets) (at index) (end index))
     (values field index)
-  "Return the field of the literal with incremental indexing at AT, from what decoders share if it is
-there, and the position after it."
+  "Return the field of the literal with incremental indexing at AT, from what decoders share if it
+is there, and the position after it."
   (let ((common (decoder-common decoder)))
     (multiple-value-bind (after cacheable)
         (if common (literal-end octets at end #x3F) (values at nil))
