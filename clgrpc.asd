@@ -563,7 +563,8 @@
                (:file "course")))
 
 (defsystem "clgrpc/tests/promise"
-  :depends-on ("clgrpc/tests/server" "clgrpc/examples" "clgrpc/tests/support" "fiveam")
+  :depends-on ("clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/examples"
+               "clgrpc/tests/support" "fiveam")
   :pathname "tests/promise/"
   :serial t
   :components ((:file "package")
@@ -574,6 +575,7 @@
                (:file "driving")
                (:static-file "saving.lisp")
                (:file "image")
+               (:file "crowd")
                (:file "soak")))
 
 (defsystem "clgrpc/tests/interop"

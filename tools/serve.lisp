@@ -120,8 +120,8 @@ to end."
   (loop while (read-line *standard-input* nil)
         do (let ((start-ns (monotonic-ns)))
              (sb-ext:gc :full t)
-             (format t "heap=~D milliseconds=~D~%" (sb-kernel:dynamic-usage)
-                     (round (- (monotonic-ns) start-ns) 1000000))
+             (format t "heap=~D milliseconds=~,1F~%" (sb-kernel:dynamic-usage)
+                     (/ (- (monotonic-ns) start-ns) 1d6))
              (finish-output))))
 
 (define-command "serve"

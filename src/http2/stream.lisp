@@ -92,13 +92,15 @@ streams."
     stream))
 
 (define-hot recycle-stream ((stream stream)) null
-  "Put STREAM into the pool if neither the owner nor we hold it any more."
+  "Put STREAM into the pool if neither the owner nor we hold it any more. Those of a connection that
+is finished would keep it."
   (let* ((connection (stream-connection stream))
          (pool (connection-pool connection)))
     (when (and (= (logior +finished+ +released+)
                   (logand (stream-flags stream)
                           (logior +finished+ +released+ +in-ring+ +update-due+)))
                (not (eq stream (connection-current connection)))
+               (not (connection-closed-p connection))
                (< (pool-stream-count pool) +pool-streams+))
       (setf (stream-user stream) nil
             (stream-flags stream) 0
@@ -108,6 +110,19 @@ streams."
             (pool-streams pool) stream)
       (incf (pool-stream-count pool)))
     nil))
+
+(defun leave-pool (connection)
+  "Take the streams that were CONNECTION's out of the pool, so that nothing keeps it."
+  (let* ((pool (connection-pool connection))
+         (stream (shiftf (pool-streams pool) nil)))
+    (setf (pool-stream-count pool) 0)
+    (loop while stream
+          do (let ((next (stream-next stream)))
+               (unless (eq connection (stream-connection stream))
+                 (setf (stream-next stream) (pool-streams pool)
+                       (pool-streams pool) stream)
+                 (incf (pool-stream-count pool)))
+               (setf stream next)))))
 
 (define-hot release-stream ((stream stream)) null
   "Tell that the caller keeps no reference to STREAM, which may be used again once it is closed. To
@@ -271,6 +286,7 @@ section 6.4."
         (connection-preface-deadline connection) 0
         (connection-block-buffer connection) nil)
   (finish-all-streams connection code)
+  (leave-pool connection)
   (funcall (sink-on-close (connection-sink connection)) connection code text)
   nil)
 

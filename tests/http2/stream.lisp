@@ -24,6 +24,28 @@
         (h2:map-streams (lambda (stream) (push (h2:stream-id stream) ids)) connection)
         (is (equal (reverse ids) (sort (mapcar #'h2:stream-id live) #'<)))))))
 
+(test the-pool-keeps-no-finished-connection
+  (let ((pool (h2:make-pool)) (sink (h2:make-sink)) (options (make-options)))
+    (flet ((connection () (h2:make-connection :client sink options :pool pool))
+           (use (connection &rest ids)
+             (dolist (stream (loop for id in ids collect (h2::take-stream connection id)))
+               (setf (h2::stream-state stream) h2::+closed+)
+               (h2:release-stream stream)
+               (h2::finish-stream stream)))
+           (pooled ()
+             (loop for stream = (h2::pool-streams pool) then (h2::stream-next stream)
+                   while stream collect (h2:stream-connection stream))))
+      (let ((first (connection)) (second (connection)))
+        (use first 1 3 5)
+        (is (equal (list first first first) (pooled)))
+        (use second 1)
+        (is (equal (list second first first) (pooled)))
+        (h2:receive-eof first)
+        (is (equal (list second) (pooled)))
+        (is (= 1 (h2::pool-stream-count pool)))
+        (h2:receive-eof second)
+        (is (null (pooled)))))))
+
 (test streams-are-used-again
   "Only a stream that is closed and was released is used again, whichever came first."
   (let ((*dialogue* (begin-dialogue :client '())))

@@ -91,7 +91,7 @@ func collectAtEachLine() {
 		took := time.Since(begin)
 		var stats runtime.MemStats
 		runtime.ReadMemStats(&stats)
-		fmt.Printf("heap=%d milliseconds=%d\n", stats.HeapAlloc, took.Milliseconds())
+		fmt.Printf("heap=%d milliseconds=%.1f\n", stats.HeapAlloc, 1e3*took.Seconds())
 	}
 }
 

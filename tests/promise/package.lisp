@@ -6,7 +6,7 @@
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:server #:clgrpc.server)
                     (#:client #:clgrpc.client) (#:loop #:clgrpc.loop) (#:os #:clgrpc.os)
-                    (#:support #:clgrpc.tests.support))
+                    (#:support #:clgrpc.tests.support) (#:dialogue #:clgrpc.tests.dialogue))
   (:export #:soak))
 
 (in-package #:clgrpc.tests.promise)
