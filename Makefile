@@ -9,7 +9,7 @@ SOURCES := clgrpc.asd scripts/load.lisp scripts/build.lisp \
            $(shell find src tools proto examples -name '*.lisp' -o -name '*.proto' \
              -o -name '*.json')
 
-BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls connections
+BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls connections echo
 
 .DEFAULT_GOAL := bin/clgrpc
 .PHONY: install test demo conformance soak bench profile clean help $(BENCH_PARTS:%=bench-%)
@@ -64,7 +64,7 @@ help:
 	@echo '                  memory, threads and descriptors stay what they were'
 	@echo 'make bench        measure beside grpc-go (needs Go), tonic and nghttpd: about 14 minutes;'
 	@echo '                  BENCH="--short" takes 3, BENCH="--help" lists more'
-	@echo 'make bench-PART   one part: unary, streams, client, matrix, openloop, bulk, allocation, protobuf, tls'
-	@echo '                  or connections'
+	@echo 'make bench-PART   one part: unary, streams, client, matrix, openloop, bulk, allocation, protobuf, tls,'
+	@echo '                  connections or echo'
 	@echo 'make profile      show where the time of a call goes on the server'
 	@echo 'make clean        remove bin/'

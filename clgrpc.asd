@@ -93,7 +93,10 @@
   :depends-on ("clgrpc/loop")
   :pathname "examples/loop/"
   :serial t
-  :components ((:file "delayed-answer")))
+  :components ((:file "delayed-answer")
+               (:file "echo-server")
+               (:file "chat-server")
+               (:file "proxy")))
 
 (defsystem "clgrpc/hpack"
   :description "RFC 7541: header compression for HTTP/2."

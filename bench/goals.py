@@ -3,6 +3,7 @@ must not exceed it. A ratio is ours to a peer's; of throughput, the peer's to ou
 better everywhere."""
 
 import connections
+import echo
 import inproc
 import protobuf
 import streams
@@ -144,8 +145,15 @@ def connections_goals(results):
         yield connections.describe(row) + " over three processes: lost", 0, row["lost"]
 
 
+def echo_goals(results):
+    for row in results["rows"]:
+        if echo.describe(row) == "10 × 100":
+            yield ("server CPU at 10 × 100, to epoll in C", 1.3,
+                   ratio(row, "cpu_ns_per_message", echo.C))
+
+
 GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "matrix": matrix_goals, "openloop": openloop_goals, "bulk": bulk_goals,
          "allocation": allocation_goals, "protobuf": protobuf_goals,
          "tls": tls_goals, "inproc": inproc_goals,
-         "connections": connections_goals}
+         "connections": connections_goals, "echo": echo_goals}
