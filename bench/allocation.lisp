@@ -126,7 +126,7 @@ apart."
                  (call-with-census name (lambda () calls)
                                    (lambda () (funcall function *calls*) (incf calls *calls*))))))))
 
-(tools::enlarge-nursery)
+(tools::tune-collector)
 (let ((address (uiop:getenv "CLGRPC_ADDRESS")))
   (if address (call address) (serve)))
 (clgrpc.scripts:quit 0)

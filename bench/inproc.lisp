@@ -211,7 +211,7 @@
                             :milliseconds (field "milliseconds")))))
 
 (defun main ()
-  (tools::enlarge-nursery)
+  (tools::tune-collector)
   (format t "ready~%")
   (finish-output)
   (loop with channels = (make-hash-table :test 'equal)

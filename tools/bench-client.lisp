@@ -138,7 +138,7 @@
       client-tls))
     "Measure what calls cost the client, as the benchmarks do. Calls GetFeature; prints `ready` and
 then, for each line on standard input, a line of JSON with calls, CPU seconds and latencies."
-  (enlarge-nursery)
+  (tune-collector)
   (grpc:with-channel (channel address
                       :credentials (client-credentials tls-ca tls-cert tls-key tls-name))
     (call-in-manner-until manner (+ (monotonic-ns) (* milliseconds 200000)) channel in-flight)

@@ -71,10 +71,14 @@ START-SERVER. Refuses offers of the same service."
 
 ;;; Serving
 
-(defun enlarge-nursery ()
+(defun tune-collector ()
+  "Have garbage collected less often. Each collection of the second generation gives all free memory
+back to the system, which long messages then would have to fault in again."
   (setf (sb-ext:bytes-consed-between-gcs)
-        (min +nursery-octets+ (floor (sb-ext:dynamic-space-size) 5)))
-  (sb-ext:gc))                          ; from the next collection on the new size holds
+        (min +nursery-octets+ (floor (sb-ext:dynamic-space-size) 5))
+        (sb-ext:generation-bytes-consed-between-gcs 1)
+        (floor (sb-ext:dynamic-space-size) 4))
+  (sb-ext:gc :gen 1))                   ; from the next collection on the new sizes hold
 
 (defun print-event (level event &rest plist)
   "Print an event of the log that needs somebody's attention, its backtrace last."
@@ -150,7 +154,7 @@ let running calls end and exit with 0. Prints
 `listening on ADDRESS` for each when ready, and at SIGUSR1 a line `turns=N calls=N`: the turns of
 the event loops and the calls served."
   (multiple-value-bind (services execution) (offered-services services)
-    (enlarge-nursery)
+    (tune-collector)
     (setf *log-function* #'print-event)
     (let ((server (apply #'grpc:start-server
                          (cons (make-instance 'grpc:health-service)

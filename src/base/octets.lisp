@@ -52,6 +52,11 @@ Signal an error if either range is out of bounds."
     (copy-octets octets start end copy 0)
     copy))
 
+(define-hot shorten-octets ((octets octets) (start index) (end index)) octets
+  "Make OCTETS, to which nobody else has a reference, consist of what was START to END of them."
+  (copy-octets octets start end octets 0)
+  (sb-kernel:%shrink-vector octets (- end start)))
+
 (define-hot octets-equal ((a octets) (b octets)
                           &key (start index 0) (end (or null index) nil))
     boolean

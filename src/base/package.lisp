@@ -8,7 +8,7 @@
    ;; policy.lisp
    #:define-hot #:define-leaf #:leaves #:document-functions
    ;; octets.lisp
-   #:octet #:octets #:index #:make-octets #:octets-of #:copy-octets #:subseq-octets #:octets-equal
+   #:octet #:octets #:index #:make-octets #:octets-of #:copy-octets #:subseq-octets #:shorten-octets #:octets-equal
    #:u16be #:u24be #:u32be #:u64be #:u32le #:u64le
    #:buffer #:make-buffer #:buffer-octets #:buffer-start #:buffer-end #:buffer-fill
    #:buffer-room #:ensure-buffer-room #:append-octets #:append-octet #:clear-buffer

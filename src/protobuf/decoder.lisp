@@ -87,7 +87,7 @@
               (take-u64 () 'word)
               (take-text () '(decode-text octets start stop))
               (take-unchecked-text () '(decode-unchecked-text octets start stop))
-              (take-octets () '(subseq-octets octets start stop)))
+              (take-octets () '(bytes-at octets start stop reading)))
      ,@body))
 
 (defun wire-content (wire body)

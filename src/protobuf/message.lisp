@@ -99,15 +99,40 @@ there and returns the end. To be called right after the sizer, with nothing betw
 
 ;;; Reading from the outside in
 
-(declaim (inline make-reading reading-depth reading-allowance reading-deferred-p))
-(defstruct (reading (:constructor make-reading (depth allowance deferred-p)) (:copier nil))
+(declaim (inline make-reading reading-depth reading-allowance reading-deferred-p reading-spare
+                 reading-kept-start reading-kept-stop))
+(defstruct (reading (:constructor make-reading (depth allowance deferred-p spare)) (:copier nil))
   "The state of reading one message with all that is in it: how many levels may still be entered,
 how many octets of memory its messages may still take, and whether sub-messages are read after their
-parents (decoder.lisp)."
+parents (decoder.lisp). SPARE are octets that nobody needs afterwards: a field of bytes that is at
+least half of them is not copied but gets them as its value, and KEPT-START to KEPT-STOP is what of
+them it is to be when all has been read."
   (depth 0 :type fixnum)
   (allowance 0 :type fixnum)
-  (deferred-p nil :type boolean))
+  (deferred-p nil :type boolean)
+  (spare nil :type (or null octets))
+  (kept-start 0 :type index)
+  (kept-stop 0 :type index))
 (declaim (sb-ext:freeze-type reading))
+
+(define-hot bytes-at ((octets octets) (start index) (stop index) (reading reading)) octets
+  "The value of a field of bytes: a copy of START to STOP, or the spare octets themselves."
+  (cond ((and (eq octets (reading-spare reading))
+              (<= (ash (length octets) -1) (- stop start))
+              (zerop (reading-kept-stop reading)))
+         (setf (reading-kept-start reading) start
+               (reading-kept-stop reading) stop)
+         octets)
+        (t (subseq-octets octets start stop))))
+
+(define-hot keep-spare ((reading reading)) boolean
+  "Make of the spare octets the value that a field got of them; false if none did."
+  (let ((spare (reading-spare reading))
+        (start (reading-kept-start reading))
+        (stop (reading-kept-stop reading)))
+    (and spare
+         (plusp stop)
+         (progn (shorten-octets spare start stop) t))))
 
 (declaim (type fixnum **max-message-depth** **max-decoded-octets** **max-receive-octets**))
 (defglobal **max-receive-octets** (option-default :max-receive-octets))
@@ -115,16 +140,16 @@ parents (decoder.lisp)."
 (defglobal **max-decoded-octets** (option-default :max-decoded-octets))
 
 (defmacro read-twice ((reading size &key (depth '**max-message-depth**)
-                                      (decoded-octets '**max-decoded-octets**))
+                                      (decoded-octets '**max-decoded-octets**) spare)
                       form)
   "The value of FORM with READING bound to fresh state for SIZE octets: on the plain way, and if
-that gives nil on the deferred way."
+that gives nil on the deferred way. SPARE as in READING."
   (let ((allowance (gensym "ALLOWANCE")))
     `(let ((,allowance (+ ,decoded-octets (* 8 ,size))))
-       (or (let ((,reading (make-reading ,depth ,allowance nil)))
+       (or (let ((,reading (make-reading ,depth ,allowance nil ,spare)))
              (declare (dynamic-extent ,reading))
              ,form)
-           (let ((,reading (make-reading ,depth ,allowance t)))
+           (let ((,reading (make-reading ,depth ,allowance t ,spare)))
              (declare (dynamic-extent ,reading))
              ,form)))))
 
@@ -146,19 +171,25 @@ that gives nil on the deferred way."
 (define-hot parse-octets
     ((type message-type) (octets octets) (start index) (end index)
      &key (depth index **max-message-depth**) (decoded-octets index **max-decoded-octets**)
-     (partial t nil))
-    message
+     (partial t nil) (consume boolean nil))
+    (values message boolean)
   "Return the message of TYPE whose serialized form is the octets START to END, at most DEPTH levels
-deep and with messages that take at most DECODED-OCTETS of memory over eight times its size. Signal
+deep and with messages that take at most DECODED-OCTETS of memory over eight times its size. With
+CONSUME, OCTETS belong to the message from now on if the second value is true. Signal
 PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
   (unless (<= start end (length octets))
     (misuse "There are no octets ~D to ~D in a vector of ~D." start end (length octets)))
-  (let ((message (truly-the message
-                            (read-twice (reading (- end start)
-                                                 :depth depth :decoded-octets decoded-octets)
-                              (funcall (message-type-reader type) octets start end reading)))))
+  (let* ((kept nil)
+         (message (truly-the message
+                             (read-twice (reading (- end start)
+                                                  :depth depth :decoded-octets decoded-octets
+                                                  :spare (and consume octets))
+                               (let ((message (funcall (message-type-reader type)
+                                                       octets start end reading)))
+                                 (when message (setf kept (keep-spare reading)))
+                                 message)))))
     (unless partial (check-required type message))
-    message))
+    (values message kept)))
 
 (defglobal **message-types** (make-hash-table :test 'equal :synchronized t))
 

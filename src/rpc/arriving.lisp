@@ -195,27 +195,39 @@ loop."
       (wire-post call (lambda () (release-window call))))
     nil))
 
-(define-hot parse-incoming ((call wire-call) (octets octets) (start index) (end index)) t
-  "The message that the octets are. Signal a PROTOBUF-ERROR if they are none."
+(define-hot parse-incoming ((call wire-call) (octets octets) (start index) (end index)
+                            &key (consume boolean nil))
+    (values t boolean)
+  "The message that the octets are; with CONSUME also whether OCTETS are now its own. Signal a
+PROTOBUF-ERROR if they are none."
   (let ((options (wire-call-options call)))
     (protobuf:parse-octets (incoming-type call) octets start end
                            :depth (options-max-message-depth options)
-                           :decoded-octets (options-max-decoded-octets options))))
+                           :decoded-octets (options-max-decoded-octets options)
+                           :consume consume)))
 
 (define-hot wire-decode ((call wire-call) item (start index) (end index)) t
   "The operation DECODE."
   (typecase item
-    (octets (decode-octets call item start end))
-    (parcel (let ((octets (parcel-taken item)))
-              (prog1 (decode-octets call octets 0 (parcel-end item))
-                (give-octets-back octets))))
+    (octets (values (decode-octets call item start end nil)))
+    (parcel (decode-parcel call item))
     (packed (decode-packed call item))
     (t item)))
 
-(define-hot decode-octets ((call wire-call) (octets octets) (start index) (end index)) t
-  "The message that OCTETS from START to END are. Signal an RPC-ERROR, which ends CALL as well, if
-they are none."
-  (handler-case (parse-incoming call octets start end)
+(define-hot decode-parcel ((call wire-call) (parcel parcel)) t
+  "The message that PARCEL is; see DECODE-OCTETS."
+  (let ((octets (parcel-taken parcel)))
+    (multiple-value-bind (message kept)
+        (decode-octets call octets 0 (parcel-end parcel) (<= +own-octets+ (length octets)))
+      (unless kept (give-octets-back octets))
+      message)))
+
+(define-hot decode-octets ((call wire-call) (octets octets) (start index) (end index)
+                           (consume boolean))
+    (values t boolean)
+  "The message that OCTETS from START to END are, and with CONSUME whether OCTETS are now its own.
+Signal an RPC-ERROR, which ends CALL as well, if they are none."
+  (handler-case (parse-incoming call octets start end :consume consume)
     (protobuf:protobuf-error (error)
       (end-undecodable call (unparsable-condition call error start)))))
 

@@ -39,8 +39,9 @@ long that the loop should not wait for it.")
   (shiftf (parcel-octets parcel) (load-time-value (make-octets 0))))
 
 (defconstant +partial-growth+ 4
-  "How many times as large as before a PARTIAL that is full gets: what was received is copied a
-third of a time more in all, and a peer can make us keep four times what it sends.")
+  "How many times as large as before a PARTIAL that is full gets, or twice that if its message ends
+there: what was received is copied a third of a time more in all, and a peer can make us keep eight
+times what it sends.")
 
 (defstruct (partial (:copier nil))
   "A message of which a part has arrived: its prefix as far as FILL under 5 tells, then its octets
@@ -55,6 +56,21 @@ in BODY, of BORROW-OCTETS."
 (define-hot (partial-length :inline t) ((partial partial)) (unsigned-byte 32)
   (u32be (partial-prefix partial) 1))
 
+(define-hot grown-length ((length (unsigned-byte 32)) (fill index) (more index)) index
+  "How long the body of a PARTIAL of LENGTH octets becomes that holds FILL and gets MORE."
+  (let ((longer (max (* +partial-growth+ fill) (+ fill more))))
+    (if (<= length (* 2 longer)) length longer)))
+
+(defconstant +own-octets+ 524288
+  "A message of at least as many is put together in a vector of its length, made for it, which can
+become the value of the field that fills it; others in one of the store.")
+
+(define-hot fresh-body ((length index) (final (unsigned-byte 32))) octets
+  "Octets for LENGTH octets of a message that is FINAL octets long."
+  (if (= (max length +own-octets+) final)
+      (make-array length :element-type 'octet)
+      (borrow-octets length)))
+
 (define-hot add-to-partial ((partial partial) (octets octets) (start index) (end index)) index
   "Take octets for PARTIAL's message; return the position after the last one taken."
   (let ((need (- (partial-length partial) (partial-fill partial)))
@@ -64,8 +80,8 @@ in BODY, of BORROW-OCTETS."
            (fill (partial-fill partial))
            (body (partial-body partial)))
       (when (< (length body) (+ fill count))
-        (let ((new (borrow-octets (min (partial-length partial)
-                                     (max (* +partial-growth+ fill) (+ fill count))))))
+        (let ((new (fresh-body (grown-length (partial-length partial) fill count)
+                               (partial-length partial))))
           (copy-octets body 0 fill new 0)
           (setf (partial-body partial) new)
           (give-octets-back body)))

@@ -166,3 +166,52 @@
     (is (message= message (round-trip message)))
     (signals protobuf-error
       (parse-message 'clgrpc.test.legacy:legacy (unhex "4308054c")))))
+
+;;; Octets that the reader may keep
+
+(defun read-consuming (octets)
+  "Read a copy of OCTETS, which the message may keep. Return the message, whether it did, the copy."
+  (let ((copy (copy-seq octets)))
+    (multiple-value-bind (message kept)
+        (protobuf:parse-octets (find-message-type "clgrpc.test.All") copy 0 (length copy)
+                               :consume t)
+      (values message kept copy))))
+
+(defun check-consuming (octets &key kept)
+  (multiple-value-bind (message kept-p copy) (read-consuming octets)
+    (is (eq kept kept-p))
+    (is (message= message (parse-message 'clgrpc.test:all octets)))
+    (is (equalp octets (serialize message)))
+    (values message copy)))
+
+(test octets-that-nobody-needs-become-a-field
+  (let ((long (make-array 5000 :element-type 'octet :initial-element 7))
+        (half (make-array 2000 :element-type 'octet :initial-element 8)))
+    (setf (aref long 0) 1 (aref long 4999) 2)
+    (multiple-value-bind (message copy)
+        (check-consuming (serialize (all :f3 1 :f15 long :o3 5 :r3 '(1 2) :p14 "x")) :kept t)
+      (is (eq copy (clgrpc.test:all-f15 message)))
+      (is (equalp long copy)))
+    (check-consuming (serialize (all :o15 long)) :kept t)
+    (check-consuming (serialize (all :p15 long :r15 (list half))) :kept t)
+    (check-consuming (serialize (all :r15 (list half long half))) :kept t)
+    (check-consuming (serialize (all :r15 (list half half half))) :kept nil)
+    (check-consuming (serialize (all :f14 (make-string 5000 :initial-element #\a))) :kept nil)
+    (check-consuming (serialize (all)) :kept nil)))
+
+(test octets-kept-and-read-again
+  "Unknown fields and sub-messages in pieces are read from the octets before they are changed."
+  (let* ((long (make-array 5000 :element-type 'octet :initial-element 7))
+         (unknown (unhex "f8ff0701"))
+         (octets (concatenate 'octets unknown
+                              (joined (all :f17 (clgrpc.test:make-inner :a 1))
+                                      (all :f15 long)
+                                      (all :f17 (clgrpc.test:make-inner :s "x")))
+                              unknown)))
+    (multiple-value-bind (message kept) (read-consuming octets)
+      (is-true kept)
+      (is (message= message (parse-message 'clgrpc.test:all octets)))
+      (is (equalp (serialize message) (serialize (parse-message 'clgrpc.test:all octets)))))
+    ;; the field that got them is overwritten
+    (let ((message (read-consuming (joined (all :f15 long) (all :f15 (octets-of 1 2))))))
+      (is (equalp (octets-of 1 2) (clgrpc.test:all-f15 message))))))

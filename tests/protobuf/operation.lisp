@@ -81,7 +81,7 @@
              (both (concatenate 'octets a b))
              (type (find-message-type "clgrpc.test.All"))
              (deferred (funcall (protobuf::message-type-reader type) both 0 (length both)
-                                (protobuf::make-reading 100 1000000000 t))))
+                                (protobuf::make-reading 100 1000000000 t nil))))
         (is (message= deferred (parse-message type both)))))))
 
 (test equality-looks-at-everything

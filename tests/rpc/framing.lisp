@@ -59,3 +59,19 @@ and the longest vector it needed."
          (before (sb-ext:get-bytes-consed)))
     (put-together octets (make-list 10000 :initial-element 1000))
     (is (< (- (sb-ext:get-bytes-consed) before) 8000000))))
+
+(test the-last-vector-has-the-length
+  "A message a little longer than what it grew through is not copied once more; a long one is put
+together in octets of its own length."
+  (flet ((lengths (length)
+           (let ((lengths '()) (fill 0))
+             (loop while (< fill length)
+                   do (let ((new (rpc::grown-length length fill 16384)))
+                        (push new lengths)
+                        (setf fill new)))
+             (nreverse lengths))))
+    (is (equal '(16384 65536 262144 1048591) (lengths 1048591)))
+    (is (equal '(16384 65536 262144 1048576 4194304 16777231) (lengths 16777231)))
+    (is (equal '(20000) (lengths 20000))))
+  (is (= 1048591 (length (rpc::fresh-body 1048591 1048591))))
+  (is (< 262144 (length (rpc::fresh-body 262145 1048591)))))
