@@ -43,6 +43,11 @@ it is acknowledged. A larger table is cut down at once; a smaller one waits for 
   (when (< octets (table-limit decoder)) (resize-table decoder octets))
   octets)
 
+(defun forget-repeats (decoder)
+  "Let go of what DECODER remembers so that what its peer repeats costs less; it learns anew."
+  (setf (decoder-literals decoder) nil
+        (decoder-blocks decoder) nil))
+
 ;;; Integers (section 5.1) and strings (section 5.2)
 
 (define-hot read-long-integer ((octets octets) (at index) (end index) (prefix octet))

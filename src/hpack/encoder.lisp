@@ -44,6 +44,10 @@ by one thread at a time; it grows with its table."
     (format stream "~D entr~:@P, ~D of ~D octets" (table-count encoder) (table-octets encoder)
             (table-limit encoder))))
 
+(defun forget-encoded (encoder)
+  "Let go of what ENCODER remembers so that ENCODE-FIELDS costs less; it learns anew."
+  (setf (encoder-encoded encoder) nil))
+
 (defun set-encoder-limit (encoder octets)
   "Let ENCODER use a table of up to OCTETS, the peer's SETTINGS_HEADER_TABLE_SIZE, or less if its
 own limit is lower. The next block will announce the change."

@@ -20,6 +20,7 @@
    #:find-field
    ;; decoder.lisp
    #:decoder #:make-decoder #:make-common-fields #:decode-block #:set-decoder-limit
+   #:forget-repeats
    ;; encoder.lisp
    #:encoder #:make-encoder #:set-encoder-limit #:begin-block #:encode-field #:encode-literal
-   #:encode-fields))
+   #:encode-fields #:forget-encoded))

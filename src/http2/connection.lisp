@@ -60,6 +60,15 @@ or NIL."
           ((plusp settings) settings)
           (t nil))))
 
+(defun shrink-connection (connection)
+  "Give up what CONNECTION has only so as to be fast, if it has no streams: for one that has been
+quiet for long. What it needs again it makes again."
+  (when (zerop (connection-stream-count connection))
+    (setf (connection-table connection) #())
+    (hpack:forget-repeats (connection-decoder connection))
+    (hpack:forget-encoded (connection-encoder connection)))
+  nil)
+
 ;;; Opening streams
 
 (defconstant +highest-stream-id+ #x7FFFFFFF)

@@ -50,4 +50,4 @@
    #:receive-octets
    ;; connection.lisp
    #:make-connection #:start-connection #:open-stream #:available-streams #:send-goaway
-   #:receive-eof #:advance-time #:connection-stop-reading-p))
+   #:receive-eof #:advance-time #:shrink-connection #:connection-stop-reading-p))

@@ -61,6 +61,24 @@
              (is (wait-until (lambda () (eq :idle (grpc:channel-state channel)))))
              (is (= 2 (number-of (ask channel (note 2)))) "and opened again"))))
 
+(test quiet-connections-shrink
+  "What a connection has grown for a burst it gives up when it has been quiet for a while."
+  (with-probe (channel :server server :options '(:max-connection-idle-seconds 4))
+      (:ask (lambda (note call) (declare (ignore call)) note))
+    (flet ((burst ()
+             (let ((futures (loop for i below 100
+                                  collect (grpc:call-async #'lab.bench:ask channel (note i)))))
+               (is (equal (loop for i below 100 collect i)
+                          (mapcar (lambda (future) (number-of (grpc:await future))) futures)))))
+           (slots ()
+             (loop for link across (clgrpc.server::hub-links
+                                  (first (clgrpc.server::server-hubs server)))
+                   sum (length (clgrpc.http2::connection-table (clgrpc.rpc::link-http2 link))))))
+      (burst)
+      (is (plusp (slots)))
+      (is (wait-until (lambda () (and (zerop (slots)) (= 1 (connections server))))))
+      (burst))))
+
 (test calls-keep-their-connection
   "Idleness does not end a connection that has a call, however quiet it is."
   (with-probe (channel :server server :options '(:max-connection-idle-seconds 0.05))

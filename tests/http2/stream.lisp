@@ -24,6 +24,19 @@
         (h2:map-streams (lambda (stream) (push (h2:stream-id stream) ids)) connection)
         (is (equal (reverse ids) (sort (mapcar #'h2:stream-id live) #'<)))))))
 
+(test quiet-connections-shrink
+  (let ((*dialogue* (begin-dialogue :client '())))
+    (shake-hands)
+    (let* ((stream (request :get :end t))
+           (connection (h2:stream-connection (find-stream stream))))
+      (h2:shrink-connection connection)
+      (is (plusp (length (h2::connection-table connection))) "not while there is a stream")
+      (hears `(:headers ,stream :ok :end-stream))
+      (h2:shrink-connection connection)
+      (is (zerop (length (h2::connection-table connection))))
+      (hears `(:headers ,(request :get :end t) :ok :end-stream))
+      (is (zerop (h2:connection-stream-count connection))))))
+
 (test the-pool-keeps-no-finished-connection
   (let ((pool (h2:make-pool)) (sink (h2:make-sink)) (options (make-options)))
     (flet ((connection () (h2:make-connection :client sink options :pool pool))
