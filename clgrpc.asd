@@ -7,7 +7,7 @@
   :author "The clgrpc developers"
   :license "MIT"
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
-  :depends-on ("clgrpc/client" "clgrpc/server" "clgrpc/services")
+  :depends-on ("clgrpc/client" "clgrpc/inproc" "clgrpc/server" "clgrpc/services")
   :pathname "src/"
   :serial t
   :components ((:file "package"))
@@ -47,6 +47,7 @@
                (:file "epoll")
                (:file "poll")
                (:file "futex")
+               (:file "processor")
                (:file "signal")
                (:file "library")
                (:file "zlib")
@@ -188,6 +189,7 @@
                (:file "accessor")
                (:file "extension")
                (:file "reflection")
+               (:file "copier")
                (:file "operation")
                (:file "import")
                (:file "textual")
@@ -281,7 +283,24 @@
                (:file "reply")
                (:file "drain")
                (:file "dispatch")
+               (:file "entrance")
                (:file "server")))
+
+(defsystem "clgrpc/inproc"
+  :description "Calls within the image: from a channel to a server without octets between."
+  :depends-on ("clgrpc/client" "clgrpc/server")
+  :pathname "src/inproc/"
+  :serial t
+  :components ((:file "package")
+               (:file "structure")
+               (:file "context")
+               (:file "call")
+               (:file "begin")
+               (:file "stream")
+               (:file "operation")
+               (:file "channel")
+               (:file "stub")
+               (:file "direct")))
 
 (defsystem "clgrpc/services"
   :description "The services of gRPC itself: health, reflection."
@@ -343,7 +362,8 @@
                "clgrpc/tests/protobuf" "clgrpc/tests/fuzz" "clgrpc/tests/rpc"
                "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
-               "clgrpc/tests/client" "clgrpc/tests/transports" "clgrpc/tests/services"
+               "clgrpc/tests/client" "clgrpc/tests/transports" "clgrpc/tests/inproc"
+               "clgrpc/tests/services"
                "clgrpc/tests/abuse" "clgrpc/tests/promise"
                "sb-posix")
   :pathname "tests/"
@@ -389,6 +409,7 @@
                (:file "address")
                (:file "socket")
                (:file "epoll")
+               (:file "processor")
                (:file "signal")
                (:file "library")
                (:file "zlib")
@@ -511,6 +532,17 @@
                (:file "route")
                (:file "server")
                (:file "volume")))
+
+(defsystem "clgrpc/tests/inproc"
+  :depends-on ("clgrpc/tests/server")
+  :pathname "tests/inproc/"
+  :serial t
+  :components ((:file "package")
+               (:file "context")
+               (:file "stub")
+               (:file "stream")
+               (:file "channel")
+               (:file "direct")))
 
 (defsystem "clgrpc/tests/services"
   :depends-on ("clgrpc/tests/server")

@@ -78,6 +78,7 @@
                 #:server #:start-server #:stop-server #:server-address #:server-addresses
                 #:server-running-p #:server-statistics #:server-service-names #:server-started
                 #:server-stopping)
+  (:import-from #:clgrpc.inproc #:server-channel #:service-channel)
   (:import-from #:clgrpc.services
                 #:health-service #:health-status #:set-health-status #:reflection-services))
 

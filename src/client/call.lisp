@@ -313,15 +313,18 @@ deadline, and its word may come before our own timer has run."
   (rpc:wait-for-call call #'call-fields))
 
 (defun client-drive (call ready-p)
-  "The operation DRIVE. A thread inside a handler never drives: what it would run might wait for
-it."
+  "The operation DRIVE."
+  (drive-for (wire-call-loop call) call ready-p))
+
+(defun drive-for (loop call ready-p)
+  "Drive LOOP until READY-P is true of CALL or that has ended; say whether that came. A thread
+inside a handler never drives: what it would run might wait for it."
   (declare (type function ready-p))
-  (let ((loop (wire-call-loop call)))
-    (flet ((done-p (call) (or (call-status call) (funcall ready-p call))))
-      (declare (dynamic-extent #'done-p))
-      (and (null rpc:*call*)
-           (loop:drive loop #'done-p call)
-           (done-p call)))))
+  (flet ((done-p (call) (or (call-status call) (funcall ready-p call))))
+    (declare (dynamic-extent #'done-p))
+    (and (null rpc:*call*)
+         (loop:drive loop #'done-p call)
+         (done-p call))))
 
 (defun client-park (call ready-p)
   "The operation PARK."

@@ -29,6 +29,10 @@
       ;; whoever is not asked who he is may be in between
       (and credentials (loop:tls-credentials-verify credentials)))))
 
+(defvar *channel-hook* (constantly nil)
+  "A function (target arguments) that returns a channel if TARGET is for one that needs no
+network.")
+
 (defun make-channel (target &rest arguments &key credentials compression interceptors
                                              call-credentials plaintext-credentials
                      &allow-other-keys)
@@ -45,6 +49,13 @@ on a channel without TLS, or with TLS that verifies nothing, unless PLAINTEXT-CR
 All other ARGUMENTS are rows of the options table as keywords. Connects nothing yet. Signal MISUSE
 for a wrong target or option, TLS-ERROR if CREDENTIALS cannot be used. From any thread; end it with
 CLOSE-CHANNEL, or use WITH-CHANNEL."
+  (or (funcall *channel-hook* target arguments)
+      (make-wire-channel target arguments credentials compression interceptors call-credentials
+                         plaintext-credentials)))
+
+(defun make-wire-channel (target arguments credentials compression interceptors call-credentials
+                          plaintext-credentials)
+  "See MAKE-CHANNEL."
   (when credentials (loop:check-credentials credentials :client))
   (let* ((place (loop:parse-target target))
          (options (apply #'make-options
@@ -72,9 +83,12 @@ CLOSE-CHANNEL, or use WITH-CHANNEL."
     (loop:end-before-save channel #'close-channel)
     channel))
 
-(defun close-channel (channel)
-  "End CHANNEL: its open calls end with :cancelled, its connection is closed in order. Closing again
-does nothing. Saving the image closes all channels. From any thread, but not from a callback."
+(defgeneric close-channel (channel)
+  (:documentation "End CHANNEL: its open calls end with :cancelled, its connection is closed in
+order. Closing again does nothing. Saving the image closes all channels. From any thread, but not
+from a callback."))
+
+(defmethod close-channel ((channel wire-channel))
   (when (sb-thread:with-mutex ((channel-lock channel)) (shiftf (channel-open-p channel) nil))
     (let ((subchannel (channel-subchannel channel))
           (done (sb-thread:make-semaphore)))
@@ -101,9 +115,11 @@ close it on exit."
        (declare (dynamic-extent #',function))
        (call-with-channel ,target (list ,@options) #',function))))
 
-(defun channel-state (channel)
-  "The connectivity of CHANNEL: :idle, :connecting, :ready, :transient-failure or :shutdown. From
-any thread."
+(defgeneric channel-state (channel)
+  (:documentation "The connectivity of CHANNEL: :idle, :connecting, :ready, :transient-failure or
+:shutdown. From any thread."))
+
+(defmethod channel-state ((channel wire-channel))
   (if (slot-boundp channel 'subchannel)
       (subchannel-state (channel-subchannel channel))
       :idle))
@@ -121,10 +137,12 @@ that, or NIL after TIMEOUT seconds."
       (loop thereis (funcall function (channel-state channel))
             while (loop:await-notice (channel-changed channel) (channel-lock channel) end)))))
 
-(defun ensure-connected (channel &key (timeout 10))
-  "Connect CHANNEL if it is not, and wait until it is ready, TIMEOUT seconds at most. Return
-CHANNEL. Signal :unavailable with the reason if an attempt fails, :deadline-exceeded if the time is
-up. From any thread but a loop's."
+(defgeneric ensure-connected (channel &key timeout)
+  (:documentation "Connect CHANNEL if it is not, and wait until it is ready, TIMEOUT seconds, 10 by
+default, at most. Return CHANNEL. Signal :unavailable with the reason if an attempt fails,
+:deadline-exceeded if the time is up. From any thread but a loop's."))
+
+(defmethod ensure-connected ((channel wire-channel) &key (timeout 10))
   (let ((subchannel (channel-subchannel channel)))
     (loop:post (subchannel-loop subchannel) (lambda () (connect subchannel)))
     (unless (await-state channel timeout
@@ -140,10 +158,12 @@ up. From any thread but a loop's."
                                                     :message "not connected in time"))))
   channel)
 
-(defun wait-for-state-change (channel state &key (timeout 10))
-  "Wait until the state of CHANNEL is another than STATE, TIMEOUT seconds at most; return the new
-state, or NIL if it is STATE still. The state may have changed more than once. From any thread but a
-loop's."
+(defgeneric wait-for-state-change (channel state &key timeout)
+  (:documentation "Wait until the state of CHANNEL is another than STATE, TIMEOUT seconds, 10 by
+default, at most; return the new state, or NIL if it is STATE still. The state may have changed more
+than once. From any thread but a loop's."))
+
+(defmethod wait-for-state-change ((channel wire-channel) state &key (timeout 10))
   (check-type state (member :idle :connecting :ready :transient-failure :shutdown))
   (let ((new nil))
     (await-state channel timeout (lambda (now) (unless (eq now state) (setf new now))))

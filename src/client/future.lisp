@@ -20,7 +20,7 @@ client-streaming one with a sequence or generator, without waiting. Return a fut
 (future-call FUTURE). From any thread."
   (let* ((future (make-call-future))
          (call (apply function channel request :async future options)))
-    (unless (and (typep call 'client-call)
+    (unless (and (typep call 'call)
                  (member (rpc-method-kind (call-rpc-method call)) '(:unary :client-streaming))
                  (not (eq :open request)))
       (when (typep call 'call) (cancel call))
@@ -39,11 +39,23 @@ client-streaming one with a sequence or generator, without waiting. Return a fut
     (when timeout (loop:await-settlement future timeout))
     (rpc:wait-for-call call #'never)
     (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
-    (when (rpc:undecoded-p (client-call-message call)) (decode-reply future call))
-    (let ((reply (client-call-message call)))
+    (let ((reply (call-reply call future)))
       (if (typep reply 'rpc:rpc-error)
           (error reply)
           (values reply call)))))
+
+(defgeneric call-reply (call future)
+  (:documentation "The reply of CALL, the call of FUTURE, which has ended with :ok; or the RPC-ERROR
+that says what is wrong with it. From any thread.")
+  (:method ((call client-call) future)
+    (when (rpc:undecoded-p (client-call-message call)) (decode-reply future call))
+    (client-call-message call)))
+
+(defgeneric call-reserve (call)
+  (:documentation "The reserve whose threads run the completions of CALL's future, or nil if there
+is none any more.")
+  (:method ((call client-call))
+    (runtime-reserve (channel-runtime (subchannel-channel (client-call-subchannel call))))))
 
 (defun decode-reply (future call)
   "Decode the reply of CALL, a long one, unless another thread has: in its place comes the message,
@@ -61,9 +73,8 @@ or the RPC-ERROR that says what is wrong with it."
         (or (sb-ext:compare-and-swap (future-value future) nil new) new))))
 
 (defmethod loop:run-completion ((future call-future) function)
-  (let ((runtime (channel-runtime (subchannel-channel (client-call-subchannel
-                                                       (future-call future))))))
-    (flet ((run () (loop:call-with-outcome future function)))
-      ;; refused only after the last channel was closed, when there is no loop to hold up
-      (unless (loop:run-on-reserve (runtime-reserve runtime) #'run :if-busy :insist)
+  (flet ((run () (loop:call-with-outcome future function)))
+    ;; refused only after the last channel was closed, when there is no loop to hold up
+    (let ((reserve (call-reserve (future-call future))))
+      (unless (and reserve (loop:run-on-reserve reserve #'run :if-busy :insist))
         (run)))))

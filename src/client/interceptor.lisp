@@ -3,12 +3,15 @@
 
 (in-package #:clgrpc.client)
 
-(defclass intercepted-channel (wire-channel)
+(defclass interception ()
   ((interceptors :initarg :interceptors :reader channel-interceptors)
    (call-credentials :initarg :call-credentials :reader channel-call-credentials))
-  (:documentation "A channel whose calls go through interceptors."))
+  (:documentation "What a channel whose calls go through interceptors is besides."))
 
-(defmethod rpc:invoke :around ((channel intercepted-channel) method request &rest options)
+(defclass intercepted-channel (interception wire-channel) ()
+  (:documentation "A channel over the network whose calls go through interceptors."))
+
+(defmethod rpc:invoke :around ((channel interception) method request &rest options)
   (let ((credentials (channel-call-credentials channel)))
     (rpc:invoke-intercepted
      (channel-interceptors channel) method request options

@@ -13,5 +13,12 @@
                 #:rpc-method-kind #:rpc-error-message)
   (:import-from #:clgrpc.loop #:future #:future-done-p #:await #:attach)
   (:export
+   ;; for the in-process channel
+   #:runtime #:acquire-runtime #:release-runtime #:runtime-loop #:runtime-reserve #:*channel-hook*
+   #:interception #:channel-secure-p #:check-call-options #:absolute-deadline #:request-generator
+   #:only-request #:fail-or-retry #:never #:unsupported #:drive-for #:pump-requests
+   #:send-requests #:call-reply #:call-reserve
+   #:channel-interceptors #:channel-call-credentials
+   ;; channel.lisp to future.lisp
    #:wire-channel #:make-channel #:close-channel #:with-channel #:channel-target #:channel-state
    #:ensure-connected #:wait-for-state-change #:call-async #:future-call))

@@ -1,10 +1,11 @@
 ;;;; Sleeping until a word of memory changes: futex(2), by way of the C library's syscall, since it
-;;;; has no function of its own. A futex is a vector of one 32-bit word, which stays where it
-;;;; is while the kernel looks at it.
+;;;; has no function of its own. A futex is a vector of one word, which stays where it is while the
+;;;; kernel looks at it, or rather at its lower half; a whole word can be incremented atomically, so
+;;;; that of two who change it at once neither goes unnoticed.
 
 (in-package #:clgrpc.os)
 
-(deftype futex () '(simple-array (unsigned-byte 32) (1)))
+(deftype futex () '(simple-array sb-ext:word (1)))
 
 (define-constants
   (+futex-wait-private+ "FUTEX_WAIT_PRIVATE" 128)
@@ -13,9 +14,9 @@
 
 (defun make-futex ()
   "Return a futex with the value 0."
-  (make-array 1 :element-type '(unsigned-byte 32) :initial-element 0))
+  (make-array 1 :element-type 'sb-ext:word :initial-element 0))
 
-(declaim (ftype (function (futex (unsigned-byte 32)) (values result &optional)) wait-for-futex)
+(declaim (ftype (function (futex sb-ext:word) (values result &optional)) wait-for-futex)
          (ftype (function (futex) (values result &optional)) wake-futex))
 
 (defun wait-for-futex (futex value)
@@ -24,7 +25,7 @@ There may be no reason for the return: look again, whatever it says."
   (with-pinned-objects (futex)
     (syscall ("syscall" (signed 64)) ((signed 64) +sys-futex+)
              (system-area-pointer (vector-sap futex))
-             (int +futex-wait-private+) ((unsigned 32) value)
+             (int +futex-wait-private+) ((unsigned 32) (ldb (byte 32 0) value))
              (system-area-pointer (int-sap 0)) (system-area-pointer (int-sap 0)) (int 0))))
 
 (defun wake-futex (futex)

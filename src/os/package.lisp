@@ -39,6 +39,8 @@
    #:write-eventfd
    ;; futex.lisp
    #:futex #:make-futex #:wait-for-futex #:wake-futex
+   ;; processor.lisp
+   #:processor-count
    ;; signal.lisp
    #:handle-signal #:reset-signal
    ;; library.lisp

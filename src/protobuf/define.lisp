@@ -160,7 +160,8 @@ ONEOF-ACCESSORS those of its oneofs."
           for accessor in oneof-accessors
           do (setf (oneof-slot-reader oneof) accessor))
     (note-places structure)
-    (setf (get structure 'layout) layout
+    (setf (layout-copier layout) (structure-copier (layout-slots layout))
+          (get structure 'layout) layout
           (get (plan-symbol plan) 'message-type) type
           (message-type-symbol type) (plan-symbol plan)
           (message-type-descriptor type) descriptor

@@ -80,6 +80,7 @@ serves as :FINDER for JSON and text format."
           (layout-sizer layout) (lambda (message) (dynamic-size message layout ordered))
           (layout-writer layout) (lambda (message octets at)
                                    (write-dynamic message layout ordered octets at))
+          (layout-copier layout) (dynamic-copier (layout-slots layout))
           (message-type-reader type) (layout-reader layout)
           (message-type-sizer type) (layout-sizer layout)
           (message-type-writer type) (layout-writer layout)

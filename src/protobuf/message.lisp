@@ -47,7 +47,8 @@ is in CONTENTS."
   (text nil)
   (reader #'identity :type function)
   (sizer #'identity :type function)
-  (writer #'identity :type function))
+  (writer #'identity :type function)
+  (copier #'identity :type function))   ; copier.lisp
 
 (declaim (inline message-type-reader message-type-sizer message-type-writer))
 (defstruct (message-type (:constructor %make-message-type (name)) (:copier nil))

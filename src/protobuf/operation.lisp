@@ -241,31 +241,7 @@ equals itself, and -0 is not 0), loaded extensions like fields, unknown fields b
               (unless (and present (value= value other)) (return nil))))))
     (t (eql a b))))
 
-;;; Copying, merging, clearing
-
-(defun copy-message (message)
-  "Return a copy of MESSAGE that shares no message, vector or map with it, only strings and octets,
-which are never changed in place."
-  (let* ((message (current message))
-         (copy (copy-structure message)))
-    (when (dynamic-message-p copy)
-      (setf (dynamic-contents copy) (copy-seq (dynamic-contents copy))))
-    (loop for slot in (present-slots message)
-          unless (and (eq :singular (slot-label slot)) (not (eq :message (slot-kind slot))))
-            do (set-slot copy slot (copy-value (slot-user-value message slot) slot)))
-    copy))
-
-(defun copy-value (value slot)
-  (ecase (slot-label slot)
-    (:singular (if (message-p value) (copy-message value) value))
-    (:repeated (if (eq :message (slot-kind slot)) (map 'simple-vector #'copy-message value)
-                   (copy-seq value)))
-    (:map (merge-map (slot-fresh-map slot) value))))
-
-(defun merge-map (target source)
-  "Put copies of the entries of the map SOURCE into TARGET and return it."
-  (do-map ((key value) source target)
-    (map-put target key (if (message-p value) (copy-message value) value))))
+;;; Merging, clearing
 
 (defun merge-message (target source)
   "Merge SOURCE into TARGET, a message of the same type, and return TARGET: as if the serialized
@@ -288,11 +264,11 @@ vector or map with SOURCE."
     (cond ((and old (eq :map (slot-label slot))) (merge-map old value))
           ((and old (eq :repeated (slot-label slot)))
            (set-slot target slot (concatenate `(simple-array ,(element-type (slot-kind slot)) (*))
-                                              old (copy-value value slot))))
+                                              old (copy-value value))))
           ((and old (message-p value)) (merge-message old value))
           ((eq :singular (slot-label slot))
            (set-slot target slot (if (message-p value) (copy-message value) (to-held slot value))))
-          (t (set-slot target slot (copy-value value slot))))))
+          (t (set-slot target slot (copy-value value))))))
 
 (defun append-unknown (message octets)
   "Add OCTETS to the unknown fields of MESSAGE, of the current layout."

@@ -42,7 +42,7 @@ call that keeps no such account. From any thread.")
 
 (defmethod call-stage ((call wire-call))
   (let ((marks (wire-call-marks call)))
-    (if (wire-call-client-p call)
+    (if (client-p call)
         (cond ((not (marked-p marks +headers+))
                (let ((clock (endpoint-clock (wire-call-endpoint call))))
                  (if clock (wait-clock-stage clock) :queue)))
@@ -97,7 +97,7 @@ attempts to connect, or nil."
 
 (defun messages-sent (call)
   (if (sends-one-p call)
-      (if (if (wire-call-client-p call)
+      (if (if (client-p call)
               (marked-p (wire-call-marks call) +headers+)
               (eq :ok (call-status call)))
           1
@@ -106,7 +106,7 @@ attempts to connect, or nil."
 
 (defun messages-received (call)
   (let ((extra (call-extra call))
-        (client (wire-call-client-p call))
+        (client (client-p call))
         (kind (rpc-method-kind (call-rpc-method call))))
     (cond ((not (or (eq kind :unary) (eq kind (if client :client-streaming :server-streaming))))
            (if extra (extra-arrived extra) 0))
@@ -128,7 +128,7 @@ attempts to connect, or nil."
      (list :total (ns-seconds total))
      (unless (eq :ok status)
        (list :stage (if outcome (outcome-stage outcome) (call-stage call))))
-     (loop for (stage . ns) in (if (wire-call-client-p call)
+     (loop for (stage . ns) in (if (client-p call)
                                    (client-spans call total)
                                    (server-spans call total))
            when (>= ns +shortest-told-ns+)

@@ -12,24 +12,28 @@
 (in-package #:clgrpc.rpc)
 
 (defstruct (operations (:copier nil))
-  "What a transport and an end do for a call. All but SEND, CLOSE-SEND, SEND-METADATA, REPLY,
-FINISH, LEAVE, TAKEN, DECODE, POST, ROOM and AWAIT-METADATA are called on the call's loop.
-SEND (call message wait-p compress) → true if accepted; CLOSE-SEND (call); SEND-METADATA (call
-alist);
-REPLY (call message) sends a handler's only answer and ends the call, from any thread; FINISH (call
-status message details trailers) ends a server's call; ABORT (call status text ended-by) ends a call
-from this side at once; LEAVE (call) when a consumer loses interest;
-TAKEN (call octets) when the user has taken messages that were charged with as many; DECODE (call
-item start end) the message that ITEM of the queue is, octets from START to END or the transport's
-own; DELIVER (call octets start end) for each message that arrives; HALF-CLOSE (call) after the
-last; POST (call function) runs FUNCTION on the loop, at once if this is it; ROOM (call) the octets
-that may be sent without waiting; AWAIT-METADATA (call) waits for the peer's headers; SCHEDULE
-(call) has the callbacks that are due run soon; DRIVE (call ready-p) runs the loop until READY-P or
-the end, if this thread may, and says whether that came; PARK (call ready-p) sleeps until READY-P or
-the end and returns what READY-P did. CLIENT-P says which end this is."
+  "What a transport and an end do for a call. All but SEND, CLOSE-SEND, SEND-METADATA, RECEIVE,
+EACH, LOOK, REPLY, FINISH, LEAVE, TAKEN, DECODE, POST, ROOM and AWAIT-METADATA are called on the
+call's loop. SEND (call message wait-p compress) → true if accepted; CLOSE-SEND (call);
+SEND-METADATA (call alist); RECEIVE (call) what the function of that name does, and EACH (call
+function) CALL-WITH-MESSAGES; LOOK (call) the status of CALL, which the look may have found to have
+ended; REPLY (call message) sends a handler's only answer and ends the call, from any thread; FINISH
+(call status message details trailers) ends a server's call; ABORT (call status text ended-by) ends
+a call from this side at once; LEAVE (call) when a consumer loses interest; TAKEN (call octets) when
+the user has taken messages that were charged with as many; DECODE (call item start end) the message
+that ITEM of the queue is, octets from START to END or the transport's own; DELIVER (call octets
+start end) for each message that arrives; HALF-CLOSE (call) after the last; POST (call function)
+runs FUNCTION on the loop, at once if this is it; ROOM (call) the octets that may be sent without
+waiting; AWAIT-METADATA (call) waits for the peer's headers; SCHEDULE (call) has the callbacks that
+are due run soon; DRIVE (call ready-p) runs the loop until READY-P or the end, if this thread may,
+and says whether that came; PARK (call ready-p) sleeps until READY-P or the end and returns what
+READY-P did. CLIENT-P says which end this is."
   (send #'no-operation :type function)
   (close-send #'no-operation :type function)
   (send-metadata #'no-operation :type function)
+  (receive #'receive-queued :type function)
+  (each #'receive-each :type function)
+  (look #'look :type function)
   (reply #'no-operation :type function)
   (finish #'no-operation :type function)
   (abort #'no-operation :type function)
@@ -76,8 +80,10 @@ the last message is taken."
     (format stream "~D octets charged" (arrival-size arrival))))
 
 (defstruct (gate (:copier nil))
-  "RINGING is the loop's: whoever sleeps here will be woken when the turn ends."
+  "RINGING is the loop's: whoever sleeps here will be woken when the turn ends. SLEEPERS counts the
+threads that sleep here or are about to."
   (ringing nil :type boolean)
+  (sleepers 0 :type sb-ext:word)
   (futex (os:make-futex) :type os:futex))
 
 (declaim (sb-ext:freeze-type gate))
@@ -110,7 +116,7 @@ that the peer had not taken."
   (starved nil :type boolean)           ; withheld > 0; read by the receiver
   (unsent-octets 0 :type sb-ext:word)   ; posted or queued and not yet on its way; atomic
   (writable-wanted t :type boolean)      ; on-writable is to be called when there is room
-  (scheduled nil :type boolean)         ; the loop will run what callbacks are due
+  (scheduled nil :type symbol)          ; what callbacks are due will be run
   (gate nil :type (or null gate))
   (on-message nil :type (or null function))
   (on-half-close nil :type (or null function))
@@ -156,9 +162,6 @@ any thread.")
             (if (call-rpc-method call) (rpc-method-path (call-rpc-method call)) "unrouted")
             (call-status call))))
 
-(defvar *call* nil
-  "The call whose handler this thread runs, or nil. Nested calls inherit its deadline.")
-
 (define-hot ensure-extra ((call call)) extra
   "The EXTRA of CALL, made now if there is none. From any thread."
   (or (call-extra call)
@@ -173,8 +176,50 @@ any thread.")
         (let ((variable (gensym "CALL")))
           `(let ((,variable ,call)) (operate ,name ,variable ,@arguments))))))
 
+(defun look (call)
+  "The operation LOOK of a transport that ends calls by itself."
+  (call-status call))
+
+;;; What both ends of every transport know of a call
+
+(define-hot (client-p :inline t) ((call call)) boolean
+  "True if CALL is a client's."
+  (operations-client-p (call-operations call)))
+
+(define-hot (outgoing-type :inline t) ((call call)) protobuf:message-type
+  (let ((method (the rpc-method (call-rpc-method call))))
+    (if (client-p call)
+        (rpc-method-request-type method)
+        (rpc-method-response-type method))))
+
+(define-hot (incoming-type :inline t) ((call call)) protobuf:message-type
+  (let ((method (the rpc-method (call-rpc-method call))))
+    (if (client-p call)
+        (rpc-method-response-type method)
+        (rpc-method-request-type method))))
+
+(define-hot (sends-one-p :inline t) ((call call)) boolean
+  "True if CALL's method has one message in our direction, which no SEND is for."
+  (let ((kind (rpc-method-kind (the rpc-method (call-rpc-method call)))))
+    (or (eq kind :unary)
+        (eq kind (if (client-p call) :server-streaming :client-streaming)))))
+
+(define-hot may-send-p ((call call) (over boolean)) boolean
+  "False if CALL has ended with :ok; signal why if nothing may be sent on it. OVER means that its
+user has said that nothing more will be."
+  (when (sends-one-p call)
+    (misuse "~A has one ~:[answer, which is returned or given to REPLY~;request, given to the ~
+             stub~]." call (client-p call)))
+  (when over
+    (misuse "~A was told that no more messages will be sent." call))
+  (case (call-status call)
+    ((nil) t)
+    (:ok nil)
+    (t (error (call-condition call)))))
+
 ;;; Parking: a thread that must wait for its call sleeps at the call's gate. Each ring changes the
-;;; gate's futex, so who has looked before it does not fall asleep after it.
+;;; gate's futex, so who has looked before it does not fall asleep after it. Who is to sleep says so
+;;; before that look; where nobody does, a ring costs no call of the kernel.
 
 (defun ensure-gate (extra)
   (or (extra-gate extra)
@@ -195,13 +240,20 @@ after the store that they wait for."
                (loop:call-last loop #'ring gate))))))
   nil)
 
+(define-hot notify-sleeper ((call call)) null
+  "As NOTIFY, for other threads than loops' and after an atomic operation: costs next to nothing if
+nobody sleeps."
+  (let* ((extra (call-extra call))
+         (gate (and extra (extra-gate extra))))
+    (when (and gate (plusp (gate-sleepers gate))) (ring gate)))
+  nil)
+
 (define-hot ring ((gate gate)) null
   "Wake whoever sleeps at GATE."
   (setf (gate-ringing gate) nil)
   (let ((futex (gate-futex gate)))
-    (setf (aref futex 0) (ldb (byte 32 0) (1+ (aref futex 0))))
-    (sb-thread:barrier (:memory))
-    (os:wake-futex futex))
+    (sb-ext:atomic-incf (aref futex 0))
+    (when (plusp (gate-sleepers gate)) (os:wake-futex futex)))
   nil)
 
 (defun wait-for-call (call ready-p)
@@ -221,13 +273,17 @@ itself. The wait ends with the call, which its deadline or its connection ends a
 (defun park (call ready-p)
   "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended."
   (declare (type function ready-p))
-  (let ((futex (gate-futex (ensure-gate (ensure-extra call)))))
-    (loop
-      (let ((value (aref futex 0)))
-        (sb-thread:barrier (:memory))
-        (let ((answer (funcall ready-p call)))
-          (when (or answer (call-status call)) (return answer))
-          (os:wait-for-futex futex value))))))
+  (let* ((gate (ensure-gate (ensure-extra call)))
+         (futex (gate-futex gate)))
+    (sb-ext:atomic-incf (gate-sleepers gate))
+    (unwind-protect
+         (loop
+           (let ((value (aref futex 0)))
+             (sb-thread:barrier (:memory))
+             (let ((answer (funcall ready-p call)))
+               (when (or answer (call-status call)) (return answer))
+               (os:wait-for-futex futex value))))
+      (sb-ext:atomic-decf (gate-sleepers gate)))))
 
 ;;; The queue of messages that arrived
 
@@ -389,6 +445,10 @@ From any thread."
 client signal the call's RPC-ERROR once it has ended with a status other than :ok; in a handler
 signal it when the call was cancelled or its deadline passed. One thread receives on a call at a
 time; never call it on a loop's thread with nothing to receive."
+  (operate receive call))
+
+(define-hot receive-queued ((call call)) t
+  "The operation RECEIVE of a transport that queues what arrives."
   (cond ((pop-deliverable call))
         ((progn (wait-for-call call #'receivable-p) (pop-deliverable call)))
         ((member (call-status call) '(nil :ok)) nil)
@@ -407,7 +467,10 @@ time; never call it on a loop's thread with nothing to receive."
 (defun call-with-messages (call function)
   "Call FUNCTION with each message of CALL as RECEIVE returns it. If FUNCTION exits early, a
 client's call is cancelled."
-  (declare (type function function))
+  (operate each call function))
+
+(define-hot receive-each ((call call) (function function)) t
+  "The operation EACH of a transport that queues what arrives."
   (let ((done nil))
     (unwind-protect
          (loop for message = (receive call)
@@ -434,7 +497,7 @@ early cancels a client's call. Signals what RECEIVE signals."
 (defun cancelled-p (call)
   "True if CALL ended otherwise than :ok: cancelled, past its deadline, or its connection lost. A
 handler that computes long asks now and then. From any thread."
-  (not (member (call-status call) '(nil :ok))))
+  (not (member (operate look call) '(nil :ok))))
 
 (defun call-with-call (call function)
   (declare (type function function))

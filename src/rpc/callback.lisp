@@ -40,30 +40,27 @@ with CONDITION or nil."
                (setf (extra-scheduled (call-extra call)) nil)
                (wire-schedule call))))
 
-(define-hot answers-leave-p ((call wire-call)) boolean
-  "False if CALL, a handler's, has more queued than its send budget, since its peer does not take
-it: more messages would only make more answers. WIRE-WRITABLE says when to go on."
-  (let ((stream (wire-call-stream call)))
-    (or (wire-call-client-p call)
-        (null stream)
-        (< (http2:stream-queued-octets stream)
-           (options-send-budget-octets (wire-call-options call))))))
+(define-hot (room-p :inline t) ((call call)) boolean
+  (plusp (the fixnum (operate room call))))
 
-(define-hot room-p ((call wire-call)) boolean
-  (plusp (the fixnum (wire-room call))))
+(define-hot answers-leave-p ((call call)) boolean
+  "False if CALL, a handler's, has more queued than its send budget, since its peer does not take
+it: more messages would only make more answers. The transport says when to go on."
+  (or (client-p call)
+      (room-p call)))
 
 (defconstant +messages-at-once+ 16
   "How many messages a callback gets for one lending of the baton: few enough that the watchdog does
 not take many quick ones for one that overstays.")
 
-(define-hot message-due-p ((call wire-call) (extra extra)) boolean
+(define-hot message-due-p ((call call) (extra extra)) boolean
   "True if a message of CALL is to be given to its callback."
   (and (extra-on-message extra)
        (or (extra-received extra) (call-incoming call))
        (answers-leave-p call)
        (deliverable-p call)))
 
-(define-hot due-callback ((call wire-call) (extra extra)) (or null function)
+(define-hot due-callback ((call call) (extra extra)) (or null function)
   "The callback of CALL, other than that for messages, that is to run next."
   (cond ((and (extra-on-half-close extra) (all-received-p call extra))
          (shiftf (extra-on-half-close extra) nil))
@@ -106,11 +103,11 @@ returned, wherever that is, so no two of a call ever run at once."
                     (run-callback call function)))
         (return nil)))))
 
-(define-hot all-received-p ((call wire-call) (extra extra)) boolean
+(define-hot all-received-p ((call call) (extra extra)) boolean
   "True if the peer has ended its side well and its last message has been taken."
   (and (null (call-incoming call))
        (null (extra-received extra))
        (null (extra-arriving extra))
-       (if (wire-call-client-p call)
+       (if (client-p call)
            (eq :ok (call-status call))
            (and (call-half-closed call) (not (call-status call))))))

@@ -49,6 +49,17 @@
                                                                   :padding nil)))
                                  (if (string= name "authorization") :never :plain))))
 
+(defun metadata-fields (metadata)
+  "A simple vector of the fields that METADATA, an alist that CHECK-METADATA has passed, is sent
+as."
+  (flet ((field (entry)
+           (destructuring-bind (name . value) entry
+             (hpack:string-field name
+                                 (if (stringp value)
+                                     (string-trim " " value)
+                                     (encode-base64 (coerce value 'octets) :padding nil))))))
+    (map 'simple-vector #'field metadata)))
+
 (defun field-entries (field)
   "Return the metadata pairs of FIELD. Binary values are decoded; several may come joined by commas.
 A value that is not base64 is left out."

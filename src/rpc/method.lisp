@@ -36,7 +36,8 @@
   (print-unreadable-object (method stream :type t)
     (format stream "~A ~(~A~)" (rpc-method-path method) (rpc-method-kind method))))
 
-(defclass service () ()
+(defclass service ()
+  ((direct-channel :initform nil :accessor direct-channel))
   (:documentation "The root of all service classes. define-proto makes one for each service of a
 file; a server is given instances of its subclasses, whose methods are the handlers."))
 
@@ -54,6 +55,13 @@ values depend on its kind as `DESIGN` lays down: see the documentation of stubs.
         append (get (class-name class) 'rpc-methods)))
 
 ;;; Method functions
+
+(defvar *call* nil
+  "The call whose handler this thread runs, or nil. Nested calls inherit its deadline.")
+
+(defvar *direct-hook* nil
+  "A function of a service object that returns the channel by which it is called when that is done
+outside of any handler, or nil if there is no such way.")
 
 (defstruct (binding (:copier nil))
   "The effective function of a method for instances of CLASS: (service request call) → values."
@@ -73,6 +81,18 @@ values depend on its kind as `DESIGN` lays down: see the documentation of stubs.
 loader and CLOS hold while they define things, in whose course we are called, so that there is no
 second one to take in another order."
   `(sb-c::with-world-lock () ,@body))
+
+(defmethod sb-mop:compute-discriminating-function ((function method-function))
+  (let ((dispatch (call-next-method)))
+    (declare (type function dispatch))
+    (lambda (target request &rest options)
+      (declare (dynamic-extent options))
+      (apply dispatch
+             (if (and (null *call*) *direct-hook* (typep target 'service)
+                      (null (getf options :call))) ; from EFFECTIVE-FUNCTION
+                 (funcall (the function *direct-hook*) target)
+                 target)
+             request options))))
 
 (defvar *publishing* nil
   "True inside ADD-METHOD, so that the removal it implies publishes nothing.")

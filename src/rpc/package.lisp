@@ -20,12 +20,13 @@
    ;; timeout.lisp
    #:deadline #:deadline-in #:parse-timeout #:encode-timeout #:earlier-deadline
    ;; metadata.lisp
-   #:check-metadata #:encode-metadata #:fields-metadata #:list-custom-fields
+   #:check-metadata #:encode-metadata #:metadata-fields #:fields-metadata #:list-custom-fields
    ;; method.lisp
    #:rpc-method #:rpc-method-name #:rpc-method-service-name #:rpc-method-path
    #:rpc-method-path-field #:rpc-method-kind #:rpc-method-request-type #:rpc-method-response-type
    #:rpc-method-function-name #:find-rpc-method #:descriptor-rpc-method #:service #:service-methods
-   #:channel #:invoke #:method-function #:binding #:binding-function #:ensure-binding
+   #:channel #:invoke #:*direct-hook* #:direct-channel #:method-function #:binding
+   #:binding-function #:ensure-binding
    #:define-service #:watch-services #:forget-watcher
    ;; framing.lisp
    #:+parcel-octets+
@@ -43,9 +44,14 @@
    #:call-extra #:call-incoming #:operations #:make-operations #:operate #:extra #:ensure-extra
    #:extra-metadata #:extra-trailers #:extra-trailer-fields #:extra-outcome
    #:outcome-message #:outcome-details #:extra-wait #:call-stage #:call-trouble
-   #:call-unsent-octets #:extra-wait-for-ready #:extra-queued-octets #:*call* #:notify
-   #:wait-for-call #:pop-incoming
-   #:end-call #:call-condition #:callbacks-p #:park #:with-user-code #:error-condition
+   #:call-unsent-octets #:extra-wait-for-ready #:extra-queued-octets #:extra-incoming-filter
+   #:extra-outgoing-filter #:extra-on-message #:extra-on-half-close #:extra-scheduled
+   #:extra-writable-wanted #:filtered #:room-p #:*call* #:notify #:wait-for-call
+   #:push-incoming #:pop-incoming #:+arrival-octets+ #:make-arrival #:arrival-next
+   #:extra-received #:notify-sleeper #:deliverable-p #:end-call
+   #:call-condition #:callbacks-p #:message-due-p #:due-callback
+   #:receive-queued #:receive-each #:client-p #:outgoing-type #:incoming-type #:may-send-p
+   #:park #:with-user-code #:error-condition
    #:*debug-on-error* #:return-status #:cancel-call #:retry-handler #:retry-call #:call-peer
    #:call-security #:send #:try-send #:close-send #:receive #:do-messages #:cancel #:cancelled-p
    #:with-call #:call-metadata #:call-trailers #:send-metadata #:time-remaining #:on-message
@@ -63,7 +69,7 @@
    ;; wire.lisp to deadline.lisp
    #:+begun+ #:+over+ #:wire-call-born-ns #:endpoint-clock
    #:make-ledger #:ledger-held #:total-held-limit #:encoded-length
-   #:wire-call #:wire-call-link #:wire-call-stream #:wire-call-client-p #:wire-call-headers-sent
+   #:wire-call #:wire-call-link #:wire-call-stream #:wire-call-headers-sent
    #:wire-call-send-closed #:wire-call-partial #:wire-call-loop #:wire-call-endpoint #:endpoint
    #:wire-call-options #:wire-call-speech #:put-into-outbox #:write-outbox
    #:write-half-close #:receive-data #:keep-octets #:to-keep-p #:hold #:release-call

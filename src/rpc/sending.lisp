@@ -102,23 +102,8 @@ On the loop; CALL has a stream and its headers are sent."
        (if extra (+ (the index (extra-unsent-octets extra)) (extra-outbox-octets extra)) 0)
        (if stream (http2:stream-queued-octets stream) 0))))
 
-(define-hot (sends-one-p :inline t) ((call wire-call)) boolean
-  "True if CALL's method has one message in our direction, which no SEND is for."
-  (let ((kind (rpc-method-kind (the rpc-method (call-rpc-method call)))))
-    (or (eq kind :unary)
-        (eq kind (if (wire-call-client-p call) :server-streaming :client-streaming)))))
-
-(define-hot sendable-p ((call wire-call)) boolean
-  "False if CALL has ended with :ok; signal why if nothing may be sent on it."
-  (when (sends-one-p call)
-    (misuse "~A has one ~:[answer, which is returned or given to REPLY~;request, given to the ~
-             stub~]." call (wire-call-client-p call)))
-  (when (logtest +over+ (wire-call-speech call))
-    (misuse "~A was told that no more messages will be sent." call))
-  (case (call-status call)
-    ((nil) t)
-    (:ok nil)
-    (t (error (call-condition call)))))
+(define-hot (sendable-p :inline t) ((call wire-call)) boolean
+  (may-send-p call (logtest +over+ (wire-call-speech call))))
 
 (define-hot wire-send ((call wire-call) message wait-p compress) boolean
   "The operation SEND."

@@ -53,26 +53,11 @@ how many messages."
 (define-hot (wire-call-headers-sent :inline t) ((call wire-call)) boolean
   (marked-p (wire-call-marks call) +headers+))
 
-(define-hot (wire-call-client-p :inline t) ((call wire-call)) boolean
-  (operations-client-p (call-operations call)))
-
 (defmethod call-peer ((call wire-call))
   (let ((link (wire-call-link call))) (and link (link-peer link))))
 
 (defmethod call-security ((call wire-call))
   (let ((link (wire-call-link call))) (and link (link-security link))))
-
-(define-hot (outgoing-type :inline t) ((call wire-call)) protobuf:message-type
-  (let ((method (the rpc-method (call-rpc-method call))))
-    (if (wire-call-client-p call)
-        (rpc-method-request-type method)
-        (rpc-method-response-type method))))
-
-(define-hot (incoming-type :inline t) ((call wire-call)) protobuf:message-type
-  (let ((method (the rpc-method (call-rpc-method call))))
-    (if (wire-call-client-p call)
-        (rpc-method-response-type method)
-        (rpc-method-request-type method))))
 
 (defun wire-post (call function)
   "The operation POST. Return false if CALL's loop has stopped and will not call FUNCTION."

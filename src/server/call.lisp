@@ -90,7 +90,7 @@ them takes."
      (shiftf (server-call-request call) nil))
     (t call)))
 
-(define-hot (call-handler :inline t) ((route route) request (call server-call)) t
+(define-hot (call-handler :inline t) ((route route) request (call call)) t
   "What the handler of ROUTE returns."
   (funcall (rpc:binding-function (route-binding route)) (route-service route) request call))
 
@@ -98,6 +98,12 @@ them takes."
   "What the handler of ROUTE, and the interceptors around it, return."
   (rpc:call-intercepted (route-interceptors route) call request
                         (lambda (request) (call-handler route request call))))
+
+(define-hot (answer-of :inline t) ((route route) request (call call)) t
+  "What the handler of ROUTE, and the interceptors around it if there are any, return."
+  (if (route-interceptors route)
+      (call-handler-intercepted route request call)
+      (call-handler route request call)))
 
 (define-hot run-handler ((call server-call)) t
   "Run CALL's handler. Return its value, or the RPC-ERROR that ended it."
@@ -107,9 +113,7 @@ them takes."
          (condition
            (with-user-code (call)
              (setf request (rpc:wire-decode call request 0 0)
-                   value (if (route-interceptors route)
-                             (call-handler-intercepted route request call)
-                             (call-handler route request call))))))
+                   value (answer-of route request call)))))
     (or condition value)))
 
 (define-hot run-inline ((call server-call)) null
@@ -217,16 +221,18 @@ POST-REPLY should do that while the baton is lent. On the loop."
                           (server-finish call :ok "" nil '())))))))
 
 (defun finish-with-condition (call condition)
-  "End CALL as CONDITION says, as far as that can be sent: a handler may signal anything in its
-slots."
+  "End CALL as CONDITION says."
+  (multiple-value-call #'server-finish call (sendable-end call condition)))
+
+(defun sendable-end (call condition)
+  "The status, message, details and trailers with which CONDITION ends CALL, as far as they can be
+sent: a handler may signal anything in its slots."
   (let ((status (rpc-error-status condition))
-        (message (rpc-error-message condition))
-        (details (sendable-details call condition)))
-    (server-finish call
-                   (if (eq :ok status) :internal status)
-                   (if (stringp message) message (format nil "~@[~A~]" message))
-                   details
-                   (sendable-trailers call (rpc:rpc-error-trailers condition)))))
+        (message (rpc-error-message condition)))
+    (values (if (eq :ok status) :internal status)
+            (if (stringp message) message (format nil "~@[~A~]" message))
+            (sendable-details call condition)
+            (sendable-trailers call (rpc:rpc-error-trailers condition)))))
 
 (defun sendable-details (call condition)
   "The octets of CONDITION's details, or nil if they cannot be sent."

@@ -13,4 +13,11 @@
                 #:rpc-method #:rpc-method-kind #:rpc-error-status #:rpc-error-message)
   (:export
    #:server #:start-server #:stop-server #:server-address #:server-addresses #:server-statistics
-   #:server-running-p #:server-service-names #:server-started #:server-stopping))
+   #:server-running-p #:server-service-names #:server-started #:server-stopping
+   ;; for the in-process channel
+   #:server-services #:server-options #:server-interceptors #:server-reserve
+   #:server-entrances #:ensure-entrance #:*listen-hook* #:note-emptied
+   #:entrance-address #:close-entrance #:entrance-busy-p #:abandon-entrance #:entrance-calls
+   #:route #:route-method #:route-binding #:route-interceptors #:route-service #:route-kept
+   #:route-table #:route-table-epoch #:make-routes #:route-of #:answer-of #:sendable-end
+   #:bad-answer-condition #:route-p))

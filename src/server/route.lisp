@@ -15,7 +15,8 @@
   (interceptors '() :type list)
   (execution :auto :type (member :inline :blocking :auto))
   (blocks nil :type boolean)            ; :auto, and it has overstayed
-  (quick 0 :type fixnum))               ; how many calls in a row have been quick since
+  (quick 0 :type fixnum)                ; how many calls in a row have been quick since
+  (kept nil :type (or null function)))  ; in-process: the handler that answered later, last time
 
 (declaim (sb-ext:freeze-type route))
 

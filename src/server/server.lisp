@@ -13,6 +13,7 @@
    (credentials :initarg :credentials :reader server-credentials)
    (hubs :initform '() :accessor server-hubs)
    (listeners :initform '() :accessor server-listeners)
+   (entrances :initform '() :accessor server-entrances)
    (execution :initarg :execution :reader server-execution)
    (loop-count :initarg :loop-count :reader server-loop-count)
    (ledger :initform (rpc:make-ledger) :reader server-ledger)
@@ -34,7 +35,8 @@
 (defun server-addresses (server)
   "The addresses SERVER listens on, a list of strings such as \"HOST:PORT\" or \"unix:PATH\", each
 fit for a client. From any thread."
-  (mapcar #'loop:listener-address (server-listeners server)))
+  (append (mapcar #'loop:listener-address (server-listeners server))
+          (remove nil (mapcar #'entrance-address (server-entrances server)))))
 
 (defun server-address (server)
   "The first address SERVER listens on, a string as SERVER-ADDRESSES has them. From any thread."
@@ -48,7 +50,8 @@ fit for a client. From any thread."
   "Return a plist of counts since SERVER started: :calls that ended, :turns of its loops,
 :connections open now. The counts are read while they change. From any thread."
   (let ((hubs (server-hubs server)))
-    (list :calls (reduce #'+ hubs :key #'hub-calls)
+    (list :calls (+ (reduce #'+ hubs :key #'hub-calls)
+                    (reduce #'+ (server-entrances server) :key #'entrance-calls))
           :turns (reduce #'+ hubs :key (lambda (hub) (loop:event-loop-turns (hub-loop hub))))
           :connections (reduce #'+ hubs :key #'hub-link-count))))
 
@@ -85,21 +88,21 @@ duplicates. From any thread."
                                                 interceptors
                      &allow-other-keys)
   "Start serving SERVICES, a service object or a list of them, and return the server.
-LISTEN is an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
-doc/addresses.md has, or a list of such; port 0 picks a free one (see SERVER-ADDRESS). LOOPS, 1 to
-1024, is how many event loops, each a thread, share the connections. EXECUTION says where handlers
-run: :inline always on the loop that received the call; :blocking on a reserve thread; :auto, the
-default, on the loop until one overstays or waits, then that method's on reserve threads until 64 in
-a row were done within 100 µs; or an alist from method, the symbol of its generic function, to one
-of these. Whatever it says, a handler that blocks holds up nobody else for long: another thread
-takes the loop over. CREDENTIALS, what TLS-CREDENTIALS returns, has the server speak TLS, and only
-that; nil, the default, is plaintext. COMPRESSION, :gzip, :deflate or :identity, the default, is how
-answers are compressed for clients that accept that, unless a handler sets the CALL-COMPRESSION.
-INTERCEPTORS is a list of functions (call request next), the first the outermost, each called around
-every handler, where that runs: what it returns is what the handler returns, which (funcall next
-request) gives, and what it signals is what the handler signals. All other keywords are rows of the
-options table. Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used, and a
-socket error if an address cannot be had. From any thread."
+LISTEN is an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\", \"inproc:NAME\" or any other
+form that doc/addresses.md has, or a list of such; port 0 picks a free one (see SERVER-ADDRESS).
+LOOPS, 1 to 1024, is how many event loops, each a thread, share the connections. EXECUTION says
+where handlers run: :inline always on the loop that received the call; :blocking on a reserve
+thread; :auto, the default, on the loop until one overstays or waits, then that method's on reserve
+threads until 64 in a row were done within 100 µs; or an alist from method, the symbol of its
+generic function, to one of these. Whatever it says, a handler that blocks holds up nobody else for
+long: another thread takes the loop over. CREDENTIALS, what TLS-CREDENTIALS returns, has the server
+speak TLS, and only that; nil, the default, is plaintext. COMPRESSION, :gzip, :deflate or :identity,
+the default, is how answers are compressed for clients that accept that, unless a handler sets the
+CALL-COMPRESSION. INTERCEPTORS is a list of functions (call request next), the first the outermost,
+each called around every handler, where that runs: what it returns is what the handler returns,
+which (funcall next request) gives, and what it signals is what the handler signals. All other
+keywords are rows of the options table. Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS
+cannot be used, and a socket error if an address cannot be had. From any thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))
@@ -126,7 +129,8 @@ socket error if an address cannot be had. From any thread."
       (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
       (rpc:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
       (dolist (address addresses)
-        (push (listen-for server address) (server-listeners server))))
+        (unless (funcall *listen-hook* server address)
+          (push (listen-for server address) (server-listeners server)))))
     (setf (server-listeners server) (reverse (server-listeners server))
           (server-state server) :serving)
     (tell-services #'server-started server)
@@ -195,8 +199,7 @@ socket error if an address cannot be had. From any thread."
   (unless (shiftf (rpc:link-ready link) t) (decf (hub-unready hub)))
   (let ((server (hub-server hub)))
     (when (and (zerop (hub-link-count hub)) (not (server-running-p server)))
-      (sb-thread:with-mutex ((server-lock server))
-        (sb-thread:condition-broadcast (server-emptied server))))))
+      (note-emptied server))))
 
 ;;; Stopping
 
@@ -210,12 +213,15 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
     (return-from stop-server t))
   (rpc:forget-watcher (server-watcher server))
   (mapc #'loop:close-listener (server-listeners server))
+  (mapc #'close-entrance (server-entrances server))
   (tell-services #'server-stopping server)
   (dolist (hub (server-hubs server))
     (let ((hub hub))
       (loop:post (hub-loop hub) (lambda () (map-links #'drain-link hub)))))
   (let ((emptied (wait-for-links server drain)))
     (unless emptied
+      (dolist (entrance (server-entrances server))
+        (abandon-entrance entrance :unavailable "the server is stopping"))
       (dolist (hub (server-hubs server))
         (let ((hub hub))
           (loop:post (hub-loop hub) (lambda ()
@@ -235,5 +241,6 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
   "Wait until SERVER has no link, SECONDS at most; return true if it has none."
   (let ((end (+ (monotonic-ns) (seconds-ns seconds))))
     (sb-thread:with-mutex ((server-lock server))
-      (loop thereis (every #'zerop (mapcar #'hub-link-count (server-hubs server)))
+      (loop thereis (and (every #'zerop (mapcar #'hub-link-count (server-hubs server)))
+                         (notany #'entrance-busy-p (server-entrances server)))
             while (loop:await-notice (server-emptied server) (server-lock server) end)))))

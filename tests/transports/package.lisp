@@ -2,7 +2,8 @@
 
 (defpackage #:clgrpc.tests.transports
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
-  (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support))
+  (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support)
+                    (#:loop #:clgrpc.loop))
   (:import-from #:clgrpc.tests.server
                 #:double #:count-up #:add-up #:echo #:double-later #:count-up-reactively
                 #:add-up-reactively #:echo-reactively #:check-four-kinds))

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.tests.transports)
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
-  (defparameter *transports* '(:tcp :unix :tls)))
+  (defparameter *transports* '(:tcp :unix :tls :in-process :in-process-threads)))
 
 (defvar *transport* :tcp "What carries the calls of the case that runs.")
 
@@ -51,6 +51,36 @@ server."))
                   (list* :credentials (grpc:tls-credentials
                                        :roots (support:certificate-file "ca.pem"))
                          channel-options)))
+
+(defun call-in-process (function service server-options channel-options)
+  "As CALL-OVER, for channels within the image."
+  (let ((server (apply #'grpc:start-server service
+                       :listen (format nil "inproc:~A" (gensym "TRANSPORTS")) server-options)))
+    (unwind-protect
+         (let ((channel (apply #'grpc:make-channel (grpc:server-address server) channel-options)))
+           (unwind-protect (funcall function channel server)
+             (grpc:close-channel channel)))
+      (grpc:stop-server server :drain 5))))
+
+(defmethod call-over ((transport (eql :in-process)) function service server-options
+                      channel-options)
+  (call-in-process function service server-options channel-options))
+
+(defmethod call-over ((transport (eql :in-process-threads)) function service server-options
+                      channel-options)
+  (call-in-process function service server-options (list* :threads t channel-options)))
+
+(defmethod call-over ((transport (eql :in-process-loop)) function service server-options
+                      channel-options)
+  (let* ((reserve (loop:make-reserve))
+         (event-loop (loop:make-event-loop :name "handlers" :reserve reserve :attended t)))
+    (loop:launch-event-loop event-loop)
+    (unwind-protect
+         (call-in-process function service server-options
+                          (list* :on event-loop channel-options))
+      (loop:stop-event-loop event-loop)
+      (loop:join-event-loop event-loop)
+      (loop:close-reserve reserve 5))))
 
 (defmacro with-transport ((channel &key (server (gensym "SERVER")) options channel-options events)
                           (&rest handlers)

@@ -1,0 +1,169 @@
+;;;; Where a handler runs: here, on the thread of whoever calls or consumes; or elsewhere, on a
+;;;; reserve thread or a loop. What happens when it returns is the same.
+
+(in-package #:clgrpc.inproc)
+
+(define-hot answers-once-p ((call inproc-call)) boolean
+  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))
+               '(:unary :client-streaming))
+       t))
+
+(define-hot takes-one-p ((call inproc-call)) boolean
+  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))
+               '(:unary :server-streaming))
+       t))
+
+(define-hot run-handler ((line line)) (values t t)
+  "Run the handler of LINE. Return what it returns, and nil or the RPC-ERROR that ended it."
+  (let* ((call (line-server line))
+         (route (line-route line))
+         (request (if (takes-one-p call) (line-request line) call))
+         (returned nil)
+         (condition (with-user-code (call)
+                      (setf returned (server:answer-of route request call)))))
+    (values returned condition)))
+
+(define-hot conclude ((line line) returned condition) null
+  "The handler of LINE has RETURNED something, or CONDITION has ended it."
+  (let ((call (the inproc-call (line-server line))))
+    (setf (line-phase line) :over)
+    (cond (condition
+           (multiple-value-call #'end-as line (server:sendable-end call condition)))
+          ((eq returned call) (keep line))
+          ((answers-once-p call) (answer line returned))
+          (t (end-well line))))
+  nil)
+
+(defun keep (line)
+  "The handler answers later."
+  (let ((route (line-route line)))
+    (setf (server:route-kept route) (rpc:binding-function (server:route-binding route))))
+  (register line)
+  (let ((server (line-server line))
+        (source (shiftf (line-source line) nil)))
+    (when source (client:pump-requests (line-client line) source))
+    (when (rpc:callbacks-p server) (operate schedule server))))
+
+(define-hot keeps-p ((route server:route)) boolean
+  "True if the handler of ROUTE, the very same, has answered later when it was called last."
+  (let ((kept (server:route-kept route)))
+    (and kept
+         (eq kept (rpc:binding-function (the rpc:binding (server:route-binding route)))))))
+
+(defun answer (line message)
+  "Give the client of LINE its reply."
+  (let* ((call (line-server line))
+         (client (line-client line))
+         (condition (block passing
+                      (handler-case (multiple-value-bind (reply size) (pass call message)
+                                      (unless (call-fields client)
+                                        (setf (call-fields client) (vector)))
+                                      (if (line-queued-reply line)
+                                          (rpc:push-incoming client reply size)
+                                          (setf (line-reply line) reply))
+                                      nil)
+                        (error (error) (server:bad-answer-condition call message error))))))
+    (if condition
+        (multiple-value-call #'end-as line (server:sendable-end call condition))
+        (end-well line))))
+
+(define-hot take-held ((line line)) null
+  "The handler of LINE begins: it is to receive what was held."
+  (loop for old = (line-held line)
+        until (eq old (compare-and-swap (line-held line) old :closed))
+        finally (setf (line-ready line) (nreverse old)))
+  nil)
+
+(define-hot begin-here ((line line)) boolean
+  "Run the handler of LINE, unless it has begun already, on this thread. False if it has."
+  (let ((thread sb-thread:*current-thread*)
+        (done nil))
+    (when (eq :waiting (compare-and-swap (line-phase line) :waiting thread))
+      (take-held line)
+      (unwind-protect
+           (progn
+             (look (line-server line))
+             (unless (line-claim line)
+               (multiple-value-bind (returned condition) (with-clean-context () (run-handler line))
+                 (conclude line returned condition)))
+             (setf done t))
+        (unless done (end-by-client line :cancelled "the caller was interrupted")))
+      t)))
+
+(define-hot begin-eagerly ((line line)) boolean
+  "As BEGIN-HERE, for a handler that keeps its call and so returns soon: its client does not wait
+for it."
+  (when (eq :waiting (line-phase line))
+    (setf (line-eager line) t)
+    (begin-here line)))
+
+(define-hot (loop-p :inline t) (execution) boolean
+  (not (symbolp execution)))
+
+(defun begin-elsewhere (line)
+  "Have the handler of LINE, unless it has begun already, run on a thread of its own, or on the loop
+of its channel."
+  (when (eq :waiting (compare-and-swap (line-phase line) :waiting :elsewhere))
+    (take-held line)
+    (let* ((call (line-server line))
+           (site (call-site call))
+           (execution (site-execution site)))
+      (register line)
+      (if (loop-p execution)
+          (begin-on-loop line execution)
+          (begin-on-thread line site)))))
+
+(defun handlers-reserve (line site)
+  "The reserve whose threads run LINE's handler, or nil if SITE's channel is closed."
+  (let ((server (host-server (line-host line))))
+    (if server
+        (server:server-reserve server)
+        (let ((runtime (ensure-runtime site)))
+          (and runtime (client:runtime-reserve runtime))))))
+
+(defun begin-on-thread (line site)
+  (flet ((run ()
+           (unwind-protect (run-elsewhere line)
+             (atomic-decf (site-handlers site)))))
+    (cond ((>= (atomic-incf (site-handlers site))
+               (options-max-running-handlers (host-options (line-host line))))
+           (atomic-decf (site-handlers site))
+           (end-by-server line :resource-exhausted
+                          "the connection has too many handlers (max-running-handlers)"))
+          ((let ((reserve (handlers-reserve line site)))
+             (not (and reserve (loop:run-on-reserve reserve #'run))))
+           (atomic-decf (site-handlers site))
+           (end-by-server line :resource-exhausted "the server's queue of calls is full")))))
+
+(defun begin-on-loop (line event-loop)
+  (loop:enter-call event-loop (and (line-future line) t))
+  (setf (line-entered line) event-loop)
+  (unless (loop:post event-loop
+                     (lambda () (loop:defer event-loop #'run-on-loop line)))
+    (end-by-server line :unavailable "the loop of the handlers has stopped")))
+
+(defun run-on-loop (line)
+  "On the loop of LINE's channel, which may be another thread's when this returns."
+  (let ((event-loop (site-execution (call-site (line-server line)))))
+    (if (loop:not-for-driver-p event-loop (line-client line))
+        (loop:defer event-loop #'run-on-loop line)
+        (loop:call-user event-loop #'run-elsewhere line))))
+
+(define-hot drivable-p ((line line)) boolean
+  "True if the client of LINE may run the loop that the handler is to run on: either the handler has
+returned, or it waits for nothing that the client would do afterwards."
+  (or (eq :over (line-phase line))
+      (and (line-consumer line) t)
+      (and (answers-once-p (line-client line)) (call-half-closed (line-server line)))))
+
+(defun run-elsewhere (line)
+  (unless (line-claim line)             ; ended before it began
+    (let ((done nil))
+      (when (eq (line-driver line) sb-thread:*current-thread*)
+        (setf (line-phase line) sb-thread:*current-thread*))
+      (unwind-protect
+           (multiple-value-bind (returned condition) (with-clean-context () (run-handler line))
+             (setf done t)
+             (conclude line returned condition))
+        (unless done
+          (end-by-server line :internal "error in handler"))))))

@@ -1,0 +1,191 @@
+;;;; Channels within the image: to a server, by itself or by the name it listens on, `inproc:NAME`,
+;;;; and to a service object.
+
+(in-package #:clgrpc.inproc)
+
+(defclass inproc-channel (rpc:channel)
+  ((site :initarg :site :reader channel-site)
+   (lock :initform (sb-thread:make-mutex :name "clgrpc in-process channel") :reader channel-lock)
+   (closed :initform (sb-thread:make-waitqueue) :reader channel-closed))
+  (:documentation "A channel whose calls stay in the image; made by SERVER-CHANNEL, or by
+MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
+
+(defclass intercepted-inproc-channel (client:interception inproc-channel) ()
+  (:documentation "An in-process channel whose calls go through interceptors."))
+
+(defmethod client:channel-target ((channel inproc-channel))
+  (site-target (channel-site channel)))
+
+(defmethod print-object ((channel inproc-channel) stream)
+  (print-unreadable-object (channel stream :type t)
+    (format stream "~A ~(~A~)" (client:channel-target channel) (client:channel-state channel))))
+
+(defmethod client:channel-secure-p ((channel inproc-channel))
+  t)
+
+;;; Hosts
+
+(defglobal **hosts** (make-hash-table :test 'equal :synchronized t)) ; by name
+
+(defun server-host (server)
+  "The host that SERVER is."
+  (server:ensure-entrance server #'host-p
+                          (lambda ()
+                            (let ((host (make-host :server server
+                                                   :services (server:server-services server)
+                                                   :interceptors (server:server-interceptors server)
+                                                   :options (server:server-options server))))
+                              (renew-table host)
+                              host))))
+
+(defun address-name (address)
+  "The NAME of ADDRESS if that is inproc:NAME, else nil."
+  (and (stringp address)
+       (uiop:string-prefix-p "inproc:" address)
+       (if (= (length address) (length "inproc:"))
+           (misuse "~S names no server: inproc:NAME." address)
+           address)))
+
+(defun listen-here (server address)
+  "Have channels to ADDRESS, if it is of our kind, lead to SERVER; return true then."
+  (let ((name (address-name address)))
+    (when name
+      (let ((host (server-host server)))
+        (sb-ext:with-locked-hash-table (**hosts**)
+          (when (gethash name **hosts**) (misuse "Another server listens on ~A." name))
+          (setf (gethash name **hosts**) host))
+        (unless (host-name host) (setf (host-name host) name)))
+      t)))
+
+(defmethod server:entrance-address ((host host))
+  (host-name host))
+
+(defmethod server:close-entrance ((host host))
+  (setf (host-state host) :closed)
+  (sb-ext:with-locked-hash-table (**hosts**)
+    (loop for name in (loop for name being the hash-keys of **hosts** using (hash-value value)
+                            when (eq host value) collect name)
+          do (remhash name **hosts**))))
+
+(defmethod server:entrance-busy-p ((host host))
+  (plusp (tally-open (host-tally host))))
+
+(defmethod server:entrance-calls ((host host))
+  (tally-ended (host-tally host)))
+
+(defun host-open-lines (host)
+  (sb-thread:with-mutex ((host-lock host))
+    (alexandria:hash-table-keys (host-lines host))))
+
+(defmethod server:abandon-entrance ((host host) status text)
+  (setf (host-ending host) (list status text)
+        (host-state host) :abandoned)
+  (dolist (line (host-open-lines host))
+    (end-by-server line status text)))
+
+;;; Channels
+
+(defun make-inproc-channel (target host name arguments)
+  "A channel to HOST, or if that is nil to the server that has NAME when it is called."
+  (destructuring-bind (&key (messages :copy) threads on interceptors call-credentials
+                         compression &allow-other-keys)
+      arguments
+    (rpc:find-encoding compression)
+    (unless (member messages '(:copy :share))
+      (misuse ":messages is :copy or :share, not ~S." messages))
+    (unless (typep on '(or null loop:event-loop)) (misuse ":on is an event loop, not ~S." on))
+    (when (and threads on) (misuse "Handlers run on :threads or :on a loop, not both."))
+    (let ((site (make-site :target target :host host :name name
+                           :share (eq messages :share)
+                           :execution (cond (threads :threads) (t (or on :caller)))
+                           :options (apply #'make-options
+                                           (alexandria:remove-from-plist
+                                            arguments :messages :threads :on :interceptors
+                                            :call-credentials :plaintext-credentials
+                                            :compression)))))
+      (if (or interceptors call-credentials)
+          (make-instance 'intercepted-inproc-channel
+                         :site site :interceptors (rpc:check-interceptors interceptors)
+                         :call-credentials call-credentials)
+          (make-instance 'inproc-channel :site site)))))
+
+(defun server-channel (server &rest arguments
+                       &key (messages :copy) threads on interceptors call-credentials
+                       &allow-other-keys)
+  "Return a channel to SERVER, within the image: its stubs call SERVER's handlers on the thread of
+their caller, with the semantics of the wire; doc/in-process.md says what is different. MESSAGES is
+:copy, so that neither side sees the other's later changes, or :share, to pass them as they are.
+With THREADS handlers run on threads of their own, when and as they would over the wire; with ON, an
+event loop of clgrpc.loop, on that. INTERCEPTORS and CALL-CREDENTIALS as for MAKE-CHANNEL, whose
+limits may be given as well. (make-channel \"inproc:NAME\") returns such a channel to the server
+that listens on that address. From any thread; end it with CLOSE-CHANNEL."
+  (declare (ignore messages threads on interceptors call-credentials))
+  (let ((host (server-host server)))
+    (make-inproc-channel (or (host-name host) "inproc:") host nil arguments)))
+
+(defun open-named (target arguments)
+  "A channel to TARGET if that is inproc:NAME, else nil."
+  (let ((name (address-name target)))
+    (when name
+      (when (getf arguments :credentials)
+        (misuse "A channel within the image speaks no TLS: ~S." target))
+      (make-inproc-channel target nil name
+                           (alexandria:remove-from-plist arguments :credentials)))))
+
+(setf server:*listen-hook* #'listen-here
+      client:*channel-hook* #'open-named)
+
+(defun find-named-host (site)
+  "The host of SITE, which had none so far or one that is open no more; nil if there is none."
+  (let ((name (site-name site)))
+    (when name
+      (setf (site-host site) (values (gethash name **hosts**))))))
+
+(define-hot host-of ((site site)) (or null host)
+  "Whom SITE calls, or nil if there is nobody."
+  (let ((host (site-host site)))
+    (if (and host (eq :open (host-state host)))
+        host
+        (find-named-host site))))
+
+(defun release-site (site)
+  "SITE needs neither timers nor threads of the client any more."
+  (let ((runtime (sb-thread:with-mutex ((site-lock site)) (shiftf (site-runtime site) nil))))
+    (when runtime (client:release-runtime runtime))))
+
+(defmethod client:close-channel ((channel inproc-channel))
+  (let* ((site (channel-site channel))
+         (host (site-host site)))
+    (when (sb-thread:with-mutex ((channel-lock channel))
+            (prog1 (shiftf (site-open site) nil)
+              (sb-thread:condition-broadcast (channel-closed channel))))
+      (when host
+        (dolist (line (host-open-lines host))
+          (when (eq site (call-site (line-server line)))
+            (end-by-client line :cancelled "the channel was closed"))))
+      (release-site site)))
+  nil)
+
+(defmethod client:channel-state ((channel inproc-channel))
+  (if (site-open (channel-site channel)) :ready :shutdown))
+
+(defmethod client:wait-for-state-change ((channel inproc-channel) state &key (timeout 10))
+  (let ((end (+ (monotonic-ns) (seconds-ns timeout))))
+    (sb-thread:with-mutex ((channel-lock channel))
+      (loop for now = (client:channel-state channel)
+            unless (eq now state) return now
+            while (loop:await-notice (channel-closed channel) (channel-lock channel) end)))))
+
+(defmethod client:ensure-connected ((channel inproc-channel) &key timeout)
+  (declare (ignore timeout))
+  (let ((site (channel-site channel)))
+    (unless (site-open site) (misuse "~A is closed." channel))
+    (unless (host-of site)
+      (error (rpc:make-rpc-error :unavailable :ended-by :transport :sent nil
+                                              :message (absence-text site))))
+    channel))
+
+(defun absence-text (site)
+  (if (site-name site)
+      (format nil "no server listens on ~A" (site-name site))
+      "the server has stopped"))

@@ -1,0 +1,38 @@
+;;;; Whose code runs. Caller and handler share a thread, but no dynamic context of ours: a handler
+;;;; sees neither the condition handlers nor the restarts of its caller, and the body of a caller's
+;;;; DO-MESSAGES none of the handler that calls it by sending. *CALL*, and with it the deadline that
+;;;; nested calls inherit, changes likewise. What a thread had outermost stays: the means to leave
+;;;; to the top level, or to end the thread.
+
+(in-package #:clgrpc.inproc)
+
+(define-hot outermost ((clusters list)) list
+  "The last of CLUSTERS, as a list."
+  (loop for rest on clusters
+        unless (cdr rest) return rest))
+
+(defmacro with-context ((&key handlers restarts (call nil call-p)) &body body)
+  "Evaluate BODY with these condition handlers, restarts and current call."
+  `(let ((sb-kernel:*handler-clusters* ,handlers)
+         (sb-kernel:*restart-clusters* ,restarts)
+         ,@(when call-p `((*call* ,call))))
+     ,@body))
+
+(defmacro with-clean-context (() &body body)
+  "Evaluate BODY, user code of another end than the one that runs, without the context of that."
+  `(with-context (:handlers (outermost sb-kernel:*handler-clusters*)
+                  :restarts (outermost sb-kernel:*restart-clusters*))
+     ,@body))
+
+(defmacro with-consumer-context ((consumer) &body body)
+  "Evaluate BODY, user code of CONSUMER, in the context of that."
+  (let ((variable (gensym "CONSUMER")))
+    `(let ((,variable ,consumer))
+       (with-context (:handlers (consumer-handlers ,variable)
+                      :restarts (consumer-restarts ,variable)
+                      :call (consumer-call ,variable))
+         ,@body))))
+
+(defmacro this-context (function)
+  "A CONSUMER of FUNCTION with the context that is now."
+  `(make-consumer ,function sb-kernel:*handler-clusters* sb-kernel:*restart-clusters* *call*))

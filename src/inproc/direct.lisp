@@ -1,0 +1,24 @@
+;;;; A service object called directly: with no current call (helloworld.greeter:say-hello service
+;;;; request) goes through a channel to that object, so that services are tested, and used within a
+;;;; program, by calling them. A handler that calls another method of a service just calls it.
+
+(in-package #:clgrpc.inproc)
+
+(defun service-channel (service &rest arguments)
+  "Return a channel to SERVICE, a service object without a server, as SERVER-CHANNEL does to a
+server. ARGUMENTS as there, and options of a server's. From any thread; end it with CLOSE-CHANNEL."
+  (unless (typep service 'rpc:service) (misuse "~S is no service." service))
+  (let ((host (make-host :services (list service) :options (make-options) :name "inproc:")))
+    (renew-table host)
+    (make-inproc-channel "inproc:" host nil arguments)))
+
+(defglobal **direct-lock** (sb-thread:make-mutex :name "clgrpc direct calls"))
+
+(defun ensure-direct-channel (service)
+  "The channel that SERVICE is called through when it is called directly."
+  (or (rpc:direct-channel service)
+      (sb-thread:with-mutex (**direct-lock**)
+        (or (rpc:direct-channel service)
+            (setf (rpc:direct-channel service) (service-channel service))))))
+
+(setf rpc:*direct-hook* #'ensure-direct-channel)

@@ -1,0 +1,261 @@
+;;;; The operations of both ends, waiting, and callbacks.
+;;;;
+;;;; Who waits spins for a moment first, if there is another processor for the other end to run on:
+;;;; a thread that sleeps is woken after 30 µs, one that spins sees what came after a tenth of one.
+;;;;
+;;;; Callbacks run on the thread of whoever caused what they are for, those of one end one at a
+;;;; time: SCHEDULED is true while they run, and :again if something has happened since they were
+;;;; looked for. Of a channel whose handlers run on a loop they run there.
+
+(in-package #:clgrpc.inproc)
+
+;;; Waiting
+
+(defconstant +spins+ 1000 "How often a waiting thread looks before it sleeps.")
+(defconstant +yields+ 20 "The same where there is but one processor, letting others run between.")
+
+(declaim (type fixnum **processors**))
+(defglobal **processors** 0)
+
+(define-hot processors () fixnum
+  (if (zerop **processors**)
+      (setf **processors** (os:processor-count))
+      **processors**))
+
+(define-hot inproc-park ((call inproc-call) (ready-p function)) t
+  "The operation PARK."
+  (let ((line (call-line call)))
+    (when (and (line-eager line) (not (rpc:client-p call))
+               (eq (line-phase line) sb-thread:*current-thread*))
+      (setf (server:route-kept (line-route line)) nil)
+      (error (rpc:make-rpc-error
+              :resource-exhausted :call call :ended-by :local
+              :message "the handler would wait for its own caller, who does not wait for it")))
+    (macrolet ((look-for (count between)
+                 `(loop repeat ,count
+                        do (let ((answer (funcall ready-p call)))
+                             (when (or answer (call-status call))
+                               (return-from inproc-park answer)))
+                           ,between)))
+      (if (> (processors) 1)
+          (look-for +spins+ (sb-ext:spin-loop-hint))
+          (look-for +yields+ (sb-thread:thread-yield))))
+    (register line)
+    (rpc:park call ready-p)))
+
+(defun client-park (call ready-p)
+  "The operation PARK of a client: somebody else must run the loop that the handler runs on."
+  (let ((execution (site-execution (call-site call))))
+    (if (loop-p execution)
+        (loop:call-served execution (lambda () (inproc-park call ready-p)))
+        (inproc-park call ready-p))))
+
+(defun client-drive (call ready-p)
+  "The operation DRIVE of a client."
+  (let ((execution (site-execution (call-site call)))
+        (line (call-line call)))
+    (and (loop-p execution)
+         (line-entered line)
+         (drivable-p line)
+         (progn
+           (setf (line-driver line) sb-thread:*current-thread*)
+           (unwind-protect (client:drive-for execution call ready-p)
+             (setf (line-driver line) nil))))))
+
+(defun no-drive (call ready-p)
+  (declare (ignore call ready-p))
+  nil)
+
+;;; Callbacks
+
+(define-hot run-callback ((call inproc-call) (function function) message) null
+  "Run FUNCTION, user code of CALL, with MESSAGE unless that is nil; an error in it ends CALL."
+  (let ((condition (with-clean-context ()
+                     (with-user-code (call)
+                       (if message (funcall function message) (funcall function))))))
+    (when condition
+      (operate abort call (rpc:rpc-error-status condition) (rpc:rpc-error-message condition)
+               :local)))
+  nil)
+
+(define-hot callback-message ((call inproc-call) (extra rpc:extra)) t
+  "The message of CALL that is to be given to its callback, or nil. If only the lack of room for
+answers is against it, whoever makes room says so."
+  (and (rpc:extra-on-message extra)
+       (rpc:deliverable-p call)
+       (or (rpc:client-p call)
+           (rpc:room-p call)
+           (progn (note-waiting call) (rpc:room-p call)))
+       (next-message call)))
+
+(define-hot queue-ready ((line line) (extra rpc:extra)) null
+  "Put what is ready for the handler of LINE before all that is queued, since callbacks look there."
+  (loop for message in (reverse (shiftf (line-ready line) '()))
+        do (setf (rpc:extra-received extra)
+                 (rpc:make-arrival :item message :next (rpc:extra-received extra))))
+  nil)
+
+(define-hot queue-mail ((call inproc-call) (extra rpc:extra)) null
+  "Put the mail of CALL where callbacks look: behind what was received."
+  (let ((arrival (rpc:make-arrival :item (shiftf (inproc-call-mail call) nil)))
+        (last (loop for arrival = (rpc:extra-received extra) then (rpc:arrival-next arrival)
+                    while arrival
+                    unless (rpc:arrival-next arrival) return arrival)))
+    (if last
+        (setf (rpc:arrival-next last) arrival)
+        (setf (rpc:extra-received extra) arrival)))
+  nil)
+
+(define-hot run-next-callback ((call inproc-call) (extra rpc:extra)) boolean
+  "Run the callback of CALL that is due, or return false if none is."
+  (let ((line (call-line call)))
+    (when (and (line-ready line) (not (rpc:client-p call))) (queue-ready line extra)))
+  (let ((message (callback-message call extra)))
+    (cond (message
+           (run-callback call (the function (rpc:extra-on-message extra)) message)
+           t)
+          (t
+           ;; what has been received is asked of the queue
+           (when (inproc-call-mail call) (queue-mail call extra))
+           (let ((function (rpc:due-callback call extra)))
+             (when function
+               (run-callback call function nil)
+               t))))))
+
+(define-hot run-due ((call inproc-call) &optional (message t nil)) null
+  "Run the callbacks of CALL that are due, before them that for MESSAGE unless that is nil.
+SCHEDULED is this thread's."
+  (let ((extra (ensure-extra call))
+        (done nil))
+    (unwind-protect
+         (loop
+           (when message
+             (run-callback call (the function (rpc:extra-on-message extra))
+                           (shiftf message nil)))
+           (loop while (run-next-callback call extra))
+           (when (eq t (compare-and-swap (rpc:extra-scheduled extra) t nil))
+             (setf done t)
+             (return))
+           (setf (rpc:extra-scheduled extra) t))
+      (unless done
+        (setf (rpc:extra-scheduled extra) nil)
+        (operate abort call :internal "callback left by a non-local exit" :local))))
+  nil)
+
+(defun run-due-on-loop (call)
+  (loop:call-user (site-execution (call-site call)) #'run-due call))
+
+(define-hot schedule ((call inproc-call)) null
+  "The operation SCHEDULE."
+  (let ((extra (ensure-extra call))
+        (execution (site-execution (call-site call))))
+    (when (rpc:client-p call) (begin-for-callbacks call extra))
+    (loop
+      (case (compare-and-swap (rpc:extra-scheduled extra) nil t)
+        ((nil)
+         (return
+           (if (loop-p execution)
+               (unless (loop:post execution
+                                  (lambda () (loop:defer execution #'run-due-on-loop call)))
+                 (run-due call))
+               (run-due call))))
+        ((t)
+         (when (eq t (compare-and-swap (rpc:extra-scheduled extra) t :again)) (return)))
+        (t (return)))))
+  nil)
+
+(define-hot begin-for-callbacks ((call inproc-call) (extra rpc:extra)) null
+  "A client that gives callbacks for what comes waits for its handler, though not here."
+  (let ((line (call-line call)))
+    (when (and (eq :waiting (line-phase line))
+               (or (rpc:extra-on-message extra) (rpc:extra-on-half-close extra)
+                   (call-half-closed (line-server line))))
+      (begin-soon line)))
+  nil)
+
+;;; What handlers do
+
+(defun server-send-metadata (call metadata)
+  "The operation SEND-METADATA of a handler."
+  (let ((client (line-client (call-line call))))
+    (when (call-fields client) (misuse "The headers of ~A were sent before." call))
+    (setf (call-fields client) (rpc:metadata-fields metadata))
+    (notify client)))
+
+(defun server-reply (call message)
+  "The operation REPLY."
+  (answer (call-line call) message))
+
+(defun server-finish (call status message details trailers)
+  "The operation FINISH."
+  (let ((line (call-line call)))
+    (if (and (eq :ok status) (answers-once-p call))
+        (end-line line '(:unimplemented :message "the server sent no response message")
+                  '(:ok :ended-by :local) (append (own-trailers line) trailers))
+        (end-as line status message details trailers))))
+
+(defun server-abort (call status text ended-by)
+  "The operation ABORT of a handler."
+  (declare (ignore ended-by))
+  (end-by-server (call-line call) status text))
+
+(defun server-close-send (call)
+  (misuse "~A ends when its handler returns, or with FINISH; CLOSE-SEND is for clients." call))
+
+;;; What clients do
+
+(defun client-abort (call status text ended-by)
+  "The operation ABORT of a client."
+  (declare (ignore ended-by))
+  (unless (call-status call) (end-by-client (call-line call) status text)))
+
+(defun client-leave (call)
+  "The operation LEAVE of a client."
+  (unless (call-status call)
+    (end-by-client (call-line call) :cancelled "the caller has lost interest")))
+
+(defun client-await-metadata (call)
+  "The operation AWAIT-METADATA of a client."
+  (let ((line (call-line call)))
+    (when (eq :waiting (line-phase line)) (begin-soon line))
+    (rpc:wait-for-call call #'call-fields)))
+
+;;; What both do
+
+(defun nothing (call &rest arguments)
+  (declare (ignore call arguments))
+  nil)
+
+(defun run-here (call function)
+  "The operation POST."
+  (declare (ignore call))
+  (funcall (the function function))
+  t)
+
+(defmethod rpc:after ((call inproc-call) seconds function)
+  (let ((site (call-site call)))
+    (flet ((run ()
+             (unless (call-status call) (run-callback call function nil))))
+      (run-timer site
+                 (make-timer (lambda (call)
+                               (unless (call-status call) (run-aside site #'run)))
+                             call)
+                 (min (+ (monotonic-ns) (seconds-ns seconds)) most-positive-fixnum))))
+  nil)
+
+(define-load-time-global **client-operations**
+    (rpc:make-operations :send #'client-send :close-send #'client-close-send
+                         :send-metadata #'client:unsupported :receive #'client-receive
+                         :each #'client-each :look #'look :reply #'client:unsupported
+                         :finish #'client:unsupported :abort #'client-abort :leave #'client-leave
+                         :taken #'taken :post #'run-here :room #'sending-room
+                         :await-metadata #'client-await-metadata :schedule #'schedule
+                         :client-p t :drive #'client-drive :park #'client-park))
+
+(define-load-time-global **server-operations**
+    (rpc:make-operations :send #'server-send :close-send #'server-close-send
+                         :send-metadata #'server-send-metadata :receive #'server-receive
+                         :look #'look :reply #'server-reply :finish #'server-finish
+                         :abort #'server-abort :leave #'nothing :taken #'taken
+                         :post #'run-here :room #'sending-room :await-metadata #'nothing
+                         :schedule #'schedule :drive #'no-drive :park #'inproc-park))

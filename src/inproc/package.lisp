@@ -1,0 +1,14 @@
+;;;; Calls within the image: a channel whose stubs call the handlers of a server, or of a service
+;;;; object, with no octets between, and with the semantics of the wire.
+
+(defpackage #:clgrpc.inproc
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
+                    (#:rpc #:clgrpc.rpc) (#:client #:clgrpc.client) (#:server #:clgrpc.server))
+  (:import-from #:sb-ext #:defglobal #:define-load-time-global #:compare-and-swap #:atomic-incf
+                #:atomic-decf)
+  (:import-from #:clgrpc.rpc
+                #:call #:call-status #:call-rpc-method #:call-extra #:call-fields #:call-deadline
+                #:call-half-closed #:ensure-extra #:notify #:operate #:*call* #:with-user-code
+                #:rpc-method #:rpc-method-kind)
+  (:export #:server-channel #:service-channel #:inproc-channel))

@@ -1,0 +1,197 @@
+;;;; What a stub does on an in-process channel.
+;;;;
+;;;; A unary call whose handler runs here costs two copies and two objects. What is rare is looked
+;;;; for when the handler has returned: metadata or trailers of its own, an answer to come, an end
+;;;; by somebody else; and has a LINE.
+
+(in-package #:clgrpc.inproc)
+
+(defmethod rpc:invoke ((channel inproc-channel) method request &rest options
+                       &key timeout deadline metadata wait-for-ready async call-credentials
+                         compression)
+  (declare (ignore wait-for-ready) (dynamic-extent options))
+  (when options
+    (client:check-call-options options)
+    (rpc:find-encoding compression))
+  (let* ((site (channel-site channel))
+         (deadline (if (or options *call*) (client:absolute-deadline timeout deadline
+                                                 (if timeout (monotonic-ns) 0)) 0))
+         (fields (if (or metadata call-credentials)
+                     (rpc:metadata-fields
+                      (append (rpc:check-metadata metadata)
+                              (when call-credentials
+                                (rpc:credentials-metadata call-credentials method))))
+                     (load-time-value (vector)))))
+    (unless (site-open site) (misuse "~A is closed." channel))
+    (if (and (eq :unary (rpc-method-kind method))
+             (eq :caller (site-execution site))
+             (null async))
+        (multiple-value-bind (reply call) (call-unary site method request deadline fields)
+          (if (eq :ok (call-status call))
+              (values reply call)
+              (client:fail-or-retry call channel method request (copy-list options))))
+        (invoke-line channel site method request deadline fields async (copy-list options)))))
+
+(define-hot call-unary ((site site) (method rpc-method) request (deadline rpc:deadline) fields)
+    (values t inproc-call)
+  "Have METHOD's handler run here. Return its answer, if there is one, and the client's call."
+  (let* ((host (host-of site))
+         (route (and host (route-to host method))))
+    (if (and route
+             (<= (protobuf:measure (rpc:rpc-method-request-type method)
+                                   (client:only-request "A unary call" request))
+                 (min (options-max-receive-octets (host-options host))
+                      (options-max-send-octets (site-options site))))
+             (not (and (plusp deadline) (<= deadline (monotonic-ns)))))
+        (call-handler-here site host route method (site-copy site request) deadline fields)
+        (let ((line (line-to site host route method deadline fields)))
+          (send-only-request line request)
+          (begin-here line)
+          (values nil (line-client line))))))
+
+(define-hot call-handler-here ((site site) (host host) (route server:route) (method rpc-method)
+                               request (deadline rpc:deadline) fields)
+    (values t inproc-call)
+  "Call the handler of ROUTE with REQUEST, a message that is for it alone. Values as CALL-UNARY."
+  (let* ((call (make-server-end method deadline fields site nil))
+         (tally (host-tally host))
+         (type (rpc:rpc-method-response-type method))
+         (limit (min (options-max-send-octets (host-options host))
+                     (options-max-receive-octets (site-options site))))
+         (reply nil)
+         (returned nil)
+         (condition nil)
+         (done nil))
+    (declare (type index limit))
+    (count-begun tally)
+    (unwind-protect
+         (setf condition
+               (with-clean-context ()
+                 (with-user-code (call)
+                   (setf returned (server:answer-of route request call))
+                   (when (and (not (eq returned call))
+                              (<= (protobuf:measure type returned) limit))
+                     (setf reply (site-copy site returned)))))
+               done t)
+      (unless done
+        (end-by-client (call-line call) :cancelled "the caller was interrupted")))
+    (cond ((and reply
+                (null condition)
+                (null (inproc-call-line call))
+                (null (call-extra call))
+                (or (zerop deadline) (< (monotonic-ns) deadline)))
+           (setf (call-status call) :ok)
+           (count-ended tally)
+           (values reply (make-client-end method deadline :ok site nil)))
+          (t (await-outcome call returned condition)))))
+
+(defun await-outcome (call returned condition)
+  "The handler of CALL, a unary one, has RETURNED something or ended with CONDITION. Values as
+CALL-UNARY."
+  (let ((line (call-line call)))
+    (look call)
+    (conclude line returned condition)
+    (await-reply line)))
+
+(defun await-reply (line)
+  "Wait for the end of the call of LINE. Return its reply, if there is one, and the client's call.
+If this is left otherwise, cancel the call."
+  (let ((client (line-client line)))
+    (unwind-protect (rpc:wait-for-call client #'client:never)
+      (client-leave client))
+    (values (line-reply line) client)))
+
+;;; Calls with a line
+
+(defun line-to (site host route method deadline fields)
+  "A line to ROUTE of HOST; if there is no such, one whose call has ended for that reason."
+  (if route
+      (let ((line (open-line site host route method deadline fields)))
+        (look (line-server line))
+        line)
+      (let* ((line (make-line host nil nil))
+             (client (make-client-end method deadline nil site line)))
+        (setf (line-client line) client
+              (line-server line) (make-server-end method deadline fields site line)
+              (line-phase line) :over
+              (line-claim line) t)
+        (if host
+            (rpc:end-call client :unimplemented :message "unknown service or method")
+            (rpc:end-call client :unavailable :message (absence-text site) :ended-by :transport
+                                              :sent nil))
+        (rpc:end-call (line-server line) :cancelled)
+        line)))
+
+(defun send-only-request (line request)
+  "Give the handler of LINE its only REQUEST."
+  (let ((client (line-client line)))
+    (unless (call-status client)
+      (handler-case (setf (line-request line) (pass client (client:only-request client request)))
+        (rpc:rpc-error (error)
+          ;; one that the server has refused has ended the call; the caller's own limit is his error
+          (unless (call-status client)
+            (client-leave client)
+            (error error)))))))
+
+(defun invoke-line (channel site method request deadline fields async options)
+  "INVOKE for all but the plainest calls."
+  (let* ((kind (rpc-method-kind method))
+         (generator (and (member kind '(:client-streaming :bidi))
+                         (not (eq request :open))
+                         (client:request-generator request)))
+         (host (host-of site))
+         (line (line-to site host (and host (route-to host method)) method deadline fields))
+         (client (line-client line)))
+    (when async
+      (setf (line-future line) async
+            (client:future-call async) client))
+    (ecase kind
+      (:unary
+       (send-only-request line request)
+       (begin-elsewhere line)
+       (if async client (finish-blocking line channel method request options)))
+      (:server-streaming
+       (send-only-request line request)
+       (when (eq :threads (site-execution site)) (begin-elsewhere line))
+       client)
+      (:client-streaming
+       (cond ((null generator)
+              (setf (line-queued-reply line) t)
+              client)
+             (async
+              (setf (line-source line) generator)
+              (begin-elsewhere line)
+              client)
+             (t (if (eq :threads (site-execution site))
+                    (client:send-requests client generator)
+                    (begin-with-source line generator))
+                (finish-blocking line channel method request options))))
+      (:bidi
+       (setf (line-source line) generator)
+       (when (eq :threads (site-execution site)) (begin-elsewhere line))
+       client))))
+
+(defun begin-with-source (line generator)
+  "Have the handler of LINE, for whose reply this thread waits, ask GENERATOR for the requests."
+  (setf (line-source line) generator
+        (line-consumer line) (this-context nil))
+  (if (loop-p (site-execution (call-site (line-client line))))
+      (begin-elsewhere line)
+      (begin-here line)))
+
+(defun finish-blocking (line channel method request options)
+  "Wait for the reply of LINE's call, and return it and the call."
+  (multiple-value-bind (reply client) (await-reply line)
+    (cond ((eq :ok (call-status client)) (values reply client))
+          ((functionp request) (error (rpc:call-condition client)))
+          (t (client:fail-or-retry client channel method request options)))))
+
+;;; Futures
+
+(defmethod client:call-reply ((call inproc-call) future)
+  (declare (ignore future))
+  (line-reply (call-line call)))
+
+(defmethod client:call-reserve ((call inproc-call))
+  (let ((runtime (ensure-runtime (call-site call))))
+    (and runtime (client:runtime-reserve runtime))))

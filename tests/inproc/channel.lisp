@@ -1,0 +1,95 @@
+;;;; Channels by name and by server: their states, their servers' ends, their options.
+
+(in-package #:clgrpc.tests.inproc)
+(in-suite :clgrpc.inproc)
+
+(defun server-at (address &rest handlers)
+  (start-probe handlers :listen address))
+
+(test channels-by-name
+  "The name is looked up when a call is made; the server may come later, and another after it."
+  (let ((channel (grpc:make-channel "inproc:channels-by-name")))
+    (unwind-protect
+         (flet ((try () (status-of-error (caught (ask channel (note 1))))))
+           (is (eq :unavailable (try)))
+           (signals grpc:unavailable (grpc:ensure-connected channel))
+           (dotimes (i 2)
+             (let ((server (server-at "inproc:channels-by-name" :ask #'double)))
+               (unwind-protect
+                    (progn
+                      (is (equal '("inproc:channels-by-name") (grpc:server-addresses server)))
+                      (is (eq channel (grpc:ensure-connected channel)))
+                      (is (= 2 (number-of (ask channel (note 1)))))
+                      (signals grpc:misuse (server-at "inproc:channels-by-name" :ask #'double)))
+                 (grpc:stop-server server)))
+             (is (eq :unavailable (try)))))
+      (grpc:close-channel channel))))
+
+(test several-entrances
+  "A server may listen on names and on ports."
+  (let ((server (start-probe (list :ask #'double)
+                             :listen '("inproc:one" "127.0.0.1:0" "inproc:two"))))
+    (unwind-protect
+         (progn
+           (is (find "inproc:one" (grpc:server-addresses server) :test #'string=))
+           (dolist (target (list* "inproc:two" (grpc:server-addresses server)))
+             (grpc:with-channel (channel target)
+               (is (= 4 (number-of (ask channel (note 2))))))))
+      (is-true (grpc:stop-server server)))))
+
+(test states-of-channels
+  (with-inproc (channel) (:ask #'double :chat #'echo)
+    (is (eq :ready (grpc:channel-state channel)))
+    (is (search "ready" (princ-to-string channel)))
+    (is (null (grpc:wait-for-state-change channel :ready :timeout 0.01)))
+    (let ((call (chat channel :open)))
+      (grpc:send call (note 1))
+      (is (= 1 (number-of (grpc:receive call))))
+      (grpc:close-channel channel)
+      (is (eq :cancelled (status-of-error (caught (grpc:receive call))))))
+    (is (eq :shutdown (grpc:channel-state channel)))
+    (is (eq :shutdown (grpc:wait-for-state-change channel :ready)))
+    (grpc:close-channel channel)
+    (signals grpc:misuse (ask channel (note 1)))
+    (signals grpc:misuse (grpc:ensure-connected channel))))
+
+(test options-of-channels
+  (with-inproc (channel :server server) (:ask #'double)
+    (dolist (wrong '((:messages :move) (:on 5) (:max-send-octets -1) (:no-such 1)
+                     (:compression :lzma) (:interceptors 5)))
+      (signals grpc:misuse (apply #'grpc:server-channel server wrong)))
+    (signals grpc:misuse (grpc:make-channel "inproc:"))
+    (let ((channel (grpc:server-channel
+                    server :interceptors
+                    (list (lambda (method request options next)
+                            (declare (ignore method))
+                            (funcall next (note (1+ (number-of request))) options))))))
+      (is (= 4 (number-of (ask channel (note 1)))))
+      (grpc:close-channel channel))))
+
+(test handlers-on-a-loop
+  "One at a time, in the order of their calls, wherever they come from."
+  (let* ((reserve (loop:make-reserve))
+         (event-loop (loop:make-event-loop :name "handlers" :reserve reserve :attended t))
+         (running 0) (most 0))
+    (loop:launch-event-loop event-loop)
+    (unwind-protect
+         (with-inproc (channel :channel-options (list :on event-loop))
+             (:ask (lambda (note call)
+                     (declare (ignore call))
+                     (setf most (max most (incf running)))
+                     (decf running)
+                     note)
+              :watch #'count-up :collect #'add-up)
+           (is (= 1 (number-of (ask channel (note 1)))))
+           (is (equal '(0 1 2) (numbers (watch channel (note 3)))))
+           (is (= 3 (number-of (collect channel (list (note 1) (note 2))))))
+           (is (every #'zerop
+                      (call-with-threads
+                       4 (lambda (i)
+                           (loop repeat 100
+                                 count (/= i (number-of (ask channel (note i)))))))))
+           (is (= 1 most)))
+      (loop:stop-event-loop event-loop)
+      (loop:join-event-loop event-loop)
+      (loop:close-reserve reserve 5))))

@@ -1,0 +1,134 @@
+;;;; Whose handlers, restarts, current call and deadline hold while whose code runs.
+
+(in-package #:clgrpc.tests.inproc)
+(in-suite :clgrpc.inproc)
+
+(defun restart-names ()
+  (mapcar #'restart-name (compute-restarts)))
+
+(test handlers-see-no-context-of-callers
+  (with-inproc (channel)
+      (:ask (lambda (note call)
+              (declare (ignore call))
+              (signal 'simple-condition)
+              (note (if (or (find-restart 'of-the-caller) (find-restart 'rpc:retry-call)) 1 0)
+                    :text (lab:note-text note))))
+    (let ((seen 0))
+      (handler-bind ((simple-condition (lambda (condition)
+                                         (declare (ignore condition))
+                                         (incf seen))))
+        (with-simple-restart (of-the-caller "what only the caller has")
+          (is (= 0 (number-of (ask channel (note 1)))))))
+      (is (= 0 seen)))))
+
+(test outermost-restarts-stay
+  "Whoever is in the debugger can leave to the top level."
+  (with-inproc (channel) (:ask (lambda (note call)
+                                 (declare (ignore note call))
+                                 (note (length (restart-names)))))
+    (is (plusp (sb-thread:join-thread
+                (sb-thread:make-thread
+                 (lambda ()
+                   (with-simple-restart (of-the-caller "what only the caller has")
+                     (number-of (ask channel (note 1)))))))))))
+
+(test bodies-see-no-context-of-handlers
+  "Nor does what they do end in the handler."
+  (let ((seen 0) (remaining '()))
+    (with-inproc (channel)
+        (:watch (lambda (note call)
+                  (handler-bind ((simple-condition (lambda (condition)
+                                                     (declare (ignore condition))
+                                                     (incf seen))))
+                    (with-simple-restart (of-the-handler "what only the handler has")
+                      (dotimes (i 3) (grpc:send call note)))))
+         :ask (lambda (note call)
+                (declare (ignore note))
+                (note (if (grpc:time-remaining call) 1 0))))
+      (grpc:do-messages (note (watch channel (note 1) :timeout 30))
+        (signal 'simple-condition)
+        (is (null (find-restart 'of-the-handler)))
+        (is (null rpc:*call*))
+        (push (number-of (lab.bench:ask channel note)) remaining))
+      (is (equal '(0 0 0) remaining))
+      (is (= 0 seen)))))
+
+(test conditions-of-bodies-pass-handlers
+  "An error in the body is the consumer's: its handler sees it, the producer's do not, and the
+producer is unwound."
+  (let ((unwound nil) (asked nil))
+    (with-inproc (channel)
+        (:watch (lambda (note call)
+                  (unwind-protect
+                       (handler-case (loop (grpc:send call note))
+                         (error () (setf unwound :caught)))
+                    (setf asked (grpc:cancelled-p call)
+                          unwound (or unwound :unwound)))))
+      (signals simple-error
+        (grpc:do-messages (note (watch channel (note 1)))
+          (error "the consumer's")))
+      (is (eq :unwound unwound))
+      (is (eq t asked)))))
+
+(test bodies-may-handle-with-restarts
+  "Restarts of the consumer, established around its loop, work from within the body."
+  (let ((count 0))
+    (with-inproc (channel) (:watch #'count-up)
+      (handler-bind ((simple-error (lambda (error) (continue error))))
+        (grpc:do-messages (note (watch channel (note 5)))
+          (incf count)
+          (cerror "Go on." "Message ~D." (number-of note)))))
+    (is (= 5 count))))
+
+(test cleanups-of-handlers-that-are-left
+  "They may use the call, which says nothing any more, and do not keep the consumer from leaving."
+  (let ((sent :none) (received :none))
+    (with-inproc (channel)
+        (:watch (lambda (note call)
+                  (unwind-protect (loop (grpc:send call note))
+                    (setf sent (grpc:send call note)
+                          received (grpc:receive call)))))
+      (is (= 4 (block leaving
+                 (grpc:do-messages (note (watch channel (note 1)))
+                   (return-from leaving 4))
+                 5)))
+      (is (null sent))
+      (is (null received)))))
+
+(test nested-calls-inherit-deadlines
+  (let ((channel nil))
+    (with-inproc (own)
+        (:ask (lambda (note call)
+                (if (plusp (number-of note))
+                    (lab.bench:ask channel (note (1- (number-of note))))
+                    (note (ceiling (grpc:time-remaining call)))))
+         :watch (lambda (note call)
+                  (grpc:send call (lab.bench:ask channel note))
+                  nil))
+      (setf channel own)
+      (is (<= 1 (number-of (ask own (note 3) :timeout 20)) 20))
+      (is (<= 1 (first (numbers (watch own (note 2) :timeout 20))) 20)))))
+
+(test debugger-in-handlers
+  "With *DEBUG-ON-ERROR* the debugger's restarts are those of the wire."
+  (let ((tries 0) (seen '()))
+    (with-inproc (channel)
+        (:ask (lambda (note call)
+                (declare (ignore call))
+                (if (= 1 (incf tries)) (error "Once.") note)))
+      (let ((grpc:*debug-on-error* t)
+            (*debugger-hook* nil)
+            (sb-ext:*invoke-debugger-hook*
+              (lambda (condition hook)
+                (declare (ignore hook condition))
+                (setf seen (restart-names))
+                (grpc:retry-handler))))
+        (is (= 7 (number-of (ask channel (note 7)))))
+        (is (= 2 tries))
+        (is (subsetp '(rpc:return-status rpc:cancel-call rpc:retry-handler) seen))
+        (setf tries 0)
+        (let ((sb-ext:*invoke-debugger-hook*
+                (lambda (condition hook)
+                  (declare (ignore condition hook))
+                  (grpc:return-status :data-loss "by hand"))))
+          (is (eq :data-loss (status-of-error (caught (ask channel (note 1)))))))))))

@@ -1,0 +1,75 @@
+;;;; Service objects called directly, and redefinition.
+
+(in-package #:clgrpc.tests.inproc)
+(in-suite :clgrpc.inproc)
+
+(defmacro with-service ((service &rest handlers) &body body)
+  `(let ((,service (make-probe ,@handlers)))
+     (unwind-protect (progn ,@body)
+       (when (rpc:direct-channel ,service)
+         (grpc:close-channel (rpc:direct-channel ,service))))))
+
+(test services-are-called-directly
+  (with-service (service :ask #'double :watch #'count-up :collect #'add-up :chat #'echo)
+    (check-four-kinds service)))
+
+(test direct-calls-mean-what-others-do
+  (with-log (:handler-error)
+    (with-service (service :ask (lambda (note call)
+                                  (case (number-of note)
+                                    (0 (error "boom"))
+                                    (1 (grpc:fail :not-found "no"))
+                                    (2 (note (ceiling (grpc:time-remaining call))))
+                                    (t note))))
+      (is (eq :internal (status-of-error (caught (lab.bench:ask service (note 0))))))
+      (is (eq :not-found (status-of-error (caught (lab.bench:ask service (note 1))))))
+      (is (= 9 (number-of (lab.bench:ask service (note 2) :timeout 9))))
+      (let ((note (note 3)))
+        (is (not (eq note (lab.bench:ask service note))))))))
+
+(test services-within-handlers-are-just-called
+  "A method that is called in a handler is a function: no copies, no other call."
+  (let ((inner nil) (same nil) (call-of-outer nil))
+    (with-service (service :ask (lambda (note call)
+                                  (declare (ignore call))
+                                  (setf same note)
+                                  note))
+      (setf inner service)
+      (with-inproc (channel)
+          (:ask (lambda (note call)
+                  (setf call-of-outer call)
+                  (let ((reply (lab.bench:ask inner note)))
+                    (is (eq note reply))
+                    (is (eq call rpc:*call*))
+                    reply)))
+        (ask channel (note 1)))
+      (is-true same)
+      (is-true call-of-outer))))
+
+(defclass replaced (lab:bench) ())
+
+(test redefinition-under-calls
+  "A redefined handler takes effect at the next call and fails none."
+  (flet ((define (number)
+           (handler-bind ((warning #'muffle-warning))
+             (eval `(defmethod lab.bench:ask ((service replaced) note &key)
+                      (declare (ignore note))
+                      (note ,number))))))
+    (define 0)
+    (let ((channel (grpc:service-channel (make-instance 'replaced)))
+          (stop nil) (failures 0) (count 0))
+      (unwind-protect
+           (let ((caller (sb-thread:make-thread
+                          (lambda ()
+                            (loop until stop
+                                  do (handler-case (lab.bench:ask channel (note 1))
+                                       (error () (incf failures)))
+                                     (incf count))))))
+             (loop for i from 1 to 50
+                   do (define i)
+                      (is (= i (number-of (ask channel (note 1))))))
+             (setf stop t)
+             (sb-thread:join-thread caller)
+             (is (= 0 failures))
+             (is (plusp count)))
+        (grpc:close-channel channel)))))
