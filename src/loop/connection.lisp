@@ -219,6 +219,12 @@ the turn. Not from the handler's FILL. On the loop."
            (finish-connection connection (connection-reason connection)))))
     nil))
 
+(defun begin-handshake (connection)
+  "Have CONNECTION, a client's over TLS, begin its handshake although it has nothing to send yet."
+  (let ((result (transport-write (connection-transport connection) (make-octets 0) 0 0)))
+    (unless (member result '(0 #.+wants-read+ #.+wants-write+))
+      (abort-connection connection (failure-reason connection result)))))
+
 ;;; Input
 
 (define-hot keep-leftover ((connection connection) (octets octets) (start index) (end index)) null

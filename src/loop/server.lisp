@@ -31,17 +31,28 @@
       (list* :event-cb arguments)
       arguments))
 
+(defparameter *socket-arguments*
+  '(:event-cb :connect-cb :write-cb :drain-cb :in-place :tls :high-water :low-water
+    :max-unsent-octets :read-timeout :write-timeout)
+  "What callers of servers and clients may say about their sockets.")
+
 (defun make-manner-from (read-cb incoming arguments)
   "A manner of what callers of servers and clients say about their sockets, the list ARGUMENTS."
+  (loop for (key) on arguments by #'cddr
+        unless (member key *socket-arguments*)
+          do (misuse "There is no argument ~S here; about sockets there are~{ ~S~}." key
+                     *socket-arguments*))
   (destructuring-bind (&key event-cb connect-cb write-cb drain-cb in-place tls
                          (high-water +high-water-octets+) (low-water (ash high-water -2))
                          (max-unsent-octets (options-max-unsent-octets **default-options**))
                          read-timeout write-timeout)
       arguments
-    (make-manner :read-cb read-cb :event-cb event-cb :connect-cb connect-cb :write-cb write-cb
-                 :drain-cb drain-cb :in-place (and in-place t) :incoming incoming :tls tls
-                 :high-water high-water :low-water low-water :max-unsent max-unsent-octets
-                 :read-timeout read-timeout :write-timeout write-timeout)))
+    (let ((tls (if (eq t tls) (tls-credentials :alpn nil) tls)))
+      (when tls (check-credentials tls (if incoming :server :client)))
+      (make-manner :read-cb read-cb :event-cb event-cb :connect-cb connect-cb :write-cb write-cb
+                   :drain-cb drain-cb :in-place (and in-place t) :incoming incoming :tls tls
+                   :high-water high-water :low-water low-water :max-unsent max-unsent-octets
+                   :read-timeout read-timeout :write-timeout write-timeout))))
 
 ;;; Servers
 
@@ -96,7 +107,7 @@ a socket is not read (1 MB).
 :READ-TIMEOUT and :WRITE-TIMEOUT as for SET-SOCKET-TIMEOUTS.
 :IN-PLACE true: (READ-CB socket octets start end) reads what has come where the loop has it, without
 a copy; it is valid until READ-CB returns.
-:TLS, what TLS-CREDENTIALS returns, has the connections speak TLS.
+:TLS, what TLS-CREDENTIALS returns with :ALPN nil, has the connections speak TLS.
 :BACKLOG, connections that may wait to be accepted; :MAX-CONNECTIONS, those held at once; more are
 closed; :REUSE-PORT true: other processes may share the port, if they say so too.
 :LOOP, an event loop, by default that of this thread; or :LOOPS, a list of them, to the least loaded
@@ -181,7 +192,8 @@ The keyword arguments, all optional:
 :DATA, octets or a string to send first. :CONNECT-CB (socket) is called when there is a connection.
 :EVENT-CB (condition) is told when the socket has closed, or could not be connected: SOCKET-REFUSED,
 CONNECT-TIMEOUT, DNS-ERROR or another CONNECT-ERROR. :CONNECT-TIMEOUT, in seconds (20).
-:TLS, what TLS-CREDENTIALS returns, has the connection speak TLS with HOST.
+:TLS, what TLS-CREDENTIALS returns with :ALPN nil, or T for those that trust whom the system trusts,
+has the connection speak TLS with HOST; what is written waits for the handshake.
 :LOOP, by default that of this thread. :WRITE-CB, :DRAIN-CB, :HIGH-WATER, :LOW-WATER,
 :MAX-UNSENT-OCTETS, :READ-TIMEOUT, :WRITE-TIMEOUT and :IN-PLACE as for TCP-SERVER.
 Signal MISUSE if HOST and PORT are none, or the loop has stopped. A call with EVENT-CB for the

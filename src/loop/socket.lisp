@@ -182,6 +182,7 @@ Signal SOCKET-ERROR or TLS-ERROR, and close TRANSPORT, if that cannot be."
                                   :max-unsent-octets (manner-max-unsent manner))
                  made t))
       (unless made (close-transport transport)))
+    (when (and tls (not (manner-incoming manner))) (begin-handshake (%socket-connection socket)))
     (let ((early (and (%socket-extra socket) (shiftf (extra-early (%socket-extra socket)) nil))))
       (when early
         (append-octets (connection-output (%socket-connection socket)) (buffer-octets early)

@@ -13,8 +13,8 @@
              (funcall function))
            arguments)
     (is-false late "the loop does not end")
-    (is (= descriptors (os:open-descriptor-count)) "descriptors are left")
-    (is (null (set-difference (sb-thread:list-all-threads) threads)) "threads are left")))
+    (is (null (threads-left threads)) "threads are left")
+    (is (= descriptors (os:open-descriptor-count)) "descriptors are left")))
 
 (defmacro with-program ((&rest arguments) &body body)
   "WITH-EVENT-LOOP, which must end by itself and leave no thread and no descriptor."

@@ -88,3 +88,56 @@
                          (delay (lambda () (close-socket socket)) :time 0.02))
                        :data "x")))
       (is (= 2 (length (remove-duplicates (car seen))))))))
+
+;;; TLS
+
+(defun alpn-free-server (&rest arguments)
+  (apply #'server-credentials :alpn nil arguments))
+
+(test sockets-over-tls
+  (let ((sessions (os:tls-session-count)))
+    (dolist (alpn '(nil t))
+      (with-program ()
+        (let ((server (tcp-server "127.0.0.1" 0 #'write-back
+                                  :tls (server-credentials :alpn alpn)))
+              (received 0))
+          (tcp-connect "127.0.0.1" (server-port server)
+                       (lambda (socket octets)
+                         (when (= 100000 (incf received (length octets)))
+                           (close-socket socket)
+                           (close-tcp-server server)))
+                       :data (pattern 100000)
+                       :tls (client-credentials :server-name "localhost" :alpn alpn)))))
+    (is (= sessions (os:tls-session-count)))))
+
+(test the-server-speaks-first-over-tls
+  (with-program ()
+    (let ((server (tcp-server "127.0.0.1" 0 #'list
+                              :tls (alpn-free-server)
+                              :connect-cb (lambda (socket)
+                                            (write-socket-data socket "hello")
+                                            (close-socket socket)))))
+      (tcp-connect "127.0.0.1" (server-port server)
+                   (lambda (socket octets)
+                     (is (string= "hello" (octets-string octets)))
+                     (close-socket socket)
+                     (close-tcp-server server))
+                   :tls (client-credentials :server-name "localhost" :alpn nil)))))
+
+(test failed-handshakes-are-told
+  (let ((told '()))
+    (with-program ()
+      (let ((server (tcp-server "127.0.0.1" 0 #'write-back
+                                :tls (alpn-free-server)
+                                :event-cb (lambda (event)
+                                            (push (list :server (type-of event)) told)))))
+        ;; whom the system trusts is not whom the test does
+        (tcp-connect "127.0.0.1" (server-port server) #'list :data "x" :tls t
+                     :event-cb (lambda (event)
+                                 (push (list :client (type-of event)) told)
+                                 (is (search "certificate" (princ-to-string event)))
+                                 (close-tcp-server server)))
+        (signals misuse (tcp-server "127.0.0.1" 0 #'list :tls (client-credentials)))
+        (signals misuse (tcp-server "127.0.0.1" 0 #'list :stream t))))
+    (is (null (set-exclusive-or '((:server socket-error) (:client socket-error)) told
+                                :test #'equal)))))
