@@ -31,8 +31,10 @@
                (:file "timer")
                (:file "queue")
                (:file "log")
+               (:file "trace")
                (:file "decimal")
-               (:file "json")))
+               (:file "json")
+               (:file "journal")))
 
 (defsystem "clgrpc/os"
   :description "The only code that touches the kernel: sockets, epoll, eventfd, signals."
@@ -154,7 +156,8 @@
                (:file "queue")
                (:file "settings")
                (:file "reader")
-               (:file "connection")))
+               (:file "connection")
+               (:file "inspect")))
 
 (defsystem "clgrpc/protobuf"
   :description "Protocol Buffers: .proto source to native code."
@@ -244,6 +247,7 @@
                (:file "call")
                (:file "encoding")
                (:file "link")
+               (:file "tap")
                (:file "life")
                (:file "wire")
                (:file "held")
@@ -398,6 +402,8 @@
                (:file "timer")
                (:file "queue")
                (:file "log")
+               (:file "trace")
+               (:file "journal")
                (:file "store")))
 
 (defsystem "clgrpc/tests/os"
@@ -586,6 +592,7 @@
                (:file "life")
                (:file "leak")
                (:file "tls")
+               (:file "trace")
                (:file "stress")))
 
 (defsystem "clgrpc/tests/transports"
@@ -684,6 +691,7 @@
                (:file "queue")
                (:file "settings")
                (:file "connection")
+               (:file "inspect")
                (:file "session")
                (:file "fuzz")
                (:file "reader")

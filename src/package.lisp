@@ -5,7 +5,9 @@
   (:use)
   (:import-from #:clgrpc.base
                 #:clgrpc-error #:misuse #:limit-exceeded #:limit-exceeded-option
-                #:limit-exceeded-limit #:limit-exceeded-actual #:option-table #:*log-function*)
+                #:limit-exceeded-limit #:limit-exceeded-actual #:option-table #:*log-function*
+                #:log-writer #:log-in-background #:flush-log #:tracers #:tracer-table #:tracer-name
+                #:tracer-text #:tracer-aliases #:tracer-meaning)
   (:import-from #:clgrpc.loop
                 #:future #:make-future #:future-done-p #:resolve-future #:reject-future #:await
                 #:attach #:all #:any #:future-cancelled #:future-cancelled-text #:await-timeout

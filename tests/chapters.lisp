@@ -91,37 +91,74 @@ with: a function that returns a form and its remark, or TEXT itself at the end."
                       (directory (support:root-file "doc/*.md"))))
     (run-chapter path)))
 
-;;; The table of limits
+;;; Tables made from what the library knows
 
-(defparameter *limits-mark* "<!-- the table is made from the options")
+(defun table-text (header rows)
+  (format nil "~%| ~{~A~^ | ~} |~%|~{~*---|~}~%~:{| ~@{~A~^ | ~} |~%~}" header header rows))
 
-(defun limits-path () (support:root-file "doc/limits.md"))
+(defparameter *tables*
+  (list (list "doc/limits.md" "<!-- the table is made from the options"
+              '("Option" "Default" "From" "To" "Unit" "What it bounds, and why so")
+              (lambda ()
+                (loop for row in (grpc:option-table)
+                      collect (list (format nil "`~(~S~)`" (clgrpc.base:option-row-name row))
+                                    (clgrpc.base:option-row-default row)
+                                    (clgrpc.base:option-row-minimum row)
+                                    (clgrpc.base:option-row-maximum row)
+                                    (clgrpc.base:option-row-unit row)
+                                    (substitute #\Space #\Newline
+                                                (clgrpc.base:option-row-reason row))))))
+        (list "doc/observability.md" "<!-- the table is made from the tracers"
+              '("Tracer" "Also called" "What it tells")
+              (lambda ()
+                (loop for tracer in (grpc:tracer-table)
+                      collect (list (format nil "`~A`" (grpc:tracer-text tracer))
+                                    (format nil "~{`~A`~^, ~}" (grpc:tracer-aliases tracer))
+                                    (grpc:tracer-meaning tracer))))))
+  "Of each table the chapter, the beginning of the line before it, its header, and a function that
+returns its rows. It ends the chapter.")
 
-(defun limits-table ()
-  (with-output-to-string (out)
-    (format out "~%| Option | Default | From | To | Unit | What it bounds, and why so |~%")
-    (format out "|---|---|---|---|---|---|~%")
-    (dolist (row (grpc:option-table))
-      (format out "| `~(~S~)` | ~A | ~A | ~A | ~A | ~A |~%"
-              (clgrpc.base:option-row-name row) (clgrpc.base:option-row-default row)
-              (clgrpc.base:option-row-minimum row) (clgrpc.base:option-row-maximum row)
-              (clgrpc.base:option-row-unit row)
-              (substitute #\Space #\Newline (clgrpc.base:option-row-reason row))))))
-
-(defun limits-parts ()
-  "The text of the chapter up to its table, and the table as it stands there."
-  (let* ((text (uiop:read-file-string (limits-path) :external-format :utf-8))
-         (end (1+ (position #\Newline text :start (search *limits-mark* text)))))
+(defun chapter-parts (file mark)
+  "The text of FILE up to its table, behind the line that begins with MARK, and the table."
+  (let* ((text (uiop:read-file-string (support:root-file file) :external-format :utf-8))
+         (end (1+ (position #\Newline text :start (search mark text)))))
     (values (subseq text 0 end) (subseq text end))))
 
-(defun renew-limits ()
-  "Write the table of doc/limits.md anew."
-  (let ((text (limits-parts)) (table (limits-table)))
-    (with-open-file (out (limits-path) :direction :output :if-exists :supersede
-                                       :external-format :utf-8)
-      (write-string text out)
-      (write-string table out))))
+(defun renew-tables ()
+  "Write the tables of the chapters anew."
+  (loop for (file mark header rows) in *tables*
+        do (let ((text (chapter-parts file mark)))
+             (with-open-file (out (support:root-file file) :direction :output
+                                                           :if-exists :supersede
+                                                           :external-format :utf-8)
+               (write-string text out)
+               (write-string (table-text header (funcall rows)) out)))))
 
-(test the-table-of-limits-is-true
-  (is (string= (limits-table) (nth-value 1 (limits-parts)))
-      "doc/limits.md is not what the options are; (clgrpc.tests.chapters::renew-limits)"))
+(test the-tables-are-true
+  (loop for (file mark header rows) in *tables*
+        do (is (string= (table-text header (funcall rows))
+                        (nth-value 1 (chapter-parts file mark)))
+               "~A is not what the code says; (clgrpc.tests.chapters::renew-tables)" file)))
+
+(defun logged-events ()
+  "The names of the events that the sources log, but for those of tracers, as texts such as
+\":goaway\"."
+  (let ((names '()))
+    (flet ((note-event (word second third)
+             (let ((name (cond ((string= word "guarding") second)
+                               ((string= word "warn-of") third)
+                               ((and (member word '("log-event" "log-condition") :test #'string=)
+                                     (string/= ":trace" second))
+                                third))))
+               (when (and name (char= #\: (char name 0))) (pushnew name names :test #'string=)))))
+      (dolist (path (directory (support:root-file "src/*/*.lisp")) names)
+        (loop for (word second third) on (clgrpc.tests.architecture::code-tokens
+                                          (uiop:read-file-string path :external-format :utf-8))
+              while third do (note-event word second third))))))
+
+(test the-events-of-the-log-are-told
+  (let ((chapter (uiop:read-file-string (support:root-file "doc/observability.md")
+                                        :external-format :utf-8)))
+    (dolist (name (logged-events))
+      (is (search (format nil "`~A`" name) chapter)
+          "doc/observability.md does not tell of the event ~A" name))))

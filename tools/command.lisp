@@ -125,6 +125,12 @@ variable it has that name and may be given several times. BODY returns the exit 
       (refuse "seconds are wanted, such as 2 or 0.5, not ~S" string))
     (/ (parse-integer digits) (expt 10 fraction))))
 
+(defun choice-parser (&rest choices)
+  "Return a parser of the names of CHOICES, keywords."
+  (lambda (string)
+    (or (find string choices :test #'string-equal)
+        (refuse "it is one of ~{~(~A~)~^, ~}, not ~S" choices string))))
+
 (defun limit-parser (name)
   "Return a parser of values for the row NAME, a keyword, of the options table."
   (let ((row (limit-row name)))

@@ -18,6 +18,7 @@ bin/clgrpc."
         *error-output* (text-stream 2 :output))
   (let ((code (handler-case (run-command (called-arguments sb-ext:*posix-argv*))
                 (sb-sys:interactive-interrupt () 130))))
+    (flush-log)
     (ignore-errors (finish-output))
     (ignore-errors (finish-output *error-output*))
     (sb-ext:exit :code code :abort t)))

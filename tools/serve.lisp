@@ -80,18 +80,6 @@ back to the system, which long messages then would have to fault in again."
         (floor (sb-ext:dynamic-space-size) 4))
   (sb-ext:gc :gen 1))                   ; from the next collection on the new sizes hold
 
-(defun print-event (level event &rest plist)
-  "Print an event of the log that needs somebody's attention, its backtrace last."
-  (when (member level '(:warning :error))
-    (let ((*print-pretty* nil))
-      ;; one string, since several threads may print
-      (write-string (format nil "~(~A ~A~)~:{ ~(~A~)=~A~}~@[~%~A~]~%" level event
-                            (loop for (key value) on plist by #'cddr
-                                  unless (eq key :backtrace) collect (list key value))
-                            (getf plist :backtrace))
-                    *error-output*))
-    (finish-output *error-output*)))
-
 (defun print-statistics (server)
   (let ((statistics (grpc:server-statistics server)))
     (format t "turns=~D calls=~D~%" (getf statistics :turns) (getf statistics :calls))
@@ -145,6 +133,11 @@ to end."
                           "The largest message accepted, in octets.")
       (limits "NAME=VALUE" #'parse-limits '()
               "Any options of doc/limits.md that take integers, several with commas between.")
+      (log-level "LEVEL" (choice-parser :debug :info :warning :error :none) :warning
+                 "What is logged, to the standard error: events from debug, info, warning or error
+      on, or none. GRPC_TRACE switches on tracers, as doc/observability.md has them.")
+      (log-format "FORMAT" (choice-parser :text :json) :text
+                  "How: a line of text, or of JSON, for each event.")
       (collect "[true|false]" #'parse-boolean nil
                "For measurements: for each line on standard input collect all garbage and print
       `heap=N milliseconds=N`, the octets in use after it and how long it took.")
@@ -155,7 +148,7 @@ let running calls end and exit with 0. Prints
 the event loops and the calls served."
   (multiple-value-bind (services execution) (offered-services services)
     (tune-collector)
-    (setf *log-function* #'print-event)
+    (setf *log-function* (log-writer :level log-level :format log-format))
     (let ((server (apply #'grpc:start-server
                          (cons (make-instance 'grpc:health-service)
                                (append (grpc:reflection-services) services))

@@ -8,7 +8,8 @@
    ;; policy.lisp
    #:define-hot #:define-leaf #:leaves #:document-functions
    ;; octets.lisp
-   #:octet #:octets #:index #:make-octets #:octets-of #:copy-octets #:subseq-octets #:shorten-octets #:octets-equal
+   #:octet #:octets #:index #:make-octets #:octets-of #:copy-octets #:subseq-octets
+   #:shorten-octets #:octets-equal
    #:u16be #:u24be #:u32be #:u64be #:u32le #:u64le
    #:buffer #:make-buffer #:buffer-octets #:buffer-start #:buffer-end #:buffer-fill
    #:buffer-room #:ensure-buffer-room #:append-octets #:append-octet #:clear-buffer
@@ -63,8 +64,11 @@
    ;; queue.lisp
    #:inbox #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
    #:confirm-wake #:close-inbox
-   ;; log.lisp
+   ;; log.lisp, trace.lisp, journal.lisp
    #:*log-function* #:log-event #:log-condition
+   #:tracers #:tracer-table #:tracer #:tracer-name #:tracer-text #:tracer-aliases #:tracer-meaning
+   #:tracing-p #:trace-event
+   #:log-writer #:log-in-background #:flush-log #:read-environment
    ;; decimal.lisp
    #:digits-double #:digits-single #:float-decimal
    ;; json.lisp

@@ -54,6 +54,8 @@
         (wire-call-stream call) stream
         (http2:stream-user stream) call)
   (incf (rpc:link-calls link))
+  (trace-event :call :call-on-stream :role :client :method (rpc:call-path call)
+               :peer (rpc:link-peer link) :stream (http2:stream-id stream))
   (rpc:ensure-headers call)
   (cond (request (rpc:write-message call request t))
         ((client-call-message call)

@@ -80,6 +80,7 @@ CLOSE-CHANNEL, or use WITH-CHANNEL."
                                        (or (and credentials
                                                 (loop:tls-credentials-server-name credentials))
                                            (loop:target-authority place)))))
+    (trace-event :channel :channel-made :target target)
     (loop:end-before-save channel #'close-channel)
     channel))
 
@@ -90,6 +91,7 @@ from a callback."))
 
 (defmethod close-channel ((channel wire-channel))
   (when (sb-thread:with-mutex ((channel-lock channel)) (shiftf (channel-open-p channel) nil))
+    (trace-event :channel :channel-closed :target (channel-target channel))
     (let ((subchannel (channel-subchannel channel))
           (done (sb-thread:make-semaphore)))
       (loop:run-or-post (subchannel-loop subchannel)

@@ -16,6 +16,7 @@
 
 (defun acquire-runtime ()
   "Return the running RUNTIME, with one user more."
+  (read-environment)
   (sb-thread:with-mutex (**runtime-lock**)
     (unless **runtime**
       (let* ((options (make-options))

@@ -122,11 +122,18 @@ loop has just stopped, since the channel was closed, end CALL."
     (end-client-call call :cancelled "the channel was closed" :ended-by :local :sent nil))
   t)
 
+(defun tell-begin (call)
+  "Have the tracer tell that CALL begins."
+  (trace-event :call :call-begun :role :client :method (rpc:call-path call)
+               :target (target-text (client-call-subchannel call))
+               :remaining (rpc:time-remaining call)))
+
 (define-hot begin-call ((call client-call) request) null
   "Start CALL, unless it has ended, as soon as there is a stream. On its loop."
   (unless (call-status call)
     (when (zerop (rpc:wire-call-born-ns call))
       (setf (rpc:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
+    (when (tracing-p :call) (tell-begin call))
     (rpc:start-deadline call)
     (submit (client-call-subchannel call) call request))
   nil)

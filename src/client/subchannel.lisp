@@ -11,11 +11,17 @@
 
 (defun enqueue-waiting (subchannel call)
   (unless (eq :ready (subchannel-state subchannel)) (begin-waiting subchannel call))
+  (trace-event :channel :call-waits :target (target-text subchannel)
+               :method (rpc:call-path call) :state (subchannel-state subchannel)
+               :before (length (subchannel-waiting subchannel)))
   (let ((cell (list call)))
     (if (subchannel-waiting subchannel)
         (setf (cdr (subchannel-tail subchannel)) cell)
         (setf (subchannel-waiting subchannel) cell))
     (setf (subchannel-tail subchannel) cell)))
+
+(defun target-text (subchannel)
+  (loop:target-text (subchannel-target subchannel)))
 
 (defun subchannel-now (subchannel)
   (loop:event-loop-now (subchannel-loop subchannel)))
@@ -51,6 +57,8 @@
                       (rpc:link-peer link))))))))
 
 (defun change-state (subchannel state)
+  (trace-event :connectivity-state :state-changed :target (target-text subchannel)
+               :from (subchannel-state subchannel) :to state)
   (setf (subchannel-state subchannel) state)
   (channel-state-changed (subchannel-channel subchannel)))
 
@@ -73,6 +81,8 @@
 
 (defun connect-progress (subchannel event plist)
   "What CONNECT-TO says on its way: EVENT is :resolved, :attempt or :attempt-failed."
+  (when (tracing-p :subchannel)
+    (apply #'log-event :trace event :tracer :subchannel :target (target-text subchannel) plist))
   (case event
     (:resolved (enter-stage subchannel :connect))
     (:attempt-failed (setf (subchannel-failure subchannel) (getf plist :reason)))))
@@ -81,6 +91,8 @@
   (cond ((eq :connecting (subchannel-state subchannel))
          (setf (subchannel-accepted subchannel) :unknown)
          (enter-stage subchannel :handshake)
+         (trace-event :subchannel :connected :target (target-text subchannel)
+                                             :peer (loop:transport-peer transport))
          (handler-case
              (let ((secured (secure-transport subchannel transport)))
                (setf (subchannel-link subchannel)
@@ -107,6 +119,10 @@ many streams it allows."
     (setf (subchannel-backoff-seconds subchannel) 0
           (subchannel-failure subchannel) nil)
     (enter-stage subchannel :queue)
+    (trace-event :handshaker :settings-received
+                 :role :client :peer (rpc:link-peer link)
+                 :max-concurrent-streams (http2:connection-peer-max-streams
+                                          (rpc:link-http2 link)))
     (change-state subchannel :ready))
   (start-waiting subchannel))
 
@@ -117,10 +133,14 @@ many streams it allows."
     (change-state subchannel :transient-failure)
     (fail-waiting subchannel)
     (enter-stage subchannel :back-off)
-    (let ((timer (make-timer #'backoff-over subchannel)))
+    (let ((timer (make-timer #'backoff-over subchannel))
+          (seconds (next-backoff subchannel)))
+      (trace-event :subchannel :back-off :target (target-text subchannel) :seconds seconds)
+      (log-event :info :connect-failed :target (target-text subchannel) :again-in-seconds seconds
+                                       :reason (subchannel-failure subchannel))
       (setf (subchannel-timer subchannel) timer)
       (schedule-timer (loop:event-loop-wheel (subchannel-loop subchannel)) timer
-                      (+ (monotonic-ns) (seconds-ns (next-backoff subchannel)))))))
+                      (+ (monotonic-ns) (seconds-ns seconds))))))
 
 (defun next-backoff (subchannel)
   "The seconds until the next attempt; each failure makes it longer."
@@ -206,6 +226,8 @@ that it is left."
 
 (defun leave-link (subchannel link &optional (text "the server is going away"))
   "Use LINK, which its peer, or we, are about to close because of TEXT, for no more calls."
+  (trace-event :subchannel :connection-left :target (target-text subchannel)
+                                            :peer (rpc:link-peer link) :reason text)
   (when (eq link (subchannel-link subchannel))
     (setf (subchannel-link subchannel) nil)
     (push link (subchannel-leaving subchannel))
@@ -227,6 +249,9 @@ that it is left."
     (:grace (rpc:abandon-link link :unavailable "the connection is too old"))))
 
 (defmethod rpc:link-ended ((subchannel subchannel) link)
+  (trace-event :subchannel :connection-ended
+               :target (target-text subchannel)
+               :peer (rpc:link-peer link) :reason (rpc:link-failure link))
   (setf (subchannel-leaving subchannel) (delete link (subchannel-leaving subchannel)))
   (when (eq link (subchannel-link subchannel))
     (setf (subchannel-link subchannel) nil)

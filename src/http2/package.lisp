@@ -48,6 +48,8 @@
    #:send-data #:send-trailers-later #:stream-queue-empty-p #:write-queued
    ;; reader.lisp
    #:receive-octets
+   ;; inspect.lisp
+   #:describe-frame #:skip-preface
    ;; connection.lisp
    #:make-connection #:start-connection #:open-stream #:available-streams #:send-goaway
    #:receive-eof #:advance-time #:shrink-connection #:connection-stop-reading-p))

@@ -196,6 +196,7 @@ RUN-ON-RESERVE. Return true if one will try."
                            (with-taken-loop (loop (overtake loop baton))
                              ;; from now on it is a thread like others, for which nobody waits
                              (setf (event-loop-overtaken loop) t)
+                             (trace-event :loop :overtaken :loop loop)
                              (run-as-holder loop)))
                          :if-busy if-busy))))
 
@@ -205,5 +206,8 @@ since those there are may all wait for LOOP. Return true if one will try."
   (let ((reserve (event-loop-reserve loop)))
     (and reserve
          (run-on-reserve reserve
-                         (lambda () (with-taken-loop (loop (take loop)) (run-as-holder loop)))
+                         (lambda ()
+                           (with-taken-loop (loop (take loop))
+                             (trace-event :loop :taken :loop loop)
+                             (run-as-holder loop)))
                          :if-busy :exceed))))

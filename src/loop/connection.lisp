@@ -144,12 +144,23 @@ appended is lost. On the loop."
       (give-buffer-back (connection-loop connection) buffer))
     nil))
 
+(defun tell-written (connection buffer count)
+  "Have the tracers tell that COUNT octets of BUFFER have been written."
+  (trace-event :tcp :octets-written :peer (connection-peer connection) :count count
+                                    :unsent (- (buffer-fill buffer) count))
+  (let ((sent (handler-sent (connection-handler connection)))
+        (start (buffer-start buffer)))
+    (when (and sent (tracing-p :http :flowctl :http-keepalive))
+      (funcall sent connection (buffer-octets buffer) start (+ start count)))))
+
 (define-hot write-output ((connection connection)) (member :sent :blocked :failed)
   "Send what is in CONNECTION's buffer with one call."
   (let* ((buffer (the buffer (connection-buffer connection)))
          (result (transport-write (connection-transport connection) (buffer-octets buffer)
                                   (buffer-start buffer) (buffer-end buffer))))
     (declare (type fixnum result))
+    (when (and (tracing-p :tcp :http :flowctl :http-keepalive) (plusp result))
+      (tell-written connection buffer result))
     (cond ((= result (buffer-fill buffer))
            (clear-buffer buffer)
            :sent)
@@ -249,6 +260,7 @@ the turn. Not from the handler's FILL. On the loop."
 
 (define-hot take-input ((connection connection) (result fixnum) (room index)) boolean
   "Note what a read that had ROOM returned. Return true if it brought octets."
+  (trace-event :tcp :octets-read :peer (connection-peer connection) :result result)
   (cond ((plusp result)
          (when (and (< result room) (not (connection-ended connection))
                     (not (transport-more (connection-transport connection))))

@@ -70,6 +70,7 @@ From any thread."
         (look-up-target connector target))))
 
 (defun look-up-target (connector target)
+  (trace-event :dns-resolver :look-up :name (target-host target))
   (look-up-host (connector-loop connector) (target-host target) (target-port target)
                 (lambda (addresses failure) (try-addresses connector addresses failure))))
 
@@ -79,6 +80,9 @@ From any thread."
 
 (defun try-addresses (connector addresses failure)
   (unless (connector-done connector)
+    (trace-event :dns-resolver (if failure :look-up-failed :resolved)
+                 :name (target-text (connector-target connector))
+                 :addresses (mapcar #'os:address-text addresses) :reason failure)
     (if failure
         (note-failure connector failure nil 'dns-error)
         (tell-progress connector :resolved :addresses (mapcar #'os:address-text addresses)))

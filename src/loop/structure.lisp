@@ -192,10 +192,13 @@ FILL (connection) is called before what is in the output is sent, and again when
 if it had appended some: it may append more. The buffer that CONNECTION-OUTPUT returned before is
 not valid after it.
 CLOSED (connection reason) is called exactly once; REASON is NIL if the peer or we closed in order,
-otherwise a text or a condition."
+otherwise a text or a condition.
+SENT (connection octets start end), if there is one, is called with the octets that were sent while
+a tracer of HTTP/2 frames is on."
   (input nil :type function :read-only t)
   (fill #'identity :type function :read-only t)
-  (closed (constantly nil) :type function :read-only t))
+  (closed (constantly nil) :type function :read-only t)
+  (sent nil :type (or null function) :read-only t))
 
 (declaim (sb-ext:freeze-type handler))
 

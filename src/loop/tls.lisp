@@ -165,7 +165,12 @@ negated errno."
     (cond ((or (not (tls-credentials-alpn (tls-used-credentials tls)))
                (string= "h2" (os:session-alpn ssl)))
            (setf (tls-security tls) (describe-session tls ssl)
-                 (tls-state tls) :open))
+                 (tls-state tls) :open)
+           (trace-event :handshaker :handshake-done
+                        :role (tls-role tls) :peer (transport-peer transport)
+                        :protocol (security-protocol (tls-security tls))
+                        :cipher (security-cipher (tls-security tls))
+                        :resumed (security-resumed-p (tls-security tls))))
           (t (os:end-session-output ssl)
              (note-handshake-failure
               transport tls "the server has not agreed to ALPN h2, so it does not speak gRPC")))))

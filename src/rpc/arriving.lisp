@@ -166,6 +166,7 @@ much."
            (http2:consume-data stream count))
           (t (incf (extra-withheld extra) count)
              (setf (extra-starved extra) t)
+             (trace-event :flowctl :window-withheld :call call :octets (extra-withheld extra))
              (credit-link call stream)
              (sb-thread:barrier (:memory))
              ;; the reader may have emptied the queue before it could see that we starve
@@ -184,6 +185,7 @@ loop."
     (when (and (extra-starved extra) (enough-taken-p call extra))
       (setf (extra-starved extra) nil)
       (let ((count (shiftf (extra-withheld extra) 0)))
+        (trace-event :flowctl :window-given-back :call call :octets count)
         (when (wire-call-stream call)
           (http2:consume-data (wire-call-stream call) count))))))
 

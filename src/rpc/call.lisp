@@ -162,6 +162,14 @@ any thread.")
             (if (call-rpc-method call) (rpc-method-path (call-rpc-method call)) "unrouted")
             (call-status call))))
 
+(defun call-role (call)
+  "Which end of CALL this is, :client or :server."
+  (if (operations-client-p (call-operations call)) :client :server))
+
+(defun call-path (call)
+  "The path of CALL's method, or nil if it has none."
+  (and (call-rpc-method call) (rpc-method-path (call-rpc-method call))))
+
 (define-hot ensure-extra ((call call)) extra
   "The EXTRA of CALL, made now if there is none. From any thread."
   (or (call-extra call)
@@ -360,6 +368,15 @@ Only by the receiving thread."
 
 ;;; The end of a call
 
+(defun tell-end (call)
+  "Have the tracer tell how CALL has ended."
+  (let ((outcome (call-outcome call)))
+    (trace-event :call :call-ended
+                 :role (call-role call) :method (call-path call) :peer (call-peer call)
+                 :status (call-status call) :message (and outcome (outcome-message outcome))
+                 :ended-by (and outcome (outcome-ended-by outcome))
+                 :cause (and outcome (outcome-cause outcome)) :stages (call-stages call))))
+
 (defun end-call (call status &key (message "") details (ended-by :peer) cause (sent t))
   "Store how CALL ended and wake its waiters. On CALL's loop. Return false if it had ended already."
   (unless (call-status call)
@@ -370,6 +387,7 @@ Only by the receiving thread."
                           :unsent (call-unsent-octets call))))
     (sb-thread:barrier (:write))
     (setf (call-status call) status)
+    (when (tracing-p :call) (tell-end call))
     (notify call)
     (let ((extra (call-extra call)))
       (when (and extra (extra-on-ended extra)) (operate schedule call)))

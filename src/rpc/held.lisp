@@ -56,11 +56,15 @@ now. From any thread."
 (define-hot drained-p ((link link)) boolean
   (< (link-held link) (ash (link-held-limit link) -2)))
 
+(defun tell-dam (link event)
+  (trace-event :flowctl event :peer (link-peer link) :held-octets (link-held link)))
+
 (defun open-dam (link)
   "Give back LINK's connection window for all that has come, unless it has filled again. On the
 loop."
   (when (and (link-dammed link) (drained-p link))
     (setf (link-dammed link) nil)
+    (when (tracing-p :flowctl) (tell-dam link :connection-window-given-back))
     (http2:map-streams #'http2:credit-connection (link-http2 link))))
 
 (define-hot credit-link ((call wire-call) (stream http2:stream)) null
@@ -70,6 +74,7 @@ holds too much."
     (cond ((< (link-held link) (ash (link-held-limit link) -1))
            (http2:credit-connection stream))
           (t (setf (link-dammed link) t)
+             (when (tracing-p :flowctl) (tell-dam link :connection-window-withheld))
              (sb-thread:barrier (:memory))
              ;; readers may have taken enough before they could see the dam
              (open-dam link)))

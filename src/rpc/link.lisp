@@ -91,8 +91,11 @@ http2 that all links of LOOP share. Return the link."
 (define-hot link-input ((socket loop:connection) (octets octets) (start index) (end index)) index
   (let* ((link (loop:connection-user socket))
          (http2 (link-http2 (the link link)))
-         (consumed (http2:receive-octets http2 octets start end
-                                         (loop:event-loop-now (link-loop link)))))
+         (consumed (progn
+                     (when (tracing-p :http :flowctl :http-keepalive)
+                       (tap-input link octets start end))
+                     (http2:receive-octets http2 octets start end
+                                           (loop:event-loop-now (link-loop link))))))
     (seal-arrivals link)
     (when (http2:connection-stop-reading-p http2)
       (setf (link-stopped link) t)
@@ -113,6 +116,10 @@ http2 that all links of LOOP share. Return the link."
       (when (and answers (answers-held-up answers)) (answers-left (link-owner link) link)))
     nil))
 
+(defun link-sent (socket octets start end)
+  "The handler's SENT."
+  (tap-output (loop:connection-user socket) octets start end))
+
 (defun link-closed (socket reason)
   (let ((link (loop:connection-user socket)))
     (unless (link-failure link)
@@ -130,7 +137,8 @@ http2 that all links of LOOP share. Return the link."
 (defun link-handler ()
   (or **link-handler**
       (setf **link-handler**
-            (loop:make-handler :input #'link-input :fill #'link-fill :closed #'link-closed))))
+            (loop:make-handler :input #'link-input :fill #'link-fill :closed #'link-closed
+                               :sent #'link-sent))))
 
 ;;; What every sink does alike
 

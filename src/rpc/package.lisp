@@ -44,6 +44,7 @@
    #:call-extra #:call-incoming #:operations #:make-operations #:operate #:extra #:ensure-extra
    #:extra-metadata #:extra-trailers #:extra-trailer-fields #:extra-outcome
    #:outcome-message #:outcome-details #:extra-wait #:call-stage #:call-trouble
+   #:call-role #:call-path
    #:call-unsent-octets #:extra-wait-for-ready #:extra-queued-octets #:extra-incoming-filter
    #:extra-outgoing-filter #:extra-on-message #:extra-on-half-close #:extra-scheduled
    #:extra-writable-wanted #:filtered #:room-p #:*call* #:notify #:wait-for-call

@@ -105,8 +105,14 @@ them takes."
       (call-handler-intercepted route request call)
       (call-handler route request call)))
 
+(defun tell-handler (call event &rest plist)
+  (apply #'log-event :trace event :tracer :server
+         :method (rpc:call-path call) :peer (rpc:call-peer call)
+         :thread (sb-thread:thread-name sb-thread:*current-thread*) plist))
+
 (define-hot run-handler ((call server-call)) t
   "Run CALL's handler. Return its value, or the RPC-ERROR that ended it."
+  (when (tracing-p :server) (tell-handler call :handler-begun))
   (let* ((route (server-call-route call))
          (request (handler-request call))
          (value nil)
@@ -114,6 +120,10 @@ them takes."
            (with-user-code (call)
              (setf request (rpc:wire-decode call request 0 0)
                    value (answer-of route request call)))))
+    (when (tracing-p :server)
+      (tell-handler call :handler-ended :outcome (cond (condition (rpc-error-status condition))
+                                                       ((eq value call) :later)
+                                                       (t :returned))))
     (or condition value)))
 
 (define-hot run-inline ((call server-call)) null

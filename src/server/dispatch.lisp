@@ -78,6 +78,13 @@
                 (hpack:field-list-memo list) request)
           request))))
 
+(defun tell-begin (call)
+  "Have the tracer tell that CALL begins."
+  (trace-event :call :call-begun :role :server :method (rpc:call-path call)
+               :peer (rpc:call-peer call) :stream (http2:stream-id (wire-call-stream call))
+               :remaining (rpc:time-remaining call)
+               :rejection (and (consp (server-call-request call)) (server-call-request call))))
+
 (define-hot server-headers ((stream http2:stream) (list hpack:field-list) (ended boolean)) null
   "The sink's on-headers."
   (let* ((http2 (http2:stream-connection stream))
@@ -103,6 +110,7 @@
                   :accepted (request-accepted request)
                   :request (request-rejection request))))
       (setf (http2:stream-user stream) call)
+      (when (tracing-p :call) (tell-begin call))
       (when (or (request-incoming request) (hub-encoding hub))
         (begin-compression call (request-incoming request) (hub-encoding hub)))
       (cond ((request-rejection request) (reject-request call (request-rejection request)))

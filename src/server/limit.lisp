@@ -40,6 +40,7 @@ one."
 (defun link-ready (http2)
   "The sink's on-settings: with the first ones the connection is ready."
   (let ((link (http2:connection-user http2)))
+    (trace-event :handshaker :settings-received :role :server :peer (rpc:link-peer link))
     (unless (shiftf (rpc:link-ready link) t)
       (decf (hub-unready (link-owner link))))))
 

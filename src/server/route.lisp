@@ -41,6 +41,7 @@
 (defun note-overstay (route)
   "A handler of ROUTE has lost the loop, or handed it over: from now on they start on reserve
 threads."
+  (trace-event :loop :method-blocks :method (rpc:rpc-method-path (route-method route)))
   (setf (route-quick route) 0
         (route-blocks route) (eq :auto (route-execution route))))
 

@@ -120,6 +120,7 @@ cannot be used, and a socket error if an address cannot be had. From any thread.
                                           :queue (options-reserve-queue options)
                                           :idle-seconds (options-reserve-idle-seconds options))))
          (routes (make-routes server services execution :interceptors interceptors)))
+    (read-environment)
     (check-execution execution routes)
     (when credentials (loop:check-credentials credentials :server))
     (unless (typep loops '(integer 1 1024)) (misuse "LOOPS must be from 1 to 1024, not ~S." loops))
@@ -133,6 +134,8 @@ cannot be used, and a socket error if an address cannot be had. From any thread.
           (push (listen-for server address) (server-listeners server)))))
     (setf (server-listeners server) (reverse (server-listeners server))
           (server-state server) :serving)
+    (log-event :info :server-started :addresses (server-addresses server)
+                                     :services (server-service-names server))
     (tell-services #'server-started server)
     server))
 
@@ -188,12 +191,15 @@ cannot be used, and a socket error if an address cannot be had. From any thread.
                         transport))
          (link (rpc:open-link hub (hub-loop hub) transport :server **server-sink**
                               (hub-options hub) (hub-pool hub))))
+    (trace-event :server :connection-begun :peer (rpc:link-peer link))
     (add-link hub link)
     (incf (hub-unready hub))
     ;; while the server is starting somebody may know its address already
     (when (member (server-state server) '(:draining :stopped)) (drain-link link))))
 
 (defmethod rpc:link-ended ((hub hub) link)
+  (trace-event :server :connection-ended :peer (rpc:link-peer link)
+                                         :reason (rpc:link-failure link))
   (remove-link hub link)
   (forget-peer hub (rpc:link-peer link))
   (unless (shiftf (rpc:link-ready link) t) (decf (hub-unready hub)))
@@ -212,6 +218,7 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
     (setf (server-state server) :stopped)
     (return-from stop-server t))
   (rpc:forget-watcher (server-watcher server))
+  (log-event :info :server-draining :addresses (server-addresses server) :seconds drain)
   (mapc #'loop:close-listener (server-listeners server))
   (mapc #'close-entrance (server-entrances server))
   (tell-services #'server-stopping server)
@@ -235,6 +242,7 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
     (loop:close-reserve (server-reserve server) 1)
     (loop:forget-ending server)
     (setf (server-state server) :stopped)
+    (log-event :info :server-stopped :addresses (server-addresses server) :drained emptied)
     emptied))
 
 (defun wait-for-links (server seconds)

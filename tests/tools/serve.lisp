@@ -117,3 +117,42 @@
                            channel (helloworld:make-hello-request :name "Ada") :timeout 10))))))
         (is (= 0 (support:terminate-program program)))
         (is (null (probe-file path)))))))
+
+(test programs-trace-as-the-environment-says
+  "To the standard error, which is read here with the standard output; without it nothing."
+  (with-serve (program address "greeter")
+    (flet ((call (&rest environment)
+             (multiple-value-bind (code lines)
+                 (support:run-to-end
+                  "/usr/bin/env"
+                  (append environment
+                          (list (support:clgrpc-program) "call" address
+                                "helloworld.Greeter/SayHello" "-d" "{\"name\": \"Ada\"}")))
+               (is (eql 0 code))
+               (format nil "~{~A~%~}" lines))))
+      (let ((traced (call "GRPC_TRACE=call,http" "GRPC_VERBOSITY=debug")))
+        (is (search "Hello, Ada!" traced))
+        (is (search "TRACE call call-begun" traced))
+        (is (search "TRACE http frame-sent" traced))
+        (is (search "method=/helloworld.Greeter/SayHello" traced)))
+      (is (null (search "TRACE" (call)))))))
+
+(test serve-logs
+  "In the format asked for, from the level asked for on."
+  (support:with-program (program (support:clgrpc-program) "serve" "greeter" "--listen"
+                                 "127.0.0.1:0" "--log-level" "info" "--log-format" "json")
+    (let ((lines (loop for line = (support:program-line program)
+                       collect line
+                       until (search "listening on" line))))
+      (support:signal-program program sb-unix:sigterm)
+      (let ((events (loop for line in (append lines (loop for line = (support:program-line program)
+                                                          while line collect line))
+                          unless (search "listening on" line)
+                            collect (cdr (assoc "event" (base:parse-json line)
+                                                :test #'string=)))))
+        (is (equal '("server-started" "server-draining" "server-stopped") events)))))
+  (multiple-value-bind (code output error-output)
+      (run-line "serve" "greeter" "--log-level" "loud")
+    (declare (ignore output))
+    (is (plusp code))
+    (is (search "debug, info" error-output))))

@@ -1,0 +1,149 @@
+;;;; Tracers: switches for telling in detail what goes on, each for one part of the library, in the
+;;;; manner of gRPC's GRPC_TRACE and with its names where it has one. What they tell are events of
+;;;; the log (log.lisp) with the level :trace. A tracer that is off costs a load and a test.
+;;;;
+;;;; GRPC_TRACE and GRPC_VERBOSITY are read when the first channel or server of a process is made,
+;;;; so a saved image does not carry over what they were when it was made.
+
+(in-package #:clgrpc.base)
+
+(defstruct (tracer (:copier nil))
+  "A row of the table of tracers: NAME a keyword; TEXT how GRPC_TRACE spells it; ALIASES other
+spellings; MASK its bit."
+  (name :none :type keyword)
+  (text "" :type string)
+  (aliases '() :type list)
+  (meaning "" :type string)
+  (mask 0 :type fixnum))
+
+(defmethod print-object ((tracer tracer) stream)
+  (print-unreadable-object (tracer stream :type t)
+    (format stream "~A: ~A" (tracer-text tracer) (tracer-meaning tracer))))
+
+(document-functions
+  tracer-name "The keyword of TRACER, as TRACERS has it."
+  tracer-text "The name of TRACER as GRPC_TRACE has it, such as \"connectivity_state\"."
+  tracer-aliases "Other names that GRPC_TRACE knows TRACER by, a list of strings."
+  tracer-meaning "What TRACER tells, as text.")
+
+(defglobal **tracers** '())
+
+(declaim (type fixnum **traced**))
+(defglobal **traced** 0)
+
+(defmacro define-tracers (&body rows)
+  "Define the table of tracers from ROWS of the form (name aliases meaning)."
+  `(setf **tracers**
+         (list ,@(loop for (name aliases meaning) in rows
+                       for mask = 1 then (ash mask 1)
+                       collect `(make-tracer :name ,name :aliases ',aliases :meaning ,meaning
+                                             :mask ,mask
+                                             :text ,(substitute #\_ #\-
+                                                                (string-downcase name)))))))
+
+(define-tracers
+  (:call ("call_stream")
+   "calls at both ends: begun, on a stream, ended, with where the time went")
+  (:channel ("client_channel")
+   "channels made and closed; calls that begin to wait for a connection or a stream")
+  (:connectivity-state ()
+   "the states of channels")
+  (:dns-resolver ("resolver" "cares_resolver")
+   "names looked up, and the addresses they have")
+  (:flowctl ()
+   "windows: WINDOW_UPDATE in and out; window withheld from a peer since too much waits here")
+  (:handshaker ("tls" "transport_security" "tsi")
+   "TLS handshakes and HTTP/2's settings, done and failed")
+  (:http ("http2" "transport")
+   "every HTTP/2 frame in and out")
+  (:http-keepalive ("keepalive")
+   "PINGs of the keepalive, connections that are idle, old or silent")
+  (:loop ("event_engine")
+   "threads: loops that change hands, methods that block")
+  (:server ("server_channel" "server_call")
+   "connections of servers begun and ended, handlers begun and ended")
+  (:subchannel ()
+   "connections of channels: attempts, failures, back-off, GOAWAY")
+  (:tcp ("event_engine_endpoint")
+   "octets read and written"))
+
+(defun tracer-table ()
+  "Return the list of all tracers; see TRACER-NAME, TRACER-TEXT and TRACER-MEANING."
+  **tracers**)
+
+(defmacro tracing-p (&rest names)
+  "True if one of the tracers NAMES, keywords that are not evaluated, is on. From any thread."
+  `(logtest ,(loop for name in names
+                   for tracer = (find name **tracers** :key #'tracer-name)
+                   do (assert tracer () "There is no tracer ~S." name)
+                   sum (tracer-mask tracer))
+            **traced**))
+
+(defmacro trace-event (name event &rest plist)
+  "If the tracer NAME is on, log EVENT and PLIST, which are evaluated only then. Return nil. From
+any thread."
+  `(when (tracing-p ,name)
+     (log-event :trace ,event :tracer ,name ,@plist)
+     nil))
+
+;;; Switching
+
+(defun glob-p (pattern text)
+  "True if TEXT is what PATTERN, in which * stands for anything and ? for any character, says."
+  (labels ((match (p i)
+             (cond ((= p (length pattern)) (= i (length text)))
+                   ((char= #\* (char pattern p))
+                    (loop for j from i to (length text) thereis (match (1+ p) j)))
+                   ((= i (length text)) nil)
+                   ((find (char pattern p) (list #\? (char text i))) (match (1+ p) (1+ i))))))
+    (match 0 0)))
+
+(defun word-mask (word)
+  "The bits of the tracers that WORD, of GRPC_TRACE, means; 0 if it means none."
+  (let ((pattern (if (string= word "all") "*" word)))
+    (loop for tracer in **tracers**
+          when (some (lambda (text) (glob-p pattern text))
+                     (cons (tracer-text tracer) (tracer-aliases tracer)))
+            sum (tracer-mask tracer))))
+
+(defun split-words (string)
+  (loop for start = 0 then (1+ end)
+        for end = (position #\, string :start start)
+        for word = (string-trim " " (subseq string start end))
+        unless (string= word "") collect (string-downcase word)
+        while end))
+
+(defun parse-tracers (string)
+  "The bits that STRING, names with commas between, of which the later count more, switches on; and
+a list of the words that mean nothing."
+  (let ((traced 0) (unknown '()))
+    (dolist (word (split-words string))
+      (let* ((off (char= #\- (char word 0)))
+             (mask (word-mask (if off (subseq word 1) word))))
+        (cond ((member word '("none" "-all") :test #'string=) (setf traced 0))
+              ((zerop mask) (push word unknown))
+              (off (setf traced (logandc2 traced mask)))
+              (t (setf traced (logior traced mask))))))
+    (values traced (nreverse unknown))))
+
+(defun tracers ()
+  "Return the names of the tracers that are on, a list of keywords. SETFable to such a list, or to a
+string as GRPC_TRACE has it: names with commas between, `all`, patterns such as `http*`, and with a
+minus what is not wanted of those before: \"all,-http\". Signal MISUSE if one names no tracer;
+(TRACER-TABLE) lists them. What they tell goes to *LOG-FUNCTION*, or while that is NIL to
+*ERROR-OUTPUT*. From any thread."
+  (loop for tracer in **tracers**
+        when (logtest (tracer-mask tracer) **traced**) collect (tracer-name tracer)))
+
+(defun (setf tracers) (names)
+  (multiple-value-bind (traced unknown)
+      (parse-tracers (if (stringp names)
+                         names
+                         (format nil "~{~A~^,~}"
+                                 (mapcar (lambda (name) (substitute #\_ #\- (string name)))
+names))))
+    (when unknown
+      (misuse "There is no tracer ~A; there are ~{~A~^, ~}." (first unknown)
+              (mapcar #'tracer-text **tracers**)))
+    (setf **traced** traced)
+    names))

@@ -1,0 +1,152 @@
+;;;; Journals: lines, and logging that never waits.
+
+(in-package #:clgrpc.tests.base)
+(in-suite :clgrpc.base)
+
+(defun logged (function &rest events)
+  "The lines that EVENTS make through FUNCTION, of a stream, which returns the log function."
+  (let* ((stream (make-string-output-stream)) ; not on the stack: another thread writes
+         (*log-function* (funcall function stream)))
+    (dolist (event events) (apply #'log-event event))
+    (is (flush-log))
+    (with-input-from-string (lines (get-output-stream-string stream))
+      (loop for line = (read-line lines nil) while line collect line))))
+
+(defun text-lines (&rest events)
+  "As LOGGED, from :debug on, without the times."
+  (loop for line in (apply #'logged (lambda (stream) (log-writer :stream stream :level :debug))
+                           events)
+        for space = (position #\Space line)
+        collect (if (char= #\Space (char line 0)) line (subseq line (1+ space)))))
+
+(test lines-of-text
+  (is (equal '("INFO started port=80 ratio=0.5 name=x words=\"two words\" none=NIL")
+             (text-lines '(:info :started :port 80 :ratio 0.5d0 :name "x" :words "two words"
+                           :none nil))))
+  (is (equal '("TRACE http frame-sent flags=(END_STREAM)")
+             (text-lines '(:trace :frame-sent :tracer :http :flags ("END_STREAM")))))
+  (is (equal '("ERROR failed where=here" "    0: (F)" "    1: (G)")
+             (text-lines (list :error :failed :backtrace (format nil "0: (F)~%1: (G)~%")
+                                              :where :here)))))
+
+(test peers-cannot-forge-lines
+  "What a peer sent may have line ends, quotes and control characters."
+  (is (equal '("WARNING goaway debug=\"a\\nERROR forged \\\"x\\\" \\x1b[31m\"")
+             (text-lines (list :warning :goaway
+                               :debug (format nil "a~%ERROR forged \"x\" ~C[31m"
+                                              (code-char 27)))))))
+
+(test lines-of-json
+  (destructuring-bind (line)
+      (logged (lambda (stream) (log-writer :stream stream :format :json))
+              (list :error :failed :port 80 :ratio 1.5d0 :text (format nil "a~%\"b\"") :none nil
+                                   :some t :names '("x" 2) :event-loop 'sym :pair '(1 . 2)))
+    (let ((object (parse-json line)))
+      (flet ((member-of (name) (cdr (assoc name object :test #'string=))))
+        (is (string= "error" (member-of "level")))
+        (is (string= "failed" (member-of "event")))
+        (is (= 80 (member-of "port")))
+        (is (= 1.5d0 (member-of "ratio")))
+        (is (string= (format nil "a~%\"b\"") (member-of "text")))
+        (is (eq :null (member-of "none")))
+        (is (eq :true (member-of "some")))
+        (is (equalp #("x" 2) (member-of "names")))
+        (is (string= "SYM" (member-of "event_loop")))
+        (is (string= "(1 . 2)" (member-of "pair")))
+        (is (char= #\Z (char (member-of "time") 26)))))))
+
+(test times-are-utc
+  (is (string= "1970-01-01T00:00:00.000000Z" (clgrpc.base::iso-time 0)))
+  (is (string= "2026-11-21T15:04:05.123456Z" (clgrpc.base::iso-time 1795273445123456789))))
+
+(test levels
+  "Events below the level are left out, those of tracers never."
+  (flet ((events-at (level)
+           (length (logged (lambda (stream) (log-writer :stream stream :level level))
+                           '(:debug :a) '(:info :b) '(:warning :c) '(:error :d)
+                           '(:trace :e :tracer :http)))))
+    (is (equal '(5 4 3 2 1) (mapcar #'events-at '(:debug :info :warning :error :none)))))
+  (signals error (log-writer :level :loud))
+  (signals error (log-writer :format :xml)))
+
+(defclass unprintable () ())
+(defmethod print-object ((object unprintable) stream)
+  (declare (ignore stream))
+  (error "No."))
+
+(test what-cannot-be-printed-is-logged-nevertheless
+  (is (equal '("INFO odd thing=\"(cannot be printed)\"")
+             (text-lines (list :info :odd :thing (make-instance 'unprintable))))))
+
+(test logging-does-not-wait
+  "A function that does not return holds up nobody; what is too much is dropped, and that is told."
+  (let* ((go-on (sb-thread:make-semaphore)) (entered (sb-thread:make-semaphore)) (events '())
+         (*log-function* (log-in-background (lambda (&rest event)
+                                              (sb-thread:signal-semaphore entered)
+                                              (sb-thread:wait-on-semaphore go-on :timeout 20)
+                                              (push event events))
+                                            :limit 10)))
+    (log-event :info :first)
+    (is (sb-thread:wait-on-semaphore entered :timeout 20))
+    (loop for i below 100 do (log-event :info :event :number i))
+    (is (null events) "nobody waited for it")
+    (sb-thread:signal-semaphore go-on 1000)
+    (is (flush-log))
+    (setf events (reverse events))
+    (is (equal '(:info :first) (pop events)))
+    (is (equal '(:warning :events-dropped :count 90) (pop events)))
+    (is (equal (loop for i below 10 collect (list :info :event :number i)) events))))
+
+(test errors-in-the-background-are-contained
+  (let* ((calls 0)
+         (*log-function* (log-in-background (lambda (&rest event)
+                                              (declare (ignore event))
+                                              (incf calls)
+                                              (log-event :error :again)
+                                              (error "broken")))))
+    (loop repeat 3 do (log-event :info :event))
+    (is (flush-log))
+    (is (= 3 calls))))
+
+(test streams-that-fail-are-survived
+  (let* ((stream (make-string-output-stream))
+         (*log-function* (log-writer :stream stream :level :info)))
+    (close stream)
+    (finishes (log-event :info :lost))
+    (finishes (flush-log :timeout 0.1))))
+
+(test journals-end-before-the-image-is-saved
+  (let ((*log-function* (log-in-background #'list)))
+    (log-event :info :event)
+    (clgrpc.base::end-journals)
+    (is (notany (lambda (thread) (string= "clgrpc log" (sb-thread:thread-name thread)))
+                (sb-thread:list-all-threads)))
+    ;; and begin again
+    (log-event :info :event)
+    (is (flush-log))
+    (clgrpc.base::end-journals)))
+
+(defun announced (verbosity trace)
+  "The tracers that are on, and the log function, after VERBOSITY and TRACE were read."
+  (let ((function (sb-ext:symbol-global-value '*log-function*)) (before (tracers)))
+    (flet ((get-variable (name)
+             (cdr (assoc name `(("GRPC_VERBOSITY" . ,verbosity) ("GRPC_TRACE" . ,trace))
+                         :test #'string=))))
+      (unwind-protect
+           (progn
+             (setf (sb-ext:symbol-global-value '*log-function*) nil)
+             (clgrpc.base::forget-environment)
+             (clgrpc.base::read-environment #'get-variable)
+             (clgrpc.base::read-environment (constantly "all"))
+             (list (tracers) (and (sb-ext:symbol-global-value '*log-function*) t)))
+        (setf (sb-ext:symbol-global-value '*log-function*) function
+              (tracers) before)))))
+
+(test environment
+  "It is read once; what it names is switched on, and without it nothing is printed."
+  (is (equal '(() nil) (announced nil nil)))
+  (is (equal '(() t) (announced "debug" nil)))
+  (is (equal '(() t) (announced "NONE" nil)))
+  (is (equal '((:http :tcp) t) (announced nil "http,tcp")))
+  (is (equal '((:http) t) (announced "INFO" "http,nonsense")))
+  (is (equal '(() nil) (announced "nonsense" ""))))
