@@ -415,6 +415,7 @@
                (:file "address")
                (:file "socket")
                (:file "epoll")
+               (:file "poll")
                (:file "processor")
                (:file "signal")
                (:file "library")

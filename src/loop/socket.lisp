@@ -213,8 +213,9 @@ Signal SOCKET-ERROR or TLS-ERROR, and close TRANSPORT, if that cannot be."
           (t (log-event :info :socket-failed :socket handle :reason (princ-to-string condition))))))
 
 (defun close-socket (socket &key force)
-  "Close SOCKET: send its output first, or with FORCE drop it. Its event callback is not called.
-Closing again does nothing. From any thread."
+  "Close SOCKET: send its output first, or with FORCE drop it; a peer that takes nothing of it for
+two seconds loses the rest. Its event callback is not called. Closing again does nothing. From any
+thread."
   (let ((loop (handle-loop socket)))
     (with-baton (loop) (close-now socket force)
       (post loop (lambda () (close-now socket force))))

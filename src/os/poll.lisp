@@ -1,6 +1,6 @@
 ;;;; poll(2), which is told anew each time what to wait for, and answers in the same place.
 ;;;;
-;;;; struct pollfd is an int, the descriptor (negative: skipped), and two shorts: what to wait for,
+;;;; struct pollfd is an int, the descriptor, and two shorts: what to wait for,
 ;;;; and what is so. The flags are those of epoll.
 
 (in-package #:clgrpc.os)

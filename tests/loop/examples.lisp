@@ -108,3 +108,21 @@
         (with-example (address clgrpc.examples.proxy:run host port)
           (with-clients (client) (address)
             (is-true (client-ended-p client))))))))
+
+(test the-loop-loads-alone
+  "In a fresh Lisp, without gRPC, HTTP/2 or any other library."
+  (let ((output (uiop:run-program
+                 (list sb-ext:*runtime-pathname* "--noinform" "--non-interactive" "--no-sysinit"
+                       "--no-userinit" "--load" (namestring (support:root-file "scripts/load.lisp"))
+                       "--eval" "(asdf:load-system \"clgrpc/loop\")"
+                       "--eval" "(clgrpc.loop:with-event-loop ()
+                                   (clgrpc.loop:delay
+                                    (lambda ()
+                                      (print (list :alone
+                                                   (remove nil (mapcar #'find-package
+                                                                       '(:clgrpc.http2 :clgrpc.rpc
+                                                                         :alexandria :cffi)))))
+                                      (terpri))
+                                    :time 0.01))")
+                 :output :string :error-output :output)))
+    (is (search "(:ALONE NIL)" output) "~A" output)))
