@@ -157,8 +157,15 @@ default, at most. Return CHANNEL. Signal :unavailable with the reason if an atte
                                                          :message (subchannel-failure subchannel)
                                                          :ended-by :transport :sent nil))))))
       (error (rpc:make-rpc-error :deadline-exceeded :ended-by :local :sent nil
-                                                    :message "not connected in time"))))
+                                                    :message (not-connected-text subchannel
+                                                                                 timeout)))))
   channel)
+
+(defun not-connected-text (subchannel seconds)
+  "What to say of SUBCHANNEL that is not connected after SECONDS."
+  (format nil "not connected to ~A within ~A s, but ~A~@[; ~A~]" (target-text subchannel) seconds
+          (rpc:stage-text :client (rpc:wait-clock-stage (subchannel-clock subchannel)))
+          (subchannel-failure subchannel)))
 
 (defgeneric wait-for-state-change (channel state &key timeout)
   (:documentation "Wait until the state of CHANNEL is another than STATE, TIMEOUT seconds, 10 by

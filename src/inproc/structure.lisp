@@ -169,3 +169,13 @@ INCOMING (stream.lisp)."
 
 (defmethod rpc:call-security ((call inproc-call))
   nil)
+
+(defmethod rpc:call-stage ((call inproc-call))
+  (let ((line (inproc-call-line call)))
+    (if (and line (eq :waiting (line-phase line))) :queue :answer)))
+
+(defmethod rpc:call-stages ((call inproc-call))
+  (let ((outcome (rpc:call-outcome call)))
+    (cond (outcome (list :stage (rpc:outcome-stage outcome)))
+          ((call-status call) '())
+          (t (list :stage (rpc:call-stage call))))))

@@ -81,6 +81,7 @@
                 (null (call-extra call))
                 (or (zerop deadline) (< (monotonic-ns) deadline)))
            (setf (call-status call) :ok)
+           (when (tracing-p :call) (rpc:tell-end call))
            (count-ended tally)
            (values reply (make-client-end method deadline :ok site nil)))
           (t (await-outcome call returned condition)))))

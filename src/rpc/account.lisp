@@ -21,8 +21,9 @@ turn on the loop), :ANSWER (from the start of the handler to the first of its an
 rest).
 Stages that took no time that can be told are left out.
 :ATTEMPTS to connect that CALL has waited for; :MESSAGES-SENT and :MESSAGES-RECEIVED; :UNSENT-OCTETS
-of messages that the peer has not taken; :REMAINING until the deadline, negative past it. Nil for a
-call that keeps no such account. From any thread.")
+of messages that the peer has not taken; :REMAINING until the deadline, negative past it. A call
+within the image, which would pay more for the clock than for all else, has its :STAGE only, :QUEUE
+or :ANSWER. From any thread.")
   (:method ((call call)) nil))
 
 (defgeneric call-began-ns (call)
@@ -145,7 +146,8 @@ attempts to connect, or nil."
 
 (defparameter *client-stage-texts*
   '(:resolve "waiting for the name to be looked up" :connect "waiting for a connection"
-    :handshake "waiting for the handshake" :back-off "waiting for the next attempt to connect"
+    :answer "waiting for the handler" :handshake "waiting for the handshake" :back-off "waiting for
+the next attempt to connect"
     :queue "waiting for a stream" :send "waiting for the server to take the request"
     :wait "waiting for the response" :receive "receiving the response"))
 
@@ -154,6 +156,10 @@ attempts to connect, or nil."
     :answer "waiting for the handler" :send "sending the answer"))
 
 (defconstant +shortest-printed-ns+ 500000)
+
+(defun stage-text (role stage)
+  "What a call at STAGE does, for the end that is ROLE, :client or :server; nil without STAGE."
+  (getf (ecase role (:client *client-stage-texts*) (:server *server-stage-texts*)) stage))
 
 (defun write-spans (stream plist)
   "Write the stages of PLIST, as CALL-STAGES returns it, that are not too short to matter."
@@ -175,17 +181,16 @@ attempts to connect, or nil."
 (defun explain-call (call)
   "What became of CALL in one line: how long it took, what it was at and what had gone wrong with
 that, where the time went; or nil if it keeps no account."
-  (let ((plist (call-stages call))
-        (client (operations-client-p (call-operations call))))
+  (let ((plist (call-stages call)))
     (when plist
       (destructuring-bind (&key total stage attempts messages-sent messages-received unsent-octets
                              remaining &allow-other-keys)
           plist
         (let ((spans (with-output-to-string (stream) (write-spans stream plist))))
-          (format nil "after ~,3F s~@[, ~A~]~@[ (~A)~]~:[: ~A~;~*~]~
+          (format nil "~@[after ~,3F s~]~:[~;, ~]~@[~A~]~@[ (~A)~]~:[: ~A~;~*~]~
                        ~@[; attempts to connect: ~D~]~@[; messages sent: ~D~]~@[, received: ~D~]~
                        ~@[; octets not taken: ~D~]~@[; remaining: ~,3F s~]"
-                  total (getf (if client *client-stage-texts* *server-stage-texts*) stage)
+                  total (and total stage) (stage-text (call-role call) stage)
                   (trouble-text call) (string= "" spans) spans attempts messages-sent
                   messages-received unsent-octets
                   (and remaining (plusp remaining) remaining)))))))

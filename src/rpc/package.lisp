@@ -43,8 +43,8 @@
    #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed
    #:call-extra #:call-incoming #:operations #:make-operations #:operate #:extra #:ensure-extra
    #:extra-metadata #:extra-trailers #:extra-trailer-fields #:extra-outcome
-   #:outcome-message #:outcome-details #:extra-wait #:call-stage #:call-trouble
-   #:call-role #:call-path
+   #:outcome-message #:outcome-details #:outcome-stage #:call-outcome #:extra-wait #:call-stage
+   #:call-trouble #:call-role #:call-path #:tell-end #:stage-text
    #:call-unsent-octets #:extra-wait-for-ready #:extra-queued-octets #:extra-incoming-filter
    #:extra-outgoing-filter #:extra-on-message #:extra-on-half-close #:extra-scheduled
    #:extra-writable-wanted #:filtered #:room-p #:*call* #:notify #:wait-for-call

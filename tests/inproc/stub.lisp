@@ -47,6 +47,26 @@ asks or returns; the handler sees it when it asks."
         (is (null (grpc:cancel call)))
         (is (eq :ok (grpc:call-status call)))))))
 
+(test errors-say-what-calls-were-at
+  "Without times, but with the stage; the tracer tells of calls that need no line, too."
+  (let ((before (grpc:tracers)))
+    (with-inproc (channel)
+        (:ask (lambda (note call)
+                (declare (ignore call))
+                (when (= 1 (number-of note)) (grpc:fail :not-found "none"))
+                note))
+      (let ((error (caught (ask channel (note 1)))))
+        (is (equal '(:stage :answer) (grpc:rpc-error-stages error)))
+        (is (string= "waiting for the handler" (grpc:rpc-error-reason error)))
+        (is (search "NOT_FOUND: none" (princ-to-string error)))
+        (is (search "waiting for the handler" (princ-to-string error))))
+      (let ((call (nth-value 1 (ask channel (note 2)))))
+        (is (null (grpc:call-stages call))))
+      (unwind-protect (progn (setf (grpc:tracers) "call")
+                             (ask channel (note 2)))
+        (setf (grpc:tracers) before))
+      (is (= 1 (length (events-of :call-ended)))))))
+
 (test unwinding-cancels
   "A caller that is made to leave, as by C-c, cancels the call and unwinds its handler."
   (let ((unwound nil) (status nil) (on-cancel nil))
