@@ -1,7 +1,7 @@
 ;;;; poll(2), which is told anew each time what to wait for, and answers in the same place.
 ;;;;
-;;;; struct pollfd is an int, the descriptor, and two shorts: what to wait for,
-;;;; and what is so. The flags are those of epoll.
+;;;; struct pollfd is an int, the descriptor, and two shorts: what to wait for, and what is so. The
+;;;; flags are those of epoll.
 
 (in-package #:clgrpc.os)
 

@@ -203,3 +203,58 @@
                      (incf received (length octets)))
             :data "x"))
     (is (= 3000000 received))))
+
+;;; At random
+
+(defun exchange-at-random (random sockets)
+  "Have SOCKETS clients send octets to an echo server, in pieces and at times of RANDOM; some leave
+before they have all. Return what is wrong, as a list."
+  (let ((wrong '()) (left sockets))
+    (with-server (server #'write-back :high-water (random 100000 random)
+                                      :in-place nil
+                                      :read-timeout (when (zerop (random 2 random)) 60))
+      (flet ((begin ()
+               (let* ((octets (pattern (1+ (random 60000 random))))
+                      (offset (random 100 random))
+                      (sent 0) (received 0)
+                      (leaves (and (zerop (random 4 random)) (random (length octets) random)))
+                      (socket nil))
+                 (labels ((expected (i) (aref octets i))
+                          (finish ()
+                            (close-socket socket :force (zerop (random 2 random)))
+                            (when (zerop (decf left)) (close-tcp-server server)))
+                          (feed ()
+                            (unless (or (socket-closed-p socket) (= sent (length octets)))
+                              (let ((end (min (length octets)
+                                              (+ sent 1 (random 20000 random)))))
+                                (write-socket-data socket octets :start sent :end end)
+                                (setf sent end)
+                                (if (zerop (random 2 random))
+                                    (delay #'feed :time (/ (random 4 random) 1000))
+                                    (feed)))))
+                          (take (socket new)
+                            (unless (loop for octet across new
+                                          for i from received
+                                          always (= octet (expected i)))
+                              (push (list :garbled received) wrong))
+                            (incf received (length new))
+                            (cond ((and leaves (>= received leaves)) (finish))
+                                  ((= received (length octets)) (finish))
+                                  ((zerop (random 8 random))
+                                   (disable-socket socket :read t)
+                                   (delay (lambda () (enable-socket socket :read t))
+                                          :time 0.002)))))
+                   (setf socket (call server #'take
+                                      :event-cb (lambda (event)
+                                                  (push (princ-to-string event) wrong)
+                                                  (finish))))
+                   (delay #'feed :time (/ offset 10000))))))
+        (dotimes (i sockets) (begin))))
+    wrong))
+
+(test exchanges-at-random
+  (let* ((seed (random 1000000 (make-random-state t)))
+         (random (sb-ext:seed-random-state seed)))
+    (format t "seed ~D~%" seed)
+    (loop repeat 5
+          do (is (null (exchange-at-random random 40)) "seed ~D" seed))))
