@@ -9,7 +9,8 @@ SOURCES := clgrpc.asd scripts/load.lisp scripts/build.lisp \
            $(shell find src tools proto examples -name '*.lisp' -o -name '*.proto' \
              -o -name '*.json')
 
-BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls connections echo
+BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls connections \
+               echo inproc
 
 .DEFAULT_GOAL := bin/clgrpc
 .PHONY: install test demo conformance soak bench profile clean help $(BENCH_PARTS:%=bench-%)
@@ -62,9 +63,9 @@ help:
 	@echo '                  SUITES="h2spec-tls protobuf protoc" runs some'
 	@echo 'make soak         do everything at once for an hour, or SOAK=600 seconds, and see that'
 	@echo '                  memory, threads and descriptors stay what they were'
-	@echo 'make bench        measure beside grpc-go (needs Go), tonic and nghttpd: about 14 minutes;'
+	@echo 'make bench        measure beside grpc-go (needs Go), tonic, nghttpd, grpchan: about 15 minutes;'
 	@echo '                  BENCH="--short" takes 3, BENCH="--help" lists more'
 	@echo 'make bench-PART   one part: unary, streams, client, matrix, openloop, bulk, allocation, protobuf, tls,'
-	@echo '                  connections or echo'
+	@echo '                  connections, echo or inproc'
 	@echo 'make profile      show where the time of a call goes on the server'
 	@echo 'make clean        remove bin/'

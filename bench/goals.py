@@ -2,6 +2,8 @@
 must not exceed it. A ratio is ours to a peer's; of throughput, the peer's to ours, so that less is
 better everywhere."""
 
+import re
+
 import connections
 import echo
 import inproc
@@ -113,13 +115,14 @@ def inproc_goals(results):
 
     bounds = [("clgrpc", "unary", 400, 3000), ("clgrpc", "server-stream", 8000, 75000),
               ("clgrpc", "client-stream", 8000, 75000), ("clgrpc", "echo", 300, 1500),
-              ("clgrpc", "echo-reactive", 150, 1500), ("clgrpc :on LOOP", "unary", 2000, 3000),
+              ("clgrpc", "echo-consumed", 300, 1500), ("clgrpc", "echo-reactive", 150, 1500),
+              ("clgrpc :on LOOP", "unary", 2000, 3000),
               ("clgrpc :on LOOP", "server-stream", 20000, 75000)]
     for side, case, bound, grpchan in bounds:
         for cores in (1, 2) if case.startswith("echo") else (1,):
             text = "%s, %s" % (side, inproc.describe(inproc.row(case, cores)))
             ours = figure(side, case, cores=cores)
-            theirs = figure("grpchan", case.replace("-reactive", ""), cores=cores)
+            theirs = figure("grpchan", re.sub("echo-.*", "echo", case), cores=cores)
             yield text + ", ns", bound, ours
             yield text + ", to grpchan", bound / grpchan, ours / theirs
     for cores in (1, 2):

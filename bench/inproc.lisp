@@ -25,7 +25,7 @@
   (:use #:cl)
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:tools #:clgrpc.tools)
                     (#:inproc #:clgrpc.bench.inproc) (#:methods #:clgrpc.bench.inproc.exchange)
-                    (#:wrappers #:google.protobuf)))
+                    (#:loop #:clgrpc.loop) (#:wrappers #:google.protobuf)))
 
 (in-package #:clgrpc.bench.exchange)
 
@@ -56,13 +56,24 @@
 
 ;;; Transports
 
+(defun start-loop ()
+  "A loop that callers run while they wait."
+  (let ((loop (loop:make-event-loop :reserve (loop:make-reserve) :attended t)))
+    (loop:launch-event-loop loop)
+    loop))
+
 (defun connect (transport)
   "Return a channel over TRANSPORT, a string, to an exchange in this process."
-  (let ((service (make-instance 'exchange)))
-    (cond ((string= transport "tcp")
-           (grpc:make-channel (grpc:server-address
-                               (grpc:start-server service :listen "127.0.0.1:0" :loops 1))))
-          (t (error "There is no transport ~S." transport)))))
+  (flet ((server (address)
+           (grpc:start-server (make-instance 'exchange) :listen address :loops 1)))
+    (if (string= transport "tcp")
+        (grpc:make-channel (grpc:server-address (server "127.0.0.1:0")))
+        (apply #'grpc:server-channel (server (format nil "inproc:~A" transport))
+               (cond ((string= transport "inproc") '())
+                     ((string= transport "share") '(:messages :share))
+                     ((string= transport "threads") '(:threads t))
+                     ((string= transport "loop") (list :on (start-loop)))
+                     (t (error "There is no transport ~S." transport)))))))
 
 ;;; Cases. Each is a function of channel and request that returns two functions: one that makes an
 ;;; operation, or as many as it returns, and one that is called after the last.
@@ -117,6 +128,20 @@
             (lambda ()
               (grpc:close-send call)
               (assert (null (grpc:receive call)))))))
+
+;; the client speaks in the body of DO-MESSAGES, so that both sides may share a thread
+(define-case "echo-consumed" (channel request)
+  (values (lambda ()
+            (let ((call (methods:chat channel :open))
+                  (left 1000))
+              (declare (type fixnum left))
+              (grpc:send call request)
+              (grpc:do-messages (reply call)
+                (check reply request)
+                (if (plusp (decf left)) (grpc:send call request) (grpc:close-send call)))
+              (assert (zerop left))
+              1000))
+          (constantly nil)))
 
 (define-case "echo-reactive" (channel request)
   (let ((call (methods:react channel :open))

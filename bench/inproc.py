@@ -26,7 +26,8 @@ OURS = [side for side in SIDES if side[1] == "ours"]
 CASES = {"unary": "unary", "server-stream": "server stream of 100",
          "client-stream": "client stream of 100",
          "client-stream-sent": "client stream of 100, sent one by one",
-         "echo": "echo round trip", "echo-reactive": "echo round trip, callbacks"}
+         "echo": "echo round trip", "echo-consumed": "echo round trip, by do-messages",
+         "echo-reactive": "echo round trip, by callbacks"}
 
 
 def row(case, cores=1, callers=1, octets=32, latencies=False):
@@ -34,8 +35,9 @@ def row(case, cores=1, callers=1, octets=32, latencies=False):
             "latencies": latencies}
 
 
-CALLS = [row(case, cores) for cores in (1, 2) for case in CASES if case != "echo-reactive"]
-REACTIVE = [row("echo-reactive", cores) for cores in (1, 2)]
+ONLY_OURS = ["echo-consumed", "echo-reactive"]  # the others have one way to write an echo
+CALLS = [row(case, cores) for cores in (1, 2) for case in CASES if case not in ONLY_OURS]
+OWN_CALLS = [row(case, cores) for cores in (1, 2) for case in ONLY_OURS]
 CROWDS = [row("unary", cores, callers, latencies=callers == 10)
           for cores in (1, 2) for callers in (10, 100)]
 PAYLOADS = [row("unary", octets=octets) for octets in (1 << 10, 10 << 10, 64 << 10)]
@@ -98,7 +100,7 @@ def measure(options):
 
         return {"commands": {"clgrpc": " ".join(LISP), "Go": "GOMAXPROCS=CORES peer inproc"},
                 "absent": [], "rows": rows(CALLS + CROWDS + PAYLOADS, SIDES),
-                "reactive": rows(REACTIVE, OURS)}
+                "own_rows": rows(OWN_CALLS, OURS)}
 
 
 def describe(row):
@@ -111,7 +113,7 @@ def describe(row):
 def find(results, case, **more):
     """The row of RESULTS that `row` describes."""
     wanted = row(case, **more)
-    return next(one for one in results["rows"] + results["reactive"]
+    return next(one for one in results["rows"] + results["own_rows"]
                 if all(one[key] == value for key, value in wanted.items()))
 
 
@@ -150,7 +152,7 @@ def table(results):
         "by the handler; a client stream is given as a list, or sent one by one. Nanoseconds of "
         "wall-clock time per call or, for echoes, per round trip on an open stream; with several "
         "callers, time by calls of all.", "",
-        tournament(results["rows"] + results["reactive"], "ns", "ns"),
+        tournament(results["rows"] + results["own_rows"], "ns", "ns"),
         "Octets consed, or allocated, per call or round trip, messages included:", "",
         tournament([one for one in results["rows"] if one["cores"] == one["callers"] == 1],
                    "octets", "octets"),
@@ -166,7 +168,7 @@ def plots(results):
     crowd = find(results, "unary", cores=2, callers=10, latencies=True)
     return {
         "inproc": svg.bars(TITLE, "µs", groups(
-            [one for one in results["rows"] + results["reactive"]
+            [one for one in results["rows"] + results["own_rows"]
              if one["cores"] == one["callers"] == 1 and one["octets"] == 32])),
         "inproc-crowd": svg.bars("Unary calls, two cores, 10 callers", "µs", [
             (key, markdown.values(crowd, key)) for key in QUANTILES]),
