@@ -394,6 +394,7 @@
   :pathname "tests/base/"
   :serial t
   :components ((:file "package")
+               (:file "policy")
                (:file "utf8")
                (:file "base64")
                (:file "decimal")

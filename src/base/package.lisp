@@ -6,7 +6,7 @@
   (:import-from #:sb-ext #:defglobal #:compare-and-swap #:atomic-incf #:atomic-decf)
   (:export
    ;; policy.lisp
-   #:define-hot #:define-leaf #:leaves #:document-functions
+   #:define-hot #:define-leaf #:define-flags #:leaves #:document-functions
    ;; octets.lisp
    #:octet #:octets #:index #:make-octets #:octets-of #:copy-octets #:subseq-octets
    #:shorten-octets #:octets-equal

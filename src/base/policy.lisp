@@ -4,7 +4,8 @@
 ;;;; their callers have checked every bound, and (LEAVES) lists them all, so that the fuzz tests can
 ;;;; name them.
 ;;;;
-;;;; DOCUMENT-FUNCTIONS is here because it, too, is for definitions of every folder.
+;;;; DEFINE-FLAGS and DOCUMENT-FUNCTIONS are here because they, too, are for definitions of every
+;;;; folder.
 
 (in-package #:clgrpc.base)
 
@@ -66,6 +67,24 @@ Otherwise as DEFINE-HOT."
     (assert (char= #\% (char (string symbol) 0)) () "A leaf's name begins with %: ~S" symbol)
     (expand-definition name lambda-list result body '((speed 1) (safety 0) (debug 0))
                        `((note-leaf ',symbol)))))
+
+(defmacro define-flags (structure slot &body names)
+  "Define accessors STRUCTURE-NAME, SETFable, of booleans for NAMES: bits of SLOT, a slot of STRUCTURE
+of a type (unsigned-byte N) with N of their number or more. For structures of which there are many:
+each boolean slot would take a word. Only one thread at a time may set any of them."
+  (flet ((accessor (name) (intern (format nil "~A-~A" structure name))))
+    `(progn
+       ,@(loop for name in names
+               for bit from 0
+               for place = `(,(accessor slot) object)
+               collect `(declaim (inline ,(accessor name) (setf ,(accessor name))))
+               collect `(defun ,(accessor name) (object)
+                          (logtest ,(ash 1 bit) ,place))
+               collect `(defun (setf ,(accessor name)) (value object)
+                          (setf ,place (if value
+                                           (logior ,place ,(ash 1 bit))
+                                           (logandc2 ,place ,(ash 1 bit))))
+                          value)))))
 
 (defmacro document-functions (&rest names-and-texts)
   "Give each function, one that DEFSTRUCT or DEFINE-CONDITION made, the documentation behind its

@@ -212,16 +212,7 @@ a tracer of HTTP/2 frames is on."
   (user nil)
   (state :open :type (member :open :closing :lingering :aborting :closed))
   (reason nil)                          ; why it is aborted
-  (told nil :type boolean)              ; that it has closed
-  (queued nil :type boolean)
-  (dirty nil :type boolean)
-  (readable nil :type boolean)          ; nothing has said yet that a read would block
-  (ended nil :type boolean)             ; a short read is not the end of what can be read
-  (stopped nil :type boolean)
-  (throttled nil :type boolean)
-  (blocked nil :type boolean)           ; the last write would block, or did in part
-  (read-wants-write nil :type boolean)
-  (write-wants-read nil :type boolean)
+  (flags 0 :type (unsigned-byte 10))
   (leftover nil :type (or null buffer))
   (buffer nil :type (or null buffer))
   (max-unsent 0 :type index)
@@ -229,6 +220,18 @@ a tracer of HTTP/2 frames is on."
   (local-text nil :type (or null string)))
 
 (declaim (sb-ext:freeze-type connection))
+
+(define-flags connection flags
+  told                                  ; the owner: that it has closed
+  queued
+  dirty
+  readable                              ; nothing has said yet that a read would block
+  ended                                 ; a short read is not the end of what can be read
+  stopped
+  throttled
+  blocked                               ; the last write would block, or did in part
+  read-wants-write
+  write-wants-read)
 
 (document-functions
   make-handler "Return a handler with the functions given; INPUT is needed. See the type HANDLER."
