@@ -152,6 +152,9 @@ swallowed. See FLUSH-LOG."
         (typecase value
           (keyword (string-downcase value))
           (double-float (let ((*read-default-float-format* 'double-float)) (princ-to-string value)))
+          (cons (if (ignore-errors (list-length value))
+                    (format nil "(~{~A~^ ~})" (mapcar #'value-text value))
+                    (princ-to-string value)))
           (t (princ-to-string value))))
     (serious-condition () "(cannot be printed)")))
 
@@ -171,12 +174,13 @@ nothing in it may look like another line."
         (write-char #\" stream))))
 
 (defun text-line (level event plist)
-  "The event as a line of text; a backtrace comes behind it, each line of it indented."
+  "The event as a line of text, without what is nil; a backtrace comes behind it, each line of it
+indented."
   (with-output-to-string (stream)
     (format stream "~A ~A ~(~@[~A ~]~A~)" (iso-time (real-time-ns)) level (getf plist :tracer)
             event)
     (loop for (key value) on plist by #'cddr
-          unless (member key '(:tracer :backtrace))
+          unless (or (null value) (member key '(:tracer :backtrace)))
             do (format stream " ~(~A~)=" key)
                (write-quoted (value-text value) stream))
     (terpri stream)
@@ -184,8 +188,18 @@ nothing in it may look like another line."
       (loop for line = (read-line lines nil)
             while line do (format stream "    ~A~%" line)))))
 
+(defun plist-p (value)
+  "True if VALUE, a proper list, looks like a plist, and not like a list of keywords."
+  (and (evenp (length value))
+       (loop for (key) on value by #'cddr always (keywordp key))
+       (notevery #'keywordp value)))
+
+(defun json-members (plist)
+  (loop for (key value) on plist by #'cddr
+        collect (cons (substitute #\_ #\- (string-downcase key)) (json-line-value value))))
+
 (defun json-line-value (value)
-  "VALUE as WRITE-JSON takes it."
+  "VALUE as WRITE-JSON takes it; a plist becomes an object."
   (typecase value
     ((or string integer) value)
     (float (if (or (sb-ext:float-infinity-p value) (sb-ext:float-nan-p value))
@@ -193,9 +207,9 @@ nothing in it may look like another line."
                value))
     (null :null)
     ((eql t) :true)
-    (cons (if (ignore-errors (list-length value))
-              (map 'vector #'json-line-value value)
-              (value-text value)))
+    (cons (cond ((not (ignore-errors (list-length value))) (value-text value))
+                ((plist-p value) (json-members value))
+                (t (map 'vector #'json-line-value value))))
     (t (value-text value))))
 
 (defun json-line (level event plist)
@@ -204,9 +218,7 @@ nothing in it may look like another line."
           (write-json (list* (cons "time" (iso-time (real-time-ns)))
                              (cons "level" (string-downcase level))
                              (cons "event" (string-downcase event))
-                             (loop for (key value) on plist by #'cddr
-                                   collect (cons (substitute #\_ #\- (string-downcase key))
-                                                 (json-line-value value)))))))
+                             (json-members plist)))))
 
 (defparameter *log-levels* '(:debug :info :warning :error :none)
   "What a writer can be told to begin with; events of tracers pass whatever that is.")

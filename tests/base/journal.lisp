@@ -20,11 +20,11 @@
         collect (if (char= #\Space (char line 0)) line (subseq line (1+ space)))))
 
 (test lines-of-text
-  (is (equal '("INFO started port=80 ratio=0.5 name=x words=\"two words\" none=NIL")
+  (is (equal '("INFO started port=80 ratio=0.5 name=x words=\"two words\"")
              (text-lines '(:info :started :port 80 :ratio 0.5d0 :name "x" :words "two words"
                            :none nil))))
-  (is (equal '("TRACE http frame-sent flags=(END_STREAM)")
-             (text-lines '(:trace :frame-sent :tracer :http :flags ("END_STREAM")))))
+  (is (equal '("TRACE http frame-sent flags=\"(end-stream 0.5 (1 . 2))\"")
+             (text-lines '(:trace :frame-sent :tracer :http :flags (:end-stream 0.5d0 (1 . 2))))))
   (is (equal '("ERROR failed where=here" "    0: (F)" "    1: (G)")
              (text-lines (list :error :failed :backtrace (format nil "0: (F)~%1: (G)~%")
                                               :where :here)))))
@@ -40,7 +40,9 @@
   (destructuring-bind (line)
       (logged (lambda (stream) (log-writer :stream stream :format :json))
               (list :error :failed :port 80 :ratio 1.5d0 :text (format nil "a~%\"b\"") :none nil
-                                   :some t :names '("x" 2) :event-loop 'sym :pair '(1 . 2)))
+                                   :some t :names '("x" 2) :event-loop 'sym :pair '(1 . 2)
+                                   :stages '(:total 1.5d0 :stage :wait)
+                                   :flags '(:end-stream :end-headers)))
     (let ((object (parse-json line)))
       (flet ((member-of (name) (cdr (assoc name object :test #'string=))))
         (is (string= "error" (member-of "level")))
@@ -53,6 +55,8 @@
         (is (equalp #("x" 2) (member-of "names")))
         (is (string= "SYM" (member-of "event_loop")))
         (is (string= "(1 . 2)" (member-of "pair")))
+        (is (equal '(("total" . 1.5d0) ("stage" . "wait")) (member-of "stages")))
+        (is (equalp #("end-stream" "end-headers") (member-of "flags")))
         (is (char= #\Z (char (member-of "time") 26)))))))
 
 (test times-are-utc
