@@ -57,10 +57,10 @@
   (trace-event :call :call-on-stream :role :client :method (rpc:call-path call)
                :peer (rpc:link-peer link) :stream (http2:stream-id stream))
   (rpc:ensure-headers call)
-  (cond (request (rpc:write-message call request t))
-        ((client-call-message call)
-         (rpc:write-encoded call (shiftf (client-call-message call) nil) t))
-        (t (rpc:write-outbox call)))
+  (when request (setf (client-call-message call) request))
+  (if (client-call-message call)
+      (write-request call)
+      (rpc:write-outbox call))
   nil)
 
 (defun client-close-send (call)
@@ -80,6 +80,7 @@ response."
   (let ((call (http2:stream-user stream))
         (memo (hpack:field-list-memo list)))
     (when (and call (not (call-status call)))
+      (forget-request call)
       (let ((problem (if (simple-vector-p memo) nil (response-problem list))))
         (cond (problem (destructuring-bind (status text) problem
                          (client-abort call status text :peer)))
@@ -212,6 +213,9 @@ should be."
   "The sink's on-reset."
   (let ((call (http2:stream-user stream)))
     (when (and call (not (call-status call)))
+      (when (and (or (eq source :goaway) (= error-code http2:+refused-stream+))
+                 (resend-p call))
+        (return-from client-reset (resend call)))
       (let* ((cause (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source))
              (link (wire-call-link call))
              (text (http2:connection-error-text (rpc:link-http2 link)))

@@ -36,8 +36,8 @@ needed, for who decodes the reply."
             (subchannel-state subchannel) (subchannel-failure subchannel))))
 
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
-  "MESSAGE is the only request, encoded, until that is sent; then, of a method that answers once,
-the reply as RPC:WIRE-DECODE takes it."
+  "MESSAGE is the only request, a message or encoded, until the response begins (resend.lisp); then,
+of a method that answers once, the reply as RPC:WIRE-DECODE takes it."
   (message nil)
   (future nil :type (or null call-future))) ; without one somebody waits for the call in a stub
 

@@ -101,7 +101,10 @@ its loop begins it."
 thread may run the loop for that, else encoded by this thread, which the user may go on with. If the
 loop has just stopped, since the channel was closed, end CALL."
   (let ((loop (wire-call-loop call))
-        (encoded (and request (rpc:encode-unless-short call request)))
+        (encoded (and request
+                      (if (waited-for-p call)
+                          (rpc:encode-unless-short call request)
+                          (rpc:encode-message call request :auto))))
         (submitted nil))
     (flet ((begin-here () (begin-call call (if encoded nil request))))
       (declare (dynamic-extent #'begin-here))

@@ -132,6 +132,7 @@ that the peer had not taken."
   (outbox '() :type list)               ; the loop's: what waits for a stream, newest first,
   (outbox-octets 0 :type index)         ; and how long it is
   (wait-for-ready nil :type boolean)
+  (resent nil :type boolean)            ; a server has refused it once, see client/resend.lisp
   (trailers '() :type list)             ; to be sent, or decoded from what came
   (trailer-fields #() :type simple-vector)
   (outcome nil :type (or null outcome))

@@ -29,7 +29,7 @@
    #:binding-function #:ensure-binding
    #:define-service #:watch-services #:forget-watcher
    ;; framing.lisp
-   #:+parcel-octets+
+   #:+parcel-octets+ #:parcel #:parcel-octets #:parcel-end #:parcel-taken
    ;; compression.lisp
    #:encoding #:find-encoding #:parse-encoding #:parse-accepted-encodings #:unknown-encoding-text
    #:accepted-encodings-field #:compression #:compression-outgoing #:compression-incoming
@@ -45,7 +45,8 @@
    #:extra-metadata #:extra-trailers #:extra-trailer-fields #:extra-outcome
    #:outcome-message #:outcome-details #:outcome-stage #:call-outcome #:extra-wait #:call-stage
    #:call-trouble #:call-role #:call-path #:tell-end #:stage-text
-   #:call-unsent-octets #:extra-wait-for-ready #:extra-queued-octets #:extra-incoming-filter
+   #:call-unsent-octets #:extra-wait-for-ready #:extra-resent #:extra-queued-octets
+   #:extra-incoming-filter
    #:extra-outgoing-filter #:extra-on-message #:extra-on-half-close #:extra-scheduled
    #:extra-writable-wanted #:filtered #:room-p #:*call* #:notify #:wait-for-call
    #:push-incoming #:pop-incoming #:+arrival-octets+ #:make-arrival #:arrival-next
@@ -64,11 +65,11 @@
    #:answers-held-up #:answers-left #:link-ended #:link-due #:open-link #:abandon-link #:close-link
    #:link-output #:link-http2-closed
    ;; stage.lisp, account.lisp
-   #:mark-call #:+headers+ #:+answer+ #:+due+ #:+end+ #:make-wait-clock #:wait-clock-stage
+   #:mark-call #:marked-p #:+headers+ #:+answer+ #:+due+ #:+end+ #:make-wait-clock #:wait-clock-stage
    #:enter-stage #:read-clock-for-call #:stop-waiting #:call-began-ns #:call-stages #:explain-call
    #:rpc-error-stages #:rpc-error-reason
    ;; wire.lisp to deadline.lisp
-   #:+begun+ #:+over+ #:wire-call-born-ns #:endpoint-clock
+   #:+begun+ #:+over+ #:+spoken-message+ #:wire-call-marks #:wire-call-born-ns #:endpoint-clock
    #:make-ledger #:ledger-held #:total-held-limit #:encoded-length
    #:wire-call #:wire-call-link #:wire-call-stream #:wire-call-headers-sent
    #:wire-call-send-closed #:wire-call-partial #:wire-call-loop #:wire-call-endpoint #:endpoint

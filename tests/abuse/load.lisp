@@ -78,7 +78,7 @@ server's patience with closing connections finds no GOAWAY any more."
 (test provoked-resets
   "Calls that the server is made to reset, in every way there is, cost a client what its own resets
 would (RFC 9113 10.5; CVE-2025-8671): so many are borne, and no more."
-  (with-victim (address)
+  (with-victim (address :options '(:max-reset-burst 1000 :max-resets-per-second 1))
     (dotimes (way (length (provocations 1)))
       (with-attacker (attacker address)
         (let ((code nil))
