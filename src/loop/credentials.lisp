@@ -13,11 +13,15 @@
 
 (defstruct (context (:copier nil))
   "POINTER is OpenSSL's while INSTANCE is. STAMPS say which files it was made of and of when; they
-were looked at last at CHECKED-NS. TICKETS is from the name of a server to a ticket."
+were looked at last at CHECKED-NS. TICKETS is from the name of a server to a ticket. NAMES are those
+that the certificate is for, and OTHERS the contexts, of a server's other credentials, that OpenSSL
+chooses from by name."
   (pointer 0 :type os:foreign-pointer :read-only t)
   (instance 0 :type (unsigned-byte 62) :read-only t)
   (stamps '() :type list)
   (checked-ns 0 :type nanoseconds)
+  (names '() :type list :read-only t)
+  (others '() :type list)
   (tickets (make-hash-table :test 'equal) :type hash-table :read-only t))
 
 (defmethod print-object ((context context) stream)
@@ -33,6 +37,7 @@ were looked at last at CHECKED-NS. TICKETS is from the name of a server to a tic
   (client-certificates :none :type (member :none :request :require) :read-only t)
   (verify t :type boolean :read-only t)
   (server-name nil :type (or null string) :read-only t)
+  (others '() :type list :read-only t)
   (check-seconds nil :type (or null real) :read-only t)
   (alpn t :type boolean :read-only t)
   (contexts (list nil nil) :type list :read-only t) ; the client's, the server's
@@ -89,7 +94,7 @@ string, or nil for that of the channel's target."
 
 (defun tls-credentials (&key certificate key password (roots :system)
                           (client-certificates (if (eq roots :system) :none :require))
-                          (verify t) server-name (check-seconds 10) (alpn t))
+                          (verify t) server-name others (check-seconds 10) (alpn t))
   "Return TLS credentials for MAKE-CHANNEL or START-SERVER; the same object may serve both and any
 number of channels and servers, which then share what they learn. CERTIFICATE, KEY and ROOTS are PEM
 (RFC 7468): a string that holds it, or the name of a file.
@@ -103,6 +108,9 @@ has none. It is :require by default where ROOTS is given, otherwise :none.
 A client checks that ROOTS vouch for the server's certificate and that it is for SERVER-NAME, which
 is by default the host of the channel's target; VERIFY nil checks neither, and so lets anybody
 between the two ends read and change everything.
+OTHERS is a list of TLS credentials, each with a certificate, that a server has for other names: to
+a client that asks for a name (SNI, RFC 6066) it shows the first of OTHERS whose certificate is for
+that, and trusts whom that does; its own to everybody else.
 Every CHECK-SECONDS seconds (a real, default 10; nil: never), when a connection begins, the files
 are looked at, and used if they have changed; see RELOAD-CREDENTIALS.
 With ALPN nil no protocol is agreed on by ALPN: that is for TCP-SERVER and TCP-CONNECT of
@@ -116,12 +124,25 @@ TLS-ERROR signalled if they cannot be used, when a channel or server is made. Fr
     (check roots '(or string pathname (eql :system)) :roots)
     (check client-certificates '(member :none :request :require) :client-certificates)
     (check server-name '(or null string) :server-name)
-    (check check-seconds '(or null (real 0 1000000)) :check-seconds))
+    (check check-seconds '(or null (real 0 1000000)) :check-seconds)
+    (check others 'list :others))
+  (dolist (other others) (check-other other client-certificates alpn))
   (when (and key (not certificate)) (misuse "TLS credentials with a key need its certificate."))
   (%make-tls-credentials :certificate certificate :key (or key certificate) :password password
                          :roots roots :client-certificates client-certificates
                          :verify (and verify t) :server-name server-name
-                         :check-seconds check-seconds :alpn (and alpn t)))
+                         :others others :check-seconds check-seconds :alpn (and alpn t)))
+
+(defun check-other (other client-certificates alpn)
+  "Signal MISUSE if OTHER cannot be among the OTHERS of credentials."
+  (unless (and (tls-credentials-p other)
+               (tls-credentials-certificate other)
+               (null (tls-credentials-others other))
+               (eq (and alpn t) (tls-credentials-alpn other))
+               (eq client-certificates (tls-credentials-client-certificates other)))
+    (misuse "~S cannot be for other names: that takes TLS credentials with a certificate, which ~
+             have no others, and treat ALPN and clients' certificates (~(~S~)) alike."
+            other client-certificates)))
 
 (defun build-context (credentials role)
   "Return a new context of CREDENTIALS for ROLE. Signal TLS-ERROR if something in them cannot be
@@ -129,13 +150,14 @@ used."
   (with-slots (certificate key password roots client-certificates verify) credentials
     (let* ((stamps (file-stamps credentials))
            (server (eq role :server))
+           (chain (and certificate (pem-text certificate)))
            (checks (cond (server client-certificates) (verify :require) (t :none)))
            (pointer (os:make-tls-context role checks :alpn (tls-credentials-alpn credentials)))
            (done nil))
       (unwind-protect
            (progn
              (when certificate
-               (os:add-certificate-chain pointer (pem-text certificate) (source-text certificate))
+               (os:add-certificate-chain pointer chain (source-text certificate))
                (os:add-private-key pointer (pem-text key) (source-text key) password))
              (cond ((eq checks :none))
                    ((eq roots :system) (os:add-system-roots pointer))
@@ -143,7 +165,13 @@ used."
              (setf done t))
         (unless done (os:free-tls-context pointer)))
       (note-context (make-context :pointer pointer :instance (os:openssl-instance)
-                                  :stamps stamps :checked-ns (monotonic-ns))))))
+                                  :stamps stamps :checked-ns (monotonic-ns)
+                                  :names (and server chain (host-names chain)))))))
+
+(defun host-names (chain)
+  "The host names that the first certificate of CHAIN, PEM, is for."
+  (loop for (kind name) in (os:certificate-names (os:first-certificate chain "the certificate"))
+        when (eq kind :dns) collect name))
 
 (defun note-context (context)
   "Have what OpenSSL keeps for CONTEXT freed after it."
@@ -198,7 +226,20 @@ the lock."
     `(let ((,held ,credentials))
        (sb-thread:with-mutex ((tls-credentials-lock ,held))
          (let ((,context (current-context ,held ,role)))
+           (when (and (eq ,role :server) (tls-credentials-others ,held))
+             (refresh-others ,held ,context))
            ,@body)))))
+
+(defun refresh-others (credentials context)
+  "Have CONTEXT, the server's of CREDENTIALS, choose from what its others are now. With the lock."
+  (let ((others (loop for other in (tls-credentials-others credentials)
+                      collect (with-context (current other :server) current))))
+    (unless (equal others (context-others context))
+      (setf (context-others context) others)
+      (os:set-named-contexts (context-pointer context)
+                             (loop for other in others
+                                   collect (list* (context-names other) (context-pointer other)
+                                                  other))))))
 
 (defun check-credentials (credentials role)
   "Signal MISUSE if CREDENTIALS are no TLS credentials or lack what ROLE, :client or :server, needs,
@@ -220,6 +261,7 @@ thread."
                                       (build-context credentials role)))))
       (setf (role-context credentials :client) (first renewed)
             (role-context credentials :server) (second renewed))))
+  (mapc #'reload-credentials (tls-credentials-others credentials))
   nil)
 
 ;;; Tickets

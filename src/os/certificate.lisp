@@ -42,6 +42,14 @@ the text as WHAT, if there is none or one is damaged."
 
 ;;; What a certificate says
 
+(defun first-certificate (text what)
+  "The CERTIFICATE that comes first in TEXT, PEM."
+  (let ((der nil))
+    (call-with-certificates (lambda (x509 index)
+                              (when (zerop index) (setf der (x509-octets x509))))
+                            text what)
+    (make-certificate der)))
+
 (defstruct (certificate (:constructor %make-certificate (der)) (:copier nil))
   "See CERTIFICATE-DER and the other readers."
   (der (make-octets 0) :type octets :read-only t)

@@ -52,11 +52,12 @@
    #:tls-error #:tls-error-text #:open-openssl #:openssl-instance #:openssl-open-p
    #:foreign-pointer
    ;; certificate.lisp
-   #:certificate #:make-certificate #:certificate-der #:certificate-subject #:certificate-issuer
+   #:certificate #:make-certificate #:first-certificate #:certificate-der #:certificate-subject
+   #:certificate-issuer
    #:certificate-names #:certificate-serial-number #:certificate-not-before #:certificate-not-after
    ;; tls.lisp
    #:+record-octets+ #:make-tls-context #:free-tls-context #:add-certificate-chain #:add-private-key
-   #:add-roots #:add-system-roots
+   #:add-roots #:add-system-roots #:set-named-contexts
    #:tls-area #:make-tls-area #:free-tls-area #:tls-area-octets #:feed-area #:drain-area
    #:empty-area
    #:open-tls-session #:close-tls-session #:tls-session-count #:shake-hands #:decrypt-octets

@@ -78,6 +78,44 @@
           (return +tlsext-err-ok+))
         (incf at (1+ length))))))
 
+;;; Certificates chosen by the name that the client asks for (RFC 6066 section 3)
+
+(defconstant +ssl-ctrl-set-tlsext-servername-cb+ 53)
+(defconstant +tlsext-err-noack+ 3)
+
+(defglobal **named-contexts** (make-hash-table :synchronized t))
+
+(defun set-named-contexts (context named)
+  "Have the sessions of CONTEXT, a server's, go on with another where their clients ask for its
+name: NAMED is a list of (names pointer . anything), whose NAMES are host names, perhaps with a
+wildcard for their first label, POINTER the context for them, and ANYTHING what keeps that alive. Of
+POINTER's the certificate and roots are used. From any thread."
+  (setf (gethash context **named-contexts**) named)
+  (ssl-ctx-callback-ctrl context +ssl-ctrl-set-tlsext-servername-cb+
+                         (callable-address 'choose-context)))
+
+(defun host-name-matches-p (name pattern)
+  "True if PATTERN, of a certificate, is for the host NAME (RFC 6125 section 6.4)."
+  (or (string-equal name pattern)
+      (let ((dot (position #\. name)))
+        (and dot
+             (< 2 (length pattern))
+             (string= "*." pattern :end2 2)
+             (string-equal name pattern :start1 (1+ dot) :start2 2)))))
+
+(defun named-context (context name)
+  "The pointer that SET-NAMED-CONTEXTS has given CONTEXT for the host NAME, or nil."
+  (loop for (names pointer) in (gethash context **named-contexts**)
+        when (find name names :test #'host-name-matches-p) return pointer))
+
+(sb-alien:define-alien-callable choose-context int
+    ((ssl (unsigned 64)) (alert (unsigned 64)) (argument (unsigned 64)))
+  (declare (ignore alert argument))
+  (let* ((name (ssl-get-servername ssl 0))
+         (named (and name (named-context (ssl-get-context ssl) name))))
+    (when named (ssl-set-context ssl named))
+    (if name +tlsext-err-ok+ +tlsext-err-noack+)))
+
 (defun callable-address (name)
   (sap-int (sb-alien:alien-sap (sb-alien:alien-callable-function name))))
 
@@ -156,6 +194,7 @@ TLS-ERROR if there is no OpenSSL. From any thread; to be freed with FREE-TLS-CON
 
 (defun free-tls-context (context)
   "Free CONTEXT as soon as its last session is freed."
+  (remhash context **named-contexts**)
   (ssl-ctx-free context))
 
 ;;; Areas

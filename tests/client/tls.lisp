@@ -226,9 +226,43 @@
     (is (equal "Bearer secret" (token-seen (trusting nil))))
     (is (null (token-seen (credentials nil :verify nil))))))
 
-(defun cycles ()
-  "How many connections TLS-LEAVES-NOTHING makes; CLGRPC_TLS_CYCLES=10000 is what the promise says."
-  (parse-integer (or (uiop:getenvp "CLGRPC_TLS_CYCLES") "100")))
+(test tls-certificates-by-name
+  "A server shows each client the certificate for the name it asks for, and renews each by itself."
+  (uiop:with-temporary-file (:pathname certificate)
+    (uiop:with-temporary-file (:pathname key)
+      (flet ((install (name)
+               (loop for from in (certificates name)
+                     for to in (list certificate key)
+                     do (uiop:copy-file from to))))
+        (install "elsewhere")
+        (let ((other (grpc:tls-credentials :certificate certificate :key key :check-seconds 0)))
+          (with-tls-probe (channel :server server
+                                   :server-credentials (credentials "server" :others (list other)))
+              (:ask #'double)
+            (flet ((shown (name &key (verify t))
+                     (grpc:with-channel (channel (grpc:server-address server)
+                                         :credentials (trusting nil :server-name name
+                                                                    :verify verify))
+                       (grpc:certificate-subject
+                        (grpc:security-peer-certificate
+                         (grpc:call-security (nth-value 1 (ask channel (note 1)))))))))
+              (is (equal "O=clgrpc tests,CN=server" (shown "a.test.example")))
+              (is (equal "CN=elsewhere.example" (shown "elsewhere.example")))
+              (is (equal "CN=elsewhere.example" (shown "ELSEWHERE.example")))
+              (is (equal "O=clgrpc tests,CN=server" (shown "x.elsewhere.example" :verify nil)))
+              (is (equal "O=clgrpc tests,CN=server" (shown nil)))
+              ;; now it is for the other names, for which it goes before the server's own
+              (install "renewed")
+              (is (equal "O=clgrpc tests,CN=renewed" (shown "a.test.example")))
+              (is (equal "O=clgrpc tests,CN=server" (shown "elsewhere.example" :verify nil)))
+              (install "elsewhere")
+              (grpc:reload-credentials other)
+              (is (equal "CN=elsewhere.example" (shown "elsewhere.example"))))))))))
+
+(test tls-wrong-others
+  (signals grpc:misuse (credentials "server" :others (list (trusting nil))))
+  (signals grpc:misuse (credentials "server" :others '(1)))
+  (signals grpc:misuse (credentials "server" :others (list (trusting "elsewhere")))))
 
 (test tls-leaves-nothing
   (let ((sessions (os:tls-session-count)) (client (trusting "client")))
