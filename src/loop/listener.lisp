@@ -113,13 +113,17 @@ of LOOPS runs."
     (unless (minusp socket) (close-listening-socket socket (listener-file listener)))))
 
 (defun close-listener (listener)
-  "Accept no more connections on LISTENER; those that wait are refused. Done as soon as its loop
-gets to it, or at once on the loop. Closing again does nothing. From any thread."
+  "Accept no more connections on LISTENER but those that wait already, so that their peers are told
+rather than reset. Done as soon as its loop gets to it, or at once on the loop. Closing again does
+nothing. From any thread."
   (let ((loop (listener-loop listener)))
-    (if (in-event-loop-p loop)
-        (release-listener listener)
-        ;; a loop that has stopped has closed it
-        (post loop (lambda () (release-listener listener))))
+    (flet ((end ()
+             (unless (minusp (listener-socket listener)) (accept-connections listener))
+             (release-listener listener)))
+      (if (in-event-loop-p loop)
+          (end)
+          ;; a loop that has stopped has closed it
+          (post loop #'end)))
     nil))
 
 ;;; Accepting

@@ -65,7 +65,8 @@
    #:answers-held-up #:answers-left #:link-ended #:link-due #:open-link #:abandon-link #:close-link
    #:link-output #:link-http2-closed
    ;; stage.lisp, account.lisp
-   #:mark-call #:marked-p #:+headers+ #:+answer+ #:+due+ #:+end+ #:make-wait-clock #:wait-clock-stage
+   #:mark-call #:marked-p #:+headers+ #:+answer+ #:+due+ #:+end+ #:make-wait-clock
+   #:wait-clock-stage
    #:enter-stage #:read-clock-for-call #:stop-waiting #:call-began-ns #:call-stages #:explain-call
    #:rpc-error-stages #:rpc-error-reason
    ;; wire.lisp to deadline.lisp

@@ -214,27 +214,22 @@ cannot be used, and a socket error if an address cannot be had. From any thread.
 end, end the rest with :unavailable, close every connection and thread. Return true if all calls
 ended by themselves. Always returns, shortly after DRAIN at the latest. Stopping again does nothing.
 Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SERVER."
-  (when (eq :stopped (shiftf (server-state server) :draining))
-    (setf (server-state server) :stopped)
-    (return-from stop-server t))
-  (rpc:forget-watcher (server-watcher server))
-  (log-event :info :server-draining :addresses (server-addresses server) :seconds drain)
-  (mapc #'loop:close-listener (server-listeners server))
-  (mapc #'close-entrance (server-entrances server))
-  (tell-services #'server-stopping server)
-  (dolist (hub (server-hubs server))
-    (let ((hub hub))
-      (loop:post (hub-loop hub) (lambda () (map-links #'drain-link hub)))))
+  (let ((before (shiftf (server-state server) :draining)))
+    (when (eq before :stopped)
+      (setf (server-state server) :stopped)
+      (return-from stop-server t))
+    (rpc:forget-watcher (server-watcher server))
+    (log-event :info :server-draining :addresses (server-addresses server) :seconds drain)
+    (mapc #'loop:close-listener (server-listeners server))
+    (mapc #'close-entrance (server-entrances server))
+    (tell-services #'server-stopping server)
+    ;; a server that could not start may have no loop that runs
+    (unless (eq before :starting) (drain-links server)))
   (let ((emptied (wait-for-links server drain)))
     (unless emptied
       (dolist (entrance (server-entrances server))
         (abandon-entrance entrance :unavailable "the server is stopping"))
-      (dolist (hub (server-hubs server))
-        (let ((hub hub))
-          (loop:post (hub-loop hub) (lambda ()
-                     (map-links (lambda (link)
-                                  (rpc:abandon-link link :unavailable "the server is stopping"))
-                                hub)))))
+      (call-on-loops server #'abandon-links)
       (wait-for-links server 1))
     (dolist (hub (server-hubs server))
       (loop:stop-event-loop (hub-loop hub))
@@ -244,6 +239,28 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
     (setf (server-state server) :stopped)
     (log-event :info :server-stopped :addresses (server-addresses server) :drained emptied)
     emptied))
+
+(defun drain-links (server)
+  "Have the links of SERVER, whose listeners have been told to close, drain."
+  ;; what was accepted until now is a link of its hub before the links are told
+  (call-on-loops server #'identity)
+  (call-on-loops server (lambda (hub) (map-links #'drain-link hub))))
+
+(defun abandon-links (hub)
+  "End every link of HUB, with its calls. On its loop."
+  (map-links (lambda (link) (rpc:abandon-link link :unavailable "the server is stopping")) hub))
+
+(defun call-on-loops (server function)
+  "Call FUNCTION with each hub of SERVER on its loop, and wait for that, but no longer than a loop
+that works needs."
+  (let* ((done (sb-thread:make-semaphore))
+         (count (loop for hub in (server-hubs server)
+                      count (let ((hub hub))
+                              (loop:post (hub-loop hub)
+                                         (lambda ()
+                                           (funcall function hub)
+                                           (sb-thread:signal-semaphore done)))))))
+    (when (plusp count) (sb-thread:wait-on-semaphore done :n count :timeout 1))))
 
 (defun wait-for-links (server seconds)
   "Wait until SERVER has no link, SECONDS at most; return true if it has none."

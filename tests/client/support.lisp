@@ -23,6 +23,10 @@
   (count-if (lambda (thread) (search "clgrpc" (or (sb-thread:thread-name thread) "")))
             (sb-thread:list-all-threads)))
 
+(defun cycles ()
+  "How many connections the tests for leaks make; CLGRPC_TLS_CYCLES=10000 is what the promise says."
+  (parse-integer (or (uiop:getenvp "CLGRPC_TLS_CYCLES") "100")))
+
 (defun free-address ()
   "An address where nobody listens, as far as one can know."
   (let ((server (start-probe '())))
