@@ -69,9 +69,9 @@ Otherwise as DEFINE-HOT."
                        `((note-leaf ',symbol)))))
 
 (defmacro define-flags (structure slot &body names)
-  "Define accessors STRUCTURE-NAME, SETFable, of booleans for NAMES: bits of SLOT, a slot of STRUCTURE
-of a type (unsigned-byte N) with N of their number or more. For structures of which there are many:
-each boolean slot would take a word. Only one thread at a time may set any of them."
+  "Define accessors STRUCTURE-NAME, SETFable, of booleans for NAMES: bits of SLOT, a slot of
+STRUCTURE of a type (unsigned-byte N) with N of their number or more. For structures of which there
+are many: each boolean slot would take a word. Only one thread at a time may set any of them."
   (flet ((accessor (name) (intern (format nil "~A-~A" structure name))))
     `(progn
        ,@(loop for name in names

@@ -62,7 +62,8 @@ the last one added is called first. From any thread."
 (defun signal-handler (number function &key event-cb (loop *event-loop*))
   "Have FUNCTION called with NUMBER, that of a signal such as +SIGINT+, on LOOP whenever the process
 gets it, until FREE-SIGNAL-HANDLER or the end of the loop. The process has one handler for a signal:
-this replaces what was done about it before, also by other loops. EVENT-CB gets errors in it. Return the handler, for CANCEL. From any thread."
+this replaces what was done about it before, also by other loops. EVENT-CB gets errors in it. Return
+the handler, for CANCEL. From any thread."
   (let* ((loop (the-loop loop))
          (watch (make-signal-watch :loop loop :number number :callback function
                                    :event-cb event-cb)))
