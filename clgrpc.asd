@@ -25,6 +25,7 @@
                (:file "condition")
                (:file "option")
                (:file "seed")
+               (:file "lane")
                (:file "utf8")
                (:file "base64")
                (:file "clock")

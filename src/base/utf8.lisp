@@ -2,9 +2,9 @@
 ;;;; what gRPC carries is ASCII, and SBCL's own coders cost ten times as much. Decoded ASCII is a
 ;;;; simple-base-string, anything else a (simple-array character).
 ;;;;
-;;;; The fast paths work on eight octets at a time: a base string's characters are octets in memory,
-;;;; a character string's are 32-bit codes. The leaves' callers have checked that all they touch
-;;;; exists.
+;;;; The fast paths work on eight octets at a time, or in the kernels of lane.lisp on sixteen: a base
+;;;; string's characters are octets in memory, a character string's are 32-bit codes. The leaves'
+;;;; callers have checked that all they touch exists.
 
 (in-package #:clgrpc.base)
 
@@ -42,56 +42,40 @@ one."))
 
 ;;; From strings to octets
 
-(define-leaf %wide-ascii-prefix ((string wide-string)) index
-  "How many characters of STRING are certainly ASCII: a prefix in steps of eight, or all."
-  (let ((count (length string)) (at 0))
-    (declare (type index count at))
-    (with-sap ((from string))
-      (flet ((pair (i) (sb-sys:sap-ref-64 from (* 4 (+ at (the (mod 8) i))))))
-        (declare (inline pair))
-        (loop while (and (<= (+ at 8) count)
-                         (not (logtest +wide-bits+
-                                       (logior (pair 0) (pair 2) (pair 4) (pair 6)))))
-              do (incf at 8))))
-    (loop while (and (< at count) (< (char-code (schar string at)) #x80))
-          do (incf at))
-    at))
-
 (defmacro pair-of (value)
   "VALUE in both halves of 64 bits, as two characters stand in memory."
   `(* ,value #x100000001))
 
-(define-leaf %wide-utf8-length ((string wide-string) (start index)) index
-  "How many octets the characters of STRING from START take. Two at a time: what is added to the
-code of each carries into its top bit if the character takes one octet more."
-  (let ((count (length string)) (at start) (more 0))
-    (declare (type index count at) (type (unsigned-byte 64) more))
+(define-leaf %wide-utf8-length ((string wide-string)) index
+  "How many octets the characters of STRING take. Two at a time: what is added to the code of each
+carries into its top bit if the character takes one octet more."
+  (let ((count (length string)) (more 0))
+    (declare (type index count) (type (unsigned-byte 64) more))
     (with-sap ((from string))
-      (macrolet ((reach (pair limit)
-                   `(logand (pair-of 1)
-                            (ash (ldb (byte 64 0) (+ ,pair (pair-of ,(- (expt 2 31) limit))))
-                                 -31)))
-                 (add (pair)
-                   `(let ((pair ,pair))
-                      (declare (type (unsigned-byte 64) pair))
-                      (setf more (ldb (byte 64 0)
-                                      (+ more (reach pair #x80) (reach pair #x800)
-                                         (reach pair #x10000)))))))
-        (loop while (<= (+ at 2) count)
-              do (add (sb-sys:sap-ref-64 from (* 4 at)))
-                 (incf at 2))
-        (when (< at count) (add (sb-sys:sap-ref-32 from (* 4 at))))))
-    (+ (- count start) (ldb (byte 32 0) more) (ash more -32))))
+      (multiple-value-bind (extra at)
+          (if (lanes-p) (%wide-extra from (logandc2 count 7)) (values 0 0))
+        (declare (type index extra at))
+        (macrolet ((reach (pair limit)
+                     `(logand (pair-of 1)
+                              (ash (ldb (byte 64 0) (+ ,pair (pair-of ,(- (expt 2 31) limit))))
+                                   -31)))
+                   (add (pair)
+                     `(let ((pair ,pair))
+                        (declare (type (unsigned-byte 64) pair))
+                        (setf more (ldb (byte 64 0)
+                                        (+ more (reach pair #x80) (reach pair #x800)
+                                           (reach pair #x10000)))))))
+          (loop while (<= (+ at 2) count)
+                do (add (sb-sys:sap-ref-64 from (* 4 at)))
+                   (incf at 2))
+          (when (< at count) (add (sb-sys:sap-ref-32 from (* 4 at)))))
+        (+ count extra (ldb (byte 32 0) more) (ash more -32))))))
 
 (define-hot utf8-length ((string string)) index
   "How many octets STRING takes in UTF-8."
   (typecase string
     (simple-base-string (length string))
-    (wide-string
-     (let ((plain (%wide-ascii-prefix string)))
-       (if (= plain (length string))
-           plain
-           (+ plain (%wide-utf8-length string plain)))))
+    (wide-string (%wide-utf8-length string))
     (t (utf8-length (coerce string 'wide-string)))))
 
 (define-leaf %copy-base-string ((string simple-base-string) (octets octets) (start index)) index
@@ -108,30 +92,6 @@ code of each carries into its top bit if the character takes one octet more."
               do (setf (sb-sys:sap-ref-8 to at) (sb-sys:sap-ref-8 from at))
                  (incf at))))
     (+ start count)))
-
-(define-leaf %narrow-ascii ((string wide-string) (octets octets) (start index)) index
-  "Put the ASCII prefix of STRING into OCTETS from START, where there is room for all of STRING's
-characters at one octet each; return how many characters that were."
-  (let ((count (length string)) (at 0))
-    (declare (type index count at))
-    (with-sap ((from string) (base octets))
-      (let ((to (sb-sys:sap+ base start)))
-        (flet ((pair (i) (sb-sys:sap-ref-64 from (* 4 (+ at (the (mod 8) i)))))
-               (pack (a b)              ; characters 0, 32, 16, 48 bits up move to 0, 8, 16, 24
-                 (declare (type (unsigned-byte 64) a b))
-                 (let ((spread (logior a (ldb (byte 64 0) (ash b 16)))))
-                   (ldb (byte 32 0) (logior spread (ash spread -24))))))
-          (declare (inline pair pack))
-          (loop while (<= (+ at 8) count)
-                do (let ((a (pair 0)) (b (pair 2)) (c (pair 4)) (d (pair 6)))
-                     (when (logtest +wide-bits+ (logior a b c d)) (return))
-                     (setf (sb-sys:sap-ref-32 to at) (pack a b)
-                           (sb-sys:sap-ref-32 to (+ at 4)) (pack c d))
-                     (incf at 8))))
-        (loop while (and (< at count) (< (char-code (schar string at)) #x80))
-              do (setf (sb-sys:sap-ref-8 to at) (char-code (schar string at)))
-                 (incf at))))
-    at))
 
 (defmacro put-utf8 (code put)
   "Call PUT, a macro or function of one octet, for each octet of the UTF-8 of CODE, a variable; a
@@ -156,11 +116,26 @@ surrogate counts as U+FFFD."
 (defconstant +no-pair+ (pair-of #x10000)
   "Two characters that are not put together.")
 
-(define-leaf %encode-wide ((string wide-string) (from index) (octets octets) (start index))
+(define-leaf (%encode-lanes :inline t) ((string wide-string) (from index) (octets octets) (start index))
     (values index index)
-  "Put characters of STRING from FROM into OCTETS from START while four octets are left there;
-return the positions in both. Two characters at once that are both ASCII or both take two octets."
-  (let ((at start) (i from) (last (1- (length string))) (limit (- (length octets) 4)))
+  "Put characters of STRING from FROM into OCTETS from START as far as %NARROW-LANES does; return
+the positions in both."
+  (with-sap ((chars string) (base octets) (layouts **narrow-layouts**))
+    (multiple-value-bind (done here)
+        (if (lanes-p)
+            (%narrow-lanes (sb-sys:sap+ chars (* 4 from)) (- (length string) from)
+                           (sb-sys:sap+ base start) (- (length octets) start) layouts)
+            (values 0 0))
+      (declare (type index done here))
+      (values (+ from done) (+ start here)))))
+
+(define-leaf %encode-wide ((string wide-string) (from index) (end index) (octets octets)
+                           (start index))
+    (values index index)
+  "Put the characters of STRING from FROM to END into OCTETS from START while four octets are left
+there; return the positions in both. Two characters at once that are both ASCII or both take two
+octets."
+  (let ((at start) (i from) (last (1- end)) (limit (- (length octets) 4)))
     (declare (type index at i) (type fixnum last limit))
     (with-sap ((chars string) (base octets))
       (macrolet ((put (octet)
@@ -194,17 +169,23 @@ return the positions in both. Two characters at once that are both ASCII or both
                             (incf i))))))))
     (values i at)))
 
-(define-hot encode-wide-utf8 ((string wide-string) (from index) (octets octets) (start index)) index
-  "As ENCODE-UTF8, for the characters of STRING from FROM."
-  (multiple-value-bind (from at) (%encode-wide string from octets start)
-    (declare (type index at))
+(define-hot encode-wide-utf8 ((string wide-string) (octets octets) (start index)) index
+  "As ENCODE-UTF8."
+  (let ((count (length string)) (i 0) (at start))
+    (declare (type index count i at))
+    (loop
+      (multiple-value-setq (i at) (%encode-lanes string i octets at))
+      (let ((end (if (lanes-p) (min count (+ i 16)) count))) ; lanes may go on behind
+        (multiple-value-setq (i at) (%encode-wide string i end octets at))
+        (when (or (= i count) (< i end)) (return))))
     (flet ((put (octet)
              (setf (aref octets at) octet)
              (incf at)))
-      (loop for i of-type index from from below (length string)
+      (loop while (< i count)
             do (let ((code (char-code (schar string i))))
                  (declare (type (unsigned-byte 21) code))
-                 (put-utf8 code put))))
+                 (put-utf8 code put)
+                 (incf i))))
     at))
 
 (define-hot encode-utf8 ((string string) (octets octets) (start index)) index
@@ -217,17 +198,22 @@ surrogate is written as the replacement character U+FFFD. Signal an error if the
          (fail-bounds octets start (+ start (length string)))))
      (if (typep string 'simple-base-string)
          (%copy-base-string string octets start)
-         (let ((plain (%narrow-ascii string octets start)))
-           (if (= plain (length string))
-               (+ start plain)
-               (encode-wide-utf8 string plain octets (+ start plain))))))
+         (encode-wide-utf8 string octets start)))
     (t (encode-utf8 (coerce string 'wide-string) octets start))))
 
 ;;; From octets to strings
 
+(define-leaf (%wide-soon-p :inline t) ((octets octets) (start index) (end index)) boolean
+  "True if the first sixteen octets from START are there and not all ASCII."
+  (and (<= (+ start 16) end)
+       (with-sap ((base octets))
+         (logtest +high-bits+ (logior (sb-sys:sap-ref-64 base start)
+                                      (sb-sys:sap-ref-64 base (+ start 8)))))))
+
 (define-leaf %ascii-string ((octets octets) (start index) (end index)) (or null simple-base-string)
   "The octets START to END as a fresh string, or nil if one is not ASCII. Eight octets at a time;
 the last eight may overlap those before."
+  (when (%wide-soon-p octets start end) (return-from %ascii-string nil)) ; before there is a string
   (let* ((count (- end start))
          (string (make-string count :element-type 'base-char))
          (seen 0))
@@ -269,6 +255,12 @@ surrogates, values above U+10FFFF and truncated sequences."
   (let ((count 0) (at start))
     (declare (type index count at))
     (with-sap ((base octets))
+      (when (lanes-p)
+        (multiple-value-bind (starts here)
+            (%count-lanes (sb-sys:sap+ base start) (logandc2 (- end start) 15))
+          (declare (type index starts here))
+          (setf count starts
+                at (+ start here))))
       (loop while (<= (+ at 8) end)
             do (let ((word (sb-sys:sap-ref-64 base at)))
                  (incf count (- 8 (logcount (logand (ash word -7) (lognot (ash word -6))
@@ -284,9 +276,9 @@ surrogates, values above U+10FFFF and truncated sequences."
   "Decode the octets START to END into STRING, which is as long as %COUNT-CHARACTERS says. Return
 nil, or where the octets stop being UTF-8. Each turn takes as many octets that begin a character as
 it stores characters, or ends."
-  (let ((at start) (to 0))
-    (declare (type index at to))
-    (with-sap ((base octets) (chars string))
+  (let ((at start) (to 0) (again start)) ; AGAIN is where to try lanes next
+    (declare (type index at to again))
+    (with-sap ((base octets) (chars string) (layouts **widen-layouts**))
       (macrolet ((tail (offset)
                    ;; the low bits of a continuation octet
                    `(let ((octet (if (< (+ at ,offset) end) (aref octets (+ at ,offset)) 0)))
@@ -320,6 +312,14 @@ it stores characters, or ends."
                               at (+ at 4))
                         t))))
         (loop
+          (when (and (<= again at) (lanes-p))
+            (multiple-value-bind (done here)
+                (%widen-lanes (sb-sys:sap+ base at) (- end at) (sb-sys:sap+ chars (* 4 to))
+                              (- (length string) to) layouts)
+              (declare (type index done here))
+              (setf at (+ at here)
+                    to (+ to done)
+                    again (+ at (if (zerop here) 64 8)))))
           (unless (< at end) (return nil))
           (let ((lead (aref octets at)))
             (cond ((< lead #x80)

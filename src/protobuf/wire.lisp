@@ -277,7 +277,7 @@ it."
 (define-hot decode-text ((octets octets) (start index) (stop index)) simple-string
   "The string whose UTF-8 is the octets START to STOP, which are there."
   (or (%ascii-string octets start stop)
-      (handler-case (decode-utf8 octets start stop)
+      (handler-case (decode-wide-utf8 octets start stop)
         (invalid-utf8 (condition)
           (fail-read (+ start (the index (invalid-utf8-position condition)))
                     "a string is not UTF-8")))))
@@ -332,7 +332,7 @@ no UTF-8, its escape."
 (define-hot decode-unchecked-text ((octets octets) (start index) (stop index)) simple-string
   "As DECODE-TEXT, for octets that may be no UTF-8."
   (or (%ascii-string octets start stop)
-      (handler-case (decode-utf8 octets start stop)
+      (handler-case (decode-wide-utf8 octets start stop)
         (invalid-utf8 () (decode-escaped octets start stop)))))
 
 (define-hot read-unchecked-string ((octets octets) (at index) (end index))
