@@ -1,6 +1,8 @@
 ;;;; Encoding and decoding by generated coders, beside Go's (protobuf.go). Loaded behind
-;;;; scripts/load.lisp by bench/protobuf.py. Writes the serialized form of every row's message to
-;;;; the directory CLGRPC_OCTETS, prints "ready", and then answers lines of standard input.
+;;;; scripts/load.lisp by bench/protobuf.py, this saves a program as CLGRPC_PROGRAM, as bin/clgrpc is
+;;;; one, and as Go's is built. The program writes the serialized form of every row's message to the
+;;;; directory that is its argument, prints "ready", and then answers lines of standard input. The
+;;;; nursery is what `clgrpc serve` gives its server.
 ;;;;
 ;;;; A line is ROW OPERATION MILLISECONDS, where OPERATION is encode or decode; the answer is a line
 ;;;; of JSON with the nanoseconds of CPU and the octets consed per operation, garbage collections
@@ -223,7 +225,8 @@
       (finish-output))))
 
 (defun main ()
-  (let ((directory (uiop:ensure-directory-pathname (uiop:getenv "CLGRPC_OCTETS"))))
+  (sb-ext:disable-debugger)
+  (let ((directory (uiop:ensure-directory-pathname (second sb-ext:*posix-argv*))))
     (loop for (row . message) in *rows*
           do (with-open-file (out (merge-pathnames row directory) :direction :output
                                   :element-type '(unsigned-byte 8))
@@ -237,5 +240,5 @@
         do (destructuring-bind (row operation milliseconds) (uiop:split-string line)
              (answer row operation (parse-integer milliseconds)))))
 
-(main)
-(clgrpc.scripts:quit 0)
+(sb-ext:save-lisp-and-die (uiop:getenv "CLGRPC_PROGRAM")
+                          :executable t :save-runtime-options t :toplevel #'main)

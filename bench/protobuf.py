@@ -28,6 +28,13 @@ LISP = ["sbcl", "--noinform", "--dynamic-space-size", "2048", "--non-interactive
         "--no-userinit", "--load", "scripts/load.lisp", "--load", "bench/protobuf.lisp"]
 
 
+def lisp_program():
+    """Save the program of bench/protobuf.lisp."""
+    program = os.path.join(support.CACHE, "bench-protobuf-lisp")
+    support.run(LISP, cwd=support.ROOT, env=dict(os.environ, CLGRPC_PROGRAM=program))
+    return program
+
+
 def go_program():
     """Generate the Go code of the messages and build bench/protobuf.go with it."""
     folder = os.path.join(support.CACHE, "bench-protobuf")
@@ -75,7 +82,7 @@ def measure(options):
     with contextlib.ExitStack() as stack:
         octets = stack.enter_context(tempfile.TemporaryDirectory())
         program = go_program()
-        ours = stack.enter_context(Side("clgrpc", LISP, {"CLGRPC_OCTETS": octets}))
+        ours = stack.enter_context(Side("clgrpc", [lisp_program(), octets], {}))
         ours.process.stdout.readline()
         go = stack.enter_context(Side("Go", [program, octets], {"GOMAXPROCS": "1"}))
         rows = series.interleaved(ROWS, [ours, go], options.rounds,
@@ -85,7 +92,7 @@ def measure(options):
         sums = {name: side["median"]["sum"] for name, side in row["sides"].items()}
         if len(set(sums.values())) != 1:
             raise SystemExit("bench/protobuf: %s was read differently: %s" % (describe(row), sums))
-    return {"commands": {"clgrpc": " ".join(LISP), "Go": "protobuf DIRECTORY, GOMAXPROCS=1"},
+    return {"commands": {"clgrpc": "protobuf DIRECTORY, saved by " + " ".join(LISP), "Go": "protobuf DIRECTORY, GOMAXPROCS=1"},
             "absent": [], "rows": rows}
 
 

@@ -9,7 +9,7 @@
    #:define-hot #:define-leaf #:define-flags #:leaves #:document-functions
    ;; octets.lisp
    #:octet #:octets #:index #:make-octets #:octets-of #:copy-octets #:subseq-octets
-   #:shorten-octets #:octets-equal
+   #:shorten-octets #:octets-equal #:with-sap #:%copy-memory
    #:u16be #:u24be #:u32be #:u64be #:u32le #:u64le
    #:buffer #:make-buffer #:buffer-octets #:buffer-start #:buffer-end #:buffer-fill
    #:buffer-room #:ensure-buffer-room #:append-octets #:append-octet #:clear-buffer
@@ -49,11 +49,15 @@
    #:options-backoff-maximum-seconds
    ;; seed.lisp
    #:hash-seed #:renew-hash-seed
+   ;; raw.lisp
+   #:make-raw-vector
+   ;; lane.lisp
+   #:define-kernel #:lanes-p #:bit-lanes-p #:inst #:memory #:lanes
    ;; utf8.lisp
    #:invalid-utf8 #:invalid-utf8-position #:utf8-length #:encode-utf8 #:decode-utf8
    #:string-octets #:octets-string #:put-utf8 #:ascii-octets #:octets-ascii #:ascii-string
    #:%ascii-string #:decode-wide-utf8
-   #:%copy-base-string #:wide-string #:with-sap
+   #:%copy-base-string #:wide-string
    ;; base64.lisp
    #:encode-base64 #:decode-base64 #:invalid-base64 #:invalid-base64-position
    ;; clock.lisp

@@ -51,8 +51,8 @@ undefined. From any thread."
   (let ((shelf (and (<= +shortest-stored+ length) (shelf-of length))))
     (if shelf
         (or (take-from-shelf shelf)
-            (make-array (shelf-length shelf) :element-type 'octet))
-        (make-array length :element-type 'octet))))
+            (make-raw-vector (shelf-length shelf) octet))
+        (make-raw-vector length octet))))
 
 (define-hot give-octets-back ((octets octets)) null
   "Give up OCTETS, a vector of BORROW-OCTETS to which nobody has a reference any more. From any

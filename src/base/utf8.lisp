@@ -2,7 +2,7 @@
 ;;;; what gRPC carries is ASCII, and SBCL's own coders cost ten times as much. Decoded ASCII is a
 ;;;; simple-base-string, anything else a (simple-array character).
 ;;;;
-;;;; The fast paths work on eight octets at a time, or in the kernels of lane.lisp on sixteen: a base
+;;;; The fast paths work on eight octets at a time, or in the kernels of lane.lisp on more: a base
 ;;;; string's characters are octets in memory, a character string's are 32-bit codes. The leaves'
 ;;;; callers have checked that all they touch exists.
 
@@ -22,23 +22,38 @@ one."))
   "A string of 32-bit characters, without a fill pointer or displacement."
   '(simple-array character (*)))
 
+;;; Where the octets of each lane go. A row of sixteen octets for each set of lanes: what PSHUFB
+;;; takes from where, #x80 for nothing.
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun lane-layouts (rows row)
+    (let ((layouts (make-array (* 16 rows) :element-type 'octet :initial-element #x80)))
+      (dotimes (i rows layouts)
+        (replace layouts (funcall row i) :start1 (* 16 i))))))
+
+(declaim (type octets **narrow-layouts** **widen-layouts**))
+(defglobal **narrow-layouts**
+    (lane-layouts 256 (lambda (plain)
+                        (loop for lane below 8
+                              collect (* 2 lane)
+                              unless (logbitp lane plain) collect (1+ (* 2 lane)))))
+  "By the set of lanes with a character of one octet: its low one.")
+(defglobal **widen-layouts**
+    (lane-layouts 128 (lambda (leads)
+                        (loop with octet = 0
+                              while (< octet 8)
+                              append (if (logbitp octet leads)
+                                         (list (min (1+ octet) 7) octet)
+                                         (list octet #x80))
+                              do (incf octet (if (logbitp octet leads) 2 1)))))
+  "By the set of octets that begin a character of two: for each character its last octet, below its
+first.")
+
 (defconstant +high-bits+ #x8080808080808080
   "The bits that no ASCII octet of eight has.")
 
 (defconstant +wide-bits+ #xFFFFFF80FFFFFF80
   "The bits that no ASCII character of two 32-bit ones has.")
-
-(defmacro with-sap (((sap vector) &rest more) &body body)
-  "Run BODY with SAP bound to the address of VECTOR's data, and so on for MORE, all held in place."
-  (let ((bindings (cons (list sap vector) more)))
-    `(sb-sys:with-pinned-objects ,(mapcar #'second bindings)
-       (let ,(loop for (sap vector) in bindings collect `(,sap (sb-sys:vector-sap ,vector)))
-         ,@body))))
-
-(defun fail-bounds (octets start end)
-  (error 'simple-type-error :datum start :expected-type `(integer 0 ,(length octets))
-                            :format-control "There are no octets ~D to ~D in a vector of ~D."
-                            :format-arguments (list start end (length octets))))
 
 ;;; From strings to octets
 
@@ -116,7 +131,8 @@ surrogate counts as U+FFFD."
 (defconstant +no-pair+ (pair-of #x10000)
   "Two characters that are not put together.")
 
-(define-leaf (%encode-lanes :inline t) ((string wide-string) (from index) (octets octets) (start index))
+(define-leaf (%encode-lanes :inline t)
+    ((string wide-string) (from index) (octets octets) (start index))
     (values index index)
   "Put characters of STRING from FROM into OCTETS from START as far as %NARROW-LANES does; return
 the positions in both."
@@ -339,6 +355,7 @@ it stores characters, or ends."
                   (t (return at)))))))))
 
 (define-hot decode-wide-utf8 ((octets octets) (start index) (end index)) wide-string
+  "As DECODE-UTF8, for octets that are known not to be all ASCII: always a string of characters."
   (unless (<= start end (length octets)) (fail-bounds octets start end))
   (let* ((string (make-string (%count-characters octets start end)))
          (wrong (%decode-wide octets start end string)))

@@ -94,8 +94,9 @@ there is no room in INTO."
          (size (if partial
                    (the index (funcall (message-type-sizer type) message))
                    (measure type message)))
-         (octets (if into (the octets into) (make-array (+ start size) :element-type 'octet))))
+         (octets (if into (the octets into) (make-raw-vector (+ start size) octet))))
     (declare (type index start size))
+    (unless into (fill octets 0 :end start))
     (when (> (+ start size) (length octets))
       (misuse "A message of ~D octets does not fit at ~D of ~D." size start (length octets)))
     (unless (= (+ start size)

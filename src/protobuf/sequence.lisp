@@ -5,20 +5,17 @@
 
 (in-package #:clgrpc.protobuf)
 
-(eval-when (:compile-toplevel :load-toplevel :execute)
-  (defun zero-of (element)
-    (case element (single-float 0f0) (double-float 0d0) (t 0))))
-
 (define-hot resize-vector ((vector (simple-array * (*))) (count index) (room index))
     (simple-array * (*))
-  "Return a vector of ROOM elements, of the type of VECTOR, whose first COUNT are VECTOR's."
+  "Return a vector of ROOM elements, of the type of VECTOR, whose first COUNT are VECTOR's; the rest
+is for the caller to write."
   (macrolet ((resize (&rest elements)
                `(etypecase vector
                   ,@(loop for element in elements
                           collect `((simple-array ,element (*))
-                                    (let ((new (make-array room :element-type ',element
-                                                                :initial-element
-                                                                ,(zero-of element))))
+                                    (let ((new ,(if (eq element t)
+                                                    '(make-array room :initial-element 0)
+                                                    `(make-raw-vector room ,element))))
                                       (replace new vector :end2 count)
                                       new))))))
     (resize t (signed-byte 32) (unsigned-byte 32) (signed-byte 64) (unsigned-byte 64)
@@ -46,8 +43,16 @@
            ,count (truly-the index (1+ ,count)))))
 
 (define-leaf %count-varints ((octets octets) (start index) (end index)) index
+  "How many varints end in the octets START to END."
   (let ((count 0) (at start))
     (declare (type index count at))
+    (when (and (<= 32 (- end start)) (lanes-p))
+      (with-sap ((base octets))
+        (multiple-value-bind (ends here)
+            (%count-ends (sb-sys:sap+ base start) (logandc2 (- end start) 15))
+          (declare (type index ends here))
+          (setf count ends
+                at (+ start here)))))
     (loop while (<= (+ at 8) end)
           do (let ((ends (ash (logandc2 #x8080808080808080 (%u64-at octets at)) -7)))
                (declare (type (unsigned-byte 64) ends))
@@ -87,13 +92,13 @@ TAG. Malformed octets end the run, as do lengths and tags of more than two octet
 ;;; Loops over packed values. The callers of leaves have checked that ten octets are there, and that
 ;;; the last octet of the field ends a varint.
 
-(define-leaf %copy-memory ((from (simple-array * (*))) (start index)
-                           (to (simple-array * (*))) (at index) (size index))
+(define-leaf %copy-elements ((from (simple-array * (*))) (start index)
+                             (to (simple-array * (*))) (at index) (size index))
     null
   "Copy SIZE octets of the data of the vector FROM, from the octet START of it on, to the octet AT
 of the data of TO. Both have numbers as elements."
-  (sb-sys:with-pinned-objects (from to)
-    (sb-kernel:%byte-blt (sb-sys:vector-sap from) start (sb-sys:vector-sap to) at (+ at size)))
+  (with-sap ((source from) (target to))
+    (%copy-memory (sb-sys:sap+ source start) (sb-sys:sap+ target at) size))
   nil)
 
 (defmacro unpack-varint ()
@@ -151,11 +156,11 @@ may be written."
 ;;; maps), of one element of a repeated field, and of all elements packed. TYPE is the enum type, if
 ;;; there is one.
 
-(defun kind-function (verb kind)
-  "The symbol of the function of this file that does VERB for KIND, such as READ-PACKED-INT32."
-  (intern (format nil "~A-~A" verb kind) '#:clgrpc.protobuf))
-
 (eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun kind-function (verb kind)
+    "The symbol of the function of this file that does VERB for KIND, such as READ-PACKED-INT32."
+    (intern (format nil "~A-~A" verb kind) '#:clgrpc.protobuf))
+
   (defun kind-vector (scalar)
     `(simple-array ,(scalar-element scalar) (*)))
 
@@ -185,16 +190,31 @@ type."
                 (scalar-sizer scalar) #',(funcall name "SIZE")
                 (scalar-putter scalar) #',(funcall name "PUT"))))))
 
+  (defun lane-function (verb scalar)
+    "The kernel (lane.lisp) that does VERB for the varints of SCALAR, which without a sign are what
+they are with it where they take 64 bits, and to read."
+    (let ((kind (scalar-kind scalar)))
+      (kind-function verb (cond ((eq kind :uint64) :int64)
+                                ((and (eq kind :uint32) (string= verb "%UNPACK-LANES")) :int32)
+                                (t kind)))))
+
   (defun element-functions (scalar name)
     (let ((vector (kind-vector scalar)))
       `((define-hot ,(funcall name "SIZE-ELEMENTS") ((vector ,vector) (type t)) index
-          (let ((size 0))
-            (declare (type index size))
+          (let ((size 0) (i 0))
+            (declare (type index size i))
             (progn type
-                   (dotimes (i (length vector) size)
-                     (let ((value ,(element-out scalar '(aref vector i))))
-                       (declare (ignorable value))
-                       (setf size (truly-the index (+ size ,(scalar-size scalar)))))))))
+                   ,@(when (varint-bits scalar)
+                       `((when (and (< 4 (length vector)) (lanes-p))
+                           (with-sap ((from vector))
+                             (setf (values size i)
+                                   (,(lane-function "%SIZES" scalar) from (length vector)))))))
+                   (loop while (< i (length vector))
+                         do (let ((value ,(element-out scalar '(aref vector i))))
+                              (declare (ignorable value))
+                              (setf size (truly-the index (+ size ,(scalar-size scalar)))
+                                    i (truly-the index (1+ i)))))
+                   size)))
         (define-hot ,(funcall name "PUT-ELEMENTS")
             ((vector ,vector) (octets octets) (at index) (tag (unsigned-byte 32)) (type t)) index
           (progn type
@@ -223,14 +243,14 @@ type."
                  (multiple-value-bind (more rest) (truncate (- end at) ,width)
                    (unless (zerop rest) (fail-truncated end))
                    (ensure-room vector count more ,vector)
-                   (%copy-memory octets at vector (* ,width count) (* ,width more))
+                   (%copy-elements octets at vector (* ,width count) (* ,width more))
                    (values vector (truly-the index (+ count more))))))
         (define-hot ,(funcall name "PUT-PACKED")
             ((vector ,vector) (octets octets) (at index) (size index) (type t)) index
           (progn type
                  (need-room size)
                  (unless (= size (* ,width (length vector))) (fail-room))
-                 (%copy-memory vector 0 octets at size)
+                 (%copy-elements vector 0 octets at size)
                  (truly-the index (+ at size)))))))
 
   (defun unpack-many (scalar width)
@@ -255,6 +275,15 @@ reach the end, and one with checks for the rest."
       `((define-leaf ,unpack
             ((octets octets) (at index) (end index) (vector ,vector) (count index))
             (values index index)
+          (when (and (< 80 (- end at)) (bit-lanes-p))
+            (with-sap ((from octets) (to vector))
+              (multiple-value-bind (done here)
+                  (,(lane-function "%UNPACK-LANES" scalar)
+                   (sb-sys:sap+ from at) (- end at)
+                   (sb-sys:sap+ to (* ,(floor (varint-bits scalar) 8) count)))
+                (declare (type index done here))
+                (setf count (truly-the index (+ count done))
+                      at (truly-the index (+ at here))))))
           (sb-sys:with-pinned-objects (octets)
             (let ((last (min (1- end) (- (length octets) 10))) (base (sb-sys:vector-sap octets)))
               (declare (type fixnum last))
@@ -291,6 +320,14 @@ reach the end, and one with checks for the rest."
             (values index index)
           (let ((i 0) (count (length vector)))
             (declare (type index i count))
+            (when (and (< 4 count) (bit-lanes-p))
+              (with-sap ((from vector) (to octets))
+                (multiple-value-bind (done here)
+                    (,(lane-function "%PACK-LANES" scalar) from count (sb-sys:sap+ to at)
+                     (truly-the index (max 0 (- (+ last 10) at))))
+                  (declare (type index done here))
+                  (setf i done
+                        at (truly-the index (+ at here))))))
             (sb-sys:with-pinned-objects (octets)
               (let ((base (sb-sys:vector-sap octets)))
                 (macrolet ((put-varint (value) `(pack-varint (ldb (byte 64 0) ,value)))

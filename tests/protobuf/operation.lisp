@@ -322,7 +322,13 @@
              '(protobuf::%octet-at protobuf::%u32-at protobuf::%u64-at protobuf::%set-u32-at
                protobuf::%set-u64-at protobuf::%compact protobuf::%last-octet-bit protobuf::%spread
                protobuf::%put-varint protobuf::%put-short-varint
-               protobuf::%count-varints protobuf::%copy-memory
+               protobuf::%count-varints protobuf::%count-ends protobuf::%copy-elements
+               protobuf::%sizes-int32 protobuf::%sizes-uint32 protobuf::%sizes-int64
+               protobuf::%sizes-sint32 protobuf::%sizes-sint64
+               protobuf::%pack-lanes-int32 protobuf::%pack-lanes-uint32 protobuf::%pack-lanes-int64
+               protobuf::%pack-lanes-sint32 protobuf::%pack-lanes-sint64
+               protobuf::%unpack-lanes-int32 protobuf::%unpack-lanes-int64
+               protobuf::%unpack-lanes-sint32 protobuf::%unpack-lanes-sint64
                protobuf::%unpack-int32 protobuf::%unpack-int64 protobuf::%unpack-uint32
                protobuf::%unpack-uint64 protobuf::%unpack-sint32 protobuf::%unpack-sint64
                protobuf::%pack-int32 protobuf::%pack-int64 protobuf::%pack-uint32

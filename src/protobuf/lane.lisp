@@ -1,0 +1,215 @@
+;;;; Packed varints in machine code, for x86-64 (src/base/lane.lisp says what a kernel is). Where
+;;;; the varints of 64 octets end is found at once, so that reading one need not wait for the length
+;;;; of the one before it; the bits of each are put together, or apart, by PEXT and PDEP. What
+;;;; kernels leave, such as the last octets and varints of more than ten, the loops of sequence.lisp
+;;;; do, and on other processors everything.
+;;;;
+;;;; An ELEMENT is :int32, :uint32, :int64 (also without sign), :sint32 or :sint64.
+
+(in-package #:clgrpc.protobuf)
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defconstant +septets+ #x7F7F7F7F7F7F7F7F)
+
+  (defun bits-instruction (name to from mask)
+    "Emit PEXT or PDEP, which SBCL's assembler does not have, for registers."
+    (flet ((low (register) (ldb (byte 3 0) (sb-c:tn-offset register)))
+           (top (register shift) (if (logbitp 3 (sb-c:tn-offset register)) 0 (ash 1 shift))))
+      (dolist (octet (list #xC4
+                           (logior #b01000010 (top to 7) (top mask 5))
+                           (logior #b10000000
+                                   (ash (logxor 15 (sb-c:tn-offset from)) 3)
+                                   (ecase name (:pext 2) (:pdep 3)))
+                           #xF5
+                           (logior #b11000000 (ash (low to) 3) (low mask))))
+        (sb-assem:inst byte octet))))
+
+  (defun element-width (element)
+    (ecase element ((:int32 :uint32 :sint32) 4) ((:int64 :sint64) 8)))
+
+  (defun load-element (element to place spare)
+    "Emit instructions that load the element at PLACE as the 64 bits of its varint."
+    (ecase element
+      ((:int32 :sint32) (sb-assem:inst movsx '(:dword :qword) to place))
+      (:uint32 (sb-assem:inst mov :dword to place))
+      ((:int64 :sint64) (sb-assem:inst mov to place)))
+    (when (member element '(:sint32 :sint64))
+      (sb-assem:inst mov spare to)
+      (sb-assem:inst sar spare 63)
+      (sb-assem:inst add to to)
+      (sb-assem:inst xor to spare)))
+
+  (defun store-element (element place from spare)
+    "Emit instructions that store the varint whose bits are in FROM as the element at PLACE."
+    (when (member element '(:sint32 :sint64))
+      (sb-assem:inst mov spare from)
+      (sb-assem:inst shr from 1)
+      (sb-assem:inst and :dword spare 1)
+      (sb-assem:inst neg spare)
+      (sb-assem:inst xor from spare))
+    (if (= 4 (element-width element))
+        (sb-assem:inst mov :dword place from)
+        (sb-assem:inst mov place from))))
+
+(define-kernel %count-ends ((from :sap) (count :count)) (ends here)
+    (:integers (mask) :vectors (octets))
+    "How many of the COUNT, a multiple of sixteen, octets at FROM end a varint, and COUNT."
+  (inst xor here here)
+  (inst mov ends count)
+  LOOP
+  (inst cmp here count)
+  (inst jmp :nb OUT)
+  (inst movdqu octets (memory 0 from here))
+  (inst pmovmskb mask octets)
+  (inst popcnt mask mask)
+  (inst sub ends mask)
+  (inst add here 16)
+  (inst jmp LOOP)
+  OUT)
+
+(defmacro define-varint-kernels (element sizes pack unpack)
+  "Define the three kernels of ELEMENT."
+  (let ((width (element-width element)))
+    `(progn
+       ,@(when sizes
+           `((define-kernel ,sizes ((from :sap) (count :count)) (total done)
+                 (:integers (value size))
+                 "How many octets the varints of the COUNT elements at FROM take, and COUNT."
+               (inst xor done done)
+               (inst xor total total)
+               LOOP
+               (inst cmp done count)
+               (inst jmp :nb OUT)
+               (load-element ,element value (memory 0 from done ,width) size)
+               (inst or value 1)
+               (inst rep)
+               (inst bsr size value)    ; LZCNT
+               (inst xor :dword size 63) ; the position of the highest bit
+               (inst lea size (memory 73 size size 8))
+               (inst shr size 6)
+               (inst add total size)
+               (inst add done 1)
+               (inst jmp LOOP)
+               OUT)))
+       ,@(when pack
+           `((define-kernel ,pack ((from :sap) (count :count) (to :sap) (room :count)) (done here)
+                 (:integers (value size spread septets) :shift shift)
+                 "Write the varints of the COUNT elements at FROM to TO, while eight octets, or ten
+for one that takes so many, are left of ROOM. Return how many elements and how many octets that were."
+               (inst xor done done)
+               (inst xor here here)
+               (inst mov septets +septets+)
+               LOOP
+               (inst cmp done count)
+               (inst jmp :nb OUT)
+               (inst lea size (memory 8 here))
+               (inst cmp size room)
+               (inst jmp :nbe OUT)
+               (load-element ,element value (memory 0 from done ,width) size)
+               ,@(unless (member element '(:uint32 :sint32))
+                   `((inst mov size value)
+                     (inst shr size 56)
+                     (inst jmp :nz LONG)))
+               (bits-instruction :pdep spread value septets)
+               (inst mov size spread)
+               (inst or size 1)
+               (inst rep)
+               (inst bsr shift size)    ; LZCNT
+               (inst and :dword shift 56) ; the bits of unused octets
+               (inst mov value #x80808080808080) ; seven octets that another follows
+               (inst shr value :cl)
+               (inst or spread value)
+               (inst mov (memory 0 to here) spread)
+               (inst shr :dword shift 3)
+               (inst sub here shift)
+               (inst add here 8)
+               (inst add done 1)
+               (inst jmp LOOP)
+               LONG
+               (inst lea shift (memory 10 here))
+               (inst cmp shift room)
+               (inst jmp :nbe OUT)
+               (bits-instruction :pdep spread value septets)
+               (inst mov shift septets)
+               (inst not shift)
+               (inst or spread shift)
+               (inst mov (memory 0 to here) spread)
+               (inst mov :byte (memory 8 to here) size)
+               (inst mov :byte (memory 9 to here) 1)
+               (inst shr :dword size 7) ; whether there is a tenth
+               (inst lea here (memory 9 here size))
+               (inst add done 1)
+               (inst jmp LOOP)
+               OUT)))
+       ,@(when unpack
+           `((define-kernel ,unpack ((from :sap) (count :count) (to :sap)) (done here)
+                 (:integers (block ends stop value septets)
+                  :vectors (octets) :shift shift)
+                 "Read varints of the COUNT octets at FROM into the elements at TO, for each of
+which there is room. Return how many elements and how many octets that were."
+               (inst xor done done)
+               (inst xor here here)
+               (inst xor block block)
+               (inst mov septets +septets+)
+               LOOP
+               (inst lea stop (memory 72 block))
+               (inst cmp stop count)
+               (inst jmp :nbe OUT)
+               (inst xor :dword ends ends)
+               (dotimes (i 4)
+                 (inst movdqu octets (memory (- 48 (* 16 i)) from block))
+                 (inst pmovmskb stop octets)
+                 (inst shl ends 16)
+                 (inst or ends stop))
+               (inst not ends)
+               NEXT
+               (inst test ends ends)
+               (inst jmp :z FURTHER)
+               (inst rep)
+               (inst bsf stop ends)     ; TZCNT
+               (inst lea value (memory -1 ends))
+               (inst and ends value)
+               (inst lea stop (memory 1 stop block))
+               (inst mov shift here)
+               (inst mov value (memory 0 from here))
+               (inst sub shift stop)    ; minus the length
+               (inst mov here stop)
+               (inst cmp shift -8)
+               (inst jmp :l LONG)
+               (inst shl :dword shift 3)
+               (inst shl value :cl)     ; what follows goes
+               (inst shr value :cl)
+               (bits-instruction :pext value value septets)
+               STORE
+               (store-element ,element (memory 0 to done ,width) value stop)
+               (inst add done 1)
+               (inst jmp NEXT)
+               LONG
+               (inst cmp shift -10)
+               (inst jmp :l LONGER)
+               (bits-instruction :pext value value septets)
+               (inst add shift here)    ; where it begins; there are 10 octets behind it
+               (inst movzx '(:byte :dword) stop (memory 8 from shift))
+               (inst shl stop 57)
+               (inst shr stop 1)
+               (inst or value stop)
+               (inst lea stop (memory 9 shift))
+               (inst cmp stop here)
+               (inst jmp :e STORE)
+               (inst movzx '(:byte :dword) stop (memory 9 from shift))
+               (inst shl stop 63)
+               (inst or value stop)
+               (inst jmp STORE)
+               LONGER
+               (inst lea here (memory 0 here shift))
+               (inst jmp OUT)
+               FURTHER
+               (inst add block 64)
+               (inst jmp LOOP)
+               OUT))))))
+
+(define-varint-kernels :int32 %sizes-int32 %pack-lanes-int32 %unpack-lanes-int32)
+(define-varint-kernels :uint32 %sizes-uint32 %pack-lanes-uint32 nil)
+(define-varint-kernels :int64 %sizes-int64 %pack-lanes-int64 %unpack-lanes-int64)
+(define-varint-kernels :sint32 %sizes-sint32 %pack-lanes-sint32 %unpack-lanes-sint32)
+(define-varint-kernels :sint64 %sizes-sint64 %pack-lanes-sint64 %unpack-lanes-sint64)
