@@ -32,24 +32,55 @@ it, which costs speed only.")
   "True if kernels that use PEXT and PDEP should be called."
   (and **fast-bits-p** (lanes-p)))
 
+(defconstant +octets-data+ (- (* sb-vm:vector-data-offset sb-vm:n-word-bytes)
+                              sb-vm:other-pointer-lowtag)
+  "From the pointer to a vector to its data.")
+
+(defconstant +kernels-p+ (if (member :x86-64 *features*) t nil)
+  "True if kernels do something.")
+
+(defmacro inst (mnemonic &rest operands)
+  "In DEFINE-KERNEL: the instruction MNEMONIC."
+  `(sb-assem:inst ,mnemonic ,@operands))
+
+(defmacro memory (displacement &optional base index (scale 1))
+  "In DEFINE-KERNEL: the operand at DISPLACEMENT behind the register BASE and SCALE times INDEX."
+  (list #+x86-64 'sb-vm::ea #-x86-64 'list displacement base index scale))
+
+(defmacro lanes (bits value)
+  "In DEFINE-KERNEL: a constant of sixteen octets with VALUE in each lane of so many BITS."
+  `(sb-c:register-inline-constant
+    :oword (loop for shift from 0 below 128 by ,bits
+                 sum (ash (ldb (byte ,bits 0) ,value) shift))))
+
 #+x86-64
 (defmacro define-kernel (name arguments results (&key integers vectors wide-vectors shift)
                          documentation &body body)
-  "Define NAME as a function of ARGUMENTS, (name :sap) or (name :count), that returns RESULTS, a
-list of names of unsigned words. BODY is assembler for it, whose symbols are labels, and sees all of
-these as registers, and besides INTEGERS, VECTORS (of 16 octets), WIDE-VECTORS (of 32) and SHIFT,
-the one that shifts count by; it leaves ARGUMENTS as they are. In it (INST …) is an instruction, (MEMORY …) an operand as EA is,
-and (LANES bits value) a constant with VALUE in each lane of so many BITS. NAME counts as a leaf."
+  "Define NAME as a function of ARGUMENTS, each a name and one of :SAP, :COUNT and :OCTETS (a vector,
+whose data begin +OCTETS-DATA+ behind what is in the register), that returns RESULTS, a list of
+names of unsigned words or (name bits). BODY is assembler for it, whose symbols are labels, and sees
+all of these as registers, and besides INTEGERS, VECTORS (of 16 octets), WIDE-VECTORS (of 32) and
+SHIFT, the one that shifts count by; it leaves ARGUMENTS as they are. NAME counts as a leaf."
   (flet ((argument-type (kind)
-           (ecase kind (:sap 'sb-sys:system-area-pointer) (:count '(unsigned-byte 62))))
+           (ecase kind
+             (:sap 'sb-sys:system-area-pointer)
+             (:count '(unsigned-byte 62))
+             (:octets '(simple-array (unsigned-byte 8) (*)))))
          (register (kind)
-           (ecase kind (:sap 'sb-vm::sap-reg) (:count 'sb-vm::unsigned-reg)))
+           (ecase kind
+             (:sap 'sb-vm::sap-reg)
+             (:count 'sb-vm::unsigned-reg)
+             (:octets 'sb-vm::descriptor-reg)))
          (primitive (kind)
-           (ecase kind (:sap 'sb-sys:system-area-pointer) (:count 'sb-vm::unsigned-num))))
+           (ecase kind
+             (:sap 'sb-sys:system-area-pointer)
+             (:count 'sb-vm::unsigned-num)
+             (:octets 'sb-vm::simple-array-unsigned-byte-8))))
     `(progn
        (eval-when (:compile-toplevel :load-toplevel :execute)
          (sb-c:defknown ,name ,(loop for (nil kind) in arguments collect (argument-type kind))
-             (values ,@(mapcar (constantly '(unsigned-byte 62)) results))
+             (values ,@(loop for result in results
+                             collect `(unsigned-byte ,(if (listp result) (second result) 62))))
              () :overwrite-fndb-silently t)
          (sb-c:define-vop (,name)
            (:translate ,name)
@@ -58,20 +89,15 @@ and (LANES bits value) a constant with VALUE in each lane of so many BITS. NAME 
                           collect `(,argument :scs (,(register kind)) :to (:result 99))))
            (:arg-types ,@(loop for (nil kind) in arguments collect (primitive kind)))
            (:results ,@(loop for result in results
-                             collect `(,result :scs (sb-vm::unsigned-reg) :from :load)))
+                             collect `(,(if (listp result) (first result) result)
+                                       :scs (sb-vm::unsigned-reg) :from :load)))
            (:result-types ,@(mapcar (constantly 'sb-vm::unsigned-num) results))
            ,@(when shift `((:temporary (:sc sb-vm::unsigned-reg :offset sb-vm::rcx-offset) ,shift)))
            ,@(when integers `((:temporary (:sc sb-vm::unsigned-reg) ,@integers)))
            ,@(when vectors `((:temporary (:sc sb-vm::int-sse-reg) ,@vectors)))
            ,@(when wide-vectors `((:temporary (:sc sb-vm::int-avx2-reg) ,@wide-vectors)))
            (:generator 50
-             (macrolet ((inst (&rest operands) `(sb-assem:inst ,@operands))
-                        (memory (&rest operands) `(sb-vm::ea ,@operands))
-                        (lanes (bits value)
-                          `(sb-c:register-inline-constant
-                            :oword (loop for shift from 0 below 128 by ,bits
-                                         sum (ash (ldb (byte ,bits 0) ,value) shift)))))
-               (sb-assem:assemble () ,@body)))))
+             ,@body)))
        (note-leaf ',name)
        (setf (documentation ',name 'function) ,documentation))))
 
@@ -113,17 +139,18 @@ makes this faster than memmove where the two are not, as is usual."
   (inst vzeroupper))
 
 (define-kernel %wide-extra ((from :sap) (count :count)) (extra here)
-    (:vectors (some others more sums))
-    "How many octets the COUNT, a multiple of eight, 32-bit characters at FROM take more than one
-each, and COUNT."
+    (:integers (next) :vectors (some others more sums))
+    "How many octets the first of the COUNT 32-bit characters at FROM take more than one each, and
+how many these are: all but seven at most."
   (inst xor here here)
   (inst pxor sums sums)
   LOOP
-  (inst cmp here count)
-  (inst jmp :nb OUT)
+  (inst lea next (memory 8 here))
+  (inst cmp next count)
+  (inst jmp :nbe LAST)
   (inst movdqu some (memory 0 from here 4))
   (inst movdqu others (memory 16 from here 4))
-  (inst add here 8)
+  (inst mov here next)
   (inst movdqa more some)
   (inst por more others)
   (inst ptest more (lanes 32 #xFFFFFF80))
@@ -134,6 +161,15 @@ each, and COUNT."
       (inst pcmpgtd more (lanes 32 limit))
       (inst psubd sums more)))
   (inst jmp LOOP)
+  LAST                                  ; the last eight, if they are ASCII and so add nothing
+  (inst test here here)
+  (inst jmp :z OUT)
+  (inst movdqu some (memory -32 from count 4))
+  (inst movdqu others (memory -16 from count 4))
+  (inst por some others)
+  (inst ptest some (lanes 32 #xFFFFFF80))
+  (inst jmp :nz OUT)
+  (inst mov here count)
   OUT
   (inst pshufd more sums #b01001110)
   (inst paddd sums more)
@@ -152,7 +188,7 @@ at a time while they are below U+0800. Return how many characters and how many o
   LOOP
   (inst lea next (memory 8 done))
   (inst cmp next count)
-  (inst jmp :nbe OUT)
+  (inst jmp :nbe FEW)
   (inst lea mask (memory 16 here))
   (inst cmp mask room)
   (inst jmp :nbe OUT)
@@ -229,6 +265,20 @@ at a time while they are below U+0800. Return how many characters and how many o
   (inst add here 8)
   (inst mov done next)
   (inst jmp LOOP)
+  FEW                                   ; the last eight, if there are eight and all are ASCII
+  (inst test done done)
+  (inst jmp :z OUT)
+  (inst cmp done here)
+  (inst jmp :ne OUT)
+  (inst movdqu chars (memory -32 from count 4))
+  (inst movdqu more (memory -16 from count 4))
+  (inst packusdw chars more)            ; what is above FFFF becomes FFFF
+  (inst ptest chars (lanes 16 #xFF80))
+  (inst jmp :nz OUT)
+  (inst packuswb chars chars)
+  (inst movq (memory -8 to count) chars)
+  (inst mov done count)
+  (inst mov here count)
   OUT)
 
 (define-kernel %count-lanes ((from :sap) (count :count)) (starts here)

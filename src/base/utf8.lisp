@@ -68,7 +68,7 @@ carries into its top bit if the character takes one octet more."
     (declare (type index count) (type (unsigned-byte 64) more))
     (with-sap ((from string))
       (multiple-value-bind (extra at)
-          (if (lanes-p) (%wide-extra from (logandc2 count 7)) (values 0 0))
+          (if (lanes-p) (%wide-extra from count) (values 0 0))
         (declare (type index extra at))
         (macrolet ((reach (pair limit)
                      `(logand (pair-of 1)

@@ -90,6 +90,17 @@
               (take-octets () '(bytes-at octets start stop reading)))
      ,@body))
 
+(defmacro take-word ()
+  "As TAKE-VARINT64, where SAFE is the last position that has ten octets behind it: there, without a
+look at how many it takes first."
+  `(if (<= at safe)
+       (multiple-value-bind (word next) (%varint-at octets at)
+         (declare (type index next))
+         (if (< (- end next) 0)
+             (take-varint64)            ; which says what is wrong
+             (progn (setf at next) word)))
+       (take-varint64)))
+
 (defun wire-content (wire body)
   "BODY with the content of a field of the wire type WIRE read."
   (flet ((word (form type)
@@ -97,7 +108,7 @@
               (declare (type ,type word) (ignorable word))
               ,body)))
     (ecase wire
-      (0 (word '(take-varint64) '(unsigned-byte 64)))
+      (0 (word '(take-word) '(unsigned-byte 64)))
       (1 (word '(take-u64) '(unsigned-byte 64)))
       (5 (word '(take-u32) '(unsigned-byte 32)))
       (2 `(let* ((length (take-length))
@@ -336,6 +347,7 @@ sub-message or oneof."
        (descend ,(plan-structure plan))
        (let ((message (,(plan-maker plan)))
              (deferred (reading-deferred-p reading))
+             (safe (if +kernels-p+ (- (length octets) 10) -1))
              (ranges '())
              ,@(loop for (slot vector count) in (variables-vectors variables)
                      collect `(,vector (load-time-value
@@ -345,7 +357,7 @@ sub-message or oneof."
                      collect `(,count 0))
              ,@(loop for (nil . pending) in (variables-pendings variables)
                      collect `(,pending '())))
-         (declare (ignorable deferred) (type list ranges)
+         (declare (ignorable deferred safe) (type list ranges) (type fixnum safe)
                   ,@(loop for (slot vector count) in (variables-vectors variables)
                           collect `(type ,(vector-type slot) ,vector)
                           collect `(type index ,count)))

@@ -24,6 +24,18 @@
                            (logior #b11000000 (ash (low to) 3) (low mask))))
         (sb-assem:inst byte octet))))
 
+  (defun compact-varint (value spare mask)
+    "Emit instructions that put the low seven bits of each octet of VALUE side by side, in steps."
+    (loop for (low high shift) in '((#x007F007F007F007F #x7F007F007F007F00 1)
+                                    (#x00003FFF00003FFF #x3FFF00003FFF0000 2)
+                                    (#x000000000FFFFFFF #x0FFFFFFF00000000 4))
+          do (sb-assem:inst mov spare high)
+             (sb-assem:inst and spare value)
+             (sb-assem:inst mov mask low)
+             (sb-assem:inst and value mask)
+             (sb-assem:inst shr spare shift)
+             (sb-assem:inst or value spare)))
+
   (defun element-width (element)
     (ecase element ((:int32 :uint32 :sint32) 4) ((:int64 :sint64) 8)))
 
@@ -213,3 +225,45 @@ which there is room. Return how many elements and how many octets that were."
 (define-varint-kernels :int64 %sizes-int64 %pack-lanes-int64 %unpack-lanes-int64)
 (define-varint-kernels :sint32 %sizes-sint32 %pack-lanes-sint32 %unpack-lanes-sint32)
 (define-varint-kernels :sint64 %sizes-sint64 %pack-lanes-sint64 %unpack-lanes-sint64)
+
+(define-kernel %varint-at ((octets :octets) (at :count)) ((value 64) next)
+    (:integers (ends) :shift shift)
+    "The varint at AT of OCTETS, which have ten octets there, and the position after it; for one of
+more than ten a position behind any."
+  (inst mov value (memory +octets-data+ octets at))
+  (inst mov ends value)
+  (inst not ends)
+  (inst mov next #x8080808080808080)
+  (inst and ends next)
+  (inst jmp :z LONG)
+  (inst bsf ends ends)                  ; the last bit of the last octet
+  (inst mov shift 63)
+  (inst sub :dword shift ends)
+  (inst shl value :cl)                  ; what follows goes
+  (inst shr value :cl)
+  (inst shr :dword ends 3)
+  (inst lea next (memory 1 at ends))
+  (compact-varint value ends shift)
+  (inst jmp OUT)
+  LONG
+  (inst movzx '(:byte :dword) ends (memory (+ 8 +octets-data+) octets at))
+  (inst lea next (memory 9 at))
+  (inst test :dword ends 128)
+  (inst jmp :z LAST)
+  (inst lea next (memory 10 at))
+  (inst cmp :byte (memory (+ 9 +octets-data+) octets at) 0)
+  (inst jmp :ge LAST)
+  (inst mov next (ash 1 47))
+  LAST
+  (compact-varint value ends shift)
+  (inst movzx '(:byte :dword) ends (memory (+ 8 +octets-data+) octets at))
+  (inst mov shift ends)
+  (inst shl ends 57)
+  (inst shr ends 1)
+  (inst or value ends)
+  (inst test :dword shift 128)
+  (inst jmp :z OUT)
+  (inst movzx '(:byte :dword) ends (memory (+ 9 +octets-data+) octets at))
+  (inst shl ends 63)
+  (inst or value ends)
+  OUT)

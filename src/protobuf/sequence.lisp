@@ -34,6 +34,14 @@ is for the caller to write."
   `(when (> ,more (- (length ,vector) ,count))
      (setf ,vector (truly-the ,type (resize-vector ,vector ,count (room-for ,count ,more))))))
 
+(defmacro ensure-packed-room (vector count more element)
+  "As ENSURE-ROOM for a vector of ELEMENT, most often the first that there is anything in."
+  `(let ((more ,more))
+     (declare (type index more))
+     (if (and (zerop ,count) (zerop (length ,vector)))
+         (setf ,vector (make-raw-vector more ,element))
+         (ensure-room ,vector ,count more (simple-array ,element (*))))))
+
 (defmacro append-element (vector count value type)
   "Put VALUE after the COUNT elements of VECTOR."
   `(let ((value ,value))
@@ -58,9 +66,15 @@ is for the caller to write."
                (declare (type (unsigned-byte 64) ends))
                (incf count (ash (ldb (byte 64 0) (* ends #x0101010101010101)) -56)))
              (incf at 8))
-    (loop while (< at end)
-          do (when (< (aref octets at) 128) (incf count))
-             (incf at))
+    (when (< at end)
+      (if (<= 8 (- (length octets) at))
+          (let ((ends (ldb (byte 64 0)  ; of the octets before END, at the top
+                           (ash (logandc2 #x8080808080808080 (%u64-at octets at))
+                                (the (integer 0 63) (- 64 (* 8 (- end at))))))))
+            (incf count (ash (ldb (byte 64 0) (* (ash ends -7) #x0101010101010101)) -56)))
+          (loop while (< at end)
+                do (when (< (aref octets at) 128) (incf count))
+                   (incf at))))
     count))
 
 (define-hot count-run ((octets octets) (at index) (end index) (tag (unsigned-byte 32))) index
@@ -242,7 +256,7 @@ they are with it where they take 64 bits, and to read."
           (progn type
                  (multiple-value-bind (more rest) (truncate (- end at) ,width)
                    (unless (zerop rest) (fail-truncated end))
-                   (ensure-room vector count more ,vector)
+                   (ensure-packed-room vector count more ,(scalar-element scalar))
                    (%copy-elements octets at vector (* ,width count) (* ,width more))
                    (values vector (truly-the index (+ count more))))))
         (define-hot ,(funcall name "PUT-PACKED")
@@ -309,7 +323,8 @@ reach the end, and one with checks for the rest."
           (progn type
                  ;; each element ends with an octet that is counted, so there is room
                  (when (and (< at end) (<= 128 (%octet-at octets (1- end)))) (fail-truncated end))
-                 (ensure-room vector count (%count-varints octets at end) ,vector)
+                 (ensure-packed-room vector count (%count-varints octets at end)
+                                     ,(scalar-element scalar))
                  (setf (values at count) (,unpack octets at end vector count))
                  (loop while (< at end)
                        do (setf (aref vector count) ,(scalar-take scalar)

@@ -51,59 +51,56 @@ inline functions take long to compile."
 
 ;;; Sizes and conversions
 
-(declaim (inline varint-size zigzag unzigzag zigzag-32 unzigzag-32 signed-32 signed-64 unsigned-64
-                 single-bits double-bits bits-single bits-double))
+(defmacro define-conversion (name (variable type) &body body)
+  "Define NAME as a function of VARIABLE, of TYPE, whose BODY stands wherever NAME is called: of an
+inline function that is called twice, code that must compile fast would have one copy, and call it."
+  `(progn
+     (defun ,name (,variable)
+       (declare (type ,type ,variable))
+       ,@body)
+     (define-compiler-macro ,name (,variable)
+       `(let ((,',variable ,,variable))
+          (declare (type ,',type ,',variable))
+          ,@',(if (stringp (first body)) (rest body) body)))))
 
-(defun varint-size (value)
+(define-conversion varint-size (value (unsigned-byte 64))
   "How many octets the varint of VALUE takes."
-  (declare (type (unsigned-byte 64) value))
   (if (zerop (logandc2 value 127))
       1
       (ash (+ 64 (* 9 (integer-length value))) -6)))
 
-(defun signed-32 (value)
-  (declare (type (unsigned-byte 32) value))
+(define-conversion signed-32 (value (unsigned-byte 32))
   (the (signed-byte 32) (- (logxor value #x80000000) #x80000000)))
 
-(defun signed-64 (value)
-  (declare (type (unsigned-byte 64) value))
+(define-conversion signed-64 (value (unsigned-byte 64))
   (truly-the (signed-byte 64) (sb-c::mask-signed-field 64 value)))
 
-(defun zigzag (value)
-  (declare (type (signed-byte 64) value))
+(define-conversion zigzag (value (signed-byte 64))
   (ldb (byte 64 0) (logxor (ldb (byte 64 0) (ash (ldb (byte 64 0) value) 1))
                            (ldb (byte 64 0) (ash value -63)))))
 
-(defun unzigzag (value)
-  (declare (type (unsigned-byte 64) value))
+(define-conversion unzigzag (value (unsigned-byte 64))
   (signed-64 (logxor (ash value -1) (ldb (byte 64 0) (- (logand value 1))))))
 
-(defun zigzag-32 (value)
-  (declare (type (signed-byte 32) value))
+(define-conversion zigzag-32 (value (signed-byte 32))
   (logxor (ldb (byte 32 0) (ash value 1)) (ldb (byte 32 0) (ash value -31))))
 
-(defun unzigzag-32 (value)
-  (declare (type (unsigned-byte 32) value))
+(define-conversion unzigzag-32 (value (unsigned-byte 32))
   (signed-32 (logxor (ash value -1) (if (logtest value 1) #xFFFFFFFF 0))))
 
-(defun unsigned-64 (value)
-  (declare (type (signed-byte 64) value))
+(define-conversion unsigned-64 (value (signed-byte 64))
   (ldb (byte 64 0) value))
 
-(defun single-bits (value)
-  (declare (type single-float value))
+(define-conversion single-bits (value single-float)
   (ldb (byte 32 0) (sb-kernel:single-float-bits value)))
 
-(defun double-bits (value)
-  (declare (type double-float value))
+(define-conversion double-bits (value double-float)
   (ldb (byte 64 0) (sb-kernel:double-float-bits value)))
 
-(defun bits-single (bits)
-  (declare (type (unsigned-byte 32) bits))
+(define-conversion bits-single (bits (unsigned-byte 32))
   (sb-kernel:make-single-float (signed-32 bits)))
 
-(defun bits-double (bits)
-  (declare (type (unsigned-byte 64) bits))
+(define-conversion bits-double (bits (unsigned-byte 64))
   (sb-kernel:make-double-float (signed-32 (ash bits -32)) (ldb (byte 32 0) bits)))
 
 ;;; Reading. A READ- function takes octets, position and end and returns value and position after
