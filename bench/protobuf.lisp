@@ -1,6 +1,6 @@
 ;;;; Encoding and decoding by generated coders, beside Go's (protobuf.go). Loaded behind
-;;;; scripts/load.lisp by bench/protobuf.py, this saves a program as CLGRPC_PROGRAM, as bin/clgrpc is
-;;;; one, and as Go's is built. The program writes the serialized form of every row's message to the
+;;;; scripts/load.lisp by bench/protobuf.py, this saves a program as CLGRPC_PROGRAM, as bin/clgrpc
+;;;; is one, and as Go's is built. The program writes the serialized form of every row's message to the
 ;;;; directory that is its argument, prints "ready", and then answers lines of standard input. The
 ;;;; nursery is what `clgrpc serve` gives its server.
 ;;;;

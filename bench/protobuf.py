@@ -92,7 +92,8 @@ def measure(options):
         sums = {name: side["median"]["sum"] for name, side in row["sides"].items()}
         if len(set(sums.values())) != 1:
             raise SystemExit("bench/protobuf: %s was read differently: %s" % (describe(row), sums))
-    return {"commands": {"clgrpc": "protobuf DIRECTORY, saved by " + " ".join(LISP), "Go": "protobuf DIRECTORY, GOMAXPROCS=1"},
+    return {"commands": {"clgrpc": "protobuf DIRECTORY, saved by " + " ".join(LISP),
+                         "Go": "protobuf DIRECTORY, GOMAXPROCS=1"},
             "absent": [], "rows": rows}
 
 

@@ -1,5 +1,6 @@
 ;;;; Lanes: the inner loops of copying, and of UTF-8 (RFC 3629), on many octets or characters at a
-;;;; time, for x86-64. This file and the octet accessors are the only ones of base that know the processor.
+;;;; time, for x86-64. This file and the octet accessors are the only ones of base that know the
+;;;; processor.
 ;;;;
 ;;;; A kernel is a loop in machine code, defined by DEFINE-KERNEL as a function of addresses (SAPs,
 ;;;; whose vectors the caller holds in place) and counts. It does as much of the work as it can,
@@ -56,25 +57,27 @@ it, which costs speed only.")
 #+x86-64
 (defmacro define-kernel (name arguments results (&key integers vectors wide-vectors shift)
                          documentation &body body)
-  "Define NAME as a function of ARGUMENTS, each a name and one of :SAP, :COUNT and :OCTETS (a vector,
-whose data begin +OCTETS-DATA+ behind what is in the register), that returns RESULTS, a list of
-names of unsigned words or (name bits). BODY is assembler for it, whose symbols are labels, and sees
-all of these as registers, and besides INTEGERS, VECTORS (of 16 octets), WIDE-VECTORS (of 32) and
-SHIFT, the one that shifts count by; it leaves ARGUMENTS as they are. NAME counts as a leaf."
+  "Define NAME as a function of ARGUMENTS, each a name and one of :SAP, :COUNT, :WORD (64 bits) and
+:OCTETS (a vector, whose data begin +OCTETS-DATA+ behind what is in the register), that returns
+RESULTS, a list of names of unsigned words or (name bits). BODY is assembler for it, whose symbols
+are labels, and sees all of these as registers, and besides INTEGERS, VECTORS (of 16 octets),
+WIDE-VECTORS (of 32) and SHIFT, the one that shifts count by; it leaves ARGUMENTS as they are.
+NAME counts as a leaf."
   (flet ((argument-type (kind)
            (ecase kind
              (:sap 'sb-sys:system-area-pointer)
              (:count '(unsigned-byte 62))
+             (:word '(unsigned-byte 64))
              (:octets '(simple-array (unsigned-byte 8) (*)))))
          (register (kind)
            (ecase kind
              (:sap 'sb-vm::sap-reg)
-             (:count 'sb-vm::unsigned-reg)
+             ((:count :word) 'sb-vm::unsigned-reg)
              (:octets 'sb-vm::descriptor-reg)))
          (primitive (kind)
            (ecase kind
              (:sap 'sb-sys:system-area-pointer)
-             (:count 'sb-vm::unsigned-num)
+             ((:count :word) 'sb-vm::unsigned-num)
              (:octets 'sb-vm::simple-array-unsigned-byte-8))))
     `(progn
        (eval-when (:compile-toplevel :load-toplevel :execute)
@@ -113,8 +116,8 @@ SHIFT, the one that shifts count by; it leaves ARGUMENTS as they are. NAME count
 
 (define-kernel %copy-lanes ((from :sap) (to :sap) (count :count)) (here)
     (:integers (limit) :wide-vectors (some others))
-    "Copy COUNT octets, 64 at least, from FROM to TO, which do not overlap. Stores are aligned, which
-makes this faster than memmove where the two are not, as is usual."
+    "Copy COUNT octets, 64 at least, from FROM to TO, which do not overlap. Stores are aligned,
+which makes this faster than memmove where the two are not, as is usual."
   (inst vmovdqu some (memory 0 from))
   (inst vmovdqu (memory 0 to) some)
   (inst mov here to)

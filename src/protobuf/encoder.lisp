@@ -3,6 +3,9 @@
 ;;;; varint field in the message; the write pass uses these, so each length is known where it must
 ;;;; be written.
 ;;;;
+;;;; A writer may write up to nine octets behind the message, if OCTETS are so long: a varint is
+;;;; stored whole words at a time, and what follows it stands where the rest of its word did.
+;;;;
 ;;;; Sub-messages go through their message type, whose coders may be of a newer definition. A
 ;;;; message whose layout is not the one this code knows, or that has become a forwarder, is handed
 ;;;; to SIZE-OTHER and WRITE-OTHER (reflection.lisp).
@@ -175,6 +178,23 @@ where its lowest number stands."
                         (funcall function slot))
           when oneof do (push oneof seen))))
 
+(defmacro put-word (value)
+  "Write VALUE, of 64 bits, as a varint. Up to SAFE there is room for ten octets, and what is
+written behind it is overwritten by what comes next."
+  `(let ((value ,value))
+     (declare (type (unsigned-byte 64) value))
+     (cond ((zerop (logandc2 value 127)) (put-octet (logand value 127)))
+           ((<= at safe) (setf at (%put-varint-at octets at value)))
+           (t (setf at (write-varint64 (ldb (byte 32 0) value) (ash value -32) octets at))))))
+
+(defmacro with-words-put (&body body)
+  "Run BODY with PUT-VARINT and PUT-VARINT64 meaning PUT-WORD."
+  `(let ((safe (if +kernels-p+ (- (length octets) 10) -1)))
+     (declare (type fixnum safe) (ignorable safe))
+     (macrolet ((put-varint (value) `(put-word (ldb (byte 64 0) (the fixnum ,value))))
+                (put-varint64 (value) `(put-word ,value)))
+       ,@body)))
+
 (defun sizer-form (plan)
   `(sb-int:named-lambda ,(format nil "size of ~A" (plan-full-name plan)) (message)
      (declare ,*coder-policy*)
@@ -197,5 +217,6 @@ where its lowest number stands."
            (write-message-other message octets at ,(plan-full-name plan))
            (let ((message (truly-the ,(plan-structure plan) message)))
              (declare (ignorable message))
-             ,@(all-slots-forms plan #'slot-put-form)
+             (with-words-put
+               ,@(all-slots-forms plan #'slot-put-form))
              (if extra (put-extra extra octets at) at))))))

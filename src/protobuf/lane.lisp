@@ -107,7 +107,7 @@
            `((define-kernel ,pack ((from :sap) (count :count) (to :sap) (room :count)) (done here)
                  (:integers (value size spread septets) :shift shift)
                  "Write the varints of the COUNT elements at FROM to TO, while eight octets, or ten
-for one that takes so many, are left of ROOM. Return how many elements and how many octets that were."
+for one that takes so many, are left of ROOM. Return how many elements and octets that were."
                (inst xor done done)
                (inst xor here here)
                (inst mov septets +septets+)
@@ -266,4 +266,44 @@ more than ten a position behind any."
   (inst movzx '(:byte :dword) ends (memory (+ 9 +octets-data+) octets at))
   (inst shl ends 63)
   (inst or value ends)
+  OUT)
+
+(define-kernel %put-varint-at ((octets :octets) (at :count) (value :word)) (next)
+    (:integers (spread mask) :shift shift)
+    "Write the varint of VALUE at AT of OCTETS, where there is room for ten octets, of which those
+behind it may be overwritten. Return the position after it."
+  (inst mov spread value)
+  (loop for (low high shift-by) in '((#x000000000FFFFFFF #x00FFFFFFF0000000 4)
+                                     (#x00003FFF00003FFF #x0FFFC0000FFFC000 2)
+                                     (#x007F007F007F007F #x3F803F803F803F80 1))
+        do (inst mov mask high)
+           (inst and mask spread)
+           (inst mov shift low)
+           (inst and spread shift)
+           (inst shl mask shift-by)
+           (inst or spread mask))
+  (inst mov next value)
+  (inst shr next 56)
+  (inst jmp :nz LONG)
+  (inst mov shift spread)
+  (inst or shift 1)
+  (inst bsr next shift)
+  (inst shr :dword next 3)              ; how many octets come before the last
+  (inst lea mask (memory 0 nil next 8))
+  (inst mov shift 56)
+  (inst sub :dword shift mask)
+  (inst mov mask #x80808080808080)      ; seven octets that another follows
+  (inst shr mask :cl)
+  (inst or spread mask)
+  (inst mov (memory +octets-data+ octets at) spread)
+  (inst lea next (memory 1 at next))
+  (inst jmp OUT)
+  LONG
+  (inst mov mask #x8080808080808080)
+  (inst or spread mask)
+  (inst mov (memory +octets-data+ octets at) spread)
+  (inst mov :byte (memory (+ 8 +octets-data+) octets at) next)
+  (inst mov :byte (memory (+ 9 +octets-data+) octets at) 1)
+  (inst shr :dword next 7)              ; whether there is a tenth
+  (inst lea next (memory 9 at next))
   OUT)

@@ -76,7 +76,8 @@ of octets, start, end and a READING."
   message-type-sizer "A function of a message of the type that returns its serialized size in octets
 and leaves the sizes of its parts in it for the writer."
   message-type-writer "A function of a message of the type, octets and start that writes the message
-there and returns the end. To be called right after the sizer, with nothing between.")
+there and returns the end. To be called right after the sizer, with nothing between. Up to nine
+octets behind the end, if there are so many, may be overwritten.")
 
 ;;; A counter of definitions, so that what is derived from several of them knows when to look again
 

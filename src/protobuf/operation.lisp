@@ -83,6 +83,15 @@ it for the writer of TYPE. Signal REQUIRED-FIELD-MISSING."
     (check-required type message)
     size))
 
+(defun call-keeping-tail (function octets end)
+  "Call FUNCTION, which may overwrite nine octets behind END of OCTETS, and put these back."
+  (declare (type function function) (type octets octets) (type index end))
+  (let ((tail (make-array 9 :element-type 'octet)))
+    (declare (dynamic-extent tail))
+    (replace tail octets :start2 end)
+    (funcall function)
+    (replace octets tail :start1 end)))
+
 (defun serialize (message &key into (start 0) partial deterministic)
   "Return the serialized form of MESSAGE as fresh octets, or with INTO, an octet vector, write it
 there from START on and return INTO; second value is the end. Fields come in the order of their
@@ -96,16 +105,21 @@ there is no room in INTO."
                    (measure type message)))
          (octets (if into (the octets into) (make-raw-vector (+ start size) octet))))
     (declare (type index start size))
-    (unless into (fill octets 0 :end start))
+    (when (and (plusp start) (not into)) (fill octets 0 :end start))
     (when (> (+ start size) (length octets))
       (misuse "A message of ~D octets does not fit at ~D of ~D." size start (length octets)))
-    (unless (= (+ start size)
-               (the index
-                    (let ((writer (message-type-writer type)))
-                      (if deterministic
-                          (let ((*deterministic* t)) (funcall writer message octets start))
-                          (funcall writer message octets start)))))
-      (fail-room))
+    (flet ((put ()
+             (let ((writer (message-type-writer type)))
+               (unless (= (+ start size)
+                          (the index
+                               (if deterministic
+                                   (let ((*deterministic* t)) (funcall writer message octets start))
+                                   (funcall writer message octets start))))
+                 (fail-room)))))
+      (declare (dynamic-extent #'put))
+      (if (= (+ start size) (length octets))
+          (put)
+          (call-keeping-tail #'put octets (+ start size))))
     (values octets (+ start size))))
 
 ;;; Reading

@@ -219,7 +219,7 @@ they are with it where they take 64 bits, and to read."
             (declare (type index size i))
             (progn type
                    ,@(when (varint-bits scalar)
-                       `((when (and (< 4 (length vector)) (lanes-p))
+                       `((when (lanes-p)
                            (with-sap ((from vector))
                              (setf (values size i)
                                    (,(lane-function "%SIZES" scalar) from (length vector)))))))
@@ -335,11 +335,11 @@ reach the end, and one with checks for the rest."
             (values index index)
           (let ((i 0) (count (length vector)))
             (declare (type index i count))
-            (when (and (< 4 count) (bit-lanes-p))
+            (when (bit-lanes-p)
               (with-sap ((from vector) (to octets))
                 (multiple-value-bind (done here)
                     (,(lane-function "%PACK-LANES" scalar) from count (sb-sys:sap+ to at)
-                     (truly-the index (max 0 (- (+ last 10) at))))
+                     (- (length octets) at))
                   (declare (type index done here))
                   (setf i done
                         at (truly-the index (+ at here))))))
