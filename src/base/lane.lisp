@@ -5,7 +5,7 @@
 ;;;; A kernel is a loop in machine code, defined by DEFINE-KERNEL as a function of addresses (SAPs,
 ;;;; whose vectors the caller holds in place) and counts. It does as much of the work as it can,
 ;;;; never touches what lies outside the counts, and returns how far it came; a portable loop of
-;;;; utf8.lisp does the rest, which on other processors is everything. Kernels need instructions
+;;;; utf8.lisp does the rest, which on other processors is everything. Most need instructions
 ;;;; that x86-64 did not have at first: their callers ask LANES-P, which reads what SBCL's runtime
 ;;;; finds out at each start, so a core may be carried to an older machine.
 
@@ -140,6 +140,27 @@ which makes this faster than memmove where the two are not, as is usual."
   (inst vmovdqu (memory 0 to limit) some)
   (inst vmovdqu (memory 32 to limit) others)
   (inst vzeroupper))
+
+(define-kernel %copy-sixteens ((from :sap) (to :sap) (count :count)) (mask)
+    (:integers (here limit) :vectors (octets seen))
+    "Copy COUNT octets, 16 at least, from FROM to TO, which do not overlap; return zero if all are
+ASCII."
+  (inst pxor seen seen)
+  (inst xor here here)
+  (inst lea limit (memory -16 count))
+  LOOP
+  (inst cmp here limit)
+  (inst jmp :nb LAST)
+  (inst movdqu octets (memory 0 from here))
+  (inst movdqu (memory 0 to here) octets)
+  (inst por seen octets)
+  (inst add here 16)
+  (inst jmp LOOP)
+  LAST
+  (inst movdqu octets (memory 0 from limit))
+  (inst movdqu (memory 0 to limit) octets)
+  (inst por seen octets)
+  (inst pmovmskb mask seen))
 
 (define-kernel %wide-extra ((from :sap) (count :count)) (extra here)
     (:integers (next) :vectors (some others more sums))

@@ -56,7 +56,7 @@
    ;; utf8.lisp
    #:invalid-utf8 #:invalid-utf8-position #:utf8-length #:encode-utf8 #:decode-utf8
    #:string-octets #:octets-string #:put-utf8 #:ascii-octets #:octets-ascii #:ascii-string
-   #:%ascii-string #:decode-wide-utf8
+   #:%ascii-string #:decode-wide-utf8 #:encode-wide-utf8
    #:%copy-base-string #:wide-string
    ;; base64.lisp
    #:encode-base64 #:decode-base64 #:invalid-base64 #:invalid-base64-position

@@ -93,20 +93,41 @@ carries into its top bit if the character takes one octet more."
     (wide-string (%wide-utf8-length string))
     (t (utf8-length (coerce string 'wide-string)))))
 
+(define-leaf (%copy-plain :inline t)
+    ((from sb-sys:system-area-pointer) (to sb-sys:system-area-pointer) (count index))
+    boolean
+  "Copy COUNT octets from FROM to TO, which do not overlap; return true if all are ASCII. The last
+few may be copied together with some before them."
+  (let ((seen 0))
+    (declare (type (unsigned-byte 64) seen))
+    (macrolet ((copy (bits at)
+                 (let ((ref (ecase bits (64 'sb-sys:sap-ref-64) (32 'sb-sys:sap-ref-32)
+                              (8 'sb-sys:sap-ref-8))))
+                   `(let ((at ,at))
+                      (declare (type index at))
+                      (let ((word (,ref from at)))
+                        (setf seen (logior seen word)
+                              (,ref to at) word))))))
+      (cond ((and +kernels-p+ (>= count 16))
+             (return-from %copy-plain (zerop (%copy-sixteens from to count))))
+            ((>= count 8)
+             (let ((last (- count 8)) (here 0))
+               (declare (type index last here))
+               (loop while (< here last)
+                     do (copy 64 here)
+                        (incf here 8))
+               (copy 64 last)))
+            ((>= count 4)
+             (copy 32 0)
+             (copy 32 (- count 4)))
+            (t (dotimes (here count) (copy 8 here)))))
+    (not (logtest +high-bits+ seen))))
+
 (define-leaf %copy-base-string ((string simple-base-string) (octets octets) (start index)) index
   "Put the characters of STRING into OCTETS from START; return the position after them."
-  (let ((count (length string)))
-    (declare (type index count))
-    (with-sap ((from string) (base octets))
-      (let ((to (sb-sys:sap+ base start)) (at 0))
-        (declare (type index at))
-        (loop while (<= (+ at 8) count)
-              do (setf (sb-sys:sap-ref-64 to at) (sb-sys:sap-ref-64 from at))
-                 (incf at 8))
-        (loop while (< at count)
-              do (setf (sb-sys:sap-ref-8 to at) (sb-sys:sap-ref-8 from at))
-                 (incf at))))
-    (+ start count)))
+  (with-sap ((from string) (base octets))
+    (%copy-plain from (sb-sys:sap+ base start) (length string)))
+  (+ start (length string)))
 
 (defmacro put-utf8 (code put)
   "Call PUT, a macro or function of one octet, for each octet of the UTF-8 of CODE, a variable; a
@@ -186,7 +207,7 @@ octets."
     (values i at)))
 
 (define-hot encode-wide-utf8 ((string wide-string) (octets octets) (start index)) index
-  "As ENCODE-UTF8."
+  "As ENCODE-UTF8, where there is room for all characters of STRING at one octet each."
   (let ((count (length string)) (i 0) (at start))
     (declare (type index count i at))
     (loop
@@ -227,33 +248,12 @@ surrogate is written as the replacement character U+FFFD. Signal an error if the
                                       (sb-sys:sap-ref-64 base (+ start 8)))))))
 
 (define-leaf %ascii-string ((octets octets) (start index) (end index)) (or null simple-base-string)
-  "The octets START to END as a fresh string, or nil if one is not ASCII. Eight octets at a time;
-the last eight may overlap those before."
-  (when (%wide-soon-p octets start end) (return-from %ascii-string nil)) ; before there is a string
-  (let* ((count (- end start))
-         (string (make-string count :element-type 'base-char))
-         (seen 0))
-    (declare (type index count) (type (unsigned-byte 64) seen))
-    (with-sap ((base octets) (to string))
-      (let ((from (sb-sys:sap+ base start)))
-        (macrolet ((copy (bits at)
-                     (let ((ref (ecase bits (64 'sb-sys:sap-ref-64) (32 'sb-sys:sap-ref-32)
-                                  (8 'sb-sys:sap-ref-8))))
-                       `(let ((word (,ref from ,at)))
-                          (setf seen (logior seen word)
-                                (,ref to ,at) word)))))
-          (cond ((>= count 8)
-                 (let ((last (- count 8)) (at 0))
-                   (declare (type index last at))
-                   (loop while (and (< at last) (not (logtest +high-bits+ seen)))
-                         do (copy 64 at)
-                            (incf at 8))
-                   (copy 64 last)))
-                ((>= count 4)
-                 (copy 32 0)
-                 (copy 32 (sb-ext:truly-the index (- count 4))))
-                (t (dotimes (at count) (copy 8 at)))))))
-    (if (logtest +high-bits+ seen) nil string)))
+  "The octets START to END as a fresh string, or nil if one is not ASCII."
+  (if (%wide-soon-p octets start end)
+      nil
+      (let ((string (make-string (- end start) :element-type 'base-char)))
+        (with-sap ((base octets) (to string))
+          (if (%copy-plain (sb-sys:sap+ base start) to (- end start)) string nil)))))
 
 (define-hot ascii-string ((octets octets) (start index) (end index)) (or null simple-base-string)
   "Return the octets START to END as a fresh base string, or nil if one is 128 or above."

@@ -236,6 +236,7 @@ a message type) means, or nil."
 (declaim (type (simple-vector 512) **layout-cache**))
 (defglobal **layout-cache** (make-array 512 :initial-element nil))
 
+(declaim (sb-ext:maybe-inline message-layout))
 (define-hot message-layout ((message message)) layout
   "The layout MESSAGE was made with."
   (let* ((wrapper (sb-kernel:%instance-layout message))

@@ -76,12 +76,19 @@
   "Return how many octets the serialized form of MESSAGE takes."
   (funcall (message-type-sizer (message-type-of message)) message))
 
-(define-hot measure ((type message-type) (message t)) index
+(define-hot (measure :inline t) ((type message-type) (message t)) index
   "Return the serialized size of MESSAGE, which must be of TYPE, and leave the sizes of its parts in
 it for the writer of TYPE. Signal REQUIRED-FIELD-MISSING."
   (let ((size (the index (funcall (message-type-sizer type) message))))
     (check-required type message)
     size))
+
+(define-hot (write-measured :inline t)
+    ((type message-type) (message t) (octets octets) (start index) (end index))
+    null
+  "Write MESSAGE, just measured, from START to END of OCTETS."
+  (unless (= end (the index (funcall (message-type-writer type) message octets start)))
+    (fail-room)))
 
 (defun call-keeping-tail (function octets end)
   "Call FUNCTION, which may overwrite nine octets behind END of OCTETS, and put these back."
@@ -99,7 +106,8 @@ numbers, extensions and unknown fields last. With DETERMINISTIC maps are sorted 
 equal messages give equal octets in this version of clgrpc; otherwise entries come as they were put
 in. MESSAGE must not change meanwhile. Signal REQUIRED-FIELD-MISSING unless PARTIAL, and MISUSE if
 there is no room in INTO."
-  (let* ((type (truly-the message-type (message-type-of message)))
+  (declare (inline message-layout))
+  (let* ((type (truly-the message-type (layout-type (message-layout message))))
          (size (if partial
                    (the index (funcall (message-type-sizer type) message))
                    (measure type message)))
@@ -108,19 +116,14 @@ there is no room in INTO."
     (when (and (plusp start) (not into)) (fill octets 0 :end start))
     (when (> (+ start size) (length octets))
       (misuse "A message of ~D octets does not fit at ~D of ~D." size start (length octets)))
-    (flet ((put ()
-             (let ((writer (message-type-writer type)))
-               (unless (= (+ start size)
-                          (the index
-                               (if deterministic
-                                   (let ((*deterministic* t)) (funcall writer message octets start))
-                                   (funcall writer message octets start))))
-                 (fail-room)))))
-      (declare (dynamic-extent #'put))
-      (if (= (+ start size) (length octets))
-          (put)
-          (call-keeping-tail #'put octets (+ start size))))
-    (values octets (+ start size))))
+    (let ((end (+ start size)))
+      (if (and (= end (length octets)) (not deterministic))
+          (write-measured type message octets start end)
+          (call-keeping-tail (lambda ()
+                               (let ((*deterministic* deterministic))
+                                 (write-measured type message octets start end)))
+                             octets end))
+      (values octets end))))
 
 ;;; Reading
 
