@@ -129,8 +129,11 @@ entries."
       (loop while (< at end)
             do (let* ((start at) (tag (take-tag)) (inside at) (slot (gethash (ash tag -3) table)))
                  (setf at (skip-field octets at end tag))
-                 (multiple-value-bind (items unknown) (dynamic-items slot tag octets inside at)
-                   (cond ((eq items :misfit) (setf ranges (note-range ranges start at)))
+                 (multiple-value-bind (items unknown)
+                     (dynamic-items slot tag octets start inside at)
+                   (cond ((or (eq items :misfit)
+                              (and unknown (eq :singular (slot-label slot)))) ; kept as it came
+                          (setf ranges (note-range ranges start at)))
                          (t (when items (gather slot items))
                             (setf ranges (append unknown ranges))))))))
     (dolist (gathered order)
@@ -144,13 +147,14 @@ entries."
     (incf (reading-depth reading))
     message))
 
-(defun dynamic-items (slot tag octets at end)
-  "As READ-ITEMS, for any SLOT, or nil for none: of maps, the range of the entry."
+(defun dynamic-items (slot tag octets start at end)
+  "As READ-ITEMS, for any SLOT, or nil for none, whose field begins at START: of maps, START and the
+range of the entry."
   (declare (type octets octets) (type index at end))
   (cond ((null slot) :misfit)
         ((not (eq :map (slot-label slot))) (read-items slot tag octets at end))
         ((= tag (tag-of (slot-number slot) 2))
-         (with-delimited (start stop) (list (cons start stop))))
+         (with-delimited (inside stop) (list (list* start inside stop))))
         (t :misfit)))
 
 (defun fill-dynamic (message gathered octets reading)
@@ -168,22 +172,17 @@ up and read again."
                  t)))))))
 
 (defun fill-dynamic-map (message slot ranges octets reading)
-  "Put the entries that stand in RANGES, the latest first, into the map SLOT of MESSAGE. Values as
-FILL-DYNAMIC's."
+  "Put the entries that stand in RANGES, as of DYNAMIC-ITEMS, the latest first, into the map SLOT of
+MESSAGE. Values as FILL-DYNAMIC's."
   (let ((map (slot-fresh-map slot)) (unknown '()))
-    (loop for (start . stop) in (reverse ranges)
-          do (multiple-value-bind (key value known) (read-dynamic-entry slot octets start stop
-                                                                        reading)
+    (loop for (start inside . stop) in (reverse ranges)
+          do (multiple-value-bind (key value known)
+                 (read-dynamic-entry slot octets inside stop reading)
                (cond ((eq known :again) (return-from fill-dynamic-map nil))
                      (known (map-put map key value))
-                     (t (push (entry-octets slot octets start stop) unknown)))))
+                     (t (push (cons start stop) unknown)))))
     (set-slot message slot map)
     (or unknown t)))
-
-(defun entry-octets (slot octets start stop)
-  "The whole field of SLOT whose entry stands from START to STOP."
-  (concatenate 'octets (tag-octets (tag-of (slot-number slot) 2)) (tag-octets (- stop start))
-               (subseq octets start stop)))
 
 (defun read-dynamic-entry (slot octets at end reading)
   "The key and value of the entry of SLOT from AT to END as its map holds them, and true; nil if its

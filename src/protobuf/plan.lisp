@@ -99,14 +99,14 @@
     (format nil "~16,'0X" hash)))
 
 (defun field-facts (field entries)
-  "All that layout and coders of a message depend on in FIELD. ENTRIES are the map entry types
-around."
+  "All that layout and coders of a message, JSON's too, depend on in FIELD. ENTRIES are the map
+entry types around."
   (let ((entry (and (field-descriptor-map-p field) (map-entry-of field entries))))
     (list (field-descriptor-number field) (descriptor-name field) (field-descriptor-type field)
           (field-descriptor-type-name field) (field-descriptor-presence field)
           (field-descriptor-oneof field) (field-descriptor-packed-p field)
           (field-descriptor-closed-p field) (field-descriptor-delimited-p field)
-          (field-descriptor-unchecked-p field)
+          (field-descriptor-unchecked-p field) (field-descriptor-json-name field)
           (let ((default (field-descriptor-default field)))
             (if (floatp default) (multiple-value-list (float-key default)) default))
           (and entry (mapcar (lambda (field) (field-facts field '()))

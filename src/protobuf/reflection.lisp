@@ -214,12 +214,19 @@ for."
           (funcall (layout-sizer (message-layout current)) current))))
 
 (defun write-message-other (message octets at full-name)
-  "Write MESSAGE, which the writer of FULL-NAME does not know."
-  (let* ((current (current-message message (message-type-symbol (intern-message-type full-name))))
-         (layout (message-layout current)))
-    ;; the size pass may have seen another layout
-    (unless (= (message-size message) (funcall (layout-sizer layout) current)) (fail-room))
-    (funcall (layout-writer layout) current octets at)))
+  "Write MESSAGE, which the writer of FULL-NAME does not know, as it was measured. A message that is
+no forwarder was measured by its own layout, also if the type has another one by now."
+  (let ((measured message))
+    (loop while (message-p (message-extra measured))
+          do (setf measured (message-extra measured)))
+    (unless (typep measured (message-type-symbol (intern-message-type full-name)))
+      (error 'type-error :datum measured
+                         :expected-type (message-type-symbol (intern-message-type full-name))))
+    (let ((layout (message-layout measured)))
+      (unless (or (eq measured message) ; or perhaps converted since
+                  (= (message-size message) (funcall (layout-sizer layout) measured)))
+        (fail-room))
+      (funcall (layout-writer layout) measured octets at))))
 
 ;;; For users
 

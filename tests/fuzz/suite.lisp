@@ -20,6 +20,7 @@
         "~D of ~D inputs are accepted" (report-accepted report) (report-inputs report))))
 
 (test binary-withstands (withstands "binary"))
+(test dynamic-withstands (withstands "dynamic"))
 (test proto-withstands (withstands "proto"))
 (test set-withstands (withstands "set"))
 (test json-withstands (withstands "json"))

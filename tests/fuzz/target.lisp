@@ -122,6 +122,41 @@ read must survive being written and read."
                ;; what remains to be said against it is that it is not whole
                (protobuf:parse-message type octets))))))
 
+(defparameter *files*
+  '("all.proto" "legacy.proto" "extension.proto" "google/protobuf/struct.proto"
+    "google/protobuf/descriptor.proto" "google/protobuf/compiler/plugin.proto")
+  "Where *TYPES* are defined.")
+
+(defvar *dynamic-pool* nil
+  "The types of *FILES* as they are known from their descriptors alone; made when needed.")
+
+(defun dynamic-type (full-name)
+  (unless *dynamic-pool*
+    (setf *dynamic-pool*
+          (protobuf:make-type-pool (mapcar #'protobuf:find-file-descriptor *files*))))
+  (protobuf:find-pool-type *dynamic-pool* full-name))
+
+(defun run-dynamic (type octets)
+  "Read OCTETS as a dynamic message of TYPE, which must go as it does for the compiled type, but
+that the order of unknown fields may be another, and that pieces of a sub-message, which are read
+together, may be whole only together."
+  (flet ((read-as (type)
+           (handler-case (protobuf:parse-message type octets :partial t)
+             (protobuf:protobuf-error (condition) condition))))
+    (let ((compiled (read-as type)) (dynamic (read-as (dynamic-type type))))
+      (cond ((and (typep compiled 'condition) (typep dynamic 'condition)) (error dynamic))
+            ((typep dynamic 'condition) (found "only as a dynamic message it is wrong: ~A" dynamic))
+            ((typep compiled 'condition) (protobuf:serialize dynamic :partial t))
+            ((/= (length (protobuf:serialize compiled :partial t))
+                 (length (protobuf:serialize dynamic :partial t)))
+             (found "a dynamic message takes another number of octets"))
+            ((string/= (protobuf:message-text compiled) (protobuf:message-text dynamic))
+             (found "as a dynamic message it is another"))))))
+
+(define-target "dynamic"
+  :samples #'binary-samples :mutate #'mutate-message :run #'run-dynamic
+  :conditions (protobuf:protobuf-error limit-exceeded))
+
 (define-target "binary"
   :samples #'binary-samples :mutate #'mutate-message :run #'run-binary
   :conditions (protobuf:protobuf-error protobuf:required-field-missing limit-exceeded))

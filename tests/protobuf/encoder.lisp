@@ -180,15 +180,25 @@
   (is (equal "1801a2050161f8ffffff0f05" (hex (serialize (all :far 5 :o14 "a" :f3 1))))))
 
 (test writing-into-the-middle-of-octets
-  "The writer touches exactly its own octets."
-  (let* ((message (all :f3 -1 :f4 300 :r3 '(1 2 3) :f14 "häh" :f6 (expt 2 40)))
-         (type (message-type-of message))
-         (size (funcall (message-type-sizer type) message))
-         (octets (make-array (+ size 20) :element-type 'octet :initial-element 77)))
-    (is (= (+ 7 size) (funcall (message-type-writer type) message octets 7)))
-    (is (every (lambda (octet) (= octet 77)) (subseq octets 0 7)))
-    (is (every (lambda (octet) (= octet 77)) (subseq octets (+ 7 size))))
-    (is (equalp (serialize message) (subseq octets 7 (+ 7 size))))))
+  "The writer touches its own octets and at most nine behind, SERIALIZE only its own."
+  (dolist (message (list (all :f3 -1 :f4 300 :r3 '(1 2 3) :f14 "häh" :f6 (expt 2 40))
+                         (all :f3 -1) (all :f6 (1- (expt 2 64))) (all :r7 '(70000)) (all)
+                         (all :f14 "größer als acht") (all :r4 '(1 -1))))
+    (let* ((type (message-type-of message))
+           (size (funcall (message-type-sizer type) message)))
+      (loop for (behind write) in `((9 ,(lambda (octets)
+                                          (funcall (message-type-writer type) message octets 7)))
+                                    (0 ,(lambda (octets)
+                                          (nth-value 1 (serialize message :into octets
+                                                                          :start 7)))))
+            do (dotimes (room 20)
+                 (let ((octets (make-array (+ 7 size room) :element-type 'octet
+                                                           :initial-element 77)))
+                   (is (= (+ 7 size) (funcall write octets)))
+                   (is (every (lambda (octet) (= octet 77)) (subseq octets 0 7)))
+                   (is (every (lambda (octet) (= octet 77))
+                              (subseq octets (min (length octets) (+ 7 size behind)))))
+                   (is (equalp (serialize message) (subseq octets 7 (+ 7 size))))))))))
 
 (test writing-without-room-is-an-error
   (let* ((message (all :f3 -1 :f14 "hello" :r4 '(1 2 3) :f1 1d0 :m1 '(("a" . 1))))

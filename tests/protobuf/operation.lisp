@@ -323,7 +323,7 @@
                protobuf::%set-u64-at protobuf::%compact protobuf::%last-octet-bit protobuf::%spread
                protobuf::%put-varint protobuf::%put-short-varint
                protobuf::%count-varints protobuf::%count-ends protobuf::%copy-elements
-               protobuf::%varint-at
+               protobuf::%varint-at protobuf::%put-varint-at
                protobuf::%sizes-int32 protobuf::%sizes-uint32 protobuf::%sizes-int64
                protobuf::%sizes-sint32 protobuf::%sizes-sint64
                protobuf::%pack-lanes-int32 protobuf::%pack-lanes-uint32 protobuf::%pack-lanes-int64

@@ -153,6 +153,23 @@ both."
       (define "live.proto" *first-version*)
       (is (equal '("Ada" 36) (funcall caller old)) "and back again"))))
 
+(test redefinition-between-size-and-write
+  "What was measured is written as it was measured, though its type has another definition by now."
+  (with-versions ()
+    (let* ((friend (live "MAKE-PERSON" :name "Bo" :marks '(4 500)))
+           (person (live "MAKE-PERSON" :name "Ada" :marks '(1 2 300) :friend friend))
+           (type (message-type-of person))
+           (expected (serialize person))
+           (size (funcall (message-type-sizer type) person))
+           (octets (make-octets size)))
+      (define "live.proto" (let* ((text *first-version*) (at (search "marks = 4" text)))
+                             (concatenate 'string (subseq text 0 (+ at 9)) " [packed = false]"
+                                          (subseq text (+ at 9)))))
+      (is (= size (funcall (message-type-writer type) person octets 0)))
+      (is (equalp expected octets))
+      (is (/= size (length (serialize person))) "the next time as it is by now")
+      (is (message= person (parse-message type expected))))))
+
 (defun live-person (name friend)
   (live "MAKE-PERSON" :name name :age 3 :marks '(1 2 300) :mail "a@b" :friend friend))
 
