@@ -409,6 +409,7 @@
                (:file "log")
                (:file "trace")
                (:file "journal")
+               (:file "raw")
                (:file "store")))
 
 (defsystem "clgrpc/tests/os"
@@ -477,6 +478,7 @@
                (:file "image")
                (:file "name")
                (:file "wire")
+               (:file "sequence")
                (:file "encoder")
                (:file "decoder")
                (:file "extension")

@@ -4,7 +4,7 @@
 (in-suite :clgrpc.base)
 
 (defparameter *alphabets*
-  '("abcdefgh" "abcdefghé" "é€𝄞a" "日本語")
+  '("abcdefgh" "abcdefghé" "aéдb" "éдü" "éдüж€" "é€𝄞a" "日本語")
   "Mostly ASCII to not at all; one to four octets a character.")
 
 (defun string-over (alphabet length)
@@ -14,7 +14,7 @@
 
 (test utf8-agrees-with-sbcl
   (dolist (alphabet *alphabets*)
-    (dotimes (length 40)
+    (dotimes (length 70)
       (let* ((string (string-over alphabet length))
              (expected (coerce (sb-ext:string-to-octets string :external-format :utf-8) 'octets)))
         (is (= (length expected) (utf8-length string)))

@@ -1,0 +1,73 @@
+;;;; Packed varints of every kind and length, beside what the definition says octet by octet; and
+;;;; what is no such field. Fields are long enough for the kernels of lane.lisp, and shorter.
+
+(in-package #:clgrpc.tests.protobuf)
+(in-suite :clgrpc.protobuf)
+
+(defparameter *varint-kinds*
+  '((:int32 32 t nil) (:uint32 32 nil nil) (:int64 64 t nil) (:uint64 64 nil nil) (:sint32 32 t t)
+    (:sint64 64 t t))
+  "Kind, bits, whether there is a sign, and whether it is written zigzag.")
+
+(defun random-number (bits signed limit)
+  "A number of so many BITS, most often of LIMIT bits at most."
+  (let* ((magnitude (random (ash 1 (if (zerop (random 4)) bits limit)))))
+    (cond ((not signed) magnitude)
+          ((zerop (random 3)) (max (- (ash 1 (1- bits))) (- magnitude)))
+          (t (min magnitude (1- (ash 1 (1- bits))))))))
+
+(defun packed (numbers zigzag)
+  "The varints of NUMBERS as a list of octets."
+  (loop for number across numbers
+        append (protobuf::tag-octets
+                (ldb (byte 64 0) (if zigzag (logxor (ash number 1) (ash number -63)) number)))))
+
+(defun call-kind (verb kind &rest arguments)
+  (apply (protobuf::kind-function verb kind) arguments))
+
+(defun read-packed (kind type octets start end &optional (before 0))
+  "The elements that stand from START to END of OCTETS, read behind BEFORE others."
+  (multiple-value-bind (vector count)
+      (call-kind "READ-PACKED" kind octets start end (make-array before :element-type type) before
+                 nil)
+    (subseq vector before count)))
+
+(test packed-varints-of-any-length
+  (with-seed ()
+    (loop for (kind bits signed zigzag) in *varint-kinds*
+          for type = (list (if signed 'signed-byte 'unsigned-byte) bits)
+          do (dotimes (i 150)
+               (let* ((numbers (coerce (loop with limit = (1+ (random bits))
+                                             repeat (if (zerop (random 9)) 700 (random 100))
+                                             collect (random-number bits signed limit))
+                                       `(simple-array ,type (*))))
+                      (octets (coerce (packed numbers zigzag) 'octets))
+                      (size (call-kind "SIZE-ELEMENTS" kind numbers nil))
+                      (start (random 5)) (end (+ start size))
+                      (room (make-array (+ end (random 20)) :element-type 'octet
+                                                            :initial-element 77)))
+                 (is (= size (length octets)))
+                 (is (= end (call-kind "PUT-PACKED" kind numbers room start size nil)))
+                 (is (equalp octets (subseq room start end)))
+                 (is (every (lambda (octet) (= 77 octet)) (subseq room 0 start)))
+                 (is (equalp numbers (read-packed kind type room start end)))
+                 (is (equalp numbers (read-packed kind type room start end 3))))))))
+
+(test packed-varints-that-are-longer-than-need-be
+  (with-seed ()
+    (loop for (kind bits signed zigzag) in *varint-kinds*
+          for type = (list (if signed 'signed-byte 'unsigned-byte) bits)
+          do (loop for before from 0 to 130 by 13
+                   do (flet ((octets (middle)
+                               (coerce (append (make-list before :initial-element 1) middle
+                                               (make-list 150 :initial-element 2))
+                                       'octets)))
+                        (loop for length from 2 to 10
+                              for octets = (octets `(,@(make-list (1- length) :initial-element 128)
+                                                     0))
+                              do (is (= 0 (aref (read-packed kind type octets 0 (length octets))
+                                                before))))
+                        (dolist (wrong (list (octets (make-list 10 :initial-element 255))
+                                             (concatenate 'octets (octets '()) '(255))))
+                          (signals protobuf-error
+                            (read-packed kind type wrong 0 (length wrong)))))))))
