@@ -29,7 +29,8 @@
           (unless (loop for j below (length old) by 997 always (= (aref old j) (mod place 256)))
             (return nil)))
         (fill vector place)
-        (setf (svref kept place) (if (zerop (mod i 3)) (shorten-octets vector 5 (- length 9)) vector))
+        (setf (svref kept place)
+              (if (zerop (mod i 3)) (shorten-octets vector 5 (- length 9)) vector))
         (make-list 50)))))
 
 (test raw-vectors-survive-collections
