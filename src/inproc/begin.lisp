@@ -111,7 +111,8 @@ of its channel."
       (register line)
       (if (loop-p execution)
           (begin-on-loop line execution)
-          (begin-on-thread line site)))))
+          (begin-on-thread line site))))
+  nil)
 
 (defun handlers-reserve (line site)
   "The reserve whose threads run LINE's handler, or nil if SITE's channel is closed."
@@ -135,19 +136,33 @@ of its channel."
            (atomic-decf (site-handlers site))
            (end-by-server line :resource-exhausted "the server's queue of calls is full")))))
 
-(defun begin-on-loop (line event-loop)
-  (loop:enter-call event-loop (and (line-future line) t))
-  (setf (line-entered line) event-loop)
-  (unless (loop:post event-loop
-                     (lambda () (loop:defer event-loop #'run-on-loop line)))
-    (end-by-server line :unavailable "the loop of the handlers has stopped")))
-
 (defun run-on-loop (line)
   "On the loop of LINE's channel, which may be another thread's when this returns."
   (let ((event-loop (site-execution (call-site (line-server line)))))
     (if (loop:not-for-driver-p event-loop (line-client line))
         (loop:defer event-loop #'run-on-loop line)
         (loop:call-user event-loop #'run-elsewhere line))))
+
+(define-hot enter-loop ((line line) (event-loop loop:event-loop)) null
+  "Count the call of LINE as one of EVENT-LOOP's."
+  (unless (line-entered line)
+    (setf (line-entered line) event-loop)
+    (loop:enter-call event-loop (and (line-future line) t)))
+  nil)
+
+(define-hot begin-driven ((line line) (event-loop loop:event-loop)) null
+  "Have the handler of LINE, unless it has begun already, run on EVENT-LOOP, which this thread, the
+client's, runs now."
+  (when (eq :waiting (compare-and-swap (line-phase line) :waiting :elsewhere))
+    (take-held line)
+    (loop:defer event-loop #'run-on-loop line))
+  nil)
+
+(defun begin-on-loop (line event-loop)
+  (enter-loop line event-loop)
+  (unless (loop:post event-loop
+                     (lambda () (loop:defer event-loop #'run-on-loop line)))
+    (end-by-server line :unavailable "the loop of the handlers has stopped")))
 
 (define-hot drivable-p ((line line)) boolean
   "True if the client of LINE may run the loop that the handler is to run on: either the handler has

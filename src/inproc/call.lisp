@@ -127,13 +127,27 @@ the client. False if it had ended already."
       (after-end line)
       t)))
 
+(define-hot wake-driver ((line line)) null
+  "Something has come for the client of LINE: if it runs the loop of its handlers meanwhile, have it
+look."
+  (let ((driver (line-driver line)))
+    (when (and driver (not (eq driver sb-thread:*current-thread*)))
+      (loop:post (the loop:event-loop (site-execution (call-site (line-client line))))
+                 (constantly nil))))
+  nil)
+
 (define-hot after-end ((line line)) null
   (let ((host (line-host line)) (client (line-client line)) (server (line-server line)))
     (count-ended (host-tally host))
     (when (line-registered line) (unregister line))
+    (stop-timers client)
+    (stop-timers server)
+    (let ((event-loop (line-entered line)))
+      (when event-loop (loop:leave-call event-loop (and (line-future line) t))))
     (when (line-future line) (loop:run-completions (line-future line)))
     (when (rpc:callbacks-p server) (operate schedule server))
     (when (rpc:callbacks-p client) (operate schedule client))
+    (wake-driver line)
     (unless (eq :open (host-state host))
       (when (host-server host) (server:note-emptied (host-server host)))))
   nil)
@@ -215,6 +229,14 @@ channel is closed."
                             (when (timer-pending-p timer)
                               (cancel-timer (loop:event-loop-wheel event-loop) timer))))))))
 
+(define-hot stop-timers ((call inproc-call)) null
+  "CALL has ended: no timer of AFTER is needed any more."
+  (let ((extra (call-extra call)))
+    (when extra
+      (dolist (timer (rpc:extra-timers extra))
+        (stop-timer (call-site call) timer))))
+  nil)
+
 (defun run-aside (site function)
   "Have FUNCTION called on a thread that may wait."
   (let ((runtime (ensure-runtime site)))
@@ -229,8 +251,11 @@ channel is closed."
            (call (line-server line))
            (site (call-site call))
            (deadline (call-deadline call)))
-      (sb-thread:with-mutex ((host-lock host))
-        (setf (gethash line (host-lines host)) t))
+      (when (> (sb-thread:with-mutex ((host-lock host))
+                 (setf (gethash line (host-lines host)) t)
+                 (hash-table-count (host-lines host)))
+               (options-max-calls (host-options host)))
+        (end-by-server line :resource-exhausted "the server has too many calls (max-calls)"))
       (when (plusp deadline)
         (setf (line-timer line)
               (make-timer (lambda (line) (run-aside site (lambda () (expire line)))) line))
@@ -244,6 +269,4 @@ channel is closed."
     (sb-thread:with-mutex ((host-lock host))
       (remhash line (host-lines host)))
     (let ((timer (shiftf (line-timer line) nil)))
-      (when timer (stop-timer site timer)))
-    (let ((event-loop (shiftf (line-entered line) nil)))
-      (when event-loop (loop:leave-call event-loop (and (line-future line) t))))))
+      (when timer (stop-timer site timer)))))

@@ -2,6 +2,8 @@
 ;;;;
 ;;;; Who waits spins for a moment first, if there is another processor for the other end to run on:
 ;;;; a thread that sleeps is woken after 30 µs, one that spins sees what came after a tenth of one.
+;;;; A client whose handler runs on a loop drives that while it waits, if nobody else runs it and
+;;;; the handler waits for nothing that the client would do (DRIVABLE-P).
 ;;;;
 ;;;; Callbacks run on the thread of whoever caused what they are for, those of one end one at a
 ;;;; time: SCHEDULED is true while they run, and :again if something has happened since they were
@@ -51,16 +53,26 @@
         (inproc-park call ready-p))))
 
 (defun client-drive (call ready-p)
-  "The operation DRIVE of a client."
-  (let ((execution (site-execution (call-site call)))
+  "The operation DRIVE of a client. A handler that has not begun begins in the first turn."
+  (declare (type function ready-p))
+  (let ((event-loop (site-execution (call-site call)))
         (line (call-line call)))
-    (and (loop-p execution)
-         (line-entered line)
-         (drivable-p line)
-         (progn
-           (setf (line-driver line) sb-thread:*current-thread*)
-           (unwind-protect (client:drive-for execution call ready-p)
-             (setf (line-driver line) nil))))))
+    (when (loop-p event-loop)
+      (or (and (drivable-p line) (null (call-status call)) (drive-loop line event-loop ready-p))
+          (begin-elsewhere line)))))
+
+(defun drive-loop (line event-loop ready-p)
+  "Have this thread, that of LINE's client, run EVENT-LOOP until READY-P or the end, if it may."
+  (declare (type function ready-p))
+  (enter-loop line event-loop)
+  (setf (line-driver line) sb-thread:*current-thread*)
+  (unwind-protect
+       (flet ((ready-p (call)
+                (begin-driven line event-loop)
+                (funcall ready-p call)))
+         (declare (dynamic-extent #'ready-p))
+         (client:drive-for event-loop (line-client line) #'ready-p))
+    (setf (line-driver line) nil)))
 
 (defun no-drive (call ready-p)
   (declare (ignore call ready-p))
@@ -236,11 +248,13 @@ SCHEDULED is this thread's."
   (let ((site (call-site call)))
     (flet ((run ()
              (unless (call-status call) (run-callback call function nil))))
-      (run-timer site
-                 (make-timer (lambda (call)
-                               (unless (call-status call) (run-aside site #'run)))
-                             call)
-                 (min (+ (monotonic-ns) (seconds-ns seconds)) most-positive-fixnum))))
+      (let ((timer (make-timer (lambda (call)
+                                 (unless (call-status call) (run-aside site #'run)))
+                               call)))
+        (sb-ext:atomic-push timer (rpc:extra-timers (ensure-extra call)))
+        (run-timer site timer (rpc:deadline-in (seconds-ns seconds) (monotonic-ns)))
+        ;; it may have ended before anybody could see that it has a timer
+        (when (call-status call) (stop-timer site timer)))))
   nil)
 
 (define-load-time-global **client-operations**

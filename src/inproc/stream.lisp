@@ -82,7 +82,7 @@ sends is unwound."
              (begin-soon line))
            (or (and (eq :waiting (line-phase line))
                     (hold line message size)
-                    (progn (unless (eq :caller (site-execution (call-site call)))
+                    (progn (when (eq :threads (site-execution (call-site call)))
                              (begin-elsewhere line))
                            t))
                (progn
@@ -162,6 +162,7 @@ more."
          (unless (or (hand-over receiver message) (put-mail receiver message))
            (rpc:push-incoming receiver message size)
            (when (rpc:callbacks-p receiver) (operate schedule receiver)))
+         (when (line-driver (call-line call)) (wake-driver (call-line call)))
          t)
         (wait-p nil)
         (t (setf (rpc:extra-writable-wanted (ensure-extra call)) t)
@@ -220,7 +221,7 @@ waits for room may send again."
   (let* ((client (the inproc-call (line-client line)))
          (extra (call-extra client))
          (source (the function (line-source line)))
-         (consumer (line-consumer line))
+         (consumer (and (eq (line-phase line) sb-thread:*current-thread*) (line-consumer line)))
          (message (flet ((next ()
                            (let ((message (funcall source)))
                              (and message
@@ -267,12 +268,11 @@ waits for room may send again."
 
 (define-hot begin-for-receiver ((line line)) null
   "The client is about to wait. A handler that has all it will ever get, and gives one answer, can
-run here."
-  (if (and (eq :caller (site-execution (call-site (line-client line))))
-           (answers-once-p (line-client line))
-           (call-half-closed (line-server line)))
-      (begin-here line)
-      (begin-soon line))
+run here; so it can if it is to run on a loop that the client drives as it waits."
+  (let ((execution (site-execution (call-site (line-client line)))))
+    (cond ((and (eq :caller execution) (drivable-p line)) (begin-here line))
+          ((and (loop-p execution) (drivable-p line)))
+          (t (begin-soon line))))
   nil)
 
 (define-hot client-each ((call inproc-call) (function function)) t
@@ -282,11 +282,9 @@ run here."
     (unless (or (answers-once-p call) (not (eq :waiting (line-phase line)))
                 (eq :threads execution))
       (setf (line-consumer line) (this-context function))
-      (if (loop-p execution)
-          (begin-elsewhere line)
-          (progn
-            (begin-here line)
-            (setf (line-consumer line) nil))))
+      (when (eq :caller execution)
+        (begin-here line)
+        (setf (line-consumer line) nil)))
     ;; what is queued, and the end
     (rpc:receive-each call function)))
 
@@ -296,6 +294,6 @@ run here."
          (server (line-server line)))
     (setf (call-half-closed server) t)
     (notify server)
-    (unless (eq :caller (site-execution (call-site call))) (begin-elsewhere line))
+    (when (eq :threads (site-execution (call-site call))) (begin-elsewhere line))
     (when (rpc:callbacks-p server) (operate schedule server))
     (when (rpc:callbacks-p call) (operate schedule call))))

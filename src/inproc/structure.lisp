@@ -138,6 +138,7 @@ sender at that end wants to know of room."
   (driver nil :type (or null sb-thread:thread)) ; the client, while it runs that loop
   (timer nil))
 
+(declaim (inline %make-inproc-call))
 (defstruct (inproc-call (:include call) (:constructor %make-inproc-call
                                             (rpc-method operations deadline fields status
                                              half-closed site line))

@@ -46,8 +46,7 @@
         (call-handler-here site host route method (site-copy site request) deadline fields)
         (let ((line (line-to site host route method deadline fields)))
           (send-only-request line request)
-          (begin-here line)
-          (values nil (line-client line))))))
+          (await-reply line)))))
 
 (define-hot call-handler-here ((site site) (host host) (route server:route) (method rpc-method)
                                request (deadline rpc:deadline) fields)
@@ -98,7 +97,11 @@ CALL-UNARY."
   "Wait for the end of the call of LINE. Return its reply, if there is one, and the client's call.
 If this is left otherwise, cancel the call."
   (let ((client (line-client line)))
-    (unwind-protect (rpc:wait-for-call client #'client:never)
+    (unwind-protect
+         (progn
+           (when (eq :waiting (line-phase line))
+             (begin-for-receiver line))
+           (rpc:wait-for-call client #'client:never))
       (client-leave client))
     (values (line-reply line) client)))
 
@@ -149,8 +152,8 @@ If this is left otherwise, cancel the call."
     (ecase kind
       (:unary
        (send-only-request line request)
-       (begin-elsewhere line)
-       (if async client (finish-blocking line channel method request options)))
+       (cond (async (begin-elsewhere line) client)
+             (t (finish-blocking line channel method request options))))
       (:server-streaming
        (send-only-request line request)
        (when (eq :threads (site-execution site)) (begin-elsewhere line))
@@ -163,22 +166,18 @@ If this is left otherwise, cancel the call."
               (setf (line-source line) generator)
               (begin-elsewhere line)
               client)
-             (t (if (eq :threads (site-execution site))
-                    (client:send-requests client generator)
-                    (begin-with-source line generator))
+             (t (if (eq :caller (site-execution site))
+                    (setf (line-source line) generator
+                          (line-consumer line) (this-context nil))
+                    (progn
+                      ;; what makes the requests may wait for the handler
+                      (when (functionp request) (begin-elsewhere line))
+                      (client:send-requests client generator)))
                 (finish-blocking line channel method request options))))
       (:bidi
        (setf (line-source line) generator)
        (when (eq :threads (site-execution site)) (begin-elsewhere line))
        client))))
-
-(defun begin-with-source (line generator)
-  "Have the handler of LINE, for whose reply this thread waits, ask GENERATOR for the requests."
-  (setf (line-source line) generator
-        (line-consumer line) (this-context nil))
-  (if (loop-p (site-execution (call-site (line-client line))))
-      (begin-elsewhere line)
-      (begin-here line)))
 
 (defun finish-blocking (line channel method request options)
   "Wait for the reply of LINE's call, and return it and the call."

@@ -363,6 +363,9 @@ goes on, and this returns false."
   "Run LOOP, whose baton this thread has just taken, until it stops or is deserted, and give the
 baton up; or until that is lost: then return :LOST."
   (let ((done nil))
+    ;; it may have been overtaken while a caller drove it
+    (setf (event-loop-driven-for loop) nil
+          (event-loop-yielding loop) nil)
     (rouse-inbox (event-loop-inbox loop))
     (unwind-protect
          (progn

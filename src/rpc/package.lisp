@@ -48,7 +48,7 @@
    #:call-unsent-octets #:extra-wait-for-ready #:extra-resent #:extra-queued-octets
    #:extra-incoming-filter
    #:extra-outgoing-filter #:extra-on-message #:extra-on-half-close #:extra-scheduled
-   #:extra-writable-wanted #:filtered #:room-p #:*call* #:notify #:wait-for-call
+   #:extra-writable-wanted #:extra-timers #:filtered #:room-p #:*call* #:notify #:wait-for-call
    #:push-incoming #:pop-incoming #:+arrival-octets+ #:make-arrival #:arrival-next
    #:extra-received #:notify-sleeper #:deliverable-p #:end-call
    #:call-condition #:callbacks-p #:message-due-p #:due-callback

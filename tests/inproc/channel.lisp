@@ -67,29 +67,77 @@
       (is (= 4 (number-of (ask channel (note 1)))))
       (grpc:close-channel channel))))
 
+(defun call-with-loop (attended function)
+  "Call FUNCTION with a loop that runs, with a thread of its own unless it is ATTENDED."
+  (let* ((reserve (loop:make-reserve))
+         (event-loop (loop:make-event-loop :name "handlers" :reserve reserve
+                                           :attended attended)))
+    (loop:launch-event-loop event-loop)
+    (unwind-protect (funcall function event-loop)
+      (loop:stop-event-loop event-loop)
+      (loop:join-event-loop event-loop)
+      (loop:close-reserve reserve 5))))
+
 (test handlers-on-a-loop
   "One at a time, in the order of their calls, wherever they come from."
-  (let* ((reserve (loop:make-reserve))
-         (event-loop (loop:make-event-loop :name "handlers" :reserve reserve :attended t))
-         (running 0) (most 0))
-    (loop:launch-event-loop event-loop)
-    (unwind-protect
+  (dolist (attended '(t nil))
+    (call-with-loop
+     attended
+     (lambda (event-loop)
+       (let ((running 0) (most 0))
          (with-inproc (channel :channel-options (list :on event-loop))
              (:ask (lambda (note call)
                      (declare (ignore call))
                      (setf most (max most (incf running)))
                      (decf running)
                      note)
-              :watch #'count-up :collect #'add-up)
-           (is (= 1 (number-of (ask channel (note 1)))))
-           (is (equal '(0 1 2) (numbers (watch channel (note 3)))))
-           (is (= 3 (number-of (collect channel (list (note 1) (note 2))))))
-           (is (every #'zerop
-                      (call-with-threads
-                       4 (lambda (i)
-                           (loop repeat 100
-                                 count (/= i (number-of (ask channel (note i)))))))))
-           (is (= 1 most)))
-      (loop:stop-event-loop event-loop)
-      (loop:join-event-loop event-loop)
-      (loop:close-reserve reserve 5))))
+              :watch #'count-up :collect #'add-up :chat #'echo)
+           (check-loop-calls channel)
+           (is (= 1 most))))))))
+
+(defun check-loop-calls (channel)
+  (is (= 1 (number-of (ask channel (note 1)))))
+  (is (equal '(0 1 2) (numbers (watch channel (note 3)))))
+  (is (equal '(0 1) (numbers (chat channel (list (note 0) (note 1))))))
+  (is (= 3 (number-of (collect channel (list (note 1) (note 2))))))
+  (grpc:with-call (call (watch channel (note 2)))
+    (is (= 0 (number-of (grpc:receive call)))))
+  (is (every #'zerop
+             (call-with-threads
+              4 (lambda (i)
+                  (loop repeat 100
+                        count (/= i (number-of (ask channel (note i))))))))))
+
+(test drivers-that-lose-their-loop
+  "A caller whose handler overstays on the loop that it drives is overtaken; calls go on."
+  (call-with-loop
+   t
+   (lambda (event-loop)
+     (with-inproc (channel :channel-options (list :on event-loop))
+         (:ask (lambda (note call)
+                 (when (plusp (number-of note))
+                   (let ((end (+ (monotonic-ns) 50000000)))
+                     (wait-until (lambda () (> (monotonic-ns) end)))))
+                 (when call note)))
+       (dotimes (i 4)
+         (is (= (mod i 2) (number-of (ask channel (note (mod i 2)))))))))))
+
+(test timers-end-with-their-calls
+  (let ((ran nil))
+    (with-inproc (channel)
+        (:ask (lambda (note call)
+                (grpc:after call 3600 (lambda () (setf ran t)))
+                (grpc:after call 0.001 (lambda () (grpc:reply call note)))
+                call))
+      (is (= 1 (number-of (ask channel (note 1)))))
+      (is (null ran)))))
+
+(test too-many-calls
+  "Of those that do not run on their callers' threads."
+  (with-inproc (channel :options '(:max-calls 2)) (:chat #'echo)
+    (let ((calls (loop repeat 3 collect (chat channel :open))))
+      (flet ((try (call)
+               (handler-case (progn (grpc:send call (note 1)) (number-of (grpc:receive call)))
+                 (grpc:rpc-error (error) (status-of-error error)))))
+        (is (equal '(1 1 :resource-exhausted) (mapcar #'try calls))))
+      (mapc #'grpc:cancel calls))))

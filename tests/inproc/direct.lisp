@@ -73,3 +73,42 @@
              (is (= 0 failures))
              (is (plusp count)))
         (grpc:close-channel channel)))))
+
+(defun define-things (fields methods)
+  "Define the file things.proto, as one does who works on it while it is in use."
+  (let ((*package* (find-package '#:clgrpc.tests.inproc)))
+    (handler-bind ((warning #'muffle-warning))
+      (eval `(grpc:define-proto "things.proto"
+                 :source ,(format nil "syntax = \"proto3\"; package things;
+                                       message Thing { int32 a = 1; ~A }
+                                       service Things {
+                                         rpc Get(Thing) returns (Thing); ~A }"
+                                  fields methods))))))
+
+(defun define-answer (method form)
+  (handler-bind ((warning #'muffle-warning))
+    (eval `(defmethod ,method ((service my-things) thing &key) ,form))))
+
+(test redefined-messages-and-services
+  "Channels go on; messages that were made before are still messages, and a new method is found."
+  (define-things "" "")
+  (eval `(defclass my-things (,(find-symbol "THINGS" '#:things)) ()))
+  (define-answer (find-symbol "GET" '#:things.things) 'thing)
+  (let ((channel (grpc:service-channel (make-instance (find-class 'my-things))))
+        (old (grpc:make-message "things.Thing")))
+    (flet ((get-thing (thing) (funcall (find-symbol "GET" '#:things.things) channel thing))
+           (field (thing name) (grpc:field-value thing name)))
+      (unwind-protect
+           (progn
+             (setf (grpc:field-value old "a") 3)
+             (is (= 3 (field (get-thing old) "a")))
+             (define-things "string b = 2;" "rpc Put(Thing) returns (Thing);")
+             (is (= 3 (field (get-thing old) "a")))
+             (let ((new (grpc:make-message "things.Thing")))
+               (setf (grpc:field-value new "b") "x")
+               (is (string= "x" (field (get-thing new) "b")))
+               (let ((put (find-symbol "PUT" '#:things.things)))
+                 (is (eq :unimplemented (status-of-error (caught (funcall put channel new)))))
+                 (define-answer put 'thing)
+                 (is (string= "x" (field (funcall put channel new) "b"))))))
+        (grpc:close-channel channel)))))

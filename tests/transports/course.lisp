@@ -109,8 +109,9 @@
         (is (await-signal seen))
         (is (eq :cancelled status))))))
 
-(define-case cancellation-ends-waits (:except (:in-process)) ; the handler would not begin
-  "Of a handler that receives, of one that sends, and of one that asks."
+(define-case cancellation-ends-waits (:except (:in-process :in-process-loop))
+  "Of a handler that receives, of one that sends, and of one that asks. Where a handler begins when
+its client first waits, these would not."
   (let ((started (make-signal)) (seen (make-signal)) (status nil))
     (with-transport (channel :options '(:execution :blocking))
         (:chat (lambda (stream call)

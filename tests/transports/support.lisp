@@ -4,7 +4,7 @@
 (in-package #:clgrpc.tests.transports)
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
-  (defparameter *transports* '(:tcp :unix :tls :in-process :in-process-threads)))
+  (defparameter *transports* '(:tcp :unix :tls :in-process :in-process-threads :in-process-loop)))
 
 (defvar *transport* :tcp "What carries the calls of the case that runs.")
 
