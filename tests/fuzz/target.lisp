@@ -145,7 +145,11 @@ together, may be whole only together."
              (protobuf:protobuf-error (condition) condition))))
     (let ((compiled (read-as type)) (dynamic (read-as (dynamic-type type))))
       (cond ((and (typep compiled 'condition) (typep dynamic 'condition)) (error dynamic))
-            ((typep dynamic 'condition) (found "only as a dynamic message it is wrong: ~A" dynamic))
+            ((typep dynamic 'condition)
+             ;; unknown groups are counted from the outermost group, known or not
+             (if (search ":max-message-depth" (princ-to-string dynamic))
+                 (error dynamic)
+                 (found "only as a dynamic message it is wrong: ~A" dynamic)))
             ((typep compiled 'condition) (protobuf:serialize dynamic :partial t))
             ((/= (length (protobuf:serialize compiled :partial t))
                  (length (protobuf:serialize dynamic :partial t)))
