@@ -6,6 +6,7 @@ import queue
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -64,6 +65,19 @@ def go_install(name, package_and_version):
         note("fetching and building %s" % package_and_version)
         run(["go", "install", package_and_version],
             env=dict(os.environ, GOBIN=os.path.dirname(path)))
+    return path
+
+
+def go_fetch(name, module, version):
+    """As go_install, for modules whose list of versions cannot be had, which that asks for."""
+    path = os.path.join(CACHE, "bin", name)
+    if not os.path.exists(path):
+        note("fetching and building %s@%s" % (module, version))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with tempfile.TemporaryDirectory() as directory:
+            run(["go", "mod", "init", "fetch"], cwd=directory)
+            run(["go", "mod", "edit", "-require", "%s@%s" % (module, version)], cwd=directory)
+            run(["go", "build", "-mod=mod", "-o", path, module], cwd=directory)
     return path
 
 

@@ -3,10 +3,12 @@
 
 (in-package #:clgrpc.tools)
 
-(defun interop-credentials (use-tls ca-file host-override)
+(defun interop-credentials (use-tls use-test-ca ca-file host-override)
+  (when (and use-test-ca (not ca-file))
+    (refuse "--use_test_ca wants the test authority's certificate as --ca_file"))
   (cond (use-tls (client-credentials (or ca-file "system") nil nil host-override))
         ((or ca-file host-override)
-         (refuse "--ca_file and --server_host_override go with --use_tls"))))
+         (refuse "--ca_file, --use_test_ca and --server_host_override go with --use_tls"))))
 
 (define-command "interop-client"
     (()
@@ -15,18 +17,40 @@
       (test_case "CASE" #'identity "large_unary"
                  "The case, as gRPC's interop-test-descriptions.md names it, or `all` of them.")
       (use_tls "[BOOLEAN]" #'parse-boolean nil "Speak TLS.")
+      (use_test_ca "[BOOLEAN]" #'parse-boolean nil
+                   "Trust the certificate of --ca_file, and no other, as that always does here.")
       (ca_file "FILE" #'identity nil
                "The certificates to trust (PEM) with --use_tls; without it the system's.")
       (server_host_override "NAME" #'identity nil
                             "The name that the server's certificate must be for.")
-      (soak_iterations "N" (integer-parser 1 1000000) 10 "The calls of the soak cases.")))
+      (soak_iterations "N" (integer-parser 1 1000000) 10 "The calls of the soak cases.")
+      (soak_num_threads "N" (integer-parser 1 1000) 1
+                        "The threads that these are divided among.")
+      (soak_max_failures "N" (integer-parser 0 1000000) 0
+                         "How many of these calls may fail, or take too long.")
+      (soak_per_iteration_max_acceptable_latency_ms
+       "MS" (integer-parser 1 1000000) 1000 "What is too long.")
+      (soak_overall_timeout_seconds "SECONDS" (integer-parser 1 1000000) 10
+                                    "All of these calls must be over by then.")
+      (soak_min_time_ms_between_rpcs "MS" (integer-parser 0 1000000) 0
+                                     "A thread begins two of these calls no sooner than that.")
+      (soak_request_size "OCTETS" (integer-parser 0 100000000) 271828
+                         "The payload of a request of these calls.")
+      (soak_response_size "OCTETS" (integer-parser 0 100000000) 314159
+                          "The payload of an answer to these calls.")))
     "Play a case of gRPC's interoperability tests to a server. Prints the name of each case that
 passes; exits with 1 when one fails."
-  (let* ((credentials (interop-credentials use_tls ca_file server_host_override))
+  (let* ((credentials (interop-credentials use_tls use_test_ca ca_file server_host_override))
          (address (format nil (if (find #\: server_host) "[~A]:~D" "~A:~D")
                           server_host server_port))
          (names (if (string= test_case "all") (mapcar #'car *interop-cases*) (list test_case)))
-         (*soak-iterations* soak_iterations)
+         (*soak*
+           (make-soak :iterations soak_iterations :threads soak_num_threads
+                      :max-failures soak_max_failures
+                      :max-latency-ms soak_per_iteration_max_acceptable_latency_ms
+                      :timeout-seconds soak_overall_timeout_seconds
+                      :pause-ms soak_min_time_ms_between_rpcs
+                      :request-size soak_request_size :response-size soak_response_size))
          (*soak-connect* (lambda () (grpc:make-channel address :credentials credentials))))
     (mapc #'find-interop-case names)
     (dolist (name names)
