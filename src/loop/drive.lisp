@@ -44,12 +44,17 @@
          (funcall function))
     (atomic-decf (event-loop-waiters loop))))
 
+(define-hot waited-for-p ((loop event-loop)) boolean
+  "True if somebody counts on another thread to run LOOP. A waiter whose call has ended does so no
+more, though it cannot say so before it has a processor."
+  (and (plusp (event-loop-waiters loop))
+       (plusp (event-loop-calls loop))))
+
 (define-hot deserted-p ((loop event-loop)) boolean
   "True if LOOP, an attended one that a reserve thread runs, may be left to the next caller."
   (cond ((not (and (event-loop-served loop)
                    (event-loop-attended loop)
-                   (zerop (event-loop-calls loop))
-                   (zerop (event-loop-waiters loop))))
+                   (zerop (event-loop-calls loop))))
          nil)
         ((event-loop-crowded loop)      ; there was more than one: they are likely to come back
          (setf (event-loop-crowded loop) nil
@@ -74,7 +79,7 @@ or somebody counts on another thread, a reserve thread comes."
     (when (or work
               (not (inbox-empty-p (event-loop-inbox loop)))
               (> (event-loop-calls loop) 1)
-              (plusp (event-loop-waiters loop))
+              (waited-for-p loop)
               (event-loop-stopping loop))
       (request-runner loop))
     (when **watchdog-asleep** (wake-watchdog)))

@@ -174,9 +174,10 @@
           *baton-stubs*))
 
 (defun explore-attended (programs &optional (definitions (attended-definitions)))
-  "Explore PROGRAMS from a loop that thread 0 drives, with one call under way."
+  "Explore PROGRAMS from a loop that thread 0 drives, with one call under way, another's."
   (explore (append (list (cons :baton (baton-word 1)) (cons :thread 0))
-                   (loop for place in '(:calls :waiters :dozing :wakers :items :data :sections)
+                   (list (cons :calls 1))
+                   (loop for place in '(:waiters :dozing :wakers :items :data :sections)
                          collect (cons place 0))
                    (list (cons :attended t))
                    (loop for place in '(:ignored :never :requested :answered :asleep :inside)
@@ -184,8 +185,9 @@
            (compile-programs definitions
                              (append *baton-functions*
                                      '(clgrpc.loop::call-served clgrpc.loop::step-back
-                                       clgrpc.loop::wake-loop post confirm-wake doze-inbox
-                                       rouse-inbox clgrpc.base::become-waker))
+                                       clgrpc.loop::waited-for-p clgrpc.loop::wake-loop post
+                                       confirm-wake doze-inbox rouse-inbox
+                                       clgrpc.base::become-waker))
                              *attended-places* *attended-stubs* programs)
            (lambda (memory done)
              (unless (every #'identity done) (error "Somebody waits forever: ~S" memory)))))
@@ -227,6 +229,6 @@
                                          (without form name (attended-definitions)))))
                     "~S of ~S is not missed" form name)))
     (check 'clgrpc.loop::step-back '(sb-thread:barrier (:memory)) *waiter*)
-    (check 'clgrpc.loop::step-back '(plusp (clgrpc.loop::event-loop-waiters loop)) *waiter*)
+    (check 'clgrpc.loop::step-back '(clgrpc.loop::waited-for-p loop) *waiter*)
     (check 'clgrpc.loop::step-back '(not (inbox-empty-p (clgrpc.loop::event-loop-inbox loop)))
            *poster*)))
