@@ -183,7 +183,12 @@ that from now on. Return false if there is none to do so; then this thread must 
         (let ((baton (event-loop-baton loop)))
           (sb-thread:barrier (:read))
           (cond ((not (in-event-loop-p loop)) t)
-                ((= +lent+ (baton-state baton)) (request-takeover loop baton :refuse))
+                ((= +lent+ (baton-state baton))
+                 ;; one that has been asked to come may not have had a processor yet
+                 (or (= baton (event-loop-asked loop))
+                     (and (request-takeover loop baton :refuse)
+                          (setf (event-loop-asked loop) baton)
+                          t)))
                 (t (misuse "~A would wait for itself." loop)))))))
 
 (defun request-takeover (loop baton if-busy)

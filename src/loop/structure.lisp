@@ -32,6 +32,7 @@
   (state :new :type (member :new :running :stopped))
   (stopping nil :type boolean)
   (baton 0 :type sb-ext:word)           ; see baton.lisp
+  (asked 0 :type sb-ext:word)           ; the baton, lent, that is to be overtaken
   (thread nil :type (or null sb-thread:thread)) ; that has the baton
   (runner nil :type (or null sb-thread:thread)) ; that LAUNCH-EVENT-LOOP made
   (overtaken nil :type boolean)         ; RUNNER is no more than a thread of RESERVE
