@@ -109,7 +109,7 @@
         (is (await-signal seen))
         (is (eq :cancelled status))))))
 
-(define-case cancellation-ends-waits (:except (:in-process :in-process-loop))
+(define-case cancellation-ends-waits (:except (:in-process :in-process-share :in-process-loop))
   "Of a handler that receives, of one that sends, and of one that asks. Where a handler begins when
 its client first waits, these would not."
   (let ((started (make-signal)) (seen (make-signal)) (status nil))

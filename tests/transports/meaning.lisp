@@ -25,7 +25,7 @@
         (loop for i below size by 97 do (setf (aref body i) (mod i 251)))
         (is (octets-equal body (lab:note-body (ask channel (note 1 :body body)))))))))
 
-(define-case messages-are-copies (:except (:share))
+(define-case messages-are-copies (:except (:in-process-share))
   "What one end does to a message that it has sent or received the other does not see. (Octets and
 strings are never changed in place.)"
   (let ((kept '()))

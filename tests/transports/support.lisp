@@ -4,7 +4,8 @@
 (in-package #:clgrpc.tests.transports)
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
-  (defparameter *transports* '(:tcp :unix :tls :in-process :in-process-threads :in-process-loop)))
+  (defparameter *transports* '(:tcp :unix :tls
+                               :in-process :in-process-share :in-process-threads :in-process-loop)))
 
 (defvar *transport* :tcp "What carries the calls of the case that runs.")
 
@@ -65,6 +66,10 @@ server."))
 (defmethod call-over ((transport (eql :in-process)) function service server-options
                       channel-options)
   (call-in-process function service server-options channel-options))
+
+(defmethod call-over ((transport (eql :in-process-share)) function service server-options
+                      channel-options)
+  (call-in-process function service server-options (list* :messages :share channel-options)))
 
 (defmethod call-over ((transport (eql :in-process-threads)) function service server-options
                       channel-options)
