@@ -105,3 +105,30 @@
                                  "--eval" *exit-with-a-loop*)
                            :ignore-error-status t))))
     (is (< (- (monotonic-ns) start) (seconds-ns 30)))))
+
+(test waiting-again-asks-no-second-thread
+  "Until who runs a loop has been overtaken one thread of the reserve is enough."
+  (let* ((reserve (make-reserve :threads 1))
+         (event-loop (make-event-loop :reserve reserve))
+         (answers '())
+         (done (sb-thread:make-semaphore)))
+    (launch-event-loop event-loop)
+    (unwind-protect
+         (progn
+           (post event-loop
+                 (lambda ()
+                   (defer event-loop
+                     (lambda (loop)
+                       (call-user loop
+                                  (lambda (argument)
+                                    (declare (ignore argument))
+                                    (dotimes (i 10) (push (prepare-to-wait) answers))
+                                    (sb-thread:signal-semaphore done))
+                                  nil))
+                     event-loop)))
+           (is-true (sb-thread:wait-on-semaphore done :timeout 20))
+           (is (every #'identity answers))
+           (is (= 1 (reserve-thread-count reserve))))
+      (stop-event-loop event-loop)
+      (join-event-loop event-loop)
+      (close-reserve reserve 5))))
