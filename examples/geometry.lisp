@@ -13,7 +13,9 @@
 that is not set is the point 0, 0."
   (let ((lo (or (routeguide:rectangle-lo rectangle) (routeguide:make-point)))
         (hi (or (routeguide:rectangle-hi rectangle) (routeguide:make-point))))
-    (flet ((between-p (a x b) (<= (min a b) x (max a b))))
+    (flet ((between-p (a x b)
+             (declare (type (signed-byte 32) a x b))
+             (<= (min a b) x (max a b))))
       (and (between-p (routeguide:point-latitude lo) (routeguide:point-latitude point)
                       (routeguide:point-latitude hi))
            (between-p (routeguide:point-longitude lo) (routeguide:point-longitude point)

@@ -6,8 +6,14 @@
 (in-package #:clgrpc.tools)
 
 (deftype places ()
-  "Latitude and longitude of place after place, side by side to be searched."
-  '(simple-array (signed-byte 32) (*)))
+  "Places as words, to be searched."
+  '(simple-array (unsigned-byte 64) (*)))
+
+(declaim (inline place-word))
+(defun place-word (latitude longitude)
+  "The word of a place: its longitude and above it its latitude, 32 bits each."
+  (declare (type (signed-byte 32) latitude longitude))
+  (logior (ash (ldb (byte 32 0) latitude) 32) (ldb (byte 32 0) longitude)))
 
 (defclass bench-route-guide (examples:route-guide)
   ((places :reader bench-places :documentation "Where the features are, in their order."))
@@ -16,26 +22,53 @@ that note."))
 
 (defmethod initialize-instance :after ((service bench-route-guide) &key)
   (setf (slot-value service 'places)
-        (coerce (loop for feature across (examples:route-guide-features service)
-                      for location = (routeguide:feature-location feature)
-                      collect (routeguide:point-latitude location)
-                      collect (routeguide:point-longitude location))
-                'places)))
+        (map 'places (lambda (feature)
+                       (let ((location (routeguide:feature-location feature)))
+                         (place-word (routeguide:point-latitude location)
+                                     (routeguide:point-longitude location))))
+             (examples:route-guide-features service))))
 
 (define-hot find-place (point (places places)) (or null index)
   "Which of PLACES is at POINT, searched from the first."
-  (let ((latitude (routeguide:point-latitude point))
-        (longitude (routeguide:point-longitude point)))
-    (declare (type (signed-byte 32) latitude longitude))
-    (loop for i of-type index from 0 below (1- (length places)) by 2
-          when (and (= latitude (aref places i)) (= longitude (aref places (1+ i))))
-            return (ash i -1))))
+  (let ((word (place-word (routeguide:point-latitude point) (routeguide:point-longitude point))))
+    (loop for i of-type index from 0 below (length places)
+          when (= word (aref places i))
+            return i)))
 
 (defmethod routeguide.route-guide:get-feature ((service bench-route-guide) point &key)
   (let ((found (find-place point (bench-places service))))
     (if found
         (svref (examples:route-guide-features service) found)
         (routeguide:make-feature :location point))))
+
+(define-hot (signed-half :inline t) ((half (unsigned-byte 32))) (signed-byte 32)
+  (- half (ash (ldb (byte 1 31) half) 32)))
+
+(define-hot (latitude-of :inline t) ((place (unsigned-byte 64))) (signed-byte 32)
+  (signed-half (ldb (byte 32 32) place)))
+
+(define-hot (longitude-of :inline t) ((place (unsigned-byte 64))) (signed-byte 32)
+  (signed-half (ldb (byte 32 0) place)))
+
+(define-hot (in-order :inline t) ((a (signed-byte 32)) (b (signed-byte 32)))
+    (values (signed-byte 32) (signed-byte 32))
+  (if (< a b) (values a b) (values b a)))
+
+(define-hot send-features-inside (call (features simple-vector) (places places) lo hi) null
+  "Send those of FEATURES, which are at PLACES, that lie between the points LO and HI."
+  (multiple-value-bind (south north)
+      (in-order (routeguide:point-latitude lo) (routeguide:point-latitude hi))
+    (multiple-value-bind (west east)
+        (in-order (routeguide:point-longitude lo) (routeguide:point-longitude hi))
+      (loop for i of-type index below (length places)
+            when (and (<= south (latitude-of (aref places i)) north)
+                      (<= west (longitude-of (aref places i)) east))
+              do (grpc:send call (svref features i))))))
+
+(defmethod routeguide.route-guide:list-features ((service bench-route-guide) rectangle &key call)
+  (send-features-inside call (examples:route-guide-features service) (bench-places service)
+                        (or (routeguide:rectangle-lo rectangle) (routeguide:make-point))
+                        (or (routeguide:rectangle-hi rectangle) (routeguide:make-point))))
 
 (defmethod routeguide.route-guide:record-route ((service bench-route-guide) call &key)
   (let ((trip (examples:make-trip :features #())) ; the features are counted here

@@ -142,7 +142,7 @@ asked."
 
 (define-hot parse-reply ((call client-call) (octets octets) (start index) (end index)) t
   "The reply that the octets are, or nil: they are none, and CALL has been ended."
-  (handler-case (values (rpc:parse-incoming call octets start end))
+  (handler-case (values (rpc:parse-incoming call octets start end nil))
     (protobuf:protobuf-error (error)
       (end-client-call call :internal
                        (rpc:rpc-error-message (rpc:unparsable-condition call error start))

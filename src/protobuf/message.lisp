@@ -170,15 +170,12 @@ that gives nil on the deferred way. SPARE as in READING."
   "Signal REQUIRED-FIELD-MISSING if MESSAGE of TYPE or one inside it lacks a required field."
   (when (needs-check-p type) (need-required message)))
 
-(define-hot parse-octets
-    ((type message-type) (octets octets) (start index) (end index)
-     &key (depth index **max-message-depth**) (decoded-octets index **max-decoded-octets**)
-     (partial t nil) (consume boolean nil))
+(define-hot parse-received
+    ((type message-type) (octets octets) (start index) (end index) (depth index)
+     (decoded-octets index) (consume boolean) &key (partial t nil))
     (values message boolean)
-  "Return the message of TYPE whose serialized form is the octets START to END, at most DEPTH levels
-deep and with messages that take at most DECODED-OCTETS of memory over eight times its size. With
-CONSUME, OCTETS belong to the message from now on if the second value is true. Signal
-PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
+  "As PARSE-OCTETS, of octets that were received. With CONSUME, OCTETS belong to the message from now
+on if the second value is true."
   (unless (<= start end (length octets))
     (misuse "There are no octets ~D to ~D in a vector of ~D." start end (length octets)))
   (let* ((kept nil)
@@ -188,10 +185,20 @@ PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
                                                   :spare (and consume octets))
                                (let ((message (funcall (message-type-reader type)
                                                        octets start end reading)))
-                                 (when message (setf kept (keep-spare reading)))
+                                 (when (and consume message) (setf kept (keep-spare reading)))
                                  message)))))
     (unless partial (check-required type message))
     (values message kept)))
+
+(define-hot parse-octets
+    ((type message-type) (octets octets) (start index) (end index)
+     &key (depth index **max-message-depth**) (decoded-octets index **max-decoded-octets**)
+     (partial t nil))
+    message
+  "Return the message of TYPE whose serialized form is the octets START to END, at most DEPTH levels
+deep and with messages that take at most DECODED-OCTETS of memory over eight times its size. Signal
+PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
+  (values (parse-received type octets start end depth decoded-octets nil :partial partial)))
 
 (defglobal **message-types** (make-hash-table :test 'equal :synchronized t))
 

@@ -28,7 +28,7 @@
    #:unknown-fields
    #:enum-type #:enum-type-name #:enum-type-descriptor #:find-enum-type #:enum-number #:enum-keyword
    ;; operation.lisp
-   #:serialize #:serialized-size #:parse-message #:parse-octets #:measure
+   #:serialize #:serialized-size #:parse-message #:parse-octets #:parse-received #:measure
    #:write-delimited #:read-delimited
    #:message= #:copy-message #:merge-message #:clear-message
    ;; json-writer.lisp, json-reader.lisp

@@ -153,9 +153,11 @@ message was put together in; packed if CALL's peer may compress."
 (define-hot queue-limit ((call wire-call)) index
   "How much may be queued on CALL before window is withheld: a window, but little if its link holds
 much."
-  (let ((link (the link (wire-call-link call))))
-    (if (< (link-held link) (ash (link-held-limit link) -1))
-        (options-stream-window-octets (wire-call-options call))
+  (let ((link (the link (wire-call-link call)))
+        (options (wire-call-options call)))
+    (if (or (< (link-held link) (options-max-receive-octets options)) ; which no limit is twice below
+            (< (link-held link) (ash (link-held-limit link) -1)))
+        (options-stream-window-octets options)
         (* 2 +arrival-octets+))))
 
 (define-hot give-window ((call wire-call) (count index)) null
@@ -198,15 +200,15 @@ loop."
     nil))
 
 (define-hot parse-incoming ((call wire-call) (octets octets) (start index) (end index)
-                            &key (consume boolean nil))
+                            (consume boolean))
     (values t boolean)
   "The message that the octets are; with CONSUME also whether OCTETS are now its own. Signal a
 PROTOBUF-ERROR if they are none."
   (let ((options (wire-call-options call)))
-    (protobuf:parse-octets (incoming-type call) octets start end
-                           :depth (options-max-message-depth options)
-                           :decoded-octets (options-max-decoded-octets options)
-                           :consume consume)))
+    (protobuf:parse-received (incoming-type call) octets start end
+                             (options-max-message-depth options)
+                             (options-max-decoded-octets options)
+                             consume)))
 
 (define-hot wire-decode ((call wire-call) item (start index) (end index)) t
   "The operation DECODE."
@@ -229,7 +231,7 @@ PROTOBUF-ERROR if they are none."
     (values t boolean)
   "The message that OCTETS from START to END are, and with CONSUME whether OCTETS are now its own.
 Signal an RPC-ERROR, which ends CALL as well, if they are none."
-  (handler-case (parse-incoming call octets start end :consume consume)
+  (handler-case (parse-incoming call octets start end consume)
     (protobuf:protobuf-error (error)
       (end-undecodable call (unparsable-condition call error start)))))
 

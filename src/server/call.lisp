@@ -307,7 +307,7 @@ sent: a handler may signal anything in its slots."
         ((rpc:to-keep-p call (- end start)) ; decoded by the handler's thread
          (when (rpc:hold call (- end start))
            (setf (server-call-request call) (rpc:keep-octets call octets start end))))
-        (t (let ((message (handler-case (values (rpc:parse-incoming call octets start end))
+        (t (let ((message (handler-case (values (rpc:parse-incoming call octets start end nil))
                             (protobuf:protobuf-error (error)
                               (rpc:unparsable-condition call error start)))))
              (if (typep message 'rpc:rpc-error)

@@ -173,8 +173,8 @@
   "Read a copy of OCTETS, which the message may keep. Return the message, whether it did, the copy."
   (let ((copy (copy-seq octets)))
     (multiple-value-bind (message kept)
-        (protobuf:parse-octets (find-message-type "clgrpc.test.All") copy 0 (length copy)
-                               :consume t)
+        (protobuf:parse-received (find-message-type "clgrpc.test.All") copy 0 (length copy)
+                                 100 1000000 t)
       (values message kept copy))))
 
 (defun check-consuming (octets &key kept)
