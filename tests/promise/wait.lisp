@@ -55,7 +55,7 @@ most: the server's runner, whichever thread that is by now, and the caller."
                      (max ours theirs))))
             (is (< (best-of 6 #'switches (lambda (switches) (< switches 100))) 100)))))
       ;; the watchdog dozes off, the connection has ended
-      (check-idle process :settle 2 :seconds 1))))
+      (check-idle process :settle 2 :seconds 5))))
 
 (defun check-idle (process &key settle seconds)
   "No thread of PROCESS runs for SECONDS, once it has had SETTLE seconds to come to rest."
