@@ -113,12 +113,13 @@ apart."
     (flet ((blocking (count)
              (dotimes (i count)
                (routeguide.route-guide:get-feature channel tools::*bench-point*)))
-           (ahead (count)
+           (ahead (count &aux (futures (make-array 100)))
              (dotimes (i (floor count 100))
-               (mapc #'grpc:await
-                     (loop repeat 100
-                           collect (grpc:call-async #'routeguide.route-guide:get-feature channel
-                                                    tools::*bench-point*))))))
+               (map-into futures
+                         (lambda ()
+                           (grpc:call-async #'routeguide.route-guide:get-feature channel
+                                            tools::*bench-point*)))
+               (map nil #'grpc:await futures))))
       (loop for (name function) in `(("client, blocking" ,#'blocking)
                                      ("client, call-async" ,#'ahead))
             do (let ((calls 0))

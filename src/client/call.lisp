@@ -69,7 +69,7 @@
   (rpc:wire-post call
                  (lambda ()
                    (unless (or (call-status call) (wire-call-send-closed call))
-                     (setf (wire-call-send-closed call) t)
+                     (rpc:close-sending call)
                      (when (wire-call-stream call) (rpc:write-half-close call))))))
 
 ;;; Response

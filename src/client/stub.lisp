@@ -108,7 +108,7 @@ loop has just stopped, since the channel was closed, end CALL."
         (submitted nil))
     (flet ((begin-here () (begin-call call (if encoded nil request))))
       (declare (dynamic-extent #'begin-here))
-      (when request (setf (wire-call-send-closed call) t))
+      (when request (rpc:close-sending call))
       (setf (client-call-message call) encoded)
       (loop:enter-call loop (client-call-unattended call))
       (unwind-protect

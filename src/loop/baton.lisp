@@ -86,10 +86,6 @@ taken back since."
   (when **watchdog-asleep** (wake-watchdog))
   nil)
 
-(define-hot (retake :inline t) ((loop event-loop) (lent baton)) boolean
-  "Hold the baton of LOOP, which this thread lent as LENT, again if it still is so."
-  (= lent (compare-and-swap (event-loop-baton loop) lent (logior +held+ (logandc2 lent 7)))))
-
 (define-hot resume ((loop event-loop)) boolean
   "Take back the baton that this thread lent. Return false if it is lost; then IN-EVENT-LOOP-P is
 false."
@@ -97,7 +93,9 @@ false."
     (let ((old (event-loop-baton loop)))
       (sb-thread:barrier (:read))
       (cond ((not (in-event-loop-p loop)) (return nil))
-            ((and (= +lent+ (baton-state old)) (retake loop old))
+            ((and (= +lent+ (baton-state old))
+                  (= old (compare-and-swap (event-loop-baton loop) old
+                                           (logior +held+ (logandc2 old 7)))))
              (return t))
             ;; somebody is taking it, and will have put itself for THREAD at once
             (t (sb-ext:spin-loop-hint))))))
@@ -132,16 +130,14 @@ exit. From a deferred function."
       (setf kept (resume loop)))
     (values value (if kept :kept :lost))))
 
-(define-hot (claim :inline t) ((loop event-loop)) (member nil :held :lent)
+(define-hot claim ((loop event-loop)) (member nil :held :lent)
   "Try to hold the baton of LOOP in this thread: :HELD if it does already, :LENT if it had lent it
 and has taken it back, and must lend it again; NIL if it does not run LOOP."
   (let ((baton (event-loop-baton loop)))
     (sb-thread:barrier (:read))
     (cond ((not (in-event-loop-p loop)) nil)
           ((= +held+ (baton-state baton)) :held)
-          ((or (and (= +lent+ (baton-state baton)) (retake loop baton))
-               (resume loop))
-           :lent))))
+          ((resume loop) :lent))))
 
 (define-hot holds-baton-p ((loop event-loop)) boolean
   "True if this thread holds the baton of LOOP."

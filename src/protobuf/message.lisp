@@ -174,8 +174,8 @@ that gives nil on the deferred way. SPARE as in READING."
     ((type message-type) (octets octets) (start index) (end index) (depth index)
      (decoded-octets index) (consume boolean) &key (partial t nil))
     (values message boolean)
-  "As PARSE-OCTETS, of octets that were received. With CONSUME, OCTETS belong to the message from now
-on if the second value is true."
+  "As PARSE-OCTETS, of octets that were received. With CONSUME, OCTETS belong to the message from
+now on if the second value is true."
   (unless (<= start end (length octets))
     (misuse "There are no octets ~D to ~D in a vector of ~D." start end (length octets)))
   (let* ((kept nil)

@@ -155,7 +155,7 @@ message was put together in; packed if CALL's peer may compress."
 much."
   (let ((link (the link (wire-call-link call)))
         (options (wire-call-options call)))
-    (if (or (< (link-held link) (options-max-receive-octets options)) ; which no limit is twice below
+    (if (or (< (link-held link) (options-max-receive-octets options)) ; half the least limit
             (< (link-held link) (ash (link-held-limit link) -1)))
         (options-stream-window-octets options)
         (* 2 +arrival-octets+))))

@@ -112,6 +112,7 @@ that the peer had not taken."
   (received nil :type (or null arrival)) ; the receiving thread's: oldest first
   (arriving nil :type (or null arrival)) ; the loop's: octets, to be filled up and queued
   (queued-octets 0 :type sb-ext:word)   ; in INCOMING, RECEIVED and ARRIVING; atomic
+  (held 0 :type index)                  ; charged to the link for a part of a message or a request
   (withheld 0 :type index)              ; the loop's: window not given back since too much is queued
   (starved nil :type boolean)           ; withheld > 0; read by the receiver
   (unsent-octets 0 :type sb-ext:word)   ; posted or queued and not yet on its way; atomic

@@ -68,7 +68,7 @@ become the value of the field that fills it; others in one of the store.")
 (define-hot fresh-body ((length index) (final (unsigned-byte 32))) octets
   "Octets for LENGTH octets of a message that is FINAL octets long."
   (if (= (max length +own-octets+) final)
-      (make-array length :element-type 'octet)
+      (make-raw-vector length octet)
       (borrow-octets length)))
 
 (define-hot add-to-partial ((partial partial) (octets octets) (start index) (end index)) index

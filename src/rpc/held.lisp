@@ -31,7 +31,7 @@
 (define-hot hold ((call wire-call) (count index)) boolean
   "Charge COUNT octets that CALL keeps to its link. False if that is too much: CALL has been ended."
   (let ((link (the link (wire-call-link call))))
-    (incf (wire-call-held call) count)
+    (incf (extra-held (ensure-extra call)) count)
     (charge-link link count)
     (cond ((> (link-held link) (link-held-limit link))
            (operate abort call :resource-exhausted
@@ -82,7 +82,8 @@ holds too much."
 
 (define-hot release-held ((call wire-call)) null
   "Take what CALL holds off its link."
-  (let ((held (shiftf (wire-call-held call) 0)))
+  (let* ((extra (call-extra call))
+         (held (if extra (shiftf (extra-held extra) 0) 0)))
     (when (plusp held) (discharge call held)))
   nil)
 

@@ -73,7 +73,8 @@
    #:+begun+ #:+over+ #:+spoken-message+ #:wire-call-marks #:wire-call-born-ns #:endpoint-clock
    #:make-ledger #:ledger-held #:total-held-limit #:encoded-length
    #:wire-call #:wire-call-link #:wire-call-stream #:wire-call-headers-sent
-   #:wire-call-send-closed #:wire-call-partial #:wire-call-loop #:wire-call-endpoint #:endpoint
+   #:wire-call-send-closed #:close-sending #:wire-call-partial #:wire-call-loop
+   #:wire-call-endpoint #:endpoint
    #:wire-call-options #:wire-call-speech #:put-into-outbox #:write-outbox
    #:write-half-close #:receive-data #:keep-octets #:to-keep-p #:hold #:release-call
    #:queue-incoming #:seal-batch #:wire-decode #:encode-unless-short #:undecoded-p

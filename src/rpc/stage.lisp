@@ -19,7 +19,9 @@
 (defconstant +span-bits+ 20)
 
 (deftype span () `(unsigned-byte ,+span-bits+))
-(deftype marks () `(unsigned-byte ,(* 3 +span-bits+)))
+(defconstant +closed-bit+ 60
+  "Above the spans: that our side of the call has ended.")
+(deftype marks () `(unsigned-byte ,(1+ +closed-bit+)))
 (deftype mark () "The place of a moment among MARKS." '(member 0 20 40))
 
 (defconstant +headers+ 0)

@@ -31,11 +31,9 @@ how many messages."
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
   (stream nil :type (or null http2:stream))
   (born-ns 0 :type nanoseconds)
-  (marks 0 :type marks)                 ; the loop's
-  (send-closed nil :type boolean)
+  (marks 0 :type marks)                 ; the loop's, and whether our side has ended
   (speech 0 :type speech)
-  (partial nil :type (or null partial))
-  (held 0 :type index))                 ; charged to the link for a part of a message or a request
+  (partial nil :type (or null partial)))
 
 (define-hot (wire-call-loop :inline t) ((call wire-call)) loop:event-loop
   (endpoint-loop (wire-call-endpoint call)))
@@ -52,6 +50,14 @@ how many messages."
 
 (define-hot (wire-call-headers-sent :inline t) ((call wire-call)) boolean
   (marked-p (wire-call-marks call) +headers+))
+
+(define-hot (wire-call-send-closed :inline t) ((call wire-call)) boolean
+  (logbitp +closed-bit+ (wire-call-marks call)))
+
+(define-hot close-sending ((call wire-call)) null
+  "Note that what CALL's side has sent is all that it sends. On its loop, or before that begins it."
+  (setf (wire-call-marks call) (logior (ash 1 +closed-bit+) (wire-call-marks call)))
+  nil)
 
 (defmethod call-peer ((call wire-call))
   (let ((link (wire-call-link call))) (and link (link-peer link))))
