@@ -34,8 +34,16 @@
           (t (end-well line))))
   nil)
 
+(define-hot open-mail ((line line)) null
+  "The ends of LINE may be two threads' from now on."
+  (unless (line-server-mail line)
+    (setf (line-client-mail line) (make-array 24 :initial-element nil)
+          (line-server-mail line) (make-array 24 :initial-element nil)))
+  nil)
+
 (defun keep (line)
   "The handler answers later."
+  (open-mail line)
   (let ((route (line-route line)))
     (setf (server:route-kept route) (rpc:binding-function (server:route-binding route))))
   (register line)
@@ -105,6 +113,7 @@ for it."
 of its channel."
   (when (eq :waiting (compare-and-swap (line-phase line) :waiting :elsewhere))
     (take-held line)
+    (open-mail line)
     (let* ((call (line-server line))
            (site (call-site call))
            (execution (site-execution site)))

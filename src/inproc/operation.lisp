@@ -109,7 +109,7 @@ answers is against it, whoever makes room says so."
 
 (define-hot queue-mail ((call inproc-call) (extra rpc:extra)) null
   "Put the mail of CALL where callbacks look: behind what was received."
-  (let ((arrival (rpc:make-arrival :item (shiftf (inproc-call-mail call) nil)))
+  (let ((arrival (rpc:make-arrival :item (shiftf (svref (mail call) +mail+) nil)))
         (last (loop for arrival = (rpc:extra-received extra) then (rpc:arrival-next arrival)
                     while arrival
                     unless (rpc:arrival-next arrival) return arrival)))
@@ -128,7 +128,7 @@ answers is against it, whoever makes room says so."
            t)
           (t
            ;; what has been received is asked of the queue
-           (when (inproc-call-mail call) (queue-mail call extra))
+           (when (mail-for call) (queue-mail call extra))
            (let ((function (rpc:due-callback call extra)))
              (when function
                (run-callback call function nil)

@@ -123,13 +123,15 @@ while it waits."
 
 (define-hot put-mail ((receiver inproc-call) message) boolean
   "Give MESSAGE to RECEIVER if nothing is before it."
-  (and (null (inproc-call-mail receiver))
-       (null (rpc:call-incoming receiver))
-       (null (compare-and-swap (inproc-call-mail receiver) nil message))
-       (progn
-         (rpc:notify-sleeper receiver)
-         (when (rpc:callbacks-p receiver) (operate schedule receiver))
-         t)))
+  (let ((mail (mail receiver)))
+    (and mail
+         (null (svref mail +mail+))
+         (null (rpc:call-incoming receiver))
+         (null (compare-and-swap (svref mail +mail+) nil message))
+         (progn
+           (rpc:notify-sleeper receiver)
+           (when (rpc:callbacks-p receiver) (operate schedule receiver))
+           t))))
 
 (define-hot hand-over ((receiver inproc-call) message) boolean
   "Give MESSAGE to RECEIVER's callback, if it has one that does not run, and nothing is before it."
@@ -140,7 +142,7 @@ while it waits."
          (null (compare-and-swap (rpc:extra-scheduled extra) nil t))
          (let ((message (and (null (rpc:call-incoming receiver))
                              (null (rpc:extra-received extra))
-                             (null (inproc-call-mail receiver))
+                             (null (mail-for receiver))
                              (null (line-ready (call-line receiver)))
                              (null (call-status receiver))
                              (or (rpc:client-p receiver) (rpc:room-p receiver))
@@ -196,14 +198,14 @@ waits for room may send again."
         (rpc:pop-incoming call)
         (let ((queued (rpc:call-incoming call)))
           (sb-thread:barrier (:read))
-          (let ((mail (inproc-call-mail call)))
+          (let ((mail (mail-for call)))
             (cond (mail
-                   (setf (inproc-call-mail call) nil)
+                   (setf (svref (mail call) +mail+) nil)
                    (rpc:filtered (and extra (rpc:extra-incoming-filter extra)) mail))
                   (queued (rpc:pop-incoming call))))))))
 
 (define-hot receivable-p ((call inproc-call)) t
-  (or (inproc-call-mail call)
+  (or (mail-for call)
       (rpc:call-incoming call)
       (call-half-closed call)
       (let ((extra (call-extra call))) (and extra (rpc:extra-received extra) t))))
@@ -283,6 +285,8 @@ run here; so it can if it is to run on a loop that the client drives as it waits
                 (eq :threads execution))
       (setf (line-consumer line) (this-context function))
       (when (eq :caller execution)
+        ;; what the body sends goes there
+        (unless (takes-one-p call) (open-mail line))
         (begin-here line)
         (setf (line-consumer line) nil)))
     ;; what is queued, and the end

@@ -106,6 +106,13 @@ runs in. INSIDE is true while the body runs."
 
 (declaim (sb-ext:freeze-type consumer))
 
+(deftype mailbox ()
+  "A word that two threads look at, in the middle of others that nobody does, so that neither waits
+for the cache line of something else."
+  '(simple-vector 24))
+
+(defconstant +mail+ 12 "Where that word is.")
+
 (defstruct (line (:constructor make-line (host route request)) (:copier nil))
   "What the ends CLIENT and SERVER of a call know in common. REQUEST is the only one, or what sends
 requests (SOURCE, user code) when the handler asks for them; READY are those that are there. PHASE
@@ -131,6 +138,8 @@ sender at that end wants to know of room."
   (queued-reply nil :type boolean)      ; RECEIVE gives the reply
   (reply nil)
   (future nil :type (or null loop:future))
+  (client-mail nil :type (or null mailbox)) ; for the client: see stream.lisp
+  (server-mail nil :type (or null mailbox))
   (client-waits nil :type boolean)
   (server-waits nil :type boolean)
   (registered nil :type boolean)
@@ -143,11 +152,9 @@ sender at that end wants to know of room."
                                             (rpc-method operations deadline fields status
                                              half-closed site line))
                         (:copier nil))
-  "One end of an in-process call. MAIL is a message for it that is older than all that is in
-INCOMING (stream.lisp)."
+  "One end of an in-process call."
   (site nil :type site)
-  (line nil :type (or null line))
-  (mail nil))
+  (line nil :type (or null line)))
 
 (declaim (sb-ext:freeze-type line inproc-call))
 
@@ -161,6 +168,16 @@ INCOMING (stream.lisp)."
   "The other end of CALL."
   (let ((line (call-line call)))
     (the inproc-call (if (rpc:client-p call) (line-server line) (line-client line)))))
+
+(define-hot (mail :inline t) ((call inproc-call)) (or null mailbox)
+  "The mailbox of CALL, or nil as long as no other thread has to do with its line."
+  (let ((line (inproc-call-line call)))
+    (and line (if (rpc:client-p call) (line-client-mail line) (line-server-mail line)))))
+
+(define-hot (mail-for :inline t) ((call inproc-call)) t
+  "The message in the mailbox of CALL, or nil."
+  (let ((mail (mail call)))
+    (and mail (svref mail +mail+))))
 
 (define-hot (call-site :inline t) ((call inproc-call)) site
   (inproc-call-site call))

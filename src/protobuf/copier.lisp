@@ -5,13 +5,13 @@
 
 (in-package #:clgrpc.protobuf)
 
-(defun copy-value (value)
+(define-hot copy-value (value) t
   "A copy of VALUE, what a slot holds."
   (typecase value
+    (octets (if (zerop (length value)) value (subseq-octets value 0 (length value))))
     (message (copy-message value))
     (string value)
     (simple-vector (map 'simple-vector #'copy-value value))
-    (octets (if (zerop (length value)) value (copy-seq value)))
     (vector (copy-seq value))
     (proto-map (copy-map value))
     (t value)))

@@ -85,17 +85,20 @@
                                          rpc Get(Thing) returns (Thing); ~A }"
                                   fields methods))))))
 
-(defun define-answer (method form)
+(defun define-answer (method class)
+  "Have METHOD of CLASS, names, give back what it is asked."
   (handler-bind ((warning #'muffle-warning))
-    (eval `(defmethod ,method ((service my-things) thing &key) ,form))))
+    (eval `(defmethod ,method ((service ,class) thing &key) thing))))
 
 (test redefined-messages-and-services
   "Channels go on; messages that were made before are still messages, and a new method is found."
   (define-things "" "")
-  (eval `(defclass my-things (,(find-symbol "THINGS" '#:things)) ()))
-  (define-answer (find-symbol "GET" '#:things.things) 'thing)
-  (let ((channel (grpc:service-channel (make-instance (find-class 'my-things))))
-        (old (grpc:make-message "things.Thing")))
+  (let* ((class (class-name (eval `(defclass ,(gensym "MY-THINGS")
+                                       (,(find-symbol "THINGS" '#:things))
+                                     ()))))
+         (channel (progn (define-answer (find-symbol "GET" '#:things.things) class)
+                         (grpc:service-channel (make-instance class))))
+         (old (grpc:make-message "things.Thing")))
     (flet ((get-thing (thing) (funcall (find-symbol "GET" '#:things.things) channel thing))
            (field (thing name) (grpc:field-value thing name)))
       (unwind-protect
@@ -109,6 +112,6 @@
                (is (string= "x" (field (get-thing new) "b")))
                (let ((put (find-symbol "PUT" '#:things.things)))
                  (is (eq :unimplemented (status-of-error (caught (funcall put channel new)))))
-                 (define-answer put 'thing)
+                 (define-answer put class)
                  (is (string= "x" (field (funcall put channel new) "b"))))))
         (grpc:close-channel channel)))))
