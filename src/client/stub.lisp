@@ -45,7 +45,7 @@
     (ecase (rpc-method-kind method)
       (:unary
        (cond (async (submit-call call (only-request call request)) call)
-             (t (submit-and-wait call (only-request call request) nil)
+             (t (submit-and-wait call (only-request call request) nil nil)
                 (if (eq :ok (call-status call))
                     (reply-of call)
                     (fail-or-retry call channel method request options)))))
@@ -57,7 +57,7 @@
              (async (submit-call call nil)
                     (pump-requests call generator)
                     call)
-             (t (submit-and-wait call nil generator)
+             (t (submit-and-wait call nil generator (not (functionp request)))
                 (cond ((eq :ok (call-status call)) (reply-of call))
                       ((functionp request) (error (rpc:call-condition call)))
                       (t (fail-or-retry call channel method request options))))))
@@ -144,14 +144,15 @@ loop has just stopped, since the channel was closed, end CALL."
 (defmethod loop:run-posted ((call client-call))
   (begin-call call nil))
 
-(defun submit-and-wait (call request generator)
-  "Submit CALL, send what GENERATOR gives if there is one, and wait for the end of CALL. If this is
-left otherwise, at whatever moment, cancel CALL."
+(defun submit-and-wait (call request generator at-once)
+  "Submit CALL, send what GENERATOR gives if there is one, by SENDING-AT-ONCE if AT-ONCE is true,
+and wait for the end of CALL. If this is left otherwise, at whatever moment, cancel CALL."
   (sb-sys:without-interrupts
     (submit-call call request)
     (unwind-protect
          (sb-sys:with-local-interrupts
-           (when generator (send-requests call generator))
+           (when generator
+             (send-requests call (if at-once (sending-at-once call generator) generator)))
            (rpc:wait-for-call call #'never))
       (client-leave call))))
 
@@ -202,6 +203,22 @@ error in GENERATOR cancels CALL."
            (rpc:rpc-error (error) (if (call-status call) (setf done t) (error error))))
       (unless done (client-leave call))))
   (rpc:close-send call))
+
+(defun sending-at-once (call generator)
+  "A generator for SEND-REQUESTS of those messages that GENERATOR, which never waits, gives and for
+which there is no room, or which are long: those before them it sends on the loop, all in one write.
+If somebody else runs the loop he gathers what is sent, and this gives every message."
+  (declare (type function generator))
+  (let ((next nil))
+    (flet ((send-those-there-is-room-for ()
+             (loop while (and (setf next (funcall generator))
+                              (<= (protobuf:serialized-size next) rpc:+parcel-octets+)
+                              (rpc:try-send call next)))))
+      (lambda ()
+        (setf next nil)
+        (if (loop:run-now (wire-call-loop call) #'send-those-there-is-room-for)
+            next
+            (funcall generator))))))
 
 (defun pump-requests (call generator)
   "Have the loop send what GENERATOR gives as the peer takes it, then close."
