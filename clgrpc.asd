@@ -347,6 +347,7 @@
                (:file "tls")
                (:file "payload")
                (:file "bench")
+               (:file "orca")
                (:file "interop")
                (:file "interop-case")
                (:file "interop-client")

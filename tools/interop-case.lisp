@@ -1,8 +1,7 @@
 ;;;; The cases of gRPC's document "Interop Test Case Descriptions", as a client plays them. A case
 ;;;; is a function of a channel that returns when the server has done what the document asks of it,
-;;;; and signals an error when it has not. All that need no cloud are here but two: the GET requests
-;;;; of cacheable_unary gRPC has given up, and grpc-go's server has no handler for the case; and
-;;;; orca_oob wants a load balancer that subscribes to reports, which we do not have.
+;;;; and signals an error when it has not. All that need no cloud are here but one: the GET requests
+;;;; of cacheable_unary gRPC has given up, and grpc-go's server has no handler for the case.
 
 (in-package #:clgrpc.tools)
 
@@ -231,27 +230,51 @@ if it does not pass."
 
 ;;; Load reports
 
+(defun test-report (cpu memory utilization &optional cost)
+  (testing:make-test-orca-report
+   :cpu-utilization cpu :memory-utilization memory
+   :request-cost (and cost `(("cost" . ,cost))) :utilization `(("util" . ,utilization))))
+
 (define-interop-case "orca_per_rpc" (channel)
     "The server reports the load that it is told to report, in a trailer (gRFC A51)."
   (multiple-value-bind (reply call)
       (grpc.testing.test-service:unary-call
        channel (testing:make-simple-request
-                :orca-per-query-report (testing:make-test-orca-report
-                                        :cpu-utilization 0.821d0 :memory-utilization 0.5847d0
-                                        :request-cost '(("cost" . 3456.32d0))
-                                        :utilization '(("util" . 0.30499d0))))
+                :orca-per-query-report (test-report 0.821d0 0.5847d0 0.30499d0 3456.32d0))
        :timeout *interop-timeout*)
     (declare (ignore reply))
     (let ((report (cdr (assoc "endpoint-load-metrics-bin" (grpc:call-trailers call)
                               :test #'string=))))
       (expect-that (and report
                         (grpc:message=
-                         (xds.data.orca.v3:make-orca-load-report
-                          :cpu-utilization 0.821d0 :mem-utilization 0.5847d0
-                          :request-cost '(("cost" . 3456.32d0))
-                          :utilization '(("util" . 0.30499d0)))
+                         (orca-load-report (test-report 0.821d0 0.5847d0 0.30499d0 3456.32d0))
                          (grpc:parse-message 'xds.data.orca.v3:orca-load-report report)))
                    "the load report is missing or another"))))
+
+(defun await-report (reports expected)
+  "Receive on REPORTS, a call with a deadline, until the OrcaLoadReport EXPECTED comes."
+  (loop for report = (grpc:receive reports)
+        do (expect-that report "the stream of load reports ended")
+        until (grpc:message= expected report)))
+
+(define-interop-case "orca_oob" (channel)
+    "The server reports the load that it is told to report, on a stream of reports (gRFC A51). The
+document has a balancing policy subscribe to that stream; here the case itself does, on the same
+channel."
+  (grpc:with-call (reports (orca-methods:stream-core-metrics
+                            channel (orca:make-orca-load-report-request
+                                     :report-interval (grpc:seconds-duration 1/10))
+                            :timeout *interop-timeout*))
+    (with-dialogue (call channel)
+      (dolist (report (list (test-report 0.821d0 0.5847d0 0.30499d0)
+                            (test-report 0.29309d0 0.2d0 0.2039d0)))
+        (grpc:send call (testing:make-streaming-output-call-request
+                         :response-parameters (list (testing:make-response-parameters :size 1))
+                         :orca-oob-report report))
+        (expect-response (grpc:receive call) 1)
+        (await-report reports (orca-load-report report)))
+      (grpc:close-send call)
+      (expect-that (null (grpc:receive call)) "the stream does not end"))))
 
 ;;; Soak
 

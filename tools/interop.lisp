@@ -1,7 +1,7 @@
 ;;;; grpc.testing.TestService, which gRPC's interoperability tests call (gRPC's document "Interop
 ;;;; Test Case Descriptions"): answers of the sizes and at the intervals that requests ask for,
 ;;;; metadata echoed, statuses as requested, compression as requested and as expected, ORCA load
-;;;; reports per query (gRFC A51).
+;;;; reports per query and, by the service of orca.lisp, out of band (gRFC A51).
 ;;;; UnimplementedCall and the caching cases have no handler.
 ;;;;
 ;;;; Calls with one reply never wait and run inline; the streaming ones sleep between messages when
@@ -9,8 +9,10 @@
 
 (in-package #:clgrpc.tools)
 
-(defclass interop-service (testing:test-service) ()
-  (:documentation "grpc.testing.TestService."))
+(defclass interop-service (testing:test-service load-report-service)
+  ((reporter :initform (sb-thread:make-mutex :name "clgrpc reporter") :reader service-reporter))
+  (:documentation "grpc.testing.TestService and OpenRcaService; REPORTER is held by the call that
+sets what the latter reports."))
 
 (defparameter *interop-execution*
   '((grpc.testing.test-service:empty-call . :inline)
@@ -18,7 +20,8 @@
     (grpc.testing.test-service:streaming-input-call . :inline)
     (grpc.testing.test-service:streaming-output-call . :blocking)
     (grpc.testing.test-service:full-duplex-call . :blocking)
-    (grpc.testing.test-service:half-duplex-call . :blocking))
+    (grpc.testing.test-service:half-duplex-call . :blocking)
+    (orca-methods:stream-core-metrics . :inline))
   "Where the handlers of INTEROP-SERVICE run; see START-SERVER.")
 
 ;;; What requests ask for besides messages
@@ -52,16 +55,26 @@ nil, says."
                (format nil "the message came ~:[un~;~]compressed, which was not expected"
                        (grpc:received-compressed-p call)))))
 
+(defun orca-load-report (report)
+  "The OrcaLoadReport that says what REPORT, a grpc.testing.TestOrcaReport, does."
+  (xds.data.orca.v3:make-orca-load-report
+   :cpu-utilization (testing:test-orca-report-cpu-utilization report)
+   :mem-utilization (testing:test-orca-report-memory-utilization report)
+   :request-cost (testing:test-orca-report-request-cost report)
+   :utilization (testing:test-orca-report-utilization report)))
+
 (defun report-load (call report)
   "Send REPORT, a grpc.testing.TestOrcaReport, as the load report of this query (gRFC A51)."
-  (push (cons "endpoint-load-metrics-bin"
-              (grpc:serialize
-               (xds.data.orca.v3:make-orca-load-report
-                :cpu-utilization (testing:test-orca-report-cpu-utilization report)
-                :mem-utilization (testing:test-orca-report-memory-utilization report)
-                :request-cost (testing:test-orca-report-request-cost report)
-                :utilization (testing:test-orca-report-utilization report))))
+  (push (cons "endpoint-load-metrics-bin" (grpc:serialize (orca-load-report report)))
         (grpc:call-trailers call)))
+
+(defconstant +reporter-timeout+ 30
+  "The seconds that a call waits for another one to be done with setting reports.")
+
+(defun become-reporter (service)
+  "Wait until no other call sets the reports of SERVICE; let no other do so then, and return true."
+  (or (sb-thread:grab-mutex (service-reporter service) :timeout +reporter-timeout+)
+      (grpc:fail :aborted "another client sets the load reports")))
 
 (defun send-responses (call request)
   "Send what the grpc.testing.StreamingOutputCallRequest REQUEST asks for."
@@ -115,9 +128,16 @@ nil, says."
 (defmethod grpc.testing.test-service:full-duplex-call ((service interop-service) requests
                                                        &key call)
   (echo-metadata call)
-  (grpc:do-messages (request requests)
-    (obey-status (testing:streaming-output-call-request-response-status request))
-    (send-responses call request)))
+  (let ((reporter nil))
+    (unwind-protect
+         (grpc:do-messages (request requests)
+           (obey-status (testing:streaming-output-call-request-response-status request))
+           (let ((report (testing:streaming-output-call-request-orca-oob-report request)))
+             (when report
+               (unless reporter (setf reporter (become-reporter service)))
+               (setf (load-report service) (orca-load-report report))))
+           (send-responses call request))
+      (when reporter (sb-thread:release-mutex (service-reporter service))))))
 
 (defmethod grpc.testing.test-service:half-duplex-call ((service interop-service) requests
                                                        &key call)

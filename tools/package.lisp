@@ -5,6 +5,8 @@
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:loop #:clgrpc.loop)
                     (#:os #:clgrpc.os) (#:protobuf #:clgrpc.protobuf)
                     (#:examples #:clgrpc.examples) (#:testing #:grpc.testing)
+                    (#:orca #:xds.service.orca.v3)
+                    (#:orca-methods #:xds.service.orca.v3.open-rca-service)
                     (#:connect #:connectrpc.conformance.v1)
                     (#:connect-methods #:connectrpc.conformance.v1.conformance-service))
   (:export

@@ -6,3 +6,4 @@
 (clgrpc:define-proto "../proto/grpc/testing/test.proto" :import-paths ("../proto/"))
 (clgrpc:define-proto "../proto/grpc/testing/benchmark_service.proto" :import-paths ("../proto/"))
 (clgrpc:define-proto "../proto/xds/data/orca/v3/orca_load_report.proto" :import-paths ("../proto/"))
+(clgrpc:define-proto "../proto/xds/service/orca/v3/orca.proto" :import-paths ("../proto/"))

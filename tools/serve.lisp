@@ -122,7 +122,8 @@ to end."
       greeter      helloworld.Greeter; the name `delay:MS` is greeted after MS milliseconds
       route-guide  routeguide.RouteGuide as in the gRPC tutorials, with 100 features
       bench        RouteGuide that remembers nothing, and grpc.testing.BenchmarkService
-      interop      grpc.testing.TestService, for the interoperability tests of gRPC"))
+      interop      grpc.testing.TestService, for the interoperability tests of gRPC, with
+                   xds.service.orca.v3.OpenRcaService"))
      ((listen "ADDRESSES" (addresses-parser 0) "127.0.0.1:50051"
               "Where to listen: HOST:PORT, [IPV6]:PORT, unix:PATH or unix-abstract:NAME, several
       with commas between; port 0 picks a free one.")

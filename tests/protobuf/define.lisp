@@ -125,8 +125,8 @@ package clgrpc.test.other; enum E { A = 0; B = 1; } message M { E e = 1; map<str
 (test published-files-compile
   "The project's own .proto files, as others import them."
   (dolist (name '("grpc/testing/test.proto" "grpc/testing/benchmark_service.proto"
-                  "xds/data/orca/v3/orca_load_report.proto" "examples/route_guide.proto"
-                  "examples/helloworld.proto"))
+                  "xds/data/orca/v3/orca_load_report.proto" "xds/service/orca/v3/orca.proto"
+                  "examples/route_guide.proto" "examples/helloworld.proto"))
     (let* ((root (asdf:system-relative-pathname "clgrpc" "proto/"))
            (path (merge-pathnames name root))
            (files (protobuf::load-protos name (protobuf::read-source path) (list root))))

@@ -45,6 +45,55 @@
                                           :timeout 10))))
       (is (null (response-sizes (funcall function channel '() :timeout 10)))))))
 
+(defun report-request (cpu)
+  (testing:make-streaming-output-call-request
+   :response-parameters (list (testing:make-response-parameters :size 1))
+   :orca-oob-report (testing:make-test-orca-report :cpu-utilization cpu)))
+
+(defun next-cpu (reports)
+  (xds.data.orca.v3:orca-load-report-cpu-utilization (grpc:receive reports)))
+
+(defun subscribe (channel &rest fields)
+  (orca-methods:stream-core-metrics
+   channel (apply #'orca:make-orca-load-report-request fields) :timeout 60))
+
+(test load-reports-out-of-band
+  (with-offer (channel "interop")
+    (grpc:with-call (reports (subscribe channel))
+      (is (zerop (next-cpu reports)))
+      (grpc:with-call (first (interop-methods:full-duplex-call channel :open :timeout 60))
+        (grpc:with-call (second (interop-methods:full-duplex-call channel :open :timeout 60))
+          (grpc:send first (report-request 0.25d0))
+          (is (grpc:receive first))
+          ;; this one waits until the first is over
+          (grpc:send second (report-request 0.5d0))
+          (is (loop repeat 100 thereis (= 0.25d0 (next-cpu reports))))
+          (is (loop repeat 5 always (= 0.25d0 (next-cpu reports))))
+          (grpc:close-send first)
+          (is (null (grpc:receive first)))
+          (is (grpc:receive second))
+          (is (loop repeat 100 thereis (= 0.5d0 (next-cpu reports)))))))
+    ;; the first report comes at once, however long the interval
+    (dolist (seconds '(-1 0 1000000000))
+      (grpc:with-call (reports (subscribe channel :report-interval
+                                          (grpc:seconds-duration seconds)))
+        (is (= 0.5d0 (next-cpu reports)))))))
+
+(test load-reports-end-with-the-server
+  (multiple-value-bind (services execution)
+      (tools::offered-services (tools::parse-services "interop"))
+    (let ((server (grpc:start-server services :listen "127.0.0.1:0" :execution execution)))
+      (unwind-protect
+           (grpc:with-channel (channel (grpc:server-address server))
+             (grpc:with-call (reports (subscribe channel :report-interval
+                                                 (grpc:seconds-duration 60)))
+               (is (zerop (next-cpu reports)))
+               (grpc:stop-server server)
+               (handler-case (progn (grpc:receive reports) (fail "a report came"))
+                 (grpc:unavailable (error)
+                   (is (string= "the server is stopping" (grpc:rpc-error-message error)))))))
+        (grpc:stop-server server)))))
+
 (test interop-cases
   (with-offer (channel "interop")
     (let ((tools::*soak-connect* (lambda () (grpc:make-channel (grpc:channel-target channel)))))

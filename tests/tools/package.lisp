@@ -5,6 +5,8 @@
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:tools #:clgrpc.tools)
                     (#:examples #:clgrpc.tests.examples) (#:support #:clgrpc.tests.support)
                     (#:testing #:grpc.testing) (#:protobuf #:clgrpc.protobuf)
+                    (#:orca #:xds.service.orca.v3)
+                    (#:orca-methods #:xds.service.orca.v3.open-rca-service)
                     (#:connect #:connectrpc.conformance.v1)
                     (#:bench-methods #:grpc.testing.benchmark-service)
                     (#:interop-methods #:grpc.testing.test-service)))
