@@ -137,9 +137,15 @@ loop has just stopped, since the channel was closed, end CALL."
     (when (zerop (rpc:wire-call-born-ns call))
       (setf (rpc:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
     (when (tracing-p :call) (tell-begin call))
-    (rpc:start-deadline call)
-    (submit (client-call-subchannel call) call request))
+    (cond ((deadline-over-p call) (rpc:deadline-passed call))
+          (t (rpc:start-deadline call)
+             (submit (client-call-subchannel call) call request))))
   nil)
+
+(define-hot deadline-over-p ((call client-call)) boolean
+  "True if CALL is not even to begin: its answer might be faster than the timer."
+  (let ((deadline (call-deadline call)))
+    (and (plusp deadline) (<= deadline (monotonic-ns)))))
 
 (defmethod loop:run-posted ((call client-call))
   (begin-call call nil))

@@ -81,4 +81,5 @@
    #:parse-incoming #:unparsable-condition
    #:deliver-streamed #:half-close-streamed #:encode-message
    #:write-message #:write-encoded #:wire-send #:wire-post #:wire-room #:wire-taken #:wire-writable
-   #:wire-schedule #:write-initial-headers #:ensure-headers #:start-deadline #:stop-timers))
+   #:wire-schedule #:write-initial-headers #:ensure-headers #:start-deadline
+   #:deadline-passed #:stop-timers))

@@ -122,21 +122,23 @@ Return FUNCTION's value."
          (threads (thread-count))
          (waker (sb-thread:make-thread #'wake-often :name "waker" :arguments (list watch)))
          (bystander (sb-thread:make-thread #'stand-by :name "bystander" :arguments (list watch))))
-    (multiple-value-prog1
-        (unwind-protect (funcall function)
-          (look-at-memory watch)
-          (signal-it (watch-over watch))
-          (let ((failure (sb-thread:join-thread bystander :timeout (* 3 +patience+)
-                                                          :default "it hangs")))
-            (is (null failure) "The bystander's call failed: ~A" failure)))
-      (report-watch watch)
-      (let ((p99 (percentile-99 (watch-latencies watch))))
-        (is (< p99 *p99-seconds*)
-            "The bystander's p99 was ~,3F s." p99))
-      (is (< (watch-growth watch) *growth-octets*) "~D octets more were held." (watch-growth watch))
-      (unwind-protect (check-return watch descriptors (1+ threads)) ; with the waker
-        (signal-it (watch-asleep watch))
-        (sb-thread:join-thread waker)))))
+    (unwind-protect
+         (multiple-value-prog1
+             (unwind-protect (funcall function)
+               (look-at-memory watch)
+               (signal-it (watch-over watch))
+               (let ((failure (sb-thread:join-thread bystander :timeout (* 3 +patience+)
+                                                               :default "it hangs")))
+                 (is (null failure) "The bystander's call failed: ~A" failure)))
+           (report-watch watch)
+           (let ((p99 (percentile-99 (watch-latencies watch))))
+             (is (< p99 *p99-seconds*)
+                 "The bystander's p99 was ~,3F s." p99))
+           (is (< (watch-growth watch) *growth-octets*)
+               "~D octets more were held." (watch-growth watch))
+           (check-return watch descriptors (1+ threads))) ; with the waker
+      (signal-it (watch-asleep watch))
+      (sb-thread:join-thread waker))))
 
 (defun check-return (watch descriptors threads)
   "Check that the process comes to rest, with no more DESCRIPTORS and THREADS than that."
