@@ -63,7 +63,7 @@ help:
 	@echo '                  SUITES="h2spec-tls protobuf protoc" runs some'
 	@echo 'make soak         do everything at once for an hour, or SOAK=600 seconds, and see that'
 	@echo '                  memory, threads and descriptors stay what they were'
-	@echo 'make bench        measure beside grpc-go (needs Go), tonic, nghttpd, grpchan: about 15 minutes;'
+	@echo 'make bench        measure beside grpc-go (needs Go), tonic, nghttpd, grpchan: about 25 minutes;'
 	@echo '                  BENCH="--short" takes 3, BENCH="--help" lists more'
 	@echo 'make bench-PART   one part: unary, streams, client, matrix, openloop, bulk, allocation, protobuf, tls,'
 	@echo '                  connections, echo or inproc'
