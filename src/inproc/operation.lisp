@@ -122,14 +122,19 @@ answers is against it, whoever makes room says so."
   "Run the callback of CALL that is due, or return false if none is."
   (let ((line (call-line call)))
     (when (and (line-ready line) (not (rpc:client-p call))) (queue-ready line extra)))
-  (let ((message (callback-message call extra)))
+  (let* ((over (or (call-status call) (call-half-closed call))) ; before looking for messages
+         (message (progn (sb-thread:barrier (:read))
+                         (callback-message call extra))))
     (cond (message
            (run-callback call (the function (rpc:extra-on-message extra)) message)
            t)
           (t
-           ;; what has been received is asked of the queue
-           (when (mail-for call) (queue-mail call extra))
-           (let ((function (rpc:due-callback call extra)))
+           ;; what has been received is asked of the queue; without a callback for messages, the
+           ;; mail is for the thread that receives
+           (when (and (rpc:extra-on-message extra) (mail-for call)) (queue-mail call extra))
+           (let ((function (if over
+                               (rpc:due-callback call extra)
+                               (rpc:due-on-writable call extra))))
              (when function
                (run-callback call function nil)
                t))))))

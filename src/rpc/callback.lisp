@@ -68,10 +68,14 @@ not take many quick ones for one that overstays.")
          (shiftf (extra-on-cancel extra) nil))
         ((and (extra-on-ended extra) (call-status call))
          (shiftf (extra-on-ended extra) nil))
-        ((and (extra-on-writable extra) (extra-writable-wanted extra) (not (call-status call))
-              (room-p call))
-         (setf (extra-writable-wanted extra) nil)
-         (extra-on-writable extra))))
+        ((due-on-writable call extra))))
+
+(define-hot due-on-writable ((call call) (extra extra)) (or null function)
+  "The callback of CALL for room to send, if it is wanted and there is room."
+  (when (and (extra-on-writable extra) (extra-writable-wanted extra) (not (call-status call))
+             (room-p call))
+    (setf (extra-writable-wanted extra) nil)
+    (extra-on-writable extra)))
 
 (define-hot run-with-messages ((call wire-call) (extra extra)) boolean
   "Give messages of CALL to its callback, as long as this thread runs the loop. As RUN-CALLBACK."

@@ -51,7 +51,7 @@
    #:extra-writable-wanted #:extra-timers #:filtered #:room-p #:*call* #:notify #:wait-for-call
    #:push-incoming #:pop-incoming #:+arrival-octets+ #:make-arrival #:arrival-next
    #:extra-received #:notify-sleeper #:deliverable-p #:end-call
-   #:call-condition #:callbacks-p #:message-due-p #:due-callback
+   #:call-condition #:callbacks-p #:message-due-p #:due-callback #:due-on-writable
    #:receive-queued #:receive-each #:client-p #:outgoing-type #:incoming-type #:may-send-p
    #:park #:with-user-code #:error-condition
    #:*debug-on-error* #:return-status #:cancel-call #:retry-handler #:retry-call #:call-peer

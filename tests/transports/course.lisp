@@ -267,8 +267,9 @@ its client first waits, these would not."
       (is (await-signal done))
       (is (equal (loop for i below 100 collect i) (reverse seen))))
     (let ((call (watch channel (note 4))) (seen '()) (done (make-signal)))
-      (grpc:on-cancel call (lambda () (signal-it done)))
+      ;; in this order: the call may end before the second is given
       (grpc:on-message call (lambda (note) (push (number-of note) seen)))
+      (grpc:on-cancel call (lambda () (signal-it done)))
       (is (await-signal done))
       (is (equal '(4) seen))
       (is (eq :aborted (grpc:call-status call))))))
