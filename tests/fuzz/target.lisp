@@ -85,8 +85,8 @@ kind; RUN one of a kind and octets."
           collect message
           and do (decf count)))
 
-(defun binary-samples ()
-  (loop for type in *types*
+(defun binary-samples (&optional (types *types*))
+  (loop for type in types
         append (loop for message in (random-messages type 20)
                      collect (message-sample type (protobuf:serialize message :partial t)))))
 
@@ -157,8 +157,12 @@ together, may be whole only together."
             ((string/= (protobuf:message-text compiled) (protobuf:message-text dynamic))
              (found "as a dynamic message it is another"))))))
 
+(defun dynamic-samples ()
+  "Not of Base: tests of protobuf extend it in the image, which the pool does not know of."
+  (binary-samples (remove "clgrpc.test.extension.Base" *types* :test #'string=)))
+
 (define-target "dynamic"
-  :samples #'binary-samples :mutate #'mutate-message :run #'run-dynamic
+  :samples #'dynamic-samples :mutate #'mutate-message :run #'run-dynamic
   :conditions (protobuf:protobuf-error limit-exceeded))
 
 (define-target "binary"
