@@ -144,6 +144,11 @@ swallowed. See FLUSH-LOG."
       (format nil "~4,'0D-~2,'0D-~2,'0DT~2,'0D:~2,'0D:~2,'0D.~6,'0DZ"
               year month day hour minute second (floor rest 1000)))))
 
+(defun proper-list-p (list)
+  "True if LIST, a cons, is neither dotted nor circular."
+  (handler-case (list-length list)
+    (type-error () nil)))
+
 (defun value-text (value)
   "VALUE as PRINC has it, in one piece, whatever happens."
   (handler-case
@@ -152,7 +157,7 @@ swallowed. See FLUSH-LOG."
         (typecase value
           (keyword (string-downcase value))
           (double-float (let ((*read-default-float-format* 'double-float)) (princ-to-string value)))
-          (cons (if (ignore-errors (list-length value))
+          (cons (if (proper-list-p value)
                     (format nil "(~{~A~^ ~})" (mapcar #'value-text value))
                     (princ-to-string value)))
           (t (princ-to-string value))))
@@ -207,7 +212,7 @@ indented."
                value))
     (null :null)
     ((eql t) :true)
-    (cons (cond ((not (ignore-errors (list-length value))) (value-text value))
+    (cons (cond ((not (proper-list-p value)) (value-text value))
                 ((plist-p value) (json-members value))
                 (t (map 'vector #'json-line-value value))))
     (t (value-text value))))
