@@ -110,20 +110,6 @@ much in its queue; a send budget, and what the output and one more message hold.
         (mapc #'grpc:cancel calls)
         (is (= 2 (number-of (ask channel (note 1)))))))))
 
-(test sequences-leave-in-one-write
-  "A caller who drives the loop does not send what is given as a sequence one by one."
-  (with-probe (channel :server server) (:collect #'add-up :ask #'double)
-    (flet ((turns () (getf (grpc:server-statistics server) :turns)))
-      (ask channel (note 1))
-      (let ((least (loop repeat 5
-                         minimize (let ((before (turns)))
-                                    (is (= 4950 (number-of
-                                                 (collect channel
-                                                          (loop for i below 100
-                                                                collect (note i))))))
-                                    (- (turns) before)))))
-        (is (< least 20) "100 messages came in ~D turns of the server's loop" least)))))
-
 (test empty-messages-are-bounded
   "Messages of no octets cannot pile up either."
   (let ((go-on (make-signal)) (count 0))

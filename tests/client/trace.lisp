@@ -214,3 +214,15 @@
     (ask channel (note 1))
     (is (traced :octets-written))
     (is (some (lambda (plist) (plusp (getf plist :result))) (traced :octets-read)))))
+
+(test sequences-leave-in-one-write
+  "A caller who drives the loop does not send one by one what is given as a sequence."
+  (with-traced-probe (channel "tcp" :server server) (:collect #'add-up :ask #'double)
+    (ask channel (note 1))
+    (flet ((writes ()
+             (length (traced :octets-written :peer (grpc:server-address server)))))
+      (let ((least (loop repeat 5
+                         minimize (let ((before (writes)))
+                                    (collect channel (loop for i below 100 collect (note i)))
+                                    (- (writes) before)))))
+        (is (< 0 least 10) "100 messages took ~D writes" least)))))
