@@ -35,6 +35,7 @@
                 #:message-text-error #:message-text-error-format #:message-text-error-line
                 #:message-text-error-column #:message-text-error-path #:message-print-error
                 #:message-print-error-format
+                #:field-type-error #:field-type-error-field
                 #:protobuf-error #:protobuf-error-type #:protobuf-error-position
                 #:protobuf-error-text #:required-field-missing #:required-field-missing-path
                 ;; well-known types

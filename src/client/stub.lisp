@@ -3,12 +3,10 @@
 ;;;;   unary             returns the reply and the call
 ;;;;   server streaming  returns the call, to RECEIVE from
 ;;;;   client streaming  REQUEST is a sequence, a generator function (nil when done) or :open;
-;;;; returns the
-;;;;                     reply and the call, or for :open the call, whose reply RECEIVE gives after
-;;;;                     CLOSE-SEND
+;;;;                     returns the reply and the call, or for :open the call, whose reply
+;;;;                     RECEIVE gives after CLOSE-SEND
 ;;;;   bidi              the same kinds of REQUEST; returns the call. A sequence or generator is
-;;;; sent by
-;;;;                     the loop as the peer takes it, while the caller receives.
+;;;;                     sent by the loop as the peer takes it, while the caller receives.
 
 (in-package #:clgrpc.client)
 

@@ -43,22 +43,31 @@ MESSAGE, which is of STRUCTURE, holds there."
 
 (defun value-converter (slot)
   "A function of what the user gives for SLOT that returns what SLOT holds."
-  (let ((kind (slot-kind slot)) (type (slot-type-object slot)))
-    (macrolet ((checked (type) `(lambda (value) (the ,type value))))
-      (if (not (eq :singular (slot-label slot)))
-          (lambda (value) (to-held slot value))
-          (ecase kind
-            (:bool (lambda (value) (and value t)))
-            ((:int32 :sint32 :sfixed32) (checked (signed-byte 32)))
-            ((:int64 :sint64 :sfixed64) (checked (signed-byte 64)))
-            ((:uint32 :fixed32) (checked (unsigned-byte 32)))
-            ((:uint64 :fixed64) (checked (unsigned-byte 64)))
-            (:double #'to-double)
-            (:float #'to-single)
-            (:string #'to-text)
-            (:bytes #'to-octets)
-            (:enum (lambda (value) (enum-number-of type value)))
-            (:message (lambda (value) (and value (to-kind :message value type)))))))))
+  (let ((kind (slot-kind slot)) (type (slot-type-object slot))
+        (field (descriptor-full-name (slot-field slot))))
+    (macrolet ((checked (label kind form)
+                 `(lambda (value) (given (,(accepted-type label kind) field) ,form))))
+      (ecase (slot-label slot)
+        (:map (checked :map nil (to-held slot value)))
+        (:repeated (checked :repeated nil (to-held slot value)))
+        (:singular
+         (ecase kind
+           (:bool (checked :singular :bool (and value t)))
+           ((:int32 :sint32 :sfixed32) (checked :singular :int32 value))
+           ((:int64 :sint64 :sfixed64) (checked :singular :int64 value))
+           ((:uint32 :fixed32) (checked :singular :uint32 value))
+           ((:uint64 :fixed64) (checked :singular :uint64 value))
+           (:double (checked :singular :double (to-double value)))
+           (:float (checked :singular :float (to-single value)))
+           (:string (checked :singular :string (to-text value)))
+           (:bytes (checked :singular :bytes (to-octets value)))
+           (:enum (lambda (value) (enum-number-of type value)))
+           (:message (lambda (value)
+                       (if (or (null value)
+                               (and (message-p value) (eq type (message-type-of value))))
+                           value
+                           (refuse-value value `(or null ,(message-type-symbol type))
+                                         field))))))))))
 
 ;;; Accessors
 

@@ -17,7 +17,9 @@
   ((type :initform "proto")
    (import-paths :initarg :import-paths :initform '() :reader component-import-paths))
   (:documentation "The ASDF component (:proto-file \"name\"), the file name.proto. :IMPORT-PATHS is
-a list of directories, relative to that of the system, in which its imports are found first."))
+a list of directories, relative to that of the system, in which its imports are found first. After
+these comes, for a name with directories (:proto-file \"depot/part\"), the directory from which it
+is meant, that of the module."))
 
 ;; where ASDF looks for the class of :PROTO-FILE
 (import 'proto-file '#:asdf)
@@ -25,8 +27,15 @@ a list of directories, relative to that of the system, in which its imports are 
 (defun system-directory (component)
   (asdf:system-source-directory (asdf:component-system component)))
 
+(defun name-places (component)
+  "A list of the directory from which the name of COMPONENT is meant, if that name has directories:
+what stands in `depot/part.proto` is imported by that name."
+  (when (find #\/ (asdf:component-name component))
+    (list (asdf:component-pathname (asdf:component-parent component)))))
+
 (defun given-places (component)
-  (absolute-directories (component-import-paths component) (system-directory component)))
+  (append (absolute-directories (component-import-paths component) (system-directory component))
+          (name-places component)))
 
 (defmethod component-places ((component proto-file))
   (let* ((file (probe-file (asdf:component-pathname component)))

@@ -5,6 +5,27 @@
 
 (in-package #:clgrpc.protobuf)
 
+(define-condition field-type-error (clgrpc-error type-error)
+  ((field :initarg :field :reader field-type-error-field))
+  (:report (lambda (condition stream)
+             (format stream "The field ~A takes ~A, not ~S."
+                     (field-type-error-field condition)
+                     (type-in-words (type-error-expected-type condition))
+                     (type-error-datum condition))))
+  (:documentation "A message was to be given a value that its field cannot hold; nothing was
+changed. FIELD is the field's full name; EXPECTED-TYPE and DATUM are those of TYPE-ERROR."))
+
+(document-functions
+  field-type-error-field "The full name of the field that cannot hold the value, as text.")
+
+(defun type-in-words (type)
+  (cond ((eq 'string type) "a string")
+        ((eq 'real type) "a real number")
+        ((eq 'sequence type) "a sequence")
+        ((member 'hash-table (and (listp type) type)) "an alist, a hash table or another map")
+        ((member 'null (and (listp type) type)) (format nil "a message of type ~S" (third type)))
+        (t (format nil "an object of type ~S" type))))
+
 (define-condition protobuf-error (clgrpc-error)
   ((type :initarg :type :initform nil :reader protobuf-error-type)
    (position :initarg :position :initform nil :reader protobuf-error-position)

@@ -87,11 +87,19 @@ DEFINE-PROTO expands to. The layer that has services installs it.")
                       ',(mapcar (lambda (method) (lisp-name (descriptor-name method)))
                                 (service-descriptor-methods service))))))
 
+(defun enum-documentation (enum)
+  (format nil "~@[~A~2%~]The enum ~A:~{ ~(~S~) (~D)~^,~}."
+          (descriptor-comment enum) (descriptor-full-name enum)
+          (loop for value in (enum-descriptor-values enum)
+                repeat 100              ; some have thousands
+                collect (enum-value-keyword (descriptor-name value))
+                collect (enum-value-descriptor-number value))))
+
 (defun enum-forms (file)
   (let ((forms '()))
     (map-enums (lambda (enum)
                  (push `(deftype ,(enum-descriptor-symbol enum) ()
-                          ,@(when (descriptor-comment enum) (list (descriptor-comment enum)))
+                          ,(enum-documentation enum)
                           '(or keyword (signed-byte 32)))
                        forms)
                  (push `(install-enum ,(descriptor-full-name enum)) forms))
@@ -217,7 +225,10 @@ value is the name under which others import the file."
            (if (and (consp form) (every (lambda (item) (typep item '(or string pathname))) form))
                form
                (eval form))))
-    (proto-expansion path :import-paths (value import-paths) :source (value source))))
+    (unless (typep path '(or string pathname))
+      (misuse "DEFINE-PROTO takes the path of a .proto file, a string, not ~S." path))
+    (proto-expansion (if (pathnamep path) (sb-ext:native-namestring path) path)
+                     :import-paths (value import-paths) :source (value source))))
 
 ;;; Files that every image has
 

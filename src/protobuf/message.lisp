@@ -346,7 +346,14 @@ users call it, to be compared by TEST."
   (typecase value
     ((signed-byte 32) value)
     (t (or (values (gethash value (enum-type-numbers type)))
-           (misuse "~S is no value of the enum ~A." value (enum-type-name type))))))
+           (wrong-enum-value type value)))))
+
+(defun wrong-enum-value (type value)
+  (let ((keywords (loop for keyword being the hash-keys of (enum-type-numbers type)
+                        when (keywordp keyword) collect keyword)))
+    (misuse "~S is no value of the enum ~A~:[~;, which has~{ ~(~S~)~^,~}~:[~;, and more~]~]."
+            value (enum-type-name type) keywords
+            (subseq keywords 0 (min 20 (length keywords))) (nthcdr 20 keywords))))
 
 (defun enum-known-p (type number)
   "True if NUMBER has a name in TYPE."

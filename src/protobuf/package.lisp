@@ -13,6 +13,7 @@
    ;; form.lisp, plugin.lisp
    #:define-file #:generate-sources #:answer-request
    ;; condition.lisp
+   #:field-type-error #:field-type-error-field
    #:protobuf-error #:protobuf-error-position #:protobuf-error-type #:protobuf-error-text
    #:required-field-missing #:required-field-missing-path
    #:message-text-error #:message-text-error-format #:message-text-error-line

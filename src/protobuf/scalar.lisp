@@ -192,6 +192,28 @@
        (unless (typep value expected) (error 'type-error :datum value :expected-type expected))
        value))))
 
+(defun accepted-type (label kind)
+  "What a field of LABEL and KIND, which is no message, can be given, as a type: T if only the
+conversion can tell."
+  (ecase label
+    (:map '(or list hash-table proto-map))
+    (:repeated 'sequence)
+    (:singular
+     (ecase kind
+       ((:double :float) 'real)
+       (:string 'string)
+       (:bytes 'sequence)
+       ((:bool :enum) t)
+       ((:int32 :int64 :uint32 :uint64 :sint32 :sint64 :fixed32 :fixed64 :sfixed32 :sfixed64)
+        (scalar-type-of kind))))))
+
+(defun refuse-value (value type field)
+  (error 'field-type-error :datum value :expected-type type :field field))
+
+(defmacro given ((type field) form)
+  "FORM, what is held when the user gives VALUE for FIELD, a full name, if VALUE is of TYPE."
+  (if (eq t type) form `(if (typep value ',type) ,form (refuse-value value ',type ,field))))
+
 (defun scalar-type-of (kind)
   (scalar-lisp-type (scalar-of kind)))
 

@@ -141,16 +141,22 @@ code, so they are compiled in half the time without care."
 (defun checked-value-form (slot)
   "A form for what the singular SLOT holds when the user gives VALUE."
   (let ((kind (slot-kind slot)))
-    (ecase kind
-      (:message `(the (or null ,(kind-type-name slot)) value))
-      (:enum `(enum-number-of ,(type-form slot) value))
-      (:bool '(and value t))
-      (:string '(to-text value))
-      (:bytes '(to-octets value))
-      (:float '(to-single value))
-      (:double '(to-double value))
-      ((:int32 :int64 :uint32 :uint64 :sint32 :sint64 :fixed32 :fixed64 :sfixed32 :sfixed64)
-       `(the ,(scalar-type-of kind) value)))))
+    (if (eq :message kind)
+        (given-form slot `(or null ,(kind-type-name slot)) 'value)
+        (given-form slot (accepted-type :singular kind)
+                    (ecase kind
+                      (:enum `(enum-number-of ,(type-form slot) value))
+                      (:bool '(and value t))
+                      (:string '(to-text value))
+                      (:bytes '(to-octets value))
+                      (:float '(to-single value))
+                      (:double '(to-double value))
+                      ((:int32 :int64 :uint32 :uint64 :sint32 :sint64 :fixed32 :fixed64 :sfixed32
+                        :sfixed64)
+                       'value))))))
+
+(defun given-form (slot type form)
+  `(given (,type ,(descriptor-full-name (slot-field slot))) ,form))
 
 (defun set-bit-form (slot)
   `(setf (,(slot-bits slot) message) (logior ,(ash 1 (slot-bit slot)) (,(slot-bits slot) message))))
@@ -173,10 +179,13 @@ code, so they are compiled in half the time without care."
        (if (eq :map (slot-label slot))
            (let ((key (slot-kind (slot-entry-key slot))) (held (slot-entry-value slot)))
              `(setf (,place message)
-                    (to-map ,key ,(slot-kind held) ,(type-form held) value)))
+                    ,(given-form slot (accepted-type :map nil)
+                                 `(to-map ,key ,(slot-kind held) ,(type-form held) value))))
            `(setf (,place message)
-                  (truly-the ,(vector-type slot)
-                             (to-vector ,(slot-kind slot) value ,(type-form slot)))))))))
+                  ,(given-form slot (accepted-type :repeated nil)
+                               `(truly-the ,(vector-type slot)
+                                           (to-vector ,(slot-kind slot) value
+                                                      ,(type-form slot))))))))))
 
 (defun present-form (slot)
   (ecase (slot-presence slot)

@@ -49,4 +49,8 @@ call in the caller's thread."
 
 (defun credentials-metadata (credentials method)
   "The metadata that CREDENTIALS, a function of a method's path, give for a call of METHOD."
+  (unless (typep credentials '(or function symbol))
+    (misuse "Call credentials are a function of the method's path, such as BEARER-TOKEN returns, ~
+             not ~S."
+            credentials))
   (check-metadata (funcall credentials (rpc-method-path method))))

@@ -94,6 +94,10 @@ second one to take in another order."
                  target)
              request options))))
 
+(defmethod no-applicable-method ((function method-function) &rest arguments)
+  (misuse "~S is called with a channel (MAKE-CHANNEL, SERVER-CHANNEL) or a service object, not ~S."
+          (rpc-method-function-name (method-function-rpc-method function)) (first arguments)))
+
 (defvar *publishing* nil
   "True inside ADD-METHOD, so that the removal it implies publishes nothing.")
 
@@ -223,14 +227,35 @@ the form (function-symbol \"Name\" kind \"request.Type\" \"response.Type\" [docu
   (mapc #'funcall **service-watchers**))
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun usage (kind)
+    "How a method of KIND is called and implemented, as text."
+    (format nil "With a channel: ~A. The keywords are :timeout (seconds), :deadline, :metadata, ~
+                 :wait-for-ready, :call-credentials and :compression.~2%A handler ~A."
+            (ecase kind
+              (:unary "returns the reply and, as second value, the call")
+              (:server-streaming "returns a call, to iterate with DO-MESSAGES or RECEIVE from")
+              (:client-streaming
+               "REQUEST is a sequence of messages, a function that generates them, or :open; ~
+                returns the reply and the call, for :open the call, to SEND on, CLOSE-SEND, and ~
+                RECEIVE the reply from")
+              (:bidi "REQUEST is a sequence of messages, a function that generates them, or ~
+                      :open; returns a call, to RECEIVE from and, if :open, to SEND on"))
+            (ecase kind
+              (:unary "gets the request and returns the reply")
+              (:server-streaming "gets the request and SENDs on its CALL")
+              (:client-streaming "gets the stream to RECEIVE from as REQUEST and returns the reply")
+              (:bidi "gets the stream to RECEIVE from as REQUEST and SENDs on its CALL"))))
+
   (defun expand-method (class full-name function name kind request response documentation)
     `((declaim (ftype function ,function))
       ;; DEFGENERIC would warn when the file is defined again
       (ensure-generic-function
        ',function :lambda-list '(target request &key &allow-other-keys)
                   :generic-function-class 'method-function
-                  :documentation ,(format nil "~@[~A~%~]The ~(~A~) method /~A/~A, from ~A to ~A."
-                                          documentation kind full-name name request response))
+                  :documentation ,(format nil "~@[~A~2%~]The ~(~A~) method /~A/~A, from ~A to ~A.~
+                                               ~2%~A"
+                                          documentation kind full-name name request response
+                                          (usage kind)))
       (ensure-method #',function
                      :name ,name :service-name ,full-name :kind ,kind
                      :path-field (hpack:string-field ":path" ,(format nil "/~A/~A" full-name name))

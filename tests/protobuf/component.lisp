@@ -26,8 +26,14 @@ message Amount { int32 cents = 1; }")
     ("store/store.asd" . "(defsystem \"store\"
   :defsystem-depends-on (\"clgrpc/protobuf\")
   :depends-on (\"clgrpc/protobuf\" \"shop\")
-  :components ((:proto-file \"store\")))
+  :components ((:proto-file \"store\")
+               (:module \"more\"
+                :components ((:proto-file \"depot/part\") (:proto-file \"depot/label\")))))
 ")
+    ("store/more/depot/part.proto" . "syntax = 'proto3'; package depot.v1;
+import 'depot/label.proto'; message Part { Label label = 1; }")
+    ("store/more/depot/label.proto" . "syntax = 'proto3'; package depot.v1;
+message Label { string text = 1; }")
     ("store/store.proto" . "syntax = 'proto3'; package store;
 import 'item.proto'; message Shelf { shop.Item item = 1; }"))
   "A system with .proto files that import each other, and one that imports from it.")
@@ -71,11 +77,14 @@ of texts. Its fasls go into DIRECTORY as well."
                  (touch (files-below directory) (incf time 10))
                  (when changed (touch (mapcar #'file changed) (incf time 10)))
                  (build-output directory "(shop-main::speak)"
-                               "(print (store:make-shelf :item (shop:make-item)))")))
+                               "(print (store:make-shelf :item (shop:make-item)))"
+                               ;; by the names that the system gives them
+                               "(print (depot.v1:make-part :label (depot.v1:make-label)))")))
         (let ((output (build)))
           (is (search "#<SHOP:ORDER :items (#<SHOP:ITEM :price #<MONEY:AMOUNT :cents 5>>)>" output)
               "~A" output)
           (is (search "#<STORE:SHELF :item #<SHOP:ITEM>>" output))
+          (is (search "#<DEPOT.V1:PART :label #<DEPOT.V1:LABEL>>" output) "~A" output)
           (is (not (search "WARNING" output)) "~A" output)
           (dolist (name '("order" "item" "store")) (is-true (compiled-p name output) "~A" output)))
         (let ((output (build)))

@@ -19,6 +19,31 @@
     (is (eql 0 (clgrpc.test:all-p3 message)))
     (is (equal "" (clgrpc.test:all-p14 message)))))
 
+(test wrong-values-name-their-field
+  (flet ((complaint (function)
+           (handler-case (funcall function)
+             (field-type-error (error)
+               (list (field-type-error-field error) (princ-to-string error))))))
+    (loop for (keyword value words) in '((:f14 5 "takes a string, not 5")
+                                         (:f1 "x" "takes a real number, not \"x\"")
+                                         (:f15 5 "takes a sequence, not 5")
+                                         (:f17 5 "takes a message of type")
+                                         (:r3 5 "takes a sequence, not 5")
+                                         (:m1 5 "takes an alist, a hash table or another map"))
+          do (destructuring-bind (field text) (complaint (lambda () (all keyword value)))
+               (is (string-equal field (format nil "clgrpc.test.All.~A" keyword)))
+               (is (search words text) "~A" text)
+               ;; the same from the setter
+               (is (equal (list field text)
+                          (complaint (lambda ()
+                                       (funcall (fdefinition `(setf ,(find-symbol
+                                                                      (format nil "ALL-~A" keyword)
+                                                                      '#:clgrpc.test)))
+                                                value (all))))))))))
+
+(test enums-are-documented
+  (is (search ":red (0)" (documentation 'clgrpc.test:color 'type))))
+
 (test values-are-checked-and-converted
   (let ((message (all)))
     (signals type-error (setf (clgrpc.test:all-f3 message) (expt 2 31)))
@@ -29,6 +54,7 @@
     (signals type-error (setf (clgrpc.test:all-f3 5) 1))
     (signals type-error (clgrpc.test:all-f3 (clgrpc.test:make-inner)))
     (signals misuse (setf (clgrpc.test:all-f16 message) :mauve))
+    (signals type-error (setf (clgrpc.test:all-m1 message) 5))
     (setf (clgrpc.test:all-f1 message) 1/2)
     (is (eql 0.5d0 (clgrpc.test:all-f1 message)))
     (setf (clgrpc.test:all-f16 message) 1)

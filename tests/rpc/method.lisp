@@ -15,7 +15,12 @@
     (is (string= "words.Word" (protobuf:message-type-name (rpc:rpc-method-request-type method))))
     (is (search "/words.Speaker/Echo unary" (princ-to-string method)))
     (is (equal '(:unary :server-streaming :client-streaming :bidi) (kinds-of 'words:speaker)))
-    (is (search "/words.Speaker/Echo" (documentation 'words.speaker:echo 'function)))))
+    (is (search "/words.Speaker/Echo" (documentation 'words.speaker:echo 'function)))
+    (is (search "returns the reply and" (documentation 'words.speaker:echo 'function)))))
+
+(test stubs-say-what-they-are-called-with
+  (handler-case (words.speaker:echo "127.0.0.1:1" (words:make-word))
+    (misuse (error) (is (search "is called with a channel" (princ-to-string error))))))
 
 (test several-services
   "A class of two services has the methods of both."

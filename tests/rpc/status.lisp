@@ -15,6 +15,10 @@
 (test condition-classes
   "Each status has its condition class; the report is one line that says what matters."
   (signals rpc:not-found (rpc:fail :not-found "no Ada here"))
+  (signals misuse (rpc:fail :ok "well"))
+  (signals misuse (rpc:fail :not-fund "no Ada here"))
+  (signals misuse (rpc:fail :not-found 404))
+  (signals misuse (rpc:fail :not-found "no Ada here" :details "none"))
   (let ((error (rpc:make-rpc-error :unavailable :message "cannot connect" :sent nil
                                                 :peer "127.0.0.1:1" :ended-by :transport)))
     (is (typep error 'rpc:unavailable))
