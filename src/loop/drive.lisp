@@ -13,6 +13,10 @@
 ;;;; Posts do the same with the inbox.
 ;;;;
 ;;;; A driver runs user code of its own call only (DRIVEN-FOR): what is another's makes it yield.
+;;;;
+;;;; On any loop user code that waits in our own API may go on running it itself (DRIVE-ON), below
+;;;; itself on the stack; so no thread is changed when a handler and its peer speak by turns. User
+;;;; code never runs there: as soon as some is due, a reserve thread takes the loop over.
 
 (in-package #:clgrpc.loop)
 
@@ -126,6 +130,30 @@ on."
   (step-back loop)
   (with-simple-restart (continue "Wait on.")
     (invoke-debugger interrupt)))
+
+;;; Waiting in user code that the loop itself runs
+
+(define-hot drive-on ((loop event-loop) (done-p function) argument) boolean
+  "If this thread runs LOOP and is in user code now: go on running LOOP until (DONE-P ARGUMENT) is
+true, so that nobody has to take it over, or until other user code is due, which would have to wait
+for this to return. Return false if this thread does not run LOOP."
+  (sb-sys:without-interrupts
+    (when (eq :lent (claim loop))
+      (unwind-protect
+           (sb-sys:allow-with-interrupts (drive-on-as-holder loop done-p argument))
+        (when (in-event-loop-p loop) (lend loop)))
+      t)))
+
+(define-hot drive-on-as-holder ((loop event-loop) (done-p function) argument) null
+  (flush-phase loop)
+  (last-phase loop)
+  (loop until (or (plusp (event-loop-ring-count loop))
+                  (event-loop-stopping loop)
+                  (funcall done-p argument))
+        while (wait-and-dispatch loop)
+        do (read-phase loop)
+           (end-turn loop))
+  nil)
 
 (define-hot not-for-driver-p ((loop event-loop) (argument t)) boolean
   "True if LOOP, which this thread holds, is driven for another than ARGUMENT, whose user code must

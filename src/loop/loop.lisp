@@ -221,11 +221,15 @@ ago."
   (when (wait-and-dispatch loop)
     (read-phase loop)
     (when (deferred-phase loop)
-      (inbox-phase loop)
-      (timer-phase loop)
-      (flush-phase loop)
-      (last-phase loop)
+      (end-turn loop)
       t)))
+
+(define-hot end-turn ((loop event-loop)) null
+  "What comes in a turn after reading and deferred functions."
+  (inbox-phase loop)
+  (timer-phase loop)
+  (flush-phase loop)
+  (last-phase loop))
 
 ;;; What others call
 

@@ -75,7 +75,8 @@
    #:take #:overtake #:lend #:resume #:hand-over #:retire #:call-user #:with-baton
    #:call-with-baton #:holds-baton-p #:prepare-to-wait #:*event-loop*
    ;; drive.lisp
-   #:enter-call #:leave-call #:call-served #:drive #:not-for-driver-p #:run-now #:run-or-post
+   #:enter-call #:leave-call #:call-served #:drive #:drive-on #:not-for-driver-p #:run-now
+   #:run-or-post
    ;; connection.lisp
    #:make-connection #:connection-output #:connection-output-pending-p #:connection-unsent
    #:flush-connection #:stop-reading #:start-reading #:close-connection

@@ -4,10 +4,10 @@
 ;;;; A unary or server-streaming handler starts when the request is whole and half-closed; a
 ;;;; client-streaming one at the first message or the half-close, a bidi one at the headers, since
 ;;;; it may speak first. Handlers run on the loop after all connections of the turn were read; those
-;;;; of methods that block (see ROUTE) on a reserve thread. A handler that loses the loop to another
-;;;; thread goes on as if it had been started there: its answer is encoded by its thread and posted.
-;;;; A handler that returns its call keeps it: it answers later with REPLY or FINISH (the reactive
-;;;; style).
+;;;; of methods that block (see ROUTE) on a reserve thread. A handler on the loop that waits goes on
+;;;; running that until another's code is due. A handler that loses the loop to another thread goes on
+;;;; as if it had been started there: its answer is encoded by its thread and posted. A handler that
+;;;; returns its call keeps it: it answers later with REPLY or FINISH (the reactive style).
 
 (in-package #:clgrpc.server)
 
@@ -334,6 +334,14 @@ sent: a handler may signal anything in its slots."
   (unless (call-status call) (start-call call))
   nil)
 
+(define-hot server-drive ((call server-call) (ready-p function)) boolean
+  "The operation DRIVE: a handler that waits where its octets arrived goes on running the loop."
+  (flet ((done-p (call) (or (call-status call) (funcall ready-p call))))
+    (declare (dynamic-extent #'done-p))
+    (and (loop:drive-on (wire-call-loop call) #'done-p call)
+         (done-p call)
+         t)))
+
 (defun no-wait (call &rest arguments) (declare (ignore call arguments)) nil)
 
 (defun make-server-operations (deliver half-close)
@@ -343,7 +351,7 @@ sent: a handler may signal anything in its slots."
                    :leave #'no-wait :taken #'rpc:wire-taken :decode #'rpc:wire-decode
                    :post #'rpc:wire-post
                    :room #'rpc:wire-room :await-metadata #'no-wait
-                   :schedule #'rpc:wire-schedule :drive #'no-wait
+                   :schedule #'rpc:wire-schedule :drive #'server-drive
                    :deliver deliver :half-close half-close))
 
 (define-load-time-global **request-operations**

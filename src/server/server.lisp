@@ -92,8 +92,8 @@ LISTEN is an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\", \"inproc:NA
 form that doc/addresses.md has, or a list of such; port 0 picks a free one (see SERVER-ADDRESS).
 LOOPS, 1 to 1024, is how many event loops, each a thread, share the connections. EXECUTION says
 where handlers run: :inline always on the loop that received the call; :blocking on a reserve
-thread; :auto, the default, on the loop until one overstays or waits, then that method's on reserve
-threads until 64 in a row were done within 100 µs; or an alist from method, the symbol of its
+thread; :auto, the default, on the loop until one overstays, or waits while others are due, then
+that method's on reserve threads until 64 in a row were done within 100 µs; or an alist from method, the symbol of its
 generic function, to one of these. Whatever it says, a handler that blocks holds up nobody else for
 long: another thread takes the loop over. CREDENTIALS, what TLS-CREDENTIALS returns, has the server
 speak TLS, and only that; nil, the default, is plaintext. COMPRESSION, :gzip, :deflate or :identity,

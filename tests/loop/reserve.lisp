@@ -111,6 +111,7 @@
   (let* ((reserve (make-reserve :threads 1))
          (event-loop (make-event-loop :reserve reserve))
          (answers '())
+         (threads 0)
          (done (sb-thread:make-semaphore)))
     (launch-event-loop event-loop)
     (unwind-protect
@@ -123,12 +124,48 @@
                                   (lambda (argument)
                                     (declare (ignore argument))
                                     (dotimes (i 10) (push (prepare-to-wait) answers))
+                                    ;; before this one, overtaken, becomes one of them
+                                    (setf threads (reserve-thread-count reserve))
                                     (sb-thread:signal-semaphore done))
                                   nil))
                      event-loop)))
            (is-true (sb-thread:wait-on-semaphore done :timeout 20))
            (is (every #'identity answers))
-           (is (= 1 (reserve-thread-count reserve))))
+           (is (= 1 threads)))
       (stop-event-loop event-loop)
       (join-event-loop event-loop)
       (close-reserve reserve 5))))
+
+(test user-code-drives-on
+  "User code that waits runs its loop on until what it waits for comes or other user code is due."
+  (let* ((reserve (make-reserve :threads 1))
+         (event-loop (make-event-loop :reserve reserve))
+         (posted nil) (ran '())
+         (done (sb-thread:make-semaphore)))
+    (flet ((wait (argument)
+             (declare (ignore argument))
+             (post event-loop (lambda () (setf posted t)))
+             (push (drive-on event-loop (lambda (loop) (declare (ignore loop)) posted) event-loop)
+                   ran)
+             (push posted ran)
+             (post event-loop (lambda ()
+                                (defer event-loop
+                                  (lambda (argument)
+                                    (declare (ignore argument))
+                                    (sb-thread:signal-semaphore done))
+                                  event-loop)))
+             (push (drive-on event-loop (constantly nil) event-loop) ran)
+             nil))
+      (is (null (drive-on event-loop (constantly t) event-loop)) "this thread does not run it")
+      (launch-event-loop event-loop)
+      (unwind-protect
+           (progn
+             (post event-loop (lambda ()
+                                (defer event-loop
+                                  (lambda (loop) (call-user loop #'wait nil))
+                                  event-loop)))
+             (is-true (sb-thread:wait-on-semaphore done :timeout 20))
+             (is (equal '(t t t) ran)))
+        (stop-event-loop event-loop)
+        (join-event-loop event-loop)
+        (close-reserve reserve 5)))))

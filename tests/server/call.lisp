@@ -102,6 +102,35 @@
           do (with-probe (channel :options (list :execution execution)) (:ask #'thread-name)
                (is (string= expected (lab:note-text (ask channel (note 1)))))))))
 
+(test waiting-handlers-run-the-loop
+  "A handler that waits for its peer goes on running the loop, as long as no other is due."
+  (let ((elsewhere (list 0)))
+    (flet ((echo (stream call)
+             (grpc:do-messages (note stream)
+               (unless (loop:in-event-loop-p loop:*event-loop*)
+                 (sb-ext:atomic-incf (car elsewhere)))
+               (grpc:send call note))))
+      (with-probe (channel :server server :options '(:execution :inline))
+          (:chat #'echo :ask #'double)
+        (flet ((exchange (call number)
+                 (grpc:send call (note number))
+                 (is (= number (number-of (grpc:receive call))))))
+          ;; a handler that had no processor for long may be overtaken
+          (is (loop repeat 5
+                    thereis (grpc:with-call (call (chat channel :open))
+                              (setf (car elsewhere) 0)
+                              (dotimes (i 50) (exchange call i))
+                              (zerop (car elsewhere))))
+              "nobody else ran the loop")
+          (grpc:with-call (first (chat channel :open))
+            (exchange first 1)
+            (grpc:with-call (second (chat channel :open))
+              (exchange second 2)
+              (is (= 6 (number-of (ask channel (note 3)))))
+              (exchange first 4)
+              (exchange second 5))
+            (exchange first 6)))))))
+
 (test several-loops
   "Connections are shared by the loops of a server; each serves its own."
   (with-probe (first :server server :options '(:loops 3 :execution :inline)) (:ask #'double)

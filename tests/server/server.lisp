@@ -80,7 +80,9 @@
                           (is (wait-until (lambda () (not (grpc:server-running-p server)))))
                           (grpc:send chat (note 1))
                           (is (= 1 (number-of (grpc:receive chat))))
-                          ;; a new call finds nobody
+                          ;; a new call finds nobody, once the client has been told
+                          (is (wait-until (lambda () (not (eq :ready
+                                                              (grpc:channel-state channel))))))
                           (let ((error (caught (ask channel (note 1) :timeout 5))))
                             (is (typep error 'grpc:unavailable))
                             (is (not (grpc:rpc-error-sent-p error))))
