@@ -90,6 +90,7 @@
                (:file "watch")
                (:file "dns")
                (:file "socket")
+               (:file "stream")
                (:file "server")
                (:file "program")))
 
@@ -456,6 +457,7 @@
                (:file "watch")
                (:file "dns")
                (:file "socket")
+               (:file "stream")
                (:file "server")
                (:file "examples")
                (:file "poller")))

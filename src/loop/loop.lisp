@@ -286,12 +286,29 @@ so."
     (funcall (poller-wake (event-loop-poller loop)) (event-loop-poller loop)))
   nil)
 
+;; Each loop may have one function for a signal; all that have one are told. The list is replaced,
+;; never changed, since a signal may come while it is being read.
+(defglobal **signal-takers** '())       ; elements (signal loop . function)
+(defglobal **signal-lock** (sb-thread:make-mutex :name "clgrpc signals"))
+
+(defun pass-signal-on (signal)
+  (loop for (taken loop . function) in **signal-takers**
+        when (= taken signal) do (post loop function)))
+
 (defun on-signal (loop signal function)
   "Have FUNCTION called, without arguments, on LOOP whenever the process gets SIGNAL, a number such
-as OS:+SIGTERM+; with NIL for FUNCTION, give SIGNAL its default action again. From any thread."
-  (if function
-      (os:handle-signal signal (lambda () (post loop function)))
-      (os:reset-signal signal)))
+as OS:+SIGTERM+; with NIL for FUNCTION, no more. Other loops may ask for the same signal, and each
+gets it; when none does, it has its default action again. From any thread."
+  (sb-thread:with-mutex (**signal-lock**)
+    (let ((others (remove-if (lambda (taker)
+                               (and (= signal (first taker)) (eq loop (second taker))))
+                             **signal-takers**)))
+      (setf **signal-takers** (if function
+                                  (cons (list* signal loop function) others)
+                                  others))
+      (if (find signal **signal-takers** :key #'first)
+          (os:handle-signal signal (lambda () (pass-signal-on signal)))
+          (os:reset-signal signal)))))
 
 ;;; Life
 

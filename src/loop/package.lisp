@@ -38,6 +38,8 @@
    ;; socket.lisp
    #:socket #:socket-data #:socket-closed-p #:socket-peer #:socket-unsent-octets
    #:write-socket-data #:close-socket #:set-socket-timeouts #:enable-socket #:disable-socket
+   ;; stream.lisp
+   #:async-io-stream #:stream-socket #:socket-stream
    ;; condition.lisp
    #:event-info #:event-error #:event-errcode #:event-errmsg
    #:socket-info #:tcp-socket

@@ -61,9 +61,10 @@ the last one added is called first. From any thread."
 
 (defun signal-handler (number function &key event-cb (loop *event-loop*))
   "Have FUNCTION called with NUMBER, that of a signal such as +SIGINT+, on LOOP whenever the process
-gets it, until FREE-SIGNAL-HANDLER or the end of the loop. The process has one handler for a signal:
-this replaces what was done about it before, also by other loops. EVENT-CB gets errors in it. Return
-the handler, for CANCEL. From any thread."
+gets it, until FREE-SIGNAL-HANDLER or the end of the loop. A loop has one handler for a signal: this
+replaces LOOP's handler before. Other loops that ask for it get it too; its default action, and what
+others than loops had done about it, is suspended. EVENT-CB gets errors in it. Return the handler,
+for CANCEL. From any thread."
   (let* ((loop (the-loop loop))
          (watch (make-signal-watch :loop loop :number number :callback function
                                    :event-cb event-cb)))
@@ -88,8 +89,8 @@ the handler, for CANCEL. From any thread."
       (end-signal-handler watch))))
 
 (defun free-signal-handler (number &key (loop *event-loop*))
-  "Have LOOP do nothing more about the signal NUMBER, which has its default action again. From any
-thread."
+  "Have LOOP do nothing more about the signal NUMBER, which has its default action again unless
+another loop handles it. From any thread."
   (let ((loop (the-loop loop)))
     (on-loop (loop) (free-signal-now loop number))
     nil))

@@ -32,7 +32,7 @@
       arguments))
 
 (defparameter *socket-arguments*
-  '(:event-cb :connect-cb :write-cb :drain-cb :in-place :tls :high-water :low-water
+  '(:event-cb :connect-cb :write-cb :drain-cb :in-place :stream :tls :high-water :low-water
     :max-unsent-octets :read-timeout :write-timeout)
   "What callers of servers and clients may say about their sockets.")
 
@@ -42,15 +42,19 @@
         unless (member key *socket-arguments*)
           do (misuse "There is no argument ~S here; about sockets there are~{ ~S~}." key
                      *socket-arguments*))
-  (destructuring-bind (&key event-cb connect-cb write-cb drain-cb in-place tls
+  (destructuring-bind (&key event-cb connect-cb write-cb drain-cb in-place stream tls
                          (high-water +high-water-octets+) (low-water (ash high-water -2))
                          (max-unsent-octets (options-max-unsent-octets **default-options**))
                          read-timeout write-timeout)
       arguments
     (let ((tls (if (eq t tls) (tls-credentials :alpn nil) tls)))
       (when tls (check-credentials tls (if incoming :server :client)))
-      (make-manner :read-cb read-cb :event-cb event-cb :connect-cb connect-cb :write-cb write-cb
-                   :drain-cb drain-cb :in-place (and in-place t) :incoming incoming :tls tls
+      (when (and stream in-place)
+        (misuse "A socket has :STREAM or :IN-PLACE, not both: a stream keeps what is not read."))
+      (make-manner :read-cb (if stream (stream-feeder read-cb) read-cb) :stream (and stream t)
+                   :event-cb event-cb :connect-cb connect-cb :write-cb write-cb
+                   :drain-cb drain-cb :in-place (and (or stream in-place) t) :incoming incoming
+                   :tls tls
                    :high-water high-water :low-water low-water :max-unsent max-unsent-octets
                    :read-timeout read-timeout :write-timeout write-timeout))))
 
@@ -107,6 +111,8 @@ a socket is not read (1 MB).
 :READ-TIMEOUT and :WRITE-TIMEOUT as for SET-SOCKET-TIMEOUTS.
 :IN-PLACE true: (READ-CB socket octets start end) reads what has come where the loop has it, without
 a copy; it is valid until READ-CB returns.
+:STREAM true: (READ-CB socket stream) is called when something has come, with the socket's
+ASYNC-IO-STREAM, to read it from.
 :TLS, what TLS-CREDENTIALS returns with :ALPN nil, has the connections speak TLS.
 :BACKLOG, connections that may wait to be accepted; :MAX-CONNECTIONS, those held at once; more are
 closed; :REUSE-PORT true: other processes may share the port, if they say so too.
@@ -159,14 +165,15 @@ thread."
          (target (parse-target target))
          (manner (make-manner-from read-cb nil (without-keys arguments :loop :data
                                                              :connect-timeout)))
-         (socket (%make-socket :loop loop :manner manner)))
+         (socket (%make-socket :loop loop :manner manner))
+         (result (if (manner-stream manner) (socket-stream socket) socket)))
     (on-loop (loop)
       (begin-socket socket)
       (when data (write-socket-data socket data))
       (connect-to loop target (timeout-ns connect-timeout)
                   (lambda (transport condition)
                     (socket-connected socket target transport condition))))
-    socket))
+    result))
 
 (defun socket-connected (socket target transport condition)
   "The attempt to connect SOCKET has ended."
@@ -194,8 +201,10 @@ The keyword arguments, all optional:
 CONNECT-TIMEOUT, DNS-ERROR or another CONNECT-ERROR. :CONNECT-TIMEOUT, in seconds (20).
 :TLS, what TLS-CREDENTIALS returns with :ALPN nil, or T for those that trust whom the system trusts,
 has the connection speak TLS with HOST; what is written waits for the handshake.
-:LOOP, by default that of this thread. :WRITE-CB, :DRAIN-CB, :HIGH-WATER, :LOW-WATER,
-:MAX-UNSENT-OCTETS, :READ-TIMEOUT, :WRITE-TIMEOUT and :IN-PLACE as for TCP-SERVER.
+:LOOP, by default that of this thread. With :STREAM true (READ-CB socket stream) is called when
+something has come, and what is returned is that stream, an ASYNC-IO-STREAM, instead of the socket.
+:WRITE-CB, :DRAIN-CB, :HIGH-WATER, :LOW-WATER, :MAX-UNSENT-OCTETS, :READ-TIMEOUT, :WRITE-TIMEOUT
+and :IN-PLACE as for TCP-SERVER.
 Signal MISUSE if HOST and PORT are none, or the loop has stopped. A call with EVENT-CB for the
 fourth argument works too. From any thread."
   (apply #'connect (host-target host port) read-cb (event-cb-first arguments)))

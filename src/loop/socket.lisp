@@ -25,6 +25,7 @@
   (write-cb nil :type callback)
   (drain-cb nil :type callback)
   (in-place nil :type boolean)
+  (stream nil :type boolean)            ; READ-CB gets a stream; see stream.lisp
   (incoming nil :type boolean)
   (tls nil :type (or null tls-credentials))
   (high-water +high-water-octets+ :type index)
@@ -34,9 +35,10 @@
   (write-timeout nil :type (or null real)))
 
 (defstruct (extra (:copier nil))
-  "EARLY is output from before there is a connection. A time-out has a timer and NS, and the last
-time something moved."
+  "EARLY is output from before there is a connection, STREAM the socket's, if it is used as one. A
+time-out has a timer and NS, and the last time something moved."
   (early nil :type (or null buffer))
+  (stream nil)
   (read-timer nil :type (or null timer))
   (read-ns 0 :type nanoseconds)
   (read-at 0 :type nanoseconds)
@@ -199,7 +201,8 @@ Signal SOCKET-ERROR or TLS-ERROR, and close TRANSPORT, if that cannot be."
     (when extra
       (stop-timer loop (extra-read-timer extra))
       (stop-timer loop (extra-write-timer extra))
-      (setf (%socket-extra socket) nil))))
+      ;; a stream can be read to its end
+      (unless (extra-stream extra) (setf (%socket-extra socket) nil)))))
 
 (defun stop-timer (loop timer)
   (when timer (cancel-timer (event-loop-wheel loop) timer)))
@@ -298,7 +301,8 @@ than that which runs the loop true is returned if SOCKET was not closed."
 
 (defun set-callbacks (socket read-cb write-cb event-cb)
   (let ((manner (setf (%socket-manner socket) (copy-manner (%socket-manner socket)))))
-    (when read-cb (setf (manner-read-cb manner) read-cb))
+    (when read-cb
+      (setf (manner-read-cb manner) (if (manner-stream manner) (stream-feeder read-cb) read-cb)))
     (when write-cb (setf (manner-write-cb manner) write-cb))
     (when event-cb (setf (manner-event-cb manner) event-cb))))
 

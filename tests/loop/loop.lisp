@@ -205,6 +205,25 @@
              (is-true where))
         (on-signal loop os:+sigusr1+ nil)))))
 
+(test signals-reach-each-loop-that-asks
+  (with-loops (one other) ()
+    (let ((one-got (sb-thread:make-semaphore)) (other-got (sb-thread:make-semaphore)))
+      (flet ((send () (sb-posix:kill (sb-posix:getpid) os:+sigusr1+)))
+        (unwind-protect
+             (progn
+               (on-signal one os:+sigusr1+ (lambda () (sb-thread:signal-semaphore one-got)))
+               (on-signal other os:+sigusr1+ (lambda () (sb-thread:signal-semaphore other-got)))
+               (send)
+               (is-true (await one-got))
+               (is-true (await other-got))
+               (on-signal other os:+sigusr1+ nil)
+               (send)
+               (is-true (await one-got))
+               (settle other)
+               (is (= 0 (sb-thread:semaphore-count other-got))))
+          (on-signal one os:+sigusr1+ nil)
+          (on-signal other os:+sigusr1+ nil))))))
+
 ;;; Life
 
 (test loop-that-is-never-started

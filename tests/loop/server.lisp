@@ -138,6 +138,6 @@
                                  (is (search "certificate" (princ-to-string event)))
                                  (close-tcp-server server)))
         (signals misuse (tcp-server "127.0.0.1" 0 #'list :tls (client-credentials)))
-        (signals misuse (tcp-server "127.0.0.1" 0 #'list :stream t))))
+        (signals misuse (tcp-server "127.0.0.1" 0 #'list :streem t))))
     (is (null (set-exclusive-or '((:server socket-error) (:client socket-error)) told
                                 :test #'equal)))))

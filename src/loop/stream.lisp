@@ -1,0 +1,163 @@
+;;;; Sockets as Gray streams: READ-BYTE, READ-SEQUENCE, READ-LINE, WRITE-BYTE, WRITE-SEQUENCE,
+;;;; FORMAT and CLOSE on a socket of the loop. Nothing here waits: what has not come yet is the end
+;;;; of file for now, and output goes where WRITE-SOCKET-DATA puts it.
+;;;;
+;;;; What has come and is not read is kept, up to HIGH-WATER octets and one read of the loop; then
+;;;; the socket is read no more until no more than LOW-WATER are left. Without anything unread a
+;;;; stream has no buffer. Input is read on the loop; output may be written by any thread.
+
+(in-package #:clgrpc.loop)
+
+(defclass async-io-stream (sb-gray:fundamental-binary-input-stream
+                           sb-gray:fundamental-character-input-stream
+                           sb-gray:fundamental-binary-output-stream
+                           sb-gray:fundamental-character-output-stream)
+  ((socket :initarg :socket :reader stream-socket)
+   (unread :initform nil :accessor stream-unread)    ; nil or a buffer that is not empty
+   (stopped :initform nil :accessor stream-stopped)) ; the socket is not read for now
+  (:documentation "A socket as a stream: what :STREAM of TCP-SERVER, TCP-CONNECT, PIPE-SERVER and
+PIPE-CONNECT gives. It is read by READ-BYTE, READ-SEQUENCE (octets) and READ-LINE (UTF-8), on its
+loop and without waiting: where nothing is left of what has come, that is the end of file, for now.
+READ-LINE gives whole lines; one that is longer than :HIGH-WATER of its socket, or that the peer has
+not ended before it closed, comes as it is, with true for a second value; one that is no UTF-8 is
+skipped with INVALID-UTF8. LISTEN tells whether there
+are octets. It is written by WRITE-BYTE, WRITE-SEQUENCE, WRITE-STRING, FORMAT and the like (UTF-8),
+from any thread, as by WRITE-SOCKET-DATA. CLOSE is CLOSE-SOCKET, with :ABORT its :FORCE."))
+
+(document-functions
+  stream-socket "The socket of the ASYNC-IO-STREAM given.")
+
+(defmethod print-object ((stream async-io-stream) to)
+  (print-unreadable-object (stream to :type t)
+    (format to "~A, ~D octet~:P unread" (stream-socket stream) (unread-octets stream))))
+
+(defun socket-stream (socket)
+  "Return SOCKET, one made with :STREAM true, as the ASYNC-IO-STREAM that its read callback gets.
+Signal MISUSE if it was made without. On its loop."
+  (unless (manner-stream (%socket-manner socket))
+    (misuse "~A was not made with :STREAM true." socket))
+  (let ((extra (ensure-extra socket)))
+    (or (extra-stream extra)
+        (setf (extra-stream extra) (make-instance 'async-io-stream :socket socket)))))
+
+;;; Input
+
+(defun stream-feeder (read-cb)
+  "The in-place read callback of sockets used as streams: keep what has come and call READ-CB."
+  (declare (type callback read-cb))
+  (lambda (socket octets start end)
+    (let* ((stream (socket-stream socket))
+           (unread (or (stream-unread stream)
+                       (setf (stream-unread stream) (make-buffer :size (- end start))))))
+      (append-octets unread octets :start start :end end)
+      (mind-water stream)
+      (when read-cb (funcall (callback-function read-cb) socket stream)))))
+
+(defun unread-octets (stream)
+  (let ((unread (stream-unread stream)))
+    (if unread (buffer-fill unread) 0)))
+
+(defun mind-water (stream)
+  "Stop reading the socket of STREAM if too much is unread, and go on if that has gone."
+  (let* ((socket (stream-socket stream))
+         (manner (%socket-manner socket))
+         (count (unread-octets stream)))
+    (cond ((stream-stopped stream)
+           (when (<= count (manner-low-water manner))
+             (setf (stream-stopped stream) nil)
+             (enable-socket socket :read t)))
+          ((> count (manner-high-water manner))
+           (setf (stream-stopped stream) t)
+           (disable-socket socket :read t)))
+    nil))
+
+(defun take-unread (stream count)
+  "COUNT of the octets that STREAM has unread are read."
+  (let ((unread (stream-unread stream)))
+    (when (and unread (= (buffer-end unread) (incf (buffer-start unread) count)))
+      (setf (stream-unread stream) nil))
+    (mind-water stream)))
+
+(defmethod sb-gray:stream-listen ((stream async-io-stream))
+  (plusp (unread-octets stream)))
+
+(defmethod sb-gray:stream-clear-input ((stream async-io-stream))
+  (take-unread stream (unread-octets stream))
+  nil)
+
+(defmethod sb-gray:stream-read-byte ((stream async-io-stream))
+  (let ((unread (stream-unread stream)))
+    (if unread
+        (prog1 (aref (buffer-octets unread) (buffer-start unread))
+          (take-unread stream 1))
+        :eof)))
+
+(defmethod sb-gray:stream-read-sequence ((stream async-io-stream) sequence &optional (start 0) end)
+  (let* ((unread (stream-unread stream))
+         (count (min (unread-octets stream) (- (or end (length sequence)) start))))
+    (when (plusp count)
+      (replace sequence (buffer-octets unread) :start1 start :end1 (+ start count)
+                                               :start2 (buffer-start unread))
+      (take-unread stream count))
+    (+ start count)))
+
+(defun last-character (octets start end)
+  "Where in OCTETS, UTF-8 from START to END, the last character begins, which may not be whole; END
+if that is ASCII."
+  (let ((lead (position-if (lambda (octet) (/= #b10 (ldb (byte 2 6) octet))) octets
+                           :start start :end end :from-end t)))
+    (if (and lead (< start lead) (logbitp 7 (aref octets lead))) lead end)))
+
+(defmethod sb-gray:stream-read-line ((stream async-io-stream))
+  (let* ((unread (stream-unread stream))
+         (octets (if unread (buffer-octets unread) (make-octets 0)))
+         (start (if unread (buffer-start unread) 0))
+         (end (if unread (buffer-end unread) 0))
+         (newline (position 10 octets :start start :end end)))
+    (flet ((text (end count)
+             (let ((line (subseq-octets octets start end)))
+               (take-unread stream count) ; what is no UTF-8 as well
+               (octets-string line))))
+      (cond (newline (values (text newline (- (1+ newline) start)) nil))
+            ((socket-closed-p (stream-socket stream)) (values (text end (- end start)) t))
+            ((stream-stopped stream)
+             (let ((end (last-character octets start end)))
+               (values (text end (- end start)) t)))
+            (t (values "" t))))))       ; the end of file, to READ-LINE
+
+;;; Output
+
+(defmethod sb-gray:stream-write-byte ((stream async-io-stream) octet)
+  (write-socket-data (stream-socket stream) (octets-of octet))
+  octet)
+
+(defmethod sb-gray:stream-write-sequence ((stream async-io-stream) sequence
+                                          &optional (start 0) end)
+  (let ((data (if (typep sequence 'octets) sequence (output-octets (subseq sequence start end)))))
+    (if (eq data sequence)
+        (write-socket-data (stream-socket stream) data :start start :end end)
+        (write-socket-data (stream-socket stream) data)))
+  sequence)
+
+(defmethod sb-gray:stream-write-string ((stream async-io-stream) string &optional (start 0) end)
+  (write-socket-data (stream-socket stream) (subseq string start end))
+  string)
+
+(defmethod sb-gray:stream-write-char ((stream async-io-stream) char)
+  (write-socket-data (stream-socket stream) (string char))
+  char)
+
+(defmethod sb-gray:stream-line-column ((stream async-io-stream))
+  nil)
+
+;;; Life
+
+(defmethod stream-element-type ((stream async-io-stream))
+  'octet)
+
+(defmethod open-stream-p ((stream async-io-stream))
+  (not (socket-closed-p (stream-socket stream))))
+
+(defmethod close ((stream async-io-stream) &key abort)
+  (close-socket (stream-socket stream) :force abort)
+  t)
