@@ -22,6 +22,7 @@
                (:file "policy")
                (:file "raw")
                (:file "lane")
+               (:file "wide")
                (:file "octets")
                (:file "store")
                (:file "condition")

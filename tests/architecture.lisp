@@ -34,6 +34,8 @@
     ("src/base/raw.lisp" "sb-alien" "the collector's own allocation, not the kernel's")
     ("src/base/lane.lisp" "sb-alien" "a variable of SBCL's runtime says what the processor has")
     ("src/base/lane.lisp" "sb-vm" "machine code names registers, which have no exported names")
+    ("src/base/wide.lisp" "sb-vm" "machine code names registers, which have no exported names")
+    ("src/base/wide.lisp" "sb-x86-64-asm" "what an operand in memory consists of is not exported")
     ("src/rpc/method.lisp" "sb-pcl" "only SBCL's CLOS knows what a generic function would call")
     ("src/rpc/method.lisp" "sb-c" "the lock CLOS holds while it defines methods has no exported name")
     ("src/protobuf/wire.lisp" "sb-c" "sign extension of a machine word has no exported name"))

@@ -55,14 +55,15 @@ it, which costs speed only.")
                  sum (ash (ldb (byte ,bits 0) ,value) shift))))
 
 #+x86-64
-(defmacro define-kernel (name arguments results (&key integers vectors wide-vectors shift)
+(defmacro define-kernel (name arguments results (&key integers vectors wide-vectors shift
+                                                      widest masks)
                          documentation &body body)
   "Define NAME as a function of ARGUMENTS, each a name and one of :SAP, :COUNT, :WORD (64 bits) and
 :OCTETS (a vector, whose data begin +OCTETS-DATA+ behind what is in the register), that returns
 RESULTS, a list of names of unsigned words or (name bits). BODY is assembler for it, whose symbols
 are labels, and sees all of these as registers, and besides INTEGERS, VECTORS (of 16 octets),
-WIDE-VECTORS (of 32) and SHIFT, the one that shifts count by; it leaves ARGUMENTS as they are.
-NAME counts as a leaf."
+WIDE-VECTORS (of 32), WIDEST (of 64; wide.lisp) with MASKS, and SHIFT, the one that shifts count by;
+it leaves ARGUMENTS as they are. NAME counts as a leaf."
   (flet ((argument-type (kind)
            (ecase kind
              (:sap 'sb-sys:system-area-pointer)
@@ -100,7 +101,11 @@ NAME counts as a leaf."
            ,@(when vectors `((:temporary (:sc sb-vm::int-sse-reg) ,@vectors)))
            ,@(when wide-vectors `((:temporary (:sc sb-vm::int-avx2-reg) ,@wide-vectors)))
            (:generator 50
-             ,@body)))
+             (let (,@(loop for register in widest
+                           for i from 0 collect `(,register (wide-register ,i)))
+                   ,@(loop for register in masks
+                           for i from 0 collect `(,register (mask-register ,i))))
+               (sb-assem:assemble () ,@body)))))
        (note-leaf ',name)
        (setf (documentation ',name 'function) ,documentation))))
 

@@ -53,6 +53,8 @@
    #:make-raw-vector
    ;; lane.lisp
    #:define-kernel #:+octets-data+ #:+kernels-p+ #:lanes-p #:bit-lanes-p #:inst #:memory #:lanes
+   ;; wide.lisp
+   #:wide-lanes-p #:wide #:plain #:broadcast #:masked
    ;; utf8.lisp
    #:invalid-utf8 #:invalid-utf8-position #:utf8-length #:encode-utf8 #:decode-utf8
    #:string-octets #:octets-string #:put-utf8 #:ascii-octets #:octets-ascii #:ascii-string

@@ -1,8 +1,9 @@
 ;;;; Packed varints in machine code, for x86-64 (src/base/lane.lisp says what a kernel is). Where
 ;;;; the varints of 64 octets end is found at once, so that reading one need not wait for the length
-;;;; of the one before it; the bits of each are put together, or apart, by PEXT and PDEP. What
-;;;; kernels leave, such as the last octets and varints of more than ten, the loops of sequence.lisp
-;;;; do, and on other processors everything.
+;;;; of the one before it; the bits of each are put together, or apart, by PEXT and PDEP, or with
+;;;; AVX-512 (src/base/wide.lisp) those of eight varints together. Each kind of kernel leaves to the
+;;;; next what it does not know, such as varints of more than eight octets, and the last octets;
+;;;; what is left by all, the loops of sequence.lisp do, and on other processors everything.
 ;;;;
 ;;;; An ELEMENT is :int32, :uint32, :int64 (also without sign), :sint32 or :sint64.
 
@@ -10,19 +11,6 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +septets+ #x7F7F7F7F7F7F7F7F)
-
-  (defun bits-instruction (name to from mask)
-    "Emit PEXT or PDEP, which SBCL's assembler does not have, for registers."
-    (flet ((low (register) (ldb (byte 3 0) (sb-c:tn-offset register)))
-           (top (register shift) (if (logbitp 3 (sb-c:tn-offset register)) 0 (ash 1 shift))))
-      (dolist (octet (list #xC4
-                           (logior #b01000010 (top to 7) (top mask 5))
-                           (logior #b10000000
-                                   (ash (logxor 15 (sb-c:tn-offset from)) 3)
-                                   (ecase name (:pext 2) (:pdep 3)))
-                           #xF5
-                           (logior #b11000000 (ash (low to) 3) (low mask))))
-        (sb-assem:inst byte octet))))
 
   (defun compact-varint (value spare mask)
     "Emit instructions that put the low seven bits of each octet of VALUE side by side, in steps."
@@ -61,7 +49,60 @@
       (sb-assem:inst xor from spare))
     (if (= 4 (element-width element))
         (sb-assem:inst mov :dword place from)
-        (sb-assem:inst mov place from))))
+        (sb-assem:inst mov place from)))
+
+  (defun load-elements (element to place spare)
+    "Emit instructions that load the eight elements at PLACE as the 64 bits of their varints."
+    (wide (ecase element
+            ((:int32 :sint32) :vpmovsxdq)
+            (:uint32 :vpmovzxdq)
+            ((:int64 :sint64) :vmovdqu64))
+          to place)
+    (when (member element '(:sint32 :sint64))
+      (wide :vpsraq spare to 63)
+      (wide :vpaddq to to to)
+      (wide :vpxorq to to spare)))
+
+  (defun store-elements (element place from spare one)
+    "Emit instructions that store the eight varints whose bits are in FROM as elements at PLACE."
+    (when (member element '(:sint32 :sint64))
+      (wide :vpandq spare from one)
+      (wide :vpsrlq from from 1)
+      (wide :vpsubq spare one spare)    ; 0 becomes 1, and 1 becomes 0
+      (wide :vpsubq spare spare one)
+      (wide :vpxorq from from spare))
+    (wide (if (= 4 (element-width element)) :vpmovqd-to :vmovdqu64-to) place from)))
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun decode-eight (element width)
+    "Instructions that read the varints at HERE that end where ENDS has a bit, up to LAST, a bit of
+it, into the eight elements at DONE, and go behind them."
+    `((inst lea next (memory 1 ends ends)) ; where they begin
+      (plain :kmovq some ends)
+      (plain :kmovq others next)
+      (inst rep)
+      (inst bsf last last)              ; TZCNT
+      (wide :vmovdqu64 octets (memory 0 from here))
+      (wide :vpxorq lasts lasts lasts)
+      (wide :vpcompressb (masked some lasts) positions)
+      (wide :vpxorq firsts firsts firsts)
+      (wide :vpcompressb (masked others firsts) positions)
+      (wide :vpermb lasts eighths lasts)
+      (wide :vpermb firsts eighths firsts)
+      (wide :vpsubb spare lasts firsts)
+      (wide :vpcmpb some spare seven 6) ; more than eight octets
+      (plain :kortestq some some)
+      (inst jmp :nz OUT)
+      (inst lea here (memory 1 here last))
+      (wide :vpaddb firsts firsts places)
+      (wide :vpcmpub some firsts lasts 2)
+      (wide :vpermb (masked some values) firsts octets) ; each varint in eight octets
+      (wide :vpandq values values septets)
+      (wide :vpmaddubsw values pairs values)
+      (wide :vpmaddwd values values quads)
+      (wide :vpsrlq spare values 4)
+      (wide :vpternlogq spare low values #b10111000) ; the low 28 bits of VALUES, else SPARE
+      (store-elements ,element (memory 0 to done ,width) spare values one))))
 
 (define-kernel %count-ends ((from :sap) (count :count)) (ends here)
     (:integers (mask) :vectors (octets))
@@ -78,6 +119,182 @@
   (inst add here 16)
   (inst jmp LOOP)
   OUT)
+
+(defmacro define-wide-kernels (element sizes pack unpack)
+  "Define the three kernels of ELEMENT for eight varints at a time, of at most eight octets each."
+  (let ((width (element-width element)))
+    `(progn
+       ,@(when sizes
+           `((define-kernel ,sizes ((from :sap) (count :count)) (total done)
+                 (:integers (next) :widest (sums values spare one most))
+                 "How many octets the varints of the elements at FROM take, and how many these are:
+all of the COUNT but seven at most."
+               (broadcast one next 1)
+               (broadcast most next 640)
+               (wide :vpxorq sums sums sums)
+               (inst xor done done)
+               LOOP
+               (inst lea next (memory 8 done))
+               (inst cmp next count)
+               (inst jmp :nbe OUT)
+               (load-elements ,element values (memory 0 from done ,width) spare)
+               (wide :vporq values values one)
+               (wide :vplzcntq values values)
+               (wide :vpsllq spare values 3)
+               (wide :vpaddq values values spare)
+               (wide :vpsubq values most values) ; 64, and 9 for each bit
+               (wide :vpsrlq values values 6)
+               (wide :vpaddq sums sums values)
+               (inst mov done next)
+               (inst jmp LOOP)
+               OUT
+               (wide :vshufi64x2 spare sums sums #b01001110)
+               (wide :vpaddq sums sums spare)
+               (wide :vshufi64x2 spare sums sums #b10110001)
+               (wide :vpaddq sums sums spare)
+               (wide :vpshufd spare sums #b01001110)
+               (wide :vpaddq sums sums spare)
+               (wide :vmovq-to total sums))))
+       ,@(when pack
+           `((define-kernel ,pack ((from :sap) (count :count) (to :sap) (room :count)) (done here)
+                 (:integers (next)
+                  :widest (values spread spare packed shifts septets one octets long tops rests)
+                  :masks (some))
+                 "Write the varints of the COUNT elements at FROM to TO, eight while there are eight
+and 64 octets are left of ROOM. Return how many elements and octets that were."
+               (inst xor done done)
+               (inst xor here here)
+               (broadcast shifts next #x312A231C150E0700)
+               (broadcast septets next +septets+)
+               (broadcast one next 1)
+               (broadcast octets next 56)
+               (broadcast long next #xFF00000000000000)
+               (broadcast tops next #x8080808080808080)
+               (wide :vpsrlq rests tops 8)
+               LOOP
+               (inst lea next (memory 8 done))
+               (inst cmp next count)
+               (inst jmp :nbe OUT)
+               (inst lea next (memory 64 here))
+               (inst cmp next room)
+               (inst jmp :nbe OUT)
+               (load-elements ,element values (memory 0 from done ,width) spare)
+               ,@(unless (member element '(:uint32 :sint32))
+                   `((wide :vptestmq some values long)
+                     (plain :kortestq some some)
+                     (inst jmp :nz OUT)))
+               (wide :vpmultishiftqb spread shifts values)
+               (wide :vpandq spread spread septets)
+               (wide :vporq spare spread one)
+               (wide :vplzcntq spare spare)
+               (wide :vpandq spare spare octets) ; the bits of unused octets
+               (wide :vpsrlvq values tops spare) ; the octets that are used
+               (wide :vpsrlvq spare rests spare) ; those that another follows
+               (wide :vporq spread spread spare)
+               (wide :vpmovb2m some values)
+               (wide :vpxorq packed packed packed)
+               (wide :vpcompressb (masked some packed) spread)
+               (wide :vmovdqu64-to (memory 0 to here) packed)
+               (plain :kmovq-to next some)
+               (inst popcnt next next)
+               (inst add here next)
+               (inst add done 8)
+               (inst jmp LOOP)
+               OUT)))
+       ,@(when unpack
+           `((define-kernel ,unpack
+                 ((from :sap) (count :count) (to :sap) (room :count) (scratch :sap)) (done here)
+                 (:integers (base ends last next)
+                  :widest (octets positions eighths places lasts firsts values spare
+                           septets one seven low pairs quads)
+                  :masks (some others))
+                 "Read varints of the COUNT octets at FROM into the elements at TO while there is
+room for eight of ROOM elements and 64 octets are left. Return how many elements and octets that
+were. The octets are gone over 1,024 at a time: first all are looked at for ends of varints, which
+become the bits of SCRATCH, seventeen words, so that where to go on is known early."
+               (inst xor done done)
+               (inst xor here here)
+               (broadcast places next #x0706050403020100) ; of octets in eight
+               (wide :vpmovzxbq eighths places)
+               (broadcast spare next #x0101010101010101)
+               (wide :vpmullq eighths eighths spare) ; which eight each octet is in
+               (wide :vpsllq positions eighths 3)
+               (wide :vpaddb positions positions places)
+               (broadcast septets next +septets+)
+               (broadcast one next 1)
+               (broadcast seven next #x0707070707070707)
+               (broadcast low next #x0FFFFFFF)
+               (broadcast pairs next #x8001800180018001)
+               (broadcast quads next #x4000000140000001)
+               CHUNK
+               (inst mov base count)
+               (inst sub base here)
+               (inst shr base 6)
+               (inst jmp :z OUT)
+               (inst lea next (memory 8 done))
+               (inst cmp next room)
+               (inst jmp :nbe OUT)
+               (inst cmp base 16)
+               (inst jmp :be FEWER)
+               (inst mov base 16)
+               FEWER
+               (inst xor next next)
+               (inst lea last (memory 0 from here))
+               BLOCK
+               (wide :vmovdqu64 octets (memory 0 last))
+               (wide :vpmovb2m some octets)
+               (plain :kmovq-to ends some)
+               (inst not ends)
+               (inst mov (memory 0 scratch next 8) ends)
+               (inst add last 64)
+               (inst add next 1)
+               (inst cmp next base)
+               (inst jmp :b BLOCK)
+               (inst shl base 6)
+               (inst lea next (memory -64 base here))
+               (inst mov (memory 128 scratch) next) ; the last place with 64 octets and their bits
+               (inst mov base here)
+               EIGHT
+               (inst mov ends here)
+               (inst sub ends base)
+               (inst mov next ends)
+               (inst and :dword next 7)
+               (inst shr ends 3)
+               (inst mov ends (memory 0 scratch ends))
+               (plain :shrx ends ends next) ; of the next 57 octets
+               (inst mov :dword next 128)
+               (plain :pdep last next ends) ; the eighth end
+               (inst test last last)
+               (inst jmp :z FEW)
+               ,@(decode-eight element width)
+               (inst add done 8)
+               (inst cmp here (memory 128 scratch))
+               (inst jmp :nbe CHUNK)
+               (inst lea next (memory 8 done))
+               (inst cmp next room)
+               (inst jmp :be EIGHT)
+               (inst jmp OUT)
+               FEW
+               (inst bsr last ends)
+               (inst jmp :z OUT)
+               (inst xor next next)
+               (inst bts next last)
+               (inst mov last next)
+               ,@(decode-eight element width)
+               (inst popcnt next ends)
+               (inst add done next)
+               (inst cmp here (memory 128 scratch))
+               (inst jmp :nbe CHUNK)
+               (inst lea next (memory 8 done))
+               (inst cmp next room)
+               (inst jmp :be EIGHT)
+               OUT))))))
+
+(define-wide-kernels :int32 %wide-sizes-int32 %wide-pack-int32 %wide-unpack-int32)
+(define-wide-kernels :uint32 %wide-sizes-uint32 %wide-pack-uint32 nil)
+(define-wide-kernels :int64 %wide-sizes-int64 %wide-pack-int64 %wide-unpack-int64)
+(define-wide-kernels :sint32 %wide-sizes-sint32 %wide-pack-sint32 %wide-unpack-sint32)
+(define-wide-kernels :sint64 %wide-sizes-sint64 %wide-pack-sint64 %wide-unpack-sint64)
 
 (defmacro define-varint-kernels (element sizes pack unpack)
   "Define the three kernels of ELEMENT."
@@ -122,7 +339,7 @@ for one that takes so many, are left of ROOM. Return how many elements and octet
                    `((inst mov size value)
                      (inst shr size 56)
                      (inst jmp :nz LONG)))
-               (bits-instruction :pdep spread value septets)
+               (plain :pdep spread value septets)
                (inst mov size spread)
                (inst or size 1)
                (inst rep)
@@ -141,7 +358,7 @@ for one that takes so many, are left of ROOM. Return how many elements and octet
                (inst lea shift (memory 10 here))
                (inst cmp shift room)
                (inst jmp :nbe OUT)
-               (bits-instruction :pdep spread value septets)
+               (plain :pdep spread value septets)
                (inst mov shift septets)
                (inst not shift)
                (inst or spread shift)
@@ -191,7 +408,7 @@ which there is room. Return how many elements and how many octets that were."
                (inst shl :dword shift 3)
                (inst shl value :cl)     ; what follows goes
                (inst shr value :cl)
-               (bits-instruction :pext value value septets)
+               (plain :pext value value septets)
                STORE
                (store-element ,element (memory 0 to done ,width) value stop)
                (inst add done 1)
@@ -199,7 +416,7 @@ which there is room. Return how many elements and how many octets that were."
                LONG
                (inst cmp shift -10)
                (inst jmp :l LONGER)
-               (bits-instruction :pext value value septets)
+               (plain :pext value value septets)
                (inst add shift here)    ; where it begins; there are 10 octets behind it
                (inst movzx '(:byte :dword) stop (memory 8 from shift))
                (inst shl stop 57)

@@ -324,6 +324,12 @@
                protobuf::%put-varint protobuf::%put-short-varint
                protobuf::%count-varints protobuf::%count-ends protobuf::%copy-elements
                protobuf::%varint-at protobuf::%put-varint-at
+               protobuf::%wide-sizes-int32 protobuf::%wide-sizes-uint32 protobuf::%wide-sizes-int64
+               protobuf::%wide-sizes-sint32 protobuf::%wide-sizes-sint64
+               protobuf::%wide-pack-int32 protobuf::%wide-pack-uint32 protobuf::%wide-pack-int64
+               protobuf::%wide-pack-sint32 protobuf::%wide-pack-sint64
+               protobuf::%wide-unpack-int32 protobuf::%wide-unpack-int64
+               protobuf::%wide-unpack-sint32 protobuf::%wide-unpack-sint64
                protobuf::%sizes-int32 protobuf::%sizes-uint32 protobuf::%sizes-int64
                protobuf::%sizes-sint32 protobuf::%sizes-sint64
                protobuf::%pack-lanes-int32 protobuf::%pack-lanes-uint32 protobuf::%pack-lanes-int64

@@ -1,0 +1,196 @@
+;;;; Kernels (lane.lisp) of 512 bits, for an x86-64 with AVX-512 as Intel has it since Ice Lake and
+;;;; AMD since Zen 4 (F, BW, DQ, VL, CD, VBMI and VBMI2). SBCL's assembler knows none of it, so here
+;;;; is what makes the octets of such instructions (Intel's Software Developer's Manual, volume 2,
+;;;; 2.3 and 2.7), and of those for general registers that it lacks.
+;;;;
+;;;; Invariants: callers ask WIDE-LANES-P, which is found out at each start and is false in a saved
+;;;; core until then. Kernels use the vector registers from 16 and the mask registers from 1 on,
+;;;; which SBCL never does, so nothing is saved and nothing waits for VZEROUPPER. Whoever uses
+;;;; COMPRESS clears its destination first: processors wait for what is in it though nothing of it
+;;;; is kept.
+
+(in-package #:clgrpc.base)
+
+(declaim (type boolean **wide-lanes-p**))
+(defglobal **wide-lanes-p** nil
+  "True if kernels of 512 bits may be called.")
+
+(declaim (inline wide-lanes-p))
+(defun wide-lanes-p ()
+  "True if kernels of 512 bits may be called."
+  **wide-lanes-p**)
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defconstant +first-wide+ 16
+    "The first vector register that SBCL does not use.")
+
+  (defun wide-register (position)
+    (cons :wide (+ +first-wide+ position)))
+
+  (defun mask-register (position)
+    (cons :mask (1+ position)))
+
+  (defun masked (mask operand)
+    "OPERAND of which only the elements in MASK count; a register's others become zero."
+    (list :masked mask operand)))
+
+#+x86-64
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defparameter *wide-instructions*
+    ;; operands are :rm, register and register or memory; :mr, the other way round; :rvm, with a
+    ;; register between; :vm, that register and the other, and in the first's place a digit
+    '((:vmovdqu64 :rm 1 #xF3 1 #x6F) (:vmovdqu64-to :mr 1 #xF3 1 #x7F)
+      (:vmovdqu8 :rm 1 #xF2 0 #x6F) (:vmovdqu8-to :mr 1 #xF2 0 #x7F)
+      (:vpbroadcastq :rm 2 #x66 1 #x7C)
+      (:vpmovsxdq :rm 2 #x66 0 #x25) (:vpmovzxdq :rm 2 #x66 0 #x35) (:vpmovzxbq :rm 2 #x66 0 #x32)
+      (:vpmovqd-to :mr 2 #xF3 0 #x35)
+      (:vpaddb :rvm 1 #x66 0 #xFC) (:vpaddq :rvm 1 #x66 1 #xD4)
+      (:vpsubb :rvm 1 #x66 0 #xF8) (:vpsubq :rvm 1 #x66 1 #xFB)
+      (:vpmullq :rvm 2 #x66 1 #x40)
+      (:vpandq :rvm 1 #x66 1 #xDB) (:vporq :rvm 1 #x66 1 #xEB) (:vpxorq :rvm 1 #x66 1 #xEF)
+      (:vpternlogq :rvm 3 #x66 1 #x25)
+      (:vpsraq :vm 1 #x66 1 #x72 4) (:vpsrlq :vm 1 #x66 1 #x73 2) (:vpsllq :vm 1 #x66 1 #x73 6)
+      (:vpsrlvq :rvm 2 #x66 1 #x45) (:vplzcntq :rm 2 #x66 1 #x44)
+      (:vpmultishiftqb :rvm 2 #x66 1 #x83)
+      (:vpmaddubsw :rvm 2 #x66 0 #x04) (:vpmaddwd :rvm 1 #x66 0 #xF5)
+      (:vpermb :rvm 2 #x66 0 #x8D) (:vpcompressb :mr 2 #x66 0 #x63)
+      (:vshufi64x2 :rvm 3 #x66 1 #x43) (:vpshufd :rm 1 #x66 0 #x70)
+      (:vmovq-to :mr 1 #x66 1 #x7E 128)
+      (:vptestmq :rvm 2 #x66 1 #x27) (:vpmovb2m :rm 2 #xF3 0 #x29)
+      (:vpcmpub :rvm 3 #x66 0 #x3E) (:vpcmpb :rvm 3 #x66 0 #x3F))
+    "Name, operands, map, prefix, W, operation, and a digit or other length, of AVX-512.")
+
+  (defparameter *plain-instructions*
+    '((:pdep :rvm 2 #xF2 1 #xF5) (:pext :rvm 2 #xF3 1 #xF5) (:shrx :rmv 2 #xF2 1 #xF7)
+      (:kmovq-to :rm 1 #xF2 1 #x93) (:kmovq :rm 1 #xF2 1 #x92) (:kortestq :rm 1 nil 1 #x98))
+    "The same of instructions for general and mask registers.")
+
+  (defun register-number (operand)
+    (if (consp operand) (cdr operand) (sb-c:tn-offset operand)))
+
+  (defun complement-bit (position number)
+    "One, unless NUMBER has a bit at POSITION."
+    (if (logbitp position number) 0 1))
+
+  (defun prefix-code (prefix)
+    (ecase prefix ((nil) 0) (#x66 1) (#xF3 2) (#xF2 3)))
+
+  (defun emit-octets (&rest octets)
+    (dolist (octet octets) (sb-assem:inst byte octet)))
+
+  (defun emit-place (register place)
+    "Emit what says that the operands are the register numbered so and PLACE, a register or memory."
+    (if (typep place 'sb-x86-64-asm::ea)
+        (let ((index (sb-x86-64-asm::ea-index place)))
+          (emit-octets (logior #b10000100 (ash (ldb (byte 3 0) register) 3))
+                       (logior (ash (1- (integer-length (sb-x86-64-asm::ea-scale place))) 6)
+                               (if index (ash (ldb (byte 3 0) (register-number index)) 3) #b100000)
+                               (ldb (byte 3 0) (register-number (sb-x86-64-asm::ea-base place)))))
+          (let ((displacement (sb-x86-64-asm::ea-disp place)))
+            (loop for shift from 0 below 32 by 8
+                  do (emit-octets (ldb (byte 8 shift) displacement)))))
+        (emit-octets (logior #b11000000 (ash (ldb (byte 3 0) register) 3)
+                             (ldb (byte 3 0) (register-number place))))))
+
+  (defun place-bits (place)
+    "The complements of the top bits of the index, or a vector register, and the base of PLACE."
+    (if (typep place 'sb-x86-64-asm::ea)
+        (values (complement-bit 3 (let ((index (sb-x86-64-asm::ea-index place)))
+                                    (if index (register-number index) 0)))
+                (complement-bit 3 (register-number (sb-x86-64-asm::ea-base place))))
+        (values (complement-bit 4 (register-number place))
+                (complement-bit 3 (register-number place)))))
+
+  (defun arranged (form operands digit)
+    "The register, place and register between that OPERANDS are, and what follows them."
+    (destructuring-bind (a b &optional c &rest more) operands
+      (ecase form
+        (:rm (values (register-number a) b 0 (and c (cons c more))))
+        (:mr (values (register-number b) a 0 (and c (cons c more))))
+        (:rvm (values (register-number a) c (register-number b) more))
+        (:rmv (values (register-number a) b (register-number c) more))
+        (:vm (values digit b (register-number a) (cons c more))))))
+
+  (defun plain-instruction (name &rest operands)
+    "Emit the instruction NAME of *PLAIN-INSTRUCTIONS* for registers."
+    (destructuring-bind (form map prefix w operation)
+        (rest (assoc name *plain-instructions*))
+      (multiple-value-bind (register place between) (arranged form operands nil)
+        (multiple-value-bind (index base) (place-bits place)
+          (declare (ignore index))
+          (emit-octets #xC4
+                       (logior (ash (complement-bit 3 register) 7) (ash 1 6) (ash base 5) map)
+                       (logior (ash w 7) (ash (logxor 15 between) 3) (prefix-code prefix))
+                       operation)
+          (emit-place register place)))))
+
+  (defun wide-instruction (name &rest operands)
+    "Emit the instruction NAME of *WIDE-INSTRUCTIONS*; what follows its operands is an octet."
+    (let* ((masked (find-if (lambda (operand) (and (consp operand) (eq :masked (first operand))))
+                            operands))
+           (operands (substitute (third masked) masked operands)))
+      (destructuring-bind (form map prefix w operation &optional digit)
+          (rest (assoc name *wide-instructions*))
+        (multiple-value-bind (register place between octets) (arranged form operands digit)
+          (multiple-value-bind (index base) (place-bits place)
+            (emit-octets #x62
+                         (logior (ash (complement-bit 3 register) 7) (ash index 6) (ash base 5)
+                                 (ash (complement-bit 4 register) 4) map)
+                         (logior (ash w 7) (ash (logxor 15 (logand 15 between)) 3) 4
+                                 (prefix-code prefix))
+                         (logior (if (and masked (not (typep (third masked) 'sb-x86-64-asm::ea)))
+                                     128
+                                     0)
+                                 (if (eql digit 128) 0 #b01000000)
+                                 (ash (complement-bit 4 between) 3)
+                                 (if masked (register-number (second masked)) 0))
+                         operation)
+            (emit-place register place)
+            (apply #'emit-octets octets)))))))
+
+(defmacro wide (name &rest operands)
+  "In DEFINE-KERNEL: the AVX-512 instruction NAME."
+  (declare (ignorable name operands))
+  #+x86-64 `(wide-instruction ,name ,@operands))
+
+(defmacro plain (name &rest operands)
+  "In DEFINE-KERNEL: the instruction NAME for general or mask registers."
+  (declare (ignorable name operands))
+  #+x86-64 `(plain-instruction ,name ,@operands))
+
+(defmacro broadcast (lanes spare value)
+  "In DEFINE-KERNEL: put the 64 bits VALUE into each lane of LANES by way of SPARE."
+  `(progn (inst mov ,spare ,value)
+          (wide :vpbroadcastq ,lanes ,spare)))
+
+#+x86-64
+(define-kernel %saved-state () (bits) (:shift which)
+    "Which parts of the processor's state the kernel saves (XGETBV), as the lowest 32 bits of it."
+  (inst push sb-vm::rax-tn)
+  (inst push sb-vm::rdx-tn)
+  (inst xor which which)
+  (dolist (octet '(#x0F #x01 #xD0)) (inst byte octet))
+  (inst mov :dword which sb-vm::rax-tn)
+  (inst pop sb-vm::rdx-tn)
+  (inst pop sb-vm::rax-tn)
+  (inst mov bits which))
+
+(defun find-wide-lanes ()
+  "See whether kernels of 512 bits may be called."
+  (setf **wide-lanes-p**
+        #+x86-64 (and (lanes-p)
+                      (<= 7 (sb-vm::%cpu-identification 0 0))
+                      (logbitp 27 (nth-value 2 (sb-vm::%cpu-identification 1 0))) ; has XGETBV
+                      (= #xE6 (logand #xE6 (%saved-state)))
+                      (multiple-value-bind (a b c) (sb-vm::%cpu-identification 7 0)
+                        (declare (ignore a))
+                        (and (every (lambda (bit) (logbitp bit b)) '(16 17 28 30 31))
+                             (every (lambda (bit) (logbitp bit c)) '(1 6)))))
+        #-x86-64 nil))
+
+(defun forget-wide-lanes ()
+  (setf **wide-lanes-p** nil))
+
+(find-wide-lanes)
+(pushnew 'find-wide-lanes sb-ext:*init-hooks*)
+(pushnew 'forget-wide-lanes sb-ext:*save-hooks*)
