@@ -412,6 +412,7 @@
                (:file "log")
                (:file "trace")
                (:file "journal")
+               (:file "octets")
                (:file "raw")
                (:file "store")))
 

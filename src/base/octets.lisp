@@ -42,18 +42,36 @@
          (%copy-lanes from to count)
          (sb-kernel:%byte-blt from 0 to 0 count))))
 
+(define-leaf (%copy-few :inline t) ((from octets) (start index) (to octets) (at index)
+                                    (count index))
+    null
+  "As %COPY-OCTETS, for few: by words, the last of which may overlap the one before it."
+  (if (< count 8)
+      (loop for i of-type index below count
+            do (setf (aref to (+ at i)) (aref from (+ start i))))
+      (with-sap ((source from) (target to))
+        (let ((source (sb-sys:sap+ source start))
+              (target (sb-sys:sap+ target at))
+              (last (- count 8)))
+          (declare (type index last))
+          (loop for i of-type index below last by 8
+                do (setf (sb-sys:sap-ref-64 target i) (sb-sys:sap-ref-64 source i)))
+          (setf (sb-sys:sap-ref-64 target last) (sb-sys:sap-ref-64 source last)))))
+  nil)
+
 (define-leaf %copy-octets ((from octets) (start index) (end index) (to octets) (at index)) index
   "As COPY-OCTETS, which has checked the ranges. REPLACE takes four times as long as memmove for
-many octets."
-  (let ((after (+ at (- end start))))
-    (cond ((< (- end start) 96)
-           (replace to from :start1 at :end1 after :start2 start :end2 end))
-          ((eq from to)
-           (with-sap ((base from)) (sb-kernel:%byte-blt base start base at after)))
+many octets, and as words for few."
+  (let ((count (- end start)))
+    (declare (type index count))
+    (cond ((eq from to)
+           (with-sap ((base from))
+             (sb-kernel:%byte-blt base start base at (+ at count))))
+          ((< count 64) (%copy-few from start to at count))
           (t
            (with-sap ((source from) (target to))
-             (%copy-memory (sb-sys:sap+ source start) (sb-sys:sap+ target at) (- end start)))))
-    after))
+             (%copy-memory (sb-sys:sap+ source start) (sb-sys:sap+ target at) count))))
+    (+ at count)))
 
 (define-hot copy-octets ((from octets) (start index) (end index) (to octets) (at index)) index
   "Copy the octets START to END of FROM into TO beginning at AT; return the position after them.

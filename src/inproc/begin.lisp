@@ -108,9 +108,14 @@ for it."
 (define-hot (loop-p :inline t) (execution) boolean
   (not (symbolp execution)))
 
-(defun begin-elsewhere (line)
+(define-hot (begin-elsewhere :inline t) ((line line)) null
   "Have the handler of LINE, unless it has begun already, run on a thread of its own, or on the loop
 of its channel."
+  ;; looked at first: both threads of the call read LINE, and who writes takes it from the other
+  (when (eq :waiting (line-phase line)) (begin-now-elsewhere line))
+  nil)
+
+(defun begin-now-elsewhere (line)
   (when (eq :waiting (compare-and-swap (line-phase line) :waiting :elsewhere))
     (take-held line)
     (open-mail line)

@@ -6,7 +6,7 @@
 
 (in-package #:clgrpc.inproc)
 
-(define-hot outermost ((clusters list)) list
+(define-hot (outermost :inline t) ((clusters list)) list
   "The last of CLUSTERS, as a list."
   (loop for rest on clusters
         unless (cdr rest) return rest))

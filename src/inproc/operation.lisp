@@ -96,8 +96,8 @@ answers is against it, whoever makes room says so."
   (and (rpc:extra-on-message extra)
        (rpc:deliverable-p call)
        (or (rpc:client-p call)
-           (rpc:room-p call)
-           (progn (note-waiting call) (rpc:room-p call)))
+           (plusp (sending-room call))
+           (progn (note-waiting call) (plusp (sending-room call))))
        (next-message call)))
 
 (define-hot queue-ready ((line line) (extra rpc:extra)) null
@@ -153,7 +153,9 @@ SCHEDULED is this thread's."
            (when (eq t (compare-and-swap (rpc:extra-scheduled extra) t nil))
              (setf done t)
              (return))
-           (setf (rpc:extra-scheduled extra) t))
+           (setf (rpc:extra-scheduled extra) t)
+           ;; who has seen :again before that leaves what has come to this look
+           (sb-thread:barrier (:memory)))
       (unless done
         (setf (rpc:extra-scheduled extra) nil)
         (operate abort call :internal "callback left by a non-local exit" :local))))
@@ -168,17 +170,18 @@ SCHEDULED is this thread's."
         (execution (site-execution (call-site call))))
     (when (rpc:client-p call) (begin-for-callbacks call extra))
     (loop
-      (case (compare-and-swap (rpc:extra-scheduled extra) nil t)
+      (ecase (rpc:extra-scheduled extra)
         ((nil)
-         (return
-           (if (loop-p execution)
-               (unless (loop:post execution
-                                  (lambda () (loop:defer execution #'run-due-on-loop call)))
-                 (run-due call))
-               (run-due call))))
+         (when (null (compare-and-swap (rpc:extra-scheduled extra) nil t))
+           (return
+             (if (loop-p execution)
+                 (unless (loop:post execution
+                                    (lambda () (loop:defer execution #'run-due-on-loop call)))
+                   (run-due call))
+                 (run-due call)))))
         ((t)
          (when (eq t (compare-and-swap (rpc:extra-scheduled extra) t :again)) (return)))
-        (t (return)))))
+        (:again (return)))))
   nil)
 
 (define-hot begin-for-callbacks ((call inproc-call) (extra rpc:extra)) null

@@ -139,13 +139,14 @@ while it waits."
     (and extra
          (rpc:extra-on-message extra)
          (eq :caller (site-execution (call-site receiver)))
+         (null (rpc:extra-scheduled extra))
          (null (compare-and-swap (rpc:extra-scheduled extra) nil t))
          (let ((message (and (null (rpc:call-incoming receiver))
                              (null (rpc:extra-received extra))
                              (null (mail-for receiver))
                              (null (line-ready (call-line receiver)))
                              (null (call-status receiver))
-                             (or (rpc:client-p receiver) (rpc:room-p receiver))
+                             (or (rpc:client-p receiver) (plusp (sending-room receiver)))
                              message)))
            (run-due receiver (and message
                                   (rpc:filtered (rpc:extra-incoming-filter extra) message)))

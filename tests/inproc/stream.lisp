@@ -117,6 +117,19 @@
         (is (null (grpc:receive call)))
         (is (not (this-thread-p thread)))))))
 
+(test callbacks-of-what-another-thread-sends
+  "None is lost, whoever looks when: messages come while the callbacks of those before run, and while
+there are none to run."
+  (with-inproc (channel :channel-options '(:threads t)) (:chat #'echo)
+    (let ((call (chat channel :open)) (seen 0) (done (make-signal)))
+      (grpc:on-message call (lambda (note)
+                              (if (= seen (number-of note)) (incf seen) (signal-it done))))
+      (grpc:on-half-close call (lambda () (signal-it done)))
+      (dotimes (i 20000) (grpc:send call (note i)))
+      (grpc:close-send call)
+      (await-signal done)
+      (is (= 20000 seen)))))
+
 (test handlers-wait-in-the-consumers-thread
   "For what another thread of the client sends."
   (with-inproc (channel) (:chat #'echo)

@@ -1,0 +1,41 @@
+;;;; Copies of octets: few by words, many by lanes, within one vector in either direction.
+
+(in-package #:clgrpc.tests.base)
+(in-suite :clgrpc.base)
+
+(defun numbered-octets (length)
+  (let ((octets (make-octets length)))
+    (dotimes (i length octets)
+      (setf (aref octets i) (mod (1+ (* 7 i)) 256)))))
+
+(test copies-of-all-lengths
+  "As REPLACE makes them, and nothing is written beside."
+  (let ((from (numbered-octets 240)) (wrong '()))
+    (dotimes (count 201)
+      (loop for (start at) in '((0 0) (1 0) (0 1) (3 5) (13 8) (16 17) (39 39))
+            for to = (make-octets 240)
+            for expected = (replace (make-octets 240) from :start1 at :end1 (+ at count)
+                                                           :start2 start)
+            unless (and (= (+ at count) (copy-octets from start (+ start count) to at))
+                        (equalp expected to))
+              do (push (list count start at) wrong)))
+    (is (null wrong))))
+
+(test copies-within-a-vector
+  "The ranges may overlap."
+  (let ((wrong '()))
+    (dotimes (count 150)
+      (loop for (start at) in '((0 0) (0 1) (1 0) (5 12) (12 5) (0 64) (64 0))
+            for octets = (numbered-octets 240)
+            for expected = (replace (copy-seq octets) (copy-seq octets)
+                                    :start1 at :end1 (+ at count) :start2 start)
+            unless (and (= (+ at count) (copy-octets octets start (+ start count) octets at))
+                        (equalp expected octets))
+              do (push (list count start at) wrong)))
+    (is (null wrong))))
+
+(test copies-beyond-the-end
+  (let ((octets (make-octets 10)) (others (make-octets 10)))
+    (loop for (start end at) in '((0 11 0) (0 10 1) (5 4 0) (11 11 0) (0 1 10))
+          do (signals type-error (copy-octets octets start end others at)))
+    (is (= 10 (copy-octets octets 10 10 others 10)))))
