@@ -196,7 +196,7 @@ should be."
         ((and (answers-once-p call) (null (client-call-message call)))
          (end-client-call call :unimplemented "the server sent no response message"))
         (t (when (and (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
-                      (null (client-call-future call)))
+                      (not (wire-call-unattended call)))
              ;; where RECEIVE looks
              (rpc:queue-incoming call (shiftf (client-call-message call) nil) 0))
            (end-client-call call :ok ""))))
@@ -293,13 +293,15 @@ deadline, and its word may come before our own timer has run."
   (unless (call-status call)
     (rpc:seal-batch call)
     (rpc:stop-timers call)
-    (loop:leave-call (wire-call-loop call) (client-call-unattended call))
+    (loop:leave-call (wire-call-loop call) (wire-call-unattended call))
     (when (zerop (rpc:wire-call-born-ns call)) ; it never began
       (setf (rpc:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
     (rpc:mark-call call rpc:+end+)
     (stop-waiting call)
     (apply #'end-call call status :message message how)
-    (when (client-call-future call) (loop:run-completions (client-call-future call)))
+    (when (and (wire-call-unattended call)
+               (compare-and-swap (client-call-completions call) '() :done)) ; true if there are any
+      (loop:run-completions call))
     (let ((stream (wire-call-stream call)))
       (when (and stream (http2:stream-open-p stream))
         (http2:reset-stream stream (if (eq status :ok) http2:+no-error+ http2:+cancel+))))

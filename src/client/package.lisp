@@ -4,12 +4,13 @@
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc))
-  (:import-from #:sb-ext #:defglobal #:define-load-time-global)
+  (:import-from #:sb-ext #:compare-and-swap #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.rpc
                 #:call #:call-status #:call-rpc-method #:call-extra #:call-fields #:call-deadline
                 #:call-incoming #:ensure-extra #:end-call #:notify #:operate #:link #:link-loop
                 #:link-owner #:cancel #:wire-call #:wire-call-link #:wire-call-loop
-                #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint #:rpc-method
+                #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint
+                #:wire-call-unattended #:rpc-method
                 #:rpc-method-kind #:rpc-error-message)
   (:import-from #:clgrpc.loop #:future #:future-done-p #:await #:attach)
   (:export
@@ -17,7 +18,7 @@
    #:runtime #:acquire-runtime #:release-runtime #:runtime-loop #:runtime-reserve #:*channel-hook*
    #:interception #:channel-secure-p #:check-call-options #:absolute-deadline #:request-generator
    #:only-request #:fail-or-retry #:never #:unsupported #:drive-for #:pump-requests
-   #:send-requests #:call-reply #:call-reserve
+   #:send-requests #:unattended-p #:call-reply #:call-reserve
    #:channel-interceptors #:channel-call-credentials
    ;; channel.lisp to future.lisp
    #:wire-channel #:make-channel #:close-channel #:with-channel #:channel-target #:channel-state

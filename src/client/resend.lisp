@@ -12,7 +12,7 @@
 
 (define-hot (waited-for-p :inline t) ((call client-call)) boolean
   "True if the caller waits for CALL, and so cannot change its request meanwhile."
-  (and (null (client-call-future call))
+  (and (not (wire-call-unattended call))
        (eq :unary (rpc-method-kind (the rpc-method (call-rpc-method call))))))
 
 (define-hot write-request ((call client-call)) null
@@ -46,7 +46,7 @@
   (let ((extra (ensure-extra call)))
     (setf (rpc:extra-resent extra) t
           (rpc:extra-wait extra) nil
-          (rpc:wire-call-marks call) 0)
+          (rpc:wire-call-marks call) (rpc:unmarked (rpc:wire-call-marks call)))
     (loop:defer (wire-call-loop call) #'submit-again call)))
 
 (defun submit-again (call)

@@ -22,14 +22,6 @@ oldest first, with TAIL its last cons. FAILURE is the text of the last failed at
   (failure nil :type (or null string))
   (random (make-random-state t) :type random-state))
 
-(defstruct (call-future (:include loop:future) (:conc-name future-)
-                        (:constructor make-call-future ()) (:copier nil))
-  "The reply of CALL, to come. Its value stands in the call; VALUE is the lock, made when first
-needed, for who decodes the reply."
-  (call nil :type (or null call)))
-
-(declaim (sb-ext:freeze-type call-future))
-
 (defmethod print-object ((subchannel subchannel) stream)
   (print-unreadable-object (subchannel stream :type t)
     (format stream "~A ~(~A~)~@[, ~A~]" (loop:target-text (subchannel-target subchannel))
@@ -37,17 +29,15 @@ needed, for who decodes the reply."
 
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
   "MESSAGE is the only request, a message or encoded, until the response begins (resend.lisp); then,
-of a method that answers once, the reply as RPC:WIRE-DECODE takes it."
+of a method that answers once, the reply as RPC:WIRE-DECODE takes it. COMPLETIONS are those of a
+call that is its own future: see WIRE-CALL-UNATTENDED and future.lisp."
   (message nil)
-  (future nil :type (or null call-future))) ; without one somebody waits for the call in a stub
+  (completions '() :type loop:completions))
 
 (declaim (sb-ext:freeze-type client-call))
 
 (define-hot (client-call-subchannel :inline t) ((call client-call)) subchannel
   (the subchannel (wire-call-endpoint call)))
-
-(define-hot (client-call-unattended :inline t) ((call client-call)) boolean
-  (and (client-call-future call) t))
 
 (define-hot (client-call-wait-for-ready :inline t) ((call client-call)) boolean
   (let ((extra (call-extra call)))

@@ -77,18 +77,16 @@ call give."
                                                   0))
                         (if rpc:*call* (call-deadline rpc:*call*) 0)))
 
-(defun make-call (channel method deadline future now)
-  "A call of METHOD on CHANNEL, that of FUTURE unless it is nil. It begins NOW, or if that is 0 when
-its loop begins it."
+(defun make-call (channel method deadline unattended now)
+  "A call of METHOD on CHANNEL, its own future if it is UNATTENDED. It begins NOW, or if that is 0
+when its loop begins it."
   (unless (channel-open-p channel) (misuse "~A is closed." channel))
-  (let ((call (make-client-call
-               :rpc-method method :endpoint (channel-subchannel channel) :deadline deadline
-               :future future :born-ns now
-               :operations (if (member (rpc-method-kind method) '(:unary :client-streaming))
-                               **single-operations**
-                               **stream-operations**))))
-    (when future (setf (future-call future) call))
-    call))
+  (make-client-call
+   :rpc-method method :endpoint (channel-subchannel channel) :deadline deadline
+   :marks (if unattended rpc:+unattended+ 0) :born-ns now
+   :operations (if (member (rpc-method-kind method) '(:unary :client-streaming))
+                   **single-operations**
+                   **stream-operations**)))
 
 (defun only-request (call request)
   "REQUEST; its type is for the encoder to check."
@@ -108,7 +106,7 @@ loop has just stopped, since the channel was closed, end CALL."
       (declare (dynamic-extent #'begin-here))
       (when request (rpc:close-sending call))
       (setf (client-call-message call) encoded)
-      (loop:enter-call loop (client-call-unattended call))
+      (loop:enter-call loop (wire-call-unattended call))
       (unwind-protect
            (setf submitted (or (loop:run-now loop #'begin-here)
                                (post-call call (if encoded nil request))))

@@ -161,7 +161,7 @@ of its channel."
   "Count the call of LINE as one of EVENT-LOOP's."
   (unless (line-entered line)
     (setf (line-entered line) event-loop)
-    (loop:enter-call event-loop (and (line-future line) t)))
+    (loop:enter-call event-loop (line-unattended line)))
   nil)
 
 (define-hot begin-driven ((line line) (event-loop loop:event-loop)) null

@@ -143,8 +143,10 @@ look."
     (stop-timers client)
     (stop-timers server)
     (let ((event-loop (line-entered line)))
-      (when event-loop (loop:leave-call event-loop (and (line-future line) t))))
-    (when (line-future line) (loop:run-completions (line-future line)))
+      (when event-loop (loop:leave-call event-loop (line-unattended line))))
+    (when (and (line-unattended line)
+               (compare-and-swap (line-completions line) '() :done)) ; true if there are any
+      (loop:run-completions client))
     (when (rpc:callbacks-p server) (operate schedule server))
     (when (rpc:callbacks-p client) (operate schedule client))
     (wake-driver line)

@@ -4,7 +4,7 @@
 ;;;; channel. A call has two ends, INPROC-CALLs, one for the caller and one for the handler, which
 ;;;; know each other by a LINE. A unary call that the handler answers on the caller's thread, as
 ;;;; nearly all do, needs no line: its caller's end is made when it is over. So such a call is two
-;;;; objects of 96 octets.
+;;;; objects of 80 octets.
 ;;;;
 ;;;; Counts are kept in a TALLY of many places, each on cache lines of its own, of which a thread
 ;;;; uses one, so that threads that call at once do not pass a line of memory to and fro.
@@ -137,7 +137,8 @@ sender at that end wants to know of room."
   (leaving nil :type boolean)           ; the consumer is being left, and the handler unwound
   (queued-reply nil :type boolean)      ; RECEIVE gives the reply
   (reply nil)
-  (future nil :type (or null loop:future))
+  (unattended nil :type boolean)        ; the client is its own future, with
+  (completions '() :type loop:completions)
   (client-mail nil :type (or null mailbox)) ; for the client: see stream.lisp
   (server-mail nil :type (or null mailbox))
   (client-waits nil :type boolean)

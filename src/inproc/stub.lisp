@@ -146,9 +146,7 @@ If this is left otherwise, cancel the call."
          (host (host-of site))
          (line (line-to site host (and host (route-to host method)) method deadline fields))
          (client (line-client line)))
-    (when async
-      (setf (line-future line) async
-            (client:future-call async) client))
+    (setf (line-unattended line) (and async t))
     (ecase kind
       (:unary
        (send-only-request line request)
@@ -188,8 +186,13 @@ If this is left otherwise, cancel the call."
 
 ;;; Futures
 
-(defmethod client:call-reply ((call inproc-call) future)
-  (declare (ignore future))
+(defmethod client:unattended-p ((call inproc-call))
+  (let ((line (inproc-call-line call)))
+    (and line (eq call (line-client line)) (line-unattended line))))
+
+(loop:define-completions (call inproc-call) (line-completions (call-line call)))
+
+(defmethod client:call-reply ((call inproc-call))
   (line-reply (call-line call)))
 
 (defmethod client:call-reserve ((call inproc-call))

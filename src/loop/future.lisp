@@ -1,9 +1,10 @@
 ;;;; Futures: values that are to come. Whoever is to bring one makes a future and settles it, once;
-;;;; others wait for it, or attach functions. What a call of gRPC returns is a kind of future
-;;;; (src/client/future.lisp), which finds its value in the call; so are those of ALL and ANY.
+;;;; others wait for it, or attach functions. A future is anything that keeps its COMPLETIONS: the
+;;;; functions attached, the newest first, and :DONE from when they run. Those made here, also by
+;;;; ALL and ANY, are PROMISES; a call of gRPC that is its own future (src/client/future.lisp) is
+;;;; another kind, which needs no object beside the call.
 ;;;;
-;;;; COMPLETIONS holds the functions attached, the newest first, and is :DONE from when they run.
-;;;; VALUE holds, until somebody claims the future by a compare-and-swap, what CANCEL calls, a
+;;;; VALUE of a promise holds, until somebody claims it by a compare-and-swap, what CANCEL calls, a
 ;;;; function or nil; from then on a list of values, or the condition that stands for them. It is
 ;;;; written before COMPLETIONS is, so that who sees :DONE sees it.
 
@@ -19,10 +20,33 @@ Nothing happens if it has ended. From any thread.")
     (funcall thing)
     nil))
 
-(defstruct (future (:constructor %make-future (&optional value)) (:copier nil))
+(defstruct (future (:constructor nil) (:copier nil))
+  "A value that is to come, of whatever kind. See MAKE-FUTURE.")
+
+(deftype completions () '(or list (eql :done)))
+
+(defgeneric future-completions (future)
+  (:documentation "The COMPLETIONS of FUTURE. From any thread.")
+  (:method ((future future)) '()))
+
+(defgeneric swap-completions (future old new)
+  (:documentation "Have FUTURE keep NEW if what it keeps is OLD; return true if it was. From any
+thread."))
+
+(defmacro define-completions ((future type) place)
+  "Say where a FUTURE of TYPE, a symbol, keeps its COMPLETIONS: in PLACE."
+  `(progn
+     (defmethod future-completions ((,future ,type))
+       ,place)
+     (defmethod swap-completions ((,future ,type) old new)
+       (eq old (compare-and-swap ,place old new)))))
+
+(defstruct (promise (:include future) (:constructor make-promise (&optional value)) (:copier nil))
   "See MAKE-FUTURE."
-  (completions '() :type (or list (eql :done)))
+  (completions '() :type completions)
   (value nil))
+
+(define-completions (promise promise) (promise-completions promise))
 
 (define-condition future-cancelled (clgrpc-error)
   ((text :initarg :text :reader future-cancelled-text))
@@ -40,10 +64,10 @@ Nothing happens if it has ended. From any thread.")
   future-cancelled-text "Why CANCEL was called, as text."
   await-timeout-future "The future that was awaited.")
 
-(defmethod print-object ((future future) stream)
-  (print-unreadable-object (future stream :type t :identity t)
-    (let ((value (future-value future)))
-      (write-string (cond ((not (future-done-p future)) "pending")
+(defmethod print-object ((promise promise) stream)
+  (print-unreadable-object (promise stream :type t :identity t)
+    (let ((value (promise-value promise)))
+      (write-string (cond ((not (future-done-p promise)) "pending")
                           ((consp value) "done")
                           (t (princ-to-string (type-of value))))
                     stream))))
@@ -51,7 +75,7 @@ Nothing happens if it has ended. From any thread.")
 (defun make-future (&key on-cancel)
   "Return a future that somebody settles with RESOLVE-FUTURE or REJECT-FUTURE. When CANCEL comes
 before, (ON-CANCEL) is called, which is to give up what would have settled it."
-  (%make-future on-cancel))
+  (make-promise on-cancel))
 
 (defgeneric future-done-p (future)
   (:documentation "True if FUTURE has its value, or never will. From any thread.")
@@ -63,9 +87,9 @@ before, (ON-CANCEL) is called, which is to give up what would have settled it."
   "Give FUTURE its VALUE unless it has one. Return true if it had none, and what CANCEL would have
 called."
   (loop
-    (let ((old (future-value future)))
+    (let ((old (promise-value future)))
       (unless (or (null old) (functionp old)) (return nil))
-      (when (eq old (compare-and-swap (future-value future) old value))
+      (when (eq old (compare-and-swap (promise-value future) old value))
         (run-completions future)
         (return (values t old))))))
 
@@ -80,16 +104,16 @@ settled. From any thread; what is attached runs in it."
   (check-type condition condition)
   (values (settle-future future condition)))
 
-(defmethod cancel ((future future) &optional (text "cancelled"))
+(defmethod cancel ((promise promise) &optional (text "cancelled"))
   (multiple-value-bind (settled on-cancel)
-      (settle-future future (make-condition 'future-cancelled :text text))
+      (settle-future promise (make-condition 'future-cancelled :text text))
     (when (and settled on-cancel) (funcall on-cancel))
     nil))
 
 (defun run-completions (future)
   "FUTURE is settled: run what is attached to it, in the order in which it was."
   (loop for old = (future-completions future)
-        until (eq old (compare-and-swap (future-completions future) old :done))
+        until (swap-completions future old :done)
         finally (dolist (function (reverse old)) (run-completion future function))))
 
 (defun call-with-outcome (future function)
@@ -124,7 +148,7 @@ them. Return FUTURE. From any thread."
         (cond ((eq :done old)
                (run-completion future function)
                (return future))
-              ((eq old (compare-and-swap (future-completions future) old (cons function old)))
+              ((swap-completions future old (cons function old))
                (return future)))))))
 
 (defun await-settlement (future timeout-seconds)
@@ -144,9 +168,9 @@ AWAIT-TIMEOUT."
 the call), or signal the error that stands for them. Signal AWAIT-TIMEOUT if that takes longer than
 TIMEOUT seconds; nil, the default, is no limit (a call's own time-out ends it). May be called again.
 From any thread but one that runs a loop.")
-  (:method ((future future) &key timeout)
-    (await-settlement future timeout)
-    (let ((value (future-value future)))
+  (:method ((promise promise) &key timeout)
+    (await-settlement promise timeout)
+    (let ((value (promise-value promise)))
       (if (consp value)
           (values-list (rest value))
           (error value)))))

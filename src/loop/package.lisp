@@ -18,6 +18,7 @@
    #:+sigwinch+
    ;; future.lisp
    #:cancel #:future #:make-future #:future-done-p #:resolve-future #:reject-future #:await #:attach
+   #:completions #:future-completions #:define-completions
    #:all #:any #:call-in-loop
    #:future-cancelled #:future-cancelled-text #:await-timeout #:await-timeout-future
    #:run-completions #:run-completion #:call-with-outcome #:await-settlement

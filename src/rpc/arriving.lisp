@@ -103,7 +103,7 @@ next longer and longer."
         (release-held call)
         (deliver-message call (aref (partial-prefix partial) 0)
                          (partial-body partial) 0 (partial-length partial))
-        (setf (wire-call-partial call) nil)
+        (setf (extra-partial (the extra (call-extra call))) nil)
         (give-octets-back (partial-body partial))))
     at))
 
@@ -147,7 +147,7 @@ message was put together in; packed if CALL's peer may compress."
                  (when (acceptable-prefix-p call (aref octets at) (- next body))
                    (deliver-message call (aref octets at) octets body next))
                  (setf at next)))
-              (t (setf (wire-call-partial call) (make-partial))))))
+              (t (setf (extra-partial (ensure-extra call)) (make-partial))))))
     (give-window call (- end start))))
 
 (define-hot queue-limit ((call wire-call)) index
@@ -167,7 +167,6 @@ much."
           ((or (null extra) (< (extra-queued-octets extra) (queue-limit call)))
            (http2:consume-data stream count))
           (t (incf (extra-withheld extra) count)
-             (setf (extra-starved extra) t)
              (trace-event :flowctl :window-withheld :call call :octets (extra-withheld extra))
              (credit-link call stream)
              (sb-thread:barrier (:memory))
@@ -184,8 +183,7 @@ taken."
   "Give back the window that was withheld, unless more has come meanwhile than was taken. On the
 loop."
   (let ((extra (call-extra call)))
-    (when (and (extra-starved extra) (enough-taken-p call extra))
-      (setf (extra-starved extra) nil)
+    (when (and (plusp (extra-withheld extra)) (enough-taken-p call extra))
       (let ((count (shiftf (extra-withheld extra) 0)))
         (trace-event :flowctl :window-given-back :call call :octets count)
         (when (wire-call-stream call)
@@ -195,7 +193,7 @@ loop."
   "The operation TAKEN."
   (let ((extra (ensure-extra call)))
     (discharge call size)
-    (when (and (extra-starved extra) (enough-taken-p call extra))
+    (when (and (plusp (extra-withheld extra)) (enough-taken-p call extra))
       (wire-post call (lambda () (release-window call))))
     nil))
 

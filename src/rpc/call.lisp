@@ -109,12 +109,14 @@ that the peer had not taken."
 
 (defstruct (extra (:copier nil))
   "What only some calls need; see the slots of CALL."
+  (incoming nil :type (or null arrival)) ; a stack: the owner's to push on, the receiver's to take
   (received nil :type (or null arrival)) ; the receiving thread's: oldest first
   (arriving nil :type (or null arrival)) ; the loop's: octets, to be filled up and queued
+  (partial nil :type (or null partial)) ; the loop's: a message of which a part has arrived
   (queued-octets 0 :type sb-ext:word)   ; in INCOMING, RECEIVED and ARRIVING; atomic
   (held 0 :type index)                  ; charged to the link for a part of a message or a request
-  (withheld 0 :type index)              ; the loop's: window not given back since too much is queued
-  (starved nil :type boolean)           ; withheld > 0; read by the receiver
+  (withheld 0 :type index)              ; window not given back since too much is queued: the loop
+                                        ; writes it, the receiver reads it
   (unsent-octets 0 :type sb-ext:word)   ; posted or queued and not yet on its way; atomic
   (writable-wanted t :type boolean)      ; on-writable is to be called when there is room
   (scheduled nil :type symbol)          ; what callbacks are due will be run
@@ -142,13 +144,12 @@ that the peer had not taken."
 
 (declaim (sb-ext:freeze-type extra))
 
-(defstruct (call (:constructor nil) (:copier nil))
-  "An RPC at one of its ends."
+(defstruct (call (:include loop:future) (:constructor nil) (:copier nil))
+  "An RPC at one of its ends. What CALL-ASYNC returns is its own future."
   (rpc-method nil :type (or null rpc-method))
   (operations (make-operations) :type operations)
   (deadline 0 :type deadline)
   (fields nil :type (or null simple-vector)) ; the peer's initial metadata, once it is there
-  (incoming nil :type (or null arrival))
   (status nil :type symbol)
   (half-closed nil :type boolean)
   (extra nil :type (or null extra)))
@@ -177,6 +178,11 @@ any thread.")
   (or (call-extra call)
       (let ((new (make-extra)))
         (or (sb-ext:compare-and-swap (call-extra call) nil new) new))))
+
+(define-hot (call-incoming :inline t) ((call call)) (or null arrival)
+  "What waits for the receiving thread beyond what it has taken."
+  (let ((extra (call-extra call)))
+    (and extra (extra-incoming extra))))
 
 (defmacro operate (name call &rest arguments)
   "Call the operation NAME of CALL's transport."
@@ -305,9 +311,10 @@ itself. The wait ends with the call, which its deadline or its connection ends a
 
 (define-hot push-arrival ((call call) (arrival arrival)) null
   "Queue ARRIVAL, of CHARGED-ARRIVAL. On CALL's loop."
-  (loop for old = (call-incoming call)
+  (loop with extra = (ensure-extra call)
+        for old = (extra-incoming extra)
         do (setf (arrival-next arrival) old)
-        until (eq old (sb-ext:compare-and-swap (call-incoming call) old arrival)))
+        until (eq old (sb-ext:compare-and-swap (extra-incoming extra) old arrival)))
   (notify call)
   nil)
 
@@ -325,12 +332,12 @@ From any thread."
       (when (= old (sb-ext:compare-and-swap (extra-queued-octets extra) old (- old (min old size))))
         (return (min old size))))))
 
-(define-hot oldest-arrival ((call call) (extra extra)) (or null arrival)
-  "What of CALL is to be received next; it stays where it is. Only by the receiving thread."
+(define-hot oldest-arrival ((extra extra)) (or null arrival)
+  "What of EXTRA's call is to be received next; it stays where it is. Only by the receiving thread."
   (or (extra-received extra)
-      (when (call-incoming call)
-        (let ((newest (loop for old = (call-incoming call)
-                            until (eq old (sb-ext:compare-and-swap (call-incoming call) old nil))
+      (when (extra-incoming extra)
+        (let ((newest (loop for old = (extra-incoming extra)
+                            until (eq old (sb-ext:compare-and-swap (extra-incoming extra) old nil))
                             finally (return old)))
               (oldest nil))
           (loop while newest
@@ -350,7 +357,7 @@ From any thread."
   "The oldest message queued, or nil. Signal an RPC-ERROR, which ends CALL as well, if it is none.
 Only by the receiving thread."
   (let* ((extra (call-extra call))
-         (arrival (and extra (oldest-arrival call extra))))
+         (arrival (and extra (oldest-arrival extra))))
     (when arrival
       (let ((item (arrival-item arrival)))
         (cond ((typep item 'octets)

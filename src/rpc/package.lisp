@@ -65,15 +65,16 @@
    #:answers-held-up #:answers-left #:link-ended #:link-due #:open-link #:abandon-link #:close-link
    #:link-output #:link-http2-closed
    ;; stage.lisp, account.lisp
-   #:mark-call #:marked-p #:+headers+ #:+answer+ #:+due+ #:+end+ #:make-wait-clock
-   #:wait-clock-stage
+   #:mark-call #:marked-p #:unmarked #:+unattended+ #:+headers+ #:+answer+ #:+due+ #:+end+
+   #:make-wait-clock #:wait-clock-stage
    #:enter-stage #:read-clock-for-call #:stop-waiting #:call-began-ns #:call-stages #:explain-call
    #:rpc-error-stages #:rpc-error-reason
    ;; wire.lisp to deadline.lisp
    #:+begun+ #:+over+ #:+spoken-message+ #:wire-call-marks #:wire-call-born-ns #:endpoint-clock
    #:make-ledger #:ledger-held #:total-held-limit #:encoded-length
    #:wire-call #:wire-call-link #:wire-call-stream #:wire-call-headers-sent
-   #:wire-call-send-closed #:close-sending #:wire-call-partial #:wire-call-loop
+   #:wire-call-send-closed #:wire-call-unattended #:close-sending #:wire-call-partial
+   #:wire-call-loop
    #:wire-call-endpoint #:endpoint
    #:wire-call-options #:wire-call-speech #:put-into-outbox #:write-outbox
    #:write-half-close #:receive-data #:keep-octets #:to-keep-p #:hold #:release-call

@@ -2,7 +2,7 @@
 ;;;; after that, each a SPAN, a floating number of nanoseconds in 20 bits (14 of them mantissa, so
 ;;;; spans are true to 0.013 %, from nanoseconds to centuries), all in one fixnum. So calls note
 ;;;; their stages with a store each, in time of the loop's turn, and without memory. 0 is a moment
-;;;; that has not come.
+;;;; that has not come. Two flags that only the loop changes share the fixnum.
 ;;;;
 ;;;;   client  +HEADERS+ request headers sent   +ANSWER+ the first response headers   +END+
 ;;;;   server  +HEADERS+ response headers sent  +DUE+    the handler may start        +END+
@@ -19,9 +19,11 @@
 (defconstant +span-bits+ 20)
 
 (deftype span () `(unsigned-byte ,+span-bits+))
-(defconstant +closed-bit+ 60
+(defconstant +closed+ (ash 1 60)
   "Above the spans: that our side of the call has ended.")
-(deftype marks () `(unsigned-byte ,(1+ +closed-bit+)))
+(defconstant +unattended+ (ash 1 61)
+  "That the call, a client's, is its own future.")
+(deftype marks () '(unsigned-byte 62))
 (deftype mark () "The place of a moment among MARKS." '(member 0 20 40))
 
 (defconstant +headers+ 0)
@@ -46,6 +48,10 @@
 
 (define-hot (marked-p :inline t) ((marks marks) (mark mark)) boolean
   (logtest marks (ash (1- (ash 1 +span-bits+)) mark)))
+
+(define-hot unmarked ((marks marks)) marks
+  "MARKS as if no moment had come."
+  (logand marks (logior +closed+ +unattended+)))
 
 (defun mark-ns (marks mark)
   "The nanoseconds from the beginning to MARK, or nil if it has not come."

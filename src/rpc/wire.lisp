@@ -31,9 +31,12 @@ how many messages."
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
   (stream nil :type (or null http2:stream))
   (born-ns 0 :type nanoseconds)
-  (marks 0 :type marks)                 ; the loop's, and whether our side has ended
-  (speech 0 :type speech)
-  (partial nil :type (or null partial)))
+  (marks 0 :type marks)                 ; the loop's, once it begins the call
+  (speech 0 :type speech))
+
+(define-hot (wire-call-partial :inline t) ((call wire-call)) (or null partial)
+  (let ((extra (call-extra call)))
+    (and extra (extra-partial extra))))
 
 (define-hot (wire-call-loop :inline t) ((call wire-call)) loop:event-loop
   (endpoint-loop (wire-call-endpoint call)))
@@ -52,11 +55,15 @@ how many messages."
   (marked-p (wire-call-marks call) +headers+))
 
 (define-hot (wire-call-send-closed :inline t) ((call wire-call)) boolean
-  (logbitp +closed-bit+ (wire-call-marks call)))
+  (logtest +closed+ (wire-call-marks call)))
+
+(define-hot (wire-call-unattended :inline t) ((call wire-call)) boolean
+  "True of a client's call that nobody waits for in a stub: it is its own future."
+  (logtest +unattended+ (wire-call-marks call)))
 
 (define-hot close-sending ((call wire-call)) null
   "Note that what CALL's side has sent is all that it sends. On its loop, or before that begins it."
-  (setf (wire-call-marks call) (logior (ash 1 +closed-bit+) (wire-call-marks call)))
+  (setf (wire-call-marks call) (logior +closed+ (wire-call-marks call)))
   nil)
 
 (defmethod call-peer ((call wire-call))

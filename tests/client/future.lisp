@@ -118,6 +118,47 @@ once."
     (signals grpc:misuse (grpc:call-async #'list channel (note 1)))
     (is (= 2 (number-of (ask channel (note 1)))))))
 
+(test future-and-call-are-one
+  "What CALL-ASYNC returns is a future and its own call; other calls are no futures to wait for."
+  (with-probe (channel) (:ask #'double :chat #'echo)
+    (let ((future (grpc:call-async #'lab.bench:ask channel (note 2) :timeout 20)))
+      (is (typep future 'grpc:future))
+      (multiple-value-bind (reply call) (grpc:await future)
+        (is (= 4 (number-of reply)))
+        (is (eq future call))
+        (is (eq future (grpc:future-call future)))))
+    (let ((chat (chat channel :open))
+          (call (nth-value 1 (ask channel (note 1)))))
+      (dolist (other (list chat call))
+        (signals grpc:misuse (grpc:await other))
+        (signals grpc:misuse (grpc:await other :timeout 1))
+        (signals grpc:misuse (grpc:attach other #'list))
+        (signals grpc:misuse (grpc:future-call other)))
+      (is (not (grpc:future-done-p chat)))
+      (is-true (grpc:future-done-p call))
+      (grpc:cancel chat)))
+  (let ((error nil))
+    (with-probe (channel) (:ask (lambda (note call)
+                                  (setf error (nth-value 1 (ignore-errors
+                                                            (grpc:attach call #'list))))
+                                  (double note call)))
+      (is (= 2 (number-of (ask channel (note 1)))))
+      (is (typep error 'grpc:misuse)))))
+
+(test long-replies-of-futures
+  "One thread decodes a long reply, whoever asks for it; completions get the same one."
+  (with-probe (channel) (:ask (lambda (note call) (declare (ignore call)) note))
+    (let ((done (make-signal)) (attached nil)
+          (future (grpc:call-async #'lab.bench:ask channel (note 1 :body 100000) :timeout 20)))
+      (grpc:attach future (lambda (reply error)
+                            (declare (ignore error))
+                            (setf attached reply)
+                            (signal-it done)))
+      (let ((replies (with-threads (i 8) (grpc:await future))))
+        (is (await-signal done))
+        (is (= 1 (length (remove-duplicates (cons attached replies)))))
+        (is (= 1 (number-of attached)))))))
+
 (test futures-of-a-closed-channel
   "Their functions still run, with :cancelled."
   (let ((done (make-signal)) (status nil) (started (make-signal)))

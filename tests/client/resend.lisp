@@ -57,6 +57,12 @@ RPC-ERROR it signals, and how many requests the server got."
           (grpc:cancel call)))
     (is (eql 7 value))
     (is (= 2 count)))
+  (with-attempts (value count 1 channel) ; which ends without a message, and that is sent again too
+      (let ((call (chat channel :open :timeout 20)))
+        (grpc:close-send call)
+        (number-of (grpc:receive call)))
+    (is (eql 7 value))
+    (is (= 2 count)))
   (with-attempts (error count 1 channel) (numbers (chat channel (list (note 1))))
     (is (typep error 'grpc:unavailable))
     (is (not (grpc:rpc-error-sent-p error)))
