@@ -184,7 +184,9 @@ REST is left."
   (let* ((equals (position #\= token))
          (name (subseq token 0 equals))
          (option (find name (command-options command) :key #'argument-name :test #'string=)))
-    (cond ((null option) (refuse "there is no option ~A" name))
+    (cond ((null option)
+           (refuse "there is no option ~A; `clgrpc ~A --help` tells those there are" name
+                   (command-name command)))
           (equals (values (argument-key option) (parse-value option (subseq token (1+ equals)))
                           rest))
           ((optional-p option) (values (argument-key option) (parse-value option "true") rest))
@@ -231,11 +233,34 @@ REST is left."
 ;;; Help
 
 (defun write-usage (command stream)
-  (format stream "usage: clgrpc ~A~{ ~A~}~:{ [~A ~A]~}~%"
-          (command-name command)
-          (mapcar #'argument-name (command-parameters command))
-          (mapcar (lambda (option) (list (argument-name option) (argument-value option)))
-                  (command-options command))))
+  "How COMMAND is called, in lines of at most 80 columns."
+  (let ((column 0))
+    (flet ((write-word (word)
+             (cond ((< (+ column 1 (length word)) 80) (format stream " "))
+                   (t (format stream "~%        ")
+                      (setf column 7)))
+             (write-string word stream)
+             (incf column (1+ (length word)))))
+      (write-string "usage:" stream)
+      (incf column 6)
+      (write-word (format nil "clgrpc ~A" (command-name command)))
+      (dolist (parameter (command-parameters command)) (write-word (argument-name parameter)))
+      (dolist (option (command-options command))
+        (write-word (format nil "[~A~A~A]~:[~;…~]" (argument-name option)
+                            ;; `--name=VALUE` where it may stand without one
+                            (if (optional-p option) "" " ")
+                            (if (optional-p option)
+                                (format nil "[=~A" (subseq (argument-value option) 1))
+                                (argument-value option))
+                            (argument-repeated option))))
+      (terpri stream))))
+
+(defun default-text (default)
+  "The DEFAULT of an option as a user would write it, or nil without one."
+  (etypecase default
+    (keyword (string-downcase default))
+    (null nil)
+    (t (princ-to-string default))))
 
 (defun write-command-help (command stream)
   (write-usage command stream)
@@ -247,19 +272,21 @@ REST is left."
                (format stream "  ~A~@[ ~A~]~%      ~A~@[ (default ~A)~]~%" (argument-name argument)
                        (unless (string= (argument-name argument) (argument-value argument))
                          (argument-value argument))
-                       (argument-documentation argument) (argument-default argument))))))
+                       (argument-documentation argument)
+                       (default-text (argument-default argument)))))))
     (describe-arguments "Parameters:" (command-parameters command))
     (describe-arguments "Options:" (command-options command))))
 
 (defun summary (command)
   "The first sentence of COMMAND's documentation."
-  (let ((text (command-documentation command)))
-    (substitute #\Space #\Newline (subseq text 0 (search "." text)))))
+  (let* ((text (substitute #\Space #\Newline (command-documentation command)))
+         (end (search ". " text)))      ; there are dots in names of files
+    (string-right-trim "." (subseq text 0 end))))
 
 (defun write-help (stream)
-  (format stream "usage: clgrpc COMMAND [ARGUMENTS]~2%gRPC for Common Lisp: a server and client to ~
-                  try it with.~2%Commands:~%")
-  (dolist (command *commands*)
+  (format stream "usage: clgrpc COMMAND [ARGUMENTS]~2%gRPC for Common Lisp: servers to try it ~
+                  with, clients for any server, generators.~2%Commands:~%")
+  (dolist (command (sort (copy-list *commands*) #'string< :key #'command-name))
     (format stream "  ~18A ~A~%" (command-name command) (summary command)))
   (format stream "~%`clgrpc COMMAND --help` explains a command; `clgrpc --version` prints the ~
                   version.~%"))

@@ -19,10 +19,10 @@
              (format t "~A~%" (sb-ext:native-namestring file)))))
 
 (define-command "gen"
-    (((file "FILE" #'identity "a .proto file"))
-     ((o "DIR" #'identity "." "the directory that the sources go to")
+    (((file "FILE" #'identity "A .proto file."))
+     ((o "DIR" #'identity "." "The directory that the sources go to.")
       (import-path "DIR[:DIR…]" #'parse-directories nil
-                   "where imports are found first, and where the names of files begin")))
+                   "Where imports are found first, and where the names of files begin.")))
   "Write the Lisp source of a .proto file and of those that it imports. foo/bar.proto becomes
 DIR/foo/bar.lisp, which needs clgrpc but not the .proto file. Prints the files that have changed."
   (let ((here (uiop:getcwd)))

@@ -6,6 +6,9 @@
   "A stream that reads or writes UTF-8 at DESCRIPTOR, whatever the locale; DIRECTION is :input or
 :output."
   (sb-sys:make-fd-stream descriptor :input (eq direction :input) :output (eq direction :output)
+                                    :name (aref #("standard input" "standard output"
+                                                  "standard error")
+                                                descriptor)
                                     :buffering (if (eq direction :input) :full :line)
                                     :external-format '(:utf-8 :replacement #\?)))
 

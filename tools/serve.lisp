@@ -143,10 +143,9 @@ to end."
                "For measurements: for each line on standard input collect all garbage and print
       `heap=N milliseconds=N`, the octets in use after it and how long it took.")
       server-tls))
-    "Serve gRPC, with health and reflection beside the services named, until SIGTERM or SIGINT, then
-let running calls end and exit with 0. Prints
-`listening on ADDRESS` for each when ready, and at SIGUSR1 a line `turns=N calls=N`: the turns of
-the event loops and the calls served."
+    "Serve gRPC, with health and reflection beside the services named. At SIGTERM or SIGINT lets
+running calls end and exits with 0. Prints `listening on ADDRESS` for each when ready, and at
+SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls served."
   (multiple-value-bind (services execution) (offered-services services)
     (tune-collector)
     (setf *log-function* (log-writer :level log-level :format log-format))
@@ -154,7 +153,7 @@ the event loops and the calls served."
                          (cons (make-instance 'grpc:health-service)
                                (append (grpc:reflection-services) services))
                          :listen listen :loops loops :execution execution
-                         :credentials (server-credentials tls-cert tls-key client-ca)
+                         :credentials (server-credentials tls-cert tls-key tls-other client-ca)
                          (append limits (list :max-receive-octets max-receive-octets)))))
       (when collect (sb-thread:make-thread #'collect-at-each-line :name "clgrpc collect"))
       (unwind-protect (serve-until-signal server)

@@ -72,6 +72,8 @@ string, or nil for that of the channel's target."
   (if (pem-p source)
       source
       (handler-case (uiop:read-file-string source :external-format :latin-1)
+        (sb-ext:file-does-not-exist ()
+          (os:tls-error "The file ~A cannot be read: it does not exist." source))
         (error (error) (os:tls-error "The file ~A cannot be read: ~A" source error)))))
 
 (defun file-stamp (source)

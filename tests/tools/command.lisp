@@ -27,6 +27,20 @@ one line on standard error."
       (is (search (format nil "usage: clgrpc ~A" command) output))
       (is (string= output (nth-value 1 (run-line "help" command)))))))
 
+(test help-is-whole-and-fits
+  (let ((output (nth-value 1 (run-line "--help"))))
+    (is (search "Write the Lisp source of a .proto file and of those that it imports" output)))
+  (dolist (command (mapcar #'tools::command-name tools::*commands*))
+    (let* ((output (nth-value 1 (run-line command "--help")))
+           (usage (subseq output 0 (search (format nil "~2%") output))))
+      (is (every (lambda (line) (<= (length line) 80))
+                 (uiop:split-string usage :separator '(#\Newline)))
+          "~A" usage)))
+  (let ((output (nth-value 1 (run-line "serve" "--help"))))
+    (is (search "(default warning)" output))
+    (is (search "[--tls-other CERT[,KEY]]…" output))
+    (is (search "[--collect[=true|false]]" output))))
+
 (test help-tells-all-options
   (let ((output (nth-value 1 (run-line "serve" "--help"))))
     (dolist (text '("SERVICES" "--listen ADDRESSES" "--loops N" "--max-receive-octets N"
