@@ -21,8 +21,8 @@
 ;;;;   long, or, when that fails, does something else: post.
 ;;;; - Whoever takes the baton drains the inbox first.
 ;;;; - A thread that is about to sleep in user code first calls PREPARE-TO-WAIT, which has another
-;;;;   one run the loop, unless it may run that itself meanwhile (DRIVE-ON). Who wants a loop taken over says which baton it saw lent, and only that is
-;;;;   overtaken.
+;;;;   one run the loop, unless it may run that itself meanwhile (DRIVE-ON). Who wants a loop taken
+;;;;   over says which baton it saw lent, and only that is overtaken.
 ;;;; - Only the loop closes descriptors; tokens carry a generation.
 ;;;; - Interrupts are off from before a thread takes the baton until it has none, but for user code
 ;;;;   and the wait for events.

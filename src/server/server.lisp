@@ -93,8 +93,8 @@ form that doc/addresses.md has, or a list of such; port 0 picks a free one (see 
 LOOPS, 1 to 1024, is how many event loops, each a thread, share the connections. EXECUTION says
 where handlers run: :inline always on the loop that received the call; :blocking on a reserve
 thread; :auto, the default, on the loop until one overstays, or waits while others are due, then
-that method's on reserve threads until 64 in a row were done within 100 µs; or an alist from method, the symbol of its
-generic function, to one of these. Whatever it says, a handler that blocks holds up nobody else for
+that method's on reserve threads until 64 in a row were done within 100 µs; or an alist from
+method, the symbol of its generic function, to one of these. Whatever it says, a handler that blocks holds up nobody else for
 long: another thread takes the loop over. CREDENTIALS, what TLS-CREDENTIALS returns, has the server
 speak TLS, and only that; nil, the default, is plaintext. COMPRESSION, :gzip, :deflate or :identity,
 the default, is how answers are compressed for clients that accept that, unless a handler sets the
