@@ -42,6 +42,8 @@
          (%copy-lanes from to count)
          (sb-kernel:%byte-blt from 0 to 0 count))))
 
+(defconstant +few-octets+ 64 "Fewer are copied by words.")
+
 (define-leaf (%copy-few :inline t) ((from octets) (start index) (to octets) (at index)
                                     (count index))
     null
@@ -67,7 +69,7 @@ many octets, and as words for few."
     (cond ((eq from to)
            (with-sap ((base from))
              (sb-kernel:%byte-blt base start base at (+ at count))))
-          ((< count 64) (%copy-few from start to at count))
+          ((< count +few-octets+) (%copy-few from start to at count))
           (t
            (with-sap ((source from) (target to))
              (%copy-memory (sb-sys:sap+ source start) (sb-sys:sap+ target at) count))))
@@ -90,9 +92,14 @@ Signal an error if either range is out of bounds."
 (define-hot subseq-octets ((octets octets) (start index) (end index)) octets
   "Return a fresh vector of the octets START to END."
   (unless (<= start end (length octets)) (fail-bounds octets start end))
-  (let ((copy (make-raw-vector (- end start) octet)))
-    (copy-octets octets start end copy 0)
-    copy))
+  (let ((count (- end start)))
+    (if (< count +few-octets+)
+        (let ((copy (make-array count :element-type 'octet)))
+          (%copy-few octets start copy 0 count)
+          copy)
+        (let ((copy (make-raw-vector count octet)))
+          (%copy-octets octets start end copy 0)
+          copy))))
 
 (define-hot shorten-octets ((octets octets) (start index) (end index)) octets
   "Make OCTETS, to which nobody else has a reference, consist of what was START to END of them."

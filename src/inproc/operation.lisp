@@ -81,10 +81,10 @@
 ;;; Callbacks
 
 (define-hot run-callback ((call inproc-call) (function function) message) null
-  "Run FUNCTION, user code of CALL, with MESSAGE unless that is nil; an error in it ends CALL."
-  (let ((condition (with-clean-context ()
-                     (with-user-code (call)
-                       (if message (funcall function message) (funcall function))))))
+  "Run FUNCTION, user code of CALL, with MESSAGE unless that is nil; an error in it ends CALL. The
+context is clean."
+  (let ((condition (with-user-code (call)
+                     (if message (funcall function message) (funcall function)))))
     (when condition
       (operate abort call (rpc:rpc-error-status condition) (rpc:rpc-error-message condition)
                :local)))
@@ -94,10 +94,11 @@
   "The message of CALL that is to be given to its callback, or nil. If only the lack of room for
 answers is against it, whoever makes room says so."
   (and (rpc:extra-on-message extra)
+       (or (rpc:extra-received extra) (rpc:call-incoming call) (mail-for call))
        (rpc:deliverable-p call)
        (or (rpc:client-p call)
-           (plusp (sending-room call))
-           (progn (note-waiting call) (plusp (sending-room call))))
+           (room-left-p call)
+           (progn (note-waiting call) (room-left-p call)))
        (next-message call)))
 
 (define-hot queue-ready ((line line) (extra rpc:extra)) null
@@ -134,7 +135,8 @@ answers is against it, whoever makes room says so."
            (when (and (rpc:extra-on-message extra) (mail-for call)) (queue-mail call extra))
            (let ((function (if over
                                (rpc:due-callback call extra)
-                               (rpc:due-on-writable call extra))))
+                               (and (rpc:extra-on-writable extra)
+                                    (rpc:due-on-writable call extra)))))
              (when function
                (run-callback call function nil)
                t))))))
@@ -145,17 +147,18 @@ SCHEDULED is this thread's."
   (let ((extra (ensure-extra call))
         (done nil))
     (unwind-protect
-         (loop
-           (when message
-             (run-callback call (the function (rpc:extra-on-message extra))
-                           (shiftf message nil)))
-           (loop while (run-next-callback call extra))
-           (when (eq t (compare-and-swap (rpc:extra-scheduled extra) t nil))
-             (setf done t)
-             (return))
-           (setf (rpc:extra-scheduled extra) t)
-           ;; who has seen :again before that leaves what has come to this look
-           (sb-thread:barrier (:memory)))
+         (with-clean-context ()
+           (loop
+             (when message
+               (run-callback call (the function (rpc:extra-on-message extra))
+                             (shiftf message nil)))
+             (loop while (run-next-callback call extra))
+             (when (eq t (compare-and-swap (rpc:extra-scheduled extra) t nil))
+               (setf done t)
+               (return))
+             (setf (rpc:extra-scheduled extra) t)
+             ;; who has seen :again before that leaves what has come to this look
+             (sb-thread:barrier (:memory))))
       (unless done
         (setf (rpc:extra-scheduled extra) nil)
         (operate abort call :internal "callback left by a non-local exit" :local))))
@@ -255,7 +258,8 @@ SCHEDULED is this thread's."
 (defmethod rpc:after ((call inproc-call) seconds function)
   (let ((site (call-site call)))
     (flet ((run ()
-             (unless (call-status call) (run-callback call function nil))))
+             (unless (call-status call)
+               (with-clean-context () (run-callback call function nil)))))
       (let ((timer (make-timer (lambda (call)
                                  (unless (call-status call) (run-aside site #'run)))
                                call)))

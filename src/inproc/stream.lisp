@@ -108,6 +108,14 @@ sends is unwound."
        (if extra (the index (rpc:extra-queued-octets extra)) 0)
        (if (and (rpc:client-p call) (eq :waiting (line-phase line))) (line-held-octets line) 0))))
 
+(define-hot (room-left-p :inline t) ((call inproc-call)) boolean
+  "True if SENDING-ROOM is not used up: mostly nothing at all waits at the other end."
+  (let ((extra (call-extra (other-end call))))
+    (or (and extra
+             (zerop (the index (rpc:extra-queued-octets extra)))
+             (not (eq :waiting (line-phase (call-line call)))))
+        (plusp (sending-room call)))))
+
 (define-hot may-wait-p ((line line)) boolean
   "False if this thread, which sends on LINE, runs both ends of it, so that nobody would make room
 while it waits."
@@ -146,7 +154,7 @@ while it waits."
                              (null (mail-for receiver))
                              (null (line-ready (call-line receiver)))
                              (null (call-status receiver))
-                             (or (rpc:client-p receiver) (plusp (sending-room receiver)))
+                             (or (rpc:client-p receiver) (room-left-p receiver))
                              message)))
            (run-due receiver (and message
                                   (rpc:filtered (rpc:extra-incoming-filter extra) message)))
@@ -156,7 +164,7 @@ while it waits."
     boolean
   "Give MESSAGE, which CALL sends, to RECEIVER, or return false if there is no room, or none any
 more."
-  (cond ((or (plusp (sending-room call))
+  (cond ((or (room-left-p call)
              (and wait-p
                   (or (not (may-wait-p (call-line call)))
                       (progn (note-waiting call)
