@@ -394,7 +394,8 @@
   :pathname "tests/support/"
   :serial t
   :components ((:file "package")
-               (:file "program")))
+               (:file "program")
+               (:file "suite")))
 
 (defsystem "clgrpc/tests/base"
   :depends-on ("clgrpc/base" "fiveam")

@@ -3,7 +3,8 @@
 (load (merge-pathnames "load.lisp" *load-truename*))
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/tools")
+;; a newer SBCL that warns of more is no reason not to have the command
+(load-strictly "clgrpc/tools" :strict *familiar-lisp-p*)
 (sb-ext:save-lisp-and-die (uiop:getenvp "CLGRPC_OUTPUT")
                           :executable t
                           :save-runtime-options t

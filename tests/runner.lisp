@@ -28,23 +28,28 @@
 
 ;;; What to run
 
-(defun chosen-suites (only)
-  "The suites to run, in the order of their definition; if ONLY holds words, those whose name after
-`CLGRPC.` is among them."
-  (loop for name in (reverse (fiveam:test-names))
-        for suite = (fiveam:get-test name)
-        for label = (string-downcase name)
-        when (and (typep suite 'fiveam::test-suite)
-                  (uiop:string-prefix-p "clgrpc" label)
-                  (or (null only)
-                      (member (subseq label (min (length label) (length "clgrpc."))) only
-                              :test #'string=)))
-          collect suite))
+(defun suite-word (suite)
+  "What SUITES= calls SUITE: its name after `CLGRPC.`."
+  (let ((name (string-downcase (fiveam::name suite))))
+    (subseq name (min (length name) (length "clgrpc.")))))
 
-(defun suite-tests (suite)
-  (remove-if (lambda (test) (typep test 'fiveam::test-suite))
-             (loop for name being the hash-keys of (fiveam::tests suite)
-                   collect (fiveam:get-test name))))
+(defun suite-rank (suite)
+  "Where SUITE's system stands among those that clgrpc/tests names; the others come last."
+  (or (position (format nil "clgrpc/tests/~A" (first (uiop:split-string (suite-word suite)
+                                                                       :separator ".")))
+                (asdf:system-depends-on (asdf:find-system "clgrpc/tests")) :test #'string=)
+      most-positive-fixnum))
+
+(defun chosen-suites (only)
+  "The suites to run, lower layers first; if ONLY holds words, those that it names."
+  (stable-sort (loop for name in (remove-duplicates (fiveam:test-names))
+                     for suite = (fiveam:get-test name)
+                     when (and (typep suite 'fiveam::test-suite)
+                               (uiop:string-prefix-p "clgrpc" (string-downcase name))
+                               (or (null only)
+                                   (member (suite-word suite) only :test #'string=)))
+                       collect suite)
+               #'< :key #'suite-rank))
 
 ;;; One test
 
@@ -138,7 +143,7 @@ character for each check, then the backtrace of an error."
   (let ((tally (make-tally))
         (start (get-internal-real-time)))
     (call-checking-leaks (lambda ()
-                           (dolist (test (suite-tests suite))
+                           (dolist (test (support:suite-tests suite))
                              (run-one test tally)))
                          tally)
     (format t "~&~24A ~4D passed  ~3D failed  ~3D skipped  ~7D checks  ~6,2F s~%"

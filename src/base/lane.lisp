@@ -37,8 +37,9 @@ it, which costs speed only.")
                               sb-vm:other-pointer-lowtag)
   "From the pointer to a vector to its data.")
 
-(defconstant +kernels-p+ (if (member :x86-64 *features*) t nil)
-  "True if kernels do something.")
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defconstant +kernels-p+ (if (member :x86-64 *features*) t nil)
+    "True if kernels do something."))
 
 (defmacro inst (mnemonic &rest operands)
   "In DEFINE-KERNEL: the instruction MNEMONIC."
@@ -53,6 +54,12 @@ it, which costs speed only.")
   `(sb-c:register-inline-constant
     :oword (loop for shift from 0 below 128 by ,bits
                  sum (ash (ldb (byte ,bits 0) ,value) shift))))
+
+(defmacro with-kernel-parts (&body definitions)
+  "Evaluate DEFINITIONS, of what the bodies of kernels use, already when the file is compiled; do
+nothing where kernels are nothing, and have no assembler that knows their instructions."
+  (when +kernels-p+
+    `(eval-when (:compile-toplevel :load-toplevel :execute) ,@definitions)))
 
 #+x86-64
 (defmacro define-kernel (name arguments results (&key integers vectors wide-vectors shift

@@ -52,7 +52,8 @@
    ;; raw.lisp
    #:make-raw-vector
    ;; lane.lisp
-   #:define-kernel #:+octets-data+ #:+kernels-p+ #:lanes-p #:bit-lanes-p #:inst #:memory #:lanes
+   #:define-kernel #:with-kernel-parts #:+octets-data+ #:+kernels-p+ #:lanes-p #:bit-lanes-p
+   #:inst #:memory #:lanes
    ;; wide.lisp
    #:wide-lanes-p #:wide #:plain #:broadcast #:masked
    ;; utf8.lisp

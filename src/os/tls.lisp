@@ -48,9 +48,19 @@
 ;;; What a server decides while it reads a ClientHello. These run inside SSL_do_handshake, on the
 ;;; loop, and neither allocate nor unwind.
 
-(sb-alien:define-alien-callable check-client-hello int
-    ((ssl (unsigned 64)) (alert (unsigned 64)) (argument (unsigned 64)))
-  (declare (ignore argument))
+(defmacro define-callable (name result parameters &body body)
+  "Define what C calls as NAME, which returns RESULT. PARAMETERS are rows of the form (variable
+type); VARIABLE is nil if BODY has no use for it."
+  ;; how such a variable is declared ignored is not the same in all versions of SBCL
+  (let ((variables (loop for (variable) in parameters collect (or variable (gensym "UNUSED")))))
+    `(sb-alien:define-alien-callable ,name ,result
+         ,(loop for variable in variables
+                for (nil type) in parameters collect (list variable type))
+       ,@(remove-if #'symbol-package variables)
+       ,@body)))
+
+(define-callable check-client-hello int
+    ((ssl (unsigned 64)) (alert (unsigned 64)) (nil (unsigned 64)))
   ;; without ALPN the next function would not be asked
   (with-alien ((octets (unsigned 64)) (length (unsigned 64)))
     (cond ((= 1 (ssl-client-hello-get0-ext ssl +extension-alpn+
@@ -60,10 +70,9 @@
           (t (setf (sb-sys:signed-sap-ref-32 (int-sap alert) 0) +alert-no-application-protocol+)
              0))))
 
-(sb-alien:define-alien-callable select-h2 int
-    ((ssl (unsigned 64)) (out (unsigned 64)) (out-length (unsigned 64)) (in (unsigned 64))
-     (in-length (unsigned 32)) (argument (unsigned 64)))
-  (declare (ignore ssl argument))
+(define-callable select-h2 int
+    ((nil (unsigned 64)) (out (unsigned 64)) (out-length (unsigned 64)) (in (unsigned 64))
+     (in-length (unsigned 32)) (nil (unsigned 64)))
   (let ((names (int-sap in)) (at 0))
     (declare (type (unsigned-byte 33) at))
     (loop
@@ -108,9 +117,8 @@ POINTER's the certificate and roots are used. From any thread."
   (loop for (names pointer) in (gethash context **named-contexts**)
         when (find name names :test #'host-name-matches-p) return pointer))
 
-(sb-alien:define-alien-callable choose-context int
-    ((ssl (unsigned 64)) (alert (unsigned 64)) (argument (unsigned 64)))
-  (declare (ignore alert argument))
+(define-callable choose-context int
+    ((ssl (unsigned 64)) (nil (unsigned 64)) (nil (unsigned 64)))
   (let* ((name (ssl-get-servername ssl 0))
          (named (and name (named-context (ssl-get-context ssl) name))))
     (when named (ssl-set-context ssl named))
@@ -325,7 +333,7 @@ room."
       (declare (type index at))
       (loop
         (when (= at end) (return (values at :done)))
-        (let ((count (ssl-read ssl (+ (sap-int (vector-sap octets)) at) (- end at))))
+        (let ((count (ssl-read ssl (sap-int (sap+ (vector-sap octets) at)) (- end at))))
           (unless (plusp count) (return (values at (step-outcome ssl count))))
           (incf at count)
           ;; what was read ended a record: with nothing behind it, asking again tells nothing new
@@ -340,7 +348,7 @@ room."
   (with-pinned-objects (octets)
     (loop
       (when (= start end) (return t))
-      (let ((count (ssl-write ssl (+ (sap-int (vector-sap octets)) start) (- end start))))
+      (let ((count (ssl-write ssl (sap-int (sap+ (vector-sap octets) start)) (- end start))))
         (unless (plusp count) (return nil))
         (incf start count)))))
 

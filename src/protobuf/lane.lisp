@@ -10,6 +10,10 @@
 (in-package #:clgrpc.protobuf)
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun element-width (element)
+    (ecase element ((:int32 :uint32 :sint32) 4) ((:int64 :sint64) 8))))
+
+(with-kernel-parts
   (defconstant +septets+ #x7F7F7F7F7F7F7F7F)
 
   (defun compact-varint (value spare mask)
@@ -23,9 +27,6 @@
              (sb-assem:inst and value mask)
              (sb-assem:inst shr spare shift)
              (sb-assem:inst or value spare)))
-
-  (defun element-width (element)
-    (ecase element ((:int32 :uint32 :sint32) 4) ((:int64 :sint64) 8)))
 
   (defun load-element (element to place spare)
     "Emit instructions that load the element at PLACE as the 64 bits of its varint."

@@ -10,9 +10,7 @@
 
 (defun tests-of-the-loop ()
   (remove-if (lambda (name) (member name *only-epoll*))
-             (loop for name being the hash-keys of (fiveam::tests (fiveam:get-test :clgrpc.loop))
-                   unless (typep (fiveam:get-test name) 'fiveam::test-suite)
-                     collect name)))
+             (mapcar #'fiveam::name (support:suite-tests (fiveam:get-test :clgrpc.loop)))))
 
 (test the-loop-over-poll
   (let ((saved *make-poller*))

@@ -166,10 +166,12 @@
       (multiple-value-list (shake-both client server)))))
 
 (test tls-verification
-  (is (equal '("certificate verify failed: hostname mismatch" "sslv3 alert bad certificate")
-             (handshake-failures :name "elsewhere.example")))
-  (is (equal '("certificate verify failed: IP address mismatch" "sslv3 alert bad certificate")
-             (handshake-failures :name "127.0.0.2")))
+  (loop for (name at-client) in '(("elsewhere.example" "hostname mismatch")
+                                  ("127.0.0.2" "IP address mismatch"))
+        do (destructuring-bind (client server) (handshake-failures :name name)
+             (is (equal (format nil "certificate verify failed: ~A" at-client) client))
+             ;; what comes before that depends on the version of OpenSSL
+             (is (search "alert bad certificate" server))))
   (is (equal '(:done :done) (handshake-failures :name "127.0.0.1")))
   (is (equal '(:done :done) (handshake-failures :name "::1")))
   (is (equal '(:done :done) (handshake-failures :server-context (server-context

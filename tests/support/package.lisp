@@ -1,4 +1,5 @@
-;;;; What tests of several layers share: programs run as peers, and the patience to wait for them.
+;;;; What tests of several layers share: programs run as peers, the patience to wait for them, and
+;;;; what FiveAM knows.
 
 (defpackage #:clgrpc.tests.support
   (:use #:cl)
@@ -6,4 +7,5 @@
            #:program #:program-pid #:program-line #:program-exit-code #:signal-program
            #:terminate-program #:kill-program
            #:call-with-program #:with-program #:run-to-end #:server-address
-           #:with-server-program #:open-descriptors #:foreign-octets))
+           #:with-server-program #:open-descriptors #:foreign-octets
+           #:suite-tests))
