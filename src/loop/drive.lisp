@@ -67,7 +67,8 @@ more, though it cannot say so before it has a processor."
 
 (define-hot work-left-p ((loop event-loop)) boolean
   (or (plusp (event-loop-ready-count loop))
-      (plusp (event-loop-dirty-count loop))
+      (and (plusp (event-loop-dirty-count loop))
+           (zerop (event-loop-gathered-ns loop)))
       (plusp (event-loop-ring-count loop))))
 
 (define-hot step-back ((loop event-loop)) null
@@ -114,7 +115,9 @@ whoever continues waits in another way."
   (rouse-inbox (event-loop-inbox loop))
   (unwind-protect
        (progn
+         (setf (event-loop-burst loop) 0)
          (inbox-phase loop)
+         (flush-phase loop)
          (loop until (or (funcall done-p argument)
                          (> (event-loop-calls loop) 1)
                          (event-loop-yielding loop)
@@ -165,12 +168,24 @@ wait for somebody else to run the loop: who drives will yield."
 (define-hot run-now ((loop event-loop) (function function)) boolean
   "Call FUNCTION, without arguments, on LOOP and return true if this thread runs that, or if it is
 attended and nobody does. From any thread."
-  (or (nth-value 1 (call-with-baton loop function))
-      (and (event-loop-attended loop)
-           (not (event-loop-stopping loop))
-           (with-taken-loop (loop (take loop))
-             (run-aside loop function)
-             t))))
+  (nth-value 1 (call-now loop function nil)))
+
+(define-hot run-to-send ((loop event-loop) (function function)) (values t boolean)
+  "As RUN-NOW for FUNCTION that sends one of perhaps many messages: what it writes may have to wait
+a moment for more, see gather.lisp. Return its value as well, the first of the two values."
+  (call-now loop function t))
+
+(define-hot call-now ((loop event-loop) (function function) (gather boolean)) (values t boolean)
+  "See RUN-NOW and, with GATHER, RUN-TO-SEND."
+  (multiple-value-bind (value done) (call-with-baton loop function)
+    (cond (done (values value t))
+          ((and (event-loop-attended loop)
+                (not (event-loop-stopping loop))
+                (with-taken-loop (loop (take loop))
+                  (setf value (run-aside loop function gather))
+                  t))
+           (values value t))
+          (t (values nil nil)))))
 
 (define-hot run-or-post ((loop event-loop) (function function)) boolean
   "Have FUNCTION called, without arguments, on LOOP: by RUN-NOW if that is possible, else by POST.
@@ -178,14 +193,13 @@ Return false if LOOP has stopped. From any thread."
   (or (run-now loop function)
       (post loop function)))
 
-(define-hot run-aside ((loop event-loop) (function function)) null
-  "Call FUNCTION on LOOP, whose baton this thread has just taken, send what that wrote, and step
-back."
+(define-hot run-aside ((loop event-loop) (function function) (gather boolean)) t
+  "Call FUNCTION on LOOP, whose baton this thread has just taken, send what that wrote, unless with
+GATHER that may wait, and step back. Return the value of FUNCTION."
   (unwind-protect
        (progn (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
               (inbox-phase loop)
-              (funcall function)
-              (flush-phase loop)
-              (last-phase loop))
-    (step-back loop))
-  nil)
+              (prog1 (funcall function)
+                (unless (and gather (gather-p loop)) (flush-phase loop))
+                (last-phase loop)))
+    (step-back loop)))

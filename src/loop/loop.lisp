@@ -131,6 +131,7 @@ and the rest has its turn."
   nil)
 
 (define-hot flush-phase ((loop event-loop)) null
+  (setf (event-loop-gathered-ns loop) 0)
   (when (plusp (event-loop-dirty-count loop))
     (do-work (connection loop event-loop-dirty event-loop-dirty-count event-loop-dirty-spare)
       (flush-and-close connection)))

@@ -79,7 +79,7 @@
    #:call-with-baton #:holds-baton-p #:prepare-to-wait #:*event-loop*
    ;; drive.lisp
    #:enter-call #:leave-call #:call-served #:drive #:drive-on #:not-for-driver-p #:run-now
-   #:run-or-post
+   #:run-to-send #:run-or-post
    ;; connection.lisp
    #:make-connection #:connection-output #:connection-output-pending-p #:connection-unsent
    #:flush-connection #:stop-reading #:start-reading #:close-connection

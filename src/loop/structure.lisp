@@ -46,6 +46,11 @@
   (crowded nil :type boolean)
   (driven-for nil)
   (yielding nil :type boolean)
+  ;; see gather.lisp
+  (sent-ns 0 :type nanoseconds)
+  (burst 0 :type index)
+  (gathered-ns 0 :type nanoseconds)
+  (sweeper 0 :type sb-ext:word)         ; atomic
   (lock (sb-thread:make-mutex :name "clgrpc loop") :read-only t)
   (stopped (sb-thread:make-waitqueue) :read-only t)
   ;; sources, by descriptor

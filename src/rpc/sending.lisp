@@ -1,8 +1,10 @@
 ;;;; Sending: encoding messages straight into the loop's output, back-pressure, posting from other
 ;;;; threads.
 ;;;;
-;;;; On the loop a message that fits one frame and both windows is serialised where it is sent from.
-;;;; Any other thread encodes privately, charges the octets to the call's send budget and posts.
+;;;; On the loop a message that fits one frame and both windows is serialised where it is sent from;
+;;;; so it is on a client's loop that nobody runs, where messages sent in a row leave together
+;;;; (loop/gather.lisp). Any other thread encodes privately, charges the octets to the call's send
+;;;; budget and posts.
 
 (in-package #:clgrpc.rpc)
 
@@ -120,16 +122,17 @@ On the loop; CALL has a stream and its headers are sent."
         (t (refuse-to-send call))))
 
 (define-hot send-message ((call wire-call) message compress) null
-  "Send MESSAGE from user code: straight into the output if this thread runs the loop and MESSAGE is
-short, else encoded first, with nobody waiting for that. COMPRESS as for SEND."
-  (unless (and (not (compresses-p call compress))
-               (loop:with-baton ((wire-call-loop call))
-                   (send-on-loop call message)
-                 nil))
-    (let ((encoded (encode-message call message compress)))
-      (loop:with-baton ((wire-call-loop call))
-          (send-encoded call encoded)
-        (post-encoded call encoded))))
+  "Send MESSAGE from user code: straight into the output if this thread may run the loop and MESSAGE
+is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND."
+  (flet ((write-it () (send-on-loop call message)))
+    (declare (dynamic-extent #'write-it))
+    (unless (and (not (compresses-p call compress))
+                 (values (loop:run-to-send (wire-call-loop call) #'write-it)))
+      (let ((encoded (encode-message call message compress)))
+        (flet ((send-it () (send-encoded call encoded)))
+          (declare (dynamic-extent #'send-it))
+          (unless (nth-value 1 (loop:run-to-send (wire-call-loop call) #'send-it))
+            (post-encoded call encoded))))))
   nil)
 
 (define-hot refuse-to-send ((call wire-call)) null
@@ -142,10 +145,11 @@ short, else encoded first, with nobody waiting for that. COMPRESS as for SEND."
   nil)
 
 (define-hot send-on-loop ((call wire-call) message) boolean
-  "Send MESSAGE, or return false if it is to be encoded first."
-  (when (wire-call-stream call)
-    (ensure-headers call)
-    (write-message call message nil)))
+  "Send MESSAGE, unless CALL has ended, or return false if it is to be encoded first. On the loop."
+  (cond ((or (call-status call) (wire-call-send-closed call)) t)
+        ((wire-call-stream call)
+         (ensure-headers call)
+         (write-message call message nil))))
 
 (defun send-encoded (call encoded)
   "Send ENCODED, of ENCODE-MESSAGE, unless CALL has ended. On the loop."
