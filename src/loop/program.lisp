@@ -64,7 +64,9 @@ the last one added is called first. From any thread."
 gets it, until FREE-SIGNAL-HANDLER or the end of the loop. A loop has one handler for a signal: this
 replaces LOOP's handler before. Other loops that ask for it get it too; its default action, and what
 others than loops had done about it, is suspended. EVENT-CB gets errors in it. Return the handler,
-for CANCEL. From any thread."
+for CANCEL. Signal MISUSE if NUMBER is none, or one that nobody can handle. From any thread."
+  (unless (and (typep number '(integer 1 64)) (/= os:+sigkill+ number os:+sigstop+))
+    (misuse "A signal that can be handled is wanted, such as +SIGINT+, not ~S." number))
   (let* ((loop (the-loop loop))
          (watch (make-signal-watch :loop loop :number number :callback function
                                    :event-cb event-cb)))

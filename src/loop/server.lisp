@@ -23,6 +23,9 @@
 
 (defun host-target (host port)
   "The text of a target for HOST, a name or numeric address, and PORT."
+  (unless (and (stringp host) (typep port '(or string integer)))
+    (misuse "A host and a port are wanted, such as \"127.0.0.1\" and 8080, not ~S and ~S." host
+            port))
   (format nil "~:[~A~;[~A]~]:~D" (find #\: host) host port))
 
 (defun event-cb-first (arguments)
@@ -163,6 +166,7 @@ thread."
                 &allow-other-keys)
   (let* ((loop (the-loop loop))
          (target (parse-target target))
+         (data (and data (output-octets data)))
          (manner (make-manner-from read-cb nil (without-keys arguments :loop :data
                                                              :connect-timeout)))
          (socket (%make-socket :loop loop :manner manner))

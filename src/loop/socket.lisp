@@ -239,9 +239,10 @@ thread."
 
 (defun output-octets (data)
   "DATA of a user, no octets, as octets."
-  (etypecase data
+  (typecase data
     (string (string-octets data))
-    (sequence (coerce data 'octets))))
+    (sequence (coerce data 'octets))
+    (t (misuse "Octets, a string or another sequence of octets are wanted, not ~S." data))))
 
 (define-hot write-now ((socket socket) (octets octets) (start index) (end index)) boolean
   "Append the octets to what SOCKET is to send. Return true if it is ready for more."

@@ -15,6 +15,7 @@
    #:+econnrefused+ #:+econnreset+ #:+econnaborted+ #:+eaddrinuse+ #:+etimedout+
    #:+epipe+ #:+ebadf+
    #:+sighup+ #:+sigint+ #:+sigquit+ #:+sigusr1+ #:+sigusr2+ #:+sigterm+ #:+sigchld+ #:+sigcont+
+   #:+sigkill+ #:+sigstop+
    #:+sigwinch+
    ;; socket.lisp
    #:+af-unspec+ #:+af-inet+ #:+af-inet6+ #:+sol-socket+ #:+so-error+ #:+so-reuseaddr+

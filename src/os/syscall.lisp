@@ -40,11 +40,13 @@
   (+sighup+ "SIGHUP" 1)
   (+sigint+ "SIGINT" 2)
   (+sigquit+ "SIGQUIT" 3)
+  (+sigkill+ "SIGKILL" 9)
   (+sigusr1+ "SIGUSR1" 10)
   (+sigusr2+ "SIGUSR2" 12)
   (+sigterm+ "SIGTERM" 15)
   (+sigchld+ "SIGCHLD" 17)
   (+sigcont+ "SIGCONT" 18)
+  (+sigstop+ "SIGSTOP" 19)
   (+sigwinch+ "SIGWINCH" 28))
 
 (defmacro syscall ((name type) &rest arguments)

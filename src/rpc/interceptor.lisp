@@ -38,7 +38,7 @@ it for METHOD, REQUEST and OPTIONS."
 ;;; Call credentials: metadata that says who calls, made anew for each call
 
 (defun bearer-token (token)
-  "Return call credentials, for the :credentials of a channel or stub, that send `authorization:
+  "Return call credentials, for :call-credentials of a channel or stub, that send `authorization:
 Bearer TOKEN`. TOKEN is a string, or a function without arguments that returns one, called for each
 call in the caller's thread."
   (check-type token (or string function))

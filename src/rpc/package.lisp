@@ -48,7 +48,8 @@
    #:call-unsent-octets #:extra-wait-for-ready #:extra-resent #:extra-queued-octets
    #:extra-incoming-filter
    #:extra-outgoing-filter #:extra-on-message #:extra-on-half-close #:extra-on-writable
-   #:extra-scheduled #:extra-writable-wanted #:extra-timers #:filtered #:room-p #:*call* #:notify #:wait-for-call
+   #:extra-scheduled #:extra-writable-wanted #:extra-timers #:filtered #:room-p #:*call*
+   #:notify #:wait-for-call
    #:push-incoming #:pop-incoming #:+arrival-octets+ #:make-arrival #:arrival-next
    #:extra-received #:notify-sleeper #:deliverable-p #:end-call
    #:call-condition #:callbacks-p #:message-due-p #:due-callback #:due-on-writable

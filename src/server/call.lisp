@@ -6,8 +6,8 @@
 ;;;; it may speak first. Handlers run on the loop after all connections of the turn were read; those
 ;;;; of methods that block (see ROUTE) on a reserve thread. A handler on the loop that waits goes on
 ;;;; running that until another's code is due. A handler that loses the loop to another thread goes
-;;;; on as if it had been started there: its answer is encoded by its thread and posted. A handler that
-;;;; returns its call keeps it: it answers later with REPLY or FINISH (the reactive style).
+;;;; on as if it had been started there: its answer is encoded by its thread and posted. A handler
+;;;; that returns its call keeps it: it answers later with REPLY or FINISH (the reactive style).
 
 (in-package #:clgrpc.server)
 

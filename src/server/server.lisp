@@ -94,8 +94,8 @@ LOOPS, 1 to 1024, is how many event loops, each a thread, share the connections.
 where handlers run: :inline always on the loop that received the call; :blocking on a reserve
 thread; :auto, the default, on the loop until one overstays, or waits while others are due, then
 that method's on reserve threads until 64 in a row were done within 100 µs; or an alist from
-method, the symbol of its generic function, to one of these. Whatever it says, a handler that blocks holds up nobody else for
-long: another thread takes the loop over. CREDENTIALS, what TLS-CREDENTIALS returns, has the server
+method, the symbol of its generic function, to one of these. Whatever it says, a handler that blocks
+holds up nobody else for long: another thread takes the loop over. CREDENTIALS, what TLS-CREDENTIALS returns, has the server
 speak TLS, and only that; nil, the default, is plaintext. COMPRESSION, :gzip, :deflate or :identity,
 the default, is how answers are compressed for clients that accept that, unless a handler sets the
 CALL-COMPRESSION. INTERCEPTORS is a list of functions (call request next), the first the outermost,

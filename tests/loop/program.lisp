@@ -163,6 +163,11 @@
         (delay (lambda () (cancel second))))
       (delay (lambda () (send-signal +sigusr1+))))
     (is (equal (list +sigusr1+ +sigusr1+ +sigusr1+) got)))
+  (with-program ()
+    (dolist (number '(0 65 9 19 :int))
+      (signals misuse (signal-handler number #'identity)))
+    (signals misuse (tcp-server 8080 nil #'list))
+    (signals misuse (tcp-connect "127.0.0.1" 1 #'list :data 5)))
   ;; the end of a program frees its handlers
   (with-program ()
     (signal-handler +sigusr1+ #'identity)
