@@ -55,12 +55,12 @@
    #:define-kernel #:with-kernel-parts #:+octets-data+ #:+kernels-p+ #:lanes-p #:bit-lanes-p
    #:inst #:memory #:lanes
    ;; wide.lisp
-   #:wide-lanes-p #:wide #:plain #:broadcast #:masked
+   #:wide-lanes-p #:wide #:plain #:broadcast #:masked #:%copy-wide
    ;; utf8.lisp
    #:invalid-utf8 #:invalid-utf8-position #:utf8-length #:encode-utf8 #:decode-utf8
    #:string-octets #:octets-string #:put-utf8 #:ascii-octets #:octets-ascii #:ascii-string
    #:%ascii-string #:decode-wide-utf8 #:encode-wide-utf8
-   #:%copy-base-string #:wide-string
+   #:%copy-base-string #:%copy-plain #:wide-string
    ;; base64.lisp
    #:encode-base64 #:decode-base64 #:invalid-base64 #:invalid-base64-position
    ;; clock.lisp

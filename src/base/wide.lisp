@@ -61,7 +61,8 @@
     "Name, operands, map, prefix, W, operation, and a digit or other length, of AVX-512.")
 
   (defparameter *plain-instructions*
-    '((:pdep :rvm 2 #xF2 1 #xF5) (:pext :rvm 2 #xF3 1 #xF5) (:shrx :rmv 2 #xF2 1 #xF7)
+    '((:bzhi :rmv 2 nil 1 #xF5)
+      (:pdep :rvm 2 #xF2 1 #xF5) (:pext :rvm 2 #xF3 1 #xF5) (:shrx :rmv 2 #xF2 1 #xF7)
       (:kmovq-to :rm 1 #xF2 1 #x93) (:kmovq :rm 1 #xF2 1 #x92) (:kortestq :rm 1 nil 1 #x98))
     "The same of instructions for general and mask registers.")
 
@@ -194,3 +195,13 @@
 (find-wide-lanes)
 (pushnew 'find-wide-lanes sb-ext:*init-hooks*)
 (pushnew 'forget-wide-lanes sb-ext:*save-hooks*)
+
+(define-kernel %copy-wide ((from :sap) (to :sap) (count :count)) ()
+    (:integers (mask) :widest (octets) :masks (some))
+    "Copy COUNT octets, 64 at most, from FROM to TO, and zeros behind them up to 64."
+  (inst mov mask -1)
+  (plain :bzhi mask mask count)
+  (plain :kmovq some mask)
+  (wide :vpxorq octets octets octets)
+  (wide :vmovdqu8 (masked some octets) (memory 0 from))
+  (wide :vmovdqu64-to (memory 0 to) octets))

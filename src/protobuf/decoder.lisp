@@ -210,14 +210,27 @@ sub-message or oneof."
                                 (read-sub-message ,(type-form slot) start stop)
                                 ,count (truly-the index (1+ ,count))))))
 
+(defun room-form (slot vector count)
+  "A form that makes room in VECTOR for one element of SLOT, and the more that follow it at once. Of
+strings it may be done with some already."
+  (case (scalar-kind (slot-scalar slot))
+    ((:string :unchecked-string)
+     `(multiple-value-bind (elements after next)
+          (read-run octets content end ,(slot-tag slot) ,vector ,count)
+        (setf ,vector elements
+              ,count after)
+        (when (< content next)
+          (setf at next)
+          (return-from known))))
+    (t `(ensure-room ,vector ,count
+                     ,(if (= 2 (slot-wire slot))
+                          `(count-run octets content end ,(slot-tag slot))
+                          4)
+                     ,(vector-type slot)))))
+
 (defun one-element-arm (slot vector count)
   `(progn
-     (when (= ,count (length ,vector))
-       (ensure-room ,vector ,count
-                    ,(if (= 2 (slot-wire slot))
-                         `(count-run octets content end ,(slot-tag slot))
-                         4)
-                    ,(vector-type slot)))
+     (when (= ,count (length ,vector)) ,(room-form slot vector count))
      (setf (aref ,vector ,count) ,(element-in (slot-scalar slot) (take-form slot) (type-form slot))
            ,count (truly-the index (1+ ,count)))))
 

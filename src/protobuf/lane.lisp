@@ -525,3 +525,104 @@ behind it may be overwritten. Return the position after it."
   (inst shr :dword next 7)              ; whether there is a tenth
   (inst lea next (memory 9 at next))
   OUT)
+
+(define-kernel %count-fields
+    ((octets :octets) (at :count) (last :count) (tag :count) (mask :count) (size :count))
+    (count memory)
+    (:integers (here length next))
+    "How many length-delimited fields with TAG, SIZE octets of which MASK are compared, follow each
+other from AT, which is behind the first, and what strings of theirs take in memory: where there are
+as many octets, a length takes two at most, and nothing is read behind the second from LAST."
+  (inst mov here at)
+  (inst xor count count)
+  (inst xor memory memory)
+  LOOP
+  (inst add count 1)
+  (inst cmp here last)
+  (inst jmp :nbe OUT)
+  (inst movzx '(:byte :dword) length (memory +octets-data+ octets here))
+  (inst add here 1)
+  (inst test :dword length 128)
+  (inst jmp :z SHORT)
+  (inst movzx '(:byte :dword) next (memory +octets-data+ octets here))
+  (inst test :dword next 128)
+  (inst jmp :nz OUT)
+  (inst add here 1)
+  (inst and :dword length 127)
+  (inst shl :dword next 7)
+  (inst or :dword length next)
+  SHORT
+  (inst add here length)
+  (inst lea length (memory 32 length)) ; a header, and a zero at the end
+  (inst and :dword length -16)
+  (inst add memory length)
+  (inst cmp here last)
+  (inst jmp :nbe OUT)
+  (inst movzx '(:word :dword) next (memory +octets-data+ octets here))
+  (inst and :dword next mask)
+  (inst cmp next tag)
+  (inst jmp :ne OUT)
+  (inst add here size)
+  (inst jmp LOOP)
+  OUT)
+
+(defmacro define-carver (name size width)
+  "Define the kernel NAME for tags of SIZE octets, compared as WIDTH."
+  `(define-kernel ,name ((from :sap) (to :sap) (place :sap) (tag :count) (limits :sap))
+       (here used done)
+       (:integers (length seen next) :wide-vectors (some others zero))
+       "Make strings in memory, one behind the other from TO on, of the fields with TAG that follow
+each other from FROM on, and put them at PLACE. LIMITS are how many; the last place with 65 octets
+behind its tag; where the fields end; and the last place in memory with room for any string.
+Return how many octets were read, how many written, and how many strings that is."
+     (inst xor here here)
+     (inst xor used used)
+     (inst xor done done)
+     (inst vpxor zero zero zero)
+     LOOP
+     (inst cmp done (memory 0 limits))
+     (inst jmp :nb OUT)
+     (inst cmp here (memory 8 limits))
+     (inst jmp :nbe OUT)
+     (inst cmp used (memory 24 limits))
+     (inst jmp :nbe OUT)
+     (inst cmp ,width (memory 0 from here) tag)
+     (inst jmp :ne OUT)
+     (inst movzx '(:byte :dword) length (memory ,size from here))
+     (inst cmp length 63)
+     (inst jmp :nbe OUT)
+     (inst vmovdqu some (memory ,(+ size 1) from here))
+     (inst vmovdqu others (memory ,(+ size 33) from here))
+     (inst lea next (memory ,(+ size 1) here length))
+     (inst cmp next (memory 16 limits))
+     (inst jmp :nbe OUT)
+     (inst mov here next)
+     (inst vpmovmskb seen others)
+     (inst vpmovmskb next some)
+     (inst shl seen 32)
+     (inst or seen next)
+     (plain :bzhi seen seen length)
+     (inst test seen seen)
+     (inst jmp :nz WIDE)
+     (inst lea next (memory 0 to used))
+     (inst vmovdqu (memory 16 next) some)
+     (inst vmovdqu (memory 48 next) others)
+     (inst vmovdqu (memory 16 next length) zero)
+     (inst lea seen (memory 0 length length))
+     (inst mov (memory 8 next) seen)
+     (inst mov :qword (memory 0 next) sb-vm:simple-base-string-widetag)
+     (inst add next sb-vm:other-pointer-lowtag)
+     (inst mov (memory 0 place done 8) next)
+     (inst add done 1)
+     (inst add length 32)               ; a header, and a zero at the end
+     (inst and length -16)
+     (inst add used length)
+     (inst jmp LOOP)
+     WIDE
+     (inst sub here length)
+     (inst sub here ,(+ size 1))
+     OUT
+     (inst vzeroupper)))
+
+(define-carver %carve-1 1 :byte)
+(define-carver %carve-2 2 :word)

@@ -77,31 +77,160 @@ is for the caller to write."
                    (incf at))))
     count))
 
-(define-hot count-run ((octets octets) (at index) (end index) (tag (unsigned-byte 32))) index
+(defmacro %follows-p (tag)
+  "True if the octets of TAG, one or two, are at AT before END."
+  `(if (< ,tag 128)
+       (and (< at end) (= ,tag (%octet-at octets at)))
+       (and (< (1+ at) end)
+            (= (logior 128 (ldb (byte 7 0) ,tag)) (%octet-at octets at))
+            (= (ldb (byte 8 7) ,tag) (%octet-at octets (truly-the index (1+ at)))))))
+
+(define-hot measure-run ((octets octets) (at index) (end index) (tag (unsigned-byte 32)))
+    (values index index)
   "How many length-delimited fields with TAG follow each other from AT, which is behind the first
-TAG. Malformed octets end the run, as do lengths and tags of more than two octets."
-  (let ((count 0)
-        (first (logior (ldb (byte 7 0) tag) (if (< tag 128) 0 128)))
-        (second (if (< tag 128) nil (ldb (byte 8 7) tag)))
-        (last (- end 3)))               ; so that a length or a tag is there
-    (declare (type index count) (type fixnum last))
-    (loop
-      (incf count)
-      (when (> at last) (return count))
-      (let ((length (%octet-at octets at)))
-        (step-by 1)
-        (when (>= length 128)
-          (let ((more (%octet-at octets at)))
-            (when (>= more 128) (return count))
-            (step-by 1)
-            (setf length (logior (logand length 127) (ash more 7)))))
-        (when (> length (- last at)) (return count))
-        (step-by length)
-        (unless (= first (%octet-at octets at)) (return count))
-        (step-by 1)
-        (when second
-          (unless (= second (%octet-at octets at)) (return count))
-          (step-by 1))))))
+TAG, and what they take in memory if they are ASCII strings. Malformed octets end the run, as do
+lengths and tags of more than two octets."
+  (let ((size (if (< tag 128) 1 2)) (count 0) (memory 0))
+    (declare (type index count memory))
+    (cond ((or (>= tag 16384) (< (- end at) 3)) (values 1 0))
+          (+kernels-p+
+           (%count-fields octets at (- end 3)
+                          (if (= size 1) tag (logior 128 (ldb (byte 7 0) tag) (ash (ash tag -7) 8)))
+                          (if (= size 1) 255 65535)
+                          size))
+          (t
+           (loop
+             (incf count)
+             (unless (< (1+ at) end) (return))
+             (let ((length (%octet-at octets at)))
+               (step-by 1)
+               (when (>= length 128)
+                 (let ((more (%octet-at octets at)))
+                   (when (>= more 128) (return))
+                   (step-by 1)
+                   (setf length (logior (logand length 127) (ash more 7)))))
+               (when (> length (- end at)) (return))
+               (step-by length)
+               (setf memory (truly-the index (+ memory (logandc2 (+ length 32) 15))))
+               (unless (%follows-p tag) (return))
+               (step-by size)))
+           (values count memory)))))
+
+(define-hot count-run ((octets octets) (at index) (end index) (tag (unsigned-byte 32))) index
+  "How many fields MEASURE-RUN finds."
+  (values (measure-run octets at end tag)))
+
+;;; Runs of short ASCII strings. Most of what one costs is not its octets. So many are read
+;;; together, into one piece of memory: an octet vector that nobody else has seen, which becomes
+;;; strings and what is left of the vector, all at once as far as the collector is concerned.
+
+(defconstant +piece+ 4096
+  "How many octets of memory are made strings while the collector waits.")
+
+(define-leaf %read-strings ((octets octets) (at index) (end index) (tag (unsigned-byte 14))
+                            (vector simple-vector) (count index) (piece octets))
+    (values index index index)
+  "Read the strings of fields with TAG that follow each other from AT, behind the first TAG, put
+them behind the COUNT elements of VECTOR, and return their count now, the position behind the last,
+and how much of PIECE they took. It ends at a string that is not ASCII or has more than 63 octets,
+near the end of OCTETS, and at that of VECTOR or PIECE. The collector must be off. Of PIECE only
+what is left is a vector afterwards."
+  (let* ((header (* sb-vm:vector-data-offset sb-vm:n-word-bytes))
+         (all (+ header (logandc2 (+ (length piece) 15) 15)))
+         (size (if (< tag 128) 1 2))
+         (start (- at size))
+         (last (- (length octets) at 65))
+         (limits (make-array 4 :element-type '(unsigned-byte 64)))
+         (first count))
+    (declare (dynamic-extent limits) (type index all start) (type fixnum last first))
+    (when (minusp last) (return-from %read-strings (values count at 0)))
+    (setf (aref limits 0) (- (length vector) count)
+          (aref limits 1) last
+          (aref limits 2) (- end start)
+          (aref limits 3) (- all 112))
+    (with-sap ((base octets) (data piece) (limits limits))
+      (let ((from (sb-sys:sap+ base start))
+            (to (sb-sys:sap+ data (- header)))
+            (place (sb-sys:sap+ (sb-sys:int-sap (sb-kernel:get-lisp-obj-address vector))
+                                (+ +octets-data+ (* sb-vm:n-word-bytes count)))))
+        (multiple-value-bind (here used done)
+            (if (= size 1)
+                (%carve-1 from to place tag limits)
+                (%carve-2 from to place (logior 128 (ldb (byte 7 0) tag) (ash (ash tag -7) 8))
+                          limits))
+          (declare (type index here used done))
+          (setf count (truly-the index (+ count done))
+                (sb-sys:sap-ref-word to used) sb-vm:simple-array-unsigned-byte-8-widetag
+                (sb-sys:sap-ref-word to (+ used sb-vm:n-word-bytes))
+                (ash (truly-the index (- all used header)) sb-vm:n-fixnum-tag-bits))
+          (flet ((mark (i)              ; what the collector wants to know of the place it is in
+                   (setf (svref vector i) (svref vector i))))
+            (declare (inline mark))
+            (loop for i of-type fixnum from first below count
+                    by (floor sb-vm:gencgc-card-bytes sb-vm:n-word-bytes)
+                  do (mark i))
+            (when (< first count) (mark (1- count))))
+          (values count (if (zerop done) at (truly-the index (+ start here))) used))))))
+
+(define-hot read-run ((octets octets) (at index) (end index) (tag (unsigned-byte 32))
+                      (vector simple-vector) (count index))
+    (values simple-vector index index)
+  "Make room in VECTOR, behind its COUNT elements, for the strings of fields with TAG that follow
+each other from AT, which is behind the first TAG, and read some of the first. Return vector, count,
+and the position behind the last that was read, or AT."
+  (multiple-value-bind (run memory) (measure-run octets at end tag)
+    (declare (type index run memory))
+    (ensure-room vector count run simple-vector)
+    (let ((next at))
+      (declare (type index next))
+      (when (and (<= 8 run) (< tag 16384) (lanes-p))
+        (loop
+          (let ((piece (make-array (min +piece+ (+ memory 112)) :element-type 'octet))
+                (start at) (elements vector) (before count))
+            (multiple-value-bind (after behind used)
+                (sb-sys:without-gcing
+                  (%read-strings octets start end tag elements before piece))
+              (declare (type index after behind used))
+              (when (zerop used) (return))
+              (setf count after
+                    next behind
+                    at behind
+                    memory (max 0 (- memory used))))
+            (unless (and (< count (length vector)) (%follows-p tag)) (return))
+            (step-by (if (< tag 128) 1 2)))))
+      (values vector count next))))
+
+(defconstant +string-slack+ 64
+  "How far behind a string may be written what another overwrites.")
+
+(define-leaf %put-strings ((vector simple-vector) (octets octets) (at index)
+                           (tag (unsigned-byte 14)))
+    (values index index)
+  "Write the first strings of VECTOR as fields with TAG at AT, while they are short base strings and
+others follow that will overwrite what is written behind them. Return how many, and where they end."
+  (let* ((i 0) (wide (wide-lanes-p))
+         (count (- (length vector) (floor +string-slack+ 2))) ; one takes two octets at least
+         (last (- (length octets) 131))
+         (size (if (< tag 128) 1 2))
+         (word (if (< tag 128) tag (logior 128 (ldb (byte 7 0) tag) (ash (ash tag -7) 8)))))
+    (declare (type index i) (type fixnum count last) (type (unsigned-byte 16) word))
+    (with-sap ((base octets))
+      (loop while (and (< i count) (<= at last))
+            do (let ((string (svref vector i)))
+                 (unless (and (typep string 'simple-base-string) (< (length string) 128)) (return))
+                 (let ((length (length string)))
+                   (setf (sb-sys:sap-ref-16 base at) word)
+                   (step-by size)
+                   (setf (sb-sys:sap-ref-8 base at) length)
+                   (step-by 1)
+                   (with-sap ((from string))
+                     (let ((to (sb-sys:sap+ base at)))
+                       (if (and wide (<= length 64))
+                           (%copy-wide from to length)
+                           (%copy-plain from to length))))
+                   (step-by length)))
+               (setf i (truly-the index (1+ i)))))
+    (values i at)))
 
 ;;; Loops over packed values. The callers of leaves have checked that ten octets are there, and that
 ;;; the last octet of the field ends a varint.
@@ -236,11 +365,18 @@ they are with it where they take 64 bits, and to read."
                    size)))
         (define-hot ,(funcall name "PUT-ELEMENTS")
             ((vector ,vector) (octets octets) (at index) (tag (unsigned-byte 32)) (type t)) index
-          (progn type
-                 (dotimes (i (length vector) at)
-                   (let ((value ,(element-out scalar '(aref vector i))))
-                     (unless (zerop tag) (put-varint tag))
-                     ,(scalar-put scalar))))))))
+          (let ((i 0))
+            (declare (type index i))
+            (progn type
+                   ,@(when (member (scalar-kind scalar) '(:string :unchecked-string))
+                       `((when (< tag 16384)
+                           (setf (values i at) (%put-strings vector octets at tag)))))
+                   (loop while (< i (length vector))
+                         do (let ((value ,(element-out scalar '(aref vector i))))
+                              (unless (zerop tag) (put-varint tag))
+                              ,(scalar-put scalar)
+                              (setf i (truly-the index (1+ i)))))
+                   at))))))
 
   (defun scalar-width (scalar)
     "How many octets SCALAR's values take, if that is what they take in memory, too."

@@ -324,6 +324,8 @@
                protobuf::%put-varint protobuf::%put-short-varint
                protobuf::%count-varints protobuf::%count-ends protobuf::%copy-elements
                protobuf::%varint-at protobuf::%put-varint-at
+               protobuf::%count-fields protobuf::%carve-1 protobuf::%carve-2
+               protobuf::%read-strings protobuf::%put-strings
                protobuf::%wide-sizes-int32 protobuf::%wide-sizes-uint32 protobuf::%wide-sizes-int64
                protobuf::%wide-sizes-sint32 protobuf::%wide-sizes-sint64
                protobuf::%wide-pack-int32 protobuf::%wide-pack-uint32 protobuf::%wide-pack-int64

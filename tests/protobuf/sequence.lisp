@@ -85,3 +85,73 @@ those of PEXT and PDEP."
                                              (concatenate 'octets (octets '()) '(255))))
                           (signals protobuf-error
                             (read-packed kind type wrong 0 (length wrong)))))))))
+
+(defun random-short-text ()
+  "Most often a short ASCII string, as long ones and others end what is done together."
+  (let ((length (if (zerop (random 60)) (+ 60 (random 100)) (random 40))))
+    (coerce (if (zerop (random 100))
+                (loop repeat (1+ length) collect (code-char (+ 200 (random 100))))
+                (loop repeat length collect (code-char (random 128))))
+            (if (zerop (random 100)) '(simple-array character (*)) 'simple-string))))
+
+(defun text-octets (tag text)
+  (let ((octets (clgrpc.base:string-octets text)))
+    (append (protobuf::tag-octets tag) (protobuf::tag-octets (length octets))
+            (coerce octets 'list))))
+
+(test strings-in-runs
+  "What READ-RUN reads is right, survives the collector, and is all that it could read."
+  (with-seed ()
+    (let ((kept '()))
+      (dotimes (i 150)
+        (let* ((tag (aref #(10 122 130 1602 16386 160002) (random 6)))
+               (size (length (protobuf::tag-octets tag)))
+               (texts (loop repeat (if (zerop (random 9)) 600 (random 60)) collect (random-short-text)))
+               (rest (loop repeat (random 100) collect (random 8)))
+               (octets (coerce (append (loop for text in texts append (text-octets tag text)) rest)
+                               'octets))
+               (end (- (length octets) (length rest))))
+          (when texts
+            (on-each-processor
+              (multiple-value-bind (vector count next)
+                  (protobuf::read-run octets size end tag (vector 1 2 3) 3)
+                (decf count 3)
+                (is (<= 3 (+ 3 count) (length vector)))
+                (is (= next (if (zerop count)
+                                size
+                                (loop for text in texts repeat count
+                                      sum (length (text-octets tag text))))))
+                (is (loop for text in texts
+                          for i from 3 below (+ 3 count)
+                          for read = (svref vector i)
+                          always (and (typep read 'simple-base-string) (string= text read))))
+                (when (zerop (random 4))
+                  (push (cons texts (subseq vector 3 (+ 3 count))) kept))
+                (when (and (clgrpc.base:lanes-p) (< tag 16384)
+                           (< 8 (length texts))
+                           (every (lambda (text)
+                                    (and (< (length text) 64)
+                                         (every (lambda (char) (< (char-code char) 128)) text)))
+                                  texts))
+                  (is (<= (- (length texts) 33) count))))))
+          (when (zerop (random 20)) (sb-ext:gc))))
+      (sb-ext:gc :full t)
+      (is (loop for (texts . read) in kept
+                always (loop for text in texts
+                             for other across read always (string= text other)))))))
+
+(test strings-are-written-as-they-are
+  (with-seed ()
+    (dotimes (i 150)
+      (let* ((tag (aref #(10 1602 160002) (random 3)))
+             (texts (coerce (loop repeat (if (zerop (random 9)) 300 (random 60))
+                                  collect (random-short-text))
+                            'simple-vector))
+             (octets (coerce (loop for text across texts append (text-octets tag text)) 'octets))
+             (start (random 5)) (end (+ start (length octets)))
+             (room (make-array (+ end (random 200)) :element-type 'octet)))
+        (on-each-processor
+          (fill room 77)
+          (is (= end (protobuf::put-elements-string texts room start tag nil)))
+          (is (equalp octets (subseq room start end)))
+          (is (not (find 77 room :start (min (length room) (+ end 9)) :test #'/=))))))))
