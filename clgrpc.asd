@@ -25,6 +25,7 @@
                (:file "wide")
                (:file "octets")
                (:file "store")
+               (:file "collector")
                (:file "condition")
                (:file "option")
                (:file "seed")
@@ -416,7 +417,8 @@
                (:file "journal")
                (:file "octets")
                (:file "raw")
-               (:file "store")))
+               (:file "store")
+               (:file "collector")))
 
 (defsystem "clgrpc/tests/os"
   :depends-on ("clgrpc/os" "clgrpc/tests/support" "fiveam")

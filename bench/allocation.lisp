@@ -127,7 +127,7 @@ apart."
                  (call-with-census name (lambda () calls)
                                    (lambda () (funcall function *calls*) (incf calls *calls*))))))))
 
-(tools::tune-collector)
+(clgrpc:tune-collector)
 (let ((address (uiop:getenv "CLGRPC_ADDRESS")))
   (if address (call address) (serve)))
 (clgrpc.scripts:quit 0)

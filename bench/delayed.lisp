@@ -27,7 +27,7 @@
       (format t "listening on ~A~%" (as:server-address server))
       (finish-output))))
 
-(tools::tune-collector)
+(clgrpc:tune-collector)
 (sb-thread:make-thread #'tools::collect-at-each-line :name "collect")
 (let* ((address (uiop:getenv "CLGRPC_LISTEN"))
        (colon (position #\: address :from-end t)))

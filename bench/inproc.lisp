@@ -244,7 +244,7 @@ first at a page waits for the kernel, in a process that has just begun."
     (length octets)))
 
 (defun main ()
-  (tools::tune-collector)
+  (clgrpc:tune-collector)
   (touch-nursery)
   (format t "ready~%")
   (finish-output)

@@ -4,10 +4,6 @@
 
 (in-package #:clgrpc.tools)
 
-(defconstant +nursery-octets+ (* 200 1024 1024)
-  "How much may be consed between two garbage collections, whose cost depends on what survives them
-and hardly on this.")
-
 ;;; What there is to serve
 
 (defstruct (offer (:copier nil))
@@ -70,15 +66,6 @@ START-SERVER. Refuses offers of the same service."
                        (mapcar #'offer-name offers) name))))
 
 ;;; Serving
-
-(defun tune-collector ()
-  "Have garbage collected less often. Each collection of the second generation gives all free memory
-back to the system, which long messages then would have to fault in again."
-  (setf (sb-ext:bytes-consed-between-gcs)
-        (min +nursery-octets+ (floor (sb-ext:dynamic-space-size) 5))
-        (sb-ext:generation-bytes-consed-between-gcs 1)
-        (floor (sb-ext:dynamic-space-size) 4))
-  (sb-ext:gc :gen 1))                   ; from the next collection on the new sizes hold
 
 (defun print-statistics (server)
   (let ((statistics (grpc:server-statistics server)))

@@ -15,6 +15,8 @@
    #:buffer-room #:ensure-buffer-room #:append-octets #:append-octet #:clear-buffer
    ;; store.lisp
    #:borrow-octets #:give-octets-back #:clear-store #:stored-octets
+   ;; collector.lisp
+   #:tune-collector
    ;; condition.lisp
    #:clgrpc-error #:misuse #:misuse-text #:limit-exceeded #:limit-exceeded-option
    #:limit-exceeded-limit #:limit-exceeded-actual
