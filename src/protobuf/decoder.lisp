@@ -53,10 +53,6 @@
               (or (funcall (message-type-reader ,type) octets ,start ,stop reading)
                   (return-from read nil))))
 
-(defmacro note-unknown ()
-  `(progn (setf at (skip-field octets content end tag))
-          (setf ranges (note-range ranges field-start at))))
-
 (defun instance-octets (structure)
   "The memory that an instance of STRUCTURE and a place for it in a vector take."
   (* 8 (+ 2 (sb-kernel:dd-length (sb-kernel:find-defstruct-description structure)))))
@@ -73,53 +69,58 @@
      (setf (reading-depth reading) depth
            (reading-allowance reading) allowance)))
 
-;;; Values. What is on the wire behind a tag is read once for all fields of a wire type: WORD is the
-;;; value of a varint or of fixed width, START and STOP bound a length-delimited field, and AT is
-;;; behind it. CONTENT is where it all began. A group's end is found by the field, which knows its
-;;; number.
+;;; Fields. TAG and what is on the wire behind it are read together: WORD is the value of a varint
+;;; or of a length, and NEXT the position behind that, or behind the tag where the wire type is
+;;; another. An arm takes AT behind its field. In the last octets of the vector, and where anything
+;;; is unusual or wrong, READ-FIELD reads, which says what is wrong; WORD is in halves there, since
+;;; all of it would be boxed.
 
-(defmacro with-content-read (&body body)
+(defmacro skip-unknown ()
+  "Go behind the field at AT, which nobody knows, and keep its range."
+  `(setf at (skip-any-field octets at end)
+         ranges (note-range ranges field-start at)))
+
+(define-hot skip-any-field ((octets octets) (at index) (end index)) index
+  "Return the position after the field at AT."
+  (let ((tag (take-tag)))
+    (skip-field octets at end tag)))
+
+(defmacro take-field (kernel)
+  "TAG, WORD and NEXT of the field at AT, by KERNEL if it can."
+  `(multiple-value-bind (tag word next)
+       (if (<= at safe) (,kernel octets at) (values 0 0 +far+))
+     (declare (type (unsigned-byte 32) tag) (type (unsigned-byte 64) word)
+              (type (unsigned-byte 62) next))
+     (if (minusp (truly-the fixnum (- end next)))
+         (multiple-value-bind (tag low high next) (read-field octets at end)
+           (values tag (logior low (ash high 32)) next))
+         (values tag word (truly-the index next)))))
+
+(defmacro with-word-read (&body body)
   "Run BODY with the TAKE- macros meaning what was read."
   `(macrolet ((take-varint32 () '(ldb (byte 32 0) word))
               (take-varint64 () 'word)
               (take-boolean () '(/= 0 word))
-              (take-u32 () 'word)
-              (take-u64 () 'word)
               (take-text () '(decode-text octets start stop))
               (take-unchecked-text () '(decode-unchecked-text octets start stop))
               (take-octets () '(bytes-at octets start stop reading)))
      ,@body))
 
-(defmacro take-word ()
-  "As TAKE-VARINT64, where SAFE is the last position that has ten octets behind it: there, without a
-look at how many it takes first."
-  `(if (<= at safe)
-       (multiple-value-bind (word next) (%varint-at octets at)
-         (declare (type index next))
-         (if (< (- end next) 0)
-             (take-varint64)            ; which says what is wrong
-             (progn (setf at next) word)))
-       (take-varint64)))
-
-(defun wire-content (wire body)
-  "BODY with the content of a field of the wire type WIRE read."
-  (flet ((word (form type)
-           `(let ((word ,form))
-              (declare (type ,type word) (ignorable word))
+(defun with-content (wire body)
+  "BODY with AT behind the field of the wire type WIRE, but for fixed width and groups; START and
+STOP bound to the bounds of what has a length."
+  (if (= 2 wire)
+      `(progn
+         (when (> word (truly-the index (- end next))) (fail-length next))
+         (let* ((start (truly-the index next))
+                (stop (truly-the index (+ start (truly-the index word)))))
+           (declare (ignorable start))
+           (setf at stop)
+           ,body))
+      `(progn (setf at (truly-the index next))
               ,body)))
-    (ecase wire
-      (0 (word '(take-word) '(unsigned-byte 64)))
-      (1 (word '(take-u64) '(unsigned-byte 64)))
-      (5 (word '(take-u32) '(unsigned-byte 32)))
-      (2 `(let* ((length (take-length))
-                 (start at)
-                 (stop (truly-the index (+ at length))))
-            (declare (type index length start stop) (ignorable start))
-            (setf at stop)
-            ,body))
-      (3 body))))
 
-(defun with-content (slot body)
+(defun with-sub-message (slot body)
   "BODY with START and STOP bound to the bounds of the sub-message of SLOT."
   (if (slot-delimited-p slot)
       `(multiple-value-bind (stop after) (group-end octets at end ,(slot-number slot))
@@ -163,7 +164,7 @@ sub-message or oneof."
 
 (defun singular-message-arm (slot variables)
   (let ((pending (pending-of variables slot)) (oneof (slot-oneof slot)))
-    (with-content
+    (with-sub-message
       slot
       (if oneof
           `(cond (deferred
@@ -204,27 +205,34 @@ sub-message or oneof."
      ,(if (slot-delimited-p slot)
           `(ensure-room ,vector ,count 1 simple-vector)
           `(when (= ,count (length ,vector))
-             (ensure-room ,vector ,count (count-run octets content end ,(slot-tag slot))
+             (ensure-room ,vector ,count
+                          (count-run octets ,(content-form slot) end ,(slot-tag slot))
                           simple-vector)))
-     ,(with-content slot `(setf (svref ,vector ,count)
+     ,(with-sub-message slot `(setf (svref ,vector ,count)
                                 (read-sub-message ,(type-form slot) start stop)
                                 ,count (truly-the index (1+ ,count))))))
+
+(defun content-form (slot)
+  "Where the length of a field of SLOT is, if its tag is not longer than it need be. Who looks ahead
+from there takes what is there with doubt."
+  `(truly-the index (+ field-start ,(constant-size (slot-tag slot)))))
 
 (defun room-form (slot vector count)
   "A form that makes room in VECTOR for one element of SLOT, and the more that follow it at once. Of
 strings it may be done with some already."
   (case (scalar-kind (slot-scalar slot))
     ((:string :unchecked-string)
-     `(multiple-value-bind (elements after next)
-          (read-run octets content end ,(slot-tag slot) ,vector ,count)
-        (setf ,vector elements
-              ,count after)
-        (when (< content next)
-          (setf at next)
-          (return-from known))))
+     `(let ((content ,(content-form slot)))
+        (multiple-value-bind (elements after next)
+            (read-run octets content end ,(slot-tag slot) ,vector ,count)
+          (setf ,vector elements
+                ,count after)
+          (when (< content next)
+            (setf at next)
+            (return-from known)))))
     (t `(ensure-room ,vector ,count
                      ,(if (= 2 (slot-wire slot))
-                          `(count-run octets content end ,(slot-tag slot))
+                          `(count-run octets ,(content-form slot) end ,(slot-tag slot))
                           4)
                      ,(vector-type slot)))))
 
@@ -233,6 +241,17 @@ strings it may be done with some already."
      (when (= ,count (length ,vector)) ,(room-form slot vector count))
      (setf (aref ,vector ,count) ,(element-in (slot-scalar slot) (take-form slot) (type-form slot))
            ,count (truly-the index (1+ ,count)))))
+
+(defun read-packed-form (slot vector count)
+  (let ((form `(multiple-value-setq (,vector ,count)
+                 (,(slot-function "READ-PACKED" slot) octets start stop ,vector ,count
+                  ,(type-form slot)))))
+    (if (varint-bits (slot-scalar slot))
+        `(if (and (zerop ,count) (<= stop safe) (< 0 (- stop start) ,(1+ +few-octets+)))
+             (setf ,vector (,(slot-function "%READ-FEW" slot) octets start stop)
+                   ,count (length ,vector))
+             ,form)
+        form)))
 
 (defun repeated-arms (slot variables)
   "The clauses, by tag, of a repeated SLOT: one value, and for numbers also many packed."
@@ -245,13 +264,10 @@ strings it may be done with some already."
         (cond ((eq :message kind) `((,tag ,(repeated-message-arm slot vector count))))
               ((slot-closed-p slot)
                `((,packed-tag ,(closed 'start 'stop))
-                 (,tag ,(closed 'content 'at))))
+                 (,tag ,(closed '(nth-value 1 (read-tag octets field-start end)) 'at))))
               (t
                `(,@(unless (= 2 (slot-wire slot))
-                     `((,packed-tag
-                        (multiple-value-setq (,vector ,count)
-                          (,(slot-function "READ-PACKED" slot) octets start stop ,vector ,count
-                           ,(type-form slot))))))
+                     `((,packed-tag ,(read-packed-form slot vector count))))
                  (,tag ,(one-element-arm slot vector count)))))))))
 
 (defun map-arm (slot)
@@ -296,7 +312,9 @@ strings it may be done with some already."
   `(,@(loop for (slot vector count) in (reverse (variables-vectors variables))
             collect `(unless (zerop ,count)
                        (setf (,(slot-place slot) message)
-                             (truly-the ,(vector-type slot) (fit-vector ,vector ,count)))))
+                             (if (= ,count (length ,vector))
+                                 ,vector
+                                 (truly-the ,(vector-type slot) (fit-vector ,vector ,count))))))
     ,@(when (variables-pendings variables)
         `((when deferred
             ,@(loop for (thing . pending) in (reverse (variables-pendings variables))
@@ -325,30 +343,43 @@ strings it may be done with some already."
                collect `(,(slot-number slot)
                          (setf (,(oneof-slot-value oneof) message) ,(pieces-form slot pending))))))
 
-(defun wire-arms (plan variables)
-  "For each wire type that fields of PLAN have, a list of it and the arms for its tags, by number."
-  (let ((wires '()))
-    (dolist (slot (sort (copy-list (plan-slots plan)) #'> :key #'slot-number))
-      (loop for (tag . forms) in (slot-arms slot variables)
-            do (push `(,(ash tag -3) ,@forms (return-from known))
-                     (rest (or (assoc (logand tag 7) wires)
-                               (first (push (list (logand tag 7)) wires)))))))
-    (sort wires #'< :key #'first)))
+(defun tag-arms (plan variables)
+  "For each tag that fields of PLAN have, in order, a list of it and forms that do what is to be
+done and leave the block KNOWN."
+  (sort (loop for slot in (plan-slots plan)
+              append (loop for (tag . forms) in (slot-arms slot variables)
+                           collect `(,tag
+                                     ,(with-content (logand tag 7) `(progn ,@forms))
+                                     (return-from known))))
+        #'< :key #'first))
 
-(defun dispatch-form (plan variables)
-  "Read the field whose TAG was read. A known number with another wire type is an unknown field."
-  `(block known
-     (case (logand tag 7)
-       ,@(loop for (wire . arms) in (wire-arms plan variables)
-               collect `(,wire ,(wire-content wire `(with-content-read
-                                                      (case (ash tag -3) ,@arms))))))
-     (note-unknown)))
+(defun dispatch-form (arms)
+  "A form that does the one of ARMS, in order, that is for TAG. Its comparisons are halvings and not
+a table of places to jump to, since the processor foresees them better: tags come in order."
+  (if (<= (length arms) 4)
+      `(cond ,@(loop for (tag . forms) in arms collect `((= tag ,tag) ,@forms)))
+      (let ((middle (floor (length arms) 2)))
+        `(if (minusp (truly-the fixnum (- tag ,(first (nth middle arms)))))
+             ,(dispatch-form (subseq arms 0 middle))
+             ,(dispatch-form (nthcdr middle arms))))))
+
+(defun wide-tags-p (plan)
+  "True if the tag of a field of PLAN takes more than one octet."
+  (some (lambda (slot) (> (slot-number slot) 15)) (plan-slots plan)))
 
 (defun reader-body (plan variables)
   `((loop while (more-p)
-          do (let* ((field-start at) (tag (take-any-tag)) (content at))
-               (declare (type (unsigned-byte 32) tag) (type index field-start content))
-               ,(dispatch-form plan variables)))
+          do (multiple-value-bind (tag word next)
+                 (take-field ,(if (wide-tags-p plan) '%wide-field-at '%field-at))
+               (declare (type (unsigned-byte 32) tag) (type (unsigned-byte 64) word)
+                        (type index next))
+               (let ((field-start at))
+                 (declare (ignorable field-start))
+                 (block known
+                   (with-word-read
+                     ,(dispatch-form (tag-arms plan variables)))
+                   ;; a known number with another wire type is an unknown field, too
+                   (skip-unknown)))))
     ,@(finish-forms plan variables)))
 
 (defun reader-form (plan)
@@ -360,7 +391,7 @@ strings it may be done with some already."
        (descend ,(plan-structure plan))
        (let ((message (,(plan-maker plan)))
              (deferred (reading-deferred-p reading))
-             (safe (if +kernels-p+ (- (length octets) 10) -1))
+             (safe (if +kernels-p+ (- (length octets) ,(if (wide-tags-p plan) 12 11)) -1))
              (ranges '())
              ,@(loop for (slot vector count) in (variables-vectors variables)
                      collect `(,vector (load-time-value

@@ -39,7 +39,7 @@
 (defun value-type (slot)
   (if (eq :message (slot-kind slot)) 'message (scalar-lisp-type (slot-scalar slot))))
 
-;;; The size of one VALUE without its tag, and the code that writes it without its tag
+;;; The size of one VALUE without its tag, and the code that writes it with its tag
 
 (defun value-size (slot)
   (if (eq :message (slot-kind slot))
@@ -54,9 +54,12 @@
       (let ((put `(setf at (truly-the index (funcall (message-type-writer ,(type-form slot))
                                                      value octets at)))))
         (if (slot-delimited-p slot)
-            `(progn ,put (put-tag ,(tag-of (slot-number slot) 4)))
-            `(progn (put-varint (message-size value)) ,put)))
-      (scalar-put (slot-scalar slot))))
+            `(progn (put-tag ,(slot-tag slot)) ,put (put-tag ,(tag-of (slot-number slot) 4)))
+            `(progn (put-word-field ,(slot-tag slot) (message-size value)) ,put)))
+      (let ((put (scalar-put (slot-scalar slot))) (tag (slot-tag slot)))
+        (cond ((eq :bool (slot-kind slot)) `(put-word-field ,tag (if value 1 0)))
+              ((zerop (logand tag 7)) `(with-tagged-words-put ,tag ,put))
+              (t `(progn (put-tag ,tag) ,put))))))
 
 (defun do-messages-form (slot body)
   "Run BODY with VALUE bound to each sub-message of the repeated SLOT."
@@ -117,23 +120,31 @@
                          `(,(slot-function "SIZE-ELEMENTS" slot) (,place message)
                            ,(type-form slot))))))))
 
+(defun put-packed-form (slot)
+  (let ((form `(setf at (,(slot-function "PUT-PACKED" slot) (,(slot-place slot) message)
+                         octets at size ,(type-form slot)))))
+    (if (varint-bits (slot-scalar slot))
+        `(let ((vector (,(slot-place slot) message)))
+           (if (<= (length vector) +few+)
+               (setf at (,(slot-function "PUT-FEW" slot) vector octets at))
+               ,form))
+        form)))
+
 (defun repeated-put-form (slot)
   (let ((place (slot-place slot)) (kind (slot-kind slot)))
     (flet ((put-elements (tag)
              `(setf at (,(slot-function "PUT-ELEMENTS" slot) (,place message) octets at ,tag
                         ,(type-form slot)))))
       (cond ((eq :message kind)
-             (do-messages-form slot `(progn (put-tag ,(slot-tag slot)) ,(value-put slot))))
+             (do-messages-form slot (value-put slot)))
             ((slot-packed-p slot)
              `(when (plusp (length (,place message)))
-                (put-tag ,(tag-of (slot-number slot) 2))
                 (let ((size ,(if (fixed-size kind)
                                  `(* ,(fixed-size kind) (length (,place message)))
                                  `(,(slot-size slot) message))))
                   (declare (type index size))
-                  (put-varint size)
-                  (setf at (,(slot-function "PUT-PACKED" slot) (,place message) octets at size
-                            ,(type-form slot))))))
+                  (put-word-field ,(tag-of (slot-number slot) 2) size)
+                  ,(put-packed-form slot))))
             (t `(when (plusp (length (,place message)))
                   ,(put-elements (slot-tag slot))))))))
 
@@ -153,7 +164,7 @@
 (defun slot-put-form (slot)
   "A form that writes the field of SLOT."
   (ecase (slot-label slot)
-    (:singular (singular-form slot `(progn (put-tag ,(slot-tag slot)) ,(value-put slot))))
+    (:singular (singular-form slot (value-put slot)))
     (:repeated (repeated-put-form slot))
     (:map
      (let ((key (slot-entry-key slot)) (value (slot-entry-value slot)))
@@ -177,23 +188,6 @@ where its lowest number stands."
                                    collect `(,(slot-number member) ,(funcall function member))))
                         (funcall function slot))
           when oneof do (push oneof seen))))
-
-(defmacro put-word (value)
-  "Write VALUE, of 64 bits, as a varint. Up to SAFE there is room for ten octets, and what is
-written behind it is overwritten by what comes next."
-  `(let ((value ,value))
-     (declare (type (unsigned-byte 64) value))
-     (cond ((zerop (logandc2 value 127)) (put-octet (logand value 127)))
-           ((<= at safe) (setf at (%put-varint-at octets at value)))
-           (t (setf at (write-varint64 (ldb (byte 32 0) value) (ash value -32) octets at))))))
-
-(defmacro with-words-put (&body body)
-  "Run BODY with PUT-VARINT and PUT-VARINT64 meaning PUT-WORD."
-  `(let ((safe (if +kernels-p+ (- (length octets) 10) -1)))
-     (declare (type fixnum safe) (ignorable safe))
-     (macrolet ((put-varint (value) `(put-word (ldb (byte 64 0) (the fixnum ,value))))
-                (put-varint64 (value) `(put-word ,value)))
-       ,@body)))
 
 (defun sizer-form (plan)
   `(sb-int:named-lambda ,(format nil "size of ~A" (plan-full-name plan)) (message)

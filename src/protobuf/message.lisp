@@ -170,14 +170,26 @@ that gives nil on the deferred way. SPARE as in READING."
   "Signal REQUIRED-FIELD-MISSING if MESSAGE of TYPE or one inside it lacks a required field."
   (when (needs-check-p type) (need-required message)))
 
+(defmacro check-slice (octets start end)
+  `(unless (<= ,start ,end (length ,octets))
+     (misuse "There are no octets ~D to ~D in a vector of ~D." ,start ,end (length ,octets))))
+
+(define-hot parse-whole ((type message-type) (octets octets) (start index) (end index)) message
+  "PARSE-OCTETS without options."
+  (check-slice octets start end)
+  (let ((message (truly-the message
+                            (read-twice (reading (- end start))
+                              (funcall (message-type-reader type) octets start end reading)))))
+    (check-required type message)
+    message))
+
 (define-hot parse-received
     ((type message-type) (octets octets) (start index) (end index) (depth index)
      (decoded-octets index) (consume boolean) &key (partial t nil))
     (values message boolean)
   "As PARSE-OCTETS, of octets that were received. With CONSUME, OCTETS belong to the message from
 now on if the second value is true."
-  (unless (<= start end (length octets))
-    (misuse "There are no octets ~D to ~D in a vector of ~D." start end (length octets)))
+  (check-slice octets start end)
   (let* ((kept nil)
          (message (truly-the message
                              (read-twice (reading (- end start)
@@ -199,6 +211,9 @@ now on if the second value is true."
 deep and with messages that take at most DECODED-OCTETS of memory over eight times its size. Signal
 PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
   (values (parse-received type octets start end depth decoded-octets nil :partial partial)))
+
+(define-compiler-macro parse-octets (&whole form type octets start end &rest options)
+  (if options form `(parse-whole ,type ,octets ,start ,end)))
 
 (defglobal **message-types** (make-hash-table :test 'equal :synchronized t))
 

@@ -99,6 +99,18 @@ it for the writer of TYPE. Signal REQUIRED-FIELD-MISSING."
     (funcall function)
     (replace octets tail :start1 end)))
 
+(define-hot serialize-whole ((message message)) (values octets index)
+  "SERIALIZE without options."
+  (declare (inline message-layout))
+  (let* ((type (truly-the message-type (layout-type (message-layout message))))
+         (size (measure type message))
+         (octets (make-raw-vector size octet)))
+    (write-measured type message octets 0 size)
+    (values octets size)))
+
+(define-compiler-macro serialize (&whole form message &rest options)
+  (if options form `(serialize-whole ,message)))
+
 (defun serialize (message &key into (start 0) partial deterministic)
   "Return the serialized form of MESSAGE as fresh octets, or with INTO, an octet vector, write it
 there from START on and return INTO; second value is the end. Fields come in the order of their
@@ -106,7 +118,6 @@ numbers, extensions and unknown fields last. With DETERMINISTIC maps are sorted 
 equal messages give equal octets in this version of clgrpc; otherwise entries come as they were put
 in. MESSAGE must not change meanwhile. Signal REQUIRED-FIELD-MISSING unless PARTIAL, and MISUSE if
 there is no room in INTO."
-  (declare (inline message-layout))
   (let* ((type (truly-the message-type (layout-type (message-layout message))))
          (size (if partial
                    (the index (funcall (message-type-sizer type) message))

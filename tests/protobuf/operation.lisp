@@ -323,7 +323,6 @@
                protobuf::%set-u64-at protobuf::%compact protobuf::%last-octet-bit protobuf::%spread
                protobuf::%put-varint protobuf::%put-short-varint
                protobuf::%count-varints protobuf::%count-ends protobuf::%copy-elements
-               protobuf::%varint-at protobuf::%put-varint-at
                protobuf::%count-fields protobuf::%carve-1 protobuf::%carve-2
                protobuf::%read-strings protobuf::%put-strings
                protobuf::%wide-sizes-int32 protobuf::%wide-sizes-uint32 protobuf::%wide-sizes-int64
@@ -332,6 +331,10 @@
                protobuf::%wide-pack-sint32 protobuf::%wide-pack-sint64
                protobuf::%wide-unpack-int32 protobuf::%wide-unpack-int64
                protobuf::%wide-unpack-sint32 protobuf::%wide-unpack-sint64
+               protobuf::%field-at protobuf::%wide-field-at protobuf::%put-varint-at
+               protobuf::%put-field-at protobuf::%put-wide-field-at protobuf::%count-ends-of-word
+               protobuf::%read-few-int32 protobuf::%read-few-int64 protobuf::%read-few-uint32
+               protobuf::%read-few-uint64 protobuf::%read-few-sint32 protobuf::%read-few-sint64
                protobuf::%sizes-int32 protobuf::%sizes-uint32 protobuf::%sizes-int64
                protobuf::%sizes-sint32 protobuf::%sizes-sint64
                protobuf::%pack-lanes-int32 protobuf::%pack-lanes-uint32 protobuf::%pack-lanes-int64

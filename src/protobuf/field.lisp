@@ -1,0 +1,329 @@
+;;;; One field of a message at a time, as the code that is made for each message reads and writes
+;;;; it: the tag and what stands behind it at once, in machine code on x86-64 (src/base/lane.lisp
+;;;; says what a kernel is), and short packed fields.
+;;;;
+;;;; All of this is for where so many octets are left in the vector, of this message or not, that
+;;;; none of it need look how many there are; a message's last octets, and on other processors
+;;;; everything, go through READ-FIELD and the functions of wire.lisp, which look at each.
+
+(in-package #:clgrpc.protobuf)
+
+;;; Reading
+
+(defconstant +far+ (ash 1 60)
+  "A position behind any.")
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun long-varint (value next octets spare mask)
+    "Emit instructions for the varint of two octets or more that begins at NEXT of OCTETS, which
+have ten octets there: put it into VALUE, go behind it, and behind any if it has more than ten."
+    (macrolet ((at (displacement base index)
+                 `(memory (+ ,displacement +octets-data+) ,base ,index)))
+      (sb-assem:assemble ()
+        (inst mov value (at 0 octets next))
+        (inst test :dword value #x8000)
+        (inst jmp :nz LONGER)
+        (inst movzx '(:byte :dword) spare value)
+        (inst and :dword spare 127)
+        (inst shr :dword value 1)
+        (inst and :dword value #x3F80)
+        (inst or value spare)
+        (inst add next 2)
+        (inst jmp OUT)
+        LONGER
+        (inst mov spare value)
+        (inst not spare)
+        (inst mov mask #x8080808080808080)
+        (inst and spare mask)
+        (inst jmp :z LONG)
+        (inst bsf spare spare)          ; the last bit of the last octet
+        (inst mov mask 63)
+        (inst sub :dword mask spare)
+        (inst shl value :cl)            ; what follows goes
+        (inst shr value :cl)
+        (inst shr :dword spare 3)
+        (inst lea next (memory 1 next spare))
+        (compact-varint value spare mask)
+        (inst jmp OUT)
+        LONG
+        (compact-varint value spare mask)
+        (inst movzx '(:byte :dword) spare (at 8 octets next))
+        (inst mov mask spare)
+        (inst shl mask 57)
+        (inst shr mask 1)
+        (inst or value mask)
+        (inst test :dword spare 128)
+        (inst jmp :nz TENTH)
+        (inst add next 9)
+        (inst jmp OUT)
+        TENTH
+        (inst movzx '(:byte :dword) spare (at 9 octets next))
+        (inst mov mask spare)
+        (inst shl mask 63)
+        (inst or value mask)
+        (inst add next 10)
+        (inst test :dword spare 128)
+        (inst jmp :z OUT)
+        (inst mov next +far+)
+        OUT))))
+
+(macrolet ((define-field-kernel (name long-tags documentation)
+             `(define-kernel ,name ((octets :octets) (at :count)) ((tag 32) (word 64) next)
+                  (:integers (spare) :shift shift)
+                  ,documentation
+                (inst mov word (memory +octets-data+ octets at))
+                (inst movzx '(:byte :dword) tag word)
+                (inst lea next (memory 1 at))
+                (inst shr word 8)
+                (inst test :dword tag 128)
+                (inst jmp :nz LONG-TAG)
+                VALUE
+                (inst test :dword tag 1)
+                (inst jmp :nz OUT)
+                (inst test :dword word 128)
+                (inst jmp :nz LONG)
+                (inst and :dword word 127)
+                (inst add next 1)
+                (inst jmp OUT)
+                LONG-TAG
+                ,@(if long-tags
+                      '((inst movzx '(:byte :dword) spare word)
+                        (inst test :dword spare 128)
+                        (inst jmp :nz UNKNOWN)
+                        (inst and :dword tag 127)
+                        (inst shl :dword spare 7)
+                        (inst or tag spare)
+                        (inst add next 1)
+                        (inst shr word 8)
+                        (inst jmp VALUE)
+                        UNKNOWN))
+                (inst mov next +far+)
+                (inst jmp OUT)
+                LONG
+                (long-varint word next octets spare shift)
+                OUT)))
+  (define-field-kernel %field-at nil
+    "The tag of one octet at AT of OCTETS, which have eleven octets there; the varint behind it, if
+it is of wire type 0 or 2; and the position behind what was read. For a longer tag and for a varint
+of more than ten octets the position is behind any.")
+  (define-field-kernel %wide-field-at t
+    "As %FIELD-AT for tags of one octet or two; OCTETS have twelve octets at AT."))
+
+(define-hot read-field ((octets octets) (at index) (end index))
+    (values (unsigned-byte 32) (unsigned-byte 32) (unsigned-byte 32) index)
+  "Read a tag, and what is behind it if that is a varint or a length. Return the tag, the low and
+the high half of WORD, and NEXT."
+  (let ((tag (take-any-tag)))
+    (declare (type (unsigned-byte 32) tag))
+    (case (logand tag 7)
+      (0 (multiple-value-bind (low high next) (read-varint64 octets at end)
+           (values tag low high next)))
+      (2 (let ((length (take-length)))
+           (declare (type index length))
+           (values tag (ldb (byte 32 0) length) (ash length -32) at)))
+      (t (values tag 0 0 at)))))
+
+
+;;; Writing
+
+(define-hot write-field ((tag (unsigned-byte 32)) (low (unsigned-byte 32)) (high (unsigned-byte 32))
+                         (octets octets) (at index))
+    index
+  "Write TAG, if it is not zero, and the varint of the 64 bits HIGH and LOW at AT; return the
+position after them."
+  (unless (zerop tag) (put-varint tag))
+  (write-varint64 low high octets at))
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun spread-varint (spread mask shift)
+    "Emit instructions that put the low 56 bits of SPREAD seven to an octet."
+    (sb-assem:assemble ()
+      (loop for (low high shift-by) in '((#x000000000FFFFFFF #x00FFFFFFF0000000 4)
+                                         (#x00003FFF00003FFF #x0FFFC0000FFFC000 2)
+                                         (#x007F007F007F007F #x3F803F803F803F80 1))
+            do (inst mov mask high)
+               (inst and mask spread)
+               (inst mov shift low)
+               (inst and spread shift)
+               (inst shl mask shift-by)
+               (inst or spread mask)))))
+
+(macrolet ((define-put (name tag-octets documentation)
+             (flet ((place (displacement &optional (index 'at))
+                      `(memory (+ ,(+ tag-octets displacement) +octets-data+) octets ,index)))
+               `(define-kernel ,name
+                    ((octets :octets) (at :count) ,@(when (plusp tag-octets) '((tag :word)))
+                     (value :word))
+                    (next)
+                    (:integers (spread mask) :shift shift)
+                    ,documentation
+                  (inst mov mask (memory (- (* sb-vm:vector-length-slot sb-vm:n-word-bytes)
+                                            sb-vm:other-pointer-lowtag)
+                                         octets))
+                  (inst shr mask sb-vm:n-fixnum-tag-bits)
+                  (inst sub mask at)    ; so many octets there are
+                  (inst mov spread value)
+                  (inst cmp value #x7F)
+                  (inst jmp :nbe TWO)
+                  (inst cmp mask ,(1+ tag-octets))
+                  (inst jmp :l NO-ROOM)
+                  (inst lea next (memory ,(1+ tag-octets) at))
+                  ,@(ecase tag-octets
+                      (0 '((inst mov :byte (memory +octets-data+ octets at) spread)))
+                      (1 '((inst shl :dword spread 8)
+                           (inst or :dword spread tag)
+                           (inst mov :word (memory +octets-data+ octets at) spread)))
+                      (2 `((inst mov :word (memory +octets-data+ octets at) tag)
+                           (inst mov :byte ,(place 0) spread))))
+                  (inst jmp OUT)
+                  TWO
+                  (inst cmp value #x3FFF)
+                  (inst jmp :nbe LONGER)
+                  (inst cmp mask ,(+ 2 tag-octets))
+                  (inst jmp :l NO-ROOM)
+                  (inst lea next (memory ,(+ 2 tag-octets) at))
+                  (inst add :dword spread spread)
+                  (inst and :dword spread #x7F00)
+                  (inst mov mask value)
+                  (inst and :dword mask #x7F)
+                  (inst or :dword spread mask)
+                  (inst or :dword spread #x80)
+                  ,@(ecase tag-octets
+                      (0 '())
+                      (1 '((inst mov :byte (memory +octets-data+ octets at) tag)))
+                      (2 '((inst mov :word (memory +octets-data+ octets at) tag))))
+                  (inst mov :word ,(place 0) spread)
+                  (inst jmp OUT)
+                  LONGER
+                  (inst cmp mask ,(+ 10 tag-octets))
+                  (inst jmp :l NO-ROOM)
+                  ,@(ecase tag-octets
+                      (0 '())
+                      (1 '((inst mov :byte (memory +octets-data+ octets at) tag)))
+                      (2 '((inst mov :word (memory +octets-data+ octets at) tag))))
+                  (spread-varint spread mask shift)
+                  (inst mov next value)
+                  (inst shr next 56)
+                  (inst jmp :nz LONG)
+                  (inst bsr next spread)
+                  (inst shr :dword next 3) ; how many octets come before the last
+                  (inst lea mask (memory 0 nil next 8))
+                  (inst mov shift 56)
+                  (inst sub :dword shift mask)
+                  (inst mov mask #x80808080808080) ; seven octets that another follows
+                  (inst shr mask :cl)
+                  (inst or spread mask)
+                  (inst mov ,(place 0) spread)
+                  (inst lea next (memory ,(1+ tag-octets) at next))
+                  (inst jmp OUT)
+                  LONG
+                  (inst mov mask #x8080808080808080)
+                  (inst or spread mask)
+                  (inst mov ,(place 0) spread)
+                  (inst mov :byte ,(place 8) next)
+                  (inst mov :byte ,(place 9) 1)
+                  (inst shr :dword next 7) ; whether there is a tenth
+                  (inst lea next (memory ,(+ 9 tag-octets) at next))
+                  (inst jmp OUT)
+                  NO-ROOM
+                  (inst mov next +far+)
+                  OUT))))
+  (define-put %put-varint-at 0
+    "Write the varint of VALUE at AT of OCTETS, where up to ten octets may be written: those behind
+it are overwritten by what comes next. Return the position after it, or +FAR+ if there might be no
+room.")
+  (define-put %put-field-at 1
+    "As %PUT-VARINT-AT with the octet TAG before it.")
+  (define-put %put-wide-field-at 2
+    "As %PUT-VARINT-AT with the two octets of TAG, the first one the lower, before it."))
+
+(defmacro put-word-field (tag value)
+  "Write the constant TAG, or none if it is zero, and VALUE, of 64 bits, as a varint. What is
+written behind it is overwritten by what comes next."
+  (let ((octets (if (zerop tag) '() (tag-octets tag))))
+    (if (> (length octets) 2)
+        `(progn (put-tag ,tag) (put-word ,value))
+        `(let* ((value ,value)
+                (next ,(cond ((not +kernels-p+) '+far+)
+                             ((null octets) '(%put-varint-at octets at value))
+                             ((null (rest octets)) `(%put-field-at octets at ,tag value))
+                             (t `(%put-wide-field-at
+                                  octets at ,(logior (first octets) (ash (second octets) 8))
+                                  value)))))
+           (declare (type (unsigned-byte 64) value) (type (unsigned-byte 62) next))
+           (setf at (if (= next +far+)
+                        (write-field ,tag (ldb (byte 32 0) value) (ash value -32) octets at)
+                        (truly-the index next)))))))
+
+(defmacro put-word (value)
+  "Write VALUE, of 64 bits, as a varint."
+  `(put-word-field 0 ,value))
+
+(defmacro with-words-put (&body body)
+  "Run BODY with PUT-VARINT and PUT-VARINT64 meaning PUT-WORD."
+  `(macrolet ((put-varint (value) `(put-word (ldb (byte 64 0) (the fixnum ,value))))
+              (put-varint64 (value) `(put-word ,value)))
+     ,@body))
+
+(defmacro with-tagged-words-put (tag &body body)
+  "Run BODY with PUT-VARINT and PUT-VARINT64 meaning PUT-WORD-FIELD of TAG."
+  `(macrolet ((put-varint (value) `(put-word-field ,',tag (ldb (byte 64 0) (the fixnum ,value))))
+              (put-varint64 (value) `(put-word-field ,',tag ,value)))
+     ,@body))
+
+;;; Packed integers, a few of them
+
+(defconstant +few-octets+ 16
+  "How many octets a packed field has at most that %READ-FEW reads.")
+(defconstant +few+ 8
+  "How many elements a packed field has at most that PUT-FEW writes.")
+
+(define-leaf (%count-ends-of-word :inline t) ((word (unsigned-byte 64)) (count (integer 1 8)))
+    (integer 0 8)
+  "How many of the first COUNT octets of WORD end a varint."
+  (let ((ends (ldb (byte 64 0) (ash (logandc2 #x8080808080808080 word)
+                                    (the (integer 0 56) (- 64 (* 8 count)))))))
+    (declare (type (unsigned-byte 64) ends))
+    (truly-the (integer 0 8)
+               (ash (ldb (byte 64 0) (* (ash ends -7) #x0101010101010101)) -56))))
+
+(macrolet ((define-few (kind)
+             (let* ((scalar (scalar-of kind)) (vector (kind-vector scalar)))
+               `(progn
+                  (define-leaf ,(kind-function "%READ-FEW" kind)
+                      ((octets octets) (at index) (end index))
+                      ,vector
+                    "A vector of the varints AT to END, at least one octet and at most +FEW-OCTETS+,
+with eight octets behind them."
+                    (when (<= 128 (%octet-at octets (1- end))) (fail-truncated end))
+                    (let* ((length (truly-the (integer 1 ,+few-octets+) (- end at)))
+                           (count (if (<= length 8)
+                                      (%count-ends-of-word (%u64-at octets at) length)
+                                      (+ (%count-ends-of-word (%u64-at octets at) 8)
+                                         (%count-ends-of-word (%u64-at octets (+ at 8))
+                                                              (- length 8)))))
+                           (vector (make-array count :element-type ',(scalar-element scalar)))
+                           (i 0))
+                      (declare (type index i))
+                      (loop
+                        (let ((word (%u64-at octets at)))
+                          (declare (type (unsigned-byte 64) word))
+                          (macrolet ((take-varint32 () '(ldb (byte 32 0) (unpack-varint)))
+                                     (take-varint64 () '(unpack-varint)))
+                            (setf (aref vector i) ,(scalar-take scalar))))
+                        (setf i (truly-the index (1+ i)))
+                        (when (= i count) (return vector)))))
+                  (define-hot ,(kind-function "PUT-FEW" kind)
+                      ((vector ,vector) (octets octets) (at index))
+                      index
+                    "Write the elements of VECTOR, which are few, as varints."
+                    (with-words-put
+                      (dotimes (i (length vector) at)
+                        (let ((value (aref vector i)))
+                          ,(scalar-put scalar)))))))))
+  (define-few :int32)
+  (define-few :int64)
+  (define-few :uint32)
+  (define-few :uint64)
+  (define-few :sint32)
+  (define-few :sint64))
