@@ -1,6 +1,6 @@
 # `make help` lists the targets. Each installs what it needs (scripts/install) and does its job.
 
-SBCL ?= sbcl
+export SBCL ?= sbcl
 # Room for the tests with messages of 16 MB; the saved core keeps it.
 HEAP_MB ?= 2048
 LISP = $(SBCL) --noinform --dynamic-space-size $(HEAP_MB) \
@@ -13,14 +13,21 @@ BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls
                echo inproc
 
 .DEFAULT_GOAL := bin/clgrpc
-.PHONY: install test demo conformance soak bench profile clean help $(BENCH_PARTS:%=bench-%)
+.PHONY: FORCE install test demo conformance soak bench profile clean help $(BENCH_PARTS:%=bench-%)
 
-bin/clgrpc: $(SOURCES) | install
-	@mkdir -p bin
+bin/clgrpc: $(SOURCES) bin/lisp | install
 	@CLGRPC_OUTPUT=bin/clgrpc.new $(LISP) --load scripts/build.lisp >bin/build.log 2>&1 </dev/null \
 	  || { cat bin/build.log >&2; exit 1; }
 	@mv bin/clgrpc.new bin/clgrpc
 	@ln -sf clgrpc bin/protoc-gen-clgrpc
+
+# Which Lisp it is; the file changes when that does.
+bin/lisp: FORCE | install
+	@mkdir -p bin
+	@$(SBCL) --version >bin/lisp.new
+	@cmp -s bin/lisp.new bin/lisp && rm bin/lisp.new || mv bin/lisp.new bin/lisp
+
+FORCE:
 
 install:
 	@scripts/install
@@ -69,3 +76,4 @@ help:
 	@echo '                  connections, echo or inproc'
 	@echo 'make profile      show where the time of a call goes on the server'
 	@echo 'make clean        remove bin/'
+	@echo 'SBCL=/opt/sbcl/bin/sbcl, for any of them, chooses the Lisp'

@@ -1,6 +1,11 @@
-;;;; All systems of clgrpc; no logic. Each folder of src/ is a system that names what it stands on,
-;;;; so the arrows of the design can be read here (tests/architecture.lisp checks them in the
-;;;; sources).
+;;;; All systems of clgrpc, and where they run. Each folder of src/ is a system that names what it
+;;;; stands on, so the arrows of the design can be read here (tests/architecture.lisp checks them in
+;;;; the sources).
+
+#-(and sbcl linux (or x86-64 arm64))
+(error "clgrpc runs on SBCL on Linux, on x86-64 or arm64. This is ~A on ~A, on ~A."
+       (lisp-implementation-type) (software-type) (machine-type))
+#+sbcl (sb-ext:assert-version->= 2 2 9)
 
 (defsystem "clgrpc"
   :version "0.1.0"

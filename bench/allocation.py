@@ -14,9 +14,7 @@ import svg
 
 TITLE = "Octets consed per unary call (GetFeature)"
 CALLS = 20000
-PROGRAM = ["sbcl", "--noinform", "--dynamic-space-size", "2048", "--non-interactive",
-           "--no-sysinit", "--no-userinit", "--load", "scripts/load.lisp",
-           "--load", "bench/allocation.lisp"]
+PROGRAM = support.lisp_command("scripts/load.lisp", "bench/allocation.lisp")
 
 
 def lisp(address=None):

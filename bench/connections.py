@@ -171,9 +171,8 @@ def greeter(address, delay):
 
 
 def delayed(address, delay):
-    return ["sbcl", "--noinform", "--dynamic-space-size", "2048", "--non-interactive",
-            "--no-sysinit", "--no-userinit", "--load", "scripts/load.lisp",
-            "--load", "bench/delayed.lisp"], {"CLGRPC_LISTEN": address, "CLGRPC_DELAY": str(delay)}
+    return support.lisp_command("scripts/load.lisp", "bench/delayed.lisp"), {
+        "CLGRPC_LISTEN": address, "CLGRPC_DELAY": str(delay)}
 
 
 class Kind:

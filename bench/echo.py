@@ -14,8 +14,7 @@ import svg
 TITLE = "Echo over plain TCP on clgrpc/loop"
 ROWS = [{"connections": connections, "depth": depth}
         for connections, depth in [(1, 1), (10, 1), (10, 10), (10, 100)]]
-LISP = ["sbcl", "--noinform", "--dynamic-space-size", "2048", "--non-interactive", "--no-sysinit",
-        "--no-userinit", "--load", "scripts/load.lisp", "--load", "bench/echo.lisp"]
+LISP = support.lisp_command("scripts/load.lisp", "bench/echo.lisp")
 C, COPYING = "epoll in C", "clgrpc/loop, fresh vectors"
 FIGURES = [("cpu_ns_per_message", "server CPU ns/message", True),
            ("messages_per_second", "messages/s", False)]

@@ -15,8 +15,7 @@ import support
 import svg
 
 TITLE = "Calls within a process: the tournament"
-LISP = ["sbcl", "--noinform", "--dynamic-space-size", "2048", "--non-interactive", "--no-sysinit",
-        "--no-userinit", "--load", "scripts/load.lisp", "--load", "bench/inproc.lisp"]
+LISP = support.lisp_command("scripts/load.lisp", "bench/inproc.lisp")
 # name, whose program, the transport's name there
 SIDES = [("clgrpc", "ours", "inproc"), ("clgrpc :share", "ours", "share"),
          ("clgrpc :threads", "ours", "threads"), ("clgrpc :on LOOP", "ours", "loop"),

@@ -46,7 +46,7 @@ def description():
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "commit": _output("git", "rev-parse", "--short", "HEAD"),
-        "sbcl": _output("sbcl", "--version"),
+        "sbcl": _output(support.SBCL, "--version"),
         "go": _output("go", "env", "GOVERSION"),
         "grpc_go": "grpc-go " + _go_module("google.golang.org/grpc"),
         "grpchan": "grpchan " + _go_module("github.com/fullstorydev/grpchan"),

@@ -24,8 +24,7 @@ NAMES = {"feature": "small: RouteGuide's Feature", "mixed": "mixed, 1 KB",
 ROWS = [{"message": name, "operation": operation}
         for name in NAMES for operation in ("encode", "decode")]
 FIGURES = [("ns", "ns", True), ("octets", "octets consed", None)]
-LISP = ["sbcl", "--noinform", "--dynamic-space-size", "2048", "--non-interactive", "--no-sysinit",
-        "--no-userinit", "--load", "scripts/load.lisp", "--load", "bench/protobuf.lisp"]
+LISP = support.lisp_command("scripts/load.lisp", "bench/protobuf.lisp")
 
 
 def lisp_program():

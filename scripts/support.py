@@ -12,6 +12,7 @@ import threading
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "clgrpc")
 PEERS = os.path.join(ROOT, "tests", "peers")
+SBCL = os.environ.get("SBCL", "sbcl")
 
 
 def note(text):
@@ -34,6 +35,13 @@ class Progress:
     def clear(self):
         if self.visible:
             sys.stderr.write("\r\033[K")
+
+
+def lisp_command(*files):
+    """The command that loads FILES into a Lisp and ends; a relative one counts from where it runs."""
+    return ([SBCL, "--noinform", "--dynamic-space-size", "2048", "--non-interactive",
+             "--no-sysinit", "--no-userinit"]
+            + [word for file in files for word in ("--load", file)])
 
 
 def have(program):

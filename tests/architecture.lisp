@@ -233,6 +233,18 @@ function of the token and its package, nicknames resolved, and is not excused."
                             :test #'string=)))))
       (is (null found) "Below the loop, time is an argument:~{ ~A~}" found))))
 
+(test other-platforms-are-refused
+  ;; not one of the definitions is reached
+  (dolist (features (list (remove :linux *features*)
+                          (set-difference *features* '(:x86-64 :arm64))
+                          (remove :sbcl *features*)))
+    (handler-case (let ((*features* features)
+                        (*error-output* (make-broadcast-stream)))
+                    (load (support:root-file "clgrpc.asd"))
+                    (fail "clgrpc.asd was loaded"))
+      (error (condition)
+        (is (search "clgrpc runs on SBCL on Linux" (princ-to-string condition)))))))
+
 (test every-test-is-run
   (let ((run (asdf:system-depends-on (asdf:find-system "clgrpc/tests"))))
     (dolist (directory (directory (support:root-file "tests/*/") :resolve-symlinks nil))

@@ -68,7 +68,8 @@ many octets, and as words for few."
     (declare (type index count))
     (cond ((eq from to)
            (with-sap ((base from))
-             (sb-kernel:%byte-blt base start base at (+ at count))))
+             ;; from 0 to 0, since what follows is an end in SBCL 2.2.9, and later a count
+             (sb-kernel:%byte-blt (sb-sys:sap+ base start) 0 (sb-sys:sap+ base at) 0 count)))
           ((< count +few-octets+) (%copy-few from start to at count))
           (t
            (with-sap ((source from) (target to))
