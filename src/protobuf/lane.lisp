@@ -43,6 +43,7 @@
   (defun store-element (element place from spare)
     "Emit instructions that store the varint whose bits are in FROM as the element at PLACE."
     (when (member element '(:sint32 :sint64))
+      (when (eq element :sint32) (sb-assem:inst mov :dword from from)) ; the rest does not count
       (sb-assem:inst mov spare from)
       (sb-assem:inst shr from 1)
       (sb-assem:inst and :dword spare 1)
@@ -68,7 +69,7 @@
     "Emit instructions that store the eight varints whose bits are in FROM as elements at PLACE."
     (when (member element '(:sint32 :sint64))
       (wide :vpandq spare from one)
-      (wide :vpsrlq from from 1)
+      (wide (if (eq element :sint32) :vpsrld :vpsrlq) from from 1)
       (wide :vpsubq spare one spare)    ; 0 becomes 1, and 1 becomes 0
       (wide :vpsubq spare spare one)
       (wide :vpxorq from from spare))

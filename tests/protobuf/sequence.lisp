@@ -25,17 +25,26 @@
 (defun call-kind (verb kind &rest arguments)
   (apply (protobuf::kind-function verb kind) arguments))
 
+(defun call-on-each-processor (function)
+  "Call FUNCTION with all kernels that this processor can run, then without the widest, then without
+those of PEXT and PDEP, and then with none that x86-64 had not at first."
+  (macrolet ((avx2 () #+x86-64 '(sb-alien:extern-alien "avx2_supported" sb-alien:int)
+                      #-x86-64 '(svref (vector 0) 0)))
+    (let ((widest clgrpc.base::**wide-lanes-p**) (bits clgrpc.base::**fast-bits-p**)
+          (lanes (avx2)))
+      (unwind-protect
+           (loop for (wide fast some) in '((t t t) (nil t t) (nil nil t) (nil nil nil))
+                 do (setf clgrpc.base::**wide-lanes-p** (and wide widest)
+                          clgrpc.base::**fast-bits-p** (and fast bits)
+                          (avx2) (if some lanes 0))
+                    (funcall function))
+        (setf clgrpc.base::**wide-lanes-p** widest
+              clgrpc.base::**fast-bits-p** bits
+              (avx2) lanes)))))
+
 (defmacro on-each-processor (&body body)
-  "Run BODY with all kernels that this processor can run, then without the widest, then without
-those of PEXT and PDEP."
-  `(let ((widest clgrpc.base::**wide-lanes-p**) (bits clgrpc.base::**fast-bits-p**))
-     (unwind-protect
-          (loop for (wide fast) in '((t t) (nil t) (nil nil))
-                do (setf clgrpc.base::**wide-lanes-p** (and wide widest)
-                         clgrpc.base::**fast-bits-p** (and fast bits))
-                   (progn ,@body))
-       (setf clgrpc.base::**wide-lanes-p** widest
-             clgrpc.base::**fast-bits-p** bits))))
+  "Run BODY as CALL-ON-EACH-PROCESSOR calls a function."
+  `(call-on-each-processor (lambda () ,@body)))
 
 (defun read-packed (kind type octets start end &optional (before 0))
   "The elements that stand from START to END of OCTETS, read behind BEFORE others."
@@ -155,3 +164,35 @@ those of PEXT and PDEP."
           (is (= end (protobuf::put-elements-string texts room start tag nil)))
           (is (equalp octets (subseq room start end)))
           (is (not (find 77 room :start (min (length room) (+ end 9)) :test #'/=))))))))
+
+(defun outcomes (function)
+  "What FUNCTION returns on each processor, or :ERROR for octets that are no message."
+  (let ((outcomes '()))
+    (on-each-processor
+      (push (handler-case (funcall function) (protobuf-error () :error)) outcomes))
+    outcomes))
+
+(defun all-alike-p (outcomes)
+  (every (lambda (outcome) (equalp outcome (first outcomes))) outcomes))
+
+(test whatever-comes-is-read-alike-by-all-kernels
+  (with-seed ()
+    (loop for (kind bits signed) in *varint-kinds*
+          for type = (list (if signed 'signed-byte 'unsigned-byte) bits)
+          do (dotimes (i 40)
+               (let* ((more (random 101)) ; percent of octets that another follows
+                      (octets (coerce (loop repeat (random 3000)
+                                            collect (logior (random 128)
+                                                            (if (< (random 100) more) 128 0)))
+                                      'octets)))
+                 (is (all-alike-p (outcomes (lambda ()
+                                              (read-packed kind type octets 0
+                                                           (length octets)))))))))
+    (dotimes (i 200)
+      (let* ((texts (loop repeat (random 200) collect (random-short-text)))
+             (octets (coerce (loop for text in texts append (text-octets 354 text)) 'octets)))
+        (loop repeat (if (plusp (length octets)) (random 4) 0)
+              do (setf (aref octets (random (length octets))) (random 256)))
+        (is (all-alike-p (outcomes (lambda ()
+                                     (serialize (parse-message "clgrpc.test.All" octets)
+                                                :partial t)))))))))
