@@ -339,6 +339,7 @@ inside a handler never drives: what it would run might wait for it."
   (loop:call-served (wire-call-loop call) (lambda () (rpc:park call ready-p))))
 
 (defun unsupported (&rest arguments)
+  "Signal MISUSE: the operations of a client's call that only a handler's has."
   (declare (ignore arguments))
   (misuse "This is for handlers; a client's call cannot do it."))
 

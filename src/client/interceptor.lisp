@@ -8,6 +8,10 @@
    (call-credentials :initarg :call-credentials :reader channel-call-credentials))
   (:documentation "What a channel whose calls go through interceptors is besides."))
 
+(document-functions
+  channel-interceptors "The functions around the calls of CHANNEL, the outermost first."
+  channel-call-credentials "A function of a method's path that returns metadata, or nil.")
+
 (defclass intercepted-channel (interception wire-channel) ()
   (:documentation "A channel over the network whose calls go through interceptors."))
 

@@ -23,7 +23,9 @@ Nothing happens if it has ended. From any thread.")
 (defstruct (future (:constructor nil) (:copier nil))
   "A value that is to come, of whatever kind. See MAKE-FUTURE.")
 
-(deftype completions () '(or list (eql :done)))
+(deftype completions ()
+  "The functions attached to a future, the newest first, or :DONE once they run."
+  '(or list (eql :done)))
 
 (defgeneric future-completions (future)
   (:documentation "The COMPLETIONS of FUTURE. From any thread.")

@@ -5,7 +5,9 @@
 
 (in-package #:clgrpc.os)
 
-(deftype futex () '(simple-array sb-ext:word (1)))
+(deftype futex ()
+  "What threads may sleep on: a vector of one word, pinned while it is waited for."
+  '(simple-array sb-ext:word (1)))
 
 (define-constants
   (+futex-wait-private+ "FUTEX_WAIT_PRIVATE" 128)

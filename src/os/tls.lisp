@@ -140,6 +140,9 @@ POINTER's the certificate and roots are used. From any thread."
    text what))
 
 (defun add-private-key (context text what password)
+  "Have CONTEXT show the private key in TEXT, PEM, which PASSWORD opens if it is encrypted. WHAT
+names it in the TLS-ERROR that is signalled if it cannot be read or does not go with the
+certificate."
   (call-with-private-key
    (lambda (key)
      (unless (and (= 1 (ssl-ctx-use-private-key context key))
@@ -161,6 +164,8 @@ POINTER's the certificate and roots are used. From any thread."
      text what)))
 
 (defun add-system-roots (context)
+  "Have CONTEXT trust the roots that OpenSSL finds in the system. Signal TLS-ERROR if there are
+none."
   (unless (= 1 (ssl-ctx-set-default-verify-paths context))
     (tls-error "The system's root certificates cannot be had: ~A." (openssl-failure))))
 
@@ -228,6 +233,7 @@ is where they are received and from where they are sent."
   (%make-tls-area (bio-new (bio-s-mem)) (bio-new (bio-s-mem))))
 
 (defun free-tls-area (area)
+  "Give back the memory BIOs of AREA."
   (bio-free (tls-area-reading area))
   (bio-free (tls-area-writing area)))
 
@@ -389,6 +395,7 @@ certificate, what is wrong with that."
   (ssl-cipher-get-name (ssl-get-current-cipher ssl)))
 
 (defun session-resumed-p (ssl)
+  "True if the handshake of SSL resumed an earlier session (RFC 8446 section 2.2)."
   (= 1 (ssl-session-reused ssl)))
 
 (defun session-server-name (ssl)
@@ -410,4 +417,5 @@ certificate, what is wrong with that."
           (t (ssl-session-free session) nil))))
 
 (defun free-session-ticket (session)
+  "Give back SESSION, which a client kept to resume."
   (ssl-session-free session))

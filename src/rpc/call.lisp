@@ -203,12 +203,14 @@ any thread.")
   (operations-client-p (call-operations call)))
 
 (define-hot (outgoing-type :inline t) ((call call)) protobuf:message-type
+  "The type of the messages that CALL sends."
   (let ((method (the rpc-method (call-rpc-method call))))
     (if (client-p call)
         (rpc-method-request-type method)
         (rpc-method-response-type method))))
 
 (define-hot (incoming-type :inline t) ((call call)) protobuf:message-type
+  "The type of the messages that CALL receives."
   (let ((method (the rpc-method (call-rpc-method call))))
     (if (client-p call)
         (rpc-method-response-type method)
@@ -351,6 +353,7 @@ From any thread."
   nil)
 
 (define-hot (filtered :inline t) ((filter (or null function)) message) t
+  "What FILTER, given to FILTER-MESSAGES or nil, makes of MESSAGE."
   (if filter (funcall filter message) message))
 
 (define-hot pop-incoming ((call call)) t

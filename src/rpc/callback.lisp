@@ -41,6 +41,7 @@ with CONDITION or nil."
                (wire-schedule call))))
 
 (define-hot (room-p :inline t) ((call call)) boolean
+  "True while less than the send budget of CALL is unsent."
   (plusp (the fixnum (operate room call))))
 
 (define-hot answers-leave-p ((call call)) boolean

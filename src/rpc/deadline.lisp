@@ -11,6 +11,7 @@
   nil)
 
 (defun deadline-passed (call)
+  "The timer of the deadline of CALL: end it, if it has not."
   (operate abort call :deadline-exceeded "the deadline passed" :local))
 
 (define-hot stop-timers ((call wire-call)) null

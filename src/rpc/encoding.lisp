@@ -12,10 +12,12 @@
 (in-package #:clgrpc.rpc)
 
 (define-hot (compression-of :inline t) ((call call)) (or null compression)
+  "What is known of the compression of CALL, or nil."
   (let ((extra (call-extra call)))
     (and extra (extra-compression extra))))
 
 (defun ensure-compression (call)
+  "The COMPRESSION of CALL, which has one from now on."
   (let ((extra (ensure-extra call)))
     (or (extra-compression extra)
         (setf (extra-compression extra) (make-compression)))))

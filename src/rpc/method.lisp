@@ -41,6 +41,10 @@
   (:documentation "The root of all service classes. define-proto makes one for each service of a
 file; a server is given instances of its subclasses, whose methods are the handlers."))
 
+(document-functions
+  direct-channel "The channel by which the service object given is called directly, once it was, or
+nil.")
+
 (defclass channel () ()
   (:documentation "What stubs are called on. The client's and the in-process channel are its
 subclasses; all may be used from any thread."))

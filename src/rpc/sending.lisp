@@ -12,6 +12,7 @@
   (:documentation "Send the header block with which CALL's side of its stream begins."))
 
 (define-hot (ensure-headers :inline t) ((call wire-call)) null
+  "Send our headers of CALL if they have not gone yet. On its loop."
   (unless (wire-call-headers-sent call)
     (mark-call call +headers+)
     (write-initial-headers call))
@@ -177,6 +178,7 @@ is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND
     (when (callbacks-p call) (wire-schedule call))))
 
 (defun write-half-close (call)
+  "End our side of CALL by an empty DATA frame (RFC 9113 section 8.1). On its loop."
   (http2:send-data (wire-call-stream call) (load-time-value (make-octets 0)) 0 0 t)
   nil)
 

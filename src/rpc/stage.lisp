@@ -26,10 +26,10 @@
 (deftype marks () '(unsigned-byte 62))
 (deftype mark () "The place of a moment among MARKS." '(member 0 20 40))
 
-(defconstant +headers+ 0)
-(defconstant +answer+ 20)
-(defconstant +due+ 20)
-(defconstant +end+ 40)
+(defconstant +headers+ 0 "The mark of our headers: when they went out.")
+(defconstant +answer+ 20 "The mark, on a client, of the first of the answer.")
+(defconstant +due+ 20 "The mark, on a server, of the handler that could start.")
+(defconstant +end+ 40 "The mark of the end.")
 
 (define-hot ns-span ((ns fixnum)) span
   "NS as a span; what is not positive as the shortest."
@@ -47,6 +47,7 @@
   (logior marks (ash (if (plusp ns) (ns-span ns) 1) mark)))
 
 (define-hot (marked-p :inline t) ((marks marks) (mark mark)) boolean
+  "True if MARK is among MARKS."
   (logtest marks (ash (1- (ash 1 +span-bits+)) mark)))
 
 (define-hot unmarked ((marks marks)) marks

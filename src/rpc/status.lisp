@@ -106,12 +106,12 @@ meaning)."
 
 (defun fail (status message &key details trailers)
   "End the running handler's call with STATUS, a keyword other than :ok, and MESSAGE, a string for
-developers. DETAILS is a list of messages that say more, such as those of the package GOOGLE.RPC, or
-octets for grpc-status-details-bin; TRAILERS an alist added to the trailing metadata. Signal MISUSE
-for what is none of these."
+developers, or nil. DETAILS is a list of messages that say more, such as those of the package
+GOOGLE.RPC, or octets for grpc-status-details-bin; TRAILERS an alist added to the trailing metadata.
+Signal MISUSE for what is none of these."
   (when (eq :ok status)
     (misuse "A handler that succeeds returns; it does not fail with :ok."))
-  (unless (stringp message)
+  (unless (typep message '(or null string))
     (misuse "The message of a status is a string, not ~S." message))
   (unless (or (typep details 'octets)
               (and (listp details) (every (lambda (detail) (typep detail 'protobuf:message))

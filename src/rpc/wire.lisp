@@ -22,11 +22,12 @@
 how many messages."
   '(unsigned-byte 62))
 
-(defconstant +begun+ 1)
-(defconstant +over+ 2)
-(defconstant +spoken-message+ 4)
+(defconstant +begun+ 1 "In SPEECH: something was sent.")
+(defconstant +over+ 2 "In SPEECH: nothing more will be sent.")
+(defconstant +spoken-message+ 4 "What a message that was sent adds to SPEECH.")
 
 (defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
+  "A call on a stream of HTTP/2, at either end."
   (endpoint nil :type endpoint)
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
   (stream nil :type (or null http2:stream))
@@ -35,13 +36,16 @@ how many messages."
   (speech 0 :type speech))
 
 (define-hot (wire-call-partial :inline t) ((call wire-call)) (or null partial)
+  "The message of CALL that is not whole yet, or nil. On its loop."
   (let ((extra (call-extra call)))
     (and extra (extra-partial extra))))
 
 (define-hot (wire-call-loop :inline t) ((call wire-call)) loop:event-loop
+  "The event loop of CALL."
   (endpoint-loop (wire-call-endpoint call)))
 
 (define-hot (wire-call-options :inline t) ((call wire-call)) options
+  "The options of the server or channel that CALL is of."
   (endpoint-options (wire-call-endpoint call)))
 
 (define-hot (mark-call :inline t) ((call wire-call) (mark mark)) null
@@ -52,9 +56,11 @@ how many messages."
   nil)
 
 (define-hot (wire-call-headers-sent :inline t) ((call wire-call)) boolean
+  "True once our headers of CALL went out. On its loop."
   (marked-p (wire-call-marks call) +headers+))
 
 (define-hot (wire-call-send-closed :inline t) ((call wire-call)) boolean
+  "True once our side of CALL has sent all that it sends. On its loop."
   (logtest +closed+ (wire-call-marks call)))
 
 (define-hot (wire-call-unattended :inline t) ((call wire-call)) boolean

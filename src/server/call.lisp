@@ -199,6 +199,7 @@ POST-REPLY should do that while the baton is lent. On the loop."
           (t (finish-with-condition call outcome) t)))))
 
 (defun bad-answer-condition (call message error)
+  "The condition that ends CALL because its handler's answer MESSAGE cannot be sent, for ERROR."
   (if (typep error 'rpc:rpc-error)
       error
       (rpc:error-condition

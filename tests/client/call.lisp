@@ -52,7 +52,8 @@ another."
                    (":authority" . ,(grpc:channel-target channel)) ("te" . "trailers")
                    ("content-type" . "application/grpc"))
                  (subseq (exchange-headers seen) 0 6)))
-      (is (uiop:string-prefix-p "grpc-lisp-clgrpc/" (field-of "user-agent" (exchange-headers seen))))
+      (is (uiop:string-prefix-p "grpc-lisp-clgrpc/"
+                                (field-of "user-agent" (exchange-headers seen))))
       (is (null (field-of "grpc-timeout" (exchange-headers seen))))
       (is (equal '(("x-a" . "1") ("x-b-bin" . "AQ")) (last (exchange-headers seen) 2)))
       (is (equalp (note-octets 1) (exchange-data-octets seen)))
@@ -76,7 +77,8 @@ another."
   (let ((error (error-from (lambda (exchange)
                              (answer-fields exchange '((":status" . "200")
                                                        ("content-type" . "text/html")))
-                             (http2:send-data (exchange-stream exchange) (octets-of 1 2 3) 0 3 t)))))
+                             (http2:send-data (exchange-stream exchange) (octets-of 1 2 3)
+                                              0 3 t)))))
     (is (eq :unknown (grpc:rpc-error-status error)))
     (is (search "text/html" (grpc:rpc-error-message error)))))
 
@@ -193,7 +195,8 @@ resend.lisp)."
 
 (test messages-in-pieces
   "A message cut anywhere is put together."
-  (let ((octets (concatenate 'octets (note-octets 1 :body 100) (note-octets 2) (framed (octets-of)))))
+  (let ((octets (concatenate 'octets (note-octets 1 :body 100) (note-octets 2)
+                             (framed (octets-of)))))
     (loop for cut from 0 to (length octets) by 5
           do (let ((cut cut))
                (with-answer (channel) (lambda (exchange)

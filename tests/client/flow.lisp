@@ -121,8 +121,9 @@ much in its queue; a send budget, and what the output and one more message hold.
       (let ((sent 0) (empty (note 0)))
         (let ((thread (sb-thread:make-thread
                        (lambda ()
-                         (number-of (collect channel (lambda ()
-                                                       (when (< sent 200000) (incf sent) empty))))))))
+                         (number-of (collect channel
+                                             (lambda ()
+                                               (when (< sent 200000) (incf sent) empty))))))))
           (is (< (settled (lambda () sent)) 100000))
           (signal-it go-on)
           (is (= 200000 (sb-thread:join-thread thread :timeout 20 :default nil))))))))

@@ -22,7 +22,8 @@
                                                      (list (note 1) (note 2) (note 3)))))))
     (is (= 55 (number-of (grpc:await (grpc:call-async
                                       #'lab.bench:collect channel
-                                      (let ((i 0)) (lambda () (when (<= (incf i) 10) (note i)))))))))))
+                                      (let ((i 0))
+                                        (lambda () (when (<= (incf i) 10) (note i)))))))))))
 
 (test failed-futures
   "The call's error, each time it is awaited."
@@ -111,7 +112,8 @@ once."
       (is (= (* 4 1225) sum)))))
 
 (test call-async-misuse
-  (with-probe (channel :server server) (:ask #'double :watch #'count-up :chat #'echo :collect #'add-up)
+  (with-probe (channel :server server)
+      (:ask #'double :watch #'count-up :chat #'echo :collect #'add-up)
     (signals grpc:misuse (grpc:call-async #'lab.bench:watch channel (note 1)))
     (signals grpc:misuse (grpc:call-async #'lab.bench:chat channel :open))
     (signals grpc:misuse (grpc:call-async #'lab.bench:collect channel :open))

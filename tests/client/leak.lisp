@@ -31,7 +31,9 @@
 (test calls-leave-nothing
   "Calls that have ended, well or not, are garbage."
   (with-probe (channel) (:ask (lambda (note call)
-                                (if (oddp (number-of note)) (grpc:fail :aborted "") (double note call)))
+                                (if (oddp (number-of note))
+                                    (grpc:fail :aborted "")
+                                    (double note call)))
                          :watch (lambda (note call) (declare (ignore note)) call))
     (flet ((churn ()
              (loop for i below 500

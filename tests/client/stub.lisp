@@ -9,7 +9,8 @@
     (let ((notes (list (note 1) (note 2) (note 3))))
       (flet ((generator () (let ((notes notes)) (lambda () (pop notes)))))
         (dolist (request (list notes (coerce notes 'vector) (generator)
-                               (make-array 3 :initial-contents notes :adjustable t :fill-pointer t)))
+                               (make-array 3 :initial-contents notes :adjustable t
+                                             :fill-pointer t)))
           (is (= 6 (number-of (collect channel request)))))
         (dolist (request (list notes (coerce notes 'vector) (generator)))
           (is (equal '(1 2 3) (numbers (chat channel request)))))

@@ -64,7 +64,8 @@
   (flet ((waits (&rest options)
            (let ((channel (apply #'grpc:make-channel "127.0.0.1:1" options)))
              (unwind-protect
-                  (loop repeat 8 collect (client::next-backoff (client::channel-subchannel channel)))
+                  (loop repeat 8
+                        collect (client::next-backoff (client::channel-subchannel channel)))
                (grpc:close-channel channel)))))
     (is (every (lambda (wait expected) (< (abs (- wait expected)) 1d-3))
                (waits :backoff-jitter 0 :backoff-maximum-seconds 10)
@@ -104,7 +105,8 @@ next call finds the server that has come in its place."
       (grpc:with-channel (channel address)
         (let ((calls (loop repeat 10 collect (chat channel :open) collect (watch channel (note 1))))
               (futures (loop repeat 10
-                             collect (grpc:call-async #'lab.bench:ask channel (note 1) :timeout 20))))
+                             collect (grpc:call-async #'lab.bench:ask channel (note 1)
+                                                      :timeout 20))))
           (dolist (call calls)
             (let ((error (caught (grpc:receive call))))
               (is (typep error 'grpc:unavailable))
@@ -121,8 +123,9 @@ next call finds the server that has come in its place."
           (cond ((not (eq peer first-peer)) (ok-response exchange (note-octets 7)))
                 ((< (length held) 2) (push exchange held))
                 (t
-                 (http2:send-goaway (peer-http2 peer) http2:+no-error+
-                                    :last-stream-id (http2::stream-id (exchange-stream (first held))))
+                 (http2:send-goaway
+                  (peer-http2 peer) http2:+no-error+
+                  :last-stream-id (http2::stream-id (exchange-stream (first held))))
                  (dolist (exchange held) (ok-response exchange (note-octets 3))))))
       (grpc:with-channel (channel address)
         (let ((futures (loop repeat 3

@@ -82,7 +82,8 @@ only if a name of the dynamic table has no part in it."
   (let ((decoder (make-decoder)))
     (flet ((fields (count)
              (loop for i below count
-                   collect (literal-field decoder (raw-literal ":path" (format nil "/a.B/C~D" i))))))
+                   collect (literal-field decoder
+                                          (raw-literal ":path" (format nil "/a.B/C~D" i))))))
       (dotimes (i 2) (fields 1))
       (let ((first (fields 1)))
         (is (= 4 (length (hpack::decoder-literals decoder))))

@@ -118,8 +118,8 @@
         (is (not (this-thread-p thread)))))))
 
 (test callbacks-of-what-another-thread-sends
-  "None is lost, whoever looks when: messages come while the callbacks of those before run, and while
-there are none to run."
+  "None is lost, whoever looks when: messages come while the callbacks of those before run, and
+while there are none to run."
   (with-inproc (channel :channel-options '(:threads t)) (:chat #'echo)
     (let ((call (chat channel :open)) (seen 0) (done (make-signal)))
       (grpc:on-message call (lambda (note)

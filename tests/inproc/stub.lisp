@@ -100,14 +100,14 @@ asks or returns; the handler sees it when it asks."
               (status-of-error (caught (lab.bench:ask channel (note 1) :timeout 0.1)))))
       (is (await-signal seen)))))
 
-(defclass plain (lab:bench) ())
+(defclass plain-bench (lab:bench) ())
 
-(defmethod lab.bench:ask ((service plain) note &key)
+(defmethod lab.bench:ask ((service plain-bench) note &key)
   note)
 
 (test unary-calls-allocate-little
   "At most 170 octets beside the messages."
-  (let ((channel (grpc:service-channel (make-instance 'plain))))
+  (let ((channel (grpc:service-channel (make-instance 'plain-bench))))
     (let* ((note (note 1))
            (message (octets-consed (lambda () (grpc:copy-message note))))
            (whole (octets-consed (lambda () (lab.bench:ask channel note)))))

@@ -1,4 +1,5 @@
-;;;; Look-ups. No name server is asked: what is looked up is in the system's own table, or cannot be.
+;;;; Look-ups. No name server is asked: what is looked up is in the system's own table, or cannot
+;;;; be.
 
 (in-package #:clgrpc.tests.loop)
 (in-suite :clgrpc.loop)

@@ -203,7 +203,8 @@ Return how many states there are."
   (destructuring-bind (name lambda-list . body) (rest form)
     (when (eq 'define-hot (first form)) (pop body)) ; its result
     (list* (if (consp name) (first name) name)
-           (mapcar (lambda (parameter) (if (consp parameter) (first parameter) parameter)) lambda-list)
+           (mapcar (lambda (parameter) (if (consp parameter) (first parameter) parameter))
+                   lambda-list)
            (remove-if (lambda (form) (or (stringp form)
                                          (and (consp form) (eq 'declare (first form)))))
                       body))))
@@ -264,4 +265,5 @@ definitions for LABELS, in the place of what those call. Return a list of functi
                                  (declare (ignorable loop))
                                  (labels (,@functions ,@stubs)
                                    (list ,@(loop for program in programs
-                                                 collect `(lambda () ,(rewritten program places))))))))))))
+                                                 collect `(lambda ()
+                                                            ,(rewritten program places))))))))))))

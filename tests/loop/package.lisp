@@ -1,5 +1,6 @@
 ;;;; Tests of clgrpc.loop, one file per source file (closing.lisp is the other half of
-;;;; connection.lisp, examples.lisp is about examples/loop). Everything happens on loopback; nothing sleeps to wait.
+;;;; connection.lisp, examples.lisp is about examples/loop). Everything happens on loopback; nothing
+;;;; sleeps to wait.
 
 (defpackage #:clgrpc.tests.loop
   (:use #:cl #:clgrpc.base #:clgrpc.loop #:fiveam)

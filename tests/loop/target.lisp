@@ -48,7 +48,8 @@
                       "host: 5" "[::1]" "::1:80:x" "::1:80" "[::1:80" "[::1]x:80" "1:2:3"
                       "dns:" "dns:///" "dns:///:80" "dns://8.8.8.8/host:80" "http://host:80"
                       "ipv4:example.org:80" "ipv4:[::1]:80" "ipv4:" "ipv4:1.2.3.4:80,"
-                      "ipv6:127.0.0.1:80" "ipv6:[::1]:x" "unix:" "unix://path" "unix:a%00b" "unix:%4"
+                      "ipv6:127.0.0.1:80" "ipv6:[::1]:x" "unix:" "unix://path" "unix:a%00b"
+                      "unix:%4"
                       "unix:%zz" "unix-abstract:" (format nil "unix:/~A" (make-string 107
                                                                            :initial-element #\a))
                       nil 5 #(1)))

@@ -94,7 +94,8 @@
 
 (test abstract-unix-sockets
   (with-loops (loop) ()
-    (let* ((target (format nil "unix-abstract:clgrpc%00~D" (random (expt 2 60) (make-random-state t))))
+    (let* ((target (format nil "unix-abstract:clgrpc%00~D"
+                           (random (expt 2 60) (make-random-state t))))
            (listener (listen-with (list loop) (make-handler :input #'echo) :address target)))
       (is (string= target (listener-address listener)))
       (is (string= target (connect-once loop target)))

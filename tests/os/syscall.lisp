@@ -26,7 +26,8 @@
   (if (zerop (nth-value 2 (uiop:run-program "command -v cc" :ignore-error-status t)))
       (loop for (name value) in (os:constant-table)
             for real in (constants-according-to-cc)
-            do (is (= (ldb (byte 32 0) real) (ldb (byte 32 0) value)) "~A is ~D, not ~D" name real value))
+            do (is (= (ldb (byte 32 0) real) (ldb (byte 32 0) value))
+                   "~A is ~D, not ~D" name real value))
       (skip "there is no cc")))
 
 (test errnos

@@ -9,7 +9,9 @@
   (let ((octets (make-octets length)))
     (dotimes (i length octets)
       (setf (aref octets i)
-            (if (zerop (random 3 random)) (random 256 random) (if (plusp i) (aref octets (1- i)) 0))))))
+            (cond ((zerop (random 3 random)) (random 256 random))
+                  ((plusp i) (aref octets (1- i)))
+                  (t 0))))))
 
 (defun compressed (format octets &key (level 6))
   (multiple-value-bind (result end) (os:deflate-octets format level octets 0 (length octets) 0)
@@ -114,8 +116,8 @@
                                   (lambda ()
                                     (loop repeat 20
                                           always (equalp octets
-                                                         (decompressed :gzip
-                                                                       (compressed :gzip octets))))))))))
+                                                         (decompressed
+                                                          :gzip (compressed :gzip octets))))))))))
     (dolist (thread threads)
       (is (eq t (sb-thread:join-thread thread :default nil :timeout 60))))
     ;; most of what they used was kept

@@ -43,9 +43,9 @@
              (setf at end))))
 
 (defun join-crowd (loop port question answered-p count)
-  "Open COUNT connections to PORT on LOOP that ask QUESTION. Once all have what ANSWERED-P, a function
-of all octets that came, takes for the answer, return them and the least that one of them took, in
-milliseconds."
+  "Open COUNT connections to PORT on LOOP that ask QUESTION. Once all have what ANSWERED-P, a
+function of all octets that came, takes for the answer, return them and the least that one of them
+took, in milliseconds."
   (let* ((answered (make-signal))
          (least most-positive-fixnum)
          (start-ns (monotonic-ns))
@@ -65,8 +65,8 @@ milliseconds."
     (values sockets (floor least 1000000))))
 
 (defun check-crowd (name port question answered-p limit-octets connections)
-  "Check that the server at PORT bears a crowd. LIMIT-OCTETS is what its end of a connection may take
-of the heap; CONNECTIONS is a function that returns how many it has."
+  "Check that the server at PORT bears a crowd. LIMIT-OCTETS is what its end of a connection may
+take of the heap; CONNECTIONS is a function that returns how many it has."
   (let ((loop (loop:make-event-loop :name "crowd")))
     (loop:launch-event-loop loop)
     (unwind-protect

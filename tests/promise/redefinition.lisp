@@ -102,9 +102,9 @@ there were."
                     (evaluate `(defmethod ,(find-symbol name '#:shop.shop)
                                    ((service keeper) item &key)
                                  item))
-                    (let ((answer (uiop:symbol-call '#:shop.shop name channel
-                                                    (uiop:symbol-call '#:shop '#:make-item :number i)
-                                                    :timeout 20)))
+                    (let* ((item (uiop:symbol-call '#:shop '#:make-item :number i))
+                           (answer (uiop:symbol-call '#:shop.shop name channel item
+                                                     :timeout 20)))
                       (unless (= i (item-number answer))
                         (error "The method ~D is not served." i)))))))))
 
@@ -113,7 +113,8 @@ there were."
   (with-shop (channel server)
     (define-shop :methods "rpc Lend(Item) returns (Item);")
     (flet ((lend () (caught (uiop:symbol-call '#:shop.shop '#:lend channel
-                                              (uiop:symbol-call '#:shop '#:make-item) :timeout 20))))
+                                              (uiop:symbol-call '#:shop '#:make-item)
+                                              :timeout 20))))
       (is (typep (lend) 'grpc:unimplemented) "no handler")
       (evaluate `(defmethod ,(find-symbol "LEND" '#:shop.shop) ((service keeper) item &key) item))
       (is (null (lend)))

@@ -26,7 +26,8 @@
             (lambda ()
               (dotimes (i count)
                 (eval `(defstruct ,(gensym "PLAIN") (a 0 :type fixnum) (b "" :type string)
-                         (c 0d0 :type double-float) d (e nil :type list) (f #() :type vector) g))))))
+                         (c 0d0 :type double-float) d (e nil :type list)
+                         (f #() :type vector) g))))))
          (messages
            (seconds-to
             (lambda ()

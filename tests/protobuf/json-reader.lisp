@@ -43,7 +43,8 @@
 (test well-known-types-from-json
   (let ((message (json-holder "{'value':null,'values':[null,1,'a',true,[],{}],'nothing':null,'no':null,
      'struct':{'a':{'b':[1]}},'mask':'fooBar,b','wrapped':3,'octets':'AQ',
-     'any':{'value':'1.5s','@type':'x/google.protobuf.Duration'},'other name':'n','shapes':['bAz','CIRCULAR']}")))
+     'any':{'value':'1.5s','@type':'x/google.protobuf.Duration'},'other name':'n',
+     'shapes':['bAz','CIRCULAR']}")))
     (is (equalp #(:null-value :number-value :string-value :bool-value :list-value :struct-value)
                 (map 'vector #'google.protobuf:value-kind-case
                      (clgrpc.test.textual:holder-values message))))
@@ -86,12 +87,14 @@
   (dolist (text '("{'any':{'a':1}}" "{'any':{'@type':'x/no.such','a':1}}" "{'any':{'@type':''}}"
                   "{'any':{'@type':'x/google.protobuf.Duration'}}"
                   "{'any':{'@type':'x/google.protobuf.Duration','value':'1s','value':'1s'}}"
-                  "{'duration':'1'}" "{'mask':'a_b'}" "{'wrapped':{}}" "{'list':{}}" "{'struct':[]}"))
+                  "{'duration':'1'}" "{'mask':'a_b'}" "{'wrapped':{}}" "{'list':{}}"
+                  "{'struct':[]}"))
     (is (listp (json-refusal #'json-holder text)) "~A" text)))
 
 (test unknown-members-ignored
   (is (message= (all :f3 1)
-                (json-all "{'x':[{'y':[1,'\\u0041',null]}],'f3':1,'f16':'PINK'}" :ignore-unknown t)))
+                (json-all "{'x':[{'y':[1,'\\u0041',null]}],'f3':1,'f16':'PINK'}"
+                          :ignore-unknown t)))
   (is (equalp #(:red) (clgrpc.test:all-r16 (json-all "{'r16':['PINK','RED']}" :ignore-unknown t))))
   (is (listp (json-refusal #'json-all "{'x':tru}" :ignore-unknown t)) "but must be JSON"))
 
@@ -107,11 +110,13 @@
                    (loop repeat depth collect "}"))))
     (is (protobuf::message-p (parse-json-message "clgrpc.test.Inner" (nested 99))))
     (signals message-text-error (parse-json-message "clgrpc.test.Inner" (nested 100)))
-    (signals message-text-error (parse-json-message "clgrpc.test.Inner" (nested 3) :max-message-depth 3))
+    (signals message-text-error
+      (parse-json-message "clgrpc.test.Inner" (nested 3) :max-message-depth 3))
     (signals message-text-error (parse-json-message "clgrpc.test.Inner" "{}" :max-octets 1)))
   (dolist (open '("{\"x\":" "[" "{\"struct\":{\"a\":" "{\"value\":["))
     (signals message-text-error
-      (json-holder (apply #'concatenate 'string (loop repeat 5000 collect open)) :ignore-unknown t))))
+      (json-holder (apply #'concatenate 'string (loop repeat 5000 collect open))
+                   :ignore-unknown t))))
 
 (defun mutated (octets)
   "OCTETS with a few random changes."

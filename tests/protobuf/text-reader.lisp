@@ -20,7 +20,8 @@
 
 (test literals-of-text
   (loop for (text field value)
-          in `(("f3: 017" :f3 15) ("f3: 0x1F" :f3 31) ("f3: - 5" :f3 -5) ("f3: -0x80000000" :f3 ,(- (expt 2 31)))
+          in `(("f3: 017" :f3 15) ("f3: 0x1F" :f3 31) ("f3: - 5" :f3 -5)
+               ("f3: -0x80000000" :f3 ,(- (expt 2 31)))
                ("f1: 1" :f1 1d0) ("f1: 1." :f1 1d0) ("f1: .5" :f1 0.5d0) ("f1: 10f" :f1 10d0)
                ("f1: 1.5E-3F" :f1 1.5d-3) ("f1: 1e400" :f1 ,sb-ext:double-float-positive-infinity)
                ("f2: -3.5e38" :f2 ,sb-ext:single-float-negative-infinity)
@@ -28,7 +29,8 @@
                ("f13: t" :f13 t) ("f13: True" :f13 t) ("f13: 0x1" :f13 t) ("f13: f" :f13 nil)
                ("f14: 'a' # why
                  'b'" :f14 "ab")
-               ("f14: '\\141\\x62\\u00e9\\U0001F600\\?\\a'" :f14 ,(format nil "abé😀?~C" (code-char 7)))
+               ("f14: '\\141\\x62\\u00e9\\U0001F600\\?\\a'" :f14
+                ,(format nil "abé😀?~C" (code-char 7)))
                ("f15: '\\377\\0'" :f15 #(255 0)) ("f16: BLUE" :f16 :blue) ("f16: -3" :f16 :neg)
                ("f3: 1, f4: 2; f5: 3" :f4 2) ("r3: [1, 2] r3: 3 r3: []" :r3 #(1 2 3))
                ("f17 { a: 1 }" "f17" ,(clgrpc.test:make-inner :a 1))
@@ -50,14 +52,17 @@
 (test text-refused
   (loop for (text line column path)
           in '(("f3" 1 3 "f3") ("f3: " 1 5 "f3") ("f3: 1 f3: 2" 1 9 "f3") ("nope: 1" 1 1 "")
-               ("f3: 1.0" 1 5 "f3") ("f3: 2147483648" 1 5 "f3") ("f3: 08" 1 6 "f3") ("f3: 1x" 1 6 "f3")
+               ("f3: 1.0" 1 5 "f3") ("f3: 2147483648" 1 5 "f3") ("f3: 08" 1 6 "f3")
+               ("f3: 1x" 1 6 "f3")
                ("f3: '1'" 1 5 "f3") ("f1: 0x1" 1 5 "f1") ("f1: 1.5.2" 1 8 "f1") ("f13: 2" 1 6 "f13")
                ("f13: tru" 1 6 "f13") ("f14: a" 1 6 "f14") ("f14: 'a" 1 8 "f14") ("f14: 'a
-'" 1 8 "f14") ("f14: '\\ud801\\udc37'" 1 13 "f14") ("f14: '\\q'" 1 8 "f14") ("f14: '\\xff'" 1 6 "f14")
+'" 1 8 "f14") ("f14: '\\ud801\\udc37'" 1 13 "f14") ("f14: '\\q'" 1 8 "f14")
+               ("f14: '\\xff'" 1 6 "f14")
                ("f15: '\\400'" 1 11 "f15") ("f16: PINK" 1 6 "f16") ("f17 a" 1 5 "f17")
                ("f17 {
   next { a: x }" 2 13 "f17.next.a") ("f17 { a: 1 >" 1 12 "f17") ("f17 {" 1 6 "f17")
-               ("r3: [1," 1 8 "r3") ("r3: [1 2]" 1 8 "r3") ("f3: [1]" 1 5 "f3") ("p3: 1 p6: 2" 1 9 "p6")
+               ("r3: [1," 1 8 "r3") ("r3: [1 2]" 1 8 "r3") ("f3: [1]" 1 5 "f3")
+               ("p3: 1 p6: 2" 1 9 "p6")
                ("m1 { key: 'a' key: 'b' }" 1 15 "m1") ("m1 { other: 1 }" 1 6 "m1") ("}" 1 1 "")
                ("[no.such.ext]: 1" 1 1 "") ("[a b c]: 1" 1 1 "") ("f3: 1,, f4: 2" 1 7 ""))
         do (is (equal (list line column path) (json-refusal #'text-all text)) "~A: ~S" text
@@ -84,7 +89,8 @@
   (signals message-text-error
     (parse-text-message "clgrpc.test.Inner" (format nil "~{~A~}" (loop repeat 5000 collect "x<"))
                         :ignore-unknown t))
-  (signals message-text-error (text-all (format nil "f1: 1~A" (make-string 2000 :initial-element #\1)))))
+  (signals message-text-error
+    (text-all (format nil "f1: 1~A" (make-string 2000 :initial-element #\1)))))
 
 (test mutated-text
   (survives (lambda (octets) (parse-text-message "clgrpc.test.textual.Holder" octets

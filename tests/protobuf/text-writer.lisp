@@ -9,7 +9,8 @@
 (test scalars-in-text
   (is (text= "" (all)))
   (is (text= "f1: 0.5 f2: nan f3: -1 f6: 18446744073709551615 f13: true f14: 'a\\nλ\\\\' f15: '\\000\\377a' f16: BLUE"
-             (all :f1 0.5d0 :f2 (protobuf::bits-single #x7FC00000) :f3 -1 :f6 (1- (expt 2 64)) :f13 t
+             (all :f1 0.5d0 :f2 (protobuf::bits-single #x7FC00000) :f3 -1 :f6 (1- (expt 2 64))
+                  :f13 t
                   :f14 (format nil "a~%λ\\") :f15 (octets-of 0 255 97) :f16 :blue)))
   (is (text= "f1: -inf f16: 77 o3: 0 o14: ''"
              (all :f1 sb-ext:double-float-negative-infinity :f16 77 :o3 0 :o14 ""))))

@@ -407,7 +407,8 @@ if it was the loop's thread."
                (setf odd function)
                (grpc:rpc-error-status (caught (ask channel (note 1) :timeout 5)))))
         (is (eq :not-found (status (lambda () (grpc:fail :not-found nil)))))
-        (is (eq :not-found (status (lambda () (error (grpc:make-rpc-error :not-found :message 5))))))
+        (is (eq :not-found
+                (status (lambda () (error (grpc:make-rpc-error :not-found :message 5))))))
         (is (eq :not-found (status (lambda ()
                                      (error (grpc:make-rpc-error
                                              :not-found :details (list 1 2 3)))))))

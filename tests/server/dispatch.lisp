@@ -11,7 +11,8 @@
        (with-raw-client (,peer (grpc:server-address ,server))
          ,@body
          (is (equalp (note-octets 42)
-                     (exchange-data-octets (ask-raw ,peer "/lab.Bench/Ask" :data (note-octets 21))))))
+                     (exchange-data-octets
+                      (ask-raw ,peer "/lab.Bench/Ask" :data (note-octets 21))))))
        (is (= 42 (number-of (ask ,channel (note 21))))))))
 
 (test unimplemented
@@ -223,4 +224,5 @@
                                                         :fields '(("x-unknown" . "whatever")))))))
       (is (= 2 (number-of (ask channel (note 1)))))
       (dolist (exchange exchanges) (await-answer peer exchange))
-      (is (every (lambda (exchange) (or (exchange-reset exchange) (status-of exchange))) exchanges)))))
+      (is (every (lambda (exchange) (or (exchange-reset exchange) (status-of exchange)))
+                 exchanges)))))

@@ -9,7 +9,8 @@
                     (#:hpack #:clgrpc.hpack) (#:os #:clgrpc.os))
   (:export
    ;; support.lisp
-   #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:settled #:note #:number-of #:numbers
+   #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:settled #:note #:number-of
+   #:numbers
    #:with-threads #:with-log #:events-of #:elapsed-seconds #:caught
    ;; service.lisp
    #:probe #:make-probe #:with-probe #:probe-server #:ask #:watch #:collect #:chat #:start-probe

@@ -45,7 +45,8 @@ has been reached on."
 
 (defun framed (octets &key (flag 0) (length (length octets)))
   "OCTETS as a length-prefixed message whose prefix says FLAG and LENGTH."
-  (concatenate 'octets (list flag) (loop for shift in '(24 16 8 0) collect (ldb (byte 8 shift) length))
+  (concatenate 'octets (list flag)
+               (loop for shift in '(24 16 8 0) collect (ldb (byte 8 shift) length))
                octets))
 
 (defun note-octets (number &rest arguments)

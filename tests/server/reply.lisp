@@ -5,8 +5,9 @@
 (in-suite :clgrpc.server)
 
 (defparameter *metadata*
-  `(("x-one" . "1") ("x-many" . "a") ("x-many" . "b, c") ("x-empty" . "") ("x-blob-bin" . ,(octets-of 0 1 255))
-    ("x-blob-bin" . ,(octets-of)) ("x-blob-bin" . ,(octets-of 61 44 32)) ("authorization" . "secret")))
+  `(("x-one" . "1") ("x-many" . "a") ("x-many" . "b, c") ("x-empty" . "")
+    ("x-blob-bin" . ,(octets-of 0 1 255)) ("x-blob-bin" . ,(octets-of))
+    ("x-blob-bin" . ,(octets-of 61 44 32)) ("authorization" . "secret")))
 
 (defun own (metadata)
   "METADATA without what is not a test's own."

@@ -339,11 +339,11 @@
                                                  until stop
                                                  for i from 0 below 100000
                                                  for new = (funcall make-thing :a i)
-                                                 always (and (= i (funcall thing-a
-                                                                           (funcall turn channel new)))
-                                                             (= 1 (funcall thing-a
-                                                                           (funcall turn channel
-                                                                                    old)))))
+                                                 always
+                                                 (and (= i (funcall thing-a
+                                                                    (funcall turn channel new)))
+                                                      (= 1 (funcall thing-a
+                                                                    (funcall turn channel old)))))
                                          (error (error) error))))))))
       (loop repeat 10
             do (define-thing "int32 a = 1; string b = 2;")

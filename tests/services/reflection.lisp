@@ -15,7 +15,8 @@
 a list of (case value)."
   (let ((call (v1-methods:server-reflection-info
                channel (loop for request in requests
-                             collect (apply #'v1:make-server-reflection-request :host "here" request))
+                             collect (apply #'v1:make-server-reflection-request
+                                            :host "here" request))
                :timeout +patience+))
         (answers '()))
     (grpc:do-messages (response call (nreverse answers))

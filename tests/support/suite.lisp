@@ -1,5 +1,5 @@
-;;;; What FiveAM knows of a suite. Until FiveAM 1.4.2 a suite has a hash table of its tests, from 1.4.3
-;;;; on a bundle that has one.
+;;;; What FiveAM knows of a suite. Until FiveAM 1.4.2 a suite has a hash table of its tests, from
+;;;; 1.4.3 on a bundle that has one.
 
 (in-package #:clgrpc.tests.support)
 

@@ -106,7 +106,7 @@
   (let ((path (uiop:with-temporary-file (:pathname path :type "sock")
                 (uiop:native-namestring path))))
     (support:with-server-program (program address (support:clgrpc-program) "serve" "greeter"
-                                                  "--listen" (format nil "127.0.0.1:0,unix:~A" path))
+                                  "--listen" (format nil "127.0.0.1:0,unix:~A" path))
       (let ((other (support:server-address program)))
         (is (string= (format nil "unix:~A" path) other))
         (dolist (address (list address other))
