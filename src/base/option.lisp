@@ -205,7 +205,8 @@ handshake; more are closed as soon as they are accepted.")
 done for them.")
   (max-running-handlers 1000 1 1000000 "handlers"
    "Handlers of one connection that run on reserve threads, or wait for one, those of calls that
-were reset among them; more calls end with :resource-exhausted.")
+were reset while they ran among them; more calls end with :resource-exhausted. As many as streams,
+so that a decent client never comes to it; how many run at once is for reserve-threads to say.")
   (backlog 4096 1 65535 "connections"
    "Length of the kernel's queue of connections not yet accepted.")
   (reuse-port 0 0 1 "0 or 1"
@@ -215,7 +216,9 @@ kernel deals new connections out to all of them (SO_REUSEPORT).")
    "Who may connect to a unix socket that we listen on, as for chmod: #o600 its owner alone, #o660
 the group as well. The directory's permissions count too.")
   (reserve-threads 256 1 4096 "threads"
-   "Threads for handlers that block; they start when needed and end after idling.")
+   "Threads for handlers that block; they start when needed and end after idling. One connection
+alone may have 110 of 256, and the more have some, the less each; a quarter is kept for connections
+that have none, a sixteenth for peers' addresses that have none, another for handlers on the loop.")
   (reserve-queue 10000 0 1000000 "calls"
    "Calls that may wait for a reserve thread; more are refused with :resource-exhausted.")
   (reserve-wait-seconds 5 0.001 3600 "seconds"

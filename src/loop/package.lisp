@@ -93,4 +93,7 @@
    ;; target.lisp
    #:target #:parse-target #:target-text #:target-host #:target-authority
    ;; reserve.lisp
-   #:reserve #:make-reserve #:run-on-reserve #:close-reserve #:reserve-thread-count))
+   #:reserve #:make-reserve #:run-on-reserve #:leave-reserve #:close-reserve #:reserve-root
+   #:reserve-thread-count
+   ;; share.lisp
+   #:share #:make-share #:share-running))

@@ -1,15 +1,20 @@
 ;;;; Reserve threads, for code that may block. They start when there is work that no idle one can
 ;;;; take, up to a limit; beyond it work queues up to another; an idle thread ends after a while.
-;;;; The one that went idle last works first, so that a pool larger than needed shrinks.
+;;;; The one that went idle last works first, so that a pool larger than needed shrinks. Who uses
+;;;; them has a share (share.lisp); a sixteenth of the threads is for functions without one, which
+;;;; take over loops.
 ;;;;
 ;;;; LOCK guards everything but the threads' work. A thread waits on its own queue, so that exactly
-;;;; one is woken. COUNT includes threads that are about to start; THREADS those that run, and after
-;;;; closing those that have run.
+;;;; one is woken. COUNT includes threads that are about to start, BUSY is how many of them are not
+;;;; IDLE; THREADS those that run, and after closing those that have run. Nothing waits that may
+;;;; run: who ends looks, and has others started.
 
 (in-package #:clgrpc.loop)
 
 (defstruct (worker (:copier nil))
+  "FUNCTION is what it does next, and SHARE whose that, or what it does now, is."
   (function nil :type (or null function))
+  (share nil :type (or null share))
   (woken (sb-thread:make-waitqueue) :read-only t))
 
 (declaim (sb-ext:freeze-type worker))
@@ -22,19 +27,22 @@
   (lock (sb-thread:make-mutex :name "clgrpc reserve") :read-only t)
   (ended (sb-thread:make-waitqueue) :read-only t)
   (idle '() :type list)                 ; workers, the one that went idle last first
-  (head '() :type list)                 ; functions that wait, the oldest first
-  (tail '() :type list)
-  (queued 0 :type index)
+  (root (make-share) :type share :read-only t)
   (count 0 :type index)
+  (busy 0 :type index)
   (threads '() :type list)
   (closed nil :type boolean))
 
 (declaim (sb-ext:freeze-type reserve))
 
+(document-functions
+  reserve-root "The share of RESERVE that all others are part of.")
+
 (defmethod print-object ((reserve reserve) stream)
   (print-unreadable-object (reserve stream :type t)
     (format stream "~D of ~D threads, ~D waiting~:[~; closed~]" (reserve-count reserve)
-            (reserve-max-threads reserve) (reserve-queued reserve) (reserve-closed reserve))))
+            (reserve-max-threads reserve) (share-waiting (reserve-root reserve))
+            (reserve-closed reserve))))
 
 (defglobal **exiting** nil)
 
@@ -56,76 +64,95 @@ thread that had nothing to do for IDLE-SECONDS ends."
   "How many threads RESERVE has now."
   (reserve-count reserve))
 
-;;; The queue; LOCK is held
+;;; Who does what; LOCK is held
 
-(defun enqueue-function (reserve function)
-  (let ((cell (list function)))
-    (if (reserve-head reserve)
-        (setf (cdr (reserve-tail reserve)) cell)
-        (setf (reserve-head reserve) cell))
-    (setf (reserve-tail reserve) cell)
-    (incf (reserve-queued reserve))))
+(defun free-threads (reserve)
+  "How many threads shares may still have; none if that is not positive."
+  (let ((limit (reserve-max-threads reserve)))
+    (- limit (ash limit -4) (reserve-busy reserve))))
 
-(defun enqueue-first (reserve function)
-  (push function (reserve-head reserve))
-  (unless (rest (reserve-head reserve))
-    (setf (reserve-tail reserve) (reserve-head reserve)))
-  (incf (reserve-queued reserve)))
+(defun free-places (reserve)
+  "How many functions more may wait."
+  (- (reserve-max-queue reserve) (share-waiting (reserve-root reserve))))
 
-(defun dequeue-function (reserve)
-  (when (reserve-head reserve)
-    (decf (reserve-queued reserve))
-    (pop (reserve-head reserve))))
+(defun assign (reserve function share)
+  "Give FUNCTION of SHARE to an idle thread, or to one that the caller is to start: then return
+:START, else true."
+  (note-running share 1)
+  (incf (reserve-busy reserve))
+  (let ((worker (pop (reserve-idle reserve))))
+    (cond (worker
+           (setf (worker-function worker) function
+                 (worker-share worker) share)
+           (sb-thread:condition-notify (worker-woken worker))
+           t)
+          (t (incf (reserve-count reserve))
+             :start))))
 
-(defun place-function (reserve function if-busy)
+(defun unassign (reserve share)
+  "What a thread did for SHARE is over."
+  (note-running share -1)
+  (decf (reserve-busy reserve)))
+
+(defun thread-to-be-had-p (reserve)
+  (or (reserve-idle reserve)
+      (< (reserve-count reserve) (reserve-max-threads reserve))))
+
+(defun place-function (reserve function if-busy share)
   "Find somebody or some place for FUNCTION. Return NIL if there is none, :START if the caller is to
 start a thread for it, :QUEUED, or true."
-  (cond ((or (reserve-closed reserve) **exiting**) nil)
-        ((reserve-idle reserve)
-         (let ((worker (pop (reserve-idle reserve))))
-           (setf (worker-function worker) function)
-           (sb-thread:condition-notify (worker-woken worker))
-           t))
-        ((or (< (reserve-count reserve) (reserve-max-threads reserve))
-             (eq if-busy :exceed))
-         (incf (reserve-count reserve))
-         :start)
-        (t (ecase if-busy
-             (:refuse nil)
-             (:queue (when (< (reserve-queued reserve) (reserve-max-queue reserve))
-                       (enqueue-function reserve function)
-                       :queued))
-             (:insist (enqueue-function reserve function) :queued)
-             (:first (enqueue-first reserve function) :queued)))))
+  (let ((root (reserve-root reserve)))
+    (cond ((or (reserve-closed reserve) **exiting**) nil)
+          ((share-full-p share) (values nil :share))
+          ((if (eq share root)
+               (or (thread-to-be-had-p reserve) (eq if-busy :exceed))
+               (and (may-have-p share #'share-running (free-threads reserve))
+                    (thread-to-be-had-p reserve)))
+           (assign reserve function share))
+          (t (ecase if-busy
+               (:refuse nil)
+               (:queue (when (may-have-p share #'share-waiting (free-places reserve))
+                         (enqueue-function share function)
+                         :queued))
+               (:insist (enqueue-function share function) :queued)
+               (:first (enqueue-first root function) :queued))))))
 
-(defun run-on-reserve (reserve function &key (if-busy :queue))
+(defun run-on-reserve (reserve function &key (if-busy :queue) (share (reserve-root reserve)))
   "Have FUNCTION called, without arguments, on a thread of RESERVE. An error in it is logged. When
-all threads are busy IF-BUSY says what to do: :QUEUE, if there is room; :INSIST, queue even if there
-is none; :FIRST, queue before all others, room or not; :EXCEED, start a thread beyond the limit;
-:REFUSE. Return false if FUNCTION will not be called, or RESERVE is closed; :QUEUED if it has to
-wait for a thread; else true. From any thread."
+SHARE may have no thread now IF-BUSY says what to do: :QUEUE, if there is room; :INSIST, queue even
+if there is none; :FIRST, queue before all others, room or not; :EXCEED, start a thread beyond the
+limit; :REFUSE. Return false if FUNCTION will not be called, or RESERVE is closed, and then :SHARE
+if SHARE has as many functions as it may; :QUEUED if it has to wait for a thread; else true. From
+any thread."
   (declare (type function function))
-  (let ((place (sb-thread:with-mutex ((reserve-lock reserve))
-                 (place-function reserve function if-busy))))
+  (multiple-value-bind (place reason)
+      (sb-thread:with-mutex ((reserve-lock reserve))
+        (place-function reserve function if-busy share))
     (if (eq place :start)
-        (start-worker reserve function if-busy)
-        place)))
+        (start-worker reserve function share if-busy)
+        (values place reason))))
+
+(defun leave-reserve (reserve share)
+  "Have nothing called any more that waits in SHARE, which has no parts. From any thread."
+  (sb-thread:with-mutex ((reserve-lock reserve))
+    (clear-share share)))
 
 ;;; Threads
 
-(defun start-worker (reserve function if-busy)
-  (let ((worker (make-worker :function function)))
+(defun start-worker (reserve function share if-busy)
+  (let ((worker (make-worker :function function :share share)))
     (handler-case (sb-thread:make-thread #'work :name "clgrpc reserve"
                                                 :arguments (list reserve worker))
       (error (error)
         (log-event :error :no-reserve-thread :reserve reserve :condition error)
         (sb-thread:with-mutex ((reserve-lock reserve))
           (decf (reserve-count reserve))
+          (unassign reserve share)
           (sb-thread:condition-broadcast (reserve-ended reserve))
           ;; those that there are may get to it
           (and (plusp (reserve-count reserve))
                (not (member if-busy '(:exceed :refuse)))
-               (progn (enqueue-function reserve function) :queued))))
+               (progn (enqueue-function share function) :queued))))
       (:no-error (thread) (declare (ignore thread)) t))))
 
 (defun work (reserve worker)
@@ -138,33 +165,66 @@ wait for a thread; else true. From any thread."
              do (guarding (:reserve-function-error :reserve reserve)
                   (funcall function))
                 (setf function nil)     ; nothing is kept alive while the thread is idle
-                (await-function reserve worker))
+                (when (next-function reserve worker) (start-waiting reserve))
+                (unless (worker-function worker) (await-function reserve worker)))
     (sb-thread:with-mutex ((reserve-lock reserve))
+      (when (worker-share worker)       ; left by force
+        (unassign reserve (worker-share worker)))
       (decf (reserve-count reserve))
       (setf (reserve-idle reserve) (delete worker (reserve-idle reserve)))
       (unless (reserve-closed reserve)
         (setf (reserve-threads reserve)
               (delete sb-thread:*current-thread* (reserve-threads reserve))))
-      (sb-thread:condition-broadcast (reserve-ended reserve)))))
+      (sb-thread:condition-broadcast (reserve-ended reserve)))
+    (start-waiting reserve)))
+
+(defun next-function (reserve worker)
+  "WORKER has done what it did: give it what waits and may run, or make it idle. Return true if
+something waits still."
+  (sb-thread:with-mutex ((reserve-lock reserve))
+    (let ((root (reserve-root reserve)))
+      (unassign reserve (shiftf (worker-share worker) nil))
+      (multiple-value-bind (function share) (dequeue-function root (free-threads reserve))
+        (cond (function
+               (note-running share 1)
+               (incf (reserve-busy reserve))
+               (setf (worker-function worker) function
+                     (worker-share worker) share))
+              (t (push worker (reserve-idle reserve)))))
+      (plusp (share-waiting root)))))
+
+(defun start-waiting (reserve)
+  "Have what waits and may run now, since a function has ended, done by other threads."
+  (loop while (multiple-value-bind (place function share)
+                  (sb-thread:with-mutex ((reserve-lock reserve))
+                    (and (thread-to-be-had-p reserve)
+                         (multiple-value-bind (function share)
+                             (dequeue-function (reserve-root reserve) (free-threads reserve))
+                           (and function
+                                (values (assign reserve function share) function share)))))
+                (if (eq place :start)
+                    (eq t (start-worker reserve function share :insist))
+                    place))))
 
 (defun await-function (reserve worker)
-  "Give WORKER something to do, unless nothing comes up in time."
+  "Wait until WORKER, which is idle, has something to do, unless nothing comes up in time."
   (let ((end (+ (monotonic-ns) (seconds-ns (reserve-idle-seconds reserve)))))
     (sb-thread:with-mutex ((reserve-lock reserve))
-      (setf (worker-function worker) (dequeue-function reserve))
+      (loop until (or (worker-function worker) (reserve-closed reserve))
+            while (await-notice (worker-woken worker) (reserve-lock reserve) end))
       (unless (worker-function worker)
-        (push worker (reserve-idle reserve))
-        (loop until (or (worker-function worker) (reserve-closed reserve))
-              while (await-notice (worker-woken worker) (reserve-lock reserve) end))
-        (unless (worker-function worker)
-          (setf (reserve-idle reserve) (delete worker (reserve-idle reserve))))))))
+        (setf (reserve-idle reserve) (delete worker (reserve-idle reserve)))))))
 
 (defun enlist (reserve)
   "Make this thread one of RESERVE, beyond its limit if need be, until it has had nothing to do for
 long enough or RESERVE is closed."
-  (let ((worker (make-worker :function (constantly nil))))
+  (let* ((root (reserve-root reserve))
+         (worker (make-worker :function (constantly nil) :share root)))
     (when (sb-thread:with-mutex ((reserve-lock reserve))
-            (unless (reserve-closed reserve) (incf (reserve-count reserve))))
+            (unless (reserve-closed reserve)
+              (note-running root 1)
+              (incf (reserve-busy reserve))
+              (incf (reserve-count reserve))))
       (work reserve worker))))
 
 (defun close-reserve (reserve timeout-seconds)

@@ -23,9 +23,9 @@ have left, nil or (LIST . LAST-CONS)."
 messages that wait, for their rest or for somebody to take them (held.lisp; atomic); DAMMED is true
 while so much waits that the connection's window is withheld; ARRIVING are the calls that the read
 being worked through has brought messages for; PLACE is where the owner keeps it; LAST-FIELDS is the
-metadata vector of the call before, so that a repeated one is shared; READY, HANDLERS and
-ANSWERS are of server/limit.lisp: whether its SETTINGS have come, how many handlers run (atomic),
-and what its peer does not take. LIFE to
+metadata vector of the call before, so that a repeated one is shared; READY, SHARE and ANSWERS are
+of server/limit.lisp: whether its SETTINGS have come, what it has of the reserve once it has had
+something, and what its peer does not take. LIFE to
 QUIET-NS are of life.lisp: when the link began and how old it may get, when we last asked whether
 the peer is there, whether it has been told that it is old, and how many calls it had had when it
 was last seen to be without any new one, and since when that is."
@@ -44,7 +44,7 @@ was last seen to be without any new one, and since when that is."
   (place 0 :type index)
   (last-fields #() :type simple-vector)
   (ready nil :type boolean)
-  (handlers 0 :type sb-ext:word)
+  (share nil :type (or null loop:share))
   (life nil :type (or null timer))
   (born-ns 0 :type (unsigned-byte 62))
   (age-ns 0 :type (unsigned-byte 62))

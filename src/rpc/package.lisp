@@ -61,7 +61,7 @@
    #:on-half-close #:on-cancel #:on-writable #:on-end #:filter-messages #:reply #:finish #:after
    ;; link.lisp
    #:link #:link-loop #:link-owner #:link-http2 #:link-socket #:link-calls #:link-draining
-   #:link-place #:link-options #:link-ready #:link-handlers #:link-last-fields #:link-failure
+   #:link-place #:link-options #:link-ready #:link-share #:link-last-fields #:link-failure
    #:link-peer #:link-security #:link-answers #:make-answers #:answers-coming
    #:answers-held-up #:answers-left #:link-ended #:link-due #:open-link #:abandon-link #:close-link
    #:link-output #:link-http2-closed

@@ -15,8 +15,8 @@
   (route nil :type (or null route))
   (request nil)                         ; a message, or octets not yet decoded
   (accepted '() :type list)             ; the encodings that the client can read
-  ;; true once the handler is to run, the time from when it does
-  (started nil :type (or boolean nanoseconds)))
+  ;; true, or the ticket for a thread, once the handler is to run, the time from when it does
+  (started nil :type (or boolean cons nanoseconds)))
 
 (declaim (sb-ext:freeze-type server-call))
 
@@ -43,40 +43,54 @@
 
 (defun start-on-reserve (call)
   "Have CALL's handler run on a reserve thread. If it has to wait for one, it does so for a while
-only, since all of them might wait for it. Thread and timer have a ticket, whose call the first of
-them takes."
+only, since all of them might wait for it. Whoever comes first, the thread, the end of that while,
+or that of CALL, takes the call out of the ticket: so nothing keeps a call that has ended."
   (let* ((ticket (list call))
          (link (wire-call-link call))
+         (loop (wire-call-loop call))
          (reserve (server-reserve (hub-server (link-owner link)))))
-    (unless (admit-handler-p link)
-      (operate abort call :resource-exhausted
-               "the connection has too many handlers (max-running-handlers)" :local)
-      (return-from start-on-reserve))
-    (case (loop:run-on-reserve reserve
-                               (lambda ()
-                                 (unwind-protect
-                                      (when (use-ticket ticket call) (run-on-reserve-thread call))
-                                   (handler-ended link))))
-      ((nil)
-       (handler-ended link)
-       (operate abort call :resource-exhausted "the server's queue of calls is full" :local))
-      (:queued
-       (let ((loop (wire-call-loop call)))
+    (setf (server-call-started call) ticket)
+    (multiple-value-bind (place reason)
+        (loop:run-on-reserve reserve
+                             (lambda ()
+                               (let ((call (use-ticket ticket)))
+                                 (when call (run-on-reserve-thread call))))
+                             :share (ensure-share link))
+      (case place
+        ((nil)
+         (operate abort call :resource-exhausted
+                  (if (eq reason :share)
+                      "the connection has too many handlers (max-running-handlers)"
+                      "the server's queue of calls is full")
+                  :local))
+        (:queued
          (schedule-timer (loop:event-loop-wheel loop) (make-timer #'refuse-waiting ticket)
                          (+ (loop:event-loop-now loop)
                             (seconds-ns (options-reserve-wait-seconds
                                          (rpc:wire-call-options call))))))))))
 
-(defun use-ticket (ticket call)
-  "True for whoever uses TICKET, which is for CALL, first."
-  (eq call (sb-ext:compare-and-swap (car ticket) call nil)))
+(defun use-ticket (ticket)
+  "The call of TICKET, for whoever uses it first; for others nil."
+  (let ((call (car ticket)))
+    (and call
+         (eq call (sb-ext:compare-and-swap (car ticket) call nil))
+         call)))
 
 (defun refuse-waiting (ticket)
   "A call has waited for a reserve thread long enough."
-  (let ((call (car ticket)))
-    (when (and call (use-ticket ticket call))
+  (let ((call (use-ticket ticket)))
+    (when call
       (operate abort call :resource-exhausted "no thread was free in time (reserve-wait-seconds)"
                :local))))
+
+(defun forget-unstarted (call)
+  "CALL has ended, maybe before its handler ran: then that is not to keep CALL and its request any
+longer. On the loop."
+  (let ((started (server-call-started call)))
+    (cond ((consp started)
+           (when (use-ticket started) (setf (server-call-request call) nil)))
+          ((eq t started)
+           (leave-held-up (wire-call-link call) call)))))
 
 (define-hot (answers-once-p :inline t) ((call server-call)) boolean
   (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))

@@ -178,6 +178,7 @@
     (when call
       (let ((link (wire-call-link call)))
         (setf (wire-call-stream call) nil)
+        (forget-unstarted call)
         (rpc:release-call call)
         (http2:release-stream stream)
         (incf (hub-calls (link-owner link)))

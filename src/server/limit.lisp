@@ -13,6 +13,30 @@
 
 ;;; Connections
 
+(defstruct (peer-entry (:constructor make-peer-entry (share)) (:copier nil))
+  "How many LINKS a peer's address has, and its SHARE of the reserve, of which those of its links
+are parts."
+  (links 0 :type index)
+  (share nil :type loop:share :read-only t))
+
+(declaim (sb-ext:freeze-type peer-entry))
+
+(defun peer-share (server)
+  "A share of SERVER's reserve for a peer's address, which may be a load balancer's and stand for
+many: alone seven eighths of what is not kept for other peers."
+  (loop:make-share :whole (loop:reserve-root (server-reserve server))
+                   :weight 7
+                   :kept (ash (options-reserve-threads (server-options server)) -4)))
+
+(defun link-share (link whole)
+  "A share for LINK, part of that of its peer, WHOLE: alone four fifths of what that may have and is
+not kept for other connections."
+  (let ((options (rpc:link-options link)))
+    (loop:make-share :whole whole
+                     :weight 4
+                     :kept (ash (options-reserve-threads options) -2)
+                     :most (options-max-running-handlers options))))
+
 (defun peer-host (peer)
   "The address, without the port, in PEER, as transports have it; all peers of a unix socket are
 one."
@@ -26,16 +50,28 @@ one."
          (peers (server-peers server)))
     (and (< (hub-unready hub) (share-out (options-max-handshakes options) server))
          (sb-ext:with-locked-hash-table (peers)
-           (when (< (gethash host peers 0) (options-max-connections-per-peer options))
-             (incf (gethash host peers 0)))))))
+           (let ((peer (or (gethash host peers)
+                           (setf (gethash host peers)
+                                 (make-peer-entry (peer-share server))))))
+             (when (< (peer-entry-links peer) (options-max-connections-per-peer options))
+               (incf (peer-entry-links peer))))))))
 
 (defun forget-peer (hub peer)
   "A connection of PEER that ADMIT-LINK-P counted has ended."
-  (let ((host (peer-host peer))
-        (peers (server-peers (hub-server hub))))
+  (let* ((server (hub-server hub))
+         (peers (server-peers server))
+         (host (peer-host peer)))
     (sb-ext:with-locked-hash-table (peers)
-      (when (zerop (decf (gethash host peers 0)))
-        (remhash host peers)))))
+      (when (zerop (decf (peer-entry-links (gethash host peers))))
+        (push host (server-gone-peers server)))
+      (setf (server-gone-peers server)
+            (delete-if (lambda (host) (forgotten-p host peers)) (server-gone-peers server))))))
+
+(defun forgotten-p (host peers)
+  "True if HOST is gone, or back; else handlers of it run still, and if it comes back they count."
+  (let ((peer (gethash host peers)))
+    (cond ((or (null peer) (plusp (peer-entry-links peer))) t)
+          ((zerop (loop:share-running (peer-entry-share peer))) (remhash host peers)))))
 
 (defun link-ready (http2)
   "The sink's on-settings: with the first ones the connection is ready."
@@ -87,12 +123,21 @@ one."
          (answers (ensure-answers link))
          (queue (rpc:answers-held-up answers))
          (cell (list call)))
-    (if queue
-        (setf (cddr queue) cell
-              (cdr queue) cell)
-        (setf (rpc:answers-held-up answers) (cons cell cell)))
-    ;; it may have done so meanwhile
-    (rpc:answers-left (link-owner link) link)))
+    (unless (call-status call)
+      (if queue
+          (setf (cddr queue) cell
+                (cdr queue) cell)
+          (setf (rpc:answers-held-up answers) (cons cell cell)))
+      ;; it may have done so meanwhile
+      (rpc:answers-left (link-owner link) link))))
+
+(defun leave-held-up (link call)
+  "CALL, of LINK, waits no more, if it did."
+  (let* ((answers (rpc:link-answers link))
+         (queue (and answers (rpc:answers-held-up answers))))
+    (when queue
+      (let ((left (delete call (the list (car queue)) :test #'eq)))
+        (setf (rpc:answers-held-up answers) (and left (cons left (last left))))))))
 
 (defmethod rpc:answers-left ((hub hub) link)
   (unless (answers-wait-p link)
@@ -108,14 +153,15 @@ one."
         (unless (call-status call) (run-call call))
         (loop:defer (link-loop link) #'start-held-up link)))))
 
-(defun admit-handler-p (link)
-  "True if another handler of LINK may run on a reserve thread, or wait for one; it is counted
-then."
-  (let ((limit (options-max-running-handlers (rpc:link-options link))))
-    (or (< (sb-ext:atomic-incf (rpc:link-handlers link)) limit)
-        (progn (handler-ended link) nil))))
+(defun ensure-share (link)
+  "What LINK, which is to have a thread, has of the reserve. On its loop."
+  (or (rpc:link-share link)
+      (let* ((peers (server-peers (hub-server (link-owner link))))
+             (peer (sb-ext:with-locked-hash-table (peers)
+                     (gethash (peer-host (rpc:link-peer link)) peers))))
+        (setf (rpc:link-share link) (link-share link (peer-entry-share peer))))))
 
-(defun handler-ended (link)
-  "A handler that ADMIT-HANDLER-P counted has returned, or will not run. From any thread."
-  (sb-ext:atomic-decf (rpc:link-handlers link))
-  nil)
+(defun forget-waiting (link)
+  "LINK has ended: of its calls those that wait for a thread need none any more."
+  (when (rpc:link-share link)
+    (loop:leave-reserve (server-reserve (hub-server (link-owner link))) (rpc:link-share link))))

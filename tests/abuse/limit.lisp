@@ -59,7 +59,7 @@
 limited, another's are served."
   (let ((release (make-signal)) (begun (list 0)))
     (with-victim (address
-                  :options '(:execution :blocking :max-running-handlers 8 :reserve-threads 12)
+                  :options '(:execution :blocking :max-running-handlers 8 :reserve-threads 24)
                   :handlers (list :ask (lambda (note call)
                                          (when (= 77 (number-of note))
                                            (sb-ext:atomic-incf (car begun))
@@ -77,6 +77,86 @@ limited, another's are served."
         (signal-it release)
         (loop repeat 7 do (signal-it release))
         (is (wait-until (lambda () (served-p attacker))))))))
+
+(defun call-with-stalled (function)
+  "Call FUNCTION with a handler that returns for numbers from 70 on only when FUNCTION has."
+  (let ((over nil) (lock (sb-thread:make-mutex)) (told (sb-thread:make-waitqueue)))
+    (unwind-protect
+         (funcall function
+                  (lambda (note call)
+                    (when (<= 70 (number-of note))
+                      (sb-thread:with-mutex (lock)
+                        (loop until over do (sb-thread:condition-wait told lock))))
+                    (answer note call)))
+      (sb-thread:with-mutex (lock)
+        (setf over t)
+        (sb-thread:condition-broadcast told)))))
+
+(defmacro with-stalled ((address handler &rest options) &body body)
+  "As WITH-VICTIM with OPTIONS, where HANDLER is a handler of Ask that stalls; see above."
+  `(with-victim (,address :options (list :execution :blocking ,@options)
+                          :handlers (list :ask (lambda (note call) (funcall ,handler note call))))
+     (call-with-stalled (lambda (stalled) (setf ,handler stalled) ,@body))))
+
+(test blocking-calls-of-one-connection
+  "A thousand calls that stay, on one connection: another's begin at once, as does one call more of
+the peer's connections after one has ended."
+  (let ((handler #'answer))
+    (with-stalled (address handler)
+      (with-attacker (attacker address)
+        (dotimes (i 1000) (demand attacker "/lab.Bench/Ask" (note-octets 77)))
+        (with-attacker (decent address)
+          (dotimes (i 100) (is-true (served-p decent))))))))
+
+(test blocking-calls-of-many-connections
+  "The same on fifty connections: each gets less, and who comes last finds a thread."
+  (let ((handler #'answer))
+    (with-stalled (address handler :reserve-wait-seconds 60)
+      (with-connected (attackers 50 address)
+        (dolist (attacker attackers)
+          (greet attacker)
+          (dotimes (i 200) (demand attacker "/lab.Bench/Ask" (note-octets 77))))
+        (with-attacker (decent address)
+          (dotimes (i 20) (is-true (served-p decent))))))))
+
+(test requests-of-calls-that-were-reset
+  "Calls with long requests that are reset while they wait for a thread: nothing keeps the request."
+  (let ((handler #'answer))
+    (with-stalled (address handler :reserve-threads 4 :reserve-wait-seconds 60)
+      (with-attacker (attacker address)
+        (dotimes (i 10) (demand attacker "/lab.Bench/Ask" (note-octets 77)))
+        (throw-and-reset attacker 200 1000000)
+        (with-attacker (decent address) (is-true (served-p decent)))))))
+
+(test requests-of-calls-that-were-held-up
+  "The same while they wait for answers to leave."
+  (with-victim (address :server server :options '(:max-queued-octets 65536 :execution :inline)
+                        :handlers (list :ask #'answer-at-length))
+    (with-attacker (attacker address :settings '((:initial-window-size 0)))
+      (ask-for-much attacker 2 100)
+      (is-true (wait-until (lambda () (< 65536 (queued-octets server)))))
+      (throw-and-reset attacker 200 1000000)
+      (with-attacker (decent address) (is-true (served-p decent)))
+      (let ((answers (clgrpc.rpc::link-answers
+                      (find-if #'clgrpc.rpc::link-answers
+                               (server::hub-links (first (server::server-hubs server)))))))
+        ;; one of the two that asked for much may wait still
+        (is-true (wait-until (lambda ()
+                               (null (cdar (clgrpc.rpc::answers-held-up answers))))))))))
+
+(defun throw-and-reset (attacker count length)
+  "Make COUNT calls with requests of LENGTH octets, and reset each when it is whole."
+  (let ((octets (note-octets 5 :body length)))
+    (dotimes (i count)
+      (let ((id (new-id attacker)))
+        (throw-frames attacker `(:headers ,id ,(request-fields "/lab.Bench/Ask")))
+        (loop for at from 0 below (length octets) by 16384
+              for end = (min (+ at 16384) (length octets))
+              do (throw-frames attacker
+                               `(:data ,id ,(subseq octets at end)
+                                       ,@(when (= end (length octets)) '(:end-stream)))))
+        (throw-frames attacker `(:rst-stream ,id :cancel))
+        (hear attacker (constantly nil) :seconds 0)))))
 
 (test too-many-octets-of-all-connections
   "Half messages on many connections, each within its own limit."

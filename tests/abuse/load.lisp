@@ -383,7 +383,7 @@ since all fields are in the tables from the second on."
 
 (test streams-without-window
   "Many streams that may not send; then they may, and all end well."
-  (with-victim (address :server server :options '(:reserve-threads 64))
+  (with-victim (address :server server :options '(:reserve-threads 160))
     (with-attacker (attacker address :settings '((:initial-window-size 0)))
       (let ((ids (loop repeat 60 collect (demand attacker "/lab.Bench/Watch" (note-octets 30)))))
         (is (every (lambda (form) (not (eq :data (first form))))
