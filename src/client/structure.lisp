@@ -4,7 +4,8 @@
 
 (defstruct (subchannel (:include rpc:endpoint (clock (rpc:make-wait-clock))) (:copier nil))
   "LEAVING are the links that take no more calls and still have some. WAITING is a list of calls,
-oldest first, with TAIL its last cons. FAILURE is the text of the last failed attempt."
+oldest first, with TAIL its last cons. FAILURE is the text of the last failed attempt. PROVEN is
+true if the last connection was a working one."
   (channel nil)
   (credentials nil :type (or null loop:tls-credentials))
   (pool (http2:make-pool) :type http2:pool)
@@ -14,6 +15,7 @@ oldest first, with TAIL its last cons. FAILURE is the text of the last failed at
   (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the server can read
   (state :idle :type (member :idle :connecting :ready :transient-failure :shutdown))
   (link nil :type (or null link))
+  (proven nil :type boolean)
   (leaving '() :type list)
   (waiting '() :type list)
   (tail '() :type list)

@@ -117,7 +117,8 @@
 many streams it allows."
   (when (and (eq link (subchannel-link subchannel)) (eq :connecting (subchannel-state subchannel)))
     (setf (subchannel-backoff-seconds subchannel) 0
-          (subchannel-failure subchannel) nil)
+          (subchannel-failure subchannel) nil
+          (subchannel-proven subchannel) t)
     (enter-stage subchannel :queue)
     (trace-event :handshaker :settings-received
                  :role :client :peer (rpc:link-peer link)
@@ -257,14 +258,24 @@ that it is left."
     (setf (subchannel-link subchannel) nil)
     (case (subchannel-state subchannel)
       (:shutdown)
-      (:connecting
-       (connect-failed subchannel
-                       (format nil "Cannot connect to ~A: ~A~:[ (perhaps it wants TLS)~;~]"
-                               (channel-target (subchannel-channel subchannel))
-                               (rpc:link-failure link) (subchannel-credentials subchannel))))
+      (:connecting (greeting-failed subchannel link))
       (t
        (change-state subchannel :idle)
        (when (subchannel-waiting subchannel) (connect subchannel))))))
+
+(defun greeting-failed (subchannel link)
+  "LINK, which we were connecting to, has ended before the peer's SETTINGS came. If the connection
+before it worked, that is what a restart looks like: a server that closes its listener leaves those
+to be reset whom the kernel had accepted, while its successor listens. So another attempt is made at
+once, before calls fail for it."
+  (cond ((shiftf (subchannel-proven subchannel) nil)
+         (setf (subchannel-failure subchannel) (rpc:link-failure link))
+         (change-state subchannel :idle)
+         (connect subchannel))
+        (t (connect-failed subchannel
+                           (format nil "Cannot connect to ~A: ~A~:[ (perhaps it wants TLS)~;~]"
+                                   (channel-target (subchannel-channel subchannel))
+                                   (rpc:link-failure link) (subchannel-credentials subchannel))))))
 
 (defun shut-down (subchannel)
   "End SUBCHANNEL and every call on it."

@@ -10,6 +10,8 @@
   "How long a listener pauses when the process can have no more descriptors.")
 (defconstant +warning-interval-ns+ +ns-per-second+
   "A listener logs a warning at most this often, however many connections it has to refuse.")
+(defconstant +accepts-at-the-end+ 1024
+  "As often are as many accepted when a listener closes: the longest backlog there may be.")
 
 (defstruct (listener (:include source) (:constructor %make-listener) (:copier nil))
   "See LISTEN-ON."
@@ -118,7 +120,8 @@ rather than reset. Done as soon as its loop gets to it, or at once on the loop. 
 nothing. From any thread."
   (let ((loop (listener-loop listener)))
     (flet ((end ()
-             (unless (minusp (listener-socket listener)) (accept-connections listener))
+             (unless (minusp (listener-socket listener))
+               (loop repeat +accepts-at-the-end+ while (accept-some listener)))
              (release-listener listener)))
       (if (in-event-loop-p loop)
           (end)
@@ -181,7 +184,12 @@ sockets: there it is the listener's own."
 
 (defun accept-connections (listener)
   "Accept what waits on LISTENER."
-  (dotimes (i +accepts-per-turn+ (defer (listener-loop listener) #'accept-connections listener))
+  (when (accept-some listener)
+    (defer (listener-loop listener) #'accept-connections listener)))
+
+(defun accept-some (listener)
+  "Accept of what waits on LISTENER as many as may be in a turn. True if more may wait."
+  (dotimes (i +accepts-per-turn+ t)
     (when (minusp (listener-socket listener)) (return))
     (let ((result (os:accept-socket (listener-socket listener) (listener-peer listener))))
       (cond ((not (os:failed-p result)) (deal-connection listener result))
