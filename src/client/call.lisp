@@ -336,7 +336,21 @@ inside a handler never drives: what it would run might wait for it."
 
 (defun client-park (call ready-p)
   "The operation PARK."
-  (loop:call-served (wire-call-loop call) (lambda () (rpc:park call ready-p))))
+  (declare (type function ready-p))
+  (let ((loop (wire-call-loop call)))
+    (flet ((await (candidate)
+             (loop:call-served loop
+                               (lambda ()
+                                 (rpc:park call ready-p
+                                           (if candidate
+                                               (lambda () (loop:left-to-drive-p loop))
+                                               (constantly nil))))
+                               candidate)))
+      (if (or rpc:*call* (not (loop:may-drive-p loop)))
+          (await nil)
+          (loop for answer = (await (rpc:gate-ringer call))
+                until (or answer (call-status call) (client-drive call ready-p))
+                finally (return (funcall ready-p call)))))))
 
 (defun unsupported (&rest arguments)
   "Signal MISUSE: the operations of a client's call that only a handler's has."

@@ -49,7 +49,7 @@
   "The operation PARK of a client: somebody else must run the loop that the handler runs on."
   (let ((execution (site-execution (call-site call))))
     (if (loop-p execution)
-        (loop:call-served execution (lambda () (inproc-park call ready-p)))
+        (loop:call-served execution (lambda () (inproc-park call ready-p)) nil)
         (inproc-park call ready-p))))
 
 (defun client-drive (call ready-p)

@@ -3,14 +3,18 @@
 ;;;; reader. That is for one caller at a time: as soon as more than one call is under way a reserve
 ;;;; thread runs the loop and wakes the owners, all that it has answers for at the end of a turn. It
 ;;;; gives the loop back when a call that somebody waited for was alone from its beginning to its
-;;;; end. With no call under way a reserve thread takes the loop after a while (the watchdog sees to
+;;;; end, or when the only call under way is that of a CANDIDATE, a thread that would have driven
+;;;; and has just been woken: otherwise it would be woken for each message until the call's end.
+;;;; With no call under way a reserve thread takes the loop after a while (the watchdog sees to
 ;;;; that), for keepalive and whatever else comes.
 ;;;;
 ;;;; CALLS counts the calls under way; WAITERS what counts on another thread to run the loop: the
 ;;;; threads that sleep, and the calls that nobody waits for. Nobody sleeps unnoticed: who becomes a
 ;;;; waiter counts itself and then looks whether the loop is free; who gives the loop up does so and
-;;;; then looks whether there are waiters; so one of them, at least, has a reserve thread come.
-;;;; Posts do the same with the inbox.
+;;;; then looks whether there are waiters; so one of them, at least, has a reserve thread come. If
+;;;; the only waiter is the candidate, it is woken instead, and finds the loop free; and who was a
+;;;; waiter looks once more for others, since it may have been taken for the only one. Posts do the
+;;;; same with the inbox.
 ;;;;
 ;;;; A driver runs user code of its own call only (DRIVEN-FOR): what is another's makes it yield.
 ;;;;
@@ -35,18 +39,44 @@
       (setf (event-loop-served loop) t))
   nil)
 
-(defun call-served (loop function)
-  "Call FUNCTION, which waits for something to happen on LOOP, while another thread runs that."
+(defun call-served (loop function candidate)
+  "Call FUNCTION, which waits for something to happen on LOOP, while another thread runs that.
+CANDIDATE is a function that wakes this thread, if FUNCTION returns as soon as it is woken and finds
+that LEFT-TO-DRIVE-P; otherwise nil."
   (declare (type function function))
+  (when candidate (setf (event-loop-candidate loop) candidate))
   (atomic-incf (event-loop-waiters loop))
   (sb-thread:barrier (:memory))
   (unwind-protect
        (progn
-         (when (and (event-loop-attended loop)
-                    (= +free+ (baton-state (event-loop-baton loop))))
-           (request-runner loop))
+         (request-runner-if-free loop)
          (funcall function))
-    (atomic-decf (event-loop-waiters loop))))
+    (when candidate (compare-and-swap (event-loop-candidate loop) candidate nil))
+    (atomic-decf (event-loop-waiters loop))
+    (sb-thread:barrier (:memory))
+    ;; who gave the loop up may have taken this thread for one that goes on to drive
+    (when (waited-for-p loop) (request-runner-if-free loop))))
+
+(defun request-runner-if-free (loop)
+  (when (and (event-loop-attended loop)
+             (= +free+ (baton-state (event-loop-baton loop))))
+    (request-runner loop)))
+
+(define-hot may-drive-p ((loop event-loop)) boolean
+  "True if this thread may run LOOP, an attended one, at times."
+  (and (event-loop-attended loop)
+       (or (null *event-loop*) (not (in-event-loop-p *event-loop*)))))
+
+(define-hot drivable-p ((loop event-loop)) boolean
+  "True if this thread, whose call is under way on LOOP, may run that if nobody does."
+  (and (= 1 (event-loop-calls loop))
+       (not (event-loop-stopping loop))
+       (may-drive-p loop)))
+
+(define-hot left-to-drive-p ((loop event-loop)) boolean
+  "True if nobody runs LOOP, and this thread may."
+  (and (= +free+ (baton-state (event-loop-baton loop)))
+       (drivable-p loop)))
 
 (define-hot waited-for-p ((loop event-loop)) boolean
   "True if somebody counts on another thread to run LOOP. A waiter whose call has ended does so no
@@ -65,6 +95,20 @@ more, though it cannot say so before it has a processor."
                (event-loop-served loop) nil))
         (t (not (work-left-p loop)))))
 
+(define-hot wanted-back-p ((loop event-loop)) boolean
+  "True if the only call under way on LOOP, an attended one that a reserve thread runs, is that of
+the candidate, who has just been woken. Who has to be woken for each message of a call would be so
+until its end, where it is the machine that is slow, or was crowded."
+  (cond ((not (and (event-loop-woke loop)
+                   (event-loop-candidate loop)
+                   (= 1 (event-loop-calls loop))
+                   (= 1 (event-loop-waiters loop))))
+         nil)
+        ((event-loop-crowded loop)      ; as in DESERTED-P
+         (setf (event-loop-crowded loop) nil))
+        (t (not (or (work-left-p loop)
+                    (not (inbox-empty-p (event-loop-inbox loop))))))))
+
 (define-hot work-left-p ((loop event-loop)) boolean
   (or (plusp (event-loop-ready-count loop))
       (and (plusp (event-loop-dirty-count loop))
@@ -73,7 +117,8 @@ more, though it cannot say so before it has a processor."
 
 (define-hot step-back ((loop event-loop)) null
   "Give up the baton of LOOP, an attended one, which this thread holds. If something is left to do,
-or somebody counts on another thread, a reserve thread comes."
+or somebody counts on another thread, a reserve thread comes; the candidate, if that is all who
+waits, comes itself."
   (setf (event-loop-served loop) nil
         (event-loop-driven-for loop) nil
         (event-loop-yielding loop) nil)
@@ -81,12 +126,16 @@ or somebody counts on another thread, a reserve thread comes."
     (doze-inbox (event-loop-inbox loop))
     (hand-over loop)
     (sb-thread:barrier (:memory))
-    (when (or work
-              (not (inbox-empty-p (event-loop-inbox loop)))
-              (> (event-loop-calls loop) 1)
-              (waited-for-p loop)
-              (event-loop-stopping loop))
-      (request-runner loop))
+    (let ((candidate (event-loop-candidate loop)))
+      (cond ((or work
+                 (not (inbox-empty-p (event-loop-inbox loop)))
+                 (> (event-loop-calls loop) 1)
+                 (> (event-loop-waiters loop) 1)
+                 (event-loop-stopping loop))
+             (request-runner loop))
+            ((not (waited-for-p loop)))
+            (candidate (funcall candidate))
+            (t (request-runner loop))))
     (when **watchdog-asleep** (wake-watchdog)))
   nil)
 
@@ -96,10 +145,7 @@ thread runs no other loop: run LOOP until (DONE-P ARGUMENT) is true, or somebody
 user code of ARGUMENT, a call, loses it. Return false if none of this was done. An interrupt (C-c)
 is taken only in user code and while waiting for events; then a reserve thread runs LOOP, and
 whoever continues waits in another way."
-  (and (event-loop-attended loop)
-       (= 1 (event-loop-calls loop))
-       (not (event-loop-stopping loop))
-       (or (null *event-loop*) (not (in-event-loop-p *event-loop*)))
+  (and (drivable-p loop)
        (with-taken-loop (loop (take loop))
          (block driving
            (handler-bind ((sb-sys:interactive-interrupt

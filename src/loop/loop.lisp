@@ -214,7 +214,8 @@ ago."
                (incf i 2)
                (guarding (:last-function-error :loop loop)
                  (funcall (the function function) argument))))
-    (setf (event-loop-last-count loop) 0)
+    (setf (event-loop-woke loop) (plusp i)
+          (event-loop-last-count loop) 0)
     nil))
 
 (define-hot run-turn ((loop event-loop)) boolean
@@ -394,7 +395,7 @@ baton up; or until that is lost: then return :LOST."
            (inbox-phase loop)
            (loop until (event-loop-stopping loop)
                  while (run-turn loop)
-                 until (deserted-p loop))
+                 until (or (deserted-p loop) (wanted-back-p loop)))
            (prog1 (cond ((not (in-event-loop-p loop)) :lost)
                         ((event-loop-stopping loop) (if (end-running loop) nil :lost))
                         (t (step-back loop)))

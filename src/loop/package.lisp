@@ -78,8 +78,8 @@
    #:take #:overtake #:lend #:resume #:hand-over #:retire #:call-user #:with-baton
    #:call-with-baton #:holds-baton-p #:prepare-to-wait #:*event-loop*
    ;; drive.lisp
-   #:enter-call #:leave-call #:call-served #:drive #:drive-on #:not-for-driver-p #:run-now
-   #:run-to-send #:run-or-post
+   #:enter-call #:leave-call #:call-served #:drive #:may-drive-p #:left-to-drive-p #:drive-on
+   #:not-for-driver-p #:run-now #:run-to-send #:run-or-post
    ;; connection.lisp
    #:make-connection #:connection-output #:connection-output-pending-p #:connection-unsent
    #:flush-connection #:stop-reading #:start-reading #:close-connection

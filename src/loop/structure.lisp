@@ -42,6 +42,8 @@
   (attended nil :type boolean)          ; callers drive by turns; left alone, a reserve thread does
   (calls 0 :type sb-ext:word)           ; atomic
   (waiters 0 :type sb-ext:word)         ; atomic
+  (candidate nil :type (or null function)) ; atomic
+  (woke nil :type boolean)              ; somebody at the end of the last turn
   (served nil :type boolean)
   (crowded nil :type boolean)
   (driven-for nil)

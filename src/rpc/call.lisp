@@ -288,9 +288,15 @@ itself. The wait ends with the call, which its deadline or its connection ends a
                    :resource-exhausted :call call :ended-by :local
                    :message "no reserve thread is left to go on while this one waits")))))
 
-(defun park (call ready-p)
-  "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended."
-  (declare (type function ready-p))
+(defun gate-ringer (call)
+  "A function that wakes whoever sleeps at CALL's gate."
+  (let ((gate (ensure-gate (ensure-extra call))))
+    (lambda () (ring gate))))
+
+(defun park (call ready-p &optional (leave-p (constantly nil)))
+  "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended; then return what that
+was. Return nil also if LEAVE-P, which is asked whenever somebody rings, is true."
+  (declare (type function ready-p leave-p))
   (let* ((gate (ensure-gate (ensure-extra call)))
          (futex (gate-futex gate)))
     (sb-ext:atomic-incf (gate-sleepers gate))
@@ -299,7 +305,7 @@ itself. The wait ends with the call, which its deadline or its connection ends a
            (let ((value (aref futex 0)))
              (sb-thread:barrier (:memory))
              (let ((answer (funcall ready-p call)))
-               (when (or answer (call-status call)) (return answer))
+               (when (or answer (call-status call) (funcall leave-p)) (return answer))
                (os:wait-for-futex futex value))))
       (sb-ext:atomic-decf (gate-sleepers gate)))))
 

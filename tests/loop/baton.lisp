@@ -143,6 +143,7 @@
 (defparameter *attended-places*
   (append '((clgrpc.loop::event-loop-calls . :calls)
             (clgrpc.loop::event-loop-waiters . :waiters)
+            (clgrpc.loop::event-loop-candidate . :candidate)
             (clgrpc.loop::event-loop-attended . :attended)
             (clgrpc.loop::event-loop-served . :ignored)
             (clgrpc.loop::event-loop-driven-for . :ignored)
@@ -180,11 +181,13 @@
                    (loop for place in '(:waiters :dozing :wakers :items :data :sections)
                          collect (cons place 0))
                    (list (cons :attended t))
-                   (loop for place in '(:ignored :never :requested :answered :asleep :inside)
+                   (loop for place in '(:ignored :never :requested :answered :asleep :inside
+                                        :candidate :rung)
                          collect (cons place nil)))
            (compile-programs definitions
                              (append *baton-functions*
                                      '(clgrpc.loop::call-served clgrpc.loop::step-back
+                                       clgrpc.loop::request-runner-if-free
                                        clgrpc.loop::waited-for-p clgrpc.loop::wake-loop post
                                        confirm-wake doze-inbox rouse-inbox
                                        clgrpc.base::become-waker))
@@ -201,7 +204,36 @@
 (defparameter *driver* '(progn (section) (clgrpc.loop::step-back loop)))
 
 (defparameter *waiter*
-  '(clgrpc.loop::call-served loop (lambda () (ask-value :await :answered #'identity))))
+  '(clgrpc.loop::call-served loop (lambda () (ask-value :await :answered #'identity)) nil))
+
+(defparameter *asking-waiter*
+  ;; content when a reserve thread has been asked
+  '(clgrpc.loop::call-served loop (lambda () (await-request)) nil))
+
+(defun ring-candidate () (ask-value :write :rung t))
+
+(defparameter *candidate*
+  ;; woken, it runs the loop if nobody does, and so answers itself and the other
+  '(progn (loop until (ask-value :read :answered)
+                do (clgrpc.loop::call-served loop (lambda () (ask-value :await :rung #'identity))
+                                             'ring-candidate)
+                   (ask-value :write :rung nil)
+                   (ask-value :barrier :memory)
+                   (when (take loop)
+                     (ask-value :write :answered t)
+                     (hand-over loop)))
+          (ask-value :write :requested t))) ; the reserve thread may go
+
+(defparameter *last-candidate*
+  ;; woken, it has what it waited for, and goes
+  '(progn (clgrpc.loop::call-served loop (lambda () (ask-value :await :rung #'identity))
+                                    'ring-candidate)
+          (ask-value :write :answered t)
+          (ask-value :write :requested t)))
+
+(defparameter *leaving-candidate*
+  ;; it may have been woken before, and go at any time
+  '(clgrpc.loop::call-served loop (lambda () nil) 'ring-candidate))
 
 (defparameter *poster* '(progn (post loop 'item) (ask-value :await :answered #'identity)))
 
@@ -213,22 +245,32 @@
             (ask-value :barrier :memory)
             (when (take loop)
               (ask-value :write :answered t)
+              (ask-value :barrier :memory)
+              (ask-value :write :rung t)
               (hand-over loop))))
 
 (test nobody-is-left-waiting
   "Who begins to wait, or posts, while the driver steps back has somebody come."
-  (loop for other in (list *waiter* *poster*)
+  (loop for others in (list (list *waiter*) (list *poster*) (list *candidate*)
+                            (list *last-candidate*))
         do (let ((complaint (complaint-of
                              (lambda ()
-                               (explore-attended (list *driver* other *reserve-thread*))))))
-             (is (null complaint) "~S: ~A" other complaint)))
-  (flet ((check (name form other)
+                               (explore-attended (list* *driver* *reserve-thread* others))))))
+             (is (null complaint) "~S: ~A" others complaint)))
+  (is (null (complaint-of
+             (lambda ()
+               (explore-attended (list *driver* *leaving-candidate* *asking-waiter*))))))
+  (flet ((check (name form &rest others)
            (is-true (complaint-of
                      (lambda ()
-                       (explore-attended (list *driver* other *reserve-thread*)
+                       (explore-attended (list* *driver* others)
                                          (without form name (attended-definitions)))))
                     "~S of ~S is not missed" form name)))
-    (check 'clgrpc.loop::step-back '(sb-thread:barrier (:memory)) *waiter*)
-    (check 'clgrpc.loop::step-back '(clgrpc.loop::waited-for-p loop) *waiter*)
+    (check 'clgrpc.loop::step-back '(sb-thread:barrier (:memory)) *waiter* *reserve-thread*)
+    (check 'clgrpc.loop::step-back '(t (clgrpc.loop::request-runner loop))
+           *waiter* *reserve-thread*)
+    (check 'clgrpc.loop::call-served '(when (clgrpc.loop::waited-for-p loop)
+                                       (clgrpc.loop::request-runner-if-free loop))
+           *leaving-candidate* *asking-waiter*)
     (check 'clgrpc.loop::step-back '(not (inbox-empty-p (clgrpc.loop::event-loop-inbox loop)))
-           *poster*)))
+           *poster* *reserve-thread*)))

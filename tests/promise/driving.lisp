@@ -100,6 +100,30 @@ of CHANNEL; return it."
       (is (wait-until (lambda () (ask channel (note 1)) (free-p loop)))
           "between the calls of one caller nobody runs it"))))
 
+(test the-only-caller-gets-the-loop-back
+  "A reserve thread that has taken the loop in the middle of a call, because the machine was slow or
+others had calls, leaves it to the caller again."
+  (with-probe (channel)
+      (:ask #'double
+       :chat (lambda (stream call)
+               (grpc:do-messages (note stream) (grpc:send call note))))
+    (ask channel (note 0))
+    (let* ((loop (client-loop channel)) (chat (chat channel :open)) (left 0))
+      (flet ((say (i)
+               (grpc:send chat (note i))
+               (is (= i (number-of (grpc:receive chat))))))
+        (dotimes (round 20)
+          (say round)
+          (clgrpc.loop::request-runner loop)
+          (wait-until (lambda () (not (free-p loop))) :seconds 1)
+          (when (loop for i below 100
+                      do (say i)
+                      thereis (free-p loop))
+            (incf left))))
+      (is (= 20 left))
+      (grpc:close-send chat)
+      (is (null (grpc:receive chat))))))
+
 (test nested-calls-do-not-drive
   "A handler's own calls are driven by a reserve thread, at once."
   (let ((channel-box (list nil)) (drivers (list '())))
