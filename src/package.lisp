@@ -57,7 +57,7 @@
                 #:service #:channel #:call #:send #:try-send #:close-send #:receive #:do-messages
                 #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata #:call-trailers
                 #:call-peer #:call-stages #:call-security #:call-compression #:received-compressed-p
-                #:send-metadata #:time-remaining #:after
+                #:send-metadata #:time-remaining #:call-deadline #:after
                 ;; reactive handlers
                 #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish
                 ;; interceptors

@@ -157,7 +157,9 @@ that the peer had not taken."
 (document-functions
   call-rpc-method "The RPC-METHOD of CALL: see RPC-METHOD-PATH. From any thread."
   call-status "The status with which CALL ended, a keyword such as :ok, or nil while it runs. From
-any thread.")
+any thread."
+  call-deadline "The deadline of CALL in nanoseconds of the monotonic clock, 0 if it has none, as
+:deadline of a stub takes it. From any thread.")
 
 (defmethod print-object ((call call) stream)
   (print-unreadable-object (call stream :type t :identity t)

@@ -307,6 +307,24 @@ SEEN with the status it saw."
           (is (eq :deadline-exceeded (status-of exchange)))
           (is (await-signal seen)))))))
 
+(test deadlines-are-passed-on-by-hand
+  "To another thread, which inherits nothing."
+  (let ((inner nil))
+    (with-probe (back)
+        (:ask (lambda (note call)
+                (setf inner (grpc:time-remaining call))
+                (double note call)))
+      (with-probe (front)
+          (:ask (lambda (note call)
+                  (sb-thread:join-thread
+                   (sb-thread:make-thread
+                    (lambda ()
+                      (lab.bench:ask back note :deadline (grpc:call-deadline call)))))))
+        (ask front (note 1) :timeout 5)
+        (is (< 0 inner 5.001))
+        (ask front (note 1) :timeout nil)
+        (is (null inner))))))
+
 (test nested-calls-inherit-the-deadline
   "What remains of a call's time bounds the calls its handler makes."
   (let ((inner nil))
