@@ -184,8 +184,9 @@ on."
 
 (define-hot drive-on ((loop event-loop) (done-p function) argument) boolean
   "If this thread runs LOOP and is in user code now: go on running LOOP until (DONE-P ARGUMENT) is
-true, so that nobody has to take it over, or until other user code is due, which would have to wait
-for this to return. Return false if this thread does not run LOOP."
+true, so that nobody has to take it over; until other user code is due, which would have to wait for
+this to return; or until another thread posts, as handlers elsewhere do: who runs the loop for them
+should have nothing else to do. Return false if this thread does not run LOOP."
   (sb-sys:without-interrupts
     (when (eq :lent (claim loop))
       (unwind-protect
@@ -196,11 +197,14 @@ for this to return. Return false if this thread does not run LOOP."
 (define-hot drive-on-as-holder ((loop event-loop) (done-p function) argument) null
   (flush-phase loop)
   (last-phase loop)
-  (loop until (or (plusp (event-loop-ring-count loop))
+  (loop with posted of-type boolean = nil
+        until (or posted
+                  (plusp (event-loop-ring-count loop))
                   (event-loop-stopping loop)
                   (funcall done-p argument))
         while (wait-and-dispatch loop)
-        do (read-phase loop)
+        do (setf posted (not (inbox-empty-p (event-loop-inbox loop))))
+           (read-phase loop)
            (end-turn loop))
   nil)
 

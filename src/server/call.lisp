@@ -36,7 +36,8 @@
 
 (define-hot run-call ((call server-call)) null
   "Have CALL's handler run where its method's do."
-  (if (runs-inline-p (the route (server-call-route call)))
+  (if (runs-inline-p (the route (server-call-route call))
+                     (= 1 (hub-open (the hub (rpc:wire-call-endpoint call)))))
       (loop:defer (wire-call-loop call) #'run-inline call)
       (start-on-reserve call))
   nil)
@@ -353,9 +354,10 @@ sent: a handler may signal anything in its slots."
   "The operation DRIVE: a handler that waits where its octets arrived goes on running the loop."
   (flet ((done-p (call) (or (call-status call) (funcall ready-p call))))
     (declare (dynamic-extent #'done-p))
-    (and (loop:drive-on (wire-call-loop call) #'done-p call)
-         (done-p call)
-         t)))
+    (when (loop:drive-on (wire-call-loop call) #'done-p call)
+      (cond ((done-p call) t)
+            (t (note-waiting (server-call-route call))
+               nil)))))
 
 (defun no-wait (call &rest arguments) (declare (ignore call arguments)) nil)
 

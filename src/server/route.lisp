@@ -14,7 +14,7 @@
   (binding nil :type (or null rpc:binding))
   (interceptors '() :type list)
   (execution :auto :type (member :inline :blocking :auto))
-  (blocks nil :type boolean)            ; :auto, and it has overstayed
+  (blocks nil :type (member nil t :waits)) ; :auto, and it has overstayed, or waited beside others
   (quick 0 :type fixnum)                ; how many calls in a row have been quick since
   (kept nil :type (or null function)))  ; in-process: the handler that answered later, last time
 
@@ -32,18 +32,27 @@
 (defconstant +quick-calls+ 64
   "After so many quick calls in a row a method is taken not to block.")
 
-(define-hot (runs-inline-p :inline t) ((route route)) boolean
-  "True if the handler of ROUTE is to run on the loop."
+(define-hot (runs-inline-p :inline t) ((route route) (alone boolean)) boolean
+  "True if the handler of ROUTE is to run on the loop; ALONE says that there is no other call there."
   (case (route-execution route)
     (:inline t)
-    (:auto (not (route-blocks route)))))
+    (:auto (case (route-blocks route)
+             ((nil) t)
+             (:waits alone)))))
+
+(defun note-waiting (route)
+  "A handler of ROUTE waits on the loop while other user code is due: from now on they start on
+reserve threads, unless they are alone."
+  (when (and (eq :auto (route-execution route)) (null (route-blocks route)))
+    (setf (route-blocks route) :waits)))
 
 (defun note-overstay (route)
   "A handler of ROUTE has lost the loop, or handed it over: from now on they start on reserve
 threads."
   (trace-event :loop :method-blocks :method (rpc:rpc-method-path (route-method route)))
-  (setf (route-quick route) 0
-        (route-blocks route) (eq :auto (route-execution route))))
+  (setf (route-quick route) 0)
+  (when (and (eq :auto (route-execution route)) (null (route-blocks route)))
+    (setf (route-blocks route) t)))
 
 (define-hot note-duration ((route route) (duration-ns (unsigned-byte 62))) null
   "A handler of ROUTE took so long on a reserve thread."

@@ -101,17 +101,18 @@ form that doc/addresses.md has, or a list of such; port 0 picks a free one (see 
 LOOPS, 1 to 1024, is how many event loops, each a thread, share the connections. EXECUTION says
 where handlers run: :inline always on the loop that received the call; :blocking on a reserve
 thread; :auto, the default, on the loop until one overstays, or waits while others are due, then
-that method's on reserve threads until 64 in a row were done within 100 µs; or an alist from method,
-the symbol of its generic function, to one of these. Whatever it says, a handler that blocks holds
-up nobody else for long: another thread takes the loop over. CREDENTIALS, what TLS-CREDENTIALS
-returns, has the server speak TLS, and only that; nil, the default, is plaintext. COMPRESSION,
-:gzip, :deflate or :identity, the default, is how answers are compressed for clients that accept
-that, unless a handler sets the CALL-COMPRESSION. INTERCEPTORS is a list of functions (call request
-next), the first the outermost, each called around every handler, where that runs: what it returns
-is what the handler returns, which (funcall next request) gives, and what it signals is what the
-handler signals. All other keywords are rows of the options table. Signal MISUSE for a wrong
-argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be had.
-From any thread."
+that method's on reserve threads until 64 in a row were done within 100 µs, though one that did no
+more than wait begins on the loop if there is no other call there; or an alist from method, the
+symbol of its generic function, to one of these. Whatever it says, a handler that blocks holds up
+nobody else for long: another thread takes the loop over. CREDENTIALS, what TLS-CREDENTIALS returns,
+has the server speak TLS, and only that; nil, the default, is plaintext. COMPRESSION, :gzip,
+:deflate or :identity, the default, is how answers are compressed for clients that accept that,
+unless a handler sets the CALL-COMPRESSION. INTERCEPTORS is a list of functions (call request next),
+the first the outermost, each called around every handler, where that runs: what it returns is what
+the handler returns, which (funcall next request) gives, and what it signals is what the handler
+signals. All other keywords are rows of the options table. Signal MISUSE for a wrong argument,
+TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be had. From any
+thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))

@@ -60,12 +60,6 @@ only not wait for the sleepers."
 
 ;;; Marks
 
-(defun route-named (server name)
-  (loop with table = (server::hub-routes (first (server::server-hubs server)))
-        for route being the hash-values of (server::route-table-routes table)
-        when (eq name (rpc:rpc-method-function-name (server::route-method route)))
-          return route))
-
 (test methods-that-block-are-marked-and-unmarked
   (with-probe (channel :server server) (:ask #'sleepy)
     (let ((route (route-named server 'lab.bench:ask)))

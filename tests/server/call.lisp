@@ -102,34 +102,64 @@
           do (with-probe (channel :options (list :execution execution)) (:ask #'thread-name)
                (is (string= expected (lab:note-text (ask channel (note 1)))))))))
 
-(test waiting-handlers-run-the-loop
-  "A handler that waits for its peer goes on running the loop, as long as no other is due."
+(defun speak (call number)
+  "Speak once by turns with the handler of CALL, which echoes."
+  (grpc:send call (note number))
+  (is (= number (number-of (grpc:receive call)))))
+
+(defun call-with-echoes (execution function)
+  "Call FUNCTION with a channel, the server's route for echoes that run by EXECUTION, and a function
+that tells whether all echoes of a call ran on the loop."
   (let ((elsewhere (list 0)))
     (flet ((echo (stream call)
              (grpc:do-messages (note stream)
-               (unless (loop:in-event-loop-p loop:*event-loop*)
+               (unless (and loop:*event-loop* (loop:in-event-loop-p loop:*event-loop*))
                  (sb-ext:atomic-incf (car elsewhere)))
                (grpc:send call note))))
-      (with-probe (channel :server server :options '(:execution :inline))
+      (with-probe (channel :server server :options (list :execution execution))
           (:chat #'echo :ask #'double)
-        (flet ((exchange (call number)
-                 (grpc:send call (note number))
-                 (is (= number (number-of (grpc:receive call))))))
-          ;; a handler that had no processor for long may be overtaken
-          (is (loop repeat 5
-                    thereis (grpc:with-call (call (chat channel :open))
-                              (setf (car elsewhere) 0)
-                              (dotimes (i 50) (exchange call i))
-                              (zerop (car elsewhere))))
-              "nobody else ran the loop")
-          (grpc:with-call (first (chat channel :open))
-            (exchange first 1)
-            (grpc:with-call (second (chat channel :open))
-              (exchange second 2)
-              (is (= 6 (number-of (ask channel (note 3)))))
-              (exchange first 4)
-              (exchange second 5))
-            (exchange first 6)))))))
+        (funcall function channel (route-named server 'lab.bench:chat)
+                 (lambda ()
+                   (grpc:with-call (call (chat channel :open))
+                     (setf (car elsewhere) 0)
+                     (dotimes (i 20) (speak call i))
+                     (grpc:close-send call)
+                     (is (null (grpc:receive call)))
+                     (zerop (car elsewhere)))))))))
+
+(test waiting-handlers-run-the-loop
+  "A handler that waits for its peer goes on running the loop, as long as no other is due."
+  (call-with-echoes
+   :inline
+   (lambda (channel route on-the-loop-p)
+     (declare (ignore route))
+     ;; a handler that had no processor for long may be overtaken
+     (is (loop repeat 20 thereis (funcall on-the-loop-p)) "nobody else ran the loop")
+     (grpc:with-call (first (chat channel :open))
+       (speak first 1)
+       (grpc:with-call (second (chat channel :open))
+         (speak second 2)
+         (is (= 6 (number-of (ask channel (note 3)))))
+         (speak first 4)
+         (speak second 5))
+       (speak first 6)))))
+
+(test handlers-that-waited-beside-others
+  "They run on reserve threads, but on the loop when they are alone; those that overstayed do not."
+  (call-with-echoes
+   :auto
+   (lambda (channel route on-the-loop-p)
+     (grpc:with-call (first (chat channel :open))
+       (speak first 1)
+       (grpc:with-call (second (chat channel :open))
+         (speak second 2)
+         (speak first 3)))
+     (is-true (wait-until (lambda () (server::route-blocks route))))
+     (is (loop repeat 20
+               do (setf (server::route-blocks route) :waits)
+               thereis (funcall on-the-loop-p)))
+     (setf (server::route-blocks route) t)
+     (is (not (funcall on-the-loop-p))))))
 
 (test several-loops
   "Connections are shared by the loops of a server; each serves its own."

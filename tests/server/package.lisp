@@ -10,8 +10,7 @@
   (:export
    ;; support.lisp
    #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:settled #:note #:number-of
-   #:numbers
-   #:with-threads #:with-log #:events-of #:elapsed-seconds #:caught
+   #:numbers #:with-threads #:with-log #:events-of #:elapsed-seconds #:caught #:route-named
    ;; service.lisp
    #:probe #:make-probe #:with-probe #:probe-server #:ask #:watch #:collect #:chat #:start-probe
    ;; peer.lisp

@@ -119,3 +119,10 @@ values."
   "Evaluate BODY while everything that is logged is kept for EVENTS-OF; check that nothing but the
 EXPECTED events was logged as an error."
   `(call-with-log ',expected (lambda () ,@body)))
+
+(defun route-named (server name)
+  "The route of SERVER to the method that the generic function NAME is for."
+  (loop with table = (server::hub-routes (first (server::server-hubs server)))
+        for route being the hash-values of (server::route-table-routes table)
+        when (eq name (rpc:rpc-method-function-name (server::route-method route)))
+          return route))
