@@ -6,11 +6,11 @@
 ;;;; Invariants: the collector cannot run between the allocation and the header's being written.
 ;;;; Allocating so does not make the collector run, so when it is due the vector is an ordinary one,
 ;;;; whose allocation does. The pages are the vector's alone, so short vectors are ordinary, too: at
-;;;; most a third of the pages is unused. In another SBCL all vectors are ordinary.
+;;;; most three eighths of the pages are unused. In another SBCL all vectors are ordinary.
 
 (in-package #:clgrpc.base)
 
-(defconstant +shortest-raw+ 65536
+(defconstant +shortest-raw+ 40960
   "How many octets of memory a vector takes at least that is not zeroed.")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
