@@ -174,6 +174,34 @@ ASCII."
   (inst por seen octets)
   (inst pmovmskb mask seen))
 
+(define-kernel %narrow-sixteens ((from :sap) (to :sap) (count :count)) (wide)
+    (:integers (here limit) :vectors (some others more both))
+    "Put COUNT 32-bit characters, 16 at least, from FROM to TO as octets, if all are ASCII; return
+whether one is not, as 0 or 1."
+  (inst mov wide 1)
+  (inst xor here here)
+  (inst lea limit (memory -16 count))
+  LOOP
+  (inst cmp here limit)
+  (inst cmov :nbe here limit)           ; some of the last sixteen may have been put already
+  (inst movdqu some (memory 0 from here 4))
+  (inst movdqu others (memory 16 from here 4))
+  (inst movdqu more (memory 32 from here 4))
+  (inst movdqu both (memory 48 from here 4))
+  (inst packusdw some others)           ; what is above FFFF becomes FFFF
+  (inst packusdw more both)
+  (inst movdqa both some)
+  (inst por both more)
+  (inst ptest both (lanes 16 #xFF80))
+  (inst jmp :nz OUT)
+  (inst packuswb some more)
+  (inst movdqu (memory 0 to here) some)
+  (inst add here 16)
+  (inst cmp here count)
+  (inst jmp :b LOOP)
+  (inst xor wide wide)
+  OUT)
+
 (define-kernel %wide-extra ((from :sap) (count :count)) (extra here)
     (:integers (next) :vectors (some others more sums))
     "How many octets the first of the COUNT 32-bit characters at FROM take more than one each, and

@@ -62,7 +62,7 @@
    #:invalid-utf8 #:invalid-utf8-position #:utf8-length #:encode-utf8 #:decode-utf8
    #:string-octets #:octets-string #:put-utf8 #:ascii-octets #:octets-ascii #:ascii-string
    #:%ascii-string #:decode-wide-utf8 #:encode-wide-utf8
-   #:%copy-base-string #:%copy-plain #:wide-string
+   #:%copy-base-string #:%narrow-string #:%wide-utf8-length #:%copy-plain #:wide-string
    ;; base64.lisp
    #:encode-base64 #:decode-base64 #:invalid-base64 #:invalid-base64-position
    ;; clock.lisp

@@ -149,6 +149,18 @@ surrogate counts as U+FFFD."
             (,put (tail 6))
             (,put (tail 0))))))
 
+(define-leaf %narrow-string ((string wide-string) (octets octets) (start index)) boolean
+  "Put the characters of STRING into OCTETS from START, where there is room for as many, if all are
+ASCII; return whether they are."
+  (let ((count (length string)))
+    (with-sap ((from string) (base octets))
+      (if (and (<= 16 count) (lanes-p))
+          (zerop (%narrow-sixteens from (sb-sys:sap+ base start) count))
+          (dotimes (i count t)
+            (let ((code (char-code (schar string i))))
+              (unless (< code 128) (return nil))
+              (setf (sb-sys:sap-ref-8 base (+ start i)) code)))))))
+
 (defconstant +no-pair+ (pair-of #x10000)
   "Two characters that are not put together.")
 

@@ -128,9 +128,12 @@ DEFINE-PROTO expands to. The layer that has services installs it.")
               append `(,@(when for-file
                            `((make-way ',(plan-structure plan) ',(plan-maker plan))))
                        ,@(unless (and (not for-file) (get (plan-structure plan) 'layout))
-                           (hidden-structure plan))
-                       ,(layout-form plan)
-                       ,(constructor-form plan)))
+                           (hidden-structure plan))))
+      ,@(let ((*plans-at-hand* (make-hash-table :test 'equal)))
+          (dolist (plan plans)
+            (setf (gethash (plan-full-name plan) *plans-at-hand*) plan))
+          (loop for plan in changed
+                append (list (layout-form plan) (constructor-form plan))))
       ,@(loop for (full-name . symbol) in extensions
               collect `(install-extension ,full-name ',symbol))
       ,@(when *service-expander*

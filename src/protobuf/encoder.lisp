@@ -6,7 +6,8 @@
 ;;;; A writer may write up to nine octets behind the message, if OCTETS are so long: a varint is
 ;;;; stored whole words at a time, and what follows it stands where the rest of its word did.
 ;;;;
-;;;; Sub-messages go through their message type, whose coders may be of a newer definition. A
+;;;; Sub-messages go through their message type, whose coders may be of a newer definition, but for
+;;;; small ones of the definition at hand, whose code is in line. A
 ;;;; message whose layout is not the one this code knows, or that has become a forwarder, is handed
 ;;;; to SIZE-OTHER and WRITE-OTHER (reflection.lisp).
 
@@ -41,9 +42,60 @@
 
 ;;; The size of one VALUE without its tag, and the code that writes it with its tag
 
+(defvar *plans-at-hand* (make-hash-table :test 'equal)
+  "The plans of the messages that are compiled together, by full name.")
+
+(defparameter *most-slots-in-line* 4
+  "How many fields a message has at most whose code stands within that of others.")
+
+(defun plan-in-line (slot)
+  "The plan of the message of SLOT if it is compiled along and holds only a few numbers: its code
+takes less than a call then, and stands where the call would. It is for messages of this definition,
+unless something else is in them, as in a forwarder; all others are called."
+  (let ((plan (gethash (slot-type-name slot) *plans-at-hand*)))
+    (and plan
+         (<= (length (plan-slots plan)) *most-slots-in-line*)
+         (every (lambda (slot)
+                  (and (member (slot-presence slot) '(:implicit :bit))
+                       (/= 2 (slot-wire slot))))
+                (plan-slots plan))
+         plan)))
+
+(defun in-line-form (slot form call)
+  "FORM, with MESSAGE bound to VALUE, if VALUE is of the plan that is in line for SLOT; else CALL."
+  (let ((structure (plan-structure (plan-in-line slot))))
+    `(if (and (typep value ',structure)
+              (null (message-extra (truly-the message value))))
+         (let ((message (truly-the ,structure value)))
+           (declare (ignorable message))
+           ,form)
+         ,call)))
+
+(defun message-size-form (slot)
+  "The size of VALUE, a sub-message of SLOT, which keeps it for the write pass."
+  (let ((call `(truly-the index (funcall (message-type-sizer ,(type-form slot)) value)))
+        (plan (plan-in-line slot)))
+    (if plan
+        (in-line-form slot
+                      `(let ((size 0))
+                         (declare (type index size))
+                         ,@(all-slots-forms plan #'slot-size-form)
+                         (setf (message-size message) size))
+                      call)
+        call)))
+
+(defun message-put-form (slot)
+  "Write VALUE, a sub-message of SLOT, without tag and length."
+  (let ((call `(setf at (truly-the index (funcall (message-type-writer ,(type-form slot))
+                                                  value octets at))))
+        (plan (plan-in-line slot)))
+    (if plan
+        (in-line-form slot `(progn ,@(all-slots-forms plan #'slot-put-form)) call)
+        call)))
+
 (defun value-size (slot)
   (if (eq :message (slot-kind slot))
-      (let ((size `(truly-the index (funcall (message-type-sizer ,(type-form slot)) value))))
+      (let ((size (message-size-form slot)))
         (if (slot-delimited-p slot)
             `(+ ,size ,(constant-size (tag-of (slot-number slot) 4)))
             `(let ((length ,size)) (declare (type index length)) (+ length (varint-size length)))))
@@ -51,8 +103,7 @@
 
 (defun value-put (slot)
   (if (eq :message (slot-kind slot))
-      (let ((put `(setf at (truly-the index (funcall (message-type-writer ,(type-form slot))
-                                                     value octets at)))))
+      (let ((put (message-put-form slot)))
         (if (slot-delimited-p slot)
             `(progn (put-tag ,(slot-tag slot)) ,put (put-tag ,(tag-of (slot-number slot) 4)))
             `(progn (put-word-field ,(slot-tag slot) (message-size value)) ,put)))
@@ -96,14 +147,26 @@
 (defun add-form (&rest forms)
   `(setf size (truly-the index (+ size ,@forms))))
 
+(defconstant +few-strings+ 32
+  "How many strings are written one by one: with more a detour pays (sequence.lisp).")
+
+(defun size-elements-form (slot)
+  (let ((form `(,(slot-function "SIZE-ELEMENTS" slot) vector ,(type-form slot))))
+    `(let ((vector (,(slot-place slot) message)))
+       ,(if (and +kernels-p+ (varint-bits (slot-scalar slot)))
+            `(if (<= (length vector) +few+)
+                 (with-sap ((from vector))
+                   (truly-the index (,(few-kernel "%SIZE-FEW" (slot-scalar slot))
+                                     from (length vector))))
+                 ,form)
+            form))))
+
 (defun packed-length-form (slot)
   "The size of the packed elements of SLOT in the size pass, which keeps it for the write pass."
   (let ((width (fixed-size (slot-kind slot))) (place (slot-place slot)))
     (if width
         `(* ,width (length (,place message)))
-        `(setf (,(slot-size slot) message)
-               (,(slot-function "SIZE-ELEMENTS" slot) (,place message)
-                ,(type-form slot))))))
+        `(setf (,(slot-size slot) message) ,(size-elements-form slot)))))
 
 (defun repeated-size-form (slot)
   (let ((tag (constant-size (slot-tag slot))) (place (slot-place slot)))
@@ -117,8 +180,7 @@
           (t
            `(when (plusp (length (,place message)))
               ,(add-form `(* ,tag (length (,place message)))
-                         `(,(slot-function "SIZE-ELEMENTS" slot) (,place message)
-                           ,(type-form slot))))))))
+                         (size-elements-form slot)))))))
 
 (defun put-packed-form (slot)
   (let ((form `(setf at (,(slot-function "PUT-PACKED" slot) (,(slot-place slot) message)
@@ -145,6 +207,13 @@
                   (declare (type index size))
                   (put-word-field ,(tag-of (slot-number slot) 2) size)
                   ,(put-packed-form slot))))
+            ((= 2 (slot-wire slot))
+             `(let ((vector (,place message)))
+                (if (<= (length vector) +few-strings+)
+                    (dotimes (i (length vector))
+                      (let ((value (truly-the ,(value-type slot) (svref vector i))))
+                        ,(value-put slot)))
+                    ,(put-elements (slot-tag slot)))))
             (t `(when (plusp (length (,place message)))
                   ,(put-elements (slot-tag slot))))))))
 

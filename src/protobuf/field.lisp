@@ -287,6 +287,94 @@ written behind it is overwritten by what comes next."
     (truly-the (integer 0 8)
                (ash (ldb (byte 64 0) (* (ash ends -7) #x0101010101010101)) -56))))
 
+(defmacro define-few-kernels (element size put)
+  "Define the two kernels of ELEMENT, as lane.lisp names it, for a few of them."
+  (let ((width (element-width element)))
+    `(progn
+       (define-kernel ,size ((from :sap) (count :count)) (total)
+           (:integers (value bits done))
+           "How many octets the varints of the COUNT elements at FROM take."
+         (inst xor done done)
+         (inst xor total total)
+         (inst jmp NEXT)
+         LOOP
+         (load-element ,element value (memory 0 from done ,width) bits)
+         (inst or value 1)
+         (inst bsr bits value)
+         (inst lea bits (memory 73 bits bits 8))
+         (inst shr :dword bits 6)
+         (inst add total bits)
+         (inst add done 1)
+         NEXT
+         (inst cmp done count)
+         (inst jmp :b LOOP))
+       (define-kernel ,put ((from :sap) (count :count) (octets :octets) (at :count)) (here)
+           (:integers (value spread mask done) :shift shift)
+           "Write the varints of the COUNT elements at FROM from AT of OCTETS on, which have ten
+octets there for each. Return the position after them."
+         (inst xor done done)
+         (inst mov here at)
+         (inst jmp NEXT)
+         LOOP
+         (load-element ,element value (memory 0 from done ,width) spread)
+         (inst add done 1)
+         (inst cmp value #x7F)
+         (inst jmp :nbe TWO)
+         (inst mov :byte (memory +octets-data+ octets here) value)
+         (inst add here 1)
+         NEXT
+         (inst cmp done count)
+         (inst jmp :b LOOP)
+         (inst jmp OUT)
+         TWO
+         (inst mov spread value)
+         (inst cmp value #x3FFF)
+         (inst jmp :nbe LONGER)
+         (inst add :dword spread spread)
+         (inst and :dword spread #x7F00)
+         (inst and :dword value #x7F)
+         (inst or :dword spread value)
+         (inst or :dword spread #x80)
+         (inst mov :word (memory +octets-data+ octets here) spread)
+         (inst add here 2)
+         (inst jmp NEXT)
+         LONGER
+         (spread-varint spread mask shift)
+         (inst shr value 56)
+         (inst jmp :nz LONG)
+         (inst bsr value spread)
+         (inst shr :dword value 3)      ; how many octets come before the last
+         (inst lea mask (memory 0 nil value 8))
+         (inst mov shift 56)
+         (inst sub :dword shift mask)
+         (inst mov mask #x80808080808080) ; seven octets that another follows
+         (inst shr mask :cl)
+         (inst or spread mask)
+         (inst mov (memory +octets-data+ octets here) spread)
+         (inst lea here (memory 1 here value))
+         (inst jmp NEXT)
+         LONG
+         (inst mov mask #x8080808080808080)
+         (inst or spread mask)
+         (inst mov (memory +octets-data+ octets here) spread)
+         (inst mov :byte (memory (+ 8 +octets-data+) octets here) value)
+         (inst mov :byte (memory (+ 9 +octets-data+) octets here) 1)
+         (inst shr :dword value 7)      ; whether there is a tenth
+         (inst lea here (memory 9 here value))
+         (inst jmp NEXT)
+         OUT))))
+
+(define-few-kernels :int32 %size-few-int32 %put-few-int32)
+(define-few-kernels :uint32 %size-few-uint32 %put-few-uint32)
+(define-few-kernels :int64 %size-few-int64 %put-few-int64)
+(define-few-kernels :sint32 %size-few-sint32 %put-few-sint32)
+(define-few-kernels :sint64 %size-few-sint64 %put-few-sint64)
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun few-kernel (verb scalar)
+    "The kernel that does VERB for a few elements of SCALAR."
+    (kind-function verb (if (eq :uint64 (scalar-kind scalar)) :int64 (scalar-kind scalar)))))
+
 (macrolet ((define-few (kind)
              (let* ((scalar (scalar-of kind)) (vector (kind-vector scalar)))
                `(progn
@@ -317,10 +405,16 @@ with eight octets behind them."
                       ((vector ,vector) (octets octets) (at index))
                       index
                     "Write the elements of VECTOR, which are few, as varints."
-                    (with-words-put
-                      (dotimes (i (length vector) at)
-                        (let ((value (aref vector i)))
-                          ,(scalar-put scalar)))))))))
+                    (if (and +kernels-p+
+                             (<= (* 10 (length vector)) (- (length octets) at)))
+                        (with-sap ((from vector))
+                          (truly-the index
+                                     (,(few-kernel "%PUT-FEW" scalar) from (length vector)
+                                      octets at)))
+                        (with-words-put
+                          (dotimes (i (length vector) at)
+                            (let ((value (aref vector i)))
+                              ,(scalar-put scalar))))))))))
   (define-few :int32)
   (define-few :int64)
   (define-few :uint32)

@@ -105,7 +105,9 @@
   :put (put-varint value))
 (define-scalar :string text :default (coerce "" 'simple-base-string) :wire 2
   :take (take-text)
-  :size (let ((length (if (typep value 'simple-base-string) (length value) (utf8-length value))))
+  :size (let ((length (if (typep value 'simple-base-string)
+                    (length value)
+                    (%wide-utf8-length (truly-the wide-string value)))))
           (+ length (varint-size length)))
   :put (setf at (write-text value octets at)))
 (define-scalar :unchecked-string text :default (coerce "" 'simple-base-string) :wire 2

@@ -183,7 +183,7 @@ and the position behind the last that was read, or AT."
     (ensure-room vector count run simple-vector)
     (let ((next at))
       (declare (type index next))
-      (when (and (<= 8 run) (< tag 16384) (lanes-p))
+      (when (and (<= 16 run) (< tag 16384) (lanes-p))
         (loop
           (let ((piece (make-array (min +piece+ (+ memory 112)) :element-type 'octet))
                 (start at) (elements vector) (before count))

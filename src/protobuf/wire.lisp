@@ -510,10 +510,13 @@ Where the size allows, by two stores that overlap."
            (%copy-base-string string octets at))
           (t
            ;; the length is mostly as long as it would be for ASCII
-           (let* ((start (let ((size (varint-size count)))
+           (let* ((string (truly-the wide-string string))
+                  (start (let ((size (varint-size count)))
                            (need-room (+ size count))
-                           (+ at size)))
-                  (end (encode-wide-utf8 (truly-the wide-string string) octets start))
+                           (truly-the index (+ at size))))
+                  (end (if (%narrow-string string octets start)
+                           (truly-the index (+ start count))
+                           (encode-wide-utf8 string octets start)))
                   (size (- end start))
                   (shift (- (varint-size size) (varint-size count))))
              (declare (type index start end size shift))

@@ -82,3 +82,46 @@ is written before none to twenty."
     (is (eql 5 (clgrpc.test.field:wide-a
                 (parse-message 'clgrpc.test.field:wide
                                (unhex (concatenate 'string "80818000 05" behind))))))))
+
+(test strings-of-every-length-and-kind
+  (dotimes (length 70)
+    (dolist (char '(#\a #\é #\☃ #\😀))
+      (dolist (place (list 0 (floor length 2) (max 0 (1- length))))
+        (let ((string (make-string length :initial-element #\b)))
+          (when (plusp length) (setf (char string place) char))
+          (let ((message (clgrpc.test.field:make-small :b string)))
+            (is-true (same-in-any-place-p message))
+            (unless (zerop length)
+              (let ((octets (string-octets string)))
+                (is (equalp (concatenate 'octets '(18) (protobuf::tag-octets (length octets))
+                                         octets)
+                            (serialize message)))))))))))
+
+(defun define-spots (fields)
+  (define "spots.proto" (format nil "syntax = 'proto3'; package clgrpc.test.spots;
+message Spot { ~A } message Pin { string name = 1; Spot spot = 2; repeated Spot spots = 3; }"
+                                fields)))
+
+(defun fresh (type &rest fields)
+  "A message of TYPE with FIELDS, names and values."
+  (let ((message (make-message type)))
+    (loop for (name value) on fields by #'cddr do (setf (field-value message name) value))
+    message))
+
+(test messages-in-line-may-be-redefined
+  (flet ((spot (x) (fresh "clgrpc.test.spots.Spot" "x" x)))
+    (define-spots "int32 x = 1;")
+    (let* ((old (spot 300))
+           (pin (fresh "clgrpc.test.spots.Pin" "name" "p" "spot" old
+                                               "spots" (list (spot 1) (spot -1))))
+           (hex (hex (serialize pin))))
+      (is (string= "0a0170120308ac021a0208011a0b08ffffffffffffffffff01" hex))
+      (define-spots "int32 x = 1; sint32 y = 2;")
+      (is (string= hex (hex (serialize pin))))
+      (setf (field-value old "y") -1)   ; which makes a forwarder of OLD
+      (is-true (search "120508ac021001" (hex (serialize pin))))
+      (let ((young (fresh "clgrpc.test.spots.Pin" "spot" (fresh "clgrpc.test.spots.Spot" "y" 1))))
+        (is (string= "12021002" (hex (serialize young)))))
+      (define-spots "int32 x = 1;")
+      (is-true (search "120508ac021001" (hex (serialize pin))))
+      (is (message= pin (round-trip pin))))))

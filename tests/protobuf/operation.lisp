@@ -335,6 +335,10 @@
                protobuf::%put-field-at protobuf::%put-wide-field-at protobuf::%count-ends-of-word
                protobuf::%read-few-int32 protobuf::%read-few-int64 protobuf::%read-few-uint32
                protobuf::%read-few-uint64 protobuf::%read-few-sint32 protobuf::%read-few-sint64
+               protobuf::%size-few-int32 protobuf::%size-few-uint32 protobuf::%size-few-int64
+               protobuf::%size-few-sint32 protobuf::%size-few-sint64
+               protobuf::%put-few-int32 protobuf::%put-few-uint32 protobuf::%put-few-int64
+               protobuf::%put-few-sint32 protobuf::%put-few-sint64
                protobuf::%sizes-int32 protobuf::%sizes-uint32 protobuf::%sizes-int64
                protobuf::%sizes-sint32 protobuf::%sizes-sint64
                protobuf::%pack-lanes-int32 protobuf::%pack-lanes-uint32 protobuf::%pack-lanes-int64
