@@ -1,8 +1,6 @@
 """Server CPU per echoed message on `clgrpc/loop`, beside an echo server in C that is epoll and nothing
 else (bench/echo.c, which is the load as well). One core each."""
 
-import os
-
 import driven
 import machine
 import markdown
@@ -20,20 +18,11 @@ FIGURES = [("cpu_ns_per_message", "server CPU ns/message", True),
            ("messages_per_second", "messages/s", False)]
 
 
-def program():
-    """The C program, built in the cache."""
-    path = os.path.join(support.CACHE, "bin", "echo")
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    support.run(["cc", "-O2", "-Wall", "-o", path,
-                 os.path.join(support.ROOT, "bench", "echo.c")])
-    return path
-
-
 class Echo(driven.Load):
     """The load at SERVER, as many connections and messages in flight as ROW says."""
 
     def __init__(self, row, server, core):
-        super().__init__([program(), "load", server.running.port, str(row["connections"]),
+        super().__init__([support.c_build("echo"), "load", server.running.port, str(row["connections"]),
                           str(row["depth"])], core)
 
     def exchange(self, messages, pid):
@@ -61,7 +50,7 @@ def measure(options):
     with servers.Contenders(options) as contenders:
         contenders.add("clgrpc", LISP)
         contenders.add(COPYING, LISP, {"CLGRPC_ECHO": "copy"})
-        contenders.add(C, [program(), "serve"])
+        contenders.add(C, [support.c_build("echo"), "serve"])
         rows = series.interleaved(ROWS, contenders.members, options.rounds, run,
                                   lambda row, server: run(row, server, 0.2))
         return {"commands": {**contenders.commands(), "load": "echo load PORT CONNECTIONS DEPTH"},

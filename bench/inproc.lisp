@@ -184,11 +184,18 @@
       count)))
 
 (defun call-on-threads (count function)
-  "Call FUNCTION on COUNT threads at once, on this one if it is one; return the list of its values."
-  (if (= count 1)
-      (list (funcall function))
-      (mapcar #'sb-thread:join-thread
-              (loop repeat count collect (sb-thread:make-thread function)))))
+  "Call FUNCTION on COUNT threads, on this one if it is one, each with a function to be called
+before it begins, which returns once all have called theirs; return the list of its values."
+  (let ((missing count) (lock (sb-thread:make-mutex)) (complete (sb-thread:make-waitqueue)))
+    (flet ((gather ()
+             (sb-thread:with-mutex (lock)
+               (when (zerop (decf missing)) (sb-thread:condition-broadcast complete))
+               (loop until (zerop missing) do (sb-thread:condition-wait complete lock)))))
+      (if (= count 1)
+          (list (funcall function #'gather))
+          (mapcar #'sb-thread:join-thread
+                  (loop repeat count
+                        collect (sb-thread:make-thread function :arguments #'gather)))))))
 
 (defun quantiles (tallies)
   (let ((tally (tools::merge-tallies tallies)))
@@ -197,29 +204,34 @@
           collect (cons name (float (tools::tally-quantile-us tally share) 1d0)))))
 
 (defun measure (case channel &key octets callers latencies milliseconds)
-  "Return what came of one measurement, an alist."
+  "Return what came of one measurement, an alist. Its time is from when all callers are there until
+the last has made its last operation."
   (let* ((value (base:make-octets octets))
          (tallies '())
          (lock (sb-thread:make-mutex))
          (consed (sb-ext:get-bytes-consed))
          (cpu (get-internal-run-time))
-         (begin (base:monotonic-ns))
-         (end (+ begin (* 1000000 milliseconds)))
-         (count (reduce #'+ (call-on-threads
-                             callers
-                             (lambda ()
-                               (let ((tally (and latencies (tools::make-tally))))
-                                 (when tally
-                                   (sb-thread:with-mutex (lock) (push tally tallies)))
-                                 (operate-until end case channel
-                                                (wrappers:make-bytes-value :value value)
-                                                tally))))))
-         (ns (- (base:monotonic-ns) begin))
-         (cpu-ns (* 1000 (- (get-internal-run-time) cpu))))
+         (begin 0)
+         (last 0)
+         (count 0))
+    (flet ((run (gather)
+             (let ((tally (and latencies (tools::make-tally)))
+                   (request (wrappers:make-bytes-value :value value)))
+               (funcall gather)
+               (sb-thread:with-mutex (lock)
+                 (when (zerop begin) (setf begin (base:monotonic-ns))))
+               (let ((made (operate-until (+ begin (* 1000000 milliseconds)) case channel request
+                                          tally))
+                     (now (base:monotonic-ns)))
+                 (sb-thread:with-mutex (lock)
+                   (when tally (push tally tallies))
+                   (incf count made)
+                   (setf last (max last now)))))))
+      (call-on-threads callers #'run))
     (flet ((per-operation (figure) (/ figure (float count 1d0))))
       (list* (cons "operations" count)
-             (cons "ns" (per-operation ns))
-             (cons "cpu_ns" (per-operation cpu-ns))
+             (cons "ns" (per-operation (- last begin)))
+             (cons "cpu_ns" (per-operation (* 1000 (- (get-internal-run-time) cpu))))
              (cons "octets" (per-operation (- (sb-ext:get-bytes-consed) consed)))
              (and latencies (quantiles tallies))))))
 

@@ -1,6 +1,7 @@
 """The tournament of channels within a process: ours, in its modes and over TCP, beside Go's
 grpchan, grpc-go over bufconn and grpc-go over TCP. Client and server are one process always, held
-to one core or to two. The messages are google.protobuf.BytesValue; handlers send back what came."""
+to one core or to two. The messages are google.protobuf.BytesValue; handlers send back what came.
+Beside the echoes stands what two threads need to pass a word there and back (handoff.c)."""
 
 import contextlib
 import json
@@ -21,6 +22,7 @@ SIDES = [("clgrpc", "ours", "inproc"), ("clgrpc :share", "ours", "share"),
          ("clgrpc :threads", "ours", "threads"), ("clgrpc :on LOOP", "ours", "loop"),
          ("clgrpc TCP", "ours", "tcp"), ("grpchan", "go", "grpchan"),
          ("grpc-go bufconn", "go", "bufconn"), ("grpc-go TCP", "go", "tcp")]
+WORD = "a word, in C"
 OURS = [side for side in SIDES if side[1] == "ours"]
 CASES = {"unary": "unary", "server-stream": "server stream of 100",
          "client-stream": "client stream of 100",
@@ -83,23 +85,34 @@ class Side:
             dict(row, transport=self.transport, milliseconds=milliseconds))
 
 
+class Word(Side):
+    """The yardstick, which knows but one case."""
+
+    def measure(self, row, milliseconds):
+        return super().measure(row, milliseconds) if row["case"] == "echo" else {}
+
+
 def measure(options):
     milliseconds = int(options.seconds * 1000 / 10)
-    commands = {"ours": LISP, "go": [servers.peer(), "inproc"]}
+    word = support.c_build("handoff")
+    commands = {"ours": lambda cores: LISP, "go": lambda cores: [servers.peer(), "inproc"],
+                "c": lambda cores: [word, str(cores)]}
     with contextlib.ExitStack() as stack:
-        programs = {name: {cores: stack.enter_context(Program(command, cores)) for cores in (1, 2)}
+        programs = {name: {cores: stack.enter_context(Program(command(cores), cores))
+                           for cores in (1, 2)}
                     for name, command in commands.items()}
+        sides = [Side(name, programs[program], transport) for name, program, transport in SIDES]
 
         def rows(wanted, sides):
             return series.interleaved(
-                wanted, [Side(name, programs[program], transport)
-                         for name, program, transport in sides],
-                options.rounds, lambda row, side: side.measure(row, milliseconds),
+                wanted, sides, options.rounds, lambda row, side: side.measure(row, milliseconds),
                 lambda row, side: side.measure(row, milliseconds // 5))
 
-        return {"commands": {"clgrpc": " ".join(LISP), "Go": "GOMAXPROCS=CORES peer inproc"},
-                "absent": [], "rows": rows(CALLS + CROWDS + PAYLOADS, SIDES),
-                "own_rows": rows(OWN_CALLS, OURS)}
+        return {"commands": {"clgrpc": " ".join(LISP), "Go": "GOMAXPROCS=CORES peer inproc",
+                             "C": "handoff CORES"},
+                "absent": [],
+                "rows": rows(CALLS + CROWDS + PAYLOADS, sides + [Word(WORD, programs["c"], "")]),
+                "own_rows": rows(OWN_CALLS, sides[:len(OURS)])}
 
 
 def describe(row):
@@ -132,7 +145,7 @@ def comparisons(results):
 
 def tournament(rows, key, title):
     """A table with a line for each of ROWS and a column for each side."""
-    names = [name for name, *_ in SIDES]
+    names = [name for name, *_ in SIDES] + [WORD]
     return markdown.table([title] + names, [
         [describe(one), *(markdown.figure(one["sides"].get(name, {"median": {}})["median"].get(key))
                           for name in names)] for one in rows])
@@ -141,7 +154,7 @@ def tournament(rows, key, title):
 def quantile_table(one):
     return markdown.table(["µs"] + QUANTILES, [
         [name, *(markdown.figure(side["median"][key]) for key in QUANTILES)]
-        for name, side in one["sides"].items()])
+        for name, side in one["sides"].items() if QUANTILES[0] in side["median"]])
 
 
 def table(results):
@@ -150,7 +163,9 @@ def table(results):
         "Client and server in one process. Messages of 32 octets if not said otherwise, sent back "
         "by the handler; a client stream is given as a list, or sent one by one. Nanoseconds of "
         "wall-clock time per call or, for echoes, per round trip on an open stream; with several "
-        "callers, time by calls of all.", "",
+        "callers, time by calls of all. The last column is what two threads of a C program need "
+        "to pass a word there and back, by sched_yield or by spinning: what two processors need "
+        "for it depends on where the host of this machine has put them.", "",
         tournament(results["rows"] + results["own_rows"], "ns", "ns"),
         "Octets consed, or allocated, per call or round trip, messages included:", "",
         tournament([one for one in results["rows"] if one["cores"] == one["callers"] == 1],
@@ -162,7 +177,8 @@ def table(results):
 def plots(results):
     def groups(rows):
         return [(describe(one), {name: side["median"]["ns"] / 1000
-                                 for name, side in one["sides"].items()}) for one in rows]
+                                 for name, side in one["sides"].items() if side["median"]})
+                for one in rows]
 
     crowd = find(results, "unary", cores=2, callers=10, latencies=True)
     return {

@@ -66,6 +66,14 @@ def go_build(name, package):
     return path
 
 
+def c_build(name):
+    """Build the C program bench/NAME.c and return its path."""
+    path = os.path.join(CACHE, "bin", name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    run(["cc", "-O2", "-Wall", "-pthread", "-o", path, os.path.join(ROOT, "bench", name + ".c")])
+    return path
+
+
 def go_install(name, package_and_version):
     """Fetch and build a program of another module, once, and return its path."""
     path = os.path.join(CACHE, "bin", name)
