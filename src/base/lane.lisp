@@ -126,6 +126,10 @@ it leaves ARGUMENTS as they are. NAME counts as a leaf."
             (declare (ignore ,@(mapcar #'first arguments)))
             (values ,@(mapcar (constantly 0) results)))))
 
+(define-kernel %prefetch ((address :word)) () ()
+    "Have the cache line at ADDRESS, whatever that is, fetched meanwhile."
+  (inst prefetch :t0 (memory 0 address)))
+
 (define-kernel %copy-lanes ((from :sap) (to :sap) (count :count)) (here)
     (:integers (limit) :wide-vectors (some others))
     "Copy COUNT octets, 64 at least, from FROM to TO, which do not overlap. Stores are aligned,

@@ -133,7 +133,6 @@ while it waits."
   "Give MESSAGE to RECEIVER if nothing is before it."
   (let ((mail (mail receiver)))
     (and mail
-         (null (svref mail +mail+))
          (null (rpc:call-incoming receiver))
          (null (compare-and-swap (svref mail +mail+) nil message))
          (progn
@@ -200,6 +199,12 @@ waits for room may send again."
 
 ;;; Receiving
 
+(define-hot (prefetch-behind :inline t) (message) null
+  "MESSAGE, another thread's, is in the cache of that. What it consists of was mostly made with it and
+lies behind it, to be fetched while the message itself is, which must come first to be read."
+  (%prefetch (+ (sb-kernel:get-lisp-obj-address message) +cache-line-octets+))
+  nil)
+
 (define-hot next-message ((call inproc-call)) t
   "The oldest message for CALL, or nil if none is there now."
   (let ((extra (call-extra call)))
@@ -209,6 +214,7 @@ waits for room may send again."
           (sb-thread:barrier (:read))
           (let ((mail (mail-for call)))
             (cond (mail
+                   (prefetch-behind mail)
                    (setf (svref (mail call) +mail+) nil)
                    (rpc:filtered (and extra (rpc:extra-incoming-filter extra)) mail))
                   (queued (rpc:pop-incoming call))))))))

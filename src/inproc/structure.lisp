@@ -78,7 +78,8 @@ callers', or none; LOCK is for those and for a new TABLE."
 (defstruct (site (:copier nil))
   "What all calls of a channel share. HOST is looked up by NAME if the channel was made for one.
 EXECUTION is :caller, :threads, or the loop that handlers run
-on. RUNTIME is the client's, once it is needed, for its timers and threads."
+on. RUNTIME is the client's, once it is needed, for its timers and threads. WAITING and WATCHED are
+of waiting.lisp."
   (target "" :type string)
   (host nil :type (or null host))
   (name nil :type (or null string))
