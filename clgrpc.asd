@@ -315,6 +315,7 @@
                (:file "context")
                (:file "call")
                (:file "begin")
+               (:file "waiting")
                (:file "stream")
                (:file "operation")
                (:file "channel")

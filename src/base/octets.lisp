@@ -34,6 +34,12 @@
        (let ,(loop for (sap vector) in bindings collect `(,sap (sb-sys:vector-sap ,vector)))
          ,@body))))
 
+(define-hot (prefetch-behind :inline t) (object (count index)) null
+  "Have the cache line that lies COUNT octets behind the beginning of OBJECT, whatever is there,
+fetched meanwhile."
+  (%prefetch (+ (sb-kernel:get-lisp-obj-address object) count))
+  nil)
+
 (defmacro %copy-memory (from to count)
   "Copy COUNT octets from the address FROM to the address TO; they do not overlap."
   `(let ((from ,from) (to ,to) (count ,count))

@@ -9,7 +9,7 @@
    #:define-hot #:define-leaf #:define-flags #:leaves #:document-functions
    ;; octets.lisp
    #:octet #:octets #:index #:make-octets #:octets-of #:copy-octets #:subseq-octets
-   #:shorten-octets #:octets-equal #:with-sap #:%copy-memory #:%prefetch
+   #:shorten-octets #:octets-equal #:with-sap #:%copy-memory #:prefetch-behind
    #:u16be #:u24be #:u32be #:u64be #:u32le #:u64le
    #:buffer #:make-buffer #:buffer-octets #:buffer-start #:buffer-end #:buffer-fill
    #:buffer-room #:ensure-buffer-room #:append-octets #:append-octet #:clear-buffer

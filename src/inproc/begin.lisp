@@ -35,10 +35,12 @@
   nil)
 
 (define-hot open-mail ((line line)) null
-  "The ends of LINE may be two threads' from now on."
-  (unless (line-server-mail line)
-    (setf (line-client-mail line) (make-array 24 :initial-element nil)
-          (line-server-mail line) (make-array 24 :initial-element nil)))
+  "The ends of LINE may be two threads' from now on. From any thread."
+  (flet ((mailbox () (make-array 24 :initial-element nil)))
+    (unless (line-client-mail line)
+      (compare-and-swap (line-client-mail line) nil (mailbox)))
+    (unless (line-server-mail line)
+      (compare-and-swap (line-server-mail line) nil (mailbox))))
   nil)
 
 (defun keep (line)

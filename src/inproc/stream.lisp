@@ -199,12 +199,6 @@ waits for room may send again."
 
 ;;; Receiving
 
-(define-hot (prefetch-behind :inline t) (message) null
-  "MESSAGE, another thread's, is in the cache of that. What it consists of was mostly made with it and
-lies behind it, to be fetched while the message itself is, which must come first to be read."
-  (%prefetch (+ (sb-kernel:get-lisp-obj-address message) +cache-line-octets+))
-  nil)
-
 (define-hot next-message ((call inproc-call)) t
   "The oldest message for CALL, or nil if none is there now."
   (let ((extra (call-extra call)))
@@ -214,7 +208,8 @@ lies behind it, to be fetched while the message itself is, which must come first
           (sb-thread:barrier (:read))
           (let ((mail (mail-for call)))
             (cond (mail
-                   (prefetch-behind mail)
+                   ;; it is in another processor's cache, and so is what was made with it
+                   (prefetch-behind mail +cache-line-octets+)
                    (setf (svref (mail call) +mail+) nil)
                    (rpc:filtered (and extra (rpc:extra-incoming-filter extra)) mail))
                   (queued (rpc:pop-incoming call))))))))

@@ -89,6 +89,8 @@ of waiting.lisp."
   (open t :type boolean)
   (runtime nil :type (or null client:runtime))
   (handlers 0 :type sb-ext:word)        ; on threads of their own; atomic
+  (waiting nil :type (or null simple-vector))
+  (watched nil :type boolean)
   (lock (sb-thread:make-mutex :name "clgrpc in-process channel") :read-only t))
 
 (declaim (sb-ext:freeze-type site))
@@ -114,6 +116,8 @@ for the cache line of something else."
 
 (defconstant +mail+ 12 "Where that word is.")
 
+(defconstant +cache-line-octets+ 64)
+
 (defstruct (line (:constructor make-line (host route request)) (:copier nil))
   "What the ends CLIENT and SERVER of a call know in common. REQUEST is the only one, or what sends
 requests (SOURCE, user code) when the handler asks for them; READY are those that are there. PHASE
@@ -135,6 +139,7 @@ sender at that end wants to know of room."
   (held '() :type (or list (eql :closed)))
   (held-octets 0 :type index)
   (claim nil)
+  (overdue nil :type boolean)           ; it has been waiting when it was looked after before
   (leaving nil :type boolean)           ; the consumer is being left, and the handler unwound
   (queued-reply nil :type boolean)      ; RECEIVE gives the reply
   (reply nil)

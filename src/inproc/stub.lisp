@@ -159,6 +159,7 @@ If this is left otherwise, cancel the call."
       (:client-streaming
        (cond ((null generator)
               (setf (line-queued-reply line) t)
+              (look-after line)
               client)
              (async
               (setf (line-source line) generator)
@@ -174,7 +175,9 @@ If this is left otherwise, cancel the call."
                 (finish-blocking line channel method request options))))
       (:bidi
        (setf (line-source line) generator)
-       (when (eq :threads (site-execution site)) (begin-elsewhere line))
+       (if (eq :threads (site-execution site))
+           (begin-elsewhere line)
+           (look-after line))
        client))))
 
 (defun finish-blocking (line channel method request options)
