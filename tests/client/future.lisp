@@ -147,6 +147,24 @@ once."
       (is (= 2 (number-of (ask channel (note 1)))))
       (is (typep error 'grpc:misuse)))))
 
+(test calls-among-other-futures
+  "ALL and ANY take calls; to cancel what they return cancels the calls."
+  (let ((go-on (make-signal)))
+    (with-probe (channel :options '(:execution :blocking))
+        (:ask (lambda (note call)
+                (when (= 9 (number-of note)) (await-signal go-on))
+                (double note call)))
+      (flet ((ask-later (i) (grpc:call-async #'lab.bench:ask channel (note i) :timeout 20)))
+        (is (equal '(2 4 6) (mapcar #'number-of
+                                    (grpc:await (grpc:all (mapcar #'ask-later '(1 2 3)))
+                                                :timeout 20))))
+        (let ((slow (ask-later 9)))
+          (is (= 10 (number-of (grpc:await (grpc:any (list slow (ask-later 5))) :timeout 20))))
+          (is (not (grpc:future-done-p slow)))
+          (grpc:cancel (grpc:all (list slow)))
+          (is (typep (caught (grpc:await slow :timeout 20)) 'grpc:cancelled)))
+        (signal-it go-on)))))
+
 (test long-replies-of-futures
   "One thread decodes a long reply, whoever asks for it; completions get the same one."
   (with-probe (channel) (:ask (lambda (note call) (declare (ignore call)) note))
