@@ -372,6 +372,7 @@
                (:file "catalogue")
                (:file "declaration")
                (:file "call")
+               (:file "rehearsal")
                (:file "main")))
 
 ;;; Tests: a system per layer, each added to those that clgrpc/tests depends on

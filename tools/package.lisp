@@ -16,5 +16,7 @@
    #:bench-route-guide #:bench-service
    ;; interop.lisp
    #:interop-service
+   ;; rehearsal.lisp
+   #:rehearse
    ;; main.lisp
    #:main))

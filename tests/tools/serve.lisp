@@ -18,6 +18,9 @@
       (is (null (support:program-line program)) "nothing more is printed")
       (is (= 0 (support:program-exit-code program))))))
 
+(test rehearsal
+  (is-true (tools:rehearse)))
+
 (test serve-counts
   (with-serve (program address "bench")
     (grpc:with-channel (channel address)
