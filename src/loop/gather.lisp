@@ -17,8 +17,8 @@
   "So many messages in a row are written one by one.")
 (defconstant +burst-gap-ns+ 50000
   "Who sends again after so long does not send in a row: one write each is cheap enough.")
-(defconstant +gathering-ns+ +flush-interval-ns+
-  "Output waits for more no longer than this.")
+(defconstant +gathering-ns+ 150000
+  "Output waits for more no longer than this and what a thread takes to wake, some 50 µs.")
 (defconstant +empty-looks+ 5
   "After so many looks in a row that found nothing gathered the sweeper leaves.")
 
