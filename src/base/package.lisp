@@ -52,7 +52,7 @@
    ;; seed.lisp
    #:hash-seed #:renew-hash-seed
    ;; raw.lisp
-   #:make-raw-vector
+   #:make-raw-vector #:known-heap-p
    ;; lane.lisp
    #:define-kernel #:with-kernel-parts #:+octets-data+ #:+kernels-p+ #:lanes-p #:bit-lanes-p
    #:inst #:memory #:lanes

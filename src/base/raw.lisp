@@ -14,8 +14,8 @@
   "How many octets of memory a vector takes at least that is not zeroed.")
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
-  (defun raw-pages-p ()
-    "True if this SBCL is the one that this file knows."
+  (defun known-heap-p ()
+    "True if this SBCL is the one whose heap we know from inside."
     (and (eql 0 (search "2.2.9" (lisp-implementation-version)))
          (member :x86-64 *features*)
          (every #'sb-sys:find-foreign-symbol-address
@@ -23,7 +23,7 @@
 
 (defmacro allocate-pages (octets)
   "The address of OCTETS octets of fresh pages without pointers. The collector must be off."
-  (if (raw-pages-p)
+  (if (known-heap-p)
       `(sb-alien:alien-funcall
         (sb-alien:extern-alien "gc_alloc_large" (function sb-sys:system-area-pointer
                                                           sb-alien:long sb-alien:int))
@@ -32,7 +32,7 @@
 
 (defmacro pages-allowed-p (octets)
   "True if OCTETS may be had without the collector's being due."
-  (if (raw-pages-p)
+  (if (known-heap-p)
       `(flet ((word (value) (sb-ext:truly-the (unsigned-byte 60) value)))
          (declare (inline word))
          (< (+ ,octets (word (sb-alien:extern-alien "bytes_allocated" sb-alien:unsigned-long)))

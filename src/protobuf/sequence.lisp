@@ -127,6 +127,9 @@ lengths and tags of more than two octets."
 (defconstant +piece+ 4096
   "How many octets of memory are made strings while the collector waits.")
 
+(defconstant +carve-p+ (known-heap-p)
+  "True if that is safe: another SBCL's collector may want to know of every object.")
+
 (define-leaf %read-strings ((octets octets) (at index) (end index) (tag (unsigned-byte 14))
                             (vector simple-vector) (count index) (piece octets))
     (values index index index)
@@ -183,7 +186,7 @@ and the position behind the last that was read, or AT."
     (ensure-room vector count run simple-vector)
     (let ((next at))
       (declare (type index next))
-      (when (and (<= 16 run) (< tag 16384) (lanes-p))
+      (when (and +carve-p+ (<= 16 run) (< tag 16384) (lanes-p))
         (loop
           (let ((piece (make-array (min +piece+ (+ memory 112)) :element-type 'octet))
                 (start at) (elements vector) (before count))
