@@ -552,7 +552,7 @@
                (:file "call")))
 
 (defsystem "clgrpc/tests/server"
-  :depends-on ("clgrpc" "sb-bsd-sockets" "fiveam")
+  :depends-on ("clgrpc" "clgrpc/tests/support" "sb-bsd-sockets" "fiveam")
   :pathname "tests/server/"
   :serial t
   :components ((:static-file "bench.proto")

@@ -187,7 +187,8 @@
 (test octets-that-nobody-needs-become-a-field
   (let ((long (make-array 5000 :element-type 'octet :initial-element 7))
         (half (make-array 2000 :element-type 'octet :initial-element 8)))
-    (setf (aref long 0) 1 (aref long 4999) 2)
+    (fill long 1 :end 1)
+    (fill long 2 :start 4999)           ; SBCL on arm64 has no code for a constant index so high
     (multiple-value-bind (message copy)
         (check-consuming (serialize (all :f3 1 :f15 long :o3 5 :r3 '(1 2) :p14 "x")) :kept t)
       (is (eq copy (clgrpc.test:all-f15 message)))

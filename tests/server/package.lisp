@@ -6,7 +6,8 @@
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:server #:clgrpc.server)
                     (#:client #:clgrpc.client) (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2)
-                    (#:hpack #:clgrpc.hpack) (#:os #:clgrpc.os))
+                    (#:hpack #:clgrpc.hpack) (#:os #:clgrpc.os)
+                    (#:support #:clgrpc.tests.support))
   (:export
    ;; support.lisp
    #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:settled #:note #:number-of

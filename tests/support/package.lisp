@@ -1,5 +1,5 @@
-;;;; What tests of several layers share: programs run as peers, the patience to wait for them, and
-;;;; what FiveAM knows.
+;;;; What tests of several layers share: programs run as peers, the patience to wait for them,
+;;;; what FiveAM knows, and what no emulator can do.
 
 (defpackage #:clgrpc.tests.support
   (:use #:cl)
@@ -8,4 +8,4 @@
            #:terminate-program #:kill-program
            #:call-with-program #:with-program #:run-to-end #:server-address
            #:with-server-program #:open-descriptors #:foreign-octets
-           #:suite-tests))
+           #:suite-tests #:unless-emulated))
