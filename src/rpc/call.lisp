@@ -296,8 +296,8 @@ itself. The wait ends with the call, which its deadline or its connection ends a
     (lambda () (ring gate))))
 
 (defun park (call ready-p &optional (leave-p (constantly nil)))
-  "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended; then return what that
-was. Return nil also if LEAVE-P, which is asked whenever somebody rings, is true."
+  "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended; then return what
+that was. Return nil also if LEAVE-P, which is asked whenever somebody rings, is true."
   (declare (type function ready-p leave-p))
   (let* ((gate (ensure-gate (ensure-extra call)))
          (futex (gate-futex gate)))

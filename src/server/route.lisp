@@ -33,7 +33,7 @@
   "After so many quick calls in a row a method is taken not to block.")
 
 (define-hot (runs-inline-p :inline t) ((route route) (alone boolean)) boolean
-  "True if the handler of ROUTE is to run on the loop; ALONE says that there is no other call there."
+  "True if the handler of ROUTE is to run on the loop; ALONE says that no other call is there."
   (case (route-execution route)
     (:inline t)
     (:auto (case (route-blocks route)
