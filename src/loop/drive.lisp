@@ -177,6 +177,7 @@ whoever continues waits in another way."
 on."
   (setf (event-loop-blind loop) t)
   (step-back loop)
+  (signal interrupt)                    ; to those outside, who could not see it before
   (with-simple-restart (continue "Wait on.")
     (invoke-debugger interrupt)))
 

@@ -29,11 +29,6 @@
     (or (gethash full-name **extensions**)
         (setf (gethash full-name **extensions**) (%make-extension full-name)))))
 
-(defun need-extension (full-name)
-  (or (let ((extension (gethash full-name **extensions**)))
-        (and extension (extension-slot extension) extension))
-      (misuse "There is no extension ~A." full-name)))
-
 (defun extension-extendee (extension)
   "The message type that EXTENSION extends."
   (intern-message-type (field-descriptor-extendee (slot-field (extension-slot extension)))))

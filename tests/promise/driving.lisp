@@ -90,6 +90,29 @@ of CHANNEL; return it."
          (signal-it release)
          (is (eql 1 (sb-thread:join-thread caller :timeout +patience+ :default :hangs))))))))
 
+(test who-handles-an-interrupt-has-it
+  "C-c reaches the handlers of a caller that drives, and no debugger."
+  (call-with-gate
+   (lambda (handler release begun)
+     (with-probe (channel :options '(:execution :blocking)) (:ask handler)
+       (let ((caller (start-driver channel
+                                   (lambda ()
+                                     (let ((sb-ext:*invoke-debugger-hook*
+                                             (lambda (condition hook)
+                                               (declare (ignore condition hook))
+                                               (sb-thread:abort-thread))))
+                                       (handler-case (ask channel (note 1))
+                                         (sb-sys:interactive-interrupt () :handled))))
+                                   release begun)))
+         (sb-thread:interrupt-thread
+          caller (lambda ()
+                   (let ((interrupt (make-condition 'sb-sys:interactive-interrupt)))
+                     (signal interrupt)
+                     (invoke-debugger interrupt))))
+         (is (eq :handled (sb-thread:join-thread caller :timeout +patience+ :default :hangs)))
+         (is (= 0 (number-of (ask channel (note 0)))) "others call")
+         (signal-it release))))))
+
 (test callers-at-once-are-served
   "With several callers a reserve thread runs the loop; when one is left it drives again."
   (with-probe (channel) (:ask #'double)

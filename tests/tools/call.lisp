@@ -170,3 +170,17 @@
         (support:run-to-end (support:clgrpc-program) (list "list" address))
       (is (eql 0 code))
       (is (member "helloworld.Greeter" lines :test #'string=)))))
+
+(test an-interrupt-ends-a-call
+  "C-c in the terminal ends the program with 130, as of other programs, and says nothing."
+  (with-serve (program address "interop")
+    (support:with-program (client (support:clgrpc-program) "call" address
+                                  "grpc.testing.TestService/StreamingOutputCall" "-d"
+                                  "{\"responseParameters\": [{\"size\": 1},
+                                    {\"size\": 1, \"intervalUs\": 60000000}]}")
+      ;; it waits for the second response
+      (is (string= "{" (support:program-line client)))
+      (loop until (string= "}" (support:program-line client)))
+      (support:signal-program client sb-unix:sigint)
+      (is (null (support:program-line client)))
+      (is (eql 130 (support:program-exit-code client))))))
