@@ -259,6 +259,8 @@
                (:file "interceptor")
                (:file "stage")
                (:file "call")
+               (:file "verb")
+               (:file "trouble")
                (:file "encoding")
                (:file "link")
                (:file "tap")
@@ -549,7 +551,9 @@
                (:file "compression")
                (:file "method")
                (:file "stage")
-               (:file "call")))
+               (:file "call")
+               (:file "verb")
+               (:file "trouble")))
 
 (defsystem "clgrpc/tests/server"
   :depends-on ("clgrpc" "clgrpc/tests/support" "sb-bsd-sockets" "fiveam")

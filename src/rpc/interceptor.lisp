@@ -2,7 +2,7 @@
 ;;;; called around its handlers, where these run; a channel's around its stubs, in the caller's
 ;;;; thread. The first of a list is the outermost. What they do not see by that, the messages of
 ;;;; streams and the ends of calls that outlive their handler or stub, they learn by FILTER-MESSAGES
-;;;; and ON-END (call.lisp).
+;;;; and ON-END (verb.lisp).
 ;;;;
 ;;;; A server or channel without interceptors pays nothing for them.
 

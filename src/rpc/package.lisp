@@ -39,7 +39,7 @@
    ;; interceptor.lisp
    #:check-interceptors #:call-intercepted #:invoke-intercepted #:bearer-token
    #:credentials-metadata
-   ;; call.lisp
+   ;; call.lisp, verb.lisp, trouble.lisp
    #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed
    #:call-extra #:call-incoming #:operations #:make-operations #:operate #:extra #:ensure-extra
    #:extra-metadata #:extra-trailers #:extra-trailer-fields #:extra-outcome

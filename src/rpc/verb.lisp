@@ -1,0 +1,216 @@
+;;;; What users do with a call, whatever carries it: SEND, RECEIVE, metadata, cancellation, and the
+;;;; reactive style, callbacks on the call's loop. All of it goes through the call's OPERATIONS.
+;;;; Messages pass the filters of interceptors here.
+
+(in-package #:clgrpc.rpc)
+
+(define-hot (outgoing :inline t) ((call call) message) t
+  "MESSAGE as the filter of CALL has it."
+  (let ((extra (call-extra call)))
+    (filtered (and extra (extra-outgoing-filter extra)) message)))
+
+(defun send (call message &key (compress :auto))
+  "Send MESSAGE on CALL; return true. Waits while more than the send budget
+(options-send-budget-octets) is unsent; on a loop's own thread, where waiting is not possible, the
+message is queued: see TRY-SEND and ON-WRITABLE. Signal the call's RPC-ERROR if it has ended badly,
+and MISUSE after CLOSE-SEND; return nil if the peer has ended it with :ok and wants nothing more.
+COMPRESS matters if CALL has a CALL-COMPRESSION: :auto compresses what is long enough and gains by
+it, nil sends MESSAGE as it is, such as a secret beside what an attacker chose, and t compresses it
+whatever comes of that. One thread sends on a call at a time; any thread may."
+  (operate send call (outgoing call message) t compress))
+
+(defun try-send (call message &key (compress :auto))
+  "As SEND, but return nil without sending if CALL's send budget is used up. Never waits."
+  (operate send call (outgoing call message) nil compress))
+
+(defun close-send (call)
+  "Tell the peer that no more messages will be sent on CALL, a client's call; MISUSE on a handler's.
+From any thread."
+  (operate close-send call)
+  nil)
+
+(defun receive (call)
+  "Return the next message of CALL, or nil when there are no more. Waits for one to come. On a
+client signal the call's RPC-ERROR once it has ended with a status other than :ok; in a handler
+signal it when the call was cancelled or its deadline passed. One thread receives on a call at a
+time; never call it on a loop's thread with nothing to receive."
+  (operate receive call))
+
+(define-hot receive-queued ((call call)) t
+  "The operation RECEIVE of a transport that queues what arrives."
+  (cond ((pop-deliverable call))
+        ((progn (wait-for-call call #'receivable-p) (pop-deliverable call)))
+        ((member (call-status call) '(nil :ok)) nil)
+        (t (error (call-condition call)))))
+
+(define-hot deliverable-p ((call call)) boolean
+  "False if CALL was cut short: only what the peer ended by itself is still worth reading."
+  (and (or (member (call-status call) '(nil :ok))
+           (eq :peer (outcome-ended-by (the outcome (call-outcome call)))))
+       t))
+
+(define-hot pop-deliverable ((call call)) t
+  "As POP-INCOMING, but nothing of a call that was cut short."
+  (and (deliverable-p call) (pop-incoming call)))
+
+(defun call-with-messages (call function)
+  "Call FUNCTION with each message of CALL as RECEIVE returns it. If FUNCTION exits early, a
+client's call is cancelled."
+  (operate each call function))
+
+(define-hot receive-each ((call call) (function function)) t
+  "The operation EACH of a transport that queues what arrives."
+  (let ((done nil))
+    (unwind-protect
+         (loop for message = (receive call)
+               while message do (funcall function message)
+               finally (setf done t))
+      (unless done (operate leave call)))))
+
+(defmacro do-messages ((variable call &optional result) &body body)
+  "Evaluate BODY with VARIABLE bound to each message of CALL in turn; return RESULT. Leaving BODY
+early cancels a client's call. Signals what RECEIVE signals."
+  (let ((function (gensym "BODY")))
+    `(block nil
+       (flet ((,function (,variable)
+                (declare (ignorable ,variable))
+                ,@body))
+         (declare (dynamic-extent #',function))
+         (call-with-messages ,call #',function))
+       ,result)))
+
+(defmethod cancel ((call call) &optional (text "cancelled by the caller"))
+  (operate post call (lambda () (operate abort call :cancelled text :local)))
+  nil)
+
+(defun cancelled-p (call)
+  "True if CALL ended otherwise than :ok: cancelled, past its deadline, or its connection lost. A
+handler that computes long asks now and then. From any thread."
+  (not (member (operate look call) '(nil :ok))))
+
+(defun call-with-call (call function)
+  (declare (type function function))
+  (unwind-protect (funcall function call)
+    (operate leave call)))
+
+(defmacro with-call ((variable call) &body body)
+  "Evaluate BODY with VARIABLE bound to CALL, a client's call; on exit cancel what is left of it."
+  (let ((function (gensym "BODY")))
+    `(flet ((,function (,variable) ,@body))
+       (declare (dynamic-extent #',function))
+       (call-with-call ,call #',function))))
+
+(defun call-metadata (call)
+  "The initial metadata that CALL's peer sent, an alist, decoded now. On a client it waits for the
+peer's headers; nil if the call ended without any. From any thread."
+  (operate await-metadata call)
+  (fields-metadata (or (call-fields call) #())))
+
+(defun call-trailers (call)
+  "On a client the trailing metadata of CALL, an alist, nil before it has ended; in a handler the
+trailers it will send. SETFable in a handler. From any thread."
+  (let ((extra (call-extra call)))
+    (cond ((null extra) '())
+          ((plusp (length (extra-trailer-fields extra)))
+           (fields-metadata (extra-trailer-fields extra)))
+          (t (extra-trailers extra)))))
+
+(defun (setf call-trailers) (metadata call)
+  (setf (extra-trailers (ensure-extra call)) (check-metadata metadata)))
+
+(defun send-metadata (call metadata)
+  "Send METADATA, an alist, as the initial metadata of CALL, a handler's call, now. Signal MISUSE if
+headers, or a message, were sent already. From any thread."
+  (operate send-metadata call (check-metadata metadata))
+  nil)
+
+(defun time-remaining (call)
+  "The seconds until CALL's deadline as a double-float, negative if it is past; nil if it has none."
+  (and (plusp (call-deadline call))
+       (ns-seconds (- (call-deadline call) (monotonic-ns)))))
+
+;;; The reactive style: callbacks on the call's loop
+
+(defmacro define-callback (name slot documentation)
+  "Define NAME (call function), which stores FUNCTION in SLOT of the extra and has the loop run what
+is due already."
+  `(defun ,name (call function)
+     ,(format nil "~A Runs on the call's loop, so it must not wait. Return CALL. From any thread."
+              documentation)
+     (operate post call
+              (lambda ()
+                (setf (,slot (ensure-extra call)) function)
+                (operate schedule call)))
+     call))
+
+(define-callback on-message extra-on-message
+  "Call FUNCTION with each message of CALL that arrives, those waiting already first. In a handler
+messages wait while more than the send budget (options-send-budget-octets) of its answers is
+queued.")
+
+(define-callback on-half-close extra-on-half-close
+  "Call FUNCTION without arguments once the peer's last message has been taken.")
+
+(define-callback on-cancel extra-on-cancel
+  "Call FUNCTION without arguments if CALL ends otherwise than :ok.")
+
+(define-callback on-writable extra-on-writable
+  "Call FUNCTION without arguments now if there is room to send, and whenever after TRY-SEND was
+refused there is room again.")
+
+(defun on-end (call function)
+  "Call FUNCTION without arguments once CALL has ended, however that was; CALL-STATUS says how. Of
+several functions the first given is called first. Runs on the call's loop, so it must not wait.
+Return CALL. From any thread."
+  (operate post call
+           (lambda ()
+             (let* ((extra (ensure-extra call))
+                    (before (extra-on-ended extra)))
+               (setf (extra-on-ended extra)
+                     (if before
+                         (lambda () (funcall before) (funcall function))
+                         function))
+               (operate schedule call))))
+  call)
+
+(defun filter-messages (call &key incoming outgoing)
+  "Have INCOMING, a function of a message, replace each message that is received on CALL, a stream,
+and OUTGOING each that is sent on it. For interceptors, which give them before CALL is used: those
+of an outer one see what comes first and what goes last. Return CALL."
+  (let ((extra (ensure-extra call)))
+    (flet ((combined (first second)
+             (cond ((null first) second)
+                   ((null second) first)
+                   (t (lambda (message) (funcall second (funcall first message)))))))
+      (setf (extra-incoming-filter extra) (combined (extra-incoming-filter extra) incoming)
+            (extra-outgoing-filter extra) (combined outgoing (extra-outgoing-filter extra)))))
+  call)
+
+(define-hot callbacks-p ((call call)) boolean
+  "True if CALL has callbacks of its user."
+  (let ((extra (call-extra call)))
+    (and extra
+         (or (extra-on-message extra) (extra-on-half-close extra) (extra-on-cancel extra)
+             (extra-on-ended extra)
+             (extra-on-writable extra))
+         t)))
+
+(defgeneric after (call seconds function)
+  (:documentation "Call FUNCTION without arguments on CALL's loop after SECONDS, a real, unless CALL
+has ended by then. For handlers that returned their call and hold no thread. From any thread."))
+
+(defun reply (call message)
+  "End CALL, a unary or client-streaming handler's, with MESSAGE as its answer. For handlers that
+returned their call. From any thread."
+  (operate reply call (outgoing call message))
+  nil)
+
+(defun finish (call &key (status :ok) (message "") details trailers)
+  "End CALL, a handler's, with STATUS, a keyword; MESSAGE is its text, DETAILS a list of
+messages or octets for grpc-status-details-bin, TRAILERS an alist added to (call-trailers CALL). For
+handlers that returned their call. From any thread."
+  (status-code status)
+  (check-metadata trailers)
+  (unless (stringp message) (misuse "The message of a status is a string, not ~S." message))
+  (operate finish call status message (details-octets details status message) trailers)
+  nil)

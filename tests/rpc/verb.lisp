@@ -1,0 +1,35 @@
+;;;; What users do with a call, on one without a transport (call.lisp), and what is misuse.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.rpc)
+
+(test leaving-messages
+  "DO-MESSAGES leaves a call only if it is left early; its result form comes at the end."
+  (let* ((left 0)
+         (call (new-call :leave (lambda (call) (declare (ignore call)) (incf left)))))
+    (dolist (item '(1 2 3)) (rpc::push-incoming call item 1))
+    (is (= 1 (rpc:do-messages (item call) (return item))))
+    (is (= 1 left))
+    (rpc:end-call call :ok)
+    (let ((items '()))
+      (is (eq :done (rpc:do-messages (item call :done) (push item items))))
+      (is (equal '(3 2) items)))
+    (is (= 1 left))
+    (is (= 5 (rpc:with-call (call call) (rpc:call-status call) 5)))
+    (is (= 2 left))))
+
+(test time-remaining
+  (let ((call (new-call)))
+    (is (null (rpc:time-remaining call)))
+    (setf (rpc:call-deadline call) (+ (monotonic-ns) 1000000000))
+    (is (< 0.9 (rpc:time-remaining call) 1.0001))
+    (setf (rpc:call-deadline call) (- (monotonic-ns) 1000000000))
+    (is (< (rpc:time-remaining call) 0))))
+
+(test what-a-transport-lacks
+  (let ((call (new-call)))
+    (signals misuse (rpc:send call 1))
+    (signals misuse (rpc:reply call 1))
+    (signals misuse (rpc:finish call :status :bad))
+    (signals misuse (rpc:finish call :details "x"))
+    (is (search "open" (princ-to-string call)))))
