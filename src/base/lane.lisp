@@ -206,6 +206,27 @@ whether one is not, as 0 or 1."
   (inst xor wide wide)
   OUT)
 
+(define-kernel %wide-among ((from :sap) (count :count)) (wide)
+    (:integers (here limit) :vectors (some others))
+    "Whether one of COUNT 32-bit characters at FROM, 16 at least, is not ASCII, as 0 or 1."
+  (inst mov wide 1)
+  (inst xor here here)
+  (inst lea limit (memory -16 count))
+  LOOP
+  (inst cmp here limit)
+  (inst cmov :nbe here limit)
+  (inst movdqu some (memory 0 from here 4))
+  (dolist (displacement '(16 32 48))
+    (inst movdqu others (memory displacement from here 4))
+    (inst por some others))
+  (inst ptest some (lanes 32 #xFFFFFF80))
+  (inst jmp :nz OUT)
+  (inst add here 16)
+  (inst cmp here count)
+  (inst jmp :b LOOP)
+  (inst xor wide wide)
+  OUT)
+
 (define-kernel %wide-extra ((from :sap) (count :count)) (extra here)
     (:integers (next) :vectors (some others more sums))
     "How many octets the first of the COUNT 32-bit characters at FROM take more than one each, and

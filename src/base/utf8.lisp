@@ -67,6 +67,8 @@ carries into its top bit if the character takes one octet more."
   (let ((count (length string)) (more 0))
     (declare (type index count) (type (unsigned-byte 64) more))
     (with-sap ((from string))
+      (when (and (<= 16 count) (lanes-p) (zerop (%wide-among from count)))
+        (return-from %wide-utf8-length count))
       (multiple-value-bind (extra at)
           (if (lanes-p) (%wide-extra from count) (values 0 0))
         (declare (type index extra at))
@@ -123,7 +125,7 @@ few may be copied together with some before them."
             (t (dotimes (here count) (copy 8 here)))))
     (not (logtest +high-bits+ seen))))
 
-(define-leaf %copy-base-string ((string simple-base-string) (octets octets) (start index)) index
+(define-leaf (%copy-base-string :inline t) ((string simple-base-string) (octets octets) (start index)) index
   "Put the characters of STRING into OCTETS from START; return the position after them."
   (with-sap ((from string) (base octets))
     (%copy-plain from (sb-sys:sap+ base start) (length string)))
@@ -149,7 +151,9 @@ surrogate counts as U+FFFD."
             (,put (tail 6))
             (,put (tail 0))))))
 
-(define-leaf %narrow-string ((string wide-string) (octets octets) (start index)) boolean
+(define-leaf (%narrow-string :inline t)
+    ((string wide-string) (octets octets) (start index))
+    boolean
   "Put the characters of STRING into OCTETS from START, where there is room for as many, if all are
 ASCII; return whether they are."
   (let ((count (length string)))
@@ -224,6 +228,7 @@ octets."
     (declare (type index count i at))
     (loop
       (multiple-value-setq (i at) (%encode-lanes string i octets at))
+      (when (= i count) (return))
       (let ((end (if (lanes-p) (min count (+ i 16)) count))) ; lanes may go on behind
         (multiple-value-setq (i at) (%encode-wide string i end octets at))
         (when (or (= i count) (< i end)) (return))))

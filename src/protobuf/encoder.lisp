@@ -187,7 +187,7 @@ unless something else is in them, as in a forwarder; all others are called."
                          octets at size ,(type-form slot)))))
     (if (varint-bits (slot-scalar slot))
         `(let ((vector (,(slot-place slot) message)))
-           (if (<= (length vector) +few+)
+           (if (<= (length vector) +few-to-write+)
                (setf at (,(slot-function "PUT-FEW" slot) vector octets at))
                ,form))
         form)))

@@ -276,7 +276,10 @@ written behind it is overwritten by what comes next."
 (defconstant +few-octets+ 16
   "How many octets a packed field has at most that %READ-FEW reads.")
 (defconstant +few+ 8
-  "How many elements a packed field has at most that PUT-FEW writes.")
+  "How many elements a packed field has at most whose size is not worth a call.")
+(defconstant +few-to-write+ 48
+  "How many elements a packed field has at most that PUT-FEW writes: with more, the lanes of
+lane.lisp make up for the time that they take to begin.")
 
 (define-leaf (%count-ends-of-word :inline t) ((word (unsigned-byte 64)) (count (integer 1 8)))
     (integer 0 8)

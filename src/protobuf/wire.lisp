@@ -503,24 +503,20 @@ Where the size allows, by two stores that overlap."
 
 (define-hot write-text ((string simple-string) (octets octets) (at index)) index
   "Write the length of STRING in UTF-8 and STRING itself at AT; return the position after it."
-  (let ((count (length string)))
-    (cond ((typep string 'simple-base-string)
-           (put-varint count)
-           (need-room count)
-           (%copy-base-string string octets at))
+  (let ((count (length string)) (before at))
+    (declare (type index before))
+    (put-varint count)
+    (need-room count)
+    (cond ((typep string 'simple-base-string) (%copy-base-string string octets at))
+          ((%narrow-string (truly-the wide-string string) octets at) (truly-the index (+ at count)))
           (t
            ;; the length is mostly as long as it would be for ASCII
-           (let* ((string (truly-the wide-string string))
-                  (start (let ((size (varint-size count)))
-                           (need-room (+ size count))
-                           (truly-the index (+ at size))))
-                  (end (if (%narrow-string string octets start)
-                           (truly-the index (+ start count))
-                           (encode-wide-utf8 string octets start)))
-                  (size (- end start))
-                  (shift (- (varint-size size) (varint-size count))))
-             (declare (type index start end size shift))
-             (unless (zerop shift) (copy-octets octets start end octets (+ start shift)))
+           (let* ((end (encode-wide-utf8 (truly-the wide-string string) octets at))
+                  (size (- end at))
+                  (shift (- (varint-size size) (- at before))))
+             (declare (type index end size) (type fixnum shift))
+             (unless (zerop shift) (copy-octets octets at end octets (+ at shift)))
+             (setf at before)
              (put-varint size)
              (+ at size))))))
 
