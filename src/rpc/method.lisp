@@ -233,17 +233,17 @@ the form (function-symbol \"Name\" kind \"request.Type\" \"response.Type\" [docu
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun usage (kind)
     "How a method of KIND is called and implemented, as text."
-    (format nil "With a channel: ~A. The keywords are :timeout (seconds), :deadline, :metadata, ~
-                 :wait-for-ready, :call-credentials and :compression.~2%A handler ~A."
+    (format nil "With a channel: ~A.~%The keywords are :timeout (seconds), :deadline, :metadata, ~
+                 :wait-for-ready, :call-credentials and~%:compression.~2%A handler ~A."
             (ecase kind
               (:unary "returns the reply and, as second value, the call")
               (:server-streaming "returns a call, to iterate with DO-MESSAGES or RECEIVE from")
               (:client-streaming
-               "REQUEST is a sequence of messages, a function that generates them, or :open; ~
-                returns the reply and the call, for :open the call, to SEND on, CLOSE-SEND, and ~
-                RECEIVE the reply from")
-              (:bidi "REQUEST is a sequence of messages, a function that generates them, or ~
-                      :open; returns a call, to RECEIVE from and, if :open, to SEND on"))
+               "REQUEST is a sequence of messages, a function that generates them, or :open;
+returns the reply and the call, for :open the call, to SEND on, CLOSE-SEND, and RECEIVE the reply
+from")
+              (:bidi "REQUEST is a sequence of messages, a function that generates them, or :open;
+returns a call, to RECEIVE from and, if :open, to SEND on"))
             (ecase kind
               (:unary "gets the request and returns the reply")
               (:server-streaming "gets the request and SENDs on its CALL")

@@ -16,7 +16,9 @@
     (is (search "/words.Speaker/Echo unary" (princ-to-string method)))
     (is (equal '(:unary :server-streaming :client-streaming :bidi) (kinds-of 'words:speaker)))
     (is (search "/words.Speaker/Echo" (documentation 'words.speaker:echo 'function)))
-    (is (search "returns the reply and" (documentation 'words.speaker:echo 'function)))))
+    (is (search "returns the reply and" (documentation 'words.speaker:echo 'function)))
+    (dolist (symbol '(words.speaker:echo words.speaker:spell words.speaker:join words.speaker:talk))
+      (is (not (find #\~ (documentation symbol 'function)))))))
 
 (test stubs-say-what-they-are-called-with
   (handler-case (words.speaker:echo "127.0.0.1:1" (words:make-word))
