@@ -123,8 +123,9 @@ again."
     (values t (member :kept :lost))
   "Call FUNCTION, user code or what calls it, with ARGUMENT while the baton of LOOP is lent. Return
 its value, and whether the baton was :KEPT or :LOST; IN-EVENT-LOOP-P says the same after a non-local
-exit. From a deferred function."
+exit. Who takes it calls NOTE-LATE with ARGUMENT, at once. From a deferred function."
   (let ((value nil) (kept nil))
+    (setf (event-loop-user loop) argument)
     (lend loop)
     (unwind-protect (setf value (sb-sys:with-interrupts (funcall function argument)))
       (setf kept (resume loop)))
@@ -191,6 +192,11 @@ that from now on. Return false if there is none to do so; then this thread must 
                           t)))
                 (t (misuse "~A would wait for itself." loop)))))))
 
+(defgeneric note-late (argument)
+  (:documentation "The user code that CALL-USER was given ARGUMENT for has lost the loop, which the
+thread that calls this holds.")
+  (:method (argument) (declare (ignore argument)) nil))
+
 (defun request-takeover (loop baton if-busy)
   "Have a reserve thread of LOOP overtake whoever has lent its BATON. IF-BUSY is as for
 RUN-ON-RESERVE. Return true if one will try."
@@ -202,6 +208,7 @@ RUN-ON-RESERVE. Return true if one will try."
                              ;; from now on it is a thread like others, for which nobody waits
                              (setf (event-loop-overtaken loop) t)
                              (trace-event :loop :overtaken :loop loop)
+                             (note-late (event-loop-user loop))
                              (run-as-holder loop)))
                          :if-busy if-busy))))
 

@@ -75,7 +75,7 @@
    #:security-protocol #:security-cipher #:security-resumed-p #:security-server-name
    #:security-peer-certificate
    ;; baton.lisp
-   #:take #:overtake #:lend #:resume #:hand-over #:retire #:call-user #:with-baton
+   #:take #:overtake #:lend #:resume #:hand-over #:retire #:call-user #:note-late #:with-baton
    #:call-with-baton #:holds-baton-p #:prepare-to-wait #:*event-loop*
    ;; drive.lisp
    #:enter-call #:leave-call #:call-served #:drive #:may-drive-p #:left-to-drive-p #:drive-on

@@ -34,6 +34,7 @@
   (baton 0 :type sb-ext:word)           ; see baton.lisp
   (asked 0 :type sb-ext:word)           ; the baton, lent, that is to be overtaken
   (thread nil :type (or null sb-thread:thread)) ; that has the baton
+  (user nil)                            ; whose user code ran last, see CALL-USER
   (runner nil :type (or null sb-thread:thread)) ; that LAUNCH-EVENT-LOOP made
   (overtaken nil :type boolean)         ; RUNNER is no more than a thread of RESERVE
   (reserve nil :type (or null reserve)) ; runs the loop when its thread cannot

@@ -17,9 +17,12 @@ baton is lost; then nothing of the loop may be touched."
   (let ((abandoned t))
     (unwind-protect
          (multiple-value-bind (condition baton)
-             (flet ((run (call) (with-user-code (call) (funcall function))))
+             (flet ((run (argument)
+                      (declare (ignore argument))
+                      (with-user-code (call) (funcall function))))
                (declare (dynamic-extent #'run))
-               (loop:call-user (wire-call-loop call) #'run call))
+               ;; nothing is to be noted of the method for a late callback
+               (loop:call-user (wire-call-loop call) #'run nil))
            (setf abandoned nil)
            (cond ((eq baton :lost) (resume-callbacks call condition) nil)
                  (t (when condition (abort-with call condition))

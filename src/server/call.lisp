@@ -153,16 +153,24 @@ longer. On the loop."
                 (multiple-value-bind (value baton)
                     (loop:call-user (wire-call-loop call) #'run-handler call)
                   (setf abandoned nil)
-                  (cond ((eq baton :kept) (conclude call value))
-                        (t (note-overstay (server-call-route call))
-                           (conclude-elsewhere call value))))
-             (when abandoned (conclude-elsewhere call (abandoned-condition call)))))))
+                  (if (eq baton :kept)
+                      (conclude call value)
+                      (conclude-elsewhere call value)))
+             (when abandoned (conclude-elsewhere call (abandoned-condition call)))
+             (unless (loop:in-event-loop-p (wire-call-loop call))
+               (late-handler-ended (server-call-route call)))))))
   nil)
+
+(defmethod loop:note-late ((call server-call))
+  (note-overstay (server-call-route call)))
 
 (defun run-on-reserve-thread (call)
   (cond ((call-status call))            ; cancelled before it began
         ((answers-wait-p (wire-call-link call))
-         (loop:post (wire-call-loop call) (lambda () (hold-up call))))
+         (loop:post (wire-call-loop call) (lambda ()
+                                            ;; its ticket is used
+                                            (setf (server-call-started call) t)
+                                            (hold-up call))))
         (t (run-and-conclude call))))
 
 (defun run-and-conclude (call)
@@ -186,7 +194,11 @@ debugger."
         ((typep value 'rpc:rpc-error) (finish-with-condition call value))
         ((answers-once-p call)
          (unless (reply-now call value)
-           (loop:call-user (wire-call-loop call) (lambda (call) (post-reply call value)) call)))
+           (loop:call-user (wire-call-loop call)
+                           (lambda (argument)
+                             (declare (ignore argument))
+                             (post-reply call value))
+                           nil)))
         (t (server-finish call :ok "" nil '())))
   nil)
 

@@ -16,6 +16,7 @@
   (execution :auto :type (member :inline :blocking :auto))
   (blocks nil :type (member nil t :waits)) ; :auto, and it has overstayed, or waited beside others
   (quick 0 :type fixnum)                ; how many calls in a row have been quick since
+  (late 0 :type sb-ext:word)            ; how many that overstayed run still (atomic)
   (kept nil :type (or null function)))  ; in-process: the handler that answered later, last time
 
 (declaim (sb-ext:freeze-type route))
@@ -47,17 +48,25 @@ reserve threads, unless they are alone."
     (setf (route-blocks route) :waits)))
 
 (defun note-overstay (route)
-  "A handler of ROUTE has lost the loop, or handed it over: from now on they start on reserve
-threads."
+  "A handler of ROUTE has lost the loop, or handed it over, and runs on: from now on they start on
+reserve threads, of which each connection has its share, and not before it has returned on the loop
+again: each one that overstays takes a thread that counts for nobody."
+  (sb-ext:atomic-incf (route-late route))
   (trace-event :loop :method-blocks :method (rpc:rpc-method-path (route-method route)))
   (setf (route-quick route) 0)
   (when (and (eq :auto (route-execution route)) (null (route-blocks route)))
     (setf (route-blocks route) t)))
 
+(defun late-handler-ended (route)
+  "A handler of ROUTE that NOTE-OVERSTAY was called for, or is about to be, has returned."
+  (sb-ext:atomic-decf (route-late route))
+  nil)
+
 (define-hot note-duration ((route route) (duration-ns (unsigned-byte 62))) null
   "A handler of ROUTE took so long on a reserve thread."
   (cond ((> duration-ns +quick-ns+) (setf (route-quick route) 0))
-        ((>= (incf (route-quick route)) +quick-calls+)
+        ((and (>= (incf (route-quick route)) +quick-calls+)
+              (zerop (route-late route)))
          (setf (route-quick route) 0
                (route-blocks route) nil)))
   nil)

@@ -94,7 +94,7 @@ limited, another's are served."
 
 (defmacro with-stalled ((address handler &rest options) &body body)
   "As WITH-VICTIM with OPTIONS, where HANDLER is a handler of Ask that stalls; see above."
-  `(with-victim (,address :options (list :execution :blocking ,@options)
+  `(with-victim (,address :options (list ,@options :execution :blocking)
                           :handlers (list :ask (lambda (note call) (funcall ,handler note call))))
      (call-with-stalled (lambda (stalled) (setf ,handler stalled) ,@body))))
 
@@ -107,6 +107,21 @@ the peer's connections after one has ended."
         (dotimes (i 1000) (demand attacker "/lab.Bench/Ask" (note-octets 77)))
         (with-attacker (decent address)
           (dotimes (i 100) (is-true (served-p decent))))))))
+
+(test blocking-calls-that-nobody-expected
+  "The same calls where handlers run on the loop until one of their method has overstayed: it need
+not have returned for the next to run elsewhere. Neither do quick ones bring the method back."
+  (let ((handler #'answer))
+    (with-stalled (address handler :execution :auto)
+      (with-attacker (attacker address)
+        (dotimes (round 10)
+          (dotimes (i 80) (demand attacker "/lab.Bench/Ask" (note-octets 1)))
+          (dotimes (i 20) (demand attacker "/lab.Bench/Ask" (note-octets 77)))
+          (with-attacker (decent address)
+            (dotimes (i 50) (is-true (served-p decent)))))
+        (dotimes (i 700) (demand attacker "/lab.Bench/Ask" (note-octets 77)))
+        (with-attacker (decent address)
+          (dotimes (i 50) (is-true (served-p decent))))))))
 
 (test blocking-calls-of-many-connections
   "The same on fifty connections: each gets less, and who comes last finds a thread."
@@ -130,7 +145,12 @@ the peer's connections after one has ended."
 
 (test requests-of-calls-that-were-held-up
   "The same while they wait for answers to leave."
-  (with-victim (address :server server :options '(:max-queued-octets 65536 :execution :inline)
+  (check-requests-held-up :inline)
+  (check-requests-held-up :blocking))
+
+(defun check-requests-held-up (execution)
+  (with-victim (address :server server
+                        :options (list :max-queued-octets 65536 :execution execution)
                         :handlers (list :ask #'answer-at-length))
     (with-attacker (attacker address :settings '((:initial-window-size 0)))
       (ask-for-much attacker 2 100)
