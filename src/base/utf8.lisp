@@ -125,7 +125,9 @@ few may be copied together with some before them."
             (t (dotimes (here count) (copy 8 here)))))
     (not (logtest +high-bits+ seen))))
 
-(define-leaf (%copy-base-string :inline t) ((string simple-base-string) (octets octets) (start index)) index
+(define-leaf (%copy-base-string :inline t) ((string simple-base-string) (octets octets)
+                                            (start index))
+    index
   "Put the characters of STRING into OCTETS from START; return the position after them."
   (with-sap ((from string) (base octets))
     (%copy-plain from (sb-sys:sap+ base start) (length string)))
