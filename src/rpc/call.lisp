@@ -260,7 +260,7 @@ after the store that they wait for."
                (loop:call-last loop #'ring gate))))))
   nil)
 
-(define-hot notify-sleeper ((call call)) null
+(define-hot (notify-sleeper :inline t) ((call call)) null
   "As NOTIFY, for other threads than loops' and after an atomic operation: costs next to nothing if
 nobody sleeps."
   (let* ((extra (call-extra call))

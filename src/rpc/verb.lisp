@@ -43,7 +43,7 @@ time; never call it on a loop's thread with nothing to receive."
         ((member (call-status call) '(nil :ok)) nil)
         (t (error (call-condition call)))))
 
-(define-hot deliverable-p ((call call)) boolean
+(define-hot (deliverable-p :inline t) ((call call)) boolean
   "False if CALL was cut short: only what the peer ended by itself is still worth reading."
   (and (or (member (call-status call) '(nil :ok))
            (eq :peer (outcome-ended-by (the outcome (call-outcome call)))))
@@ -186,7 +186,7 @@ of an outer one see what comes first and what goes last. Return CALL."
             (extra-outgoing-filter extra) (combined outgoing (extra-outgoing-filter extra)))))
   call)
 
-(define-hot callbacks-p ((call call)) boolean
+(define-hot (callbacks-p :inline t) ((call call)) boolean
   "True if CALL has callbacks of its user."
   (let ((extra (call-extra call)))
     (and extra
