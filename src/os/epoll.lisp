@@ -52,8 +52,9 @@
   "Wait until EPOLL has events or TIMEOUT-MS milliseconds have passed (-1: without limit) and write
 them to AREA. Return how many there are; the negated EINTR if a signal came first."
   (with-pinned-objects (area)
-    (syscall ("epoll_wait" int) (int epoll) (system-area-pointer (vector-sap area))
-             (int (floor (length area) +event-octets+)) (int timeout-ms))))
+    (filling (area 0 (length area))
+      (syscall ("epoll_wait" int) (int epoll) (system-area-pointer (vector-sap area))
+               (int (floor (length area) +event-octets+)) (int timeout-ms)))))
 
 (define-hot (event-flags :inline t) ((area octets) (index (unsigned-byte 24))) (unsigned-byte 32)
   "The flags of the event at INDEX of AREA."

@@ -34,8 +34,9 @@
 have passed (-1: without limit). Return how many have; the negated EINTR if a signal came first."
   (declare (type octets area))
   (with-pinned-objects (area)
-    (syscall ("poll" int) (system-area-pointer (vector-sap area)) ((unsigned 64) count)
-             (int timeout-ms))))
+    (filling (area 0 (length area))
+      (syscall ("poll" int) (system-area-pointer (vector-sap area)) ((unsigned 64) count)
+               (int timeout-ms)))))
 
 (defun clear-eventfd (descriptor)
   "Make the eventfd DESCRIPTOR unreadable until it is written to again."

@@ -44,9 +44,11 @@
   (with-alien ((length (unsigned 32) +address-octets+))
     (assert (>= (length address) +address-octets+))
     (with-pinned-objects (address)
-      (retrying (syscall ("accept4" int) (int socket) (system-area-pointer (vector-sap address))
-                         ((* (unsigned 32)) (addr length))
-                         (int (logior +sock-nonblock+ +sock-cloexec+)))))))
+      (make-writable address 0 +address-octets+) ; a connection without room for its address is lost
+      (filling (address 0 +address-octets+)
+        (retrying (syscall ("accept4" int) (int socket) (system-area-pointer (vector-sap address))
+                           ((* (unsigned 32)) (addr length))
+                           (int (logior +sock-nonblock+ +sock-cloexec+))))))))
 
 (defun connect-socket (socket address)
   "Begin to connect SOCKET to ADDRESS: the negated EINPROGRESS means that it can be written to, or
@@ -70,9 +72,10 @@ has the option +SO-ERROR+ set, once that has ended."
   "Receive into OCTETS from START to END. Return how many came; 0 means that no more will come."
   (assert (<= start end (length octets)))
   (with-pinned-objects (octets)
-    (retrying (syscall ("recv" (signed 64)) (int socket)
-                       (system-area-pointer (sap+ (vector-sap octets) start))
-                       ((unsigned 64) (- end start)) (int 0)))))
+    (filling (octets start end)
+      (retrying (syscall ("recv" (signed 64)) (int socket)
+                         (system-area-pointer (sap+ (vector-sap octets) start))
+                         ((unsigned 64) (- end start)) (int 0))))))
 
 (define-hot send-octets ((socket fixnum) (octets octets) (start index) (end index)) result
   "Send OCTETS from START to END. Return how many were taken."

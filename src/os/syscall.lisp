@@ -27,6 +27,7 @@
   (+ebadf+ "EBADF" 9)
   (+eagain+ "EAGAIN" 11)
   (+enomem+ "ENOMEM" 12)
+  (+efault+ "EFAULT" 14)
   (+enfile+ "ENFILE" 23)
   (+emfile+ "EMFILE" 24)
   (+epipe+ "EPIPE" 32)
@@ -64,6 +65,28 @@
      (let ((value (progn ,@call)))
        (declare (type result value))
        (unless (= value (- +eintr+)) (return value)))))
+
+(defun make-writable (octets start end)
+  "Write each page of OCTETS between START and END, as it is."
+  (declare (type octets octets) (type index start end))
+  (flet ((touch (i)
+           (setf (aref octets i) (aref octets i))))
+    (loop for i of-type index from start below end by 4096
+          do (touch i))
+    (when (< start end) (touch (1- end)))))
+
+(defmacro filling ((octets start end) &body call)
+  "Do CALL, by which the kernel writes to OCTETS between START and END. In an SBCL without soft card
+marks, such as 2.2.9 on arm64, the collector protects pages, also those of vectors that were held in
+place meanwhile: a store of ours lifts that, where the kernel's only fails. So store, and try again."
+  `(let ((tries 100))
+     (declare (type fixnum tries))
+     (loop
+       (let ((value (progn ,@call)))
+         (declare (type result value))
+         (unless (and (= value (- +efault+)) (plusp tries)) (return value))
+         (decf tries)
+         (make-writable ,octets ,start ,end)))))
 
 (declaim (inline failed-p))
 (defun failed-p (result)

@@ -65,6 +65,19 @@ none."
   (or (with-pair (client server :host "::1") (check-exchange client server))
       (skip "this machine has no IPv6")))
 
+(test octets-that-collections-held-in-place
+  ;; the collector may have protected their pages
+  (with-pair (client server)
+    (let ((octets (make-octets 70000)) (sent (octets-of 1 2 3)))
+      (sb-sys:with-pinned-objects (octets)
+        (dotimes (generation 3)
+          (sb-ext:gc :gen generation)
+          (dolist (at '(0 40000 69997))
+            (is (= 3 (os:send-octets client sent 0 3)))
+            (is-true (wait-readable server))
+            (is (= 3 (os:receive-octets server octets at (+ at 3))))
+            (is (equalp sent (subseq octets at (+ at 3))))))))))
+
 (test several-buffers
   (with-pair (client server)
     (let ((buffers (coerce (loop for i from 1 to 20
