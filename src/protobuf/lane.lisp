@@ -122,6 +122,23 @@ it, into the eight elements at DONE, and go behind them."
   (inst jmp LOOP)
   OUT)
 
+(define-kernel %wide-count-ends ((from :sap) (count :count)) (ends here)
+    (:integers (more) :widest (octets) :masks (some))
+    "As %COUNT-ENDS for a multiple of 64."
+  (inst xor here here)
+  (inst mov ends count)
+  LOOP
+  (inst cmp here count)
+  (inst jmp :nb OUT)
+  (wide :vmovdqu64 octets (memory 0 from here))
+  (wide :vpmovb2m some octets)
+  (plain :kmovq-to more some)
+  (inst popcnt more more)
+  (inst sub ends more)
+  (inst add here 64)
+  (inst jmp LOOP)
+  OUT)
+
 (defmacro define-wide-kernels (element sizes pack unpack)
   "Define the three kernels of ELEMENT for eight varints at a time, of at most eight octets each."
   (let ((width (element-width element)))

@@ -57,7 +57,9 @@ is for the caller to write."
     (when (and (<= 32 (- end start)) (lanes-p))
       (with-sap ((base octets))
         (multiple-value-bind (ends here)
-            (%count-ends (sb-sys:sap+ base start) (logandc2 (- end start) 15))
+            (if (and (<= 256 (- end start)) (wide-lanes-p))
+                (%wide-count-ends (sb-sys:sap+ base start) (logandc2 (- end start) 63))
+                (%count-ends (sb-sys:sap+ base start) (logandc2 (- end start) 15)))
           (declare (type index ends here))
           (setf count ends
                 at (+ start here)))))

@@ -324,6 +324,7 @@
                protobuf::%put-varint protobuf::%put-short-varint
                protobuf::%count-varints protobuf::%count-ends protobuf::%copy-elements
                protobuf::%count-fields protobuf::%carve-1 protobuf::%carve-2
+               protobuf::%wide-count-ends
                protobuf::%read-strings protobuf::%put-strings
                protobuf::%wide-sizes-int32 protobuf::%wide-sizes-uint32 protobuf::%wide-sizes-int64
                protobuf::%wide-sizes-sint32 protobuf::%wide-sizes-sint64
