@@ -20,9 +20,9 @@ PIPE-CONNECT gives. It is read by READ-BYTE, READ-SEQUENCE (octets) and READ-LIN
 loop and without waiting: where nothing is left of what has come, that is the end of file, for now.
 READ-LINE gives whole lines; one that is longer than :HIGH-WATER of its socket, or that the peer has
 not ended before it closed, comes as it is, with true for a second value; one that is no UTF-8 is
-skipped with INVALID-UTF8. LISTEN tells whether there
-are octets. It is written by WRITE-BYTE, WRITE-SEQUENCE, WRITE-STRING, FORMAT and the like (UTF-8),
-from any thread, as by WRITE-SOCKET-DATA. CLOSE is CLOSE-SOCKET, with :ABORT its :FORCE."))
+skipped with INVALID-UTF8. LISTEN tells whether there are octets. It is written by WRITE-BYTE,
+WRITE-SEQUENCE, WRITE-STRING, FORMAT and the like (UTF-8), from any thread, as by WRITE-SOCKET-DATA.
+CLOSE is CLOSE-SOCKET, with :ABORT its :FORCE."))
 
 (document-functions
   stream-socket "The socket of the ASYNC-IO-STREAM given.")
