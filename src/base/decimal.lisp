@@ -1,75 +1,135 @@
-;;;; Floats from decimal digits, rounded correctly (to nearest, ties to even), and to the fewest
-;;;; decimal digits that read back alike.
+;;;; Floats from decimal digits and from rational numbers, rounded correctly (to nearest, ties to
+;;;; even), and to the fewest decimal digits that read back alike. SBCL's COERCE rounds some ratios
+;;;; and long integers wrongly, and its printer gives denormals digits too many.
 ;;;;
 ;;;; Invariant: the work is bounded by the number of digits; no exponent, however large, makes a
 ;;;; large integer.
 
 (in-package #:clgrpc.base)
 
+;;; From rational numbers
+
+(defun nearest-bits (numerator denominator digits least)
+  "Return the bits of the float nearest to NUMERATOR over DENOMINATOR, integers from 1, ties to
+even. The float format has DIGITS significant bits; its smallest denormal is two to
+the power LEAST. A quotient that is too large gives the bits of infinity or more."
+  (flet ((scaled (rounding power)
+           (if (minusp power)
+               (funcall rounding (ash numerator (- power)) denominator)
+               (funcall rounding numerator (ash denominator power)))))
+    ;; the quotient over 2^power has DIGITS or DIGITS + 1 bits, fewer if it is denormal
+    (let* ((power (max least
+                       (- (integer-length numerator) (integer-length denominator) digits)))
+           (power (if (> (integer-length (values (scaled #'floor power))) digits)
+                      (1+ power)
+                      power)))
+      ;; the highest bit of the significand, also one that rounding carried, adds to the exponent
+      (+ (values (scaled #'round power)) (ash (- power least) (1- digits))))))
+
+(defun bits-of-double (bits negative)
+  "The double with the magnitude BITS, or nil if that is infinity or more."
+  (when (< bits #x7FF0000000000000)
+    (sb-kernel:make-double-float (- (ash bits -32) (if negative #x80000000 0))
+                                 (ldb (byte 32 0) bits))))
+
+(defun bits-of-single (bits negative)
+  (when (< bits #x7F800000)
+    (sb-kernel:make-single-float (- bits (if negative #x80000000 0)))))
+
+(defun double-of-quotient (numerator denominator negative)
+  (bits-of-double (nearest-bits numerator denominator 53 -1074) negative))
+
+(defun single-of-quotient (numerator denominator negative)
+  (bits-of-single (nearest-bits numerator denominator 24 -149) negative))
+
+(defun rational-double (rational)
+  "Return the double nearest to RATIONAL, ties to even; nil if it is too large for one."
+  (if (zerop rational)
+      0d0
+      (double-of-quotient (abs (numerator rational)) (denominator rational) (minusp rational))))
+
+(defun rational-single (rational)
+  "As RATIONAL-DOUBLE, for a single float."
+  (if (zerop rational)
+      0f0
+      (single-of-quotient (abs (numerator rational)) (denominator rational) (minusp rational))))
+
+;;; From decimal digits
+
+(defun call-with-quotient (function digits exponent negative)
+  "Call FUNCTION with the numerator and the denominator of DIGITS times ten to the power EXPONENT,
+and with NEGATIVE."
+  (if (minusp exponent)
+      (funcall function digits (expt 10 (- exponent)) negative)
+      (funcall function (* digits (expt 10 exponent)) 1 negative)))
+
 (defun digits-double (digits exponent negative)
   "Return the double nearest to DIGITS times ten to the power EXPONENT, with a minus sign if
 NEGATIVE, ties to even; nil if that is too large for one. The work is bounded if the length of
 DIGITS is."
-  (let* ((magnitude (+ exponent (ceiling (* (integer-length digits) 0.30103d0))))
-         (double (cond ((or (zerop digits) (< magnitude -330)) 0d0)
-                       ((> magnitude 310) nil)
-                       ;; both exact, so one rounding
-                       ((and (< digits (expt 2 53)) (<= 0 exponent 22))
-                        (* (coerce digits 'double-float)
-                           (coerce (expt 10 exponent) 'double-float)))
-                       ((and (< digits (expt 2 53)) (<= -22 exponent -1))
-                        (/ (coerce digits 'double-float)
-                           (coerce (expt 10 (- exponent)) 'double-float)))
-                       (t (rational-double (* digits (expt 10 exponent)))))))
-    (and double (if negative (- double) double))))
-
-(defun rational-double (rational)
-  "The double nearest to RATIONAL, which is positive, ties to even; NIL if it overflows."
-  (flet ((exponent-of (rational)
-           (- (integer-length (numerator rational)) (integer-length (denominator rational)))))
-    ;; the quotient has 53 or 54 significant bits, fewer when the result is denormal
-    (let* ((scale (min (- 54 (exponent-of rational)) 1074))
-           (scaled (* rational (expt 2 scale)))
-           (excess (if (= scale 1074) (max 0 (- (integer-length (floor scaled)) 53))
-                       (- (integer-length (floor scaled)) 53)))
-           (significand (round scaled (expt 2 excess)))
-           (power (- excess scale)))
-      (when (<= (+ (integer-length significand) power) 1024)
-        (scale-float (coerce significand 'double-float) power)))))
+  (flet ((signed (double) (if negative (- double) double)))
+    (let ((magnitude (+ exponent (ceiling (* (integer-length digits) 0.30103d0)))))
+      (cond ((or (zerop digits) (< magnitude -330)) (signed 0d0))
+            ((> magnitude 310) nil)
+            ;; both exact, so one rounding
+            ((and (< digits (expt 2 53)) (<= 0 exponent 22))
+             (signed (* (coerce digits 'double-float) (coerce (expt 10 exponent) 'double-float))))
+            ((and (< digits (expt 2 53)) (<= -22 exponent -1))
+             (signed (/ (coerce digits 'double-float)
+                        (coerce (expt 10 (- exponent)) 'double-float))))
+            (t (call-with-quotient #'double-of-quotient digits exponent negative))))))
 
 (defun digits-single (digits exponent negative)
   "As DIGITS-DOUBLE, for a single float."
   (let ((double (digits-double digits exponent nil)))
-    (when (and double (< double 3.4028235677973366d38)) ; halfway to what would come next
-      (let ((single (nearest-single double digits exponent)))
-        (if negative (- single) single)))))
+    (cond ((or (null double) (> double 3.5d38)) nil)
+          ((zerop double) (if negative -0f0 0f0))
+          ((single-clear-p double)
+           (let ((single (coerce double 'single-float))) (if negative (- single) single)))
+          (t (call-with-quotient #'single-of-quotient digits exponent negative)))))
 
-(defun nearest-single (double digits exponent)
-  "The single float nearest to DIGITS times ten to the power EXPONENT, of which DOUBLE is the
-nearest double. Only a double close to the middle between two singles could lead astray."
-  (let* ((low (logand #x1FFFFFFF (sb-kernel:double-float-low-bits double)))
-         (clear (and (not (<= #xFFFFFFF low #x10000001)) (> double 2d-38)))
-         (order (cond ((or clear (zerop double)) 0)
-                      (t (signum (- (* digits (expt 10 exponent)) (rational double)))))))
-    (sb-int:with-float-traps-masked (:underflow :inexact)
-      (cond ((>= double (float most-positive-single-float 1d0)) most-positive-single-float)
-            ;; an odd last bit on the right side says that the value is not in the middle
-            ((and (plusp order) (evenp low))
-             (coerce (neighbour double 1) 'single-float))
-            ((and (minusp order) (evenp low))
-             (coerce (neighbour double -1) 'single-float))
-            (t (coerce double 'single-float))))))
+(defun single-clear-p (double)
+  "True if what was rounded to DOUBLE can be rounded again, to a normalized single float: if DOUBLE
+is not next to the middle between two of those."
+  (and (< 2d-38 double 3.4d38)
+       (not (<= #xFFFFFFF
+                (logand #x1FFFFFFF (sb-kernel:double-float-low-bits double))
+                #x10000001))))
 
-(defun neighbour (double step)
-  "The double next to DOUBLE, which is positive: the greater one if STEP is 1, the smaller if -1."
-  (let ((bits (+ step (logior (ash (sb-kernel:double-float-high-bits double) 32)
-                              (sb-kernel:double-float-low-bits double)))))
-    (sb-kernel:make-double-float (ash bits -32) (ldb (byte 32 0) bits))))
+;;; To decimal digits
+
+(defun decimal-digits (number count)
+  "Round the positive rational NUMBER to COUNT significant decimal digits. Return them as an integer
+and the exponent E of the first: NUMBER is about d.ddd × 10^E."
+  (let ((exponent (floor (* (- (integer-length (numerator number))
+                               (integer-length (denominator number)))
+                            0.30103d0))))
+    (loop while (>= number (expt 10 (1+ exponent))) do (incf exponent))
+    (loop while (< number (expt 10 exponent)) do (decf exponent))
+    (let ((digits (round (* number (expt 10 (- count 1 exponent))))))
+      (if (= digits (expt 10 count))
+          (values (floor digits 10) (1+ exponent))
+          (values digits exponent)))))
+
+(defun denormal-decimal (float)
+  "FLOAT, which is denormal, in the fewest decimal digits that read back alike."
+  ;; its neighbours are equally far, so the nearest decimal of each length is the one to try
+  (let ((number (rational (abs float))))
+    (loop for count from 1
+          do (multiple-value-bind (digits exponent) (decimal-digits number count)
+               (when (= number (rational (if (typep float 'single-float)
+                                             (digits-single digits (- exponent count -1) nil)
+                                             (digits-double digits (- exponent count -1) nil))))
+                 (let ((text (format nil "~D" digits)))
+                   (return (format nil "~:[~;-~]~C.~:[0~;~:*~A~]e~D" (minusp float) (char text 0)
+                                   (and (> count 1) (subseq text 1)) exponent))))))))
 
 (defun float-decimal (float)
   "Return FLOAT, which is finite, in the fewest decimal digits that read back alike, as a base
 string: 0.5, 100.0, 1.0e23."
-  (coerce (with-standard-io-syntax
-            (let ((*read-default-float-format* (type-of float)))
-              (prin1-to-string float)))
+  (coerce (if (sb-ext:float-denormalized-p float)
+              (denormal-decimal float)
+              (with-standard-io-syntax
+                (let ((*read-default-float-format* (type-of float)))
+                  (prin1-to-string float))))
           'simple-base-string))

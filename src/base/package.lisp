@@ -79,7 +79,8 @@
    #:tracing-p #:trace-event
    #:log-writer #:log-in-background #:flush-log #:read-environment
    ;; decimal.lisp
-   #:digits-double #:digits-single #:float-decimal
+   #:digits-double #:digits-single #:rational-double #:rational-single
+   #:decimal-digits #:float-decimal
    ;; json.lisp
    #:parse-json #:write-json
    #:json-error #:json-error-line #:json-error-column #:json-error-text

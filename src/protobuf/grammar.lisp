@@ -257,7 +257,7 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
                       (t (parse-failure token "a number, the default"))))
          (signed (if (and negative (not (sb-ext:float-nan-p value))) (- value) value)))
     (if (eq type :float)
-        (let ((single (to-single signed))) (values (default-float-text single) single))
+        (let ((single (text-single signed))) (values (default-float-text single) single))
         (values (default-float-text signed) signed))))
 
 ;;; Oneofs, ranges, extensions

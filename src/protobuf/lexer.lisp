@@ -209,6 +209,18 @@ comment. Return the leading comment of the token to come, or nil."
     (* (if (char= sign #\-) -1 1)
        (digits-integer (subseq text (if (digit-p sign) start (1+ start))) 10))))
 
+(defconstant +most-digits+ 800
+  "The digits of a number that are looked at one by one. The middle between two doubles, the longest
+number that matters, has 768; of those behind it counts only whether all are 0.")
+
+(defun leading-digits (digits)
+  "The integer that the first DIGITS, a string, write, and how many those are. If others follow that
+are not all 0, the last one is made 1."
+  (let ((end (min +most-digits+ (length digits))))
+    (if (find #\0 digits :start end :test-not #'char=)
+        (values (1+ (* 10 (parse-integer digits :end end))) (1+ end))
+        (values (parse-integer digits :end end) end))))
+
 (defun decimal-double (text)
   "The double nearest to the decimal TEXT, or infinity; TEXT has an integer part, then optionally a
 point with digits and an exponent."
@@ -217,15 +229,12 @@ point with digits and an exponent."
          (mantissa (subseq text 0 e))
          (dot (or (position #\. mantissa) (length mantissa)))
          (all-digits (remove #\. mantissa))
-         (digits (subseq all-digits 0 (min 1000 (length all-digits))))
-         (scale (- (+ exponent dot) (length digits)))
-         (value (digits-integer digits 10))
-         (magnitude (+ scale (length (string-left-trim "0" digits)))))
-    (cond ((or (zerop value) (< magnitude -330)) 0d0)
-          ((> magnitude 310) sb-ext:double-float-positive-infinity)
-          (t (handler-case (coerce (* value (expt 10 scale)) 'double-float)
-               (floating-point-overflow () sb-ext:double-float-positive-infinity)
-               (floating-point-underflow () 0d0))))))
+         (start (position #\0 all-digits :test-not #'char=)))
+    (if (null start)
+        0d0
+        (multiple-value-bind (digits count) (leading-digits (subseq all-digits start))
+          (or (digits-double digits (- (+ exponent dot) start count) nil)
+              sb-ext:double-float-positive-infinity)))))
 
 ;;; Strings
 

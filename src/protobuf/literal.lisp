@@ -3,19 +3,6 @@
 
 (in-package #:clgrpc.protobuf)
 
-(defun decimal-digits (number count)
-  "Round the positive rational NUMBER to COUNT significant decimal digits. Return them as an integer
-and the exponent E of the first: NUMBER is about d.ddd × 10^E."
-  (let ((exponent (floor (* (- (integer-length (numerator number))
-                               (integer-length (denominator number)))
-                            0.30103d0))))
-    (loop while (>= number (expt 10 (1+ exponent))) do (incf exponent))
-    (loop while (< number (expt 10 exponent)) do (decf exponent))
-    (let ((digits (round (* number (expt 10 (- count 1 exponent))))))
-      (if (= digits (expt 10 count))
-          (values (floor digits 10) (1+ exponent))
-          (values digits exponent)))))
-
 (defun zeros (count)
   (make-string count :initial-element #\0))
 
@@ -48,14 +35,20 @@ and the exponent E of the first: NUMBER is about d.ddd × 10^E."
                        short long))
                (concatenate 'string sign (digits-text digits exponent short))))))))
 
+(defun text-single (number)
+  "The single float that protoc takes NUMBER for in a default or in text format: rounded to a double
+first; the middle between the greatest single and infinity counts as the former."
+  (let ((double (to-double number)))
+    (cond ((/= (abs double) 3.4028235677973366d38) (to-single double))
+          ((plusp double) most-positive-single-float)
+          (t most-negative-single-float))))
+
 (defun reads-back-p (rational value)
   "True if C reads RATIONAL as VALUE, a positive float; its strtof fails at denormalized numbers."
   (etypecase value
     (single-float (and (>= value least-positive-normalized-single-float)
-                       (eql value (handler-case (coerce rational 'single-float)
-                                    (arithmetic-error () nil)))))
-    (double-float (eql value (handler-case (coerce rational 'double-float)
-                               (arithmetic-error () nil))))))
+                       (eql value (rational-single rational))))
+    (double-float (eql value (rational-double rational)))))
 
 (defun c-escaped (octets)
   "OCTETS as text with C's escapes, octal for what is not printable."

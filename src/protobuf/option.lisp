@@ -215,7 +215,7 @@ its options' names are meant, in the order in which protoc interprets them."
              ((:message :group) (message-constant field value)))))))
 
 (defun constant-float (type number)
-  (if (eq type :float) (to-single (to-double number)) (to-double number)))
+  (if (eq type :float) (to-single number) (to-double number)))
 
 (defun constant-enum (field word)
   (let* ((enum (find-thing (field-descriptor-type-name field)))
@@ -304,6 +304,7 @@ its options' names are meant, in the order in which protoc interprets them."
           ((and (eq type :bool) (member word '("True" "t") :test #'equal)) t)
           ((and (eq type :bool) (member word '("False" "f") :test #'equal)) nil)
           ((and (eq type :enum) (integerp value)) (checked-enum-number field value))
+          ((and (eq type :float) (realp value)) (text-single value))
           ((and (member type '(:float :double)) (member word '("inf" "infinity")
                                                         :test #'equalp))
            (constant-float type sb-ext:double-float-positive-infinity))

@@ -219,7 +219,7 @@ error and counts as 0."
           ((/= 10 (token-radix token))
            (note-problem token "an integer has at most 64 bits")
            0)
-          (t (* (decimal-double (format nil "~D" value)) (if negative -1 1))))))
+          (t (to-double (if negative (- value) value))))))
 
 (defun parse-constant ()
   "Consume the value of an option."

@@ -4,15 +4,85 @@
 (in-package #:clgrpc.tests.base)
 (in-suite :clgrpc.base)
 
-(defun nearest-p (single rational)
-  "True if SINGLE is the single float nearest to RATIONAL, ties to even."
-  (let* ((bits (sb-kernel:single-float-bits single))
-         (distance (abs (- (rational single) rational))))
+(defun float-bits (float)
+  (etypecase float
+    (single-float (sb-kernel:single-float-bits float))
+    (double-float (logior (ash (sb-kernel:double-float-high-bits float) 32)
+                          (sb-kernel:double-float-low-bits float)))))
+
+(defun float-of-bits (bits like)
+  (etypecase like
+    (single-float (sb-kernel:make-single-float bits))
+    (double-float (sb-kernel:make-double-float (ash bits -32) (ldb (byte 32 0) bits)))))
+
+(defun largest-bits (like)
+  (float-bits (etypecase like
+                (single-float most-positive-single-float)
+                (double-float most-positive-double-float))))
+
+(defun nearest-p (float rational)
+  "True if FLOAT, not negative, is the float nearest to RATIONAL, ties to even."
+  (let* ((bits (float-bits float))
+         (distance (abs (- (rational float) rational))))
     (loop for other in (list (1- bits) (1+ bits))
-          always (or (not (<= 0 other #x7F7FFFFF))
-                     (let ((there (abs (- (rational (sb-kernel:make-single-float other))
-                                          rational))))
+          always (or (not (<= 0 other (largest-bits float)))
+                     (let ((there (abs (- (rational (float-of-bits other float)) rational))))
                        (or (< distance there) (and (= distance there) (evenp bits))))))))
+
+(defun hard-rational (like state)
+  "A number that is hard to round to a float like LIKE: at or beside the middle between two, in the
+whole range, denormals half of the time."
+  (let* ((largest (largest-bits like))
+         (bits (random (if (zerop (random 2 state))
+                           largest
+                           (ash 1 (1+ (random (float-digits like) state))))
+                       state))
+         (middle (/ (+ (rational (float-of-bits bits like))
+                       (rational (float-of-bits (min largest (1+ bits)) like)))
+                    2)))
+    (* middle (+ 1 (* (- (random 3 state) 1)
+                      (expt 10 (- (+ 20 (random 400 state)))))))))
+
+(test ratios-and-integers-are-rounded-to-the-nearest
+  (let* ((seed (random (expt 2 32) (make-random-state t)))
+         (state (sb-ext:seed-random-state seed)))
+    (loop for (convert like) in '((rational-double 1d0) (rational-single 1f0))
+          do (dotimes (i 2000)
+               (let* ((number (hard-rational like state)) (float (funcall convert number)))
+                 (unless (and (typep float (type-of like))
+                              (nearest-p float number)
+                              (eql (- float) (funcall convert (- number))))
+                   (fail "~A of ~S: ~S; seed ~D" convert number float seed)))))
+    (pass))
+  (is (eql 9.766130757749266d15 (rational-double 97661307577492651/10)))
+  (is (eql most-positive-double-float
+           (rational-double (- (expt 2 1024) (expt 2 970) 1))))
+  (is (null (rational-double (- (expt 2 1024) (expt 2 970)))))
+  (is (null (rational-single (- (- (expt 2 128) (expt 2 103))))))
+  (is (eql 0d0 (rational-double (expt 2 -1075))))
+  (is (eql least-positive-double-float (rational-double (+ (expt 2 -1075) (expt 10 -400)))))
+  (is (eql 0d0 (rational-double 0))))
+
+(test digits-are-rounded-to-the-nearest-double
+  (let* ((seed (random (expt 2 32) (make-random-state t)))
+         (state (sb-ext:seed-random-state seed)))
+    (dotimes (i 2000)
+      (let* ((number (hard-rational 1d0 state))
+             ;; enough, since only 2 and 5 divide the denominator
+             (places (integer-length (denominator number)))
+             (double (digits-double (* number (expt 10 places)) (- places) nil)))
+        (unless (nearest-p double number)
+          (fail "~S: ~S; seed ~D" number double seed))))
+    (pass)))
+
+(test denormals-have-the-fewest-digits
+  (loop for (bits like text) in '((1 1d0 "5.0e-324") (3 1d0 "1.5e-323")
+                                  (20240225330731 1d0 "1.0e-310")
+                                  (#xFFFFFFFFFFFFF 1d0 "2.225073858507201e-308")
+                                  (1 1f0 "1.0e-45") (#x7FFFFF 1f0 "1.1754942e-38"))
+        for float = (float-of-bits bits like)
+        do (is (string= text (float-decimal float)))
+           (is (string= (format nil "-~A" text) (float-decimal (- float))))))
 
 (test singles-are-the-nearest
   (let* ((seed (random (expt 2 32) (make-random-state t)))

@@ -21,6 +21,60 @@
         (when text
           (is (= value (protobuf::decimal-double text)) "~S ~A" value text))))))
 
+;; midpoints of doubles and of singles, denormals and what is at the ends, as Python and protoc have
+;; them
+(test literals-are-rounded-to-the-nearest
+  (loop for (text double) in
+        `(("9.7661307577492651e15" 9.766130757749266d15)
+          ("8738787378574294190653440000001e-5" 8.738787378574295d25)
+          ("9007199254740993.0" 9007199254740992d0)
+          ("9007199254740993.00000000000000000000000000000000000000000000000000001"
+           9007199254740994d0)
+          ("2.4703282292062327e-324" 0d0)
+          ("2.4703282292062328e-324" ,least-positive-double-float)
+          ("1.7976931348623158e308" 1.7976931348623157d308)
+          ("1.797693134862315808e308" ,sb-ext:double-float-positive-infinity)
+          (,(format nil "0.~A1e2001" (make-string 2000 :initial-element #\0)) 1d0)
+          (,(format nil "9007199254740993.~A1" (make-string 2000 :initial-element #\0))
+           9007199254740994d0))
+        do (is (eql double (protobuf::decimal-double text)) "~A" text)))
+
+(test defaults-and-options-are-rounded-as-protoc-rounds
+  "A default of a float goes through a double, an integer that is an option does not."
+  (let* ((near (+ (expt 2 60) (expt 2 36) 1))
+         (file (first (protobuf::load-protos
+                       "rounded.proto"
+                       (format nil "syntax = 'proto2'; import 'google/protobuf/descriptor.proto';
+extend google.protobuf.MessageOptions { optional float plain = 50000; optional Inner inner = 50001; }
+message Inner { optional float x = 1; }
+message M { option (plain) = ~D; option (inner) = { x: ~:*~D };
+  optional float f = 1 [default = ~:*~D];
+  optional double d = 2 [default = 8738787378574294190653440000001e-5]; }" near)
+                       '())))
+         (message (second (file-descriptor-messages file)))
+         (options (descriptor-option-octets message)))
+    (is (equal (list (float (expt 2 60) 1f0) 8.738787378574295d25)
+               (mapcar #'field-descriptor-default (message-descriptor-fields message))))
+    (flet ((octets-of (single)
+             (let ((bits (protobuf::single-bits single)))
+               (loop for i below 4 collect (ldb (byte 8 (* 8 i)) bits)))))
+      (is (search (octets-of (float (+ (expt 2 60) (expt 2 37)) 1f0)) options))
+      (is (search (octets-of (float (expt 2 60) 1f0)) options)))))
+
+(test ratios-given-to-fields-are-rounded-to-the-nearest
+  (flet ((held (field value)
+           (let ((message (all)))
+             (setf (field-value message field) value)
+             (field-value message field))))
+    (is (eql 9.766130757749266d15 (held "f1" 97661307577492651/10)))
+    (is (eql 9007199254740994d0 (held "f1" (+ (expt 2 53) 1 (expt 10 -60)))))
+    (is (eql (float (+ (expt 2 200) (expt 2 148)) 1d0)
+             (held "f1" (+ (expt 2 200) (expt 2 147) 1))))
+    (is (eql 16777218f0 (held "f2" (+ (expt 2 24) 1 (expt 10 -30)))))
+    (is (eql least-positive-single-float (held "f2" (expt 10 -45))))
+    (is (eql sb-ext:double-float-negative-infinity (held "f1" (- (expt 10 309)))))
+    (is (eql sb-ext:single-float-positive-infinity (held "f2" (expt 10 39))))))
+
 (test octets-as-c-escapes-them
   (let ((octets (coerce (loop for i below 256 collect i) 'octets)))
     (is (equalp octets (protobuf::c-unescaped (protobuf::c-escaped octets)))))
