@@ -526,7 +526,8 @@
                (:file "plugin")))
 
 (defsystem "clgrpc/tests/fuzz"
-  :depends-on ("clgrpc/tests/protobuf" "clgrpc/tests/support" "fiveam")
+  :depends-on ("clgrpc/tests/protobuf" "clgrpc/tests/dialogue" "clgrpc/tests/server"
+               "clgrpc/tests/support" "fiveam")
   :pathname "tests/fuzz/"
   :serial t
   :components ((:file "package")
@@ -535,6 +536,10 @@
                (:file "wire")
                (:file "text")
                (:file "target")
+               (:file "frame")
+               (:file "hpack")
+               (:file "http2")
+               (:file "grpc")
                (:file "driver")
                (:file "suite")))
 

@@ -6,10 +6,10 @@
   (:local-nicknames (#:h2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack))
   (:export
    ;; frame.lisp
-   #:frame-octets #:frames-octets #:read-frame-forms #:frame-form
+   #:frame-octets #:frames-octets #:raw-frame #:read-frame-forms #:frame-form
    #:peer #:make-peer
    ;; script.lisp
-   #:*dialogue* #:dialogue #:dialogue-connection #:dialogue-events #:dialogue-buffer
+   #:*preface* #:*dialogue* #:dialogue #:dialogue-connection #:dialogue-events #:dialogue-buffer
    #:make-dialogue #:begin-dialogue #:define-dialogue
    #:hears #:says #:sees #:silent #:tells #:flush #:find-stream #:connection #:respond #:request
    #:encode-fields #:+get+ #:event))

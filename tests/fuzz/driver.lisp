@@ -4,8 +4,8 @@
 
 (in-package #:clgrpc.tests.fuzz)
 
-(defparameter *input-seconds* 2
-  "How long one input may take.")
+(defparameter *tries* 4
+  "How often an input that takes too long is given: the machine, or a collection, may be to blame.")
 
 (defparameter *hang-seconds* 60
   "When an input counts as hanging.")
@@ -49,7 +49,7 @@
     (values (sample-kind sample)
             (coerce (funcall (target-mutate target) sample siblings) 'octets))))
 
-(defun judge (target kind octets)
+(defun run-once (target kind octets)
   "Run TARGET on OCTETS: true if they are accepted, nil if refused as documented; as second value
 the text of a finding, if it is one, and then seconds and octets consed."
   (let ((start (get-internal-real-time))
@@ -66,9 +66,23 @@ the text of a finding, if it is one, and then seconds and octets consed."
           (octets (- (sb-ext:get-bytes-consed) consed)))
       (values accepted
               (cond (text)
-                    ((> seconds *input-seconds*) (format nil "it takes ~,1F s" seconds))
                     ((> octets *consed-octets*) (format nil "it allocates ~:D octets" octets)))
               seconds octets))))
+
+(defun judge (target groups seed index)
+  "Run TARGET on input INDEX of the run SEED. Return what RUN-ONCE does, and the kind and octets of
+the input. One that takes too long is run again, and the shortest time counts."
+  (let ((times '()))
+    (loop
+      (multiple-value-bind (kind octets) (input target groups seed index)
+        (multiple-value-bind (accepted text seconds consed) (run-once target kind octets)
+          (push seconds times)
+          (let ((slow-p (> seconds (target-seconds target))))
+            (when (or text (not slow-p) (= *tries* (length times)))
+              (let ((seconds (reduce #'min times)))
+                (return (values accepted
+                                (or text (and slow-p (format nil "it takes ~,3F s" seconds)))
+                                seconds consed kind octets))))))))))
 
 (defun shown (octets)
   "OCTETS as text if they are that, else in hexadecimal."
@@ -85,7 +99,7 @@ the text of a finding, if it is one, and then seconds and octets consed."
 (defun note-progress (report started)
   (let ((seconds (max 1/1000 (/ (- (get-internal-real-time) started)
                                 internal-time-units-per-second))))
-    (format t "~&~8A ~11:D inputs  ~9:D a second  ~5,1F % accepted  ~D finding~:P~%"
+    (format t "~&~12A ~11:D inputs  ~9:D a second  ~5,1F % accepted  ~D finding~:P~%"
             (target-name (report-target report)) (report-inputs report)
             (round (report-inputs report) seconds)
             (/ (* 100 (report-accepted report)) (max 1 (report-inputs report)))
@@ -123,14 +137,14 @@ each PROGRESS-SECONDS."
          (started (get-internal-real-time))
          (said started))
     (flet ((step-input (index)
-             (multiple-value-bind (kind octets) (input target groups seed index)
-               (multiple-value-bind (accepted text seconds consed) (judge target kind octets)
-                 (when text (note-finding report index kind octets text))
-                 (when accepted (incf (report-accepted report)))
-                 (setf (report-longest-seconds report)
-                       (max seconds (report-longest-seconds report))
-                       (report-most-consed report) (max consed (report-most-consed report)))
-                 (incf (report-inputs report)))))
+             (multiple-value-bind (accepted text seconds consed kind octets)
+                 (judge target groups seed index)
+               (when text (note-finding report index kind octets text))
+               (when accepted (incf (report-accepted report)))
+               (setf (report-longest-seconds report)
+                     (max seconds (report-longest-seconds report))
+                     (report-most-consed report) (max consed (report-most-consed report)))
+               (incf (report-inputs report))))
            (say-so ()
              (let ((now (get-internal-real-time)))
                (when (and progress-seconds
@@ -149,7 +163,7 @@ each PROGRESS-SECONDS."
             (report-findings report)))
     (when progress-seconds
       (note-progress report started)
-      (format t "         longest ~,3F s, most allocated ~:D octets, memory grown by ~:D octets~%"
+      (format t "             longest ~,3F s, most allocated ~:D octets, memory grown by ~:D octets~%"
               (report-longest-seconds report) (report-most-consed report) (report-grown report)))
     report))
 

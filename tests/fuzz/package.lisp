@@ -1,9 +1,12 @@
-;;;; Fuzzing of every decoder of Protocol Buffers: `scripts/fuzz --help`. A few thousand inputs each
-;;;; are part of `make test`.
+;;;; Fuzzing of every decoder, from HPACK to JSON, and of the layers that speak to a peer:
+;;;; `scripts/fuzz --help`. A few thousand inputs each are part of `make test`.
 
 (defpackage #:clgrpc.tests.fuzz
   (:use #:cl #:clgrpc.base #:fiveam)
-  (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:support #:clgrpc.tests.support)
+  (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:hpack #:clgrpc.hpack)
+                    (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc)
+                    (#:server #:clgrpc.server) (#:client #:clgrpc.client) (#:grpc #:clgrpc)
+                    (#:support #:clgrpc.tests.support) (#:dialogue #:clgrpc.tests.dialogue)
                     (#:messages #:clgrpc.tests.protobuf))
   (:export #:main))
 

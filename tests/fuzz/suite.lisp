@@ -9,9 +9,9 @@
   (let ((given (sb-ext:posix-getenv "CLGRPC_SEED")))
     (if given (parse-integer given) (random (expt 2 32) (make-random-state t)))))
 
-(defun withstands (name)
+(defun withstands (name &optional (inputs *suite-inputs*))
   (let* ((seed (suite-seed))
-         (report (fuzz (find-target name) :inputs *suite-inputs* :seed seed)))
+         (report (fuzz (find-target name) :inputs inputs :seed seed)))
     (format t "~&seed ~D~%" seed)
     (is (null (report-findings report)) "seed ~D: ~{~{input ~D: ~A~}~^; ~}" seed
         (report-findings report))
@@ -26,6 +26,11 @@
 (test json-withstands (withstands "json"))
 (test text-withstands (withstands "text"))
 (test plain-json-withstands (withstands "plain-json"))
+(test hpack-withstands (withstands "hpack" 8000))
+(test http2-server-withstands (withstands "http2-server" 8000))
+(test http2-client-withstands (withstands "http2-client" 8000))
+(test grpc-server-withstands (withstands "grpc-server" 8000))
+(test grpc-client-withstands (withstands "grpc-client" 8000))
 
 (test every-target-is-run
   (dolist (target *targets*)
@@ -50,11 +55,10 @@
   (flet ((findings (run)
            (let ((*standard-output* (make-broadcast-stream))
                  (*most-findings* 1)
-                 (*input-seconds* 1/20)
                  (*consed-octets* (expt 2 22)))
              (report-findings
               (fuzz (make-target :name "test" :samples #'plain-json-samples
-                                 :mutate #'mutate-text :run run
+                                 :mutate #'mutate-text :run run :seconds 1/20
                                  :conditions '(json-error limit-exceeded))
                     :inputs 50)))))
     (is (null (findings (lambda (kind octets) (declare (ignore kind octets))))))

@@ -14,19 +14,21 @@ are its nodes or tokens, ready for mutation."
 
 (defstruct (target (:copier nil))
   "A decoder. SAMPLES makes a list of samples; MUTATE is a function of a sample and of all of its
-kind; RUN one of a kind and octets."
+kind; RUN one of a kind and octets, which may take SECONDS."
   (name "" :type string)
   (samples #'identity :type function)
   (mutate #'identity :type function)
   (run #'identity :type function)
-  (conditions '() :type list))
+  (conditions '() :type list)
+  (seconds 2 :type real))
 
 (defvar *targets* '())
 
-(defmacro define-target (name &key samples mutate run conditions)
+(defmacro define-target (name &key samples mutate run conditions (seconds 2))
   `(setf *targets* (append (remove ,name *targets* :key #'target-name :test #'string=)
                            (list (make-target :name ,name :samples ,samples :mutate ,mutate
-                                              :run ,run :conditions ',conditions)))))
+                                              :run ,run :conditions ',conditions
+                                              :seconds ,seconds)))))
 
 (defun find-target (name)
   (find name *targets* :key #'target-name :test #'string=))
