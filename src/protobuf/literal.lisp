@@ -39,9 +39,9 @@
   "The single float that protoc takes NUMBER for in a default or in text format: rounded to a double
 first; the middle between the greatest single and infinity counts as the former."
   (let ((double (to-double number)))
-    (cond ((/= (abs double) 3.4028235677973366d38) (to-single double))
-          ((plusp double) most-positive-single-float)
-          (t most-negative-single-float))))
+    (cond ((eql double 3.4028235677973366d38) most-positive-single-float)
+          ((eql double -3.4028235677973366d38) most-negative-single-float)
+          (t (to-single double)))))
 
 (defun reads-back-p (rational value)
   "True if C reads RATIONAL as VALUE, a positive float; its strtof fails at denormalized numbers."
