@@ -58,6 +58,7 @@
                (:file "epoll")
                (:file "poll")
                (:file "futex")
+               (:file "stack")
                (:file "processor")
                (:file "signal")
                (:file "library")

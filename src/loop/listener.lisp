@@ -1,13 +1,14 @@
 ;;;; Listeners. One sits on the first of its loops and deals the connections it accepts to the loop
-;;;; that has the fewest. A process that is out of descriptors or memory does not spin: the listener
-;;;; pauses. TCP_NODELAY is set on the listening socket; accepted ones inherit it.
+;;;; that has the fewest. A process that is out of descriptors or memory, or that may accept nothing
+;;;; any more, does not spin: the listener pauses. TCP_NODELAY is set on the listening socket;
+;;;; accepted ones inherit it.
 
 (in-package #:clgrpc.loop)
 
 (defconstant +accepts-per-turn+ 64
   "So many connections are accepted before others have their turn.")
 (defconstant +pause-ns+ 100000000
-  "How long a listener pauses when the process can have no more descriptors.")
+  "How long a listener pauses when it can accept nothing.")
 (defconstant +warning-interval-ns+ +ns-per-second+
   "A listener logs a warning at most this often, however many connections it has to refuse.")
 (defconstant +accepts-at-the-end+ 1024
@@ -180,22 +181,30 @@ sockets: there it is the listener's own."
   (warn-of listener :cannot-accept :reason (os:errno-text result))
   (let ((loop (listener-loop listener)))
     (schedule-timer (event-loop-wheel loop) (listener-pause listener)
-                    (+ (event-loop-now loop) +pause-ns+))))
+                    (+ (event-loop-now loop) +pause-ns+))
+    nil))
 
 (defun accept-connections (listener)
   "Accept what waits on LISTENER."
   (when (accept-some listener)
     (defer (listener-loop listener) #'accept-connections listener)))
 
+(defparameter *faults-of-one* (list os:+econnaborted+ os:+eproto+ os:+enoprotoopt+ os:+enetdown+
+                                    os:+enetunreach+ os:+ehostdown+ os:+ehostunreach+ os:+enonet+
+                                    os:+eopnotsupp+ os:+eperm+)
+  "What accept(2) says of the one connection that it takes off the queue: the next may do.")
+
 (defun accept-some (listener)
-  "Accept of what waits on LISTENER as many as may be in a turn. True if more may wait."
-  (dotimes (i +accepts-per-turn+ t)
-    (when (minusp (listener-socket listener)) (return))
-    (let ((result (os:accept-socket (listener-socket listener) (listener-peer listener))))
-      (cond ((not (os:failed-p result)) (deal-connection listener result))
+  "Accept of what waits on LISTENER as many as may be in a turn. True if more may wait. Where
+nothing but errors comes, even such as are a connection's, the listener pauses."
+  (let ((good nil) (result 0))
+    (dotimes (i +accepts-per-turn+ (or good (pause-listener listener result)))
+      (when (minusp (listener-socket listener)) (return))
+      (setf result (os:accept-socket (listener-socket listener) (listener-peer listener)))
+      (cond ((not (os:failed-p result))
+             (setf good t)
+             (deal-connection listener result))
             ((= result (- os:+eagain+)) (return))
-            ((member (- result) (list os:+emfile+ os:+enfile+ os:+enobufs+ os:+enomem+))
-             (return (pause-listener listener result)))
-            ;; otherwise the fault is that one connection's: accept(2) lists many such errors
-            (t (log-event :debug :accept-failed :listener listener
-                                                :reason (os:errno-text result)))))))
+            ((member (- result) *faults-of-one*)
+             (log-event :debug :accept-failed :listener listener :reason (os:errno-text result)))
+            (t (return (pause-listener listener result)))))))

@@ -378,9 +378,11 @@ goes on, and this returns false."
     t))
 
 (defun run-in-thread (loop)
-  (when (eq :lost (with-taken-loop (loop (take loop)) (run-as-holder loop)))
-    ;; overtaken while user code overstayed, this thread is one of the reserve
-    (enlist (event-loop-reserve loop))))
+  (unwind-protect
+       (when (eq :lost (with-taken-loop (loop (take loop)) (run-as-holder loop)))
+         ;; overtaken while user code overstayed, this thread is one of the reserve
+         (enlist (event-loop-reserve loop)))
+    (os:protect-stack-end)))            ; user code may have run out of it
 
 (defun run-as-holder (loop)
   "Run LOOP, whose baton this thread has just taken, until it stops or is deserted, and give the

@@ -162,8 +162,9 @@ any thread."
   (unwind-protect
        (loop for function = (shiftf (worker-function worker) nil)
              while function
-             do (guarding (:reserve-function-error :reserve reserve)
-                  (funcall function))
+             do (when (nth-value 1 (guarding (:reserve-function-error :reserve reserve)
+                                      (funcall function)))
+                  (os:protect-stack-end))
                 (setf function nil)     ; nothing is kept alive while the thread is idle
                 (when (next-function reserve worker) (start-waiting reserve))
                 (unless (worker-function worker) (await-function reserve worker)))
@@ -176,7 +177,8 @@ any thread."
         (setf (reserve-threads reserve)
               (delete sb-thread:*current-thread* (reserve-threads reserve))))
       (sb-thread:condition-broadcast (reserve-ended reserve)))
-    (start-waiting reserve)))
+    (start-waiting reserve)
+    (os:protect-stack-end)))            ; user code may have run out of it
 
 (defun next-function (reserve worker)
   "WORKER has done what it did: give it what waits and may run, or make it idle. Return true if

@@ -13,7 +13,8 @@
    #:result #:failed-p #:errno-text #:constant-table
    #:+eintr+ #:+eagain+ #:+einprogress+ #:+emfile+ #:+enfile+ #:+enobufs+ #:+enomem+
    #:+econnrefused+ #:+econnreset+ #:+econnaborted+ #:+eaddrinuse+ #:+etimedout+
-   #:+epipe+ #:+ebadf+
+   #:+epipe+ #:+ebadf+ #:+eperm+ #:+eproto+ #:+enoprotoopt+ #:+eopnotsupp+ #:+enonet+ #:+enetdown+
+   #:+enetunreach+ #:+ehostdown+ #:+ehostunreach+
    #:+sighup+ #:+sigint+ #:+sigquit+ #:+sigusr1+ #:+sigusr2+ #:+sigterm+ #:+sigchld+ #:+sigcont+
    #:+sigkill+ #:+sigstop+
    #:+sigwinch+
@@ -40,6 +41,8 @@
    #:write-eventfd
    ;; futex.lisp
    #:futex #:make-futex #:wait-for-futex #:wake-futex
+   ;; stack.lisp
+   #:protect-stack-end
    ;; processor.lisp
    #:processor-count
    ;; signal.lisp

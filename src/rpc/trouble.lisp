@@ -58,6 +58,11 @@ definition, with the same request. Signal a CONTROL-ERROR if there is none. See 
                                        (rpc-method-path (call-rpc-method call))))
            (make-rpc-error :internal :message "error in handler" :ended-by :local :cause error))))
 
+(defun note-trouble (error)
+  "User code has been left because of what ERROR, an RPC-ERROR, stands for; return ERROR."
+  (when (typep (rpc-error-cause error) 'storage-condition) (os:protect-stack-end))
+  error)
+
 (defmacro with-user-code ((call) &body body)
   "Run BODY, user code of CALL: with CALL as the current call, and with the baton lent. Return nil,
 or the RPC-ERROR that an error in BODY stands for. From the debugger BODY may be run once more."
@@ -77,4 +82,5 @@ or the RPC-ERROR that an error in BODY stands for. From the debugger BODY may be
                                 (return-from ,block (error-condition ,call ,error))))))
                        (,function)
                        nil)))))
-           (unless (eq :retry ,outcome) (return ,outcome)))))))
+           (unless (eq :retry ,outcome)
+             (return (and ,outcome (note-trouble ,outcome)))))))))

@@ -103,6 +103,39 @@
           (ignore-errors (client-send client (octets-of 1)))
           (is (<= (length (ignore-errors (client-receive client 1))) 1)))))))
 
+;;; Errors of accept(2)
+
+(defun count-accepts (errno seconds)
+  "How often a listener on which a connection waits asks for it in SECONDS while the answer is the
+error ERRNO, and how often it says so in the log; afterwards the connection must be served."
+  (let ((asked 0) (warnings 0))
+    (with-events (events)
+      (with-loops (loop) ()
+        (let ((listener (listen-with (list loop) (make-handler :input #'echo))))
+          (sb-int:encapsulate 'os:accept-socket 'fails
+                              (lambda (original socket address)
+                                (declare (ignore original socket address))
+                                (incf asked)
+                                (- errno)))
+          (unwind-protect
+               (with-clients (client) ((listener-address listener))
+                 (client-send client (octets-of 1))
+                 (sb-thread:wait-on-semaphore (sb-thread:make-semaphore) :timeout seconds)
+                 (sb-int:unencapsulate 'os:accept-socket 'fails)
+                 (is (equalp #(1) (client-receive client 1))))
+            (sb-int:unencapsulate 'os:accept-socket 'fails))))
+      (setf warnings (count :cannot-accept (events) :key #'second)))
+    (values asked warnings)))
+
+(test accept-that-only-fails
+  "Whatever is wrong, a listener does not spin, and says so; errors that are one connection's are
+passed over, unless there is nothing else."
+  (loop for (errno most) in `((,os:+emfile+ 10) (,os:+ebadf+ 10) (,os:+eperm+ 640)
+                              (,os:+econnaborted+ 640) (22 10))
+        do (multiple-value-bind (asked warnings) (count-accepts errno 0.3)
+             (is (<= 1 asked most) "errno ~D: asked ~D times" errno asked)
+             (is (= 1 warnings) "errno ~D: ~D warnings" errno warnings))))
+
 ;;; Running out of descriptors
 
 (defun set-descriptor-limit (count)

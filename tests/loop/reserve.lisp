@@ -93,18 +93,60 @@
     (sb-thread:wait-on-semaphore runs)
     (sb-ext:exit :code 7))")
 
+(defun exit-code-of (program)
+  "The exit code of a process of its own that loads clgrpc/loop and evaluates the text PROGRAM."
+  (let ((load-file (asdf:system-relative-pathname "clgrpc" "scripts/load.lisp")))
+    (nth-value 2 (uiop:run-program
+                  (list sb-ext:*runtime-pathname* "--noinform" "--disable-ldb"
+                        "--non-interactive" "--no-sysinit" "--no-userinit"
+                        "--load" (uiop:native-namestring load-file)
+                        "--eval" "(clgrpc.scripts:load-strictly \"clgrpc/loop\")"
+                        "--eval" program)
+                  :ignore-error-status t))))
+
 (test process-ends-with-its-loops
   "A process that exits while a loop runs ends at once: a thread that unwinds starts no other."
-  (let ((start (monotonic-ns))
-        (load-file (asdf:system-relative-pathname "clgrpc" "scripts/load.lisp")))
-    (is (= 7 (nth-value 2 (uiop:run-program
-                           (list sb-ext:*runtime-pathname* "--noinform" "--non-interactive"
-                                 "--no-sysinit" "--no-userinit"
-                                 "--load" (uiop:native-namestring load-file)
-                                 "--eval" "(clgrpc.scripts:load-strictly \"clgrpc/loop\")"
-                                 "--eval" *exit-with-a-loop*)
-                           :ignore-error-status t))))
+  (let ((start (monotonic-ns)))
+    (is (= 7 (exit-code-of *exit-with-a-loop*)))
     (is (< (- (monotonic-ns) start) (seconds-ns 30)))))
+
+(defparameter *exhaust-stacks* "
+  (labels ((dig (n) (1+ (dig (1+ n))))
+           (dig-and-go-on () (handler-case (dig 0) (storage-condition () nil)))
+           (await-end (reserve)
+             (loop until (zerop (clgrpc.loop:reserve-thread-count reserve))
+                   do (sb-thread:thread-yield)))
+           (exhaust-reserve (function)
+             (let ((reserve (clgrpc.loop:make-reserve :idle-seconds 0.01))
+                   (tried (sb-thread:make-semaphore)))
+               (clgrpc.loop:run-on-reserve reserve
+                                           (lambda ()
+                                             (unwind-protect (funcall function)
+                                               (sb-thread:signal-semaphore tried))))
+               (sb-thread:wait-on-semaphore tried)
+               (await-end reserve)
+               (clgrpc.loop:close-reserve reserve 10)))
+           (exhaust-loop (function)
+             (let* ((reserve (clgrpc.loop:make-reserve))
+                    (loop (clgrpc.loop:make-event-loop :reserve reserve)))
+               (clgrpc.loop:launch-event-loop loop)
+               (clgrpc.loop:post loop function)
+               (clgrpc.loop:stop-event-loop loop)
+               (clgrpc.loop:join-event-loop loop)
+               (clgrpc.loop:close-reserve reserve 10))))
+    (dotimes (i 12)
+      (exhaust-reserve (lambda () (dig 0)))
+      (exhaust-reserve #'dig-and-go-on)
+      (exhaust-reserve (lambda () (dig-and-go-on) (sb-thread:abort-thread)))
+      (exhaust-loop (lambda () (dig 0)))
+      (exhaust-loop #'dig-and-go-on))
+    (sb-ext:exit :code 7 :abort t))")
+
+(test stacks-are-exhausted-again-and-again
+  "Threads that have run out of stack and end: SBCL gives their stacks to others, which may run out
+of them as well."
+  (support:unless-emulated
+    (is (= 7 (exit-code-of *exhaust-stacks*)))))
 
 (test waiting-again-asks-no-second-thread
   "Until who runs a loop has been overtaken one thread of the reserve is enough."
