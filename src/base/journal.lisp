@@ -1,31 +1,36 @@
 ;;;; Journals: functions for *LOG-FUNCTION* that never hold up who logs. A journal is a queue of
-;;;; entries that is no longer than its limit, and a thread that gives them to a function one by
-;;;; one; what comes when it is full is dropped and counted. The thread is made when there is
-;;;; something to do and ends when there has been nothing for a while.
+;;;; entries that is no longer than its limit and has no more octets than +JOURNAL-OCTETS+, and a
+;;;; thread that gives them to a function one by one; what comes when it is full is dropped and
+;;;; counted. The thread is made when there is something to do and ends when there has been nothing
+;;;; for a while.
 ;;;;
 ;;;; LOG-WRITER is a journal of lines, as text for people or JSON for programs. Its lines are made
 ;;;; where the event happens, since what an event names may be different a moment later, and only
-;;;; written by the thread.
+;;;; written by the thread. A peer may have written much of what they say, so they have a length and
+;;;; are visible (visible.lisp).
 
 (in-package #:clgrpc.base)
 
 (defconstant +journal-entries+ 10000
   "How many entries a journal holds.")
+(defconstant +journal-octets+ (expt 2 24)
+  "How many octets the entries of a journal may take. A line may have as many as 200,000 octets, and
+10,000 of those would be more than a heap has.")
 (defconstant +journal-idle-seconds+ 1/2
   "How long the thread of a journal waits for more.")
 
 (defstruct (journal (:copier nil))
-  "CONSUMER is called with a list of entries. ENTRIES, newest first, are those that wait, COUNT of
-them; DROPPED counts those that found it full. RUNNING is true while there is a thread."
-  (consumer nil :type function :read-only t)
+  "A queue of entries and the thread that empties it."
+  (consumer nil :type function :read-only t) ; called with a list of entries, and how many were lost
   (limit +journal-entries+ :type fixnum :read-only t)
   (lock (sb-thread:make-mutex :name "clgrpc log") :read-only t)
   (wake (sb-thread:make-semaphore) :read-only t)
-  (entries '() :type list)
-  (count 0 :type fixnum)
-  (dropped 0 :type (unsigned-byte 62))
-  (running nil :type boolean)
-  (ending nil :type boolean))
+  (entries '() :type list)              ; those that wait, newest first
+  (count 0 :type fixnum)                ; how many these are
+  (octets 0 :type fixnum)               ; what they take, about
+  (dropped 0 :type (unsigned-byte 62))  ; those that found it full
+  (running nil :type boolean)           ; true while there is a thread
+  (ending nil :type boolean))           ; true while it must not wait for more
 
 (defmethod print-object ((journal journal) stream)
   (print-unreadable-object (journal stream :type t)
@@ -40,14 +45,29 @@ them; DROPPED counts those that found it full. RUNNING is true while there is a 
     (setf (gethash journal **journals**) t)
     journal))
 
+(defun entry-octets (entry)
+  "About how many octets ENTRY takes: what the texts in it do, and the lists."
+  (typecase entry
+    (simple-base-string (length entry))
+    (string (* 4 (length entry)))
+    (vector (* 8 (length entry)))
+    (list (loop for rest = entry then (cdr rest)
+                repeat 1000
+                while (consp rest)
+                sum (+ 16 (if (consp (car rest)) 64 (entry-octets (car rest))))))
+    (t 16)))
+
 (defun add-entry (journal entry &key insist)
   "Have the thread of JOURNAL take ENTRY, unless too many wait; with INSIST even then."
-  (let ((start nil))
+  (let ((start nil) (octets (entry-octets entry)))
     (sb-thread:with-mutex ((journal-lock journal))
-      (cond ((and (>= (journal-count journal) (journal-limit journal)) (not insist))
+      (cond ((and (not insist)
+                  (or (>= (journal-count journal) (journal-limit journal))
+                      (> (+ octets (journal-octets journal)) +journal-octets+)))
              (incf (journal-dropped journal)))
             (t (push entry (journal-entries journal))
                (incf (journal-count journal))
+               (incf (journal-octets journal) octets)
                (setf start (not (shiftf (journal-running journal) t))))))
     (if start
         (start-journal journal)
@@ -63,7 +83,8 @@ them; DROPPED counts those that found it full. RUNNING is true while there is a 
 (defun take-entries (journal)
   "What waits in JOURNAL, oldest first, and how many were dropped before."
   (sb-thread:with-mutex ((journal-lock journal))
-    (setf (journal-count journal) 0)
+    (setf (journal-count journal) 0
+          (journal-octets journal) 0)
     (values (nreverse (shiftf (journal-entries journal) '()))
             (shiftf (journal-dropped journal) 0))))
 
@@ -116,9 +137,9 @@ saved."
 
 (defun log-in-background (function &key (limit +journal-entries+))
   "Return a function for *LOG-FUNCTION* that has FUNCTION called with the same arguments on a thread
-of its own, so that it may take its time. At most LIMIT events wait for it; those that come
-meanwhile are dropped, and FUNCTION is told how many by the event :EVENTS-DROPPED. Errors in it are
-swallowed. See FLUSH-LOG."
+of its own, so that it may take its time. At most LIMIT events wait for it, and 16 MB of texts in
+them; those that come meanwhile are dropped, and FUNCTION is told how many by the event
+:EVENTS-DROPPED. Errors in it are swallowed. See FLUSH-LOG."
   (check-type function (or symbol function))
   (check-type limit (integer 1 *))
   (let ((journal (open-journal (lambda (entries dropped)
@@ -136,6 +157,11 @@ swallowed. See FLUSH-LOG."
 
 ;;; Lines
 
+(defconstant +line-characters+ 16384
+  "How many characters of values a line has, whatever an event says; a backtrace comes on top.")
+(defconstant +backtrace-characters+ 40000
+  "How many characters of a backtrace are written: as many as those of LOG-CONDITION have.")
+
 (defun iso-time (ns)
   "NS since 1970 as text, in UTC with microseconds."
   (multiple-value-bind (seconds rest) (floor ns +ns-per-second+)
@@ -149,34 +175,43 @@ swallowed. See FLUSH-LOG."
   (handler-case (list-length list)
     (type-error () nil)))
 
-(defun value-text (value)
-  "VALUE as PRINC has it, in one piece, whatever happens."
-  (handler-case
-      (let ((*print-pretty* nil) (*print-readably* nil) (*print-length* 100) (*print-level* 8)
-            (*print-circle* nil))
-        (typecase value
-          (keyword (string-downcase value))
-          (double-float (let ((*read-default-float-format* 'double-float)) (princ-to-string value)))
-          (cons (if (proper-list-p value)
-                    (format nil "(~{~A~^ ~})" (mapcar #'value-text value))
-                    (princ-to-string value)))
-          (t (princ-to-string value))))
-    (serious-condition () "(cannot be printed)")))
+(defun value-text (value &optional (depth 8))
+  "VALUE as PRINC has it, in one piece and of bounded length, whatever happens. Lists are gone into
+DEPTH levels."
+  (flet ((write-items (stream)
+           (write-char #\( stream)
+           (loop for (item . more) on value
+                 do (write-string (value-text item (1- depth)) stream)
+                    (when more (write-char #\Space stream)))
+           (write-char #\) stream)))
+    (typecase value
+      (keyword (string-downcase value))
+      (double-float (let ((*read-default-float-format* 'double-float)) (princ-to-string value)))
+      (cons (if (and (plusp depth) (proper-list-p value))
+                (multiple-value-bind (text cut)
+                    (with-bounded-text (stream +visible-characters+) (write-items stream))
+                  (if cut (concatenate 'string text "…") text))
+                (bounded-text value)))
+      (t (bounded-text value)))))
 
-(defun write-quoted (text stream)
+(defun write-value (text stream)
   "Write TEXT to STREAM, between quotes unless it is a plain word; a peer may have sent it, so
 nothing in it may look like another line."
-  (if (and (plusp (length text))
-           (every (lambda (char) (and (graphic-char-p char) (not (find char " \"\\=")))) text))
-      (write-string text stream)
-      (progn
-        (write-char #\" stream)
-        (loop for char across text
-              do (cond ((find char "\"\\") (format stream "\\~C" char))
-                       ((char= char #\Newline) (write-string "\\n" stream))
-                       ((or (graphic-char-p char) (char= char #\Space)) (write-char char stream))
-                       (t (format stream "\\x~(~2,'0X~)" (char-code char)))))
-        (write-char #\" stream))))
+  (write-visible text stream
+                 :limit (1+ +visible-characters+)
+                 :quoted (or (zerop (length text))
+                             (find-if (lambda (char)
+                                        (or (unsafe-char-p char) (find char " \"\\=")))
+                                      text))))
+
+(defun write-backtrace (text stream)
+  "Write the lines of TEXT, each indented."
+  (with-input-from-string (lines text :end (min (length text) +backtrace-characters+))
+    (loop for line = (read-line lines nil)
+          while line
+          do (write-string "    " stream)
+             (write-visible line stream)
+             (terpri stream))))
 
 (defun text-line (level event plist)
   "The event as a line of text, without what is nil; a backtrace comes behind it, each line of it
@@ -184,14 +219,16 @@ indented."
   (with-output-to-string (stream)
     (format stream "~A ~A ~(~@[~A ~]~A~)" (iso-time (real-time-ns)) level (getf plist :tracer)
             event)
-    (loop for (key value) on plist by #'cddr
-          unless (or (null value) (member key '(:tracer :backtrace)))
-            do (format stream " ~(~A~)=" key)
-               (write-quoted (value-text value) stream))
+    (multiple-value-bind (text cut)
+        (with-bounded-text (values +line-characters+)
+          (loop for (key value) on plist by #'cddr
+                unless (or (null value) (member key '(:tracer :backtrace)))
+                  do (format values " ~(~A~)=" key)
+                     (write-value (value-text value) values)))
+      (write-string text stream)
+      (when cut (write-string "…" stream)))
     (terpri stream)
-    (with-input-from-string (lines (or (getf plist :backtrace) ""))
-      (loop for line = (read-line lines nil)
-            while line do (format stream "    ~A~%" line)))))
+    (write-backtrace (or (getf plist :backtrace) "") stream)))
 
 (defun plist-p (value)
   "True if VALUE, a proper list, looks like a plist, and not like a list of keywords."
@@ -199,31 +236,53 @@ indented."
        (loop for (key) on value by #'cddr always (keywordp key))
        (notevery #'keywordp value)))
 
+(defvar *line-room* 0
+  "How many characters of values the line that is being made may still have.")
+
+(defun line-text (text limit)
+  "TEXT, of which LIMIT characters are shown, or what the line has room for."
+  (let ((limit (max 0 (min limit *line-room*))))
+    (decf *line-room* (+ 8 (min limit (length text)))) ; 8: quotation marks, a comma and so on
+    (if (> (length text) limit)
+        (concatenate 'string (subseq text 0 limit) "…")
+        text)))
+
 (defun json-members (plist)
   (loop for (key value) on plist by #'cddr
-        collect (cons (substitute #\_ #\- (string-downcase key)) (json-line-value value))))
+        while (plusp *line-room*)
+        collect (cons (substitute #\_ #\- (string-downcase key))
+                      (if (and (eq key :backtrace) (stringp value))
+                          (let ((*line-room* +backtrace-characters+))
+                            (line-text value +backtrace-characters+))
+                          (json-line-value value)))))
 
 (defun json-line-value (value)
   "VALUE as WRITE-JSON takes it; a plist becomes an object."
-  (typecase value
-    ((or string integer) value)
-    (float (if (or (sb-ext:float-infinity-p value) (sb-ext:float-nan-p value))
-               (value-text value)
-               value))
-    (null :null)
-    ((eql t) :true)
-    (cons (cond ((not (proper-list-p value)) (value-text value))
-                ((plist-p value) (json-members value))
-                (t (map 'vector #'json-line-value value))))
-    (t (value-text value))))
+  (flet ((text () (line-text (value-text value) +visible-characters+)))
+    (typecase value
+      (string (line-text value +visible-characters+))
+      (integer (decf *line-room* 8) value)
+      (float (if (or (sb-ext:float-infinity-p value) (sb-ext:float-nan-p value))
+                 (text)
+                 value))
+      (null :null)
+      ((eql t) :true)
+      (cons (decf *line-room* 8)
+       (cond ((not (proper-list-p value)) (text))
+             ((plist-p value) (json-members value))
+             (t (coerce (loop for item in value
+                              while (plusp *line-room*) collect (json-line-value item))
+                        'simple-vector))))
+      (t (text)))))
 
 (defun json-line (level event plist)
   "The event as a line of JSON, an object with the members time, level, event and those of PLIST."
-  (format nil "~A~%"
-          (write-json (list* (cons "time" (iso-time (real-time-ns)))
-                             (cons "level" (string-downcase level))
-                             (cons "event" (string-downcase event))
-                             (json-members plist)))))
+  (let ((*line-room* +line-characters+))
+    (format nil "~A~%"
+            (write-json (list* (cons "time" (iso-time (real-time-ns)))
+                               (cons "level" (string-downcase level))
+                               (cons "event" (string-downcase event))
+                               (json-members plist))))))
 
 (defparameter *log-levels* '(:debug :info :warning :error :none)
   "What a writer can be told to begin with; events of tracers pass whatever that is.")
@@ -233,8 +292,10 @@ indented."
   "Return a function for *LOG-FUNCTION* that writes each event of LEVEL (:debug, :info, :warning or
 :error; :none for no others) or above, and all events of tracers, as a line to STREAM: with the
 FORMAT :text for people, with :json an object for programs. A thread of its own writes, so that
-nobody waits for STREAM; at most LIMIT lines wait for it, and those that come meanwhile are dropped,
-which a line with the event events-dropped tells. See FLUSH-LOG."
+nobody waits for STREAM; at most LIMIT lines wait for it, and 16 MB of them, and those that come
+meanwhile are dropped, which a line with the event events-dropped tells. A line shows no more than
+1,000 characters of a value and 16,384 in all, and 40,000 of a backtrace; what might move a cursor
+or look like another line is escaped. See FLUSH-LOG."
   (check-type level (member :debug :info :warning :error :none))
   (check-type format (member :text :json))
   (check-type limit (integer 1 *))

@@ -12,7 +12,8 @@
 ;;;; characters or lone surrogates, and UTF-8 is validated in strings, the only place where anything
 ;;;; but ASCII may stand. Nesting, the length of the text and of a number are limited, since time
 ;;;; and stack grow with them; doubles are rounded correctly and written in the fewest digits that
-;;;; read back alike.
+;;;; read back alike. What is written is fit for a terminal: DEL, C1 and overrides of direction are
+;;;; escaped like C0.
 
 (in-package #:clgrpc.base)
 
@@ -413,8 +414,9 @@ octets each. Return the position after them."
                   (loop for i from start below end
                         do (let ((code (char-code (schar text i))))
                              (declare (type (unsigned-byte 21) code))
-                             (cond ((and (<= 32 code 127) (/= code 34) (/= code 92)) (put code))
-                                   ((or (< code 128) (<= #xD800 code #xDFFF))
+                             (cond ((and (<= 32 code 126) (/= code 34) (/= code 92)) (put code))
+                                   ((or (< code 128)
+                                        (and (< code #x10000) (unsafe-code-p code)))
                                     (setf at (append-escape code octets at)))
                                    (t (put-utf8 code put))))))))
     (etypecase text

@@ -31,13 +31,40 @@ Set it globally; a binding reaches one thread only.")
           (serious-condition () nil)))))
   (values))
 
+;;; Backtraces: a line for each frame, with what a peer sent as bounded and as visible as elsewhere
+
+(defconstant +backtrace-frames+ 60
+  "How many frames a backtrace in the log has at most.")
+(defconstant +frame-characters+ 600
+  "How long the line of a frame may be; one of its arguments may have a fifth of that.")
+
+(defun write-frame (frame stream)
+  "Write FRAME, a list of a function's name and its arguments."
+  (flet ((text (object limit)
+           (visible-text (bounded-text object :limit limit :escape t) :limit (1+ limit))))
+    (write-string (with-bounded-text (stream +frame-characters+)
+                    (write-char #\( stream)
+                    (write-string (text (first frame) 200) stream)
+                    (dolist (argument (rest frame))
+                      (write-char #\Space stream)
+                      (write-string (text argument (floor +frame-characters+ 5)) stream))
+                    (write-char #\) stream))
+                  stream)))
+
+(defun backtrace-text ()
+  "The frames of this thread, the innermost first, a line for each."
+  (handler-case
+      (let ((*print-length* 10) (*print-level* 4))
+        (with-output-to-string (stream)
+          (loop for frame in (sb-debug:list-backtrace :count +backtrace-frames+)
+                for number from 0
+                do (format stream "~D: " number)
+                   (write-frame frame stream)
+                   (terpri stream))))
+    (serious-condition () nil)))
+
 (defun log-condition (level event condition &rest plist)
   "LOG-EVENT with :condition and, as text, the :backtrace of the point where it is called: from
 within a HANDLER-BIND, that is where CONDITION was signalled."
   (when *log-function*
-    (apply #'log-event level event
-           :condition condition
-           :backtrace (ignore-errors
-                       (with-output-to-string (stream)
-                         (sb-debug:print-backtrace :stream stream :count 60)))
-           plist)))
+    (apply #'log-event level event :condition condition :backtrace (backtrace-text) plist)))

@@ -73,6 +73,8 @@
    ;; queue.lisp
    #:inbox #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
    #:confirm-wake #:close-inbox
+   ;; visible.lisp
+   #:visible-text #:write-visible #:unsafe-char-p #:bounded-text #:with-bounded-text
    ;; log.lisp, trace.lisp, journal.lisp
    #:*log-function* #:log-event #:log-condition
    #:tracers #:tracer-table #:tracer #:tracer-name #:tracer-text #:tracer-aliases #:tracer-meaning

@@ -36,6 +36,56 @@
                                :debug (format nil "a~%ERROR forged \"x\" ~C[31m"
                                               (code-char 27)))))))
 
+(test lines-have-a-length
+  "Whatever a peer sent: a value shows 1,000 characters, a line 16,384."
+  (let ((long (make-string 4000000 :initial-element #\a)))
+    (destructuring-bind (line) (text-lines (list :info :long :text long :port 80))
+      (is (< 1000 (length line) 1100))
+      (is (search "… port=80" line)))
+    (destructuring-bind (line)
+        (text-lines (list :info :many :list (loop repeat 100000 collect long) :port 80))
+      (is (< 1000 (length line) 1100)))
+    (destructuring-bind (line)
+        (text-lines (list* :info :many (loop repeat 10000 collect :key collect long)))
+      (is (< 16000 (length line) 17000)))
+    (flet ((json (&rest event)
+             (let ((lines (logged (lambda (stream) (log-writer :stream stream :format :json
+                                                               :level :info))
+                                  event)))
+               (is (= 1 (length lines)))
+               (parse-json (first lines))
+               (first lines))))
+      (is (< 1000 (length (json :info :long :text long)) 1200))
+      (is (< (length (json :info :many :list (loop repeat 100000 collect long))) 20000))
+      (is (< (length (json :info :many :list (loop repeat 100000 collect 1))) 40000))
+      (is (< (length (json :info :many :plist (loop repeat 100000 collect :a collect long)))
+             20000)))))
+
+(test backtraces-cannot-forge-lines
+  (let ((backtrace (format nil "0: (F~C[31m)~%1: (G ~A)~%" (code-char #x9B)
+                           (make-string 4000000 :initial-element #\a))))
+    (destructuring-bind (line frame next)
+        (text-lines (list :error :failed :backtrace backtrace))
+      (is (string= "ERROR failed" line))
+      (is (string= "    0: (F\\x9b[31m)" frame))
+      (is (< (length next) 1100)))))
+
+(test journals-are-bounded-by-octets
+  "Events with long texts are dropped long before there are 10,000 of them."
+  (let* ((go-on (sb-thread:make-semaphore)) (entered (sb-thread:make-semaphore)) (events '())
+         (*log-function* (log-in-background (lambda (&rest event)
+                                              (sb-thread:signal-semaphore entered)
+                                              (sb-thread:wait-on-semaphore go-on :timeout 20)
+                                              (push event events)))))
+    (log-event :info :first)
+    (is (sb-thread:wait-on-semaphore entered :timeout 20))
+    (loop repeat 100 do (log-event :info :long :text (make-string 1000000 :initial-element #\a)))
+    (sb-thread:signal-semaphore go-on 1000)
+    (is (flush-log :timeout 20))
+    (is (= 4 (count :long events :key #'second)))
+    (is (equal '(:warning :events-dropped :count 96)
+               (find :events-dropped events :key #'second)))))
+
 (test lines-of-json
   (destructuring-bind (line)
       (logged (lambda (stream) (log-writer :stream stream :format :json))

@@ -129,3 +129,12 @@
   (is (vectorp (parse-json "[1,2]" :max-length 5)))
   (signals limit-exceeded (parse-json (make-string 2000 :initial-element #\1)))
   (signals limit-exceeded (parse-json (format nil "1e~A" (make-string 2000 :initial-element #\1)))))
+
+(test what-is-written-is-fit-for-a-terminal
+  (is (string= "\"\\u001B\\u007F\\u009B\\u2028\\u202E é\""
+               (write-json (map 'string #'code-char
+                                '(#x1B #x7F #x9B #x2028 #x202E #x20 #xE9)))))
+  (let ((all (coerce (loop for code from 0 below #x11000
+                           unless (<= #xD800 code #xDFFF) collect (code-char code))
+                     'string)))
+    (is (string= all (parse-json (write-json all))))))

@@ -36,3 +36,35 @@
       (is (equal '(:error :failed 1) (list level name where)))
       (is (string= "broken" (princ-to-string condition)))
       (is (search "LOG-CONDITIONS-WITH-BACKTRACE" backtrace)))))
+
+(declaim (notinline fail-with))
+(defun fail-with (argument)
+  (declare (optimize (debug 2)))
+  (error "broken")
+  argument)
+
+(defun backtrace-of (argument)
+  "The :backtrace that is logged of an error in a function that was given ARGUMENT."
+  (let* ((logged nil)
+         (*log-function* (lambda (level event &key backtrace &allow-other-keys)
+                           (declare (ignore level event))
+                           (setf logged backtrace))))
+    (block nil
+      (handler-bind ((error (lambda (condition)
+                              (log-condition :error :failed condition)
+                              (return))))
+        (fail-with argument)))
+    logged))
+
+(test backtraces-are-bounded-and-visible
+  "A frame is one line whatever its arguments are; peers have sent some of them."
+  (let* ((forged (format nil "x~%ERROR forged~C~C[31m~C" #\Return (code-char 27)
+                         (code-char #x202E)))
+         (backtrace (backtrace-of forged)))
+    (is (search "\"x\\nERROR forged\\r\\x1b[31m\\u{202e}\"" backtrace))
+    (is (every (lambda (char) (or (char= char #\Newline) (not (unsafe-char-p char)))) backtrace))
+    (is (<= (count #\Newline backtrace) 60)))
+  (let ((backtrace (backtrace-of (make-string 4000000 :initial-element #\y))))
+    (is (search "FAIL-WITH" backtrace))
+    (is (search "yyyyy" backtrace))
+    (is (< (length backtrace) 40000))))

@@ -1,0 +1,111 @@
+;;;; Text that a peer may have written, made fit to be shown: in a log, a report, a backtrace, on a
+;;;; terminal. Nothing in it may look like another line, move a cursor, change the order of what
+;;;; stands beside it or be longer than it should. Who shows such text uses VISIBLE-TEXT or
+;;;; WRITE-VISIBLE; who prints an object that may hold such text, BOUNDED-TEXT.
+;;;;
+;;;; Invariant: the work and the memory are bounded by the limit, not by the length of the text.
+
+(in-package #:clgrpc.base)
+
+(defconstant +visible-characters+ 1000
+  "How many characters of a text are shown unless the caller says otherwise.")
+
+(define-hot (unsafe-code-p :inline t) ((code (unsigned-byte 21))) boolean
+  "True if the character CODE does something else than being seen: controls (C0, DEL, C1), line and
+paragraph separators, marks and overrides of direction, surrogates, tags."
+  (or (< code 32)
+      (<= 127 code 159)
+      (and (> code #x061B)
+           (or (= code #x061C)
+               (<= #x200E code #x200F) (<= #x2028 code #x202E) (<= #x2066 code #x2069)
+               (<= #xD800 code #xDFFF)
+               (<= #xFFF9 code #xFFFB)
+               (<= #xE0000 code #xE007F)))))
+
+(defun unsafe-char-p (char)
+  "True if CHAR does something else than being seen: a control character, a line separator, an
+override of direction and so on."
+  (unsafe-code-p (char-code char)))
+
+(defun write-visible-char (char stream quoted)
+  (let ((code (char-code char)))
+    (cond ((char= char #\Newline) (write-string "\\n" stream))
+          ((char= char #\Return) (write-string "\\r" stream))
+          ((char= char #\Tab) (write-string "\\t" stream))
+          ((unsafe-code-p code)
+           (format stream (if (< code 256) "\\x~(~2,'0X~)" "\\u{~(~X~)}") code))
+          ((and quoted (find char "\"\\")) (write-char #\\ stream) (write-char char stream))
+          (t (write-char char stream)))))
+
+(defun write-visible (text stream &key (limit +visible-characters+) quoted)
+  "Write at most LIMIT characters of the string TEXT to STREAM, and … if it has more. What is not to
+be seen is escaped: \\n, \\x1b, \\u{202e}. QUOTED puts it between quotation marks, and a backslash
+before those in it."
+  (when quoted (write-char #\" stream))
+  (loop for char across text
+        repeat limit
+        do (write-visible-char char stream quoted))
+  (when quoted (write-char #\" stream))
+  (when (> (length text) limit) (write-string "…" stream))
+  nil)
+
+(defun visible-text (text &key (limit +visible-characters+) quoted)
+  "Return what WRITE-VISIBLE writes."
+  (with-output-to-string (stream)
+    (write-visible text stream :limit limit :quoted quoted)))
+
+;;; Printing within bounds
+
+(defclass bounded-stream (sb-gray:fundamental-character-output-stream)
+  ((target :initarg :target :reader bounded-stream-target)
+   (room :initarg :room :accessor bounded-stream-room) ; characters that may still be written
+   (leave :initarg :leave :reader bounded-stream-leave)) ; called when there is no more room
+  (:documentation "A stream for a certain number of characters."))
+
+(defmethod sb-gray:stream-write-char ((stream bounded-stream) char)
+  (when (minusp (decf (bounded-stream-room stream))) (funcall (bounded-stream-leave stream)))
+  (write-char char (bounded-stream-target stream)))
+
+(defmethod sb-gray:stream-write-string ((stream bounded-stream) string &optional (start 0) end)
+  (let* ((end (or end (length string)))
+         (fits (min end (+ start (bounded-stream-room stream)))))
+    (write-string string (bounded-stream-target stream) :start start :end fits)
+    (decf (bounded-stream-room stream) (- fits start))
+    (when (< fits end) (funcall (bounded-stream-leave stream)))
+    string))
+
+(defmethod sb-gray:stream-line-column ((stream bounded-stream))
+  nil)
+
+(defun call-with-bounded-text (limit function)
+  (let ((cut t))
+    (values (with-output-to-string (target)
+              (block nil
+                (funcall function
+                         (make-instance 'bounded-stream :target target :room limit
+                                                        :leave (lambda () (return))))
+                (setf cut nil)))
+            cut)))
+
+(defmacro with-bounded-text ((stream limit) &body body)
+  "Return what BODY writes to STREAM, as a string of at most LIMIT characters; with one more BODY is
+left, and the second value is true."
+  (let ((function (gensym "BODY")))
+    `(flet ((,function (,stream) ,@body))
+       (declare (dynamic-extent #',function))
+       (call-with-bounded-text ,limit #',function))))
+
+(defun bounded-text (object &key (limit +visible-characters+) escape)
+  "Return OBJECT as PRINC, or with ESCAPE as PRIN1, prints it: at most LIMIT characters, then … if
+there are more. Whatever happens a string comes back. What is in it may be unsafe to show."
+  (handler-case
+      (multiple-value-bind (text cut)
+          (if (and (stringp object) (not escape))
+              (values (subseq object 0 (min limit (length object))) (> (length object) limit))
+              (with-bounded-text (stream limit)
+                (let ((*print-pretty* nil) (*print-readably* nil) (*print-circle* nil)
+                      (*print-length* (min 100 (or *print-length* 100)))
+                      (*print-level* (min 8 (or *print-level* 8))))
+                  (if escape (prin1 object stream) (princ object stream)))))
+        (if cut (concatenate 'string text "…") text))
+    (serious-condition () "(cannot be printed)")))
