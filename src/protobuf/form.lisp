@@ -329,7 +329,9 @@
 ;;; Defining
 
 (defun generated-path (name)
-  "The path of the generated file of the .proto file NAME."
+  "The path of the generated file of the .proto file NAME. Signal MISUSE if that could lead out of
+the directory for generated files."
+  (unless (file-name-p name) (misuse "~A." (file-name-text name)))
   (concatenate 'string (subseq name 0 (- (length name) (if (proto-name-p name) 6 0))) ".lisp"))
 
 (defun proto-name-p (name)

@@ -539,7 +539,9 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
            (note-problem token "option imports come behind all others")))
     (when (and weak edition-2024)
       (note-problem token "edition 2024 has no weak imports; \"import option\" may do"))
-    (let ((name (expect-text "a string, the file to import")))
+    (let* ((place (this-token))
+           (name (expect-text "a string, the file to import")))
+      (unless (file-name-p name) (parse-refusal place "~A" (file-name-text name)))
       (note-at name :import first)
       (cond (option (push name (file-descriptor-option-dependencies file)))
             (t

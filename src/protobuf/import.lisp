@@ -3,7 +3,8 @@
 ;;;; A file's name is its path below a root, as imports write it. Without flags, the roots of a file
 ;;;; are: the directory of the Lisp source that asks for it, its own, the one that its package
 ;;;; implies (foo.bar in /protos/foo/bar/ implies /protos/), *IMPORT-ROOTS*, the directory of the
-;;;; ASDF system around and the roots of the systems this depends on. A built-in name means the
+;;;; ASDF system around and the roots of the systems this depends on. No name leads out of its root
+;;;; but through the links that its owner has made there. A built-in name means the
 ;;;; built-in file wherever one is; a name found nowhere means the file of that name in the image.
 
 (in-package #:clgrpc.protobuf)
@@ -46,9 +47,28 @@ directories of the files themselves.")
 (defun find-proto (name places)
   "The truename of the file NAME in the first of PLACES that has it, or nil."
   (loop for place in places
-          thereis (probe-file (merge-pathnames (parse-native name) place))))
+        for found = (probe-file (merge-pathnames (parse-native name) place))
+          thereis (and found (pathname-name found) found))) ; no directory
 
 ;;; Names
+
+(defun control-character-p (char)
+  (or (< (char-code char) 32) (<= 127 (char-code char) 159)))
+
+(defun file-name-p (name)
+  "True if NAME can be the name of a file: it leads down from the directory that it is meant from,
+as protoc wants of a \"virtual path\", and is one line."
+  (flet ((part-p (part) (not (member part '("" "." "..") :test #'string=))))
+    (and (every #'part-p (split-name name #\/))
+         (not (find #\\ name))
+         (notany #'control-character-p name)
+         (not (and (> (length name) 1) (letter-p (char name 0)) (char= #\: (char name 1)))))))
+
+(defun file-name-text (name)
+  "What to say of NAME, which is no FILE-NAME-P."
+  (format nil "\"~A\" is no name of a file: there is no \".\", \"..\" or nothing between slashes, ~
+               no backslash, drive or control character"
+          (substitute-if #\? #'control-character-p name)))
 
 (defun name-below (truename roots)
   "The path of the file TRUENAME below the first of ROOTS that it is below, or nil."
@@ -71,9 +91,9 @@ begin: the one above, if the last directories are the parts of PACKAGE; else its
         (make-pathname :directory (subseq directories 0 rest) :defaults own)
         own)))
 
-(defun split-name (name)
+(defun split-name (name &optional (separator #\.))
   (loop for start = 0 then (1+ end)
-        for end = (position #\. name :start start)
+        for end = (position separator name :start start)
         collect (subseq name start end)
         while end))
 
@@ -83,8 +103,8 @@ begin: the one above, if the last directories are the parts of PACKAGE; else its
     (cond ((name-below truename roots))
           ((and (string/= "" package) (not (equal implied (directory-of truename))))
            (name-below truename (list implied)))
-          ((or (search ".." path) (char= #\/ (char path 0))) (file-namestring truename))
-          (t path))))
+          ((file-name-p path) path)
+          (t (name-below truename (list (directory-of truename)))))))
 
 ;;; ASDF's systems
 

@@ -111,6 +111,7 @@
       (complain value :name "the name \"~A\" is reserved" (descriptor-name value)))))
 
 (defun declare-file (file)
+  (unless (string= "" (file-descriptor-package file)) (check-package file))
   (enter-package file t)
   (mapc #'declare-message (file-descriptor-messages file))
   (mapc #'declare-enum (file-descriptor-enums file))

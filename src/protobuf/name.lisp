@@ -37,7 +37,13 @@ or digit, and before the last of several capitals when a small letter follows."
 (defun file-lisp-package (file)
   "The name of the Lisp package that the declarations of FILE live in."
   (let ((package (file-descriptor-package file)))
-    (dotted-lisp-name (if (string= "" package) (pathname-name (descriptor-name file)) package))))
+    (dotted-lisp-name (if (string= "" package) (bare-name (descriptor-name file)) package))))
+
+(defun bare-name (name)
+  "The name of the file NAME without directories and what follows its last point."
+  (let* ((start (1+ (or (position #\/ name :from-end t) -1)))
+         (point (position #\. name :from-end t)))
+    (subseq name start (and point (< start point) point))))
 
 (defun local-lisp-name (descriptor file)
   "The Lisp name of DESCRIPTOR within the package of FILE."

@@ -66,10 +66,13 @@ the file that has the name but is not imported, and the name in the scope that d
 (defun raw-declared (name)
   (gethash name (linker-names *linker*)))
 
+(defun identifier-p (name)
+  (and (plusp (length name))
+       (every (lambda (char) (or (letter-p char) (digit-p char))) name)))
+
 (defun check-identifier (descriptor)
   (let ((name (descriptor-name descriptor)))
-    (unless (and (plusp (length name))
-                 (every (lambda (char) (or (letter-p char) (digit-p char))) name))
+    (unless (identifier-p name)
       (complain descriptor :name "\"~A\" is no identifier" name))))
 
 (defun declare-name (descriptor &optional owner)
@@ -88,6 +91,10 @@ the file that has the name but is not imported, and the name in the scope that d
            (complain descriptor :name "\"~A\" is already declared~:[~; as a package~] in ~A" name
                      (eq :package (declared-thing there))
                      (descriptor-name (declared-file there)))))))
+
+(defun check-package (file)
+  (unless (every #'identifier-p (split-name (file-descriptor-package file)))
+    (complain file :name "the package has a part that is no identifier")))
 
 (defun enter-package (file own)
   "Enter the package of FILE and those around it; OWN: FILE is the one being linked."

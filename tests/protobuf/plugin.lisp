@@ -47,3 +47,23 @@ message M { optional clgrpc.test.plugin.low.M low = 1; google.protobuf.Empty e =
     (is (search "low.proto" (answered-error (request-octets (last (plugin-files))
                                                             '("high.proto"))))))
   (signals protobuf-error (answer-request (octets-of 255 255))))
+
+(test names-that-lead-elsewhere-are-not-answered
+  (dolist (name *names-of-no-file*)
+    (let ((response
+            (answer (serialize
+                     (google.protobuf.compiler:make-code-generator-request
+                      :file-to-generate (list name)
+                      :proto-file (list (google.protobuf:make-file-descriptor-proto
+                                         :name name :package "clgrpc.test.elsewhere")))))))
+      (is (null (answered-files response)))
+      (is (search "no name of a file"
+                  (google.protobuf.compiler:code-generator-response-error response))))))
+
+(test a-package-is-made-of-identifiers
+  "What goes into a comment of a generated file cannot end that."
+  (dolist (package (list (format nil "a~%(evil)") "a..b" ".a" "a." "a b"))
+    (signals proto-syntax-error
+      (protobuf::link-set
+       (list (serialize (google.protobuf:make-file-descriptor-proto
+                         :name "package.proto" :package package)))))))

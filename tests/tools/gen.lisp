@@ -54,6 +54,26 @@
                   (complaint (uiop:native-namestring (merge-pathnames "bad.proto" directory)))))
       (is (search "There is no file none.proto in" (complaint "none.proto"))))))
 
+(test gen-writes-below-its-directory-only
+  (with-directory (directory)
+    (flet ((write-proto (name control &rest arguments)
+             (let ((file (merge-pathnames name directory)))
+               (ensure-directories-exist file)
+               (with-open-file (stream file :direction :output)
+                 (format stream "syntax = 'proto3'; ~?" control arguments))
+               (uiop:native-namestring file))))
+      (let ((evil (write-proto "evil.proto" "message Evil { }")))
+        (dolist (import (list "../evil.proto" evil "sub/../../evil.proto"))
+          (multiple-value-bind (code output error-output)
+              (run-line "gen" (write-proto "root/a.proto" "import '~A';" import)
+                        (format nil "--import-path=~A"
+                                (uiop:native-namestring (merge-pathnames "root/" directory)))
+                        "-o" (uiop:native-namestring (merge-pathnames "root/out/" directory)))
+            (is (= 1 code))
+            (is (string= "" output))
+            (is (search "a.proto:1:28: " error-output) "~A" error-output))))
+      (is (null (sources-below directory))))))
+
 (test generated-services-work-without-their-proto-file
   "In an image with clgrpc alone: a service is defined, served and called."
   (with-directory (directory)
