@@ -33,8 +33,8 @@ def _go_module(path):
 
 def _tonic():
     """The version of tonic, and of the compiler if there is one."""
-    with open(os.path.join(support.PEERS, "tonic", "Cargo.lock"), encoding="utf-8") as file:
-        found = re.search(r'name = "tonic"\nversion = "([^"]+)"', file.read())
+    with open(os.path.join(support.PEERS, "tonic", "Cargo.toml"), encoding="utf-8") as file:
+        found = re.search(r'^tonic = .*"=([^"]+)"', file.read(), re.MULTILINE)
     return ", ".join(filter(None, ["tonic " + found[1], _output("rustc", "--version")]))
 
 

@@ -25,7 +25,7 @@ def tonic():
     if not support.have("cargo"):
         return None
     target = os.path.join(support.CACHE, "cargo")
-    support.run(["cargo", "build", "--release", "--locked", "--quiet"], cwd=TONIC,
+    support.run(["cargo", "build", "--release", "--quiet"], cwd=TONIC,
                 env=dict(os.environ, CARGO_TARGET_DIR=target))
     return os.path.join(target, "release", "tonic-peer")
 

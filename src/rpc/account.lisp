@@ -146,8 +146,8 @@ attempts to connect, or nil."
 
 (defparameter *client-stage-texts*
   '(:resolve "waiting for the name to be looked up" :connect "waiting for a connection"
-    :answer "waiting for the handler" :handshake "waiting for the handshake" :back-off "waiting for
-the next attempt to connect"
+    :handshake "waiting for the handshake" :back-off "waiting for the next attempt to connect"
+    :answer "waiting for the handler"
     :queue "waiting for a stream" :send "waiting for the server to take the request"
     :wait "waiting for the response" :receive "receiving the response"))
 

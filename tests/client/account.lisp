@@ -58,7 +58,13 @@
     (check-error (caught (ask channel (note 1))) 'grpc:unavailable :connect 0
                  "waiting for a connection" "attempts to connect: 1" "messages sent: 0")
     (check-error (caught (ask channel (note 1) :wait-for-ready t :timeout 0.3))
-                 'grpc:deadline-exceeded :back-off 0.2 "Connection refused" "back off 0.")))
+                 'grpc:deadline-exceeded :back-off 0.2 "Connection refused" "back off 0."
+                 "waiting for the next attempt to connect")))
+
+(test what-became-of-a-call-is-one-line
+  (loop for texts in (list rpc::*client-stage-texts* rpc::*server-stage-texts*)
+        do (loop for (stage text) on texts by #'cddr
+                 do (is (not (find #\Newline text)) "the text of ~S" stage))))
 
 (test no-such-name
   (grpc:with-channel (channel "no-such-host.invalid:1")
