@@ -658,6 +658,7 @@
                (:file "overstay")
                (:file "redefinition")
                (:file "driving")
+               (:file "timer")
                (:static-file "saving.lisp")
                (:file "image")
                (:file "crowd")

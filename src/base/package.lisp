@@ -70,6 +70,7 @@
    ;; timer.lisp
    #:timer #:make-timer #:timer-wheel #:make-timer-wheel #:timer-pending-p #:timer-due-ns
    #:schedule-timer #:cancel-timer #:advance-wheel #:next-due-ns #:wheel-count
+   #:timers-due-p #:timer-wheel-earliest-ns
    ;; queue.lisp
    #:inbox #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
    #:confirm-wake #:close-inbox

@@ -12,6 +12,10 @@
 ;;;; A slot is a circular list, linked through the timers, and holds its first. ADVANCE-WHEEL first
 ;;;; moves what is due to the last slot, +EXPIRED+, and then runs that: functions may schedule and
 ;;;; cancel at will, and if one signals an error the next call goes on with the rest.
+;;;;
+;;;; EARLIEST-NS is a time before which no timer is due, so that whoever would advance the wheel can
+;;;; see by one comparison that there is no need; another thread may read it as well. Scheduling
+;;;; makes it smaller, NEXT-DUE-NS, and with it ADVANCE-WHEEL, exact.
 
 (in-package #:clgrpc.base)
 
@@ -47,6 +51,7 @@ ARGUMENT."
   "Timers by when they are due."
   (tick 0 :type (unsigned-byte 42))
   (count 0 :type index)
+  (earliest-ns most-positive-fixnum :type nanoseconds) ; no timer is due before
   (slots (make-array (1+ +expired+) :initial-element nil) :type (simple-vector 449))
   (maps (make-array +levels+ :element-type '(unsigned-byte 64) :initial-element 0)
    :type (simple-array (unsigned-byte 64) (7))))
@@ -59,6 +64,11 @@ ARGUMENT."
 (define-hot (wheel-count :inline t) ((wheel timer-wheel)) index
   "How many timers WHEEL holds."
   (timer-wheel-count wheel))
+
+(define-hot (timers-due-p :inline t) ((wheel timer-wheel) (now-ns nanoseconds)) boolean
+  "False if ADVANCE-WHEEL has nothing to do at NOW-NS. From any thread; from another than the
+wheel's it may be what was so a moment ago."
+  (<= (timer-wheel-earliest-ns wheel) now-ns))
 
 (define-hot (timer-pending-p :inline t) ((timer timer)) boolean
   "True from the moment TIMER is scheduled until it runs or is cancelled."
@@ -135,6 +145,8 @@ ARGUMENT."
       (unlink-timer wheel timer)
       (incf (timer-wheel-count wheel)))
   (setf (timer-due-ns timer) due-ns)
+  (when (< due-ns (timer-wheel-earliest-ns wheel))
+    (setf (timer-wheel-earliest-ns wheel) due-ns))
   (place-timer wheel timer))
 
 (define-hot cancel-timer ((wheel timer-wheel) (timer timer)) boolean
@@ -168,10 +180,7 @@ timers."
            (setf due (min due (timer-due-ns timer)))
         finally (return due)))
 
-(define-hot next-due-ns ((wheel timer-wheel)) (or null nanoseconds)
-  "When ADVANCE-WHEEL should be called next: never later than the first timer is due; NIL if there
-is none. It may be earlier where more than +EXACT-SCAN+ timers share a slot above level 0: then it
-is when that slot's timers are to move down."
+(define-hot find-next-due ((wheel timer-wheel)) (or null nanoseconds)
   (let ((expired (svref (timer-wheel-slots wheel) +expired+)))
     (if expired
         (timer-due-ns expired)
@@ -180,6 +189,14 @@ is when that slot's timers are to move down."
             (or (earliest-due (svref (timer-wheel-slots wheel) slot)
                               (if (< slot (ash 1 +level-bits+)) #xFFFFFFFF +exact-scan+))
                 (ash tick +tick-bits+)))))))
+
+(define-hot next-due-ns ((wheel timer-wheel)) (or null nanoseconds)
+  "When ADVANCE-WHEEL should be called next: never later than the first timer is due; NIL if there
+is none. It may be earlier where more than +EXACT-SCAN+ timers share a slot above level 0: then it
+is when that slot's timers are to move down."
+  (let ((due (find-next-due wheel)))
+    (setf (timer-wheel-earliest-ns wheel) (or due most-positive-fixnum))
+    due))
 
 (define-hot empty-slot ((wheel timer-wheel) (slot (integer 0 447)) (now-ns nanoseconds)) null
   "Take every timer out of SLOT, which the wheel's tick has reached, to where it now belongs: from
@@ -217,7 +234,9 @@ due."
   (let ((slots (timer-wheel-slots wheel)))
     (loop
       (let ((timer (svref slots +expired+)))
-        (unless timer (return nil))
+        (unless timer (return))
         (unlink-timer wheel timer)
         (decf (timer-wheel-count wheel))
-        (funcall (timer-function timer) (timer-argument timer))))))
+        (funcall (timer-function timer) (timer-argument timer))))
+    (next-due-ns wheel)
+    nil))

@@ -20,6 +20,8 @@
 ;;;; - What user code wants of the loop it does in WITH-BATON, which takes the baton back for as
 ;;;;   long, or, when that fails, does something else: post.
 ;;;; - Whoever takes the baton drains the inbox first.
+;;;; - User code that overstays and takes the baton back all the time gives it up itself, when the
+;;;;   watchdog has said that it is late.
 ;;;; - A thread that is about to sleep in user code first calls PREPARE-TO-WAIT, which has another
 ;;;;   one run the loop, unless it may run that itself meanwhile (DRIVE-ON). Who wants a loop taken
 ;;;;   over says which baton it saw lent, and only that is overtaken.
@@ -47,8 +49,10 @@
   "The word after BATON, with STATE."
   (logior state (ash (ldb (byte 60 0) (1+ (ash baton -3))) 3)))
 
-(declaim (type boolean **watchdog-asleep**))
-(defglobal **watchdog-asleep** nil)     ; see watchdog.lisp
+;;; See watchdog.lisp
+(declaim (type boolean **watchdog-asleep**) (type nanoseconds **next-look-ns**))
+(defglobal **watchdog-asleep** nil)
+(defglobal **next-look-ns** 0)          ; when it will look next, while it sleeps till then; or 0
 
 (defvar *event-loop* nil
   "The loop that this thread runs or ran last; others may run it since.")
@@ -149,12 +153,27 @@ and has taken it back, and must lend it again; NIL if it does not run LOOP."
 
 (define-hot call-with-baton ((loop event-loop) (function function)) (values t boolean)
   "If this thread runs LOOP, call FUNCTION with the baton held; return its value, and whether it was
-called."
+called. User code that the watchdog has found to be late loses the loop afterwards."
   (sb-sys:without-interrupts
     (ecase (claim loop)
       (:held (values (funcall function) t))
-      (:lent (values (unwind-protect (funcall function) (lend loop)) t))
+      (:lent (values (unwind-protect (funcall function)
+                       (if (= (event-loop-late-turn loop) (event-loop-turns loop))
+                           (leave-to-others loop)
+                           (lend loop)))
+                     t))
       ((nil) (values nil nil)))))
+
+(defun leave-to-others (loop)
+  "User code that has the baton of LOOP for a moment has been long about its turn: a reserve thread
+runs LOOP from now on, unless there is none."
+  (setf (event-loop-late-turn loop) 0
+        (event-loop-overtaken loop) t)
+  (trace-event :loop :overtaken :loop loop)
+  (note-late (event-loop-user loop))
+  (hand-over loop)
+  (unless (request-runner loop)
+    (when (take loop) (lend loop))))
 
 (defmacro with-baton ((loop) on-loop &body elsewhere)
   "Evaluate the form ON-LOOP if this thread runs LOOP, taking back for as long the baton if it is

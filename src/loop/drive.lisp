@@ -115,6 +115,10 @@ until its end, where it is the machine that is slow, or was crowded."
            (zerop (event-loop-gathered-ns loop)))
       (plusp (event-loop-ring-count loop))))
 
+(define-hot (timer-before-look-p :inline t) ((loop event-loop)) boolean
+  "True if a timer of LOOP, which nobody is left to run, may be due before the watchdog looks."
+  (< (timer-wheel-earliest-ns (event-loop-wheel loop)) **next-look-ns**))
+
 (define-hot step-back ((loop event-loop)) null
   "Give up the baton of LOOP, an attended one, which this thread holds. If something is left to do,
 or somebody counts on another thread, a reserve thread comes; the candidate, if that is all who
@@ -136,7 +140,7 @@ waits, comes itself."
             ((not (waited-for-p loop)))
             (candidate (funcall candidate))
             (t (request-runner loop))))
-    (when **watchdog-asleep** (wake-watchdog)))
+    (when (or **watchdog-asleep** (timer-before-look-p loop)) (wake-watchdog)))
   nil)
 
 (define-hot drive ((loop event-loop) (done-p function) argument) boolean
@@ -246,10 +250,12 @@ Return false if LOOP has stopped. From any thread."
 
 (define-hot run-aside ((loop event-loop) (function function) (gather boolean)) t
   "Call FUNCTION on LOOP, whose baton this thread has just taken, send what that wrote, unless with
-GATHER that may wait, and step back. Return the value of FUNCTION."
+GATHER that may wait, and step back. Return the value of FUNCTION. Timers that are due run first: a
+thread that comes often enough may be the only one that ever runs LOOP."
   (unwind-protect
        (progn (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
               (inbox-phase loop)
+              (timer-phase loop)
               (prog1 (funcall function)
                 (unless (and gather (gather-p loop)) (flush-phase loop))
                 (last-phase loop)))

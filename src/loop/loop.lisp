@@ -4,7 +4,7 @@
 ;;;; timers → one send for each connection that has output → what is to come last, such as waking
 ;;;; those who wait for what this turn brought. Each phase takes what was there when it
 ;;;; began; what it causes is for later phases or the next turn, which then does not wait. Nothing
-;;;; here allocates.
+;;;; here allocates. Timers are looked at in the middle of a long turn as well.
 ;;;;
 ;;;; Life: :new → :running → :stopped, never back. A loop that stops closes all that it owns, tells
 ;;;; every owner, runs what was posted before, and refuses posts from then on.
@@ -16,7 +16,8 @@
 (defconstant +longest-wait-ns+ (* 3600 +ns-per-second+)
   "Timers may be due in centuries; the loop looks up now and then.")
 (defconstant +functions-per-look+ 16
-  "After so many deferred functions the turn looks whether some output should be sent.")
+  "After so many deferred functions the turn looks whether some output should be sent or a timer is
+due; once the watchdog has found it long, after each.")
 (defconstant +forever-seconds+ 1000000000)
 (defconstant +join-seconds+ 10
   "How long JOIN-EVENT-LOOP waits: longer than any turn, unless user code holds the loop up for
@@ -138,10 +139,11 @@ and the rest has its turn."
   nil)
 
 (define-hot flush-large ((loop event-loop)) null
-  "In the middle of a turn: send the output that has grown large, or all if the last time was long
-ago."
+  "In the middle of a turn: run the timers that are due, and send the output that has grown large,
+or all if the last time was long ago."
   (let ((now (funcall (event-loop-clock loop))))
     (declare (type nanoseconds now))
+    (run-timers loop now)
     (cond ((> (- now (event-loop-flushed-at loop)) +flush-interval-ns+)
            (flush-phase loop)
            (setf (event-loop-flushed-at loop) now))
@@ -179,7 +181,8 @@ ago."
                      do (incf done)
                         (run-next-deferred loop)
                         (unless (in-event-loop-p loop) (return-from deferred-phase nil))
-                        (when (zerop (mod done +functions-per-look+))
+                        (when (or (zerop (mod done +functions-per-look+))
+                                  (= (event-loop-long-turn loop) (event-loop-turns loop)))
                           (flush-large loop))))
              (unless (in-event-loop-p loop) (return-from deferred-phase nil)))
     t))
@@ -198,11 +201,15 @@ ago."
                                (drain-inbox inbox #'call-posted))))
     nil))
 
-(define-hot timer-phase ((loop event-loop)) null
-  (unless (zerop (wheel-count (event-loop-wheel loop)))
+(define-hot run-timers ((loop event-loop) (now nanoseconds)) null
+  "Run the timers that are due at NOW."
+  (when (timers-due-p (event-loop-wheel loop) now)
     (loop while (nth-value 1 (guarding (:timer-function-error :loop loop)
-                               (advance-wheel (event-loop-wheel loop) (event-loop-now loop))))))
+                               (advance-wheel (event-loop-wheel loop) now)))))
   nil)
+
+(define-hot timer-phase ((loop event-loop)) null
+  (run-timers loop (event-loop-now loop)))
 
 (define-hot last-phase ((loop event-loop)) null
   (let ((last (event-loop-last loop))

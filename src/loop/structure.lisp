@@ -39,6 +39,9 @@
   (overtaken nil :type boolean)         ; RUNNER is no more than a thread of RESERVE
   (reserve nil :type (or null reserve)) ; runs the loop when its thread cannot
   (blind nil :type boolean)             ; events were fetched and then lost
+  ;; see watchdog.lisp
+  (long-turn 0 :type (unsigned-byte 62)) ; the TURNS of one that two looks have seen
+  (late-turn 0 :type (unsigned-byte 62)) ; the same, where it is one function's
   ;; see drive.lisp
   (attended nil :type boolean)          ; callers drive by turns; left alone, a reserve thread does
   (calls 0 :type sb-ext:word)           ; atomic

@@ -9,6 +9,16 @@
 ;;;; +ALERT-NS+ at first, since a thread that the kernel held up looks the same, and four times as
 ;;;; long with each that follows.
 ;;;;
+;;;; User code that uses its loop all the time, such as a handler that sends message after message,
+;;;; moves the baton and still holds up everybody. So the turn that a look sees counts as well, and
+;;;; the function in it. When two looks see the same function, LATE-TURN tells the user code, which
+;;;; gives the loop up the next time it has the baton (CALL-WITH-BATON). When they see the same
+;;;; turn, LONG-TURN tells the loop that quick functions have made it long: from then on it looks at
+;;;; the clock after each.
+;;;;
+;;;; A tick is no longer than until a timer may be due: a loop that was left alone a moment ago gets
+;;;; a thread then, and user code that overstays is found at the next look.
+;;;;
 ;;;; When no baton has moved for a while it sleeps, and who moves one wakes it. LEND has no full
 ;;;; barrier between its store and its look at **WATCHDOG-ASLEEP**, which would cost every call 20
 ;;;; ns. So the watchdog says that it sleeps, waits one tick more, in which every store made before
@@ -27,10 +37,12 @@
 first.")
 
 (defstruct (watched (:constructor make-watched (loop)) (:copier nil))
-  "SEEN is LOOP's baton at the last look, ASKED that for which somebody has been asked to take it."
+  "What is known of a loop since the last look."
   (loop nil :type event-loop)
-  (seen 0 :type sb-ext:word)
-  (asked 0 :type sb-ext:word))
+  (seen 0 :type sb-ext:word)            ; its baton
+  (asked 0 :type sb-ext:word)           ; the baton for which somebody has been asked to take it
+  (turns 0 :type (unsigned-byte 62))    ; how many it had made
+  (at 0 :type index))                   ; which deferred function was next
 
 (defglobal **watchdog-lock** (sb-thread:make-mutex :name "clgrpc watchdog"))
 (defglobal **watchdog-bell** (sb-thread:make-waitqueue))
@@ -78,7 +90,7 @@ first.")
                          since-overstay 0))
                  (setf tick (if (or lent (< since-overstay alert))
                                 +shortest-tick-ns+
-                                (min +longest-tick-ns+ (* 2 tick)))))
+                                (min (next-timer-ns) (* 2 tick)))))
                (cond ((<= quiet +doze-after-ns+) (pause tick))
                      (t (doze)
                         (setf quiet 0
@@ -86,18 +98,35 @@ first.")
                               collections nil)))))))
 
 (defun pause (tick-ns)
-  "Let TICK-NS pass, or less. The lock is held."
-  (await-notice **watchdog-bell** **watchdog-lock** (+ (monotonic-ns) tick-ns)))
+  "Let TICK-NS pass, or less if a timer is due before. The lock is held."
+  (let ((end (+ (monotonic-ns) tick-ns)))
+    (loop do (setf **next-look-ns** end)
+          while (and (await-notice **watchdog-bell** **watchdog-lock** end)
+                     (eq **watchdog** sb-thread:*current-thread*))
+          do (setf end (min end (+ (monotonic-ns) (next-timer-ns)))))
+    (setf **next-look-ns** 0)))
 
 (defun doze ()
   "Sleep until a baton moves. The lock is held."
   (setf **watchdog-asleep** t)
-  (pause +shortest-tick-ns+)
+  (await-notice **watchdog-bell** **watchdog-lock** (+ (monotonic-ns) +shortest-tick-ns+))
   (when (and **watchdog-asleep** (not (look-at-loops nil)))
     (loop while **watchdog-asleep**
           do (sb-thread:condition-wait **watchdog-bell** **watchdog-lock**)))
   (when (eq **watchdog** sb-thread:*current-thread*) ; else it is another's
     (setf **watchdog-asleep** nil)))
+
+(defun next-timer-ns ()
+  "How many nanoseconds a tick may be for the sake of timers: no longer than until one may be due.
+The lock is held."
+  (let ((least +longest-tick-ns+))
+    (dolist (watched **watched** least)
+      (let* ((loop (watched-loop watched))
+             (ahead (- (timer-wheel-earliest-ns (event-loop-wheel loop))
+                       (the nanoseconds (funcall (event-loop-clock loop))))))
+        ;; a loop that somebody runs sees by itself to those that are due
+        (when (or (plusp ahead) (= +free+ (baton-state (event-loop-baton loop))))
+          (setf least (min least (max ahead +shortest-tick-ns+))))))))
 
 (defun look-at-loops (comparable)
   "Look at every baton. Return whether any has moved since the last look; whether any is lent, or
@@ -107,19 +136,38 @@ has been collected since."
     (dolist (watched **watched** (values moved lent overstayed))
       (let* ((loop (watched-loop watched))
              (baton (event-loop-baton loop))
-             (state (baton-state baton)))
-        (cond ((/= baton (watched-seen watched))
-               (setf (watched-seen watched) baton
-                     moved t
-                     lent (or lent (= state +lent+))))
-              ((= baton (watched-asked watched)))
-              ((and (= state +lent+) comparable)
-               (setf overstayed t)
-               (if (request-takeover loop baton :first)
-                   (setf (watched-asked watched) baton)
-                   (setf lent t)))
-              ((= state +lent+) (setf lent t))
-              ((and (= state +free+) (event-loop-attended loop))
-               (if (request-runner loop)
-                   (setf (watched-asked watched) baton)
-                   (setf lent t))))))))
+             (state (baton-state baton))
+             (still (= baton (shiftf (watched-seen watched) baton)))
+             (late (look-at-turn watched loop (and comparable (= state +lent+) (not still)))))
+        (flet ((ask (asked)
+                 (if asked
+                     (setf (watched-asked watched) baton)
+                     (setf lent t))))
+          (unless still (setf moved t))
+          (when late (setf overstayed t))
+          (cond ((= baton (watched-asked watched)))
+                ((and (= state +lent+) still comparable)
+                 (setf overstayed t)
+                 (ask (request-takeover loop baton :first)))
+                ((= state +lent+) (setf lent t))
+                ((and (= state +free+)
+                      (event-loop-attended loop)
+                      (or still (timer-may-be-due-p loop)))
+                 (ask (request-runner loop)))))))))
+
+(defun timer-may-be-due-p (loop)
+  (timers-due-p (event-loop-wheel loop) (funcall (event-loop-clock loop))))
+
+(defun look-at-turn (watched loop in-user-code)
+  "Note in which turn LOOP is, and at what in it. If it is IN-USER-CODE, in the same turn as at the
+last look, tell it that the turn is long; if it is at the same function, tell that it is late, and
+return true."
+  (let* ((turns (event-loop-turns loop))
+         (at (event-loop-ring-start loop))
+         (same-turn (= turns (shiftf (watched-turns watched) turns)))
+         (same-function (= at (shiftf (watched-at watched) at))))
+    (when (and in-user-code same-turn)
+      (setf (event-loop-long-turn loop) turns)
+      (when same-function
+        (setf (event-loop-late-turn loop) turns)
+        t))))

@@ -30,6 +30,16 @@
     (advance-wheel wheel 9000000000)
     (is (equal '(:a) (car ran)))))
 
+(test whether-timers-are-due
+  (let* ((wheel (make-timer-wheel)) (ran (list '())) (timer (recording-timer :a ran)))
+    (is-false (timers-due-p wheel (* 1000 +ns-per-second+)))
+    (schedule-timer wheel timer 5000000001)
+    (is-false (timers-due-p wheel 5000000000))
+    (is-true (timers-due-p wheel 5000000001))
+    (cancel-timer wheel timer)
+    (advance-wheel wheel 5000000001)
+    (is-false (timers-due-p wheel (* 1000 +ns-per-second+)) "as long as it is not in vain twice")))
+
 (test timer-of-the-past
   (let* ((wheel (make-timer-wheel)) (ran (list '())))
     (advance-wheel wheel (* 100 +ns-per-second+))
@@ -158,6 +168,10 @@
                      (unless (or (null ticks) (apply #'<= ticks))
                        (fail "wrong order ~A, seed ~D" ticks seed)))
                    (mapc #'forget due))))))
+        (unless (or (null model)
+                    (timers-due-p wheel (reduce #'min model :key #'cdr)))
+          (fail "a timer that nobody would look for, seed ~D" seed)
+          (return))
         (unless (= (length model) (wheel-count wheel))
           (fail "~D timers instead of ~D, seed ~D" (wheel-count wheel) (length model) seed)
           (return)))

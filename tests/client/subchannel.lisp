@@ -59,6 +59,23 @@
                (is (wait-until (lambda () (not (eq :ready (grpc:channel-state channel))))))
                (is (typep (caught (ask channel (note 1))) 'grpc:unavailable))))))
 
+(test whoever-calls-often-reconnects-as-well
+  "Callers that fail at once, however often they call, find the server when the next attempt is due:
+the attempt is a timer's, and they are the only ones who run the loop."
+  (let ((address (free-address)))
+    (dolist (pause '(0 0.001 0.01))
+      (grpc:with-channel (channel address :backoff-initial-seconds 0.2)
+        (is (typep (caught (ask channel (note 1))) 'grpc:unavailable))
+        (let ((server (start-probe (list :ask #'double) :listen address))
+              (quiet (make-signal)))
+          (unwind-protect
+               (is-true (wait-until (lambda ()
+                                      (when (plusp pause) (await-signal quiet :seconds pause))
+                                      (not (caught (ask channel (note 1)))))
+                                    :seconds 5)
+                        "calls ~A s apart" pause)
+            (grpc:stop-server server)))))))
+
 (test back-off
   "Each wait is longer than the one before, up to the maximum, and random within the jitter."
   (flet ((waits (&rest options)

@@ -162,6 +162,7 @@
              (ask-value :write :requested t)
              t)
             (clgrpc.loop::work-left-p (loop) (declare (ignore loop)) nil)
+            (clgrpc.loop::timer-before-look-p (loop) (declare (ignore loop)) nil)
             (clgrpc.loop::poller-wake (poller)
              (declare (ignore poller))
              (constantly nil))          ; nobody waits for events any more
