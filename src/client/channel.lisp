@@ -64,6 +64,8 @@ CLOSE-CHANNEL, or use WITH-CHANNEL."
                           :plaintext-credentials)))
          (encoding (rpc:find-encoding compression))
          (interceptors (rpc:check-interceptors interceptors))
+         (authority (channel-authority place credentials))
+         ;; last, since it is given back only with the channel
          (runtime (acquire-runtime))
          (channel (apply #'make-instance
                          (if (or interceptors call-credentials) 'intercepted-channel 'wire-channel)
@@ -75,14 +77,20 @@ CLOSE-CHANNEL, or use WITH-CHANNEL."
     (setf (channel-subchannel channel)
           (make-subchannel :channel channel :loop (runtime-loop runtime) :options options
                            :target place :credentials credentials :encoding encoding
-                           :authority (hpack:string-field
-                                       ":authority"
-                                       (or (and credentials
-                                                (loop:tls-credentials-server-name credentials))
-                                           (loop:target-authority place)))))
+                           :authority authority))
     (trace-event :channel :channel-made :target target)
     (loop:end-before-save channel #'close-channel)
     channel))
+
+(defun channel-authority (place credentials)
+  "The field :authority of the calls to PLACE, a target, with CREDENTIALS or NIL. Signal MISUSE if
+it would have characters that it cannot have (RFC 3986)."
+  (let ((name (or (and credentials (loop:tls-credentials-server-name credentials))
+                  (loop:target-authority place))))
+    (unless (every (lambda (character) (char< #\Space character #\Rubout)) name)
+      (misuse "~S cannot be the :authority of calls, which is ASCII without spaces; a name in ~
+               another alphabet has a form in it, xn--…" name))
+    (hpack:string-field ":authority" name)))
 
 (defgeneric close-channel (channel)
   (:documentation "End CHANNEL: its open calls end with :cancelled, its connection is closed in

@@ -13,9 +13,8 @@
 
 (defstruct (context (:copier nil))
   "POINTER is OpenSSL's while INSTANCE is. STAMPS say which files it was made of and of when; they
-were looked at last at CHECKED-NS. TICKETS is from the name of a server to a ticket. NAMES are those
-that the certificate is for, and OTHERS the contexts, of a server's other credentials, that OpenSSL
-chooses from by name."
+were looked at last at CHECKED-NS. TICKETS is from the name of a server to a TICKET. NAMES are those
+that the certificate is for, and OTHERS the contexts of a server's other credentials."
   (pointer 0 :type os:foreign-pointer :read-only t)
   (instance 0 :type (unsigned-byte 62) :read-only t)
   (stamps '() :type list)
@@ -23,6 +22,16 @@ chooses from by name."
   (names '() :type list :read-only t)
   (others '() :type list)
   (tickets (make-hash-table :test 'equal) :type hash-table :read-only t))
+
+(defstruct (ticket (:constructor make-ticket (pointer until)) (:copier nil))
+  "What a client resumes a session with."
+  (pointer 0 :type os:foreign-pointer :read-only t)
+  (until 0 :type (integer 0) :read-only t)) ; a universal time: to then the server is verified
+
+(declaim (sb-ext:freeze-type ticket))
+
+(defmethod print-object ((ticket ticket) stream)
+  (print-unreadable-object (ticket stream :type t :identity t)))
 
 (defmethod print-object ((context context) stream)
   (print-unreadable-object (context stream :type t)
@@ -107,12 +116,14 @@ ROOTS are the certificates that are trusted; :system, the default, is those of t
 CLIENT-CERTIFICATES says what a server does about its clients' certificates: :none asks for none;
 :request asks, and refuses who shows one that ROOTS do not vouch for; :require refuses as well who
 has none. It is :require by default where ROOTS is given, otherwise :none.
-A client checks that ROOTS vouch for the server's certificate and that it is for SERVER-NAME, which
-is by default the host of the channel's target; VERIFY nil checks neither, and so lets anybody
-between the two ends read and change everything.
+A client checks that ROOTS vouch for the server's certificate and that SERVER-NAME, a host's name or
+a numeric address, by default the host of the channel's target, is among its alternative names (RFC
+9525: its subject does not count); VERIFY nil checks neither, and so lets anybody between the two
+ends read and change everything.
 OTHERS is a list of TLS credentials, each with a certificate, that a server has for other names: to
 a client that asks for a name (SNI, RFC 6066) it shows the first of OTHERS whose certificate is for
-that, and trusts whom that does; its own to everybody else.
+that, and trusts whom that does; its own to everybody else. Sessions are resumed only under the
+credentials that they began with, and while all certificates that vouched for the peer are valid.
 Every CHECK-SECONDS seconds (a real, default 10; nil: never), when a connection begins, the files
 are looked at, and used if they have changed; see RELOAD-CREDENTIALS.
 With ALPN nil no protocol is agreed on by ALPN: that is for TCP-SERVER and TCP-CONNECT of
@@ -125,7 +136,7 @@ TLS-ERROR signalled if they cannot be used, when a channel or server is made. Fr
     (check password '(or null string) :password)
     (check roots '(or string pathname (eql :system)) :roots)
     (check client-certificates '(member :none :request :require) :client-certificates)
-    (check server-name '(or null string) :server-name)
+    (check server-name '(or null (satisfies server-name-p)) :server-name)
     (check check-seconds '(or null (real 0 1000000)) :check-seconds)
     (check others 'list :others))
   (dolist (other others) (check-other other client-certificates alpn))
@@ -134,6 +145,11 @@ TLS-ERROR signalled if they cannot be used, when a channel or server is made. Fr
                          :roots roots :client-certificates client-certificates
                          :verify (and verify t) :server-name server-name
                          :others others :check-seconds check-seconds :alpn (and alpn t)))
+
+(defun server-name-p (object)
+  "True of strings that can be the name of a server: of a host, or a numeric address."
+  (and (stringp object)
+       (or (os:host-name-p object) (and (os:make-address object 0) t))))
 
 (defun check-other (other client-certificates alpn)
   "Signal MISUSE if OTHER cannot be among the OTHERS of credentials."
@@ -190,7 +206,7 @@ used."
 
 (defun drop-tickets (tickets)
   (loop for ticket being the hash-values of tickets
-        do (os:free-session-ticket ticket))
+        do (os:free-session-ticket (ticket-pointer ticket)))
   (clrhash tickets))
 
 ;;; The context to use now
@@ -237,11 +253,14 @@ the lock."
   (let ((others (loop for other in (tls-credentials-others credentials)
                       collect (with-context (current other :server) current))))
     (unless (equal others (context-others context))
-      (setf (context-others context) others)
-      (os:set-named-contexts (context-pointer context)
-                             (loop for other in others
-                                   collect (list* (context-names other) (context-pointer other)
-                                                  other))))))
+      (setf (context-others context) others))))
+
+(defun context-for-name (context name)
+  "The context of CONTEXT's others that is for the host NAME, or NIL. From any thread."
+  (and name
+       (find-if (lambda (other)
+                  (find name (context-names other) :test #'os:host-name-matches-p))
+                (context-others context))))
 
 (defun check-credentials (credentials role)
   "Signal MISUSE if CREDENTIALS are no TLS credentials or lack what ROLE, :client or :server, needs,
@@ -268,19 +287,27 @@ thread."
 
 ;;; Tickets
 
-(defun keep-ticket (credentials context server ticket)
-  "Keep TICKET for the next session with SERVER, a string, if CONTEXT is still in use."
+(defun keep-ticket (credentials context server pointer until)
+  "Keep the ticket at POINTER for sessions with SERVER, a string, that begin before UNTIL."
   (sb-thread:with-mutex ((tls-credentials-lock credentials))
     (let ((tickets (context-tickets context)))
       (when (>= (hash-table-count tickets) +tickets+) (drop-tickets tickets))
       (drop-ticket tickets server)
-      (setf (gethash server tickets) ticket))))
+      (setf (gethash server tickets) (make-ticket pointer until)))))
+
+(defun good-ticket (context server)
+  "The TICKET with which a session with SERVER can be resumed now, or NIL. With the lock."
+  (let ((ticket (gethash server (context-tickets context))))
+    (cond ((null ticket) nil)
+          ((< (get-universal-time) (ticket-until ticket)) ticket)
+          (t (drop-ticket (context-tickets context) server)))))
 
 (defun drop-ticket (tickets server)
   (let ((old (gethash server tickets)))
     (when old
       (remhash server tickets)
-      (os:free-session-ticket old))))
+      (os:free-session-ticket (ticket-pointer old))
+      nil)))
 
 (defun forget-ticket (credentials context server)
   (sb-thread:with-mutex ((tls-credentials-lock credentials))

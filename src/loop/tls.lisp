@@ -7,6 +7,12 @@
 ;;;; we: what still comes is thrown away); :failed is reported once, as +BROKEN+, with the reason in
 ;;;; TRANSPORT-FAILURE, and is :closed then; the peer has been sent the alert.
 ;;;;
+;;;; All sessions of a loop work through one area, which is lent to one at a time, for one step, and
+;;;; only by LENDING-AREA: it is empty when it is lent and empty when it comes back. A session that
+;;;; leaves its step in any other way than to the end, by a condition, say, has failed: what it
+;;;; leaves in the area is dropped, and nothing more of it is sent. Logs and tracers hear of a step
+;;;; only after it.
+;;;;
 ;;;; Records that the inner transport did not take wait in TAIL. What they carry, OWED octets, does
 ;;;; not count as written before they are on their way, so the connection offers those octets
 ;;;; again and sees as much back-pressure as without TLS.
@@ -47,9 +53,11 @@ unless the credentials say that nothing is; nil if it has shown none.")
   (inner nil :type transport :read-only t)
   (role :client :type (member :client :server) :read-only t)
   (used-credentials nil :type tls-credentials :read-only t)
-  (context nil :type context :read-only t)
+  (context nil :type context)           ; a server's may become that for another name
   (server nil :type (or null string) :read-only t) ; as a client calls it, with its port
-  (server-name nil :type (or null string) :read-only t)
+  (server-name nil :type (or null string)) ; by which the client calls the server
+  (hello :awaited :type (member :awaited :taken :refused)) ; the ClientHello of a server's peer
+  (resumable-until nil :type (or null (integer 0))) ; UNTIL of the ticket that was offered
   (area nil :type os:tls-area :read-only t)
   (ssl 0 :type os:foreign-pointer)
   (state :new :type (member :new :handshaking :open :ended :failed :closed))
@@ -83,6 +91,27 @@ unless the credentials say that nothing is; nil if it has shown none.")
 thread."
   (let ((tls (transport-state transport)))
     (and (typep tls 'tls) (tls-security tls))))
+
+;;; The area
+
+(defmacro lending-area ((transport tls) &body body)
+  "Do BODY, in which the session of TLS, the state of TRANSPORT, may use the loop's area, and return
+its values. It is not left by RETURN-FROM."
+  (let ((over (gensym "OVER")))
+    `(let ((,over nil))
+       (unwind-protect (progn
+                         (assert (os:area-empty-p (tls-area ,tls)))
+                         (multiple-value-prog1 (progn ,@body)
+                           (assert (os:area-empty-p (tls-area ,tls)))
+                           (setf ,over t)))
+         (unless ,over (abandon-session ,transport ,tls))))))
+
+(defun abandon-session (transport tls)
+  "The session of TLS has been left in the middle of a step: let nothing that it has read or written
+reach anybody."
+  (os:empty-area (tls-area tls))
+  (unless (eq :closed (tls-state tls))
+    (fail-tls transport tls "TLS: the session was left in the middle of a step")))
 
 ;;; Sending records
 
@@ -124,9 +153,7 @@ negated errno."
 ;;; Failing
 
 (defun fail-tls (transport tls text)
-  "The session of TRANSPORT is over, because of TEXT: send the alert, if there is one."
-  (os:empty-area (tls-area tls))
-  (send-records tls)
+  "The session of TRANSPORT is over, because of TEXT."
   (when (tls-server tls)
     (forget-ticket (tls-used-credentials tls) (tls-context tls) (tls-server tls)))
   (setf (transport-failure transport) text
@@ -140,48 +167,76 @@ negated errno."
                  (format nil " (it is not for ~A)" (tls-server-name tls)))
                 ((or (search "wrong version number" failure) (search "http request" failure))
                  " (does the peer speak without TLS?)")
+                ((eq :refused (tls-hello tls))
+                 " (what the client asks for is no name of a host)")
                 ((or (search "no application protocol" failure) (string= "callback failed" failure))
                  " (no common protocol: ALPN h2 is needed)")
                 (t ""))))
 
-(defun note-handshake-failure (transport tls failure)
-  (fail-tls transport tls (explain-failure tls failure))
-  (log-event :info :handshake-failed :peer (transport-peer transport) :role (tls-role tls)
-                                     :reason (transport-failure transport)))
+(defun fail-handshake (transport tls failure)
+  (fail-tls transport tls (explain-failure tls failure)))
+
+(defun answer-broken (transport tls)
+  "The answer of a read or write of TRANSPORT, whose session has failed."
+  (setf (tls-state tls) :closed)
+  (unless (tls-security tls)
+    (log-event :info :handshake-failed :peer (transport-peer transport) :role (tls-role tls)
+                                       :reason (transport-failure transport)))
+  +broken+)
 
 ;;; The handshake
 
 (defun advance-handshake (transport tls)
-  "Go on with the handshake, as far as the peer has said enough for it."
+  "Go on with the handshake, as far as the peer has said enough for it. The area is lent."
   (setf (tls-state tls) :handshaking)
-  (ecase (os:shake-hands (tls-ssl tls))
+  (ecase (os:shake-hands (tls-ssl tls) :choose (lambda (name) (choose-context tls name)))
     (:done (end-handshake transport tls))
     (:more)
-    (:ended (note-handshake-failure transport tls "the peer closed the connection"))
-    (:failed (note-handshake-failure transport tls (os:session-failure (tls-ssl tls))))))
+    (:ended (fail-handshake transport tls "the peer closed the connection"))
+    (:failed (fail-handshake transport tls (os:session-failure (tls-ssl tls))))))
+
+(defun choose-context (tls name)
+  "The pointer of the context with which to go on for NAME, a string or NIL, that the client asks
+for; NIL for the one there is; or :refused. The name is whatever the client has sent. A second
+ClientHello must ask for the same (RFC 8446 section 4.1.2)."
+  (let ((first (eq :awaited (tls-hello tls))))
+    (cond ((not (if first
+                    (or (null name) (os:host-name-p name))
+                    (equal name (tls-server-name tls))))
+           (setf (tls-hello tls) :refused))
+          (first
+           (setf (tls-hello tls) :taken
+                 (tls-server-name tls) name)
+           (let ((other (context-for-name (tls-context tls) name)))
+             (when other
+               ;; which keeps it alive
+               (setf (tls-context tls) other)
+               (context-pointer other)))))))
 
 (defun end-handshake (transport tls)
   (let ((ssl (tls-ssl tls)))
     (cond ((or (not (tls-credentials-alpn (tls-used-credentials tls)))
                (string= "h2" (os:session-alpn ssl)))
            (setf (tls-security tls) (describe-session tls ssl)
-                 (tls-state tls) :open)
-           (trace-event :handshaker :handshake-done
-                        :role (tls-role tls) :peer (transport-peer transport)
-                        :protocol (security-protocol (tls-security tls))
-                        :cipher (security-cipher (tls-security tls))
-                        :resumed (security-resumed-p (tls-security tls))))
+                 (tls-state tls) :open))
           (t (os:end-session-output ssl)
-             (note-handshake-failure
+             (fail-handshake
               transport tls "the server has not agreed to ALPN h2, so it does not speak gRPC")))))
+
+(defun trace-handshake (transport tls)
+  "Tell tracers that the handshake of TRANSPORT is over, if it is and went well."
+  (let ((security (tls-security tls)))
+    (when security
+      (trace-event :handshaker :handshake-done
+                   :role (tls-role tls) :peer (transport-peer transport)
+                   :protocol (security-protocol security) :cipher (security-cipher security)
+                   :resumed (security-resumed-p security)))))
 
 (defun describe-session (tls ssl)
   (let ((der (os:session-certificate ssl)))
     (make-security :protocol (os:session-version ssl) :cipher (os:session-cipher ssl)
                    :resumed-p (os:session-resumed-p ssl)
-                   :server-name (if (eq :server (tls-role tls))
-                                    (os:session-server-name ssl)
-                                    (tls-server-name tls))
+                   :server-name (tls-server-name tls)
                    :peer-certificate (and der (os:make-certificate der)))))
 
 (define-hot keep-session-ticket ((tls tls)) null
@@ -191,7 +246,8 @@ negated errno."
     (when (tls-server tls)
       (let ((ticket (os:session-ticket (tls-ssl tls))))
         (when ticket
-          (keep-ticket (tls-used-credentials tls) (tls-context tls) (tls-server tls) ticket)))))
+          (keep-ticket (tls-used-credentials tls) (tls-context tls) (tls-server tls) ticket
+                       (or (os:session-end (tls-ssl tls)) (tls-resumable-until tls) 0))))))
   nil)
 
 ;;; Reading
@@ -199,23 +255,32 @@ negated errno."
 (define-hot take-records ((transport transport) (tls tls) (count index) (octets octets) (at index)
                           (end index))
     index
-  "COUNT octets have come into the area: decrypt them into OCTETS from AT to END. Return the
-position after what that gave."
-  (os:feed-area (tls-area tls) count)
-  (unless (eq :open (tls-state tls)) (advance-handshake transport tls))
-  (when (eq :open (tls-state tls))
-    (multiple-value-bind (position outcome)
-        (os:decrypt-octets (tls-ssl tls) (tls-area tls) octets at end)
-      (when (> position at) (keep-session-ticket tls))
-      (setf at position)
-      (ecase outcome
-        (:more)
-        (:ended
-         (os:empty-area (tls-area tls))
-         (setf (tls-state tls) :ended))
-        (:failed
-         (fail-tls transport tls (format nil "TLS: ~A" (os:session-failure (tls-ssl tls))))))))
-  at)
+  "COUNT octets have come into the area: decrypt them into OCTETS from AT to END, and send what that
+has made the session write. Return the position after what it gave."
+  (let ((shaking (not (eq :open (tls-state tls)))))
+    (lending-area (transport tls)
+      (os:feed-area (tls-area tls) count)
+      (when shaking (advance-handshake transport tls))
+      (when (eq :open (tls-state tls))
+        (setf at (decrypt-records transport tls octets at end)))
+      ;; it reads no more
+      (when (member (tls-state tls) '(:ended :failed)) (os:drop-unread (tls-area tls)))
+      (send-answers transport tls))
+    (when shaking (trace-handshake transport tls))
+    at))
+
+(define-hot decrypt-records ((transport transport) (tls tls) (octets octets) (at index) (end index))
+    index
+  "Decrypt what is in the area into OCTETS from AT to END. Return the position after it."
+  (multiple-value-bind (position outcome)
+      (os:decrypt-octets (tls-ssl tls) (tls-area tls) octets at end)
+    (when (> position at) (keep-session-ticket tls))
+    (ecase outcome
+      (:more)
+      (:ended (setf (tls-state tls) :ended))
+      (:failed
+       (fail-tls transport tls (format nil "TLS: ~A" (os:session-failure (tls-ssl tls))))))
+    position))
 
 (define-hot send-answers ((transport transport) (tls tls)) null
   "Send what reading has made the session write."
@@ -227,17 +292,21 @@ position after what that gave."
       (fail-tls transport tls "TLS: the peer asks for too many answers"))
     nil))
 
-
 (define-hot read-session ((transport transport) (tls tls) (octets octets) (start index) (end index))
     fixnum
   (let ((at start) (area (os:tls-area-octets (tls-area tls))))
     (declare (type index at))
-    (flet ((answer (otherwise more)
-             (declare (type fixnum otherwise))
-             (cond ((> at start)
-                    (setf (transport-more transport) more)
-                    (return-from read-session (- at start)))
-                   (t (return-from read-session otherwise)))))
+    (labels ((answer (otherwise more)
+               (declare (type fixnum otherwise))
+               (cond ((> at start)
+                      (setf (transport-more transport) more)
+                      (return-from read-session (- at start)))
+                     (t (return-from read-session otherwise))))
+             (end-reading ()
+               ;; what there is comes first; that it is the end is told when more is asked for
+               (if (> at start)
+                   (answer 0 t)
+                   (read-tls transport octets at end))))
       (loop
         (let ((room (min (- end at +record-room+) (length area))))
           (unless (plusp room) (answer +wants-read+ t))
@@ -245,22 +314,22 @@ position after what that gave."
             (declare (type fixnum result))
             (cond ((plusp result)
                    (setf at (take-records transport tls result octets at end))
-                   (send-answers transport tls)
                    (case (tls-state tls)
                      ;; without anything for the connection it is not over: what was short may
                      ;; have been the last, and nobody would ask again
                      ((:open :handshaking)
                       (when (and (< result room) (> at start)) (answer +wants-read+ nil)))
-                     (t (answer (read-tls transport octets at end) t))))
-                  ((zerop result) (end-of-records transport tls)
-                   (answer (read-tls transport octets at end) t))
+                     (t (return (end-reading)))))
+                  ((zerop result)
+                   (end-of-records transport tls)
+                   (return (end-reading)))
                   (t (answer result (/= result +wants-read+))))))))))
 
 (defun end-of-records (transport tls)
   "The inner transport has ended, whether or not the peer said before that it would."
   (if (eq :open (tls-state tls))
       (setf (tls-state tls) :ended)
-      (note-handshake-failure transport tls "the peer closed the connection")))
+      (fail-handshake transport tls "the peer closed the connection")))
 
 (define-hot read-tls ((transport transport) (octets octets) (start index) (end index)) fixnum
   (let ((tls (tls-state-of transport)))
@@ -268,7 +337,7 @@ position after what that gave."
     (ecase (tls-state tls)
       ((:open :new :handshaking) (read-session transport tls octets start end))
       (:ended 0)
-      (:failed (setf (tls-state tls) :closed) +broken+)
+      (:failed (answer-broken transport tls))
       (:closed (transport-read (tls-inner tls) octets start end)))))
 
 ;;; Writing
@@ -279,18 +348,41 @@ position after what that gave."
   (let ((at (+ start (shiftf (tls-owed tls) 0))))
     (declare (type index at))
     (assert (<= at end))
-    (loop
-      (when (= at end) (return (- at start)))
-      (let ((next (min end (+ at +write-octets+))))
-        (unless (os:encrypt-octets (tls-ssl tls) octets at next)
-          (fail-tls transport tls (format nil "TLS: ~A" (os:session-failure (tls-ssl tls))))
-          (return (read-tls transport octets start end)))
-        (let ((result (send-records tls)))
-          (cond ((minusp result) (return result))
-                ((tls-tail tls)
-                 (setf (tls-owed tls) (- next at))
-                 (return (if (= at start) +wants-write+ (- at start))))))
-        (setf at next)))))
+    (if (= at end)
+        (- at start)
+        (let ((result (lending-area (transport tls)
+                        (write-records transport tls octets start at end))))
+          (if (eq :failed (tls-state tls))
+              (answer-broken transport tls)
+              result)))))
+
+(define-hot write-records ((transport transport) (tls tls) (octets octets) (start index) (at index)
+                           (end index))
+    fixnum
+  "Encrypt OCTETS from AT to END, as much at a time as is sent at once, and send them. Return how
+many from START are on their way, or as a write does. The area is lent."
+  (loop
+    (let ((next (min end (+ at +write-octets+))))
+      (unless (os:encrypt-octets (tls-ssl tls) octets at next)
+        (fail-tls transport tls (format nil "TLS: ~A" (os:session-failure (tls-ssl tls)))))
+      (let ((result (send-records tls)))
+        (cond ((eq :failed (tls-state tls)) (return +broken+))
+              ((minusp result) (return result))
+              ((tls-tail tls)
+               (setf (tls-owed tls) (- next at))
+               (return (if (= at start) +wants-write+ (- at start))))))
+      (setf at next)
+      (when (= at end) (return (- at start))))))
+
+(defun begin-session (transport tls)
+  "The first write of TRANSPORT, which nobody can read yet: a client begins the handshake."
+  (when (eq :client (tls-role tls))
+    (lending-area (transport tls)
+      (advance-handshake transport tls)
+      (send-records tls)))
+  (if (eq :failed (tls-state tls))
+      (answer-broken transport tls)
+      +wants-read+))
 
 (define-hot write-tls ((transport transport) (octets octets) (start index) (end index)) fixnum
   (let* ((tls (tls-state-of transport))
@@ -300,15 +392,9 @@ position after what that gave."
         result
         (ecase (tls-state tls)
           ((:open :ended) (write-session transport tls octets start end))
-          (:new
-           (when (eq :client (tls-role tls))
-             (advance-handshake transport tls)
-             (send-records tls))
-           (if (eq :failed (tls-state tls))
-               (read-tls transport octets start end)
-               +wants-read+))
+          (:new (begin-session transport tls))
           (:handshaking +wants-read+)
-          (:failed (read-tls transport octets start end))
+          (:failed (answer-broken transport tls))
           (:closed (- end start))))))
 
 (define-hot write-tls-vector ((transport transport) (buffers simple-vector) (count index)) fixnum
@@ -325,27 +411,29 @@ position after what that gave."
 
 ;;; Closing
 
-(defun say-goodbye (tls)
-  "Send close_notify (RFC 8446 section 6.1), if the peer can understand it."
+(defun say-goodbye (transport tls)
+  "Send close_notify (RFC 8446 section 6.1), if the peer can understand it, or as much of it as the
+transport takes."
   (when (tls-established-p tls)
-    (os:end-session-output (tls-ssl tls))
-    (when (zerop (send-tail tls)) (send-records tls))
-    (os:empty-area (tls-area tls))
-    (setf (tls-state tls) :closed)))
+    (setf (tls-state tls) :closed)
+    (lending-area (transport tls)
+      (os:end-session-output (tls-ssl tls))
+      (send-tail tls)
+      (send-records tls))))
 
 (defun shut-tls-down (transport)
   (let ((tls (tls-state-of transport)))
-    (say-goodbye tls)
+    (say-goodbye transport tls)
     (shut-transport-down (tls-inner tls))))
 
 (defun close-tls (transport)
   (let ((tls (tls-state-of transport)))
-    (say-goodbye tls)
-    (unless (zerop (tls-ssl tls))
-      (os:close-tls-session (shiftf (tls-ssl tls) 0)))
-    (setf (tls-state tls) :closed
-          (tls-tail tls) nil)
-    (close-transport (tls-inner tls))))
+    (unwind-protect (say-goodbye transport tls)
+      (unless (zerop (tls-ssl tls))
+        (os:close-tls-session (shiftf (tls-ssl tls) 0)))
+      (setf (tls-state tls) :closed
+            (tls-tail tls) nil)
+      (close-transport (tls-inner tls)))))
 
 (sb-ext:define-load-time-global **tls**
   (make-transport-kind :name "TLS"
@@ -374,13 +462,14 @@ TRANSPORT unchanged, if there is no OpenSSL or CREDENTIALS cannot be used. On LO
          (server (and name (format nil "~A at ~A" name (transport-peer transport))))
          (area (loop-area loop)))
     (with-context (context credentials role)
-      (let ((tls (make-tls :inner transport :role role :used-credentials credentials
-                           :context context :server server :server-name name :area area)))
+      (let* ((ticket (and server (good-ticket context server)))
+             (tls (make-tls :inner transport :role role :used-credentials credentials
+                            :context context :server server :server-name name
+                            :resumable-until (and ticket (ticket-until ticket)) :area area)))
         (setf (tls-ssl tls)
               (os:open-tls-session (context-pointer context) area role
                                    :name name :check-name (tls-credentials-verify credentials)
-                                   :resumed (and server
-                                                 (gethash server (context-tickets context)))))
+                                   :resumed (and ticket (ticket-pointer ticket))))
         (let ((outer (make-transport **tls** (transport-descriptor transport)
                                      (transport-peer transport) tls)))
           ;; counted once

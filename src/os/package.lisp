@@ -61,11 +61,11 @@
    #:certificate-names #:certificate-serial-number #:certificate-not-before #:certificate-not-after
    ;; tls.lisp
    #:+record-octets+ #:make-tls-context #:free-tls-context #:add-certificate-chain #:add-private-key
-   #:add-roots #:add-system-roots #:set-named-contexts
+   #:add-roots #:add-system-roots #:host-name-p #:host-name-matches-p
    #:tls-area #:make-tls-area #:free-tls-area #:tls-area-octets #:feed-area #:drain-area
-   #:empty-area
+   #:area-empty-p #:drop-unread #:empty-area
    #:open-tls-session #:close-tls-session #:tls-session-count #:shake-hands #:decrypt-octets
    #:encrypt-octets
    #:end-session-output #:update-keys #:session-failure #:session-alpn #:session-version
-   #:session-cipher #:session-resumed-p #:session-server-name #:session-certificate #:session-ticket
+   #:session-cipher #:session-resumed-p #:session-certificate #:session-end #:session-ticket
    #:free-session-ticket))

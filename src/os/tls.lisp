@@ -31,11 +31,21 @@
 (defconstant +ssl-error-want-read+ 2)
 (defconstant +ssl-error-want-write+ 3)
 (defconstant +ssl-error-zero-return+ 6)
+(defconstant +ssl-error-want-client-hello+ 11)
 (defconstant +x509-flag-partial-chain+ #x80000
   "A root that was given is trusted also if it is not self-signed.")
 (defconstant +no-partial-wildcards+ 4)
+(defconstant +never-check-subject+ #x20)
+(defconstant +extension-server-name+ 0)
 (defconstant +extension-alpn+ 16)
+(defconstant +alert-unrecognized-name+ 112)
 (defconstant +alert-no-application-protocol+ 120)
+(defconstant +client-hello-retry+ -1)
+(defconstant +accepted+ 1
+  "The datum of a server's session whose ClientHello may be gone on with. Before that is known it is
+0; to refuse it, the number of an alert.")
+(defconstant +unix-epoch+ 2208988800
+  "1970-01-01, as a universal time.")
 (defconstant +tlsext-err-ok+ 0)
 (defconstant +tlsext-err-alert-fatal+ 2)
 
@@ -45,8 +55,9 @@
   "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
   "AES-128 first: it is as good as any for these decades, and costs least.")
 
-;;; What a server decides while it reads a ClientHello. These run inside SSL_do_handshake, on the
-;;; loop, and neither allocate nor unwind.
+;;; What OpenSSL asks while it works. These run inside SSL_do_handshake, on the loop, and neither
+;;; allocate nor unwind. What a ClientHello asks for is looked at outside: the first time that
+;;; OpenSSL shows it, it is told to come back, and SHAKE-HANDS decides; see CHOOSE there.
 
 (defmacro define-callable (name result parameters &body body)
   "Define what C calls as NAME, which returns RESULT. PARAMETERS are rows of the form (variable
@@ -59,16 +70,31 @@ type); VARIABLE is nil if BODY has no use for it."
        ,@(remove-if #'symbol-package variables)
        ,@body)))
 
+(defun callable-address (name)
+  (sap-int (sb-alien:alien-sap (sb-alien:alien-callable-function name))))
+
+(defun hello-extension (ssl kind)
+  "The address and length of the extension KIND of the ClientHello that SSL has read, or 0 and 0."
+  (with-alien ((octets (unsigned 64) 0) (length (unsigned 64) 0))
+    (if (= 1 (ssl-client-hello-get0-ext ssl kind (sap-int (sb-alien:alien-sap (addr octets)))
+                                        (sap-int (sb-alien:alien-sap (addr length)))))
+        (values octets length)
+        (values 0 0))))
+
 (define-callable check-client-hello int
-    ((ssl (unsigned 64)) (alert (unsigned 64)) (nil (unsigned 64)))
-  ;; without ALPN the next function would not be asked
-  (with-alien ((octets (unsigned 64)) (length (unsigned 64)))
-    (cond ((= 1 (ssl-client-hello-get0-ext ssl +extension-alpn+
-                                           (sap-int (sb-alien:alien-sap (addr octets)))
-                                           (sap-int (sb-alien:alien-sap (addr length)))))
-           1)
-          (t (setf (sb-sys:signed-sap-ref-32 (int-sap alert) 0) +alert-no-application-protocol+)
-             0))))
+    ((ssl (unsigned 64)) (alert (unsigned 64)) (alpn (unsigned 64)))
+  (flet ((refuse (why)
+           (setf (sb-sys:signed-sap-ref-32 (int-sap alert) 0) why)
+           0))
+    (let ((decision (ssl-get-ex-data ssl 0)))
+      (cond ((zerop decision) +client-hello-retry+)
+            ((/= decision +accepted+) (refuse decision))
+            ;; without ALPN the next function would not be asked
+            ((and (= 1 alpn) (zerop (hello-extension ssl +extension-alpn+)))
+             (refuse +alert-no-application-protocol+))
+            ;; after a HelloRetryRequest there is another
+            (t (ssl-set-ex-data ssl 0 0)
+               1)))))
 
 (define-callable select-h2 int
     ((nil (unsigned 64)) (out (unsigned 64)) (out-length (unsigned 64)) (in (unsigned 64))
@@ -87,45 +113,89 @@ type); VARIABLE is nil if BODY has no use for it."
           (return +tlsext-err-ok+))
         (incf at (1+ length))))))
 
-;;; Certificates chosen by the name that the client asks for (RFC 6066 section 3)
+;;; The name that a client asks for (RFC 6066 section 3). It is a stranger's octets, whatever they
+;;; are.
 
-(defconstant +ssl-ctrl-set-tlsext-servername-cb+ 53)
-(defconstant +tlsext-err-noack+ 3)
+(defun host-name-character-p (character)
+  "True of what the names of hosts consist of, ASCII: letters, digits and a few signs."
+  (or (char<= #\a character #\z) (char<= #\A character #\Z) (char<= #\0 character #\9)
+      (and (find character "-_.:") t)))
 
-(defglobal **named-contexts** (make-hash-table :synchronized t))
-
-(defun set-named-contexts (context named)
-  "Have the sessions of CONTEXT, a server's, go on with another where their clients ask for its
-name: NAMED is a list of (names pointer . anything), whose NAMES are host names, perhaps with a
-wildcard for their first label, POINTER the context for them, and ANYTHING what keeps that alive. Of
-POINTER's the certificate and roots are used. From any thread."
-  (setf (gethash context **named-contexts**) named)
-  (ssl-ctx-callback-ctrl context +ssl-ctrl-set-tlsext-servername-cb+
-                         (callable-address 'choose-context)))
+(defun host-name-p (name)
+  "True if the string NAME can be the name of a host, or a numeric address: up to 255 letters,
+digits and signs, all of ASCII, the first of them no dot. From any thread."
+  (and (<= 1 (length name) 255)
+       (char/= #\. (char name 0))
+       (every #'host-name-character-p name)))
 
 (defun host-name-matches-p (name pattern)
   "True if PATTERN, of a certificate, is for the host NAME (RFC 6125 section 6.4)."
   (or (string-equal name pattern)
       (let ((dot (position #\. name)))
         (and dot
+             (plusp dot)
              (< 2 (length pattern))
              (string= "*." pattern :end2 2)
              (string-equal name pattern :start1 (1+ dot) :start2 2)))))
 
-(defun named-context (context name)
-  "The pointer that SET-NAMED-CONTEXTS has given CONTEXT for the host NAME, or nil."
-  (loop for (names pointer) in (gethash context **named-contexts**)
-        when (find name names :test #'host-name-matches-p) return pointer))
+(defun hello-server-name (ssl)
+  "The name that the ClientHello which SSL has read asks for, a string of Latin-1; NIL if it asks
+for none, or in a way that OpenSSL is going to refuse."
+  (multiple-value-bind (address length) (hello-extension ssl +extension-server-name+)
+    (when (> length 5)
+      (let ((octets (foreign-octets address (min length 1024))))
+        ;; a list of 2 + N octets, whose one element has a kind, 0, and 2 + N octets
+        (when (and (= (- length 2) (u16be octets 0))
+                   (zerop (aref octets 2))
+                   (= (- length 5) (u16be octets 3)))
+          (octets-latin (subseq octets 5)))))))
 
-(define-callable choose-context int
-    ((ssl (unsigned 64)) (nil (unsigned 64)) (nil (unsigned 64)))
-  (let* ((name (ssl-get-servername ssl 0))
-         (named (and name (named-context (ssl-get-context ssl) name))))
-    (when named (ssl-set-context ssl named))
-    (if name +tlsext-err-ok+ +tlsext-err-noack+)))
+(defun answer-client-hello (ssl choose)
+  "SSL has read a ClientHello: ask CHOOSE, see SHAKE-HANDS, and say what OpenSSL is to do with it."
+  (let ((context (funcall choose (hello-server-name ssl))))
+    (cond ((eq context :refused) (ssl-set-ex-data ssl 0 +alert-unrecognized-name+))
+          (t (when context (ssl-set-context ssl context))
+             (ssl-set-ex-data ssl 0 +accepted+)))))
 
-(defun callable-address (name)
-  (sap-int (sb-alien:alien-sap (sb-alien:alien-callable-function name))))
+;;; How long a session may be resumed: as long as all certificates are valid that vouched for its
+;;; peer. A server's ticket carries that time, as a universal time, for the tickets that are given
+;;; to whoever resumes with it, since a ticket does not carry the chain.
+
+(defun chain-end (chain)
+  "Until when all certificates of CHAIN are valid, a universal time, or NIL if there is no chain."
+  (unless (zerop chain)
+    (with-alien ((days int 0) (seconds int 0))
+      (let ((now (get-universal-time)) (left (ash 1 50)))
+        (declare (type (signed-byte 60) left))
+        (dotimes (i (sk-num chain) (max 0 (+ now left)))
+          (let ((end (x509-get0-not-after (sk-value chain i))))
+            (if (= 1 (asn1-time-diff (sap-int (sb-alien:alien-sap (addr days)))
+                                     (sap-int (sb-alien:alien-sap (addr seconds))) 0 end))
+                (setf left (min left (+ (* 86400 days) seconds)))
+                (setf left -1))))))))
+
+(defun ticket-end (session)
+  "The time that SESSION's ticket carries, or NIL."
+  (with-alien ((octets (unsigned 64) 0) (length (unsigned 64) 0))
+    (when (and (= 1 (ssl-session-get0-ticket-datum session
+                                                   (sap-int (sb-alien:alien-sap (addr octets)))
+                                                   (sap-int (sb-alien:alien-sap (addr length)))))
+               (= 8 length))
+      (ldb (byte 62 0) (sb-sys:sap-ref-64 (int-sap octets) 0)))))
+
+(define-callable limit-ticket int ((ssl (unsigned 64)) (nil (unsigned 64)))
+  (let* ((session (ssl-get-session ssl))
+         (end (or (chain-end (ssl-get0-verified-chain ssl)) (ticket-end session))))
+    (when end
+      (with-alien ((datum (signed 64) end))
+        (ssl-session-set1-ticket-datum session (sap-int (sb-alien:alien-sap (addr datum))) 8))
+      (let* ((end (max 2 (- end +unix-epoch+)))
+             ;; a session cannot be good for no second at all, but may have begun earlier
+             (begin (min (ssl-session-get-time session) (1- end))))
+        (ssl-session-set-time session begin)
+        (ssl-session-set-timeout session
+                                 (min (- end begin) (ssl-session-get-timeout session)))))
+    1))
 
 ;;; Contexts
 
@@ -175,9 +245,21 @@ none."
      (let ((names (octets-of 2 (char-code #\h) (char-code #\2))))
        (with-pinned-objects (names)
          (ssl-ctx-set-alpn-protos context (sap-int (vector-sap names)) 3))))
-    (:server
-     (ssl-ctx-set-client-hello context (callable-address 'check-client-hello) 0)
-     (ssl-ctx-set-alpn-select context (callable-address 'select-h2) 0))))
+    (:server (ssl-ctx-set-alpn-select context (callable-address 'select-h2) 0))))
+
+(declaim (type cons **server-contexts**))
+(defglobal **server-contexts** (list 0)) ; how many have been made; atomic
+
+(defun prepare-server (context alpn)
+  "Have CONTEXT, a server's, ask about ClientHellos and give out one ticket, which is worth nothing
+to another context, nor to this one when a certificate that vouched for the client is over."
+  (ssl-ctx-set-client-hello context (callable-address 'check-client-hello) (if alpn 1 0))
+  (ssl-ctx-set-num-tickets context 1)
+  (ssl-ctx-set-session-ticket context (callable-address 'limit-ticket) 0 0)
+  (let ((id (make-octets 8)))
+    (setf (u64be id 0) (1+ (sb-ext:atomic-incf (car **server-contexts**))))
+    (with-pinned-objects (id)
+      (ssl-ctx-set-session-id-context context (sap-int (vector-sap id)) 8))))
 
 (defun make-tls-context (role verify &key (alpn t))
   "Return a new context of ROLE, :client or :server; VERIFY, about the peer's certificate, is :none,
@@ -191,8 +273,6 @@ TLS-ERROR if there is no OpenSSL. From any thread; to be freed with FREE-TLS-CON
     (ssl-ctx-ctrl context +ssl-ctrl-mode+ +ssl-modes+ 0)
     ;; servers give out tickets and keep nothing; clients keep sessions in Lisp
     (ssl-ctx-ctrl context +ssl-ctrl-set-session-cache-mode+ 0 0)
-    (ssl-ctx-set-num-tickets context 1)
-    (ssl-ctx-set-session-id-context context "clgrpc" 6)
     (ssl-ctx-set-options context +ssl-options+)
     (ssl-ctx-set-cipher-list context *tls-1.2-ciphers*)
     (ssl-ctx-set-ciphersuites context *tls-1.3-ciphers*)
@@ -202,12 +282,12 @@ TLS-ERROR if there is no OpenSSL. From any thread; to be freed with FREE-TLS-CON
                                   (:require (logior +ssl-verify-peer+
                                                     +ssl-verify-fail-if-no-peer-cert+)))
                         0)
+    (when (eq role :server) (prepare-server context alpn))
     (when alpn (offer-h2 context role))
     context))
 
 (defun free-tls-context (context)
   "Free CONTEXT as soon as its last session is freed."
-  (remhash context **named-contexts**)
   (ssl-ctx-free context))
 
 ;;; Areas
@@ -259,12 +339,24 @@ octets."
   "True if the session at work has not read all that AREA was fed."
   (plusp (bio-ctrl-pending (tls-area-reading area))))
 
+(define-hot area-empty-p ((area tls-area)) boolean
+  "True if there is nothing of any session in AREA, so that it may go from one to another."
+  (and (zerop (bio-ctrl-pending (tls-area-reading area)))
+       (zerop (bio-ctrl-pending (tls-area-writing area)))))
+
+(defun drop-unread (area)
+  "Drop what the session at work, which reads no more, has not read in AREA."
+  (drop-octets area (tls-area-reading area)))
+
 (defun empty-area (area)
-  "Drop what a session that failed has left in AREA."
+  "Drop all that a session has left in AREA."
+  (drop-unread area)
+  (drop-octets area (tls-area-writing area)))
+
+(defun drop-octets (area bio)
   (let ((octets (tls-area-octets area)))
     (with-pinned-objects (octets)
-      (loop while (plusp (bio-read (tls-area-reading area) (sap-int (vector-sap octets))
-                                   (length octets)))))))
+      (loop while (plusp (bio-read bio (sap-int (vector-sap octets)) (length octets)))))))
 
 ;;; Sessions
 
@@ -291,17 +383,28 @@ RESUMED is an earlier session's ticket, see SESSION-TICKET. To be freed with CLO
       (:server (ssl-set-accept-state ssl))
       (:client
        (ssl-set-connect-state ssl)
-       (when name (name-server ssl name check-name))
+       (let ((named nil))
+         (unwind-protect (progn (name-server ssl name check-name)
+                                (setf named t))
+           (unless named (close-tls-session ssl))))
        (when resumed (ssl-set-session ssl resumed))))
     ssl))
 
 (defun name-server (ssl name check)
-  (cond ((make-address name 0)
-         (when check (x509-verify-param-set1-ip-asc (ssl-get0-param ssl) name)))
-        (t (ssl-ctrl ssl +ssl-ctrl-set-tlsext-hostname+ 0 name)
+  "Have SSL ask for the host NAME, a string or NIL, and, if CHECK is true, accept only a certificate
+that has it among its alternative names (RFC 9525). Signal TLS-ERROR if that is none to be checked."
+  (flet ((must (result)
+           (unless (= 1 result) (tls-error "~S is no name that a certificate could be for." name))))
+    (cond ((and name (make-address name 0))
+           (when check (must (x509-verify-param-set1-ip-asc (ssl-get0-param ssl) name))))
+          ((and name (host-name-p name))
+           (must (ssl-ctrl ssl +ssl-ctrl-set-tlsext-hostname+ 0 name))
            (when check
-             (ssl-set-hostflags ssl +no-partial-wildcards+)
-             (ssl-set1-host ssl name)))))
+             (ssl-set-hostflags ssl (logior +no-partial-wildcards+ +never-check-subject+))
+             (must (ssl-set1-host ssl name))))
+          ((or name check)
+           (tls-error "~:[A server that has no name cannot be verified.~;~
+                       ~:*~S is no host name.~]" name)))))
 
 (defun close-tls-session (ssl)
   "Free SSL. Its ticket stays good, whether or not it ended in order."
@@ -320,11 +423,19 @@ RESUMED is an earlier session's ticket, see SESSION-TICKET. To be freed with CLO
           ((= error +ssl-error-zero-return+) :ended)
           (t :failed))))
 
-(defun shake-hands (ssl)
-  "Go on with the handshake of SSL: :done, :more if the peer must say more, :ended or :failed."
-  (err-clear-error)
-  (let ((result (ssl-do-handshake ssl)))
-    (if (= result 1) :done (step-outcome ssl result))))
+(defun shake-hands (ssl &key (choose (constantly nil)))
+  "Go on with the handshake of SSL: :done, :more if the peer must say more, :ended or :failed.
+CHOOSE is a function of the name that the client of a server's session asks for, a string of
+whatever octets it has sent, or of NIL, and returns the context, a pointer, to go on with, NIL for
+the one there is, or :refused. It is called once for each
+ClientHello, before anything else in that, such as a ticket, is judged."
+  (loop
+    (err-clear-error)
+    (let ((result (ssl-do-handshake ssl)))
+      (cond ((= result 1) (return :done))
+            ((= +ssl-error-want-client-hello+ (ssl-get-error ssl result))
+             (answer-client-hello ssl choose))
+            (t (return (step-outcome ssl result)))))))
 
 (define-hot decrypt-octets ((ssl foreign-pointer) (area tls-area) (octets octets) (start index)
                             (end index))
@@ -398,16 +509,17 @@ certificate, what is wrong with that."
   "True if the handshake of SSL resumed an earlier session (RFC 8446 section 2.2)."
   (= 1 (ssl-session-reused ssl)))
 
-(defun session-server-name (ssl)
-  "The name by which the client of SSL, a server's session, called it (RFC 6066), or NIL."
-  (ssl-get-servername ssl 0))
-
 (defun session-certificate (ssl)
   "The DER of the certificate of SSL's peer, or NIL if it has shown none."
   (let ((x509 (ssl-get-peer-certificate ssl)))
     (unless (zerop x509)
       (unwind-protect (x509-octets x509)
         (x509-free x509)))))
+
+(defun session-end (ssl)
+  "Until when all certificates are valid that vouched for the peer of SSL, a universal time. NIL if
+none did in this handshake, as when it resumed an earlier session."
+  (chain-end (ssl-get0-verified-chain ssl)))
 
 (defun session-ticket (ssl)
   "What a later session can be resumed with, or NIL; to be freed with FREE-SESSION-TICKET."

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.tests.os)
 (in-suite :clgrpc.os)
 
-(defstruct (side (:copier nil)) ssl area)
+(defstruct (side (:copier nil)) ssl area (names '()) (choice nil))
 
 (defun carry (from to)
   "Feed what FROM has written to TO; return how many octets that is."
@@ -14,8 +14,11 @@
     count))
 
 (defun shake (side)
-  "Have SIDE go on with its handshake; return how that ended, if it failed why, as text."
-  (let ((outcome (os:shake-hands (side-ssl side))))
+  "Have SIDE go on with its handshake; return how that ended, if it failed why, as text. Of a server,
+NAMES becomes the list of those it was asked for, and CHOICE is what is answered."
+  (let ((outcome (os:shake-hands (side-ssl side) :choose (lambda (name)
+                                                           (push name (side-names side))
+                                                           (side-choice side)))))
     (if (eq outcome :failed) (os:session-failure (side-ssl side)) outcome)))
 
 (defun shake-both (client server)
@@ -89,7 +92,7 @@
       (is (equal "TLSv1.3" (os:session-version (side-ssl side))))
       (is (equal "TLS_AES_128_GCM_SHA256" (os:session-cipher (side-ssl side))))
       (is (not (os:session-resumed-p (side-ssl side)))))
-    (is (equal "x.test.example" (os:session-server-name (side-ssl server))))
+    (is (equal '("x.test.example") (side-names server)))
     (is (null (os:session-certificate (side-ssl server))))
     (is (equalp (os:certificate-der (certificate-named "server.pem"))
                 (os:session-certificate (side-ssl client))))))
@@ -153,7 +156,7 @@
       (os:feed-area area count)
       (is (eq :failed (nth-value 1 (decrypted server))))
       (is (search "bad record mac" (os:session-failure (side-ssl server))))
-      (os:empty-area area)
+      (os:drop-unread area)
       (is (plusp (carry server client)) "an alert"))))
 
 (defun handshake-failures (&rest arguments)

@@ -1,0 +1,135 @@
+;;;; TLS connections in memory: ends whose octets a test carries, so that it says what arrives when,
+;;;; what the kernel takes, and when it fails. All ends of one loop share its area; it does not run,
+;;;; so that the test's thread may do what is done on it.
+
+(in-package #:clgrpc.tests.loop)
+
+(defstruct (end (:copier nil) (:predicate nil))
+  "One end of a connection: TRANSPORT is its own, with TLS."
+  (transport nil)
+  (arrived (make-buffer) :read-only t)  ; what the peer has sent and the session has not read
+  (over nil)                            ; the peer sends no more: true, or a negated errno
+  (sent (make-buffer) :read-only t)     ; what the session has sent and the peer not got
+  (room most-positive-fixnum)           ; how many octets more the kernel takes
+  (fault nil)                           ; the next write answers this errno, or signals this
+  (got (make-buffer) :read-only t)      ; what has been decrypted
+  (last 0))                             ; what the last read returned
+
+(defun take-octets (buffer octets start end)
+  "Move octets from BUFFER to OCTETS from START to END; return how many."
+  (let ((count (min (buffer-fill buffer) (- end start))))
+    (replace octets (buffer-octets buffer) :start1 start :end1 (+ start count)
+                                           :start2 (buffer-start buffer))
+    (incf (buffer-start buffer) count)
+    (when (zerop (buffer-fill buffer)) (clear-buffer buffer))
+    count))
+
+(defun read-memory (transport octets start end)
+  (let ((self (transport-state transport)))
+    (cond ((plusp (buffer-fill (end-arrived self)))
+           (take-octets (end-arrived self) octets start end))
+          ((integerp (end-over self)) (end-over self))
+          ((end-over self) 0)
+          (t clgrpc.loop::+wants-read+))))
+
+(defun write-memory (transport octets start end)
+  (let* ((self (transport-state transport))
+         (count (min (end-room self) (- end start)))
+         (fault (shiftf (end-fault self) nil)))
+    (cond ((integerp fault) fault)
+          (fault (error fault))
+          ((zerop count) (if (= start end) 0 clgrpc.loop::+wants-write+))
+          (t (append-octets (end-sent self) octets :start start :end (+ start count))
+             (decf (end-room self) count)
+             count))))
+
+(sb-ext:define-load-time-global **memory**
+  (make-transport-kind :name "memory" :read #'read-memory :write #'write-memory
+                       :write-vector (constantly 0) :shutdown (constantly nil)
+                       :close (constantly nil)))
+
+(defun open-end (loop credentials role &key (name "localhost"))
+  "Return an end of ROLE on LOOP that has not shaken hands."
+  (let ((end (make-end)))
+    (setf (end-transport end)
+          (make-tls-transport loop (make-transport **memory** 1000000 "memory" end) credentials
+                              role :server-name name))
+    end))
+
+(defun end-tls (end)
+  (transport-state (end-transport end)))
+
+(defun close-end (end)
+  (clgrpc.loop::close-transport (end-transport end)))
+
+(defun carry (from to &optional (count most-positive-fixnum))
+  "Have what FROM has sent, COUNT octets at most, arrive at TO."
+  (let* ((sent (end-sent from))
+         (count (min count (buffer-fill sent))))
+    (append-octets (end-arrived to) (buffer-octets sent) :start (buffer-start sent)
+                                                         :end (+ (buffer-start sent) count))
+    (incf (buffer-start sent) count)
+    (when (zerop (buffer-fill sent)) (clear-buffer sent))
+    count))
+
+(defvar *end-octets* (make-octets 98304) "Where ends read to, as a loop's input area.")
+
+(defun read-end (end)
+  "Read all that END can, onto GOT; return what the last read returned."
+  (loop for result = (transport-read (end-transport end) *end-octets* 0 (length *end-octets*))
+        while (plusp result)
+        do (append-octets (end-got end) *end-octets* :end result)
+        finally (return (setf (end-last end) result))))
+
+(defun write-end (end octets)
+  "Have END write OCTETS; return what that returned."
+  (transport-write (end-transport end) octets 0 (length octets)))
+
+(defun established-p (end)
+  (clgrpc.loop::tls-established-p (end-tls end)))
+
+(defun shake-ends (client server)
+  "Let CLIENT and SERVER shake hands, as far as they get, and each send the other an octet, with
+which tickets come; return true if they got to the end of it."
+  (write-end client (octets-of))
+  (loop repeat 6
+        do (carry client server)
+           (read-end server)
+           (carry server client)
+           (read-end client))
+  (and (established-p client) (established-p server)
+       (exchanged-p server client (octets-of 1))
+       (exchanged-p client server (octets-of 2))))
+
+(defun exchanged-p (from to octets)
+  "True if TO gets the OCTETS that FROM writes, exactly."
+  (clear-buffer (end-got to))
+  (and (eql (length octets) (write-end from octets))
+       (plusp (carry from to))
+       (progn (read-end to)
+              (equalp octets (subseq (buffer-octets (end-got to)) (buffer-start (end-got to))
+                                     (buffer-end (end-got to)))))))
+
+(defun area-clean-p (loop)
+  (os:area-empty-p (clgrpc.loop::loop-area loop)))
+
+(defun call-with-still-loops (count function)
+  (let ((before (os:tls-session-count))
+        (loops (loop repeat count collect (make-event-loop))))
+    (multiple-value-prog1 (unwind-protect (apply function loops)
+                            (mapc #'stop-event-loop loops))
+      (is (= before (os:tls-session-count)) "sessions are left"))))
+
+(defmacro with-still-loops ((&rest names) &body body)
+  "Do BODY with NAMES bound to loops that do not run. It closes all ends that it opens."
+  `(call-with-still-loops ,(length names) (lambda ,names ,@body)))
+
+(defmacro with-ends ((&rest rows) &body body)
+  "Do BODY with ends as ROWS say, (name loop credentials role . arguments of OPEN-END), closed
+afterwards."
+  (if (null rows)
+      `(progn ,@body)
+      (destructuring-bind ((name . arguments) . others) rows
+        `(let ((,name (open-end ,@arguments)))
+           (unwind-protect (with-ends ,others ,@body)
+             (close-end ,name))))))
