@@ -12,12 +12,12 @@
   "For so many servers a client keeps a ticket.")
 
 (defstruct (context (:copier nil))
-  "POINTER is OpenSSL's while INSTANCE is. STAMPS say which files it was made of and of when; they
+  "POINTER is OpenSSL's while INSTANCE is. DIGESTS are those of the files that it was made of, which
 were looked at last at CHECKED-NS. TICKETS is from the name of a server to a TICKET. NAMES are those
 that the certificate is for, and OTHERS the contexts of a server's other credentials."
   (pointer 0 :type os:foreign-pointer :read-only t)
   (instance 0 :type (unsigned-byte 62) :read-only t)
-  (stamps '() :type list)
+  (digests '() :type list :read-only t)
   (checked-ns 0 :type nanoseconds)
   (names '() :type list :read-only t)
   (others '() :type list)
@@ -85,21 +85,21 @@ string, or nil for that of the channel's target."
           (os:tls-error "The file ~A cannot be read: it does not exist." source))
         (error (error) (os:tls-error "The file ~A cannot be read: ~A" source error)))))
 
-(defun file-stamp (source)
-  "Something that changes when the file SOURCE does; NIL if it names none that is there."
+(defun file-digest (source)
+  "A number that changes when what the file SOURCE holds does; NIL if it names none that can be read.
+When it was written tells less: another may come within the same second, or clocks may be set back."
   (unless (or (null source) (eq source :system) (pem-p source))
-    (let ((written (ignore-errors (file-write-date source))))
-      (and written
-           (list written
-                 (ignore-errors (with-open-file (stream source :element-type 'octet)
-                                  (file-length stream)))
-                 ;; within the second of a change there may be another
-                 (<= (get-universal-time) (1+ written)))))))
+    (ignore-errors
+     (with-open-file (stream source :element-type 'octet)
+       (let ((octets (make-octets (file-length stream))) (digest 1))
+         (declare (type (unsigned-byte 61) digest))
+         (dotimes (i (read-sequence octets stream) digest)
+           (setf digest (ldb (byte 61 0) (* #x100000001B3 (logxor digest (aref octets i)))))))))))
 
-(defun file-stamps (credentials)
-  (mapcar #'file-stamp (list (tls-credentials-certificate credentials)
-                             (tls-credentials-key credentials)
-                             (tls-credentials-roots credentials))))
+(defun file-digests (credentials)
+  (mapcar #'file-digest (list (tls-credentials-certificate credentials)
+                              (tls-credentials-key credentials)
+                              (tls-credentials-roots credentials))))
 
 ;;; Making
 
@@ -166,7 +166,7 @@ TLS-ERROR signalled if they cannot be used, when a channel or server is made. Fr
   "Return a new context of CREDENTIALS for ROLE. Signal TLS-ERROR if something in them cannot be
 used."
   (with-slots (certificate key password roots client-certificates verify) credentials
-    (let* ((stamps (file-stamps credentials))
+    (let* ((digests (file-digests credentials))
            (server (eq role :server))
            (chain (and certificate (pem-text certificate)))
            (checks (cond (server client-certificates) (verify :require) (t :none)))
@@ -183,7 +183,7 @@ used."
              (setf done t))
         (unless done (os:free-tls-context pointer)))
       (note-context (make-context :pointer pointer :instance (os:openssl-instance)
-                                  :stamps stamps :checked-ns (monotonic-ns)
+                                  :digests digests :checked-ns (monotonic-ns)
                                   :names (and server chain (host-names chain)))))))
 
 (defun host-names (chain)
@@ -220,9 +220,7 @@ used."
         (now (monotonic-ns)))
     (when (and interval (>= now (+ (context-checked-ns context) (seconds-ns interval))))
       (setf (context-checked-ns context) now)
-      (let ((stamps (file-stamps credentials)))
-        (or (not (equal stamps (context-stamps context)))
-            (some #'third stamps))))))
+      (not (equal (file-digests credentials) (context-digests context))))))
 
 (defun current-context (credentials role)
   "The context of CREDENTIALS for ROLE, made anew if there is none or its files have changed. With

@@ -89,7 +89,10 @@ the text as WHAT, if there is none or one is damaged."
   (let ((bio (bio-new (bio-s-mem))))
     (unwind-protect
          (progn
-           (x509-name-print-ex bio name 0 +xn-flag-rfc2253+)
+           ;; what it cannot write it would leave out, and whose name that then is nobody knows
+           (when (minusp (x509-name-print-ex bio name 0 +xn-flag-rfc2253+))
+             (tls-error "A name in a certificate cannot be read: ~A."
+                        (or (openssl-failure) "unknown reason")))
            (let ((octets (make-octets (bio-ctrl-pending bio))))
              (with-pinned-objects (octets)
                (bio-read bio (sap-int (vector-sap octets)) (length octets)))
@@ -108,7 +111,9 @@ the text as WHAT, if there is none or one is damaged."
                              0))))
 
 (defun x509-time (time)
-  (asn1-text-universal-time (octets-latin (asn1-octets time))))
+  (let ((text (octets-latin (asn1-octets time))))
+    (handler-case (asn1-text-universal-time text)
+      (error () (tls-error "A time in a certificate cannot be read: ~S." text)))))
 
 (defconstant +nid-subject-alt-name+ 85)
 
@@ -168,12 +173,15 @@ the text as WHAT, if there is none or one is damaged."
                 ,documentation
                 (certificate-fact certificate ,key))))
   (define-reader certificate-subject :subject
-    "Whom CERTIFICATE is for, as RFC 2253 writes it: \"CN=client,O=Example\". From any thread.")
+    "Whom CERTIFICATE is for, as RFC 2253 writes it: \"CN=client,O=Example\". This and the readers
+below signal TLS-ERROR if the certificate, which an end that verifies nothing takes from anybody,
+cannot be read. From any thread.")
   (define-reader certificate-issuer :issuer
     "Who signed CERTIFICATE, as RFC 2253 writes it. From any thread.")
   (define-reader certificate-names :names
     "The alternative names (RFC 5280 section 4.2.1.6) of CERTIFICATE, a list of lists (kind text), a
-kind being :dns, :uri (where a SPIFFE identity stands), :email or :ip. From any thread.")
+kind being :dns, :uri (where a SPIFFE identity stands), :email or :ip. The texts have the octets of
+the certificate as characters, one each, whatever they are. From any thread.")
   (define-reader certificate-serial-number :serial-number
     "The serial number of CERTIFICATE, an integer that its issuer gave. From any thread.")
   (define-reader certificate-not-before :not-before

@@ -15,6 +15,20 @@
     (signals grpc:misuse (grpc:make-channel "127.0.0.1:80" :max-receive-octets "x"))
     (is (= threads (our-threads)))))
 
+(test wrong-names-are-misuse
+  ;; they become the :authority of calls; the threads of channels are not left to nobody
+  (flet ((users ()
+           (let ((runtime client::**runtime**))
+             (if runtime (client::runtime-users runtime) 0))))
+    (let ((before (users)))
+      (dolist (host (list (format nil "b~Ccher.example" (code-char 252))
+                          (format nil "~C.example" (code-char 1088)) "a b"))
+        (dolist (credentials (list nil (grpc:tls-credentials :verify nil)))
+          (signals grpc:misuse
+            (grpc:make-channel (format nil "~A:80" host)
+                               :credentials credentials))))
+      (is (= before (users))))))
+
 (test channel-states
   (let ((server (start-probe (list :ask #'double))))
     (grpc:with-channel (channel (grpc:server-address server))

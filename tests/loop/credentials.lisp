@@ -13,6 +13,20 @@
 (defun client-credentials (&rest arguments)
   (apply #'tls-credentials (append arguments (list :roots (certificate-file "ca.pem")))))
 
+(test server-names-refused
+  ;; OpenSSL takes "" for no name to check, and one with a dot before it for all that end so
+  (dolist (name (list "" "." ".example" " " "a b" (string (code-char 0)) "é.example" "a/b"
+                      (make-string 256 :initial-element #\a)))
+    (signals misuse (tls-credentials :server-name name))
+    (with-still-loops (loop)
+      (signals os:tls-error (open-end loop (client-credentials) :client :name name))))
+  (with-still-loops (loop)
+    (signals os:tls-error (open-end loop (client-credentials) :client :name nil))
+    (with-ends ((end loop (client-credentials :verify nil) :client :name nil))
+      (is-true end)))
+  (dolist (name '("example" "a.example." "a_b.xn--bcher-kva.example" "127.0.0.1" "::1"))
+    (is-true (tls-credentials :server-name name))))
+
 (defmacro tls-complaint (form)
   `(handler-case (progn ,form nil)
      (os:tls-error (error) (princ-to-string error))))
@@ -79,6 +93,22 @@
            (is (member :credentials-not-reloaded (events) :key #'second)))
          (uiop:copy-file (certificate-file "server.pem") certificate)
          (is (/= second (server-context-of credentials))))))))
+
+(test credentials-from-the-future
+  ;; files that are newer than now, since the clock was set back, are not taken for changed ones
+  (call-with-certificate-copy
+   (lambda (certificate key install)
+     (flet ((date ()
+              (let ((next-year (+ (- (get-universal-time) 2208988800) (* 365 86400))))
+                (dolist (file (list certificate key))
+                  (sb-posix:utimes (uiop:native-namestring file) next-year next-year)))))
+       (date)
+       (let* ((credentials (tls-credentials :certificate certificate :key key :check-seconds 0))
+              (first (server-context-of credentials)))
+         (dotimes (i 3) (is (= first (server-context-of credentials))))
+         (funcall install "renewed")
+         (date)
+         (is (/= first (server-context-of credentials))))))))
 
 (test credentials-reloaded-on-request
   (call-with-certificate-copy

@@ -69,3 +69,40 @@
     (is (search "locked.key cannot be read" (complaint "locked.key" "wrong")))
     (is (search "locked.key cannot be read" (complaint "locked.key" nil)))
     (is (search "client.pem cannot be read" (complaint "client.pem" nil)))))
+
+(defun certificate-with (text replacement)
+  "The server's certificate with the octets of REPLACEMENT, as long as TEXT, in place of those of
+TEXT, wherever they are."
+  (let ((der (copy-seq (os:certificate-der (certificate-named "server.pem"))))
+        (octets (ascii-octets text)))
+    (loop for at = (search octets der) then (search octets der :start2 (1+ at))
+          while at do (replace der replacement :start1 at))
+    (os:make-certificate der)))
+
+(test certificates-of-anybody
+  ;; nothing that stands in one is anything but text or TLS-ERROR
+  (is (equal "O=clgrpc tests,CN=ser\\00er" (os:certificate-subject
+                                            (certificate-with "server" (octets-of 115 101 114 0)))))
+  (signals os:tls-error
+    (os:certificate-subject (certificate-with "server" (octets-of 115 #xFF))))
+  (let ((names (os:certificate-names (certificate-with "localhost" (octets-of 108 0 #xFF #xC3)))))
+    (is (equal (coerce '(#\l #\Nul #.(code-char 255) #.(code-char 195) #\l #\h #\o #\s #\t) 'string)
+               (second (first names)))))
+  (let ((der (os:certificate-der (certificate-named "server.pem"))))
+    (let ((time (subseq der (+ 2 (search (octets-of 23 13) der)) (+ 8 (search (octets-of 23 13) der)))))
+      (signals os:tls-error
+        (os:certificate-not-before
+         (certificate-with (map 'string #'code-char time) (ascii-octets "991399")))))))
+
+(test certificates-damaged
+  ;; whichever octet is another one
+  (let ((der (os:certificate-der (certificate-named "client.pem"))))
+    (is-true (loop for at below (length der)
+                   always (loop for octet in '(0 #xFF #x80)
+                                always (let ((copy (copy-seq der)))
+                                         (setf (aref copy at) octet)
+                                         (handler-case
+                                             (let ((certificate (os:make-certificate copy)))
+                                               (os:certificate-names certificate)
+                                               (stringp (os:certificate-subject certificate)))
+                                           (os:tls-error () t))))))))
