@@ -615,6 +615,7 @@
                (:file "load")
                (:file "limit")
                (:file "starvation")
+               (:file "burst")
                (:file "client")))
 
 (defsystem "clgrpc/tests/client"

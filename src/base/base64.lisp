@@ -68,6 +68,13 @@ padding that does not fill up a group, and for a lone digit."
       (error 'invalid-base64 :position (the index (- digits-end start))))
     digits-end))
 
+(define-hot base64-p ((octets octets) (start index) (end index)) boolean
+  "True if OCTETS from START to END are what DECODE-BASE64 takes."
+  (handler-case
+      (loop for i of-type index from start below (base64-end octets start end)
+            never (= 255 (aref **base64-values** (aref octets i))))
+    (invalid-base64 () nil)))
+
 (define-hot decode-base64-octets ((octets octets) (start index) (end index)) octets
   (let* ((digits-end (base64-end octets start end))
          (decoded (make-array (floor (* 3 (- digits-end start)) 4) :element-type 'octet))

@@ -94,8 +94,8 @@ MISUSE if a name is not in the table or a value is out of its range."
    "What we advertise. Bounds the calls one connection may have open; RFC 9113 6.5.2 asks for 100 or
 more.")
   (max-header-list-octets 16384 1024 1048576 "octets"
-   "What we advertise and enforce, counted as RFC 9113 6.5.2 says. gRPC peers send 8 to 16 KB at
-most.")
+   "What we advertise and enforce, counted as RFC 9113 6.5.2 says; a server sends no longer list
+either, whatever its handlers say. gRPC peers send 8 to 16 KB at most.")
   (header-table-octets 4096 0 65536 "octets"
    "HPACK dynamic table we offer for decoding, and the most we use for encoding (RFC 7541 4.2).")
   (max-frame-octets 16384 16384 1048576 "octets"
@@ -141,23 +141,24 @@ that adds to it ends with :resource-exhausted.")
 its calls are begun until some have left. While the connections of a server together have as much as
 half of max-total-held-octets, each is held to 64 KB.")
   (max-unsent-octets 1048576 16384 67108864 "octets"
-   "A connection with a longer unsent tail is not read until the peer takes it.")
+   "A connection with a longer unsent tail is not read, nor are its calls begun, until the peer takes
+it.")
   ;; Control frames and time
   (max-queued-control-frames 1000 10 1000000 "frames"
    "Answers to PING and SETTINGS, and RST_STREAMs, waiting for a peer that does not read.")
   (max-header-block-octets 65536 4096 1048576 "octets"
    "One compressed header block with all its CONTINUATIONs; past it the connection ends.")
   (max-reset-burst 4000 1 1000000 "resets"
-   "RST_STREAMs that one connection's peer may send or provoke at once, beyond those between which
-it has made calls that it did not reset; a client with max-concurrent-streams calls may cancel all
-of them, time and again. Past it the connection ends with ENHANCE_YOUR_CALM (rapid reset,
-CVE-2023-44487).")
+   "RST_STREAMs that one connection's peer may send or provoke at once, beyond one for each call that
+has ended with :ok; a client with max-concurrent-streams calls may cancel all of them, time and
+again. Past it the connection ends with ENHANCE_YOUR_CALM (rapid reset, CVE-2023-44487).")
   (max-resets-per-second 200 1 1000000 "resets a second"
    "How fast that allowance comes back.")
   (max-idle-frame-burst 1000 1 1000000 "frames"
    "Frames of one connection's peer that carry nothing, at once: SETTINGS, PRIORITY, empty DATA, a
-server's PINGs, frames of unknown type, WINDOW_UPDATEs beyond eight for each DATA frame sent and
-each stream. Past it the connection ends with ENHANCE_YOUR_CALM.")
+server's PINGs, GOAWAY, interim responses after the first of a stream, frames of unknown type,
+WINDOW_UPDATEs beyond eight for each DATA frame sent and each stream. Past it the connection ends
+with ENHANCE_YOUR_CALM.")
   (max-idle-frames-per-second 100 1 1000000 "frames a second"
    "How fast that allowance comes back.")
   (settings-timeout-seconds 10 0.1 600 "seconds"

@@ -64,7 +64,7 @@
    #:%ascii-string #:decode-wide-utf8 #:encode-wide-utf8
    #:%copy-base-string #:%narrow-string #:%wide-utf8-length #:%copy-plain #:wide-string
    ;; base64.lisp
-   #:encode-base64 #:decode-base64 #:invalid-base64 #:invalid-base64-position
+   #:encode-base64 #:decode-base64 #:base64-p #:invalid-base64 #:invalid-base64-position
    ;; clock.lisp
    #:clock #:nanoseconds #:monotonic-ns #:real-time-ns #:+ns-per-second+ #:seconds-ns #:ns-seconds
    ;; timer.lisp

@@ -48,6 +48,39 @@
         (when extra (rpc:encode-metadata (rpc:extra-metadata extra) encoder buffer)))
       (http2:end-headers stream nil))))
 
+(defconstant +constant-octets+ 16384
+  "A server that takes longer header lists takes all that has no metadata.")
+
+(defun request-list-octets (call)
+  "How large the header list of CALL's request is at most, as RFC 9113 section 6.5.2 counts."
+  (let ((extra (call-extra call)))
+    (+ (loop for field in (list **post** **https** **te-trailers** **content-type** **user-agent**
+                                (rpc:rpc-method-path-field (call-rpc-method call))
+                                (subchannel-authority (client-call-subchannel call))
+                                (rpc:accepted-encodings-field))
+             sum (hpack:field-size field))
+       ;; grpc-encoding and grpc-timeout
+       (if (rpc:compression-of call) 52 0)
+       (if (plusp (call-deadline call)) 53 0)
+       (if extra (rpc:metadata-octets (rpc:extra-metadata extra)) 0))))
+
+(define-hot too-large-headers-p ((call client-call) (link link)) boolean
+  "True if LINK's server takes no header list as large as that of CALL, which has been ended then."
+  (let ((limit (http2:connection-peer-max-header-list (rpc:link-http2 link)))
+        (extra (call-extra call)))
+    (and (or (< limit +constant-octets+)
+             (and extra (rpc:extra-metadata extra)))
+         (refuse-headers call limit (request-list-octets call)))))
+
+(defun refuse-headers (call limit size)
+  "End CALL if SIZE, that of its header list, is over LIMIT; true if it was."
+  (when (> size limit)
+    (end-client-call call :resource-exhausted
+                     (format nil "the request's header list has ~D octets, the server takes ~D"
+                             size limit)
+                     :ended-by :local :sent nil)
+    t))
+
 (define-hot start-on-stream ((call client-call) (link link) (stream http2:stream) request) null
   "Send CALL's headers on STREAM of LINK, and REQUEST, or if that is nil what has waited for them."
   (setf (wire-call-link call) link
@@ -56,11 +89,12 @@
   (incf (rpc:link-calls link))
   (trace-event :call :call-on-stream :role :client :method (rpc:call-path call)
                :peer (rpc:link-peer link) :stream (http2:stream-id stream))
-  (rpc:ensure-headers call)
-  (when request (setf (client-call-message call) request))
-  (if (client-call-message call)
-      (write-request call)
-      (rpc:write-outbox call))
+  (unless (too-large-headers-p call link)
+    (rpc:ensure-headers call)
+    (when request (setf (client-call-message call) request))
+    (if (client-call-message call)
+        (write-request call)
+        (rpc:write-outbox call)))
   nil)
 
 (defun client-close-send (call)
@@ -73,6 +107,9 @@
                      (when (wire-call-stream call) (rpc:write-half-close call))))))
 
 ;;; Response
+
+(defglobal **unsound-metadata**
+    "the server's metadata has a name that ends in -bin and a value that is not base64")
 
 (defun client-headers (stream list ended)
   "The sink's on-headers. A block that the server repeats remembers the metadata of a good
@@ -88,14 +125,16 @@ response."
               (ended (end-with-trailers call list))
               (t (rpc:mark-call call rpc:+answer+)
                  (setf (call-fields call) (or memo (response-fields call list)))
-                 (notify call)))))))
+                 (if (or memo (rpc:sound-metadata-p (call-fields call)))
+                     (notify call)
+                     (client-abort call :internal **unsound-metadata** :peer))))))))
 
 (defun response-fields (call list)
   "The metadata of the good response that begins with LIST."
   (let* ((link (wire-call-link call))
          (fields (setf (rpc:link-last-fields link)
                        (rpc:list-custom-fields list (rpc:link-last-fields link)))))
-    (unless (note-encodings call list)
+    (unless (or (note-encodings call list) (not (rpc:sound-metadata-p fields)))
       (setf (hpack:field-list-memo list) fields))
     fields))
 
@@ -113,8 +152,9 @@ response."
           ((not (and content-type
                      (alexandria:starts-with-subseq "application/grpc"
                                                     (hpack:field-value-string content-type))))
-           (list :unknown (format nil "content-type ~:[missing~;~:*~S~] instead of application/grpc"
-                                  (and content-type (hpack:field-value-string content-type)))))
+           (list :unknown (format nil "content-type ~:[missing~;~:*~A~] instead of application/grpc"
+                                  (and content-type
+                                       (rpc:quoted-octets (hpack:field-value content-type))))))
           ((encoding-problem list)))))
 
 (define-hot client-data ((stream http2:stream) (octets octets) (start index) (end index)
@@ -185,8 +225,10 @@ more than :ok."
       (setf (rpc:extra-trailer-fields (ensure-extra call)) fields))
     (cond ((null code)
            (end-client-call call :unknown "the response has no valid grpc-status"))
-          ((zerop code) (end-well call))
-          (t (end-with-error call (rpc:code-status code) message details)))))
+          ((plusp code) (end-with-error call (rpc:code-status code) message details))
+          ((not (rpc:sound-metadata-p fields))
+           (end-client-call call :internal **unsound-metadata**))
+          (t (end-well call)))))
 
 (defun end-well (call)
   "The server has ended CALL with :ok; so it ends if the messages that came are as many as they
@@ -224,16 +266,23 @@ should be."
           (:peer (end-client-call call (reset-status call error-code)
                                   "the server has reset the stream"
                                   :ended-by :transport :cause cause :sent (not refused)))
-          (:local (end-client-call call :internal
-                                   (format nil "the server broke the HTTP/2 protocol: ~A" text)
-                                   :ended-by :transport :cause cause))
-          (:goaway (end-client-call call :unavailable "the server is going away"
+          (:local (if (= error-code http2:+enhance-your-calm+)
+                      (end-client-call call :resource-exhausted
+                                       "the response's header list is too large"
+                                       :ended-by :local :cause cause)
+                      (end-client-call call :internal
+                                       (format nil "the server broke the HTTP/2 protocol: ~A" text)
+                                       :ended-by :transport :cause cause)))
+          (:goaway (end-client-call call :unavailable
+                                    (format nil "the server is going away~@[: ~A~]"
+                                            (rpc:link-goaway link))
                                     :ended-by :transport :cause cause :sent nil))
           (:connection
            (end-client-call call :unavailable
                             (or (rpc:link-failure link)
                                 (format nil "the connection was lost: ~A" text))
-                            :ended-by :transport :cause cause :sent (not refused))))))))
+                            :ended-by :transport :cause (or (rpc:link-goaway link) cause)
+                            :sent (not refused))))))))
 
 (defun reset-status (call error-code)
   "The status of CALL, which the server reset with ERROR-CODE. A server cancels what is past its
@@ -259,12 +308,17 @@ deadline, and its word may come before our own timer has run."
 (defun client-goaway (http2 last-stream-id error-code debug)
   "The sink's on-goaway: the link takes no more calls; those it has may end."
   (declare (ignore last-stream-id))
-  (let* ((link (http2:connection-user http2))
-         (first (not (shiftf (rpc:link-draining link) t)))
-         (text (map 'string #'code-char debug)))
-    (when (and first (/= error-code http2:+no-error+))
-      (log-event :warning :goaway :link link :code (http2:error-code-name error-code) :debug text)
-      (when (and (= error-code http2:+enhance-your-calm+) (string= text "too_many_pings"))
+  (let* ((link (http2:connection-user http2)))
+    (setf (rpc:link-draining link) t)
+    ;; the first that says a reason: after a graceful one there may be another
+    (when (and (/= error-code http2:+no-error+) (null (rpc:link-goaway link)))
+      (setf (rpc:link-goaway link)
+            (format nil "GOAWAY ~A~:[ ~A~;~]" (http2:error-code-name error-code)
+                    (zerop (length debug)) (rpc:quoted-octets debug)))
+      (log-event :warning :goaway :link link :code (http2:error-code-name error-code)
+                                  :debug (rpc:quoted-octets debug))
+      (when (and (= error-code http2:+enhance-your-calm+)
+                 (equalp debug (load-time-value (ascii-octets "too_many_pings"))))
         (ping-less (link-owner link))))
     (leave-link (link-owner link) link)))
 

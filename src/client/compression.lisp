@@ -19,7 +19,7 @@
   (let ((field (hpack:find-field list "grpc-accept-encoding")))
     (when field
       (setf (subchannel-accepted (client-call-subchannel call))
-            (rpc:parse-accepted-encodings (hpack:field-value field))))))
+            (rpc:accepted-encodings field)))))
 
 (defun response-encoding (list)
   "The encoding of the response that begins with the header LIST, nil or :unknown; and its field."

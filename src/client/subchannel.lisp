@@ -275,7 +275,10 @@ once, before calls fail for it."
         (t (connect-failed subchannel
                            (format nil "Cannot connect to ~A: ~A~:[ (perhaps it wants TLS)~;~]"
                                    (channel-target (subchannel-channel subchannel))
-                                   (rpc:link-failure link) (subchannel-credentials subchannel))))))
+                                   (rpc:link-failure link)
+                                   (or (subchannel-credentials subchannel)
+                                       ;; what it speaks is known
+                                       (search "the peer speaks" (rpc:link-failure link))))))))
 
 (defun shut-down (subchannel)
   "End SUBCHANNEL and every call on it."

@@ -139,26 +139,30 @@ octets above 126 (8.2.1)."
               finally (return number))
         +malformed-message+)))
 
+(defconstant +host-seen+ (ash 1 (1+ +kind-other+)) "In SEEN of SCAN-FIELDS: there is a host.")
+
 (defmacro scan-fields ((list seen content-length) &body body)
   "Check what all messages have in common, each pseudo-field at most once and before the others, no
 field malformed, one content-length at most. Then evaluate BODY with SEEN, whose bit K is set if
-pseudo-field kind K was there, and CONTENT-LENGTH. A malformed message ends the block named NIL
-with +MALFORMED-MESSAGE+."
+pseudo-field kind K was there, and with +HOST-SEEN+, and CONTENT-LENGTH. A malformed message ends
+the block named NIL with +MALFORMED-MESSAGE+."
   `(let ((,seen 0) (,content-length +no-content-length+))
-     (declare (type (unsigned-byte 8) ,seen) (type content-length ,content-length))
+     (declare (type (unsigned-byte 9) ,seen) (type content-length ,content-length))
      (loop with fields = (hpack:field-list-fields ,list)
            for i of-type index from 0 below (hpack:field-list-count ,list)
            for field of-type hpack:field = (svref fields i)
            for kind = (field-kind-of field)
            do (cond ((> kind +kind-other+)
                      (setf ,seen (logior ,seen ,(ash 1 +kind-other+)))
-                     (when (= kind +kind-content-length+)
-                       (let ((length (parse-content-length (hpack:field-value field))))
-                         (unless (or (= ,content-length +no-content-length+)
-                                     (= ,content-length length))
-                           (return +malformed-message+))
-                         (when (= length +malformed-message+) (return +malformed-message+))
-                         (setf ,content-length length))))
+                     (cond ((= kind +kind-content-length+)
+                            (let ((length (parse-content-length (hpack:field-value field))))
+                              (unless (or (= ,content-length +no-content-length+)
+                                          (= ,content-length length))
+                                (return +malformed-message+))
+                              (when (= length +malformed-message+) (return +malformed-message+))
+                              (setf ,content-length length)))
+                           ((= kind +kind-host+)
+                            (setf ,seen (logior ,seen +host-seen+)))))
                     ((= kind +kind-other+)
                      (setf ,seen (logior ,seen ,(ash 1 +kind-other+))))
                     ((or (logtest ,seen (logior ,(ash 1 +kind-other+) (ash 1 (logand 7 kind))))
@@ -175,13 +179,25 @@ with +MALFORMED-MESSAGE+."
 (define-hot check-request ((list hpack:field-list)) content-length
   "Return the content-length of the request LIST, or +MALFORMED-MESSAGE+ (8.3.1, for CONNECT 8.5)."
   (scan-fields (list seen content-length)
-    (let ((pseudo (logandc2 seen (kind-bits other))))
+    (let ((pseudo (logand seen (1- (kind-bits other)))))
+      (when (and (logtest seen +host-seen+) (not (one-host-p list)))
+        (return +malformed-message+))
       (if (or (= pseudo (kind-bits method scheme authority path))
               (= pseudo (kind-bits method scheme path)))
           content-length
           (if (and (= pseudo (kind-bits method authority)) (connect-request-p list))
               content-length
               +malformed-message+)))))
+
+(defun one-host-p (list)
+  "True if :authority and each host field of LIST say the same."
+  (let ((first nil))
+    (hpack:do-fields (field list t)
+      (when (member (field-kind-of field) '(#.+kind-authority+ #.+kind-host+))
+        (let ((value (hpack:field-value-string field)))
+          (if first
+              (unless (string-equal first value) (return nil))
+              (setf first value)))))))
 
 (define-hot connect-request-p ((list hpack:field-list)) boolean
   (hpack:do-fields (field list)
@@ -193,14 +209,14 @@ with +MALFORMED-MESSAGE+."
 (define-hot check-response ((list hpack:field-list)) content-length
   "Return the content-length of the response LIST, or +MALFORMED-MESSAGE+ (8.3.2)."
   (scan-fields (list seen content-length)
-    (if (= (kind-bits status) (logandc2 seen (kind-bits other)))
+    (if (= (kind-bits status) (logand seen (1- (kind-bits other))))
         content-length
         +malformed-message+)))
 
 (define-hot check-trailers ((list hpack:field-list)) content-length
   "Return +MALFORMED-MESSAGE+ if LIST cannot be trailers: no pseudo-fields there (8.1)."
   (scan-fields (list seen content-length)
-    (if (zerop (logandc2 seen (kind-bits other)))
+    (if (zerop (logand seen (1- (kind-bits other))))
         content-length
         +malformed-message+)))
 

@@ -38,6 +38,8 @@
    #:+kind-grpc-previous-rpc-attempts+ #:+kind-grpc-retry-pushback-ms+
    ;; control.lisp
    #:send-ping
+   ;; patience.lisp
+   #:note-call-served
    ;; stream.lisp
    #:map-streams #:release-stream #:reset-stream #:close-connection
    ;; flow.lisp

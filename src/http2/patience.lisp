@@ -5,10 +5,10 @@
 ;;;;
 ;;;; An allowance is one number, the time at which all of it will be back: a charge puts that off by
 ;;;; one interval, and it is overdrawn if that is further away than the burst's intervals. What
-;;;; decent peers do in numbers is not charged: a reset if since the one before another call was
-;;;; made, a PING, by which peers measure bandwidth, if calls or DATA went since, and WINDOW_UPDATEs
-;;;; as far as DATA and new streams have earned them. Other PINGs of clients have a stricter rule,
-;;;; the one of gRFC A8.
+;;;; decent peers do in numbers is not charged: as many resets as calls were served, a PING, by
+;;;; which peers measure bandwidth, if calls or DATA went since, and WINDOW_UPDATEs as far as DATA
+;;;; and new streams have earned them. Other PINGs of clients have a stricter rule, the one of gRFC
+;;;; A8.
 
 (in-package #:clgrpc.http2)
 
@@ -34,16 +34,29 @@ PER-SECOND say how large it is; end CONNECTION with TEXT if that overdraws it."
          (fail-connection ,connection +enhance-your-calm+ ,text))
        nil)))
 
+(define-hot (note-call-served :inline t) ((connection connection)) null
+  "Tell the server end CONNECTION that a call on it has got an answer worth having. Each earns its
+client one reset, of those that were not used yet as many as the option max-reset-burst says."
+  (incf (accounting-calls-served (connection-accounting connection)))
+  nil)
+
+(define-hot reset-earned-p ((connection connection)) boolean
+  "True if one more reset is earned by the calls that were served; then that is used up."
+  (let* ((accounting (connection-accounting connection))
+         (served (accounting-calls-served accounting))
+         (kept (options-max-reset-burst (connection-options connection)))
+         (borne (max (accounting-resets-borne accounting) (- served kept))))
+    (declare (type event-count borne))
+    (and (< borne served)
+         (setf (accounting-resets-borne accounting) (1+ borne))
+         t)))
+
 (define-hot charge-reset ((connection connection)) null
   "The client has reset a stream, or made us reset one."
-  (when (connection-server-p connection)
-    (let* ((accounting (connection-accounting connection))
-           (opened (accounting-streams-opened accounting))
-           (between (- opened (shiftf (accounting-opened-at-reset accounting) opened))))
-      (when (<= between 1)
-        (charge (connection accounting-resets-due options-max-reset-burst
-                            options-max-resets-per-second)
-                "too many streams are reset"))))
+  (when (and (connection-server-p connection) (not (reset-earned-p connection)))
+    (charge (connection accounting-resets-due options-max-reset-burst
+                        options-max-resets-per-second)
+            "too many streams are reset"))
   nil)
 
 (define-hot charge-idle-frame ((connection connection)) null

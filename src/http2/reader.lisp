@@ -10,6 +10,9 @@
 ;;;; called them looks at the state again. Only HPACK signals; that is caught once per
 ;;;; RECEIVE-OCTETS. While a sink function runs for a stream it is CONNECTION-CURRENT, so that it
 ;;;; cannot be used again.
+;;;;
+;;;; One read may hold thousands of frames. So that its owner can look at the time and at the output
+;;;; in between, RECEIVE-OCTETS returns after as many as it is told.
 
 (in-package #:clgrpc.http2)
 
@@ -167,7 +170,11 @@
     (cond ((zerop status)
            (fail-message stream "malformed response"))
           ((< status 200)
-           (when end-stream-p (fail-message stream "an interim response that ends the stream")))
+           (cond (end-stream-p
+                  (fail-message stream "an interim response that ends the stream"))
+                 ((stream-flag-p stream +had-interim+)
+                  (charge-idle-frame connection))
+                 (t (set-stream-flag stream +had-interim+))))
           (t
            (unless (or (= status 204) (= status 304))
              (when (and end-stream-p (plusp content-length))
@@ -281,9 +288,18 @@ pieces pass the limit as well."
     (if (< (options-max-header-block-octets (connection-options connection))
            (incf (accounting-block-octets accounting)
                  (+ (- end start) +frame-header-octets+)))
-        (fail-connection connection +enhance-your-calm+ "header block too large")
+        (fail-block connection)
         (append-octets (the buffer (connection-block-buffer connection)) octets
                        :start start :end end))))
+
+(defun fail-block (connection)
+  "The header block in progress is too long to be decoded, so that CONNECTION must end; its stream,
+if it is there, for a reason of its own."
+  (let ((stream (find-stream connection (connection-block-id connection))))
+    (when stream
+      (setf (connection-error-text connection) "header block too large")
+      (reset-finished-stream stream +reset+ +enhance-your-calm+ :local))
+    (fail-connection connection +enhance-your-calm+ "header block too large")))
 
 (define-hot receive-continuation ((connection connection) (octets octets) (start index) (end index)
                                   (flags flags) (id stream-id))
@@ -387,16 +403,17 @@ GOAWAY may only lower the last stream identifier."
   (let* ((before (connection-goaway-received connection))
          (last-id (goaway-last-stream-id octets start))
          (last-id (if (= before +no-goaway+) last-id (min before last-id))))
-    (setf (connection-goaway-received connection) last-id)
-    (funcall (sink-on-goaway (connection-sink connection)) connection last-id
-             (goaway-error-code octets start)
-             (subseq-octets octets (+ start +goaway-octets+) end))
-    (unless (connection-server-p connection)
-      (map-streams (lambda (stream)
-                     (when (and (> (stream-id stream) last-id)
-                                (not (stream-flag-p stream +finished+)))
-                       (reset-finished-stream stream +closed+ +refused-stream+ :goaway)))
-                   connection))))
+    (charge-idle-frame connection)
+    (unless (connection-closed-p connection)
+      (setf (connection-goaway-received connection) last-id)
+      (funcall (sink-on-goaway (connection-sink connection)) connection last-id
+               (goaway-error-code octets start)
+               (subseq-octets octets (+ start +goaway-octets+) end))
+      (unless (connection-server-p connection)
+        (map-streams (lambda (stream)
+                       (unless (stream-flag-p stream +finished+)
+                         (reset-finished-stream stream +closed+ +refused-stream+ :goaway)))
+                     connection last-id)))))
 
 (defun receive-settings-frame (connection octets start end flags)
   (charge-idle-frame connection)
@@ -428,12 +445,36 @@ GOAWAY may only lower the last stream identifier."
     (#.+frame-continuation+ (receive-continuation connection octets start end flags id))
     (t (charge-idle-frame connection)))) ; unknown types are ignored (5.5)
 
-(define-hot check-phase ((connection connection) (type octet) (flags flags) (id stream-id)) null
-  "Fail if this frame cannot come in the phase CONNECTION is in, which is not the usual one."
+(defun foreign-protocol (octets start end)
+  "What a peer speaks that begins with OCTETS from START to END, if that is well known, else nil."
+  (flet ((begins-p (text)
+           (let ((stop (+ start (length text))))
+             (and (<= stop end)
+                  (null (mismatch (ascii-octets text) octets :start2 start :end2 stop))))))
+    (cond ((some #'begins-p '("HTTP/1." "GET " "POST " "HEAD " "PUT " "OPTIONS ")) "HTTP/1.1")
+          ;; a record of the handshake, or an alert
+          ((and (<= (+ 2 start) end) (<= 21 (aref octets start) 22) (= 3 (aref octets (1+ start))))
+           "TLS"))))
+
+(defun fail-beginning (connection octets start end otherwise)
+  "End CONNECTION, whose peer has begun with OCTETS from START to END, which is no HTTP/2: say what
+it is, or OTHERWISE."
+  (let ((foreign (foreign-protocol octets start end)))
+    (fail-connection connection +protocol-error+
+                     (if foreign
+                         (format nil "the peer speaks ~A, not HTTP/2" foreign)
+                         otherwise))))
+
+(define-hot check-phase ((connection connection) (octets octets) (at index) (type octet)
+                         (flags flags) (id stream-id))
+    null
+  "Fail if this frame, whose header is AT, cannot come in the phase CONNECTION is in, which is not
+the usual one."
   (case (connection-phase connection)
     (#.+awaiting-settings+
      (unless (and (= type +frame-settings+) (not (logtest flags +flag-ack+)))
-       (fail-connection connection +protocol-error+ "the first frame is not SETTINGS")))
+       (fail-beginning connection octets at (+ at +frame-header-octets+)
+                       "the first frame is not SETTINGS")))
     (#.+in-header-block+
      (unless (and (= type +frame-continuation+) (= id (connection-block-id connection)))
        (fail-connection connection +protocol-error+ "a frame inside a header block"))))
@@ -443,13 +484,18 @@ GOAWAY may only lower the last stream identifier."
   (fail-connection connection code
                    (format nil "~A of ~D octets on stream ~D" (frame-name type) length id)))
 
-(define-hot read-frames ((connection connection) (octets octets) (start index) (end index)) index
+(define-hot read-frames ((connection connection) (octets octets) (start index) (end index)
+                         (frames fixnum))
+    (values index boolean)
   (let ((at start)
+        (left frames)
         (largest (options-max-frame-octets (connection-options connection))))
-    (declare (type index at))
+    (declare (type index at) (type fixnum left))
     (loop
       (when (< (- end at) +frame-header-octets+)
-        (return at))
+        (return (values at nil)))
+      (when (minusp (decf left))
+        (return (values at t)))
       (multiple-value-bind (length type flags id) (read-frame-header octets at)
         (let* ((payload (+ at +frame-header-octets+))
                (after (+ payload length))
@@ -458,15 +504,15 @@ GOAWAY may only lower the last stream identifier."
                          (frame-header-error type length id))))
           (declare (type index payload after))
           (unless (= +running+ (connection-phase connection))
-            (check-phase connection type flags id))
+            (check-phase connection octets at type flags id))
           (unless (zerop code)
             (fail-frame connection code type length id))
           (when (and (< end after) (not (connection-closed-p connection)))
-            (return at))
+            (return (values at nil)))
           (unless (connection-closed-p connection)
             (read-frame connection octets payload after type flags id))
           (when (connection-closed-p connection)
-            (return end))
+            (return (values end nil)))
           (setf at after))))))
 
 (sb-ext:defglobal **preface**
@@ -480,7 +526,7 @@ is not all there yet."
   (let* ((length (length **preface**))
          (count (min length (- end start))))
     (cond ((mismatch **preface** octets :end1 count :start2 start :end2 (+ start count))
-           (fail-connection connection +protocol-error+ "not an HTTP/2 client preface")
+           (fail-beginning connection octets start end "not an HTTP/2 client preface")
            end)
           ((< count length) start)
           (t
@@ -488,22 +534,23 @@ is not all there yet."
            (+ start length)))))
 
 (define-hot receive-octets ((connection connection) (octets octets) (start index) (end index)
-                            (now time-ns))
-    index
-  "Take the peer's octets from START to END, received at NOW (nanoseconds of any steady clock).
-Return the position of the first octet not consumed, which begins an incomplete frame: present it
-again with what follows. Sink functions are called meanwhile; OCTETS are theirs only during the
-call. If the peer broke the protocol GOAWAY is in the output and ON-CLOSE was called; from then on
-everything is consumed and ignored."
+                            (now time-ns) &optional (frames fixnum most-positive-fixnum))
+    (values index boolean)
+  "Take the peer's octets from START to END, received at NOW (nanoseconds of any steady clock), but
+no more than FRAMES frames. Return the position of the first octet not consumed, which begins a
+frame: present it again with what follows. The second value is true if that frame may be whole, for
+FRAMES were taken; otherwise more must be received first. Sink functions are called meanwhile;
+OCTETS are theirs only during the call. If the peer broke the protocol GOAWAY is in the output and
+ON-CLOSE was called; from then on everything is consumed and ignored."
   (setf (connection-last-receive-ns connection) now)
   (handler-case
       (let ((at start))
         (declare (type index at))
         (when (= +awaiting-preface+ (connection-phase connection))
           (setf at (read-preface connection octets start end)))
-        (cond ((connection-closed-p connection) end)
-              ((= +awaiting-preface+ (connection-phase connection)) at)
-              (t (read-frames connection octets at end))))
+        (cond ((connection-closed-p connection) (values end nil))
+              ((= +awaiting-preface+ (connection-phase connection)) (values at nil))
+              (t (read-frames connection octets at end frames))))
     (hpack:hpack-error (condition)
       (fail-connection connection +compression-error+ (hpack:hpack-error-text condition))
-      end)))
+      (values end nil))))

@@ -57,13 +57,15 @@
     (decf (connection-stream-count connection))
     nil))
 
-(defun map-streams (function connection)
-  "Call FUNCTION with each stream of CONNECTION that is not finished, oldest first. It may end
-streams."
+(defun map-streams (function connection &optional (above 0))
+  "Call FUNCTION with each stream of CONNECTION that is not finished and whose identifier is ABOVE
+the one given, oldest first. It may end streams."
   (let ((streams '()))
     (loop for chain across (connection-table connection)
           do (loop for stream = chain then (stream-next stream)
-                   while stream do (push stream streams)))
+                   while stream
+                   when (> (stream-id stream) above)
+                     do (push stream streams)))
     (mapc function (sort streams #'< :key #'stream-id))
     nil))
 

@@ -51,7 +51,7 @@ function that does nothing, except ON-OUTPUT, which has no default.
   "What a peer makes one connection hold and do. QUEUED-OCTETS: DATA waiting for windows;
 CONTROL-FRAMES: answers appended since the output was last empty; BLOCK-OCTETS: the unfinished
 header block. RESETS-DUE to PING-STRIKES are of patience.lisp. The others count events since the
-connection began."
+connection began; CALLS-SERVED those of NOTE-CALL-SERVED."
   (queued-octets 0 :type index)
   (control-frames 0 :type event-count)
   (block-octets 0 :type index)
@@ -65,7 +65,8 @@ connection began."
   (malformed-messages 0 :type event-count)
   (resets-due 0 :type time-ns)
   (idle-due 0 :type time-ns)
-  (opened-at-reset 0 :type event-count)
+  (calls-served 0 :type event-count)
+  (resets-borne 0 :type event-count)
   (pinged-ns 0 :type time-ns)
   (opened-at-ping 0 :type event-count)
   (open-at-ping 0 :type index)
@@ -167,6 +168,7 @@ together. Never used by two threads at once."
 (defconstant +queue-ends+ #b10000 "END_STREAM goes with the last queued octet.")
 (defconstant +finished+ #b100000 "Out of the table; ON-STREAM-CLOSED was called.")
 (defconstant +released+ #b1000000 "The owner keeps no reference.")
+(defconstant +had-interim+ #b10000000 "A 1xx response has come.")
 
 (defstruct (segment (:constructor make-segment (octets start end storable)) (:copier nil)
                     (:predicate nil))

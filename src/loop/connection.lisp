@@ -1,6 +1,7 @@
 ;;;; Connections: reading, output, closing. A turn reads a ready connection once, into the loop's
 ;;;; input area; what the owner leaves (half a frame) is kept in a buffer of the connection and
-;;;; copied in front of the next octets, or, when long, read onto directly. Output is collected in a
+;;;; copied in front of the next octets, or, when long, read onto directly; an owner that has had
+;;;; enough for a turn (POSTPONED) gets it before anything more is read. Output is collected in a
 ;;;; buffer borrowed from the loop and sent with one call at the end of the turn; the connection
 ;;;; keeps it only while some of it is unsent.
 ;;;;
@@ -202,7 +203,13 @@ Return true if there may be more."
   (when (and (connection-throttled connection)
              (<= (connection-unsent connection) (connection-max-unsent connection)))
     (setf (connection-throttled connection) nil)
-    (when (connection-readable connection) (mark-ready connection)))
+    (read-soon connection))
+  nil)
+
+(define-hot read-soon ((connection connection)) null
+  "Have CONNECTION read in the next reading phase if there may be something for its owner."
+  (when (or (connection-readable connection) (connection-postponed connection))
+    (mark-ready connection))
   nil)
 
 (define-hot flush-connection ((connection connection)) boolean
@@ -252,10 +259,11 @@ the turn. Not from the handler's FILL. On the loop."
     nil))
 
 (define-hot call-input ((connection connection) (octets octets) (start index) (end index)) index
-  (let ((consumed (funcall (handler-input (connection-handler connection))
-                           connection octets start end)))
+  (multiple-value-bind (consumed postponed)
+      (funcall (handler-input (connection-handler connection)) connection octets start end)
     (declare (type index consumed))
     (assert (<= start consumed end))
+    (setf (connection-postponed connection) (and postponed (< consumed end)))
     consumed))
 
 (define-hot take-input ((connection connection) (result fixnum) (room index)) boolean
@@ -313,6 +321,16 @@ the turn. Not from the handler's FILL. On the loop."
           (keep-leftover connection (event-loop-input (connection-loop connection)) 0 fill))))
     nil))
 
+(define-hot go-on-with-leftover ((connection connection) (leftover buffer)) null
+  "Give the owner what it has postponed, LEFTOVER, and nothing more."
+  (setf (buffer-start leftover)
+        (call-input connection (buffer-octets leftover) (buffer-start leftover)
+                    (buffer-end leftover)))
+  (when (and (zerop (buffer-fill leftover)) (eq leftover (connection-leftover connection)))
+    (setf (connection-leftover connection) nil)
+    (give-buffer-back (connection-loop connection) leftover))
+  nil)
+
 (define-hot discard-input ((connection connection)) null
   "Read what a peer still sends to a connection that we are closing."
   (take-input connection
@@ -332,13 +350,16 @@ the turn. Not from the handler's FILL. On the loop."
             (setf (connection-throttled connection) t)
             (return-from read-connection nil)))
      (let ((leftover (connection-leftover connection)))
-       (if (and leftover (> (buffer-fill leftover) +copied-leftover-octets+))
-           (read-behind-leftover connection leftover)
-           (read-into-area connection))))
-    ((:closing :lingering) (discard-input connection)))
-  (when (and (connection-readable connection)
-             (not (eq :closed (connection-state connection))))
-    (mark-ready connection))
+       (cond ((null leftover) (read-into-area connection))
+             ((connection-postponed connection) (go-on-with-leftover connection leftover))
+             ((> (buffer-fill leftover) +copied-leftover-octets+)
+              (read-behind-leftover connection leftover))
+             (t (read-into-area connection)))))
+    ((:closing :lingering)
+     (setf (connection-postponed connection) nil)
+     (discard-input connection)))
+  (unless (member (connection-state connection) '(:aborting :closed))
+    (read-soon connection))
   nil)
 
 (define-hot note-event ((connection connection) (flags (unsigned-byte 32))) null
@@ -379,7 +400,7 @@ the turn. Not from the handler's FILL. On the loop."
 (defun start-reading (connection)
   "Undo STOP-READING. What the owner left unconsumed comes with the next octets. On the loop."
   (setf (connection-stopped connection) nil)
-  (when (connection-readable connection) (mark-ready connection))
+  (read-soon connection)
   nil)
 
 ;;; Closing

@@ -256,6 +256,11 @@ over. First come, first served. On the loop."
             (event-loop-ring-count loop) (1+ count))
       nil)))
 
+(define-hot read-clock ((loop event-loop)) nanoseconds
+  "The time now by LOOP's clock, in nanoseconds: in the middle of a turn that is later than
+EVENT-LOOP-NOW. From any thread."
+  (funcall (event-loop-clock loop)))
+
 (define-hot call-last ((loop event-loop) (function function) (argument t)) null
   "Have FUNCTION called with ARGUMENT at the end of the turn, after the flush. It is not user code
 and calls nothing of the loop. By the holder of the baton."

@@ -85,7 +85,7 @@
    #:flush-connection #:stop-reading #:start-reading #:close-connection
    ;; loop.lisp
    #:make-event-loop #:run-event-loop #:launch-event-loop #:stop-event-loop #:join-event-loop
-   #:post #:run-posted #:defer #:call-last #:on-signal
+   #:post #:run-posted #:defer #:call-last #:read-clock #:on-signal
    ;; listener.lisp
    #:listener #:listen-on #:listener-address #:close-listener
    ;; connector.lisp

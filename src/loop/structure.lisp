@@ -199,7 +199,8 @@ For pollers that are level-triggered.")
   "What a kind of connections does, each called on the loop:
 INPUT (connection octets start end) takes octets, valid only during the call, and returns the index
 of the first that it did not consume; those come again, contiguous, with more behind them. How many
-it leaves is limited by nothing but itself.
+it leaves is limited by nothing but itself. If its second value is true it could have consumed more,
+but others are to have their turn: what it left comes again in the next turn, alone.
 FILL (connection) is called before what is in the output is sent, and again when all of it was sent
 if it had appended some: it may append more. The buffer that CONNECTION-OUTPUT returned before is
 not valid after it.
@@ -224,7 +225,7 @@ a tracer of HTTP/2 frames is on."
   (user nil)
   (state :open :type (member :open :closing :lingering :aborting :closed))
   (reason nil)                          ; why it is aborted
-  (flags 0 :type (unsigned-byte 10))
+  (flags 0 :type (unsigned-byte 11))
   (leftover nil :type (or null buffer))
   (buffer nil :type (or null buffer))
   (max-unsent 0 :type index)
@@ -241,6 +242,7 @@ a tracer of HTTP/2 frames is on."
   ended                                 ; a short read is not the end of what can be read
   stopped
   throttled
+  postponed                             ; the owner has left what it could have consumed
   blocked                               ; the last write would block, or did in part
   read-wants-write
   write-wants-read)

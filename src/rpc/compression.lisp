@@ -41,36 +41,57 @@ MISUSE for anything else, and if libz is not there."
      (find name **encodings** :key #'encoding-name))
     (t (misuse "~S is no compression; there are :gzip, :deflate and :identity." name))))
 
-(defun value-text (value)
-  "VALUE, the octets of a field's, as a string; a peer may send any octets."
-  (map 'string #'code-char value))
-
-(defun encoding-of-text (text)
-  (find text **encodings**
-        :key (lambda (encoding) (hpack:field-value-string (encoding-field encoding)))
-        :test #'string=))
+(defun encoding-named (octets start end)
+  "That of our encodings whose name is OCTETS from START to END, or nil."
+  (declare (type octets octets) (type index start end))
+  (find-if (lambda (encoding)
+             (let ((name (hpack:field-value (encoding-field encoding))))
+               (and (= (length name) (- end start))
+                    (null (mismatch name octets :start2 start :end2 end)))))
+           **encodings**))
 
 (defun parse-encoding (value)
   "The encoding that VALUE, octets of grpc-encoding, names; nil for identity, :unknown for one we
 cannot read."
-  (let ((text (value-text value)))
-    (cond ((string= text "identity") nil)
-          ((and (os:open-zlib) (encoding-of-text text)))
-          (t :unknown))))
+  (cond ((octets-equal value (load-time-value (ascii-octets "identity"))) nil)
+        ((and (os:open-zlib) (encoding-named value 0 (length value))))
+        (t :unknown)))
 
 (defun parse-accepted-encodings (value)
-  "Those of our encodings that VALUE, octets of grpc-accept-encoding, lists."
-  (loop with text = (value-text value)
-        for start = 0 then (1+ comma)
-        for comma = (position #\, text :start start)
-        for encoding = (encoding-of-text (string-trim '(#\Space #\Tab) (subseq text start comma)))
-        when encoding collect encoding
-        while comma))
+  "Those of our encodings that VALUE, octets of grpc-accept-encoding, lists, each once."
+  (declare (type octets value))
+  (flet ((blank-p (octet) (or (= octet 32) (= octet 9))))
+    (let ((encodings '()))
+      (loop with length = (length value)
+            for start = 0 then (1+ comma)
+            for comma = (or (position #.(char-code #\,) value :start start) length)
+            for from = (or (position-if-not #'blank-p value :start start :end comma) comma)
+            for to = (or (position-if-not #'blank-p value :start from :end comma :from-end t)
+                         (1- comma))
+            for encoding = (encoding-named value from (max from (1+ to)))
+            when encoding do (pushnew encoding encodings)
+            while (< comma length))
+      (nreverse encodings))))
+
+(defun accepted-encodings (field)
+  "Those of our encodings that FIELD, a grpc-accept-encoding, lists; found out once."
+  (let ((memo (or (hpack:field-memo field)
+                  (setf (hpack:field-memo field)
+                        (or (parse-accepted-encodings (hpack:field-value field)) :none)))))
+    (if (eq :none memo) '() memo)))
+
+(defconstant +quoted-octets+ 32 "How much of what a peer has sent is put into a text.")
+
+(defun quoted-octets (octets)
+  "OCTETS of a peer's, in ISO 8859-1, for a text that is to be printed, or sent: their beginning."
+  (visible-text (map 'string #'code-char
+                     (subseq octets 0 (min (1+ +quoted-octets+) (length octets))))
+                :limit +quoted-octets+ :quoted t))
 
 (defun unknown-encoding-text (value)
   "What to say of VALUE, octets of a grpc-encoding that is :unknown."
-  (format nil "grpc-encoding ~S is not supported; supported are ~:[~;gzip, deflate and ~]identity"
-          (value-text value) (os:open-zlib)))
+  (format nil "grpc-encoding ~A is not supported; supported are ~:[~;gzip, deflate and ~]identity"
+          (quoted-octets value) (os:open-zlib)))
 
 ;;; Octets to octets
 

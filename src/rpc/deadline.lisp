@@ -10,6 +10,12 @@
       (schedule-timer (loop:event-loop-wheel (wire-call-loop call)) timer (call-deadline call))))
   nil)
 
+(define-hot overdue-p ((call wire-call)) boolean
+  "True if the deadline of CALL has passed, though its timer may not have run yet. From any thread."
+  (let ((deadline (call-deadline call)))
+    (and (plusp deadline)
+         (<= deadline (loop:read-clock (wire-call-loop call))))))
+
 (defun deadline-passed (call)
   "The timer of the deadline of CALL: end it, if it has not."
   (operate abort call :deadline-exceeded "the deadline passed" :local))

@@ -34,9 +34,17 @@ long that the loop should not wait for it.")
   (print-unreadable-object (parcel stream :type t)
     (format stream "~D octets" (parcel-end parcel))))
 
+(declaim (type octets **taken**))
+(defglobal **taken** (make-octets 0))   ; what a parcel has whose octets were taken
+
 (define-hot parcel-taken ((parcel parcel)) octets
-  "The octets of PARCEL, which has them no longer."
-  (shiftf (parcel-octets parcel) (load-time-value (make-octets 0))))
+  "The octets of PARCEL, which has them no longer. Signal MISUSE if somebody has taken them before:
+two threads that receive on one call must not both give them back to the store."
+  (let ((octets (parcel-octets parcel)))
+    (if (and (not (eq octets **taken**))
+             (eq octets (sb-ext:compare-and-swap (parcel-octets parcel) octets **taken**)))
+        octets
+        (misuse "A message was taken by another thread: one at a time may receive on a call."))))
 
 (defconstant +partial-growth+ 4
   "How many times as large as before a PARTIAL that is full gets, or twice that if its message ends

@@ -52,6 +52,7 @@ was last seen to be without any new one, and since when that is."
   (aged nil :type boolean)
   (quiet-opened -1 :type fixnum)
   (quiet-ns 0 :type (unsigned-byte 62))
+  (goaway nil :type (or null string))   ; what a GOAWAY of the peer's has said, if it was an error
   (failure nil))                        ; text: why the link ended
 
 (declaim (sb-ext:freeze-type link))
@@ -88,19 +89,50 @@ http2 that all links of LOOP share. Return the link."
     (begin-life link)
     link))
 
-(define-hot link-input ((socket loop:connection) (octets octets) (start index) (end index)) index
+(defconstant +frames-per-look+ 64
+  "After so many frames of a read we look how much output there is and what time it is: what a peer
+makes us do in between takes a fraction of a millisecond.")
+
+(defconstant +reading-ns+ 2000000
+  "A link takes more of its peer's frames only while the turn is younger than that. A read may hold
+7,000 requests, and the other links' peers are not to wait for all of them.")
+
+(defconstant +calls-per-read+ 128
+  "So many calls of a link begin in a turn, or some more: their handlers run in the order in which
+the calls came, and those of other links' calls after them.")
+
+(define-hot (streams-opened :inline t) ((http2 http2:connection)) (unsigned-byte 62)
+  (http2:accounting-streams-opened (http2:connection-accounting http2)))
+
+(define-hot link-input ((socket loop:connection) (octets octets) (start index) (end index))
+    (values index boolean)
+  "The handler's INPUT. What is left when there is much output, many calls have begun or the turn
+has taken long, is for the next turn."
   (let* ((link (loop:connection-user socket))
          (http2 (link-http2 (the link link)))
-         (consumed (progn
-                     (when (tracing-p :http :flowctl :http-keepalive)
-                       (tap-input link octets start end))
-                     (http2:receive-octets http2 octets start end
-                                           (loop:event-loop-now (link-loop link))))))
-    (seal-arrivals link)
-    (when (http2:connection-stop-reading-p http2)
-      (setf (link-stopped link) t)
-      (loop:stop-reading socket))
-    consumed))
+         (now (loop:event-loop-now (link-loop link)))
+         (enough (+ +calls-per-read+ (streams-opened http2)))
+         (at start))
+    (declare (type index at))
+    (multiple-value-prog1
+        (loop
+          (let ((frames +frames-per-look+))
+            (when (tracing-p :http :flowctl :http-keepalive)
+              (setf frames 1)
+              (tap-input link octets at end))
+            (multiple-value-bind (consumed more)
+                (http2:receive-octets http2 octets at end now frames)
+              (setf at consumed)
+              (cond ((not more)
+                     (return (values at nil)))
+                    ((or (not (http2:connection-writable-p http2))
+                         (< enough (streams-opened http2))
+                         (< +reading-ns+ (- (loop:read-clock (link-loop link)) now)))
+                     (return (values at t)))))))
+      (seal-arrivals link)
+      (when (http2:connection-stop-reading-p http2)
+        (setf (link-stopped link) t)
+        (loop:stop-reading socket)))))
 
 (define-hot link-fill ((socket loop:connection)) null
   (let* ((link (loop:connection-user socket))
@@ -125,7 +157,9 @@ http2 that all links of LOOP share. Return the link."
     (unless (link-failure link)
       (setf (link-failure link)
             (typecase reason
-              (null "connection closed by the peer")
+              (null (if (link-goaway link)
+                        (format nil "the peer has ended the connection: ~A" (link-goaway link))
+                        "connection closed by the peer"))
               (loop:socket-error (loop:socket-error-reason reason))
               (t (princ-to-string reason)))))
     (end-life link)

@@ -49,6 +49,13 @@
                                                                   :padding nil)))
                                  (if (string= name "authorization") :never :plain))))
 
+(defun metadata-octets (metadata)
+  "How large METADATA, an alist that CHECK-METADATA has passed, is in a header list, as RFC 9113
+section 6.5.2 counts."
+  (loop for (name . value) in metadata
+        sum (+ 32 (length name)
+               (if (stringp value) (length value) (ceiling (* 4 (length value)) 3)))))
+
 (defun metadata-fields (metadata)
   "A simple vector of the fields that METADATA, an alist that CHECK-METADATA has passed, is sent
 as."
@@ -60,9 +67,41 @@ as."
                                      (encode-base64 (coerce value 'octets) :padding nil))))))
     (map 'simple-vector #'field metadata)))
 
+(define-hot binary-field-p ((field hpack:field)) boolean
+  "True if the name of FIELD ends in -bin."
+  (let* ((name (hpack:field-name field))
+         (start (- (length name) 4)))
+    (and (plusp start)
+         (= #.(char-code #\n) (aref name (+ start 3)))
+         (= #.(char-code #\i) (aref name (+ start 2)))
+         (= #.(char-code #\b) (aref name (+ start 1)))
+         (= #.(char-code #\-) (aref name start)))))
+
+(defun base64-list-p (octets)
+  "True if OCTETS are base64, or several such joined by commas."
+  (declare (type octets octets))
+  (loop with length = (length octets)
+        for start = 0 then (1+ comma)
+        for comma = (or (position #.(char-code #\,) octets :start start) length)
+        for from = (or (position 32 octets :start start :end comma :test #'/=) comma)
+        for to = (position 32 octets :start from :end comma :test #'/= :from-end t)
+        always (base64-p octets from (if to (1+ to) from))
+        while (< comma length)))
+
+(define-hot sound-metadata-p ((fields simple-vector)) boolean
+  "True if all binary values of FIELDS, a vector of metadata fields, are base64; that is found out
+once for each field."
+  (loop for field of-type hpack:field across fields
+        always (or (not (binary-field-p field))
+                   (eq :sound (or (hpack:field-memo field)
+                                  (setf (hpack:field-memo field)
+                                        (if (base64-list-p (hpack:field-value field))
+                                            :sound
+                                            :unsound)))))))
+
 (defun field-entries (field)
   "Return the metadata pairs of FIELD. Binary values are decoded; several may come joined by commas.
-A value that is not base64 is left out."
+A value that is not base64 is left out: of a call that was ended for it."
   (let ((name (hpack:field-name-string field))
         (value (hpack:field-value-string field)))
     (if (binary-name-p name)

@@ -21,6 +21,7 @@
    #:deadline #:deadline-in #:parse-timeout #:encode-timeout #:earlier-deadline
    ;; metadata.lisp
    #:check-metadata #:encode-metadata #:metadata-fields #:fields-metadata #:list-custom-fields
+   #:metadata-octets #:sound-metadata-p
    ;; method.lisp
    #:rpc-method #:rpc-method-name #:rpc-method-service-name #:rpc-method-path
    #:rpc-method-path-field #:rpc-method-kind #:rpc-method-request-type #:rpc-method-response-type
@@ -31,7 +32,8 @@
    ;; framing.lisp
    #:+parcel-octets+ #:parcel #:parcel-octets #:parcel-end #:parcel-taken
    ;; compression.lisp
-   #:encoding #:find-encoding #:parse-encoding #:parse-accepted-encodings #:unknown-encoding-text
+   #:encoding #:find-encoding #:parse-encoding #:accepted-encodings #:unknown-encoding-text
+   #:quoted-octets
    #:accepted-encodings-field #:compression #:compression-outgoing #:compression-incoming
    ;; encoding.lisp
    #:compression-of #:ensure-compression #:compresses-p #:change-encoding #:call-compression
@@ -62,6 +64,7 @@
    ;; link.lisp
    #:link #:link-loop #:link-owner #:link-http2 #:link-socket #:link-calls #:link-draining
    #:link-place #:link-options #:link-ready #:link-share #:link-last-fields #:link-failure
+   #:link-goaway
    #:link-peer #:link-security #:link-answers #:make-answers #:answers-coming
    #:answers-held-up #:answers-left #:link-ended #:link-due #:open-link #:abandon-link #:close-link
    #:link-output #:link-http2-closed
@@ -84,4 +87,4 @@
    #:deliver-streamed #:half-close-streamed #:encode-message
    #:write-message #:write-encoded #:wire-send #:wire-post #:wire-room #:wire-taken #:wire-writable
    #:wire-schedule #:write-initial-headers #:ensure-headers #:start-deadline
-   #:deadline-passed #:stop-timers))
+   #:deadline-passed #:overdue-p #:stop-timers))

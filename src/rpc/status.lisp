@@ -140,24 +140,70 @@ Signal MISUSE for what is none of these."
 
 ;;; Percent-encoding of grpc-message
 
-(defun hex-digit (value)
-  (char-code (char "0123456789ABCDEF" value)))
+(define-hot (hex-digit :inline t) ((value (unsigned-byte 4))) octet
+  (char-code (schar "0123456789ABCDEF" value)))
 
-(defun encode-status-message (message)
-  "Return the octets of grpc-message for the string MESSAGE. Blanks at its ends are encoded as well,
-since HTTP/2 allows none there (RFC 9113 section 8.2.1)."
-  (let* ((utf8 (string-octets message))
-         (last (1- (length utf8)))
-         (buffer (make-buffer :size (length utf8))))
-    (loop for octet across utf8
-          for i from 0
-          do (cond ((and (<= #x20 octet #x7E) (/= octet #x25)
-                         (not (and (= octet #x20) (or (= i 0) (= i last)))))
-                    (append-octet buffer octet))
-                   (t (append-octet buffer #x25)
-                      (append-octet buffer (hex-digit (ash octet -4)))
-                      (append-octet buffer (hex-digit (logand octet 15))))))
-    (subseq-octets (buffer-octets buffer) 0 (buffer-end buffer))))
+(define-hot status-char-octets ((message simple-string) (i index)) (integer 1 12)
+  "How many octets of grpc-message the character at I of MESSAGE becomes: each octet of its UTF-8
+three, if it does not stand for itself."
+  (let ((code (char-code (schar message i))))
+    (cond ((>= code #x10000) 12)
+          ((>= code #x800) 9)
+          ((>= code #x80) 6)
+          ((= code #x20) (if (or (= i 0) (= i (1- (length message)))) 3 1))
+          ((and (< #x20 code #x7F) (/= code #x25)) 1)
+          (t 3))))
+
+(define-hot status-message-end ((message simple-string) (limit index)) (values index index boolean)
+  "Where to stop encoding MESSAGE so that there are LIMIT octets at most, how many there are, and
+whether that is not all of it, so that an ellipsis is to follow, for which there is room."
+  (let ((size 0) (end 0) (end-size 0))
+    (declare (type index size end end-size))
+    (dotimes (i (length message) (values (length message) size nil))
+      (when (<= (+ size 3) limit)
+        (setf end i
+              end-size size))
+      (incf size (status-char-octets message i))
+      (when (> size limit)
+        (return (values end end-size t))))))
+
+(define-hot write-status-char ((octets octets) (at index) (code (unsigned-byte 21))) index
+  "Write the character CODE, percent-encoded, into OCTETS at AT; return the position after it."
+  (flet ((write-octet (octet)
+           (setf (aref octets at) #x25
+                 (aref octets (+ at 1)) (hex-digit (ash octet -4))
+                 (aref octets (+ at 2)) (hex-digit (logand octet 15)))
+           (incf at 3))
+         (later (shift) (logior #x80 (ldb (byte 6 shift) code))))
+    ;; UTF-8 has no surrogates
+    (when (<= #xD800 code #xDFFF) (setf code #xFFFD))
+    (cond ((< code #x80) (write-octet code))
+          ((< code #x800) (write-octet (logior #xC0 (ash code -6))))
+          ((< code #x10000)
+           (write-octet (logior #xE0 (ash code -12)))
+           (write-octet (later 6)))
+          (t (write-octet (logior #xF0 (ash code -18)))
+             (write-octet (later 12))
+             (write-octet (later 6))))
+    (when (>= code #x80) (write-octet (later 0)))
+    at))
+
+(defun encode-status-message (message &optional (limit (ash 1 40)))
+  "Return the octets of grpc-message for the string MESSAGE: of its beginning and an ellipsis, if the
+whole would be longer than LIMIT octets. Blanks at its ends are encoded as well, since HTTP/2 allows
+none there (RFC 9113 section 8.2.1)."
+  (let ((message (coerce message 'simple-string)))
+    (multiple-value-bind (end size cut) (status-message-end message limit)
+      (let ((octets (make-octets (if (and cut (plusp end)) (+ size 3) size)))
+            (at 0))
+        (dotimes (i end)
+          (let ((code (char-code (schar message i))))
+            (cond ((= 1 (status-char-octets message i))
+                   (setf (aref octets at) code)
+                   (incf at))
+                  (t (setf at (write-status-char octets at code))))))
+        (fill octets (char-code #\.) :start at)
+        octets))))
 
 (defun decode-status-message (octets)
   "Return the string that grpc-message's OCTETS stand for. Never fails: broken escapes stay as they

@@ -2,9 +2,9 @@
 ;;;; writes, told when its octets come from the transport or have gone to it. So the core does not
 ;;;; know of them, and what was written but never sent is not told.
 ;;;;
-;;;; What is read begins with a frame, and is told as far as it is whole, since the rest comes
-;;;; again. What is written may end within a frame: how much of that is to come is kept, beside the
-;;;; link, since links that nobody traces should not pay for it.
+;;;; What is read is told frame by frame, each before the core takes it, once it is whole. What is
+;;;; written may end within a frame: how much of that is to come is kept, beside the link, since
+;;;; links that nobody traces should not pay for it.
 
 (in-package #:clgrpc.rpc)
 
@@ -23,13 +23,11 @@ if only a part of a frame's header has been written, with that.")
             ((and (tracing-p :http-keepalive) (equal frame "PING")) (tell :http-keepalive))))))
 
 (defun tap-input (link octets start end)
-  "Tell of the whole frames in OCTETS from START to END, which LINK has read."
+  "Tell of the first frame in OCTETS from START to END, which LINK has read, if it is whole."
   (let ((at (http2:skip-preface (link-http2 link) octets start end)))
-    (loop
-      (multiple-value-bind (plist length) (http2:describe-frame octets at end)
-        (unless (and plist (<= (+ at length) end)) (return))
-        (tell-frame link :frame-received plist)
-        (incf at length)))))
+    (multiple-value-bind (plist length) (http2:describe-frame octets at end)
+      (when (and plist (<= (+ at length) end))
+        (tell-frame link :frame-received plist)))))
 
 (defun tap-output (link octets start end)
   "Tell of the frames in OCTETS from START to END, which LINK has written, behind what it wrote

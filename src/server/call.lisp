@@ -36,10 +36,12 @@
 
 (define-hot run-call ((call server-call)) null
   "Have CALL's handler run where its method's do."
-  (if (runs-inline-p (the route (server-call-route call))
-                     (= 1 (hub-open (the hub (rpc:wire-call-endpoint call)))))
-      (loop:defer (wire-call-loop call) #'run-inline call)
-      (start-on-reserve call))
+  (cond ((runs-inline-p (the route (server-call-route call))
+                        (= 1 (hub-open (the hub (rpc:wire-call-endpoint call)))))
+         (loop:defer (wire-call-loop call) #'run-inline call))
+        ((output-waits-p (the link (wire-call-link call)))
+         (hold-up call))
+        (t (start-on-reserve call)))
   nil)
 
 (defun start-on-reserve (call)
@@ -144,7 +146,9 @@ longer. On the loop."
 (define-hot run-inline ((call server-call)) null
   "Run CALL's handler on the loop."
   (cond ((call-status call))            ; cancelled before it began
-        ((answers-wait-p (the link (wire-call-link call)))
+        ((rpc:overdue-p call) (rpc:deadline-passed call))
+        ((or (output-waits-p (the link (wire-call-link call)))
+             (answers-wait-p (the link (wire-call-link call))))
          (hold-up call))
         (t
          (setf (server-call-started call) (loop:event-loop-now (wire-call-loop call)))
@@ -166,6 +170,8 @@ longer. On the loop."
 
 (defun run-on-reserve-thread (call)
   (cond ((call-status call))            ; cancelled before it began
+        ((rpc:overdue-p call)
+         (loop:post (wire-call-loop call) (lambda () (rpc:deadline-passed call))))
         ((answers-wait-p (wire-call-link call))
          (loop:post (wire-call-loop call) (lambda ()
                                             ;; its ticket is used
@@ -313,6 +319,7 @@ sent: a handler may signal anything in its slots."
 
 (defun server-send-metadata (call metadata)
   "The operation SEND-METADATA. From any thread."
+  (check-metadata-size call metadata)
   (when (plusp (shiftf (rpc:wire-call-speech call)
                        (logior rpc:+begun+ (rpc:wire-call-speech call))))
     (misuse "The headers of ~A were sent before." call))

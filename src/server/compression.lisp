@@ -5,13 +5,22 @@
 
 (in-package #:clgrpc.server)
 
-(defun read-encoding (request value)
-  "Note in REQUEST that its messages may be compressed as VALUE, octets of grpc-encoding, says."
+(defun read-encoding (request field)
+  "Note in REQUEST that its messages may be compressed as FIELD, a grpc-encoding, says. What that is
+is found out once: an encoding, :identity, or the rejection of requests that have it."
+  (let ((memo (or (hpack:field-memo field)
+                  (setf (hpack:field-memo field) (encoding-memo (hpack:field-value field))))))
+    (cond ((consp memo)
+           (setf (request-incoming request) :unknown
+                 (request-rejection request) memo))
+          (t (setf (request-incoming request) (if (eq :identity memo) nil memo))))))
+
+(defun encoding-memo (value)
   (let ((encoding (rpc:parse-encoding value)))
-    (setf (request-incoming request) encoding)
-    (when (eq encoding :unknown)
-      (setf (request-rejection request)
-            (list :unimplemented (rpc:unknown-encoding-text value))))))
+    (case encoding
+      ((nil) :identity)
+      (:unknown (list :unimplemented (rpc:unknown-encoding-text value)))
+      (t encoding))))
 
 (defun begin-compression (call incoming default)
   "Give CALL its compression: INCOMING is an encoding, :unknown or nil, as its request said, DEFAULT

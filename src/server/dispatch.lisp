@@ -30,7 +30,7 @@
              always (= octet (char-code char)))))
 
 (define-hot read-request ((request request) (table route-table) (list hpack:field-list)) null
-  "Fill REQUEST from the fields of LIST."
+  "Fill REQUEST, which has its metadata, from the fields of LIST."
   (setf (request-table request) table
         (request-route request) nil
         (request-timeout request) nil
@@ -51,10 +51,9 @@
              (or (setf (request-timeout request) (rpc:parse-timeout (hpack:field-value field)))
                  (setf (request-rejection request) '(:internal "malformed grpc-timeout"))))
             ((= kind http2:+kind-grpc-encoding+)
-             (read-encoding request (hpack:field-value field)))
+             (read-encoding request field))
             ((= kind http2:+kind-grpc-accept-encoding+)
-             (setf (request-accepted request)
-                   (rpc:parse-accepted-encodings (hpack:field-value field)))))))
+             (setf (request-accepted request) (rpc:accepted-encodings field))))))
   (cond ((not (request-content-type request))
          (setf (request-rejection request)
                '(415 "This is a gRPC server: requests are POSTs, content-type application/grpc.")))
@@ -63,7 +62,13 @@
         ((request-rejection request))
         ((null (request-route request)))
         ((null (route-method (request-route request)))
-         (setf (request-rejection request) '(:unimplemented "unknown service or method"))))
+         (setf (request-rejection request) '(:unimplemented "unknown service or method")))
+        ((not (rpc:sound-metadata-p (request-fields request)))
+         (setf (request-rejection request)
+               '(:internal "metadata whose name ends in -bin is not base64")))
+        ((eql 0 (request-timeout request))
+         (setf (request-rejection request)
+               '(:deadline-exceeded "the deadline passed before the call came"))))
   nil)
 
 (define-hot request-of ((hub hub) (list hpack:field-list) (link link)) request
@@ -72,10 +77,10 @@
     (if (and (request-p memo) (eq (request-table memo) (hub-routes hub)))
         memo
         (let ((request (if (hpack:field-list-repeated-p list) (make-request) (hub-request hub))))
-          (read-request request (hub-routes hub) list)
           (setf (request-fields request) (rpc:list-custom-fields list (rpc:link-last-fields link))
-                (rpc:link-last-fields link) (request-fields request)
-                (hpack:field-list-memo list) request)
+                (rpc:link-last-fields link) (request-fields request))
+          (read-request request (hub-routes hub) list)
+          (setf (hpack:field-list-memo list) request)
           request))))
 
 (defun tell-begin (call)

@@ -97,13 +97,19 @@ one."
         +least-queued-octets+)))
 
 (define-hot answers-wait-p ((link link)) boolean
-  "True if so much waits for LINK's peer to take it that no more of its calls are to begin."
+  "True if so many answers wait for LINK's peer to take them that no more of its calls are to begin."
   (let* ((answers (rpc:link-answers link))
          (waiting (+ (if answers (the index (rpc:answers-coming answers)) 0)
                      (http2:accounting-queued-octets
                       (http2:connection-accounting (rpc:link-http2 link))))))
     (and (< +least-queued-octets+ waiting)
          (< (the index (queued-limit link)) waiting))))
+
+(define-hot output-waits-p ((link link)) boolean
+  "True if so much of LINK's output is not sent that no more of its calls are to begin: it may be
+header blocks, which no window holds back. On the loop."
+  (< (options-max-unsent-octets (rpc:link-options link))
+     (loop:connection-unsent (the loop:connection (rpc:link-socket link)))))
 
 (defun ensure-answers (link)
   "The ANSWERS of LINK. From any thread."
@@ -140,14 +146,14 @@ one."
         (setf (rpc:answers-held-up answers) (and left (cons left (last left))))))))
 
 (defmethod rpc:answers-left ((hub hub) link)
-  (unless (answers-wait-p link)
-    (loop:defer (link-loop link) #'start-held-up link)))
+  ;; what is unsent now may be sent in this turn
+  (loop:defer (link-loop link) #'start-held-up link))
 
 (defun start-held-up (link)
   "Start the call of LINK that was held up first, unless too much waits still, and later the next."
   (let* ((answers (rpc:link-answers link))
          (queue (rpc:answers-held-up answers)))
-    (when (and queue (not (answers-wait-p link)))
+    (when (and queue (not (answers-wait-p link)) (not (output-waits-p link)))
       (let ((call (pop (car queue))))
         (unless (car queue) (setf (rpc:answers-held-up answers) nil))
         (unless (call-status call) (run-call call))

@@ -2,6 +2,10 @@
 ;;;; that is not gRPC (gRPC over HTTP/2, "Responses"). Constant fields go into the peer's dynamic
 ;;;; table once, so that from the second call on the headers of a good answer are two octets and its
 ;;;; trailers one.
+;;;;
+;;;; No header list is larger than the client says it takes (SETTINGS_MAX_HEADER_LIST_SIZE), nor
+;;;; than we take: a status always goes out, and with it what there is room for. Flow control does
+;;;; not count header blocks, so nothing else would hold back what a handler makes of its input.
 
 (in-package #:clgrpc.server)
 
@@ -38,26 +42,78 @@
           (rpc:encode-metadata (rpc:extra-metadata extra) encoder buffer)))
       (http2:end-headers stream nil))))
 
+(defun header-list-limit (link)
+  "How large a header list may be that is sent on LINK. From any thread."
+  (min (http2:connection-peer-max-header-list (rpc:link-http2 link))
+       (options-max-header-list-octets (rpc:link-options link))))
+
+(defconstant +constant-octets+ 300
+  "More than :status, content-type, the two fields of compression and grpc-status take in a header
+list.")
+(defconstant +text-octets+ 8192
+  "The longest text that is sent, in octets of grpc-message: more than anybody reads.")
+(defconstant +kept-text-octets+ 1024
+  "So much of a text is sent rather than details or trailers.")
+
+(defun check-metadata-size (call metadata)
+  "Signal an RPC-ERROR if METADATA is more than CALL's client takes."
+  (let ((size (rpc:metadata-octets metadata))
+        (limit (header-list-limit (wire-call-link call))))
+    (when (> (+ size +constant-octets+) limit)
+      (error (rpc:make-rpc-error
+              :resource-exhausted :call call :ended-by :local
+              :message (format nil "metadata of ~D octets to send, the client takes header lists ~
+                                    of ~D" size limit))))))
+
+(define-hot write-status-code ((status symbol) (encoder hpack:encoder) (buffer buffer)) null
+  (hpack:encode-field encoder buffer
+                      (the hpack:field (svref **grpc-statuses**
+                                              (if (eq status :ok) 0 (rpc:status-code status))))
+                      (if (eq status :ok) :index :plain)))
+
 (define-hot write-status ((call server-call) (encoder hpack:encoder) (buffer buffer)) null
-  (let* ((status (call-status call))
-         (extra (call-extra call))
-         (outcome (and extra (rpc:extra-outcome extra))))
-    (hpack:encode-field encoder buffer
-                        (the hpack:field (svref **grpc-statuses**
-                                                (if (eq status :ok) 0 (rpc:status-code status))))
-                        (if (eq status :ok) :index :plain))
-    (when outcome
-      (when (plusp (length (rpc:outcome-message outcome)))
-        (hpack:encode-literal encoder buffer **grpc-message**
-                              (rpc:encode-status-message (rpc:outcome-message outcome)) :plain))
-      (when (rpc:outcome-details outcome)
-        (hpack:encode-literal encoder buffer **grpc-status-details**
-                              (ascii-octets (encode-base64 (rpc:outcome-details outcome)
-                                                           :padding nil))
-                              :plain)))
-    (when (and extra (rpc:extra-trailers extra))
-      (rpc:encode-metadata (rpc:extra-trailers extra) encoder buffer))
+  (let* ((extra (call-extra call))
+         (outcome (and extra (rpc:extra-outcome extra)))
+         (trailers (and extra (rpc:extra-trailers extra))))
+    (if (or outcome trailers)
+        (write-whole-status call outcome trailers encoder buffer)
+        (write-status-code (call-status call) encoder buffer))
     nil))
+
+(defun write-whole-status (call outcome trailers encoder buffer)
+  "Write the status of CALL, with OUTCOME's message and details and TRAILERS as far as there is
+room: a long text is cut, details or trailers for which there is none are left out."
+  (let* ((status (call-status call))
+         (text (if outcome (rpc:outcome-message outcome) ""))
+         (details (and outcome (rpc:outcome-details outcome)))
+         (left (max 0 (- (header-list-limit (wire-call-link call)) +constant-octets+)))
+         (kept (min left +kept-text-octets+ (length text)))
+         (left-out '()))
+    (flet ((fits-p (octets)
+             (and (<= octets (- left kept))
+                  (decf left octets))))
+      (unless (fits-p (rpc:metadata-octets trailers))
+        (push :trailers left-out)
+        (setf trailers '())
+        (when (eq :ok status)
+          (setf status :resource-exhausted
+                text "the call's trailers are larger than its client takes")))
+      (when details
+        (unless (fits-p (+ 32 (length **grpc-status-details**) (ceiling (* 4 (length details)) 3)))
+          (push :details left-out)
+          (setf details nil))))
+    (write-status-code status encoder buffer)
+    (let ((room (min +text-octets+ (- left 32 (length **grpc-message**)))))
+      (when (and (plusp (length text)) (plusp room))
+        (hpack:encode-literal encoder buffer **grpc-message**
+                              (rpc:encode-status-message text room) :plain)))
+    (when details
+      (hpack:encode-literal encoder buffer **grpc-status-details**
+                            (ascii-octets (encode-base64 details :padding nil)) :plain))
+    (rpc:encode-metadata trailers encoder buffer)
+    (when left-out
+      (log-event :warning :status-cut :method (rpc:call-path call) :peer (rpc:call-peer call)
+                                      :status (call-status call) :left-out left-out))))
 
 (define-hot write-trailers ((stream http2:stream)) null
   "Write the trailers of STREAM's call, which has ended, and so end the stream."
@@ -70,6 +126,7 @@
                    (write-headers-start stream call)))
       (write-status call encoder buffer)
       (http2:end-headers stream t))
+    (when (eq :ok (call-status call)) (http2:note-call-served (http2:stream-connection stream)))
     ;; the answer is whole, so the rest of the request is of no interest (RFC 9113 8.1)
     (unless (call-half-closed call) (http2:reset-stream stream http2:+no-error+))
     nil))

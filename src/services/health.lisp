@@ -113,7 +113,7 @@ From any thread."
 (defmethod health-methods:check ((service health-service) request &key)
   (let ((name (health:health-check-request-service request)))
     (answer (or (health-status service name)
-                (rpc:fail :not-found (format nil "the service ~A is not known" name))))))
+                (rpc:fail :not-found "the service is not known")))))
 
 (defmethod health-methods:list ((service health-service) request &key)
   (declare (ignore request))

@@ -72,6 +72,47 @@ each of *KINDS*, when a server begins with OPENING and answers as ANSWER says."
             do (check-answer name nil :unavailable
                              :opening opening :options '(:preface-timeout-seconds 0.2))))))
 
+(test what-speaks-no-http2-is-called-by-its-name
+  (with-log ()
+    (loop for (opening . wanted) in `((,(ascii-octets "HTTP/1.1 400 Bad Request") . "HTTP/1.1")
+                                      (,(octets-of 21 3 1 0 2 2 70 0 0 0) . "TLS"))
+          do (with-evil-server (address :opening opening) nil
+               (grpc:with-channel (channel address)
+                 (let ((text (princ-to-string (nth-value 1 (attempt :ask channel)))))
+                   (is (search (format nil "the peer speaks ~A" wanted) text) "~A" text)
+                   (is (not (search "perhaps" text)) "~A" text)))))))
+
+(test header-lists-that-are-too-large
+  "In one frame, in many, and as a short block that stands for a long list; in trailers as well."
+  (with-log ()
+    (let ((large (loop repeat 10 collect (list "x" (make-string 3000 :initial-element #\v)))))
+      (check-answer "headers" (apply #'answered-by-fields
+                                     (apply #'response-fields '("grpc-status" "0") large))
+                    :resource-exhausted)
+      (check-answer "trailers" (apply #'ok-and-then '("grpc-status" "0") large)
+                    :resource-exhausted)
+      (check-answer "bomb"
+                    (frames (id)
+                      `(:headers ,id ,(response-fields (first large)))
+                      `(:headers ,id ,(make-array 1000 :element-type 'octet :initial-element #xBE)
+                                 :end-stream))
+                    :resource-exhausted)
+      (check-answer "continuations"
+                    (lambda (id)
+                      (apply #'opening-octets `(:headers ,id ,(make-octets 16000) :open)
+                             (loop repeat 5
+                                   collect `(:continuation ,id ,(make-octets 16000) :open))))
+                    :resource-exhausted))))
+
+(test binary-metadata-of-a-server-that-is-none
+  (with-log ()
+    (check-answer "headers" (frames (id) `(:headers ,id ,(response-fields '("x-bin" "!!")))
+                              `(:data ,id ,(note-octets 1))
+                              `(:headers ,id (("grpc-status" "0")) :end-stream))
+                  :internal)
+    (check-answer "trailers" (ok-and-then '("grpc-status" "0") '("x-bin" "!!")) :internal)
+    (check-answer "of an error" (ok-and-then '("grpc-status" "5") '("x-bin" "!!")) :not-found)))
+
 (test statuses-of-http
   (with-log ()
     (loop for (code status) in '((204 :unknown) (301 :unknown) (400 :internal)

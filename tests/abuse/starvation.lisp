@@ -77,6 +77,43 @@ When those have been cancelled, or taken, they are."
       (with-attacker (decent address) (is-true (served-p decent)))
       (is (< (queued-octets server) 60000000) "~D octets queued" (queued-octets server)))))
 
+(defun unsent-octets (server)
+  "What the connections of SERVER, which has one loop, have in their output."
+  (let ((total 0))
+    (server::call-on-loops server
+                           (lambda (hub)
+                             (loop for link across (server::hub-links hub)
+                                   do (incf total (loop:connection-unsent
+                                                   (rpc:link-socket link))))))
+    total))
+
+(test errors-that-nobody-reads
+  "Header blocks need no window, so calls that fail at length are begun no more once so much is
+unsent; when it is read all get their status, wherever their handlers run."
+  (dolist (execution '(:inline :blocking))
+    (with-log ()
+      (with-victim (address :server server :watched nil
+                            :options (list :execution execution)
+                            :handlers (list :ask (lambda (note call)
+                                                   (if (< (number-of note) 10)
+                                                       (answer note call)
+                                                       (grpc:fail :aborted
+                                                                  (make-string 100000))))))
+        (with-attacker (attacker address)
+          (let* ((count 900) (endings 0) (most 0)
+                 (ids (loop repeat count
+                            collect (demand attacker "/lab.Bench/Ask" (note-octets 10)))))
+            (with-attacker (decent address)
+              (loop repeat 50
+                    do (is-true (served-p decent))
+                       (setf most (max most (unsent-octets server)))))
+            (is (< 100000 most 4000000) "~D octets were not sent." most)
+            (hear attacker (lambda (form)
+                             (and (eq :headers (first form))
+                                  (eq :aborted (ending-of form))
+                                  (= count (incf endings)))))
+            (is (= (length ids) endings))))))))
+
 (test streams-that-take-all-threads
   "A thousand streams whose handlers wait for window, on all threads there are."
   (with-victim (address)

@@ -153,6 +153,27 @@ next call finds the server that has come in its place."
           (is (= 7 (number-of (grpc:await (third futures)))))
           (is (= 7 (number-of (ask channel (note 1))))))))))
 
+(test reasons-of-goaways
+  "Calls that end with their connection say what its GOAWAY said, cut and printable."
+  (loop for (code debug seen) in `((,http2:+enhance-your-calm+ "too_many_pings" "too_many_pings")
+                                   (,http2:+internal-error+ ,(make-string 9000) "\\x00\"…")
+                                   (,http2:+internal-error+ "" "INTERNAL_ERROR"))
+        do (with-log ()
+             (with-raw-server (address)
+                 (lambda (peer exchange)
+                   (declare (ignore exchange))
+                   (http2:send-goaway (peer-http2 peer) code :last-stream-id 1001 :debug debug)
+                   (flush-peer peer)
+                   (setf (peer-closed peer) t))
+               (grpc:with-channel (channel address)
+                 (let ((text (princ-to-string (caught (ask channel (note 1) :timeout 20)))))
+                   (is (search "UNAVAILABLE" text))
+                   (is (search "GOAWAY" text))
+                   (is (search (http2:error-code-name code) text))
+                   (is (search seen text))
+                   (is (not (search "NO_ERROR" text)))
+                   (is (< (length text) 1000))))))))
+
 (test silent-peer
   "One that takes connections and says nothing: the attempt fails in time, nothing was sent."
   (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp)))

@@ -73,6 +73,10 @@
                  (,(plus '("transfer-encoding" "chunked")) . "transfer-encoding")
                  (,(plus '("upgrade" "h3")) . "upgrade")
                  (,(plus '("te" "gzip")) . "te other than trailers")
+                 (,(cons '(":authority" "a") (plus '("host" "b"))) . "another host")
+                 (,(cons '(":authority" "a") (plus '("host" "a") '("host" "ab")))
+                  . "the same host and another")
+                 (,(plus '("host" "a") '("host" "b"))  . "two hosts")
                  (,(without ":method") . "no method")
                  (,(without ":scheme") . "no scheme")
                  (,(without ":path") . "no path")
@@ -98,6 +102,8 @@
 (test well-formed-requests
   "These look odd and are right."
   (dolist (fields `((,@*good* ("te" "trailers"))
+                    (,@*good* ("host" "a"))
+                    ((":authority" "a.Example") ,@*good* ("host" "A.example"))
                     (,@*good* ("content-length" "0"))
                     (,@*good* ("content-length" "0") ("content-length" "0"))
                     (,@*good* ("a" ""))

@@ -47,13 +47,63 @@ with ENHANCE_YOUR_CALM; nil if it does not."
       (shake-hands)
       (is (= 21 (calmed-by 100 #'header-frame frame))))))
 
-(test cancelling-clients-are-borne
-  "Every second call is cancelled, for as long as the client likes."
-  (let ((*dialogue* (charged-server :max-reset-burst 20 :max-concurrent-streams 100000)))
+(defun calls-and-resets (count served)
+  "CALMED-BY for COUNT pairs of calls, of which the first gets an answer, a good one if SERVED, and
+the second is cancelled."
+  (let ((*dialogue* (charged-server :max-reset-burst 20)))
     (shake-hands)
-    (is (null (calmed-by 2000 (lambda (id) (header-frame (1- (* 2 id))))
-                         (lambda (id) (header-frame (1+ (* 2 id))))
-                         (lambda (id) `(:rst-stream ,(1+ (* 2 id)) :cancel)))))))
+    (loop for i from 1 to count
+          for id = (- (* 4 i) 3)
+          do (hears (header-frame id :end-stream))
+             (respond id :ok :end t)
+             (when served (h2:note-call-served (connection)))
+             (hears (header-frame (+ 2 id)) `(:rst-stream ,(+ 2 id) :cancel))
+             (flush)
+             (when (h2:connection-closed-p (connection)) (return i)))))
+
+(test cancelling-clients-are-borne
+  "Every second call is cancelled, for as long as the client likes, if the others are worth an
+answer."
+  (is (null (calls-and-resets 2000 t))))
+
+(test calls-that-are-not-served-pay-for-no-resets
+  (is (= 21 (calls-and-resets 2000 nil))))
+
+(test earned-resets-are-not-kept-for-ever
+  "Of those that a hundred calls have earned, as many as the burst are left, and the burst itself."
+  (let ((*dialogue* (charged-server :max-reset-burst 20)))
+    (shake-hands)
+    (dotimes (i 100) (h2:note-call-served (connection)))
+    (is (= 41 (calmed-by 100 #'header-frame (lambda (id) `(:rst-stream ,id :cancel)))))))
+
+(test goaways-and-interim-responses-are-charged
+  "A server's GOAWAYs, whatever they say, and 1xx responses after the first of a stream."
+  (flet ((calmed (frame)
+           (let ((*dialogue* (begin-dialogue :client '(:max-idle-frame-burst 20))))
+             (shake-hands)
+             (let ((id (request :post :end t)) (last 10001))
+               (flush)
+               (calmed-by 100 (lambda (i)
+                                (declare (ignore i))
+                                (funcall frame id (decf last 2))))))))
+    (is (<= 18 (or (calmed (lambda (id last)
+                             (declare (ignore id))
+                             `(:goaway ,last :no-error)))
+                   0)
+            22))
+    (is (<= 18 (or (calmed (lambda (id last)
+                             (declare (ignore last))
+                             `(:headers ,id ((":status" "103")))))
+                   0)
+            22)))
+  (let ((*dialogue* (begin-dialogue :client '(:max-idle-frame-burst 20 ))))
+    (shake-hands)
+    (is (null (loop repeat 100
+                    for id = (request :post :end t)
+                    do (hears `(:headers ,id ((":status" "103"))))
+                       (flush)
+                    thereis (h2:connection-closed-p (connection))))
+        "One interim response for each stream is not charged.")))
 
 (test idle-frames-end-the-connection
   (dolist (frame '((:settings) (:priority 1 3) (:ping-ack 7)))

@@ -31,3 +31,21 @@
     (is (= (+ 3 (length session))
            (h2:receive-octets (end-connection end) octets 3 (+ 3 (length session)) 0)))
     (is (not (h2:connection-closed-p (end-connection end))))))
+
+(test frames-by-and-by
+  "A session means the same if it is taken a few frames at a time; the position is that of a frame,
+and the second value says whether there may be another."
+  (let* ((octets (session-octets :server))
+         (whole (events-of octets '())))
+    (dolist (frames '(1 2 7))
+      (let ((*dialogue* (begin-dialogue :server '()))
+            (at 0) (rounds 0))
+        (loop
+          (multiple-value-bind (next more)
+              (h2:receive-octets (connection) octets at (length octets) 0 frames)
+            (incf rounds)
+            (setf at next)
+            (unless more (return))))
+        (is (= at (length octets)))
+        (is (<= (/ 10 frames) rounds))
+        (is (equalp whole (clgrpc.tests.dialogue:dialogue-events *dialogue*)))))))

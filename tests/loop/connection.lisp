@@ -119,6 +119,65 @@
     (check-frames (loop repeat 40 collect (random (expt 10 (1+ (random 5 random))) random))
                   (loop repeat 60 collect (1+ (random (expt 10 (1+ (random 5 random))) random))))))
 
+(defun one-frame-at-a-time (on-frame)
+  "A handler as FRAME-HANDLER makes, that leaves all frames but one for the next turn."
+  (let ((inner (clgrpc.loop::handler-input (frame-handler on-frame))))
+    (make-handler
+     :input (lambda (connection octets start end)
+              (let ((stop (if (<= (+ start 4) end)
+                              (min end (+ start 4 (u32be octets start)))
+                              end)))
+                (let ((consumed (funcall inner connection octets start stop)))
+                  (values consumed (and (> consumed start) (< consumed end)))))))))
+
+(test postponed-frames
+  "What an owner postpones comes again in the next turn, though nothing more is read; others have
+their turns meanwhile, and nothing is lost or comes in another order. Also while reading is stopped."
+  (with-loops (loop) ()
+    (let* ((frames (loop for i below 300 collect (pattern (mod (* i 37) 400))))
+           (got '()) (others 0) (at-most 0) (done (sb-thread:make-semaphore)) (turns '())
+           (handler (one-frame-at-a-time
+                     (lambda (connection frame)
+                       (push frame got)
+                       (push (event-loop-turns loop) turns)
+                       (when (= 100 (length got))
+                         (stop-reading connection)
+                         (post loop (lambda () (start-reading connection))))
+                       (when (= (length got) (length frames)) (sb-thread:signal-semaphore done)))))
+           (other (make-handler :input (lambda (connection octets start end)
+                                         (declare (ignore connection octets start))
+                                         (when (< (length got) (length frames))
+                                           (setf at-most (length got))
+                                           (incf others))
+                                         end)))
+           (subject nil)
+           (listener (listen-with (list loop)
+                                  (make-handler
+                                   :input (lambda (connection octets start end)
+                                            (funcall (clgrpc.loop::handler-input
+                                                      (connection-user connection))
+                                                     connection octets start end)))
+                                  :on-connection
+                                  (lambda (connection)
+                                    (setf (connection-user connection)
+                                          (if subject other handler)
+                                          subject (or subject connection))
+                                    (sb-thread:signal-semaphore done)))))
+      (with-clients (client) ((listener-address listener))
+        (is-true (await done))
+        (with-clients (bystander) ((listener-address listener))
+          (is-true (await done))
+          ;; both are ready in the same turn
+          (on-loop loop (lambda ()
+                          (client-send client (frames-as-octets frames))
+                          (client-send bystander (octets-of 1))))
+          (is-true (await done))
+          (is (equalp frames (reverse got)))
+          (is (= 1 others))
+          (is (< at-most 200) "The other was read after ~D frames." at-most)
+          (is (= (length turns) (length (remove-duplicates turns))) "one frame each turn")
+          (is (null (on-loop loop (lambda () (clgrpc.loop::connection-leftover subject))))))))))
+
 ;;; Output
 
 (defun transport-around (inner &key (read #'transport-read)

@@ -75,3 +75,23 @@ together in octets of its own length."
     (is (equal '(20000) (lengths 20000))))
   (is (= 1048591 (length (rpc::fresh-body 1048591 1048591))))
   (is (< 262144 (length (rpc::fresh-body 262145 1048591)))))
+
+(test parcels-are-taken-once
+  "Of two threads that receive on one call, which they must not, one gets the octets: the store would
+have them twice otherwise, and give them to two calls."
+  (dolist (length '(0 20000))
+    (let* ((octets (make-octets length))
+           (parcel (rpc::make-parcel octets length)))
+      (is (eq octets (rpc:parcel-taken parcel)))
+      (signals misuse (rpc:parcel-taken parcel))))
+  (loop repeat 200
+        do (let* ((parcel (rpc::make-parcel (make-octets 10) 10))
+                  (go (sb-thread:make-semaphore))
+                  (threads (loop repeat 2
+                                 collect (sb-thread:make-thread
+                                          (lambda ()
+                                            (sb-thread:wait-on-semaphore go)
+                                            (handler-case (progn (rpc:parcel-taken parcel) 1)
+                                              (misuse () 0)))))))
+             (sb-thread:signal-semaphore go 2)
+             (is (= 1 (reduce #'+ (mapcar #'sb-thread:join-thread threads)))))))

@@ -39,3 +39,16 @@ dropped."
     (let ((first (rpc:list-custom-fields list #())))
       (is (eq first (rpc:list-custom-fields list first)))
       (is (not (eq first (rpc:list-custom-fields list (subseq first 0 1))))))))
+
+(test binary-values-that-are-none
+  "Whether the binary values of metadata are base64 is known before anybody asks for them."
+  (flet ((sound-p (&rest pairs)
+           (rpc:sound-metadata-p (coerce (loop for (name value) in pairs
+                                               collect (hpack:string-field name value))
+                                         'vector))))
+    (is-true (sound-p))
+    (is-true (sound-p '("x" "!!!") '("-bin" "!!!") '("x-bins" "!!!") '("a-bin" "AQ")))
+    (dolist (value '("" "AQ==" "AQ" "AQ==,AgM" "AQ , AgM" "," "AQ,"))
+      (is-true (sound-p (list "k-bin" value)) "~S" value))
+    (dolist (value '("!" "A" "AQ=" "AQ,!" "=" "AQ== AQ" "AQ==AQ" "é"))
+      (is (not (sound-p '("a-bin" "AQ") (list "k-bin" value))) "~S" value))))

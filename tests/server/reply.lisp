@@ -83,10 +83,11 @@
       (multiple-value-bind (reply call) (ask channel (note 1) :metadata `(("x-large" . ,large)))
         (is (= 30000 (number-of reply)))
         (is (equal `(("x-large" . ,large)) (grpc:call-trailers call))))
-      (is (member (grpc:rpc-error-status
-                   (caught (ask channel (note 1)
-                                :metadata `(("x-large" . ,large) ("x-larger" . ,large)))))
-                  '(:resource-exhausted :internal)))
+      (let ((error (caught (ask channel (note 1)
+                                :metadata `(("x-large" . ,large) ("x-larger" . ,large))))))
+        (is (typep error 'grpc:resource-exhausted))
+        (is (eq :local (grpc:rpc-error-ended-by error)))
+        (is (not (grpc:rpc-error-sent-p error))))
       (is (= 0 (number-of (ask channel (note 1) :metadata '(("x-large" . "")))))))))
 
 (test wrong-metadata-is-misuse
@@ -234,3 +235,68 @@ HEADERS, 9 and the message for DATA, 9 + 1 for the trailers."
                                     (- (peer-received peer) before)))))
         (is (= (+ 9 2 9 (length message) 9 1) (car (last sizes))) "~S" sizes)
         (is (< (car (last sizes)) (first sizes)))))))
+
+;;; What a client takes
+
+(defun header-list-octets (fields)
+  (loop for (name . value) in fields
+        sum (+ 32 (length name) (length value))))
+
+(defun fail-at-length (note call)
+  "Fail with text, details and trailers as long as the number, the text and the body of NOTE say."
+  (setf (grpc:call-trailers call)
+        (and (plusp (length (lab:note-text note)))
+             `(("x-tail" . ,(make-string (parse-integer (lab:note-text note))
+                                         :initial-element #\t)))))
+  (if (minusp (number-of note))
+      (note 1)
+      (error (grpc:make-rpc-error
+              :not-found
+              :message (make-string (number-of note) :initial-element (code-char 233))
+              :details (and (plusp (length (lab:note-body note))) (lab:note-body note))))))
+
+(test ends-that-fit-into-what-the-client-takes
+  "Whatever a handler says, its status arrives: within SETTINGS_MAX_HEADER_LIST_SIZE of the client,
+and our own limit where that names none."
+  (with-log ()
+    (dolist (limit '(1024 4096 16384 1000000))
+      (with-probe (channel :server server) (:ask #'fail-at-length)
+        (declare (ignorable channel))
+        (with-raw-client (peer (grpc:server-address server) :max-header-list-octets limit)
+          (loop for (number tail body) in '((10 nil 0) (300 nil 0) (100000 nil 0) (100000 "500" 0)
+                                            (100000 nil 500) (10 "100000" 0) (10 nil 100000)
+                                            (100000 "100000" 100000) (50 "300" 300))
+                for exchange = (ask-raw peer "/lab.Bench/Ask"
+                                        :data (note-octets number :text (or tail "") :body body))
+                for fields = (exchange-headers exchange)
+                for message = (rpc:decode-status-message
+                               (ascii-octets (or (field-of "grpc-message" fields) "")))
+                do (is (eq :not-found (status-of exchange)))
+                   (is (<= (header-list-octets fields) (min limit 16384)))
+                   (is (plusp (length message)))
+                   (is (not (find (code-char #xFFFD) message)))
+                   (when (<= number 50)
+                     (is (= number (length message))))
+                   (when (and tail (string= tail "300") (< 1024 limit))
+                     (is-true (field-of "x-tail" fields))
+                     (is-true (field-of "grpc-status-details-bin" fields)))
+                   (when (equal tail "100000") (is (null (field-of "x-tail" fields))))
+                   (when (= body 100000)
+                     (is (null (field-of "grpc-status-details-bin" fields)))))
+          ;; the answer came, but not what belongs to it
+          (let ((exchange (ask-raw peer "/lab.Bench/Ask" :data (note-octets -1 :text "100000"))))
+            (is (eq :resource-exhausted (status-of exchange))))
+          (is (eq :ok (status-of (ask-raw peer "/lab.Bench/Ask"
+                                          :data (note-octets -1 :text "100"))))))))))
+
+(test metadata-that-the-client-does-not-take
+  "SEND-METADATA says so in the handler."
+  (with-log ()
+    (with-probe (channel :channel-options '(:max-header-list-octets 4096))
+        (:ask (lambda (note call)
+                (grpc:send-metadata call `(("x" . ,(make-string (number-of note)
+                                                                :initial-element #\x))))
+                (note 1)))
+      (is (= 1 (number-of (ask channel (note 3000)))))
+      (is (typep (caught (ask channel (note 5000))) 'grpc:resource-exhausted))
+      (is (= 1 (number-of (ask channel (note 3000))))))))

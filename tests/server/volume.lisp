@@ -96,12 +96,6 @@ message costs its own octets at each end that decodes it, not more."
       (is (plusp (stored-octets))))
     (clear-store)))
 
-(test parcels-are-taken-once
-  (let* ((octets (borrow-octets 40000))
-         (parcel (rpc::make-parcel octets 39000)))
-    (is (eq octets (rpc::parcel-taken parcel)))
-    (is (zerop (length (rpc::parcel-taken parcel))))))
-
 (test half-messages-are-bounded
   "A message that is put together takes little more than four times what has come of it."
   (let ((partial (rpc::make-partial))
