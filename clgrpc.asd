@@ -526,6 +526,7 @@
                (:file "dynamic")
                (:file "define")
                (:file "set")
+               (:file "linear")
                (:file "component")
                (:file "well-known")
                (:file "form")

@@ -15,7 +15,16 @@
 ;;; Files
 
 (defun lite-p (file)
-  (equal 3 (first (last (any-option-of file "optimize_for"))))) ; LITE_RUNTIME
+  (eql 3 (first (index-of file 'optimize-for)))) ; LITE_RUNTIME
+
+(defun optimize-for (file)
+  (last (any-option-of file "optimize_for")))
+
+(defun imported-directly (file)
+  "The files that FILE, which is being linked, imports itself, and not for options only."
+  (let ((names (name-set (file-descriptor-dependencies file))))
+    (remove-if-not (lambda (import) (gethash (descriptor-name import) names))
+                   (linker-imports *linker*))))
 
 (defun check-file-options (file)
   (when (file-descriptor-edition file)
@@ -25,15 +34,12 @@
       (complain file :edition "editions have the feature (pb.java).utf8_validation instead of ~
                                java_string_check_utf8")))
   (unless (lite-p file)
-    (dolist (import (linker-imports *linker*))
-      (when (and (member (descriptor-name import) (file-descriptor-dependencies file)
-                         :test #'string=)
-                 (lite-p import))
+    (let ((import (find-if #'lite-p (imported-directly file))))
+      (when import
         (complain (find (descriptor-name import) (file-descriptor-dependencies file)
                         :test #'string=)
                   :import "a file that is not for LITE_RUNTIME cannot import ~A, which is"
-                  (descriptor-name import))
-        (return))))
+                  (descriptor-name import)))))
   (when (proto3-p)
     (dolist (field (file-descriptor-extensions file)) (check-proto3-field field))
     (mapc #'check-proto3-message (file-descriptor-messages file)))
@@ -106,7 +112,7 @@ CUSTOM, with what json_name says."
 
 (defun check-extension-declarations (message)
   (let ((maximum (if (option-of message "message_set_wire_format") 2147483646 +maximum-number+))
-        (names '()))
+        (names (make-hash-table :test 'equal)))
     (dolist (range (message-descriptor-extension-ranges message))
       (when (> (extension-range-last range) maximum)
         (complain message :number "extension numbers are at most ~D" maximum))
@@ -115,13 +121,13 @@ CUSTOM, with what json_name says."
           (when (eql 1 (option-of range "verification"))
             (complain range :number "a range with declarations cannot be UNVERIFIED")
             (return))
-          (setf names (check-declarations range declarations names)))))))
+          (check-declarations range declarations names))))))
 
 (defun check-declarations (range declarations names)
-  "See that DECLARATIONS, of extensions in RANGE, are sound; NAMES are those of the ranges before.
-Return these with the new ones."
-  (let ((numbers '()))
-    (dolist (declaration declarations names)
+  "See that DECLARATIONS, of extensions in RANGE, are sound; NAMES, a table, has those of the ranges
+before and gets theirs."
+  (let ((numbers (make-hash-table)))
+    (dolist (declaration declarations)
       (flet ((value (name) (record-value declaration name))
              (refuse (control &rest arguments)
                (apply #'complain range :number control arguments)))
@@ -130,16 +136,16 @@ Return these with the new ones."
               (type (declared-text declaration "type")))
           (unless (number-in-range-p number range)
             (refuse "the range has no number ~D to declare" number))
-          (when (member number numbers) (refuse "the number ~D is declared twice" number))
-          (push number numbers)
+          (when (gethash number numbers) (refuse "the number ~D is declared twice" number))
+          (setf (gethash number numbers) t)
           (cond ((and (null full-name) (null type) (value "reserved")))
                 ((not (and full-name type))
                  (refuse "the declaration of ~D wants full_name and type" number))
-                ((member full-name names :test #'string=)
+                ((gethash full-name names)
                  (refuse "the extension ~A is declared twice" full-name)
-                 (return names))
+                 (return))
                 (t
-                 (push full-name names)
+                 (setf (gethash full-name names) t)
                  (dolist (name (list full-name type))
                    (unless (or (qualified-name-p name)
                                (and (eq name type) (scalar-type name)))
@@ -169,7 +175,7 @@ Return these with the new ones."
     (complain field :type "only a message field can be lazy"))
   (when (and (option-of field "packed") (not (and (repeated-p field) (packable-p field))))
     (complain field :type "only a repeated field of a number, bool or enum type can be packed"))
-  (when (first (last (any-option-of message "message_set_wire_format")))
+  (when (message-descriptor-message-set-p message)
     (check-message-set-field field))
   (when (and (field-descriptor-extendee field) (lite-p (linked-file))
              (let ((declared (raw-declared (descriptor-full-name message))))
@@ -263,14 +269,17 @@ Return these with the new ones."
        (find :string (message-descriptor-fields (field-message field))
              :key #'field-descriptor-type)))
 
+(defun declarations-by-number (range)
+  "A table of the declarations of extensions in RANGE, records, by number."
+  (index-by (lambda (record) (record-value record "number" 0))
+            (any-option-of range "declaration")))
+
 (defun check-declared (field message)
   "See that FIELD, an extension of MESSAGE, is what the declarations there, if any, promise."
   (let* ((number (field-descriptor-number field))
-         (range (find-if (lambda (range) (number-in-range-p number range))
-                         (message-descriptor-extension-ranges message)))
-         (declarations (any-option-of range "declaration"))
-         (mine (find number declarations :key (lambda (record)
-                                                (record-value record "number" 0))))
+         (range (extension-range-of message number))
+         (declarations (index-of range 'declarations-by-number))
+         (mine (gethash number declarations))
          (standard (let ((declared (raw-declared (descriptor-full-name message))))
                      (equal "google/protobuf/descriptor.proto"
                             (and declared (descriptor-name (declared-file declared)))))))
@@ -281,7 +290,7 @@ Return these with the new ones."
              (refuse "the number ~D is reserved by the declarations of ~A" number
                      (descriptor-full-name message)))
             (mine (check-declaration field mine #'refuse))
-            ((or declarations
+            ((or (plusp (hash-table-count declarations))
                  (eql 0 (first (last (any-option-of range "verification")))))
              (refuse "the extension range of ~A has no declaration of ~D"
                      (descriptor-full-name message) number))))))

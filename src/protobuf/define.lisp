@@ -180,7 +180,7 @@ ONEOF-ACCESSORS those of its oneofs."
           (message-type-sizer type) sizer
           (message-type-writer type) writer
           (message-type-reader type) reader
-          (message-type-message-set-p type) (message-set-p descriptor))
+          (message-type-message-set-p type) (message-descriptor-message-set-p descriptor))
     (fill **layout-cache** nil)
     (install-functions plan (sb-kernel:%instance-layout (funcall (the function maker))))
     (note-definition)
@@ -191,7 +191,9 @@ ONEOF-ACCESSORS those of its oneofs."
   "The form that defines what the file PATH declares. IMPORT-PATHS are relative to DIRECTORY, as
 PATH is; FOR-FILE: it is for another image. MORE-PLACES are directories to look in last."
   (cond ((and (not source) (eq t (built-in path))) `',path)
-        (t (expand-files (read-protos path import-paths source directory more-places) for-file))))
+        (t (expand-files (mapc #'assign-symbols
+                               (read-protos path import-paths source directory more-places))
+                         for-file))))
 
 (defun expand-files (files for-file)
   "The form that defines what FILES declare, fresh file descriptors, imports first."

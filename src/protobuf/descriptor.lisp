@@ -204,6 +204,19 @@ one) of DESCRIPTOR, as written, and true; nil and nil without it."
   "True if the boolean option NAME of DESCRIPTOR is set to true."
   (equal '(:identifier "true") (find-option descriptor name)))
 
+;;; Tables
+
+(defun index-by (key things &key (test 'eql))
+  "A table of THINGS by what KEY says of each; the first of several that are alike."
+  (let ((table (make-hash-table :test test)))
+    (dolist (thing things table)
+      (let ((value (funcall key thing)))
+        (unless (gethash value table) (setf (gethash value table) thing))))))
+
+(defun name-set (names)
+  (let ((table (make-hash-table :test 'equal)))
+    (dolist (name names table) (setf (gethash name table) t))))
+
 ;;; Walking
 
 (defun map-messages (function owner)

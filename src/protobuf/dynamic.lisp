@@ -113,15 +113,15 @@ entries."
   "Read a message of LAYOUT, TABLE of whose slots goes by number; nil to give up and read again."
   (declare (type octets octets) (type index at end))
   (let* ((message (enter-dynamic layout at reading))
-         (found (make-hash-table :test 'eq))
-         (cases '()) (order '()) (ranges '()))
+         (found (make-hash-table :test 'eq)) ; slot to GATHERED, oneof to its last slot
+         (order '()) (ranges '()))
     (flet ((gather (slot items)
              (let ((oneof (slot-oneof slot)))
                (when oneof
-                 (let ((other (getf cases oneof)))
+                 (let ((other (gethash oneof found)))
                    (when (and other (not (eq other slot)))
                      (setf (gathered-items (gethash other found)) '())))
-                 (setf (getf cases oneof) slot)))
+                 (setf (gethash oneof found) slot)))
              (let ((gathered (or (gethash slot found)
                                  (first (push (setf (gethash slot found) (make-gathered slot))
                                               order)))))
@@ -267,7 +267,10 @@ enum does not know the value, :again to give up and read again."
       (let ((slot (extension-field-slot field)))
         (settle-types pool (list slot))
         (setf (slot-item-p slot) (message-type-message-set-p type))
-        (replace-extension type nil slot)
+        (setf (gethash (slot-number slot)
+                       (or (message-type-extensions type)
+                           (setf (message-type-extensions type) (make-hash-table))))
+              slot)
         (setf (gethash (descriptor-full-name field) (type-pool-extensions pool)) slot)))))
 
 (defun make-type-pool (source)
@@ -285,7 +288,8 @@ the files do not fit together, MISUSE if a type is missing."
       (map-messages (lambda (message)
                       (let ((type (fresh-message-type (descriptor-full-name message))))
                         (setf (message-type-descriptor type) message
-                              (message-type-message-set-p type) (message-set-p message)
+                              (message-type-message-set-p type)
+                              (message-descriptor-message-set-p message)
                               (gethash (message-type-name type) (type-pool-messages pool)) type)))
                     file)
       (map-enums (lambda (enum)

@@ -57,9 +57,6 @@ message type), by number."
 
 ;;; The size of what a slot holds, and writing it
 
-(defun message-set-p (descriptor)
-  (option-true-p descriptor "message_set_wire_format"))
-
 (define-hot value-octets ((slot slot) (value t)) index
   "The size of one VALUE of SLOT without its tag."
   (case (slot-kind slot)
@@ -389,7 +386,7 @@ number."
   (let ((slot (field-slot field (constantly nil)))
         (extendee (find-descriptor (field-descriptor-extendee field))))
     (setf (slot-presence slot) :extension
-          (slot-item-p slot) (and extendee (message-set-p extendee)))
+          (slot-item-p slot) (and extendee (message-descriptor-message-set-p extendee)))
     slot))
 
 (defun replace-extension (type old new)
@@ -407,7 +404,7 @@ number."
   (flet ((facts (slot)
            (let ((field (slot-field slot)))
              (list* (field-descriptor-extendee field) (slot-item-p slot)
-                    (field-facts field '())))))
+                    (field-facts field nil)))))
     (and a b (equalp (facts a) (facts b)))))
 
 (defun install-extension (full-name symbol)

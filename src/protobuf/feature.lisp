@@ -44,19 +44,17 @@
 
 (defun feature-value-keyword (field number)
   "The keyword of the value NUMBER of the feature FIELD; nil for the unknown value."
-  (let ((value (find number (enum-descriptor-values
-                             (find-thing (field-descriptor-type-name field)))
-                     :key #'enum-value-descriptor-number)))
+  (let ((value (enum-value-numbered (find-thing (field-descriptor-type-name field)) number)))
     (and value (plusp number) (feature-keyword (descriptor-name value)))))
 
 (defun own-features (descriptor)
-  "The plist of the features that the options of DESCRIPTOR set."
+  "The plist of the features that the options of DESCRIPTOR set, each once."
   (let ((record (written-features descriptor)))
     (and record
-         (loop for (field . value) in (reverse (record-entries record))
+         (loop for (field . values) in (group-entries record)
                unless (field-descriptor-extendee field)
                  append (list (feature-keyword (descriptor-name field))
-                              (feature-value-keyword field value))))))
+                              (feature-value-keyword field (first (last values))))))))
 
 (defun resolve-own-features (descriptor inherited)
   "Give DESCRIPTOR its features: INHERITED and its own."
@@ -79,16 +77,17 @@ first and in the order in which protoc goes."
   (labels ((visit-enum (enum around)
              (funcall function enum around)
              (dolist (value (enum-descriptor-values enum)) (funcall function value enum)))
-           (visit-field (field message)
-             (funcall function field
-                      (or (find (field-descriptor-oneof field) (message-descriptor-oneofs message)
-                                :key #'descriptor-name :test #'equal)
-                          message)))
+           (visit-fields (message)
+             (let ((oneofs (index-by #'descriptor-name (message-descriptor-oneofs message)
+                                     :test 'equal)))
+               (dolist (field (message-descriptor-fields message))
+                 (funcall function field
+                          (gethash (field-descriptor-oneof field) oneofs message)))))
            (visit-message (message around)
              (funcall function message around)
              (dolist (enum (message-descriptor-enums message)) (visit-enum enum message))
              (dolist (oneof (message-descriptor-oneofs message)) (funcall function oneof message))
-             (dolist (field (message-descriptor-fields message)) (visit-field field message))
+             (visit-fields message)
              (dolist (inner (message-descriptor-messages message)) (visit-message inner message))
              (dolist (field (message-descriptor-extensions message))
                (funcall function field message))
@@ -149,9 +148,8 @@ it."
                                (check-feature-value descriptor field value))
                              (check-feature-support descriptor field)))))
            (check-feature-value (descriptor field number)
-             (let ((value (find number (enum-descriptor-values
-                                        (find-thing (field-descriptor-type-name field)))
-                                :key #'enum-value-descriptor-number)))
+             (let ((value (enum-value-numbered
+                           (find-thing (field-descriptor-type-name field)) number)))
                (when value (check-feature-support descriptor value)))))
     (map-inheriting (lambda (descriptor around)
                       (declare (ignore around))

@@ -100,9 +100,10 @@
 
 (defun field-forms (message)
   "The fields of MESSAGE and the messages inside it, in an order that keeps both orders."
-  (let ((inside (message-descriptor-messages message)) (forms '()))
+  (let ((inside (message-descriptor-messages message)) (entries (map-entries message))
+        (forms '()))
     (dolist (field (message-descriptor-fields message))
-      (let ((entry (and (field-descriptor-map-p field) (map-entry-of field inside))))
+      (let ((entry (map-entry-of field entries)))
         (cond ((and entry (plain-entry-p entry))
                (loop until (eq entry (first inside))
                      do (push (message-form (pop inside)) forms))
@@ -480,19 +481,17 @@ as an alist from paths to texts."
 an alist from paths, such as \"foo/bar.lisp\" for foo/bar.proto, to texts. Files that every image
 has are not among them. PATH is found, and its imports, as DEFINE-PROTO does; relative paths are
 meant from DIRECTORY. Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
-  (let ((fresh (read-protos path import-paths nil directory '())))
+  (let ((fresh (mapc #'assign-symbols (read-protos path import-paths nil directory '()))))
     (generated-files (with-imports (first (last fresh)) fresh))))
 
 (defun with-imports (file fresh)
   "FILE and all that it imports, directly or not, imports first; what every image has is left out.
 FRESH are those that are not registered."
-  (let ((all '()))
-    (labels ((visit (file)
-               (unless (member file all)
-                 (dolist (name (all-imports file))
-                   (unless (eq t (built-in name))
-                     (visit (or (find name fresh :key #'descriptor-name :test #'string=)
-                                (find-file-descriptor name)))))
-                 (pushnew file all))))
-      (visit file))
+  (let ((files (index-by #'descriptor-name fresh :test 'equal)) (all '()))
+    (flet ((file-of (name) (or (gethash name files) (find-file-descriptor name))))
+      (walk-imports (list (descriptor-name file))
+                    (lambda (name)
+                      (remove t (all-imports (file-of name)) :key #'built-in))
+                    (lambda (name) (push (file-of name) all))
+                    (lambda (name open) (declare (ignore name open)))))
     (nreverse all)))

@@ -321,7 +321,7 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
       (setf (descriptor-options range) (descriptor-options (first ranges))))
     (expect ";")
     (setf (message-descriptor-extension-ranges message)
-          (append (message-descriptor-extension-ranges message) ranges))))
+          (revappend ranges (message-descriptor-extension-ranges message)))))
 
 (defun parse-extend (owner scope)
   "Consume extend Name { fields }."
@@ -365,9 +365,9 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
 (defun parse-message-reserved (message)
   (multiple-value-bind (ranges names) (parse-reserved "a field number" nil)
     (setf (message-descriptor-reserved-ranges message)
-          (append (message-descriptor-reserved-ranges message) ranges)
+          (revappend ranges (message-descriptor-reserved-ranges message))
           (message-descriptor-reserved-names message)
-          (append (message-descriptor-reserved-names message) names))))
+          (revappend names (message-descriptor-reserved-names message)))))
 
 (defun parse-message-body (message)
   (do-block-statements ("the message") (parse-message-statement message))
@@ -396,7 +396,10 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
 (defun finish-lists (message)
   (reverse-places (message-descriptor-fields message) (message-descriptor-oneofs message)
                   (message-descriptor-messages message) (message-descriptor-enums message)
-                  (message-descriptor-extensions message) (descriptor-options message))
+                  (message-descriptor-extensions message) (descriptor-options message)
+                  (message-descriptor-extension-ranges message)
+                  (message-descriptor-reserved-ranges message)
+                  (message-descriptor-reserved-names message))
   (dolist (oneof (message-descriptor-oneofs message))
     (reverse-places (descriptor-options oneof))))
 
@@ -420,7 +423,8 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
     (note-place enum token scope)
     (setf (descriptor-comment enum) (statement-comment first (this-token)))
     (do-block-statements ("the enum") (parse-enum-statement enum scope))
-    (reverse-places (enum-descriptor-values enum) (descriptor-options enum))
+    (reverse-places (enum-descriptor-values enum) (descriptor-options enum)
+                    (enum-descriptor-reserved-ranges enum) (enum-descriptor-reserved-names enum))
     (check-aliases enum)
     enum))
 
@@ -444,9 +448,9 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
            (dolist (range ranges)
              (when (eq :max (cdr range)) (setf (cdr range) 2147483647)))
            (setf (enum-descriptor-reserved-ranges enum)
-                 (append (enum-descriptor-reserved-ranges enum) ranges)
+                 (revappend ranges (enum-descriptor-reserved-ranges enum))
                  (enum-descriptor-reserved-names enum)
-                 (append (enum-descriptor-reserved-names enum) names))))
+                 (revappend names (enum-descriptor-reserved-names enum)))))
         (t (parse-enum-value enum scope))))
 
 (defun parse-enum-value (enum scope)

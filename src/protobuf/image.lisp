@@ -43,25 +43,30 @@
   (1+ (position type *type-numbers*)))
 
 (defun synthetic-oneofs (message)
-  "The fields of MESSAGE that descriptor.proto puts in a oneof of their own, each with its name."
-  (let ((names (append (mapcar #'descriptor-name (message-descriptor-fields message))
-                       (mapcar #'descriptor-name (message-descriptor-oneofs message)))))
+  "The names of the oneofs that descriptor.proto has fields of MESSAGE be alone in, each with its
+field."
+  (let ((names (name-set (append (mapcar #'descriptor-name (message-descriptor-fields message))
+                                 (mapcar #'descriptor-name (message-descriptor-oneofs message))))))
     (loop for field in (message-descriptor-fields message)
           when (field-descriptor-proto3-optional-p field)
             collect (let* ((name (descriptor-name field))
                            (oneof (if (char= #\_ (char name 0)) name (format nil "_~A" name))))
-                      (loop while (member oneof names :test #'string=)
+                      (loop while (gethash oneof names)
                             do (setf oneof (format nil "X~A" oneof)))
-                      (push oneof names)
+                      (setf (gethash oneof names) t)
                       (cons field oneof)))))
 
-(defun oneof-index (field message synthetic)
-  "The index of the oneof of FIELD in MESSAGE, whose SYNTHETIC-ONEOFS come last; nil without one."
-  (let ((oneofs (message-descriptor-oneofs message)))
-    (if (field-descriptor-oneof field)
-        (position (field-descriptor-oneof field) oneofs :key #'descriptor-name :test #'string=)
-        (let ((position (position field synthetic :key #'car)))
-          (and position (+ (length oneofs) position))))))
+(defun oneof-indexes (message synthetic)
+  "A function from a field of MESSAGE to the index of its oneof, or nil; SYNTHETIC, the
+SYNTHETIC-ONEOFS, come last."
+  (let ((table (make-hash-table :test 'equal)) (fields (make-hash-table :test 'eq)) (index -1))
+    (dolist (oneof (message-descriptor-oneofs message))
+      (setf (gethash (descriptor-name oneof) table) (incf index)))
+    (loop for (field) in synthetic do (setf (gethash field fields) (incf index)))
+    (lambda (field)
+      (if (field-descriptor-oneof field)
+          (gethash (field-descriptor-oneof field) table)
+          (gethash field fields)))))
 
 (defun dump-field (field oneof-index)
   "Write the content of a FieldDescriptorProto."
@@ -91,10 +96,11 @@
 
 (defun dump-descriptor (message)
   "Write the content of a DescriptorProto."
-  (let ((synthetic (synthetic-oneofs message)))
+  (let* ((synthetic (synthetic-oneofs message))
+         (index (oneof-indexes message synthetic)))
     (dump-text 1 (descriptor-name message))
     (dump-each 2 (message-descriptor-fields message) (field)
-      (dump-field field (oneof-index field message synthetic)))
+      (dump-field field (values (funcall index field))))
     (dump-each 3 (message-descriptor-messages message) (inner) (dump-descriptor inner))
     (dump-each 4 (message-descriptor-enums message) (enum) (dump-enum enum))
     (dump-each 5 (message-descriptor-extension-ranges message) (range)
@@ -138,8 +144,11 @@
   (dump-options 3 service))
 
 (defun dump-imports (number names file)
-  (dolist (name names)
-    (dump-integer number (position name (file-descriptor-dependencies file) :test #'string=))))
+  (let ((places (make-hash-table :test 'equal)))
+    (loop for name in (file-descriptor-dependencies file)
+          for place from 0
+          do (setf (gethash name places) place))
+    (dolist (name names) (dump-integer number (gethash name places)))))
 
 (defun dump-file (file)
   "Write the content of a FileDescriptorProto."

@@ -172,43 +172,67 @@ one that is defined."
 
 ;;; Reading a file with its imports
 
+(defun walk-imports (names imports leave circle)
+  "Call LEAVE with each of NAMES and what it imports at any distance, imports first, each once. The
+function IMPORTS returns the names that a name imports; it is called when a name is come to. CIRCLE
+is called with a name that imports itself and the names on the way to that, the last one first."
+  (let ((states (make-hash-table :test 'equal)) ; name to :open or :left
+        (way (list (cons nil names))))          ; a name and what is left of its imports, each
+    (loop
+      (let ((step (first way)))
+        (cond ((rest step)
+               (let ((name (pop (rest step))))
+                 (case (gethash name states)
+                   ((nil)
+                    (setf (gethash name states) :open)
+                    (push (cons name (funcall imports name)) way))
+                   (:open (funcall circle name (mapcar #'first (butlast way)))))))
+              ((null (rest way)) (return))
+              (t
+               (pop way)
+               (setf (gethash (first step) states) :left)
+               (funcall leave (first step))))))))
+
 (defun load-protos (name text places)
   "Parse and link TEXT as the file NAME and every import that is not registered as it now reads.
-Return the fresh file descriptors, imports first."
-  (link-protos (parse-proto text name) text places))
+Return the fresh file descriptors with their symbols, imports first."
+  (mapc #'assign-symbols (link-protos (parse-proto text name) text places)))
 
 (defun link-protos (file text places)
-  "As LOAD-PROTOS, with FILE already parsed from TEXT."
-  (let ((files (make-hash-table :test 'equal)) (fresh '()) (open '()))
-    (labels ((link (file text)
-               (let ((name (descriptor-name file)))
-                 (setf (file-descriptor-fingerprint file) (hash-text text))
-                 (push file open)
-                 (link-file file #'import-file places)
-                 (pop open)
-                 (assign-symbols file)
-                 (setf (gethash name files) file)
-                 (push file fresh)
-                 file))
-             (import-file (name)
-               (when (find name open :key #'descriptor-name :test #'string=)
-                 (fail-on-circle name open))
-               (or (gethash name files)
-                   (setf (gethash name files) (new-file name))))
-             (new-file (name)
+  "As LOAD-PROTOS, with FILE already parsed from TEXT; the files get no symbols."
+  (let ((parsed (make-hash-table :test 'equal)) ; name to file and text, of what is not linked
+        (files (make-hash-table :test 'equal)) (world (make-world)) (fresh '()))
+    (labels ((read-import (name)
                (let* ((known (find-file-descriptor name))
                       (text (import-text name places)))
-                 (if (and known (or (null text)
-                                    (string= (hash-text text)
-                                             (file-descriptor-fingerprint known))))
-                     known
-                     (and text (link (parse-proto text name) text))))))
-      (link file text)
+                 (cond ((and known (or (null text)
+                                       (string= (hash-text text)
+                                                (file-descriptor-fingerprint known))))
+                        (setf (gethash name files) known))
+                       (text
+                        (setf (gethash name parsed) (cons (parse-proto text name) text))))))
+             (imports (name)
+               (let ((source (or (gethash name parsed)
+                                 (progn (read-import name) (gethash name parsed)))))
+                 (and source (all-imports (car source)))))
+             (link (name)
+               (destructuring-bind (&optional file . text) (gethash name parsed)
+                 (when file
+                   (setf (file-descriptor-fingerprint file) (hash-text text))
+                   (link-file file (lambda (name) (gethash name files)) places world)
+                   (setf (gethash name files) file)
+                   (push file fresh)))))
+      (setf (gethash (descriptor-name file) parsed) (cons file text))
+      (walk-imports (list (descriptor-name file)) #'imports #'link
+                    (lambda (name open)
+                      (fail-on-circle name (mapcar (lambda (name) (car (gethash name parsed)))
+                                                   open))))
       (nreverse fresh))))
 
 (defun read-protos (path import-paths source directory more-places)
   "The fresh file descriptors of the file PATH, whose text is SOURCE or read from the file, and of
-what it imports, imports first. See DEFINE-PROTO. MORE-PLACES are directories to look in last."
+what it imports, imports first; they have no symbols. See DEFINE-PROTO. MORE-PLACES are directories
+to look in last."
   (let* ((given (absolute-directories import-paths directory))
          (registered (absolute-directories *import-roots* *default-pathname-defaults*))
          (roots (append given registered))
@@ -234,9 +258,9 @@ what it imports, imports first. See DEFINE-PROTO. MORE-PLACES are directories to
 
 (defun read-proto-files (path &key import-paths (directory (source-directory)))
   "Return the file descriptors of the .proto file PATH and of what it imports, imports first and
-without what the image has; MAKE-TYPE-POOL takes them. Nothing is registered or compiled. PATH and
-its imports are found as DEFINE-PROTO finds them; relative paths are meant from DIRECTORY. Signal
-PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
+without what the image has; MAKE-TYPE-POOL takes them. Nothing is interned, registered or compiled.
+PATH and its imports are found as DEFINE-PROTO finds them; relative paths are meant from DIRECTORY.
+Signal PROTO-SYNTAX-ERROR, and MISUSE if there is no file PATH."
   (read-protos path import-paths nil directory '()))
 
 (defun direct-imports (truename)
@@ -249,15 +273,16 @@ source."
 (defun imported-files (truename places)
   "The truenames of all files that the file TRUENAME imports, directly or not, and that are found in
 PLACES; built-in files are not among them."
-  (let ((seen (list truename)))
-    (labels ((visit (file)
-               (dolist (name (direct-imports file))
-                 (let ((found (and (not (built-in name)) (find-proto name places))))
-                   (when (and found (not (member found seen :test #'equal)))
-                     (push found seen)
-                     (visit found))))))
-      (visit truename))
-    (rest (reverse seen))))
+  (let ((seen (make-hash-table :test 'equal)) (waiting (list truename)) (files '()))
+    (setf (gethash truename seen) t)
+    (loop while waiting
+          do (dolist (name (direct-imports (pop waiting)))
+               (let ((found (and (not (built-in name)) (find-proto name places))))
+                 (when (and found (not (gethash found seen)))
+                   (setf (gethash found seen) t)
+                   (push found files)
+                   (push found waiting)))))
+    (nreverse files)))
 
 (defun find-file (path places)
   "The truename of PATH in PLACES; signal MISUSE if it is in none."

@@ -10,10 +10,6 @@
 
 ;;; Declaring, with the checks that need no other declaration
 
-(defun ranges-overlap-p (a b)
-  "True if the ranges A and B, (first . last), have a number in common."
-  (and (<= (car a) (cdr b)) (<= (car b) (cdr a))))
-
 (defun bounds (range)
   "The (first . last) of RANGE, an extension range or such a pair already."
   (if (consp range) range (cons (extension-range-first range) (extension-range-last range))))
@@ -29,18 +25,75 @@
     (unless (and (<= first last) (or (null minimum) (< last 2147483647)))
       (complain range :number "the range ends before it begins"))))
 
-(defun check-overlaps (ranges)
-  (loop for (range . more) on ranges
-        do (dolist (other more)
-             (when (ranges-overlap-p (bounds range) (bounds other))
-               (complain range :number "the ranges ~D to ~D and ~D to ~D overlap"
-                         (car (bounds range)) (cdr (bounds range))
-                         (car (bounds other)) (cdr (bounds other)))))))
+(defstruct (span (:constructor make-span (first last range place reach)) (:copier nil))
+  "A RANGE from FIRST to LAST, one of a list in which it has the PLACE. REACH is the span, this one
+or before it in a vector, whose LAST is the greatest."
+  (first 0 :type integer)
+  (last 0 :type integer)
+  (range nil)
+  (place 0 :type index)
+  (reach nil :type (or null span)))
+
+(defun spans (ranges)
+  "The vector of the spans of RANGES, by their first numbers."
+  (let ((spans (sort (coerce (loop for range in ranges
+                                   for place from 0
+                                   for (first . last) = (bounds range)
+                                   collect (make-span first last range place nil))
+                             'simple-vector)
+                     #'< :key #'span-first))
+        (reach nil))
+    (loop for span across spans
+          do (when (or (null reach) (> (span-last span) (span-last reach))) (setf reach span))
+             (setf (span-reach span) reach))
+    spans))
+
+(defun span-in (spans first last)
+  "The one of SPANS that has a number from FIRST to LAST, or nil."
+  (let ((low 0) (high (length spans)))
+    ;; below LOW they begin at LAST or before it
+    (loop while (< low high)
+          do (let ((middle (floor (+ low high) 2)))
+               (if (<= (span-first (svref spans middle)) last)
+                   (setf low (1+ middle))
+                   (setf high middle))))
+    (let ((reach (and (plusp low) (span-reach (svref spans (1- low))))))
+      (and reach (<= first (span-last reach)) reach))))
+
+(defun overlaps (ranges)
+  "Pairs of spans of RANGES that have a number in common, by the place of the one that comes first
+in RANGES; each range that overlaps with another one is in a pair."
+  (let ((spans (spans ranges)))
+    (sort (loop for i from 1 below (length spans)
+                for span = (svref spans i)
+                for before = (span-reach (svref spans (1- i)))
+                when (<= (span-first span) (span-last before))
+                  collect (if (< (span-place span) (span-place before))
+                              (cons span before)
+                              (cons before span)))
+          #'< :key (lambda (pair) (span-place (car pair))))))
+
+(defun check-overlaps (ranges what)
+  (loop for (span . other) in (overlaps ranges)
+        do (complain (span-range span) :number "the ~A ~D to ~D and ~D to ~D overlap" what
+                     (span-first span) (span-last span) (span-first other) (span-last other))))
+
+(defun extension-spans (message)
+  (spans (message-descriptor-extension-ranges message)))
+
+(defun extension-range-of (message number)
+  "The extension range of MESSAGE, which is declared, that has NUMBER, or nil."
+  (let ((span (span-in (index-of message 'extension-spans) number number)))
+    (and span (span-range span))))
 
 (defun check-reserved-twice (descriptor names)
-  (loop for (name . before) on (reverse names)
-        when (member name before :test #'string=)
-          do (complain descriptor :name "the name \"~A\" is reserved twice" name)))
+  "Return the set of NAMES after seeing that none is there twice."
+  (let ((seen (make-hash-table :test 'equal)) (twice '()))
+    (dolist (name names)
+      (when (gethash name seen) (push name twice))
+      (setf (gethash name seen) t))
+    (dolist (name twice seen)
+      (complain descriptor :name "the name \"~A\" is reserved twice" name))))
 
 (defun declare-field (field &optional message)
   (when (and (field-descriptor-extendee field) (eq :required (field-descriptor-label field)))
@@ -62,37 +115,38 @@
   (dolist (range (message-descriptor-reserved-ranges message)) (check-range range 1 "reserved"))
   (mapc #'declare-message (message-descriptor-messages message))
   (declare-name message)
-  (check-overlaps (message-descriptor-reserved-ranges message))
-  (check-reserved-twice message (message-descriptor-reserved-names message))
-  (dolist (field (message-descriptor-fields message)) (check-field-is-free field message))
+  (check-overlaps (message-descriptor-reserved-ranges message) "ranges")
+  (check-fields-are-free message)
   (check-extension-ranges message))
 
-(defun check-field-is-free (field message)
-  "See that MESSAGE keeps neither the number nor the name of its FIELD from it."
-  (let ((number (field-descriptor-number field)))
-    (dolist (range (message-descriptor-extension-ranges message))
-      (when (number-in-range-p number range)
-        (complain range :number "the extension range has the number ~D of the field \"~A\"" number
-                  (descriptor-name field))))
-    (dolist (range (message-descriptor-reserved-ranges message))
-      (when (number-in-range-p number range)
-        (complain range :number "the number ~D of the field \"~A\" is reserved" number
-                  (descriptor-name field))))
-    (when (member (descriptor-name field) (message-descriptor-reserved-names message)
-                  :test #'string=)
-      (complain field :name "the name \"~A\" is reserved" (descriptor-name field)))))
+(defun check-fields-are-free (message)
+  "See that MESSAGE keeps neither the number nor the name of a field from it."
+  (let ((names (check-reserved-twice message (message-descriptor-reserved-names message)))
+        (reserved (spans (message-descriptor-reserved-ranges message))))
+    (dolist (field (message-descriptor-fields message))
+      (let* ((number (field-descriptor-number field))
+             (name (descriptor-name field))
+             (range (extension-range-of message number)))
+        (when range
+          (complain range :number "the extension range has the number ~D of the field \"~A\"" number
+                    name))
+        (let ((span (span-in reserved number number)))
+          (when span
+            (complain (span-range span) :number "the number ~D of the field \"~A\" is reserved"
+                      number name)))
+        (when (gethash name names)
+          (complain field :name "the name \"~A\" is reserved" name))))))
 
 (defun check-extension-ranges (message)
-  (loop for (range . more) on (message-descriptor-extension-ranges message)
-        do (dolist (reserved (message-descriptor-reserved-ranges message))
-             (when (ranges-overlap-p (bounds range) reserved)
-               (complain range :number "the extension range overlaps with the reserved ~D to ~D"
-                         (car reserved) (cdr reserved))))
-           (dolist (other more)
-             (when (ranges-overlap-p (bounds range) (bounds other))
-               (complain range :number "the extension ranges ~D to ~D and ~D to ~D overlap"
-                         (extension-range-first range) (extension-range-last range)
-                         (extension-range-first other) (extension-range-last other))))))
+  (let ((reserved (spans (message-descriptor-reserved-ranges message)))
+        (ranges (message-descriptor-extension-ranges message)))
+    (dolist (range ranges)
+      (destructuring-bind (first . last) (bounds range)
+        (let ((span (span-in reserved first last)))
+          (when span
+            (complain range :number "the extension range overlaps with the reserved ~D to ~D"
+                      (span-first span) (span-last span))))))
+    (check-overlaps ranges "extension ranges")))
 
 (defun declare-enum (enum)
   (unless (enum-descriptor-values enum)
@@ -100,18 +154,21 @@
   (dolist (value (enum-descriptor-values enum)) (declare-name value enum))
   (dolist (range (enum-descriptor-reserved-ranges enum)) (check-range range nil "reserved"))
   (declare-name enum)
-  (check-overlaps (enum-descriptor-reserved-ranges enum))
-  (check-reserved-twice enum (enum-descriptor-reserved-names enum))
-  (dolist (value (enum-descriptor-values enum))
-    (dolist (range (enum-descriptor-reserved-ranges enum))
-      (when (number-in-range-p (enum-value-descriptor-number value) range)
-        (complain range :number "the number ~D of the value \"~A\" is reserved"
-                  (enum-value-descriptor-number value) (descriptor-name value))))
-    (when (member (descriptor-name value) (enum-descriptor-reserved-names enum) :test #'string=)
-      (complain value :name "the name \"~A\" is reserved" (descriptor-name value)))))
+  (check-overlaps (enum-descriptor-reserved-ranges enum) "ranges")
+  (let ((names (check-reserved-twice enum (enum-descriptor-reserved-names enum)))
+        (reserved (spans (enum-descriptor-reserved-ranges enum))))
+    (dolist (value (enum-descriptor-values enum))
+      (let* ((number (enum-value-descriptor-number value))
+             (span (span-in reserved number number)))
+        (when span
+          (complain (span-range span) :number "the number ~D of the value \"~A\" is reserved" number
+                    (descriptor-name value)))
+        (when (gethash (descriptor-name value) names)
+          (complain value :name "the name \"~A\" is reserved" (descriptor-name value)))))))
 
 (defun declare-file (file)
   (unless (string= "" (file-descriptor-package file)) (check-package file))
+  (setf (gethash file (world-entered (linker-world *linker*))) t)
   (enter-package file t)
   (mapc #'declare-message (file-descriptor-messages file))
   (mapc #'declare-enum (file-descriptor-enums file))
@@ -162,8 +219,8 @@
     (when (and declared (check-visible declared field :extendee))
       (let ((message (declared-thing declared)) (number (field-descriptor-number field)))
         (setf (field-descriptor-extendee field) (descriptor-full-name message))
-        (unless (find-if (lambda (range) (number-in-range-p number range))
-                         (message-descriptor-extension-ranges message))
+        (know-extension field)
+        (unless (extension-range-of message number)
           (complain field :number "\"~A\" has no extension range with ~D"
                     (descriptor-full-name message) number))
         t))))
@@ -199,8 +256,7 @@
            (complain field :default "a message has no default"))
           ((message-descriptor-p type))
           (text
-           (let ((value (find text (enum-descriptor-values type) :key #'descriptor-name
-                                                                 :test #'string=)))
+           (let ((value (and (stringp text) (enum-value-named type text))))
              (if value
                  (setf (field-descriptor-default field) (enum-value-descriptor-number value))
                  (complain field :default "the default is no value of the enum ~A"
@@ -231,10 +287,10 @@
   (mapc #'resolve-message-names (message-descriptor-messages message))
   (dolist (field (message-descriptor-fields message)) (resolve-field field message))
   (dolist (field (message-descriptor-extensions message)) (resolve-field field nil))
-  (dolist (oneof (message-descriptor-oneofs message))
-    (unless (find (descriptor-name oneof) (message-descriptor-fields message)
-                  :key #'field-descriptor-oneof :test #'equal)
-      (complain oneof :name "a oneof has at least one field"))))
+  (let ((used (name-set (mapcar #'field-descriptor-oneof (message-descriptor-fields message)))))
+    (dolist (oneof (message-descriptor-oneofs message))
+      (unless (gethash (descriptor-name oneof) used)
+        (complain oneof :name "a oneof has at least one field")))))
 
 (defun resolve-method (method)
   (flet ((resolve (name kind)
@@ -315,13 +371,15 @@
 
 (defun check-imports (file find roots)
   "See that FIND knows every import of FILE and that none is there twice."
-  (loop for (name . before) on (reverse (all-imports file))
-        when (member name before :test #'string=)
-          do (complain name :import "the file \"~A\" is imported twice" name))
-  (dolist (name (all-imports file))
-    (unless (or (funcall find name)
-                (and (linker-read-p *linker*)
-                     (member name (file-descriptor-option-dependencies file) :test #'eq)))
+  (let ((seen (make-hash-table :test 'equal)) (twice '()))
+    (dolist (name (all-imports file))
+      (when (gethash name seen) (push name twice))
+      (setf (gethash name seen) t))
+    (dolist (name twice) (complain name :import "the file \"~A\" is imported twice" name)))
+  (dolist (name (if (linker-read-p *linker*)
+                    (file-descriptor-dependencies file) ; it may do without those for options
+                    (all-imports file)))
+    (unless (funcall find name)
       (complain name :import "the import \"~A\" is not found~@[ in ~{~A~^, ~}; :import-paths names ~
                               other directories~]"
                 name (mapcar #'sb-ext:native-namestring roots)))))
@@ -346,11 +404,11 @@
   (when (linker-problems *linker*) (explain-map-conflicts file))
   (fail-on-problems))
 
-(defun link-file (file find roots)
+(defun link-file (file find roots &optional (world (make-world)))
   "Resolve and check FILE, parsed from source, in place and return it. FIND maps the path of an
-import to its linked file descriptor, or nil; ROOTS are the directories in which it looks. Signal
-PROTO-SYNTAX-ERROR."
-  (let ((*linker* (make-linker :file file)))
+import to its linked file descriptor, or nil; ROOTS are the directories in which it looks; WORLD is
+that of the files linked before FILE. Signal PROTO-SYNTAX-ERROR."
+  (let ((*linker* (make-linker :file file :world world)))
     (resolve-imports file find roots)
     (start-records file)
     (interpret-options file nil)
@@ -364,10 +422,10 @@ PROTO-SYNTAX-ERROR."
     (setf (file-descriptor-places file) nil)
     file))
 
-(defun link-read-file (file find)
+(defun link-read-file (file find &optional (world (make-world)))
   "As LINK-FILE, with FILE read from octets: its options are interpreted already, and what sources
 may not say is not asked, since a set does not keep all that would allow it."
-  (let ((*linker* (make-linker :file file :read-p t)))
+  (let ((*linker* (make-linker :file file :world world :read-p t)))
     (resolve-imports file find '())
     (map-optioned (lambda (descriptor inside)
                     (declare (ignore inside))
@@ -404,16 +462,15 @@ and for descriptor.proto, methods with a block."
   "Say of each name that collides with a map's entry type that it does."
   (map-messages
    (lambda (message)
-     (dolist (entry (message-descriptor-messages message))
-       (when (message-descriptor-map-entry-p entry)
-         (let ((name (descriptor-name entry)))
-           (when (or (< 1 (count name (message-descriptor-messages message)
-                                 :key #'descriptor-name :test #'string=))
-                     (field-named message name)
-                     (find name (message-descriptor-enums message)
-                           :key #'descriptor-name :test #'string=)
-                     (find name (message-descriptor-oneofs message)
-                           :key #'descriptor-name :test #'string=))
-             (complain message :name "the entry type ~A of a map has the name of something else"
-                       name))))))
+     (let ((seen (make-hash-table :test 'equal)))
+       (dolist (descriptors (list (message-descriptor-messages message)
+                                  (message-descriptor-fields message)
+                                  (message-descriptor-enums message)
+                                  (message-descriptor-oneofs message)))
+         (dolist (descriptor descriptors) (incf (gethash (descriptor-name descriptor) seen 0))))
+       (dolist (entry (message-descriptor-messages message))
+         (when (and (message-descriptor-map-entry-p entry)
+                    (< 1 (gethash (descriptor-name entry) seen)))
+           (complain message :name "the entry type ~A of a map has the name of something else"
+                     (descriptor-name entry))))))
    file))

@@ -330,9 +330,11 @@ one, the tables serve all other numbers and the way back."
   "Give the enum TYPE the values of DESCRIPTOR. DESIGNATOR is a function from a value's name to what
 users call it, to be compared by TEST."
   (let* ((values (enum-descriptor-values descriptor))
+         ;; no vector that is long for few
+         (limit (min +dense-enum-limit+ (+ 16 (* 4 (length values)))))
          (dense (loop for value in values
                       for number = (enum-value-descriptor-number value)
-                      when (< -1 number +dense-enum-limit+) maximize (1+ number)))
+                      when (< -1 number limit) maximize (1+ number)))
          (keywords (make-array (or dense 0) :initial-element nil))
          (sparse (make-hash-table))
          (numbers (make-hash-table :test test)))
@@ -340,7 +342,7 @@ users call it, to be compared by TEST."
       (let ((keyword (funcall designator (descriptor-name value)))
             (number (enum-value-descriptor-number value)))
         (setf (gethash keyword numbers) number)
-        (if (< -1 number +dense-enum-limit+)
+        (if (< -1 number limit)
             (setf (svref keywords number) keyword)
             (setf (gethash number sparse) keyword))))
     (setf (enum-type-descriptor type) descriptor

@@ -68,23 +68,15 @@ its options' names are meant, in the order in which protoc interprets them."
   "The values of the standard option NAME of DESCRIPTOR, also of another file."
   (record-values (or (options-record descriptor)
                      (and (descriptor-source-option-octets descriptor)
-                          (read-options (descriptor-source-option-octets descriptor)
-                                        (options-type descriptor))))
+                          (index-of descriptor 'source-options)))
                  name))
+
+(defun source-options (descriptor)
+  (read-options (descriptor-source-option-octets descriptor) (options-type descriptor)))
 
 (defun read-options (octets type)
   "The record of the options message TYPE that OCTETS are."
   (read-record octets (find-thing type) #'field-numbered #'find-thing))
-
-(defun field-numbered (message number)
-  "The field of MESSAGE with NUMBER, or an extension of it that is known here; or nil."
-  (or (find number (message-descriptor-fields message) :key #'field-descriptor-number)
-      (loop for declared being the hash-values of (linker-names *linker*)
-            for thing = (declared-thing declared)
-            when (and (field-descriptor-p thing)
-                      (= number (field-descriptor-number thing))
-                      (equal (descriptor-full-name message) (field-descriptor-extendee thing)))
-              return thing)))
 
 ;;; Following the name of an option
 
@@ -111,7 +103,7 @@ its options' names are meant, in the order in which protoc interprets them."
       (loop for (part . more) on parts
             for field = (if (consp part)
                             (extension-in-sight (first part) inside message)
-                            (field-named message part))
+                            (field-inside message part))
             do (cond ((or (null field) (equal part "uninterpreted_option"))
                       (refuse-unknown-option option message part))
                      ((and (equal "features" (first parts)) (of-this-file-p field))
@@ -144,10 +136,9 @@ its options' names are meant, in the order in which protoc interprets them."
 
 (defun path-set-p (record path)
   "True if the field that PATH leads to is set in RECORD."
-  (loop for (field . value) in (record-entries record)
-          thereis (and (eq field (first path))
-                       (or (null (rest path))
-                           (and (record-p value) (path-set-p value (rest path)))))))
+  (loop for value in (field-values record (first path))
+          thereis (or (null (rest path))
+                      (and (record-p value) (path-set-p value (rest path))))))
 
 (defun interpret-option (option descriptor inside)
   "Add to the record of DESCRIPTOR what OPTION means. Return true unless it is wrong."
@@ -219,8 +210,7 @@ its options' names are meant, in the order in which protoc interprets them."
 
 (defun constant-enum (field word)
   (let* ((enum (find-thing (field-descriptor-type-name field)))
-         (value (and word (find word (enum-descriptor-values enum) :key #'descriptor-name
-                                                                   :test #'string=))))
+         (value (and word (enum-value-named enum word))))
     (if value
         (enum-value-descriptor-number value)
         (wrong-value "\"~A\" wants a value of the enum ~A" (descriptor-full-name field)
@@ -256,14 +246,17 @@ its options' names are meant, in the order in which protoc interprets them."
            (or (extension-in-sight (first name) (format nil "~A.field" full-name) message)
                (message-set-extension (first name) message)
                (wrong-value "there is no extension \"~A\" of ~A in sight" (first name) full-name)))
-          ((field-named message name))
-          ((let ((field (field-named message (string-downcase name))))
+          ((field-inside message name))
+          ((let ((field (field-inside message (string-downcase name))))
              (and field
                   (field-descriptor-delimited-p field)
                   (equal name (descriptor-name (field-message field)))
                   field)))
-          ((member name (message-descriptor-reserved-names message) :test #'string=) nil)
+          ((gethash name (index-of message 'reserved-name-set)) nil)
           (t (wrong-value "~A has no field \"~A\"" full-name name)))))
+
+(defun reserved-name-set (message)
+  (name-set (message-descriptor-reserved-names message)))
 
 (defun message-set-extension (name message)
   "The extension of the message set MESSAGE that the message type NAME declares for itself."
@@ -289,13 +282,18 @@ its options' names are meant, in the order in which protoc interprets them."
            (add-entry record field (text-constant field value))))))
 
 (defun check-unset (record field)
-  (loop for (other) in (record-entries record)
-        do (when (eq other field)
-             (wrong-value "\"~A\" is set twice" (descriptor-full-name field)))
-           (when (and (field-descriptor-oneof field) (null (field-descriptor-extendee other))
-                      (equal (field-descriptor-oneof field) (field-descriptor-oneof other)))
-             (wrong-value "\"~A\" and \"~A\" are of one oneof" (descriptor-full-name other)
-                          (descriptor-full-name field)))))
+  "See that FIELD, which is about to be set, can be set in RECORD."
+  (let ((oneof (field-descriptor-oneof field)))
+    (when (field-values record field)
+      (wrong-value "\"~A\" is set twice" (descriptor-full-name field)))
+    (when (and oneof (null (field-descriptor-extendee field)))
+      (let* ((oneofs (or (record-oneofs record)
+                         (setf (record-oneofs record) (make-hash-table :test 'equal))))
+             (other (gethash oneof oneofs)))
+        (when other
+          (wrong-value "\"~A\" and \"~A\" are of one oneof" (descriptor-full-name other)
+                       (descriptor-full-name field)))
+        (setf (gethash oneof oneofs) field)))))
 
 (defun text-constant (field value)
   "The value of FIELD that VALUE stands for in text format, which takes more than an option does."
@@ -316,7 +314,7 @@ its options' names are meant, in the order in which protoc interprets them."
   (let ((enum (find-thing (field-descriptor-type-name field))))
     (if (and (typep number '(signed-byte 32))
              (or (not (enum-descriptor-closed-p enum))
-                 (find number (enum-descriptor-values enum) :key #'enum-value-descriptor-number)))
+                 (enum-value-numbered enum number)))
         number
         (wrong-value "~A has no value ~D" (descriptor-full-name enum) number))))
 
@@ -336,17 +334,20 @@ its options' names are meant, in the order in which protoc interprets them."
     (let ((inner (aggregate-record type (rest value))))
       (check-complete inner)
       (flet ((add (name octets)
-               (let ((field (field-named message name)))
+               (let ((field (field-inside message name)))
                  (check-unset record field)
                  (add-entry record field octets))))
         (add "type_url" (string-octets url))
         (add "value" (record-octets inner :canonical))))))
 
+(defun required-fields (message)
+  (remove :required (message-descriptor-fields message) :key #'field-descriptor-presence
+                                                        :test-not #'eq))
+
 (defun check-complete (record)
   "See that RECORD and the messages in it have their required fields."
-  (dolist (field (message-descriptor-fields (record-message record)))
-    (when (and (eq :required (field-descriptor-presence field))
-               (not (find field (record-entries record) :key #'first)))
+  (dolist (field (index-of (record-message record) 'required-fields))
+    (unless (field-values record field)
       (wrong-value "the required field \"~A\" is missing" (descriptor-full-name field))))
   (loop for (nil . value) in (record-entries record)
         when (record-p value) do (check-complete value)))

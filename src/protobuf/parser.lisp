@@ -94,9 +94,13 @@
 (defun expect-string (&optional (what "a string"))
   "Consume adjacent strings, return their octets joined."
   (let ((octets (expect-kind :string what)))
-    (loop while (eq :string (token-kind (this-token)))
-          do (setf octets (concatenate 'octets octets (token-value (next)))))
-    octets))
+    (if (eq :string (token-kind (this-token)))
+        (let ((buffer (make-buffer)))
+          (append-octets buffer octets)
+          (loop while (eq :string (token-kind (this-token)))
+                do (append-octets buffer (token-value (next))))
+          (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer)))
+        octets)))
 
 (defun expect-text (&optional (what "a string"))
   "Consume adjacent strings that are together UTF-8; return them as a string."

@@ -99,9 +99,9 @@
     (format nil "~16,'0X" hash)))
 
 (defun field-facts (field entries)
-  "All that layout and coders of a message, JSON's too, depend on in FIELD. ENTRIES are the map
-entry types around."
-  (let ((entry (and (field-descriptor-map-p field) (map-entry-of field entries))))
+  "All that layout and coders of a message, JSON's too, depend on in FIELD. ENTRIES are the
+MAP-ENTRIES around."
+  (let ((entry (map-entry-of field entries)))
     (list (field-descriptor-number field) (descriptor-name field) (field-descriptor-type field)
           (field-descriptor-type-name field) (field-descriptor-presence field)
           (field-descriptor-oneof field) (field-descriptor-packed-p field)
@@ -109,7 +109,7 @@ entry types around."
           (field-descriptor-unchecked-p field) (field-descriptor-json-name field)
           (let ((default (field-descriptor-default field)))
             (if (floatp default) (multiple-value-list (float-key default)) default))
-          (and entry (mapcar (lambda (field) (field-facts field '()))
+          (and entry (mapcar (lambda (field) (field-facts field nil))
                              (message-descriptor-fields entry))))))
 
 (defun float-key (value)
@@ -124,13 +124,22 @@ entry types around."
   (with-standard-io-syntax
     (hash-text (prin1-to-string
                 (list* +representation+ (descriptor-full-name message)
-                       (loop for field in (message-descriptor-fields message)
-                             collect (field-facts field (message-descriptor-messages message))))))))
+                       (loop with entries = (map-entries message)
+                             for field in (message-descriptor-fields message)
+                             collect (field-facts field entries)))))))
 
 ;;; Slots
 
-(defun map-entry-of (field messages)
-  (find (field-descriptor-type-name field) messages :key #'descriptor-full-name :test #'string=))
+(defun map-entries (message)
+  "A table of the entry types of the maps of MESSAGE by full name."
+  (index-by #'descriptor-full-name
+            (remove-if-not #'message-descriptor-map-entry-p (message-descriptor-messages message))
+            :test 'equal))
+
+(defun map-entry-of (field entries)
+  "The entry type of FIELD, one of ENTRIES, or nil if it is no map."
+  (and (field-descriptor-map-p field)
+       (values (gethash (field-descriptor-type-name field) entries))))
 
 (defun field-kind (field)
   (if (eq :group (field-descriptor-type field)) :message (field-descriptor-type field)))
@@ -149,51 +158,61 @@ entry types around."
                :default (default-of kind field)
                :place (funcall place (lisp-name (descriptor-name field))))))
 
-(defun make-distinct (slot plan place)
-  "Give SLOT a name and place of its own if one before it in PLAN has the same, as fooBar and
-foo_bar do."
-  (flet ((same-p (name) (string= name (slot-name slot))))
-    (when (find-if #'same-p (plan-slots plan) :key #'slot-name)
-      (setf (slot-name slot) (format nil "~A-~D" (slot-name slot) (slot-number slot))
-            (slot-place slot) (funcall place (slot-name slot))))
-    (when (find-if #'same-p (plan-oneofs plan) :key #'oneof-slot-name)
-      (setf (slot-place slot) (funcall place (format nil "~A-~D" (slot-name slot)
-                                                     (slot-number slot)))))))
+(defstruct (layout-state (:conc-name state-) (:copier nil))
+  "What is known of a PLAN while its slots are made."
+  (plan nil :type plan)
+  (place nil :type function)            ; from a name to a place
+  (names (make-hash-table :test 'equal) :type hash-table) ; of the slots so far
+  (oneof-names (make-hash-table :test 'equal) :type hash-table)
+  (oneofs (make-hash-table :test 'equal) :type hash-table) ; by the names in the .proto file
+  (entries nil :type hash-table)        ; see MAP-ENTRIES
+  (bit-count 0 :type index)
+  (word nil :type (or symbol index)))   ; of the last bit
 
-(defun add-presence (slot plan place)
-  "Decide how SLOT knows whether it is present; it may take a bit of PLAN."
+(defun state-place-of (state name)
+  (funcall (state-place state) name))
+
+(defun make-distinct (slot state)
+  "Give SLOT a name and place of its own if one before it has the same, as fooBar and foo_bar do."
+  (when (gethash (slot-name slot) (state-names state))
+    (setf (slot-name slot) (format nil "~A-~D" (slot-name slot) (slot-number slot))
+          (slot-place slot) (state-place-of state (slot-name slot))))
+  (setf (gethash (slot-name slot) (state-names state)) t)
+  (when (gethash (slot-name slot) (state-oneof-names state))
+    (setf (slot-place slot) (state-place-of state (format nil "~A-~D" (slot-name slot)
+                                                          (slot-number slot))))))
+
+(defun add-presence (slot state)
+  "Decide how SLOT knows whether it is present; it may take a bit."
   (let ((field (slot-field slot)))
     (setf (slot-presence slot)
           (cond ((not (eq :singular (slot-label slot))) :elements)
                 ((field-descriptor-oneof field)
-                 (let ((oneof (find (field-descriptor-oneof field) (plan-oneofs plan)
-                                    :key (lambda (oneof)
-                                           (descriptor-name (oneof-slot-descriptor oneof)))
-                                    :test #'string=)))
-                   (setf (slot-oneof slot) oneof
-                         (oneof-slot-slots oneof) (append (oneof-slot-slots oneof) (list slot))))
+                 (let ((oneof (gethash (field-descriptor-oneof field) (state-oneofs state))))
+                   (setf (slot-oneof slot) oneof)
+                   (push slot (oneof-slot-slots oneof)))
                  :oneof)
                 ((eq :message (slot-kind slot)) :value)
                 ((eq :implicit (field-descriptor-presence field)) :implicit)
-                (t (take-bit slot plan place) :bit)))))
+                (t (take-bit slot state) :bit)))))
 
 (defconstant +bits-per-word+ 60
   "How many presence bits one word of a message holds.")
 
-(defun take-bit (slot plan place)
-  (let ((used (count :bit (plan-slots plan) :key #'slot-presence)))
-    (multiple-value-bind (word bit) (floor used +bits-per-word+)
-      (when (zerop bit)
-        (setf (plan-bits plan)
-              (append (plan-bits plan) (list (funcall place (format nil "+BITS-~D" word))))))
-      (setf (slot-bits slot) (nth word (plan-bits plan))
-            (slot-bit slot) bit))))
+(defun take-bit (slot state)
+  (multiple-value-bind (word bit) (floor (state-bit-count state) +bits-per-word+)
+    (when (zerop bit)
+      (setf (state-word state) (state-place-of state (format nil "+BITS-~D" word)))
+      (push (state-word state) (plan-bits (state-plan state))))
+    (incf (state-bit-count state))
+    (setf (slot-bits slot) (state-word state)
+          (slot-bit slot) bit)))
 
-(defun add-map (slot entries)
+(defun add-map (slot state)
   "Make SLOT a map if its field is one."
-  (let ((field (slot-field slot)))
-    (when (field-descriptor-map-p field)
-      (destructuring-bind (key value) (message-descriptor-fields (map-entry-of field entries))
+  (let ((entry (map-entry-of (slot-field slot) (state-entries state))))
+    (when entry
+      (destructuring-bind (key value) (message-descriptor-fields entry)
         (setf (slot-label slot) :map
               (slot-entry-key slot) (field-slot key #'make-symbol)
               (slot-entry-value slot) (field-slot value #'make-symbol))))))
@@ -217,19 +236,28 @@ foo_bar do."
     (flet ((place (name) (intern (format nil "%~A.~A" base name) package)))
       (add-fields plan #'place))))
 
+(defun add-oneofs (state)
+  (dolist (oneof (message-descriptor-oneofs (plan-message (state-plan state))))
+    (let* ((name (lisp-name (descriptor-name oneof)))
+           (slot (make-oneof-slot :name name :descriptor oneof
+                                  :case (state-place-of state (format nil "+CASE-~A" name))
+                                  :value (state-place-of state name))))
+      (setf (gethash name (state-oneof-names state)) t
+            (gethash (descriptor-name oneof) (state-oneofs state)) slot)
+      (push slot (plan-oneofs (state-plan state))))))
+
 (defun add-fields (plan place)
   "Give PLAN the slots and oneofs of its message, each at what PLACE makes of a name. Return PLAN."
-  (let ((message (plan-message plan)))
-    (setf (plan-oneofs plan)
-          (loop for oneof in (message-descriptor-oneofs message)
-                for name = (lisp-name (descriptor-name oneof))
-                collect (make-oneof-slot :name name :descriptor oneof
-                                         :case (funcall place (format nil "+CASE-~A" name))
-                                         :value (funcall place name))))
-    (dolist (field (message-descriptor-fields message) plan)
+  (let* ((message (plan-message plan))
+         (state (make-layout-state :plan plan :place place :entries (map-entries message))))
+    (add-oneofs state)
+    (dolist (field (message-descriptor-fields message))
       (let ((slot (field-slot field place)))
-        (make-distinct slot plan place)
-        (add-map slot (message-descriptor-messages message))
+        (make-distinct slot state)
+        (add-map slot state)
         (add-size slot place)
-        (add-presence slot plan place)
-        (setf (plan-slots plan) (append (plan-slots plan) (list slot)))))))
+        (add-presence slot state)
+        (push slot (plan-slots plan))))
+    (reverse-places (plan-oneofs plan) (plan-slots plan) (plan-bits plan))
+    (dolist (oneof (plan-oneofs plan) plan)
+      (reverse-places (oneof-slot-slots oneof)))))

@@ -1,7 +1,12 @@
-;;;; The names a file sees while it is linked, and the errors that are found. Every name declared in
-;;;; the file and in all that it imports, at any distance, is known; a name is in sight if its file
-;;;; is imported, or is imported publicly by one that is. Name resolution is C++'s: the innermost
-;;;; scope that has the first part of a name decides (protobuf language specification).
+;;;; The names a file sees while it is linked, and the errors that are found. Files that are linked
+;;;; together share a WORLD: every name declared in one of them, and in what they import at any
+;;;; distance, is entered once. A name is in sight if its file is imported, or is imported publicly
+;;;; by one that is. Name resolution is C++'s: the innermost scope that has the first part of a name
+;;;; decides (protobuf language specification).
+;;;;
+;;;; Descriptors come from peers too, so the work here and in what stands on it is linear in their
+;;;; octets: what is looked up often has an index in the world, and nothing recurses as deep as
+;;;; imports go.
 ;;;;
 ;;;; Errors are collected in the order in which protoc reports them; the first is signalled with the
 ;;;; others in it.
@@ -15,15 +20,34 @@ message, of an enum value its enum."
   (file nil :type (or null file-descriptor))
   (owner nil))
 
+(defconstant +longest-name+ 512
+  "The characters that a full name may have in files read from octets. What is nested repeats the
+names around it.")
+
+(defconstant +most-imports-in-sight+ 1000000
+  "The files that all files linked together may have in sight, counted for each. Bounds the work for
+public imports, of which N can put N × N files in sight.")
+
+(defstruct (world (:copier nil))
+  "What the files that are linked together share."
+  (names (make-hash-table :test 'equal) :type hash-table) ; full name to DECLARED
+  (entered (make-hash-table :test 'eq) :type hash-table)  ; the files whose names are in NAMES
+  (extensions (make-hash-table :test 'equal) :type hash-table) ; extendee to fields by number
+  (indexes (make-hash-table :test 'eq) :type hash-table)  ; descriptor to plist; see INDEX-OF
+  (reach +most-imports-in-sight+ :type fixnum)) ; imports that may still come in sight
+
 (defstruct (linker (:copier nil))
   "READ-P: the file comes from a descriptor set. HIDDEN and NEAREST tell of the last failed lookup:
 the file that has the name but is not imported, and the name in the scope that decided."
   (file nil :type (or null file-descriptor))
-  (names (make-hash-table :test 'equal) :type hash-table)
-  (imports '() :type list)
-  (option-imports '() :type list)
+  (world (make-world) :type world)
+  (imports '() :type list)              ; the files in sight
+  (option-imports '() :type list)       ; those that are so for options only
+  (sight (make-hash-table :test 'eq) :type hash-table) ; to T or :OPTIONS, both of these
+  (packages (make-hash-table :test 'equal) :type hash-table) ; of the files in sight
   (records (make-hash-table :test 'eq) :type hash-table)
   (problems '() :type list)
+  (problem-count 0 :type index)
   (read-p nil :type boolean)
   (hidden nil :type (or null file-descriptor))
   (nearest nil :type (or null string)))
@@ -49,8 +73,13 @@ the file that has the name but is not imported, and the name in the scope that d
           ((descriptor-p thing) (values (descriptor-line thing) (descriptor-column thing)))
           (t (values 1 1)))))
 
+(defconstant +most-problems+ 100
+  "The errors of one file that are reported.")
+
 (defun complain (thing kind control &rest arguments)
   "Note an error at the part KIND of THING; see PLACE-OF."
+  (when (> (incf (linker-problem-count *linker*)) +most-problems+)
+    (return-from complain nil))
   (multiple-value-bind (line column) (place-of thing kind)
     (push (make-condition 'proto-syntax-error
                           :file (descriptor-name (linked-file)) :line line :column column
@@ -61,10 +90,51 @@ the file that has the name but is not imported, and the name in the scope that d
 (defun fail-on-problems ()
   (signal-problems (reverse (linker-problems *linker*))))
 
+;;; Indexes
+
+(defun index-of (thing make)
+  "The index of THING, a descriptor that does not change any more, in the world: what the function
+named MAKE returned of THING the first time."
+  (let* ((table (world-indexes (linker-world *linker*)))
+         (there (getf (gethash thing table) make table)))
+    (if (eq there table)
+        (setf (getf (gethash thing table) make) (funcall make thing))
+        there)))
+
+(defun enum-value-numbered (enum number)
+  "The first value of ENUM, which is linked, with NUMBER, or nil."
+  (values (gethash number (index-of enum 'values-by-number))))
+
+(defun values-by-number (enum)
+  (index-by #'enum-value-descriptor-number (enum-descriptor-values enum)))
+
+(defun fields-by-number (message)
+  (index-by #'field-descriptor-number (message-descriptor-fields message)))
+
+(defun field-numbered (message number)
+  "The field of MESSAGE, which is linked, with NUMBER, or an extension of it that is known here; or
+nil."
+  (or (gethash number (index-of message 'fields-by-number))
+      (let ((extensions (gethash (descriptor-full-name message)
+                                 (world-extensions (linker-world *linker*)))))
+        (and extensions (values (gethash number extensions))))))
+
 ;;; Entering
 
+(defun names ()
+  (world-names (linker-world *linker*)))
+
 (defun raw-declared (name)
-  (gethash name (linker-names *linker*)))
+  (gethash name (names)))
+
+(defun know-extension (field)
+  "Enter FIELD, an extension whose extendee is resolved."
+  (let ((extensions (world-extensions (linker-world *linker*)))
+        (name (field-descriptor-extendee field)))
+    (setf (gethash (field-descriptor-number field)
+                   (or (gethash name extensions)
+                       (setf (gethash name extensions) (make-hash-table))))
+          field)))
 
 (defun identifier-p (name)
   (and (plusp (length name))
@@ -81,8 +151,7 @@ the file that has the name but is not imported, and the name in the scope that d
   (let* ((name (descriptor-full-name descriptor))
          (there (raw-declared name)))
     (cond ((null there)
-           (setf (gethash name (linker-names *linker*))
-                 (make-declared descriptor (linked-file) owner)))
+           (setf (gethash name (names)) (make-declared descriptor (linked-file) owner)))
           ((eq (declared-file there) (linked-file))
            (complain descriptor :name "\"~A\" is already declared~@[ at line ~D~]" name
                      (and (descriptor-p (declared-thing there))
@@ -98,7 +167,7 @@ the file that has the name but is not imported, and the name in the scope that d
 
 (defun enter-package (file own)
   "Enter the package of FILE and those around it; OWN: FILE is the one being linked."
-  (let ((package (file-descriptor-package file)) (names (linker-names *linker*)))
+  (let ((package (file-descriptor-package file)) (names (names)))
     (unless (string= "" package)
       (loop for end = (length package) then (position #\. package :end end :from-end t)
             while end
@@ -110,36 +179,64 @@ the file that has the name but is not imported, and the name in the scope that d
 
 (defun enter-file (file)
   "Enter what FILE, which is linked, declares."
+  (setf (gethash file (world-entered (linker-world *linker*))) t)
   (enter-package file nil)
   (map-names (lambda (descriptor owner)
-               (setf (gethash (descriptor-full-name descriptor) (linker-names *linker*))
+               (setf (gethash (descriptor-full-name descriptor) (names))
                      (make-declared descriptor file owner)))
-             file))
+             file)
+  (map-extensions #'know-extension file))
 
 (defun all-imports (file)
   (append (file-descriptor-dependencies file) (file-descriptor-option-dependencies file)))
 
-(defun import-closure (names find select)
-  "The files called NAMES and, again and again, those that SELECT names of each. FIND maps a name to
-its file, or nil."
-  (let ((seen (make-hash-table :test 'eq)) (files '()))
-    (labels ((visit (name)
-               (let ((file (funcall find name)))
-                 (unless (or (null file) (gethash file seen))
-                   (setf (gethash file seen) t)
-                   (push file files)
-                   (mapc #'visit (funcall select file))))))
-      (mapc #'visit names))
+(defun map-import-closure (function names find select)
+  "Call FUNCTION with each of the files called NAMES and, if that returns true, go on with those
+that SELECT names of it. FIND maps a name to its file, or nil."
+  (let ((waiting (list names)))         ; lists of names
+    (loop while waiting
+          do (let ((name (pop (first waiting))))
+               (if (null name)
+                   (pop waiting)
+                   (let ((file (funcall find name)))
+                     (when (and file (funcall function file))
+                       (push (funcall select file) waiting))))))))
+
+(defun see-imports (names find kind)
+  "The files called NAMES and what they import publicly, at any distance; they come in sight as KIND
+says, T or :OPTIONS."
+  (let ((files '()) (sight (linker-sight *linker*)) (world (linker-world *linker*)))
+    (map-import-closure
+     (lambda (file)
+       (when (minusp (decf (world-reach world)))
+         (fail-read nil "public imports put too many files in sight"))
+       (unless (gethash file sight)
+         (setf (gethash file sight) kind)
+         (push file files)))
+     names find #'file-descriptor-public-dependencies)
     (nreverse files)))
 
 (defun enter-imports (file find)
-  (setf (linker-imports *linker*)
-        (import-closure (file-descriptor-dependencies file) find
-                        #'file-descriptor-public-dependencies)
+  (setf (linker-imports *linker*) (see-imports (file-descriptor-dependencies file) find t)
         (linker-option-imports *linker*)
-        (import-closure (file-descriptor-option-dependencies file) find
-                        #'file-descriptor-public-dependencies))
-  (mapc #'enter-file (import-closure (all-imports file) find #'all-imports)))
+        (see-imports (file-descriptor-option-dependencies file) find :options))
+  (let ((entered (world-entered (linker-world *linker*))))
+    (map-import-closure (lambda (file)
+                          (unless (gethash file entered)
+                            (enter-file file)
+                            t))
+                        (all-imports file) find #'all-imports))
+  (dolist (seen (list* file (append (linker-imports *linker*) (linker-option-imports *linker*))))
+    (see-package (file-descriptor-package seen))))
+
+(defun see-package (package)
+  "Note that PACKAGE, and so those around it, are in sight."
+  (let ((packages (linker-packages *linker*)))
+    (loop for end = (length package) then (position #\. package :end end :from-end t)
+          while (and end (plusp end))
+          do (let ((name (subseq package 0 end)))
+               (when (gethash name packages) (return))
+               (setf (gethash name packages) t)))))
 
 ;;; The standard options, for files that do not import descriptor.proto
 
@@ -152,33 +249,41 @@ its file, or nil."
         (if file
             (let ((*linker* (make-linker)))
               (enter-file file)
-              (setf **standard-names** (linker-names *linker*)))
+              (setf **standard-names** (names)))
             (make-hash-table :test 'equal)))))
+
+(defun find-declared (full-name)
+  "The DECLARED called FULL-NAME, in sight or not, or nil."
+  (or (raw-declared full-name) (gethash full-name (standard-names))))
 
 (defun find-thing (full-name)
   "What is declared as FULL-NAME, in sight or not, or nil."
-  (let ((declared (or (raw-declared full-name) (gethash full-name (standard-names)))))
+  (let ((declared (find-declared full-name)))
     (and declared (declared-thing declared))))
+
+(defun find-inside (scope name owner)
+  "What is called NAME in SCOPE, a full name, and belongs to OWNER, a message or enum; or nil."
+  (let ((declared (find-declared (format nil "~:[~A.~;~*~]~A" (string= "" scope) scope name))))
+    (and declared (eq owner (declared-owner declared)) (declared-thing declared))))
+
+(defun enum-value-named (enum name)
+  "The value of ENUM, which is declared, called NAME, or nil."
+  (find-inside (scope-of enum) name enum))
+
+(defun field-inside (message name)
+  "The field of MESSAGE, which is declared, called NAME, or nil."
+  (let ((found (find-inside (descriptor-full-name message) name message)))
+    (and (field-descriptor-p found) found)))
 
 ;;; Finding
 
-(defun in-package-p (file name)
-  (let ((package (file-descriptor-package file)))
-    (and (<= (length name) (length package))
-         (string= name package :end2 (length name))
-         (or (= (length name) (length package)) (char= #\. (char package (length name)))))))
-
 (defun in-sight-p (declared name)
-  (let* ((thing (declared-thing declared))
-         (file (declared-file declared))
-         (imports (linker-imports *linker*)))
-    (flet ((has-package (file) (in-package-p file name)))
-      (or (eq file (linked-file))
-          (member file imports)
-          (and (field-descriptor-p thing) (member file (linker-option-imports *linker*)))
-          (and (eq thing :package)
-               (or (has-package (linked-file)) (some #'has-package imports)
-                   (some #'has-package (linker-option-imports *linker*))))))))
+  (let ((file (declared-file declared)) (thing (declared-thing declared)))
+    (or (eq file (linked-file))
+        (case (gethash file (linker-sight *linker*))
+          ((t) t)
+          (:options (field-descriptor-p thing)))
+        (and (eq thing :package) (gethash name (linker-packages *linker*))))))
 
 (defun find-name (name)
   "The DECLARED called NAME if it is in sight, or nil."
@@ -207,6 +312,7 @@ counts if ACCEPT is true of what it names."
         (linker-nearest *linker*) nil)
   (when (and (plusp (length name)) (char= #\. (char name 0)))
     (return-from resolve-name (find-name (subseq name 1))))
+  (when (> (length name) +longest-name+) (return-from resolve-name nil))
   (let ((head (subseq name 0 (position #\. name))))
     (loop for scope = (scope-around inside) then (scope-around scope)
           until (string= "" scope)

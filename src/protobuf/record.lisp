@@ -10,19 +10,34 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (record (:constructor make-record (message &key literal-p)) (:copier nil))
-  "A message of type MESSAGE, a descriptor. TAIL is the last cons of ENTRIES that ADD-ENTRY made.
-LITERAL-P: an aggregate gave it whole."
-  (message nil :type message-descriptor)
+  (message nil :type message-descriptor) ; whose fields these are
   (entries '() :type list)
-  (tail '() :type list)
-  (literal-p nil :type boolean))
+  (tail '() :type list)                 ; the last cons of ENTRIES that ADD-ENTRY made
+  (index nil :type (or null hash-table)) ; field to values, of long ones
+  (oneofs nil :type (or null hash-table)) ; name to field; see CHECK-UNSET
+  (literal-p nil :type boolean))        ; an aggregate gave it whole
 
 (defun add-entry (record field value)
   (let ((new (list (cons field value))))
     (if (record-entries record)
         (setf (rest (or (record-tail record) (last (record-entries record)))) new)
         (setf (record-entries record) new))
-    (setf (record-tail record) new)))
+    (setf (record-tail record) new))
+  (when (record-index record) (push value (gethash field (record-index record)))))
+
+(defun field-values (record field)
+  "The values of FIELD in RECORD, the last one first."
+  (cond ((record-index record) (values (gethash field (record-index record))))
+        ((nthcdr 16 (record-entries record))
+         (let ((index (make-hash-table :test 'eq)))
+           (loop for (there . value) in (record-entries record)
+                 do (push value (gethash there index)))
+           (setf (record-index record) index))
+         (field-values record field))
+        (t (let ((values '()))
+             (loop for (there . value) in (record-entries record)
+                   when (eq field there) do (push value values))
+             values))))
 
 (defun field-named (message name)
   "The field of MESSAGE called NAME, or nil."
@@ -31,10 +46,8 @@ LITERAL-P: an aggregate gave it whole."
 (defun record-values (record name)
   "The values of the field NAME of RECORD (nil has none), in order."
   (and record
-       (loop for (field . value) in (record-entries record)
-             when (and (string= name (descriptor-name field))
-                       (null (field-descriptor-extendee field)))
-               collect value)))
+       (let ((field (field-named (record-message record) name)))
+         (and field (reverse (field-values record field))))))
 
 (defun record-value (record name &optional default)
   "The last value of the field NAME of RECORD, and true; or DEFAULT and nil."
@@ -123,15 +136,17 @@ LITERAL-P: an aggregate gave it whole."
 (defun group-entries (record)
   "The entries of RECORD as (field . values), by number; of a field that is not repeated the last
 value, or all merged."
-  (let ((groups '()))
+  (let ((groups '()) (by-number (make-hash-table)))
     (loop for (field . value) in (record-entries record)
-          for group = (assoc (field-descriptor-number field) groups
-                             :key #'field-descriptor-number)
+          for number = (field-descriptor-number field)
+          for group = (gethash number by-number)
           do (if group
-                 (setf (rest group) (append (rest group) (list value)))
-                 (push (list field value) groups)))
-    (loop for (field . values) in (sort groups #'< :key (lambda (group)
-                                                          (field-descriptor-number (first group))))
+                 (push value (rest group))
+                 (push (setf (gethash number by-number) (list field value)) groups)))
+    (loop for (field . reversed) in (sort groups #'<
+                                          :key (lambda (group)
+                                                 (field-descriptor-number (first group))))
+          for values = (reverse reversed)
           collect (cons field (cond ((repeated-p field) values)
                                     ((record-p (first values)) (list (merge-records values)))
                                     (t (last values)))))))
@@ -205,31 +220,33 @@ number, each custom option as written."
 
 ;;; Reading
 
-(defun map-wire-fields (function octets)
-  "Call FUNCTION with number, wire type and value of each field in OCTETS: an unsigned integer, or
-for wire types 2 and 3 the octets. Signal PROTOBUF-ERROR."
-  (let ((at 0) (end (length octets)) (tag 0))
+(defun map-wire-fields (function octets &optional (at 0) (end (length octets)))
+  "Call FUNCTION with number, wire type, value, start and end of each field in OCTETS from AT to
+END: the value is an unsigned integer, or for wire types 2 and 3, whose content goes from start to end,
+nil. Signal PROTOBUF-ERROR."
+  (let ((tag 0))
     (loop while (< at end)
           do (setf (values tag at) (read-tag octets at end))
              (let ((number (ash tag -3)) (wire-type (logand tag 7)) (start at))
                (ecase wire-type
                  (0 (multiple-value-bind (low high next) (read-varint64 octets at end)
                       (setf at next)
-                      (funcall function number 0 (logior low (ash high 32)))))
+                      (funcall function number 0 (logior low (ash high 32)) start at)))
                  ((1 5)
                   (let ((size (if (= wire-type 1) 8 4)))
                     (when (> (+ at size) end) (fail-truncated at))
                     (setf at (+ at size))
                     (funcall function number wire-type
-                             (if (= size 8) (u64le octets start) (u32le octets start)))))
+                             (if (= size 8) (u64le octets start) (u32le octets start))
+                             start at)))
                  (2 (multiple-value-bind (length next) (read-length octets at end)
                       (when (> (+ next length) end) (fail-length at))
                       (setf at (+ next length))
-                      (funcall function number 2 (subseq-octets octets next at))))
+                      (funcall function number 2 nil next at)))
                  (3 (multiple-value-bind (content-end next)
                         (group-end octets at end number)
                       (setf at next)
-                      (funcall function number 3 (subseq-octets octets start content-end))))
+                      (funcall function number 3 nil start content-end)))
                  ((4 6 7) (fail-tag at)))))))
 
 (defun bits-value (type bits)
@@ -264,12 +281,13 @@ for wire types 2 and 3 the octets. Signal PROTOBUF-ERROR."
                      (5 (need-octets 4 at end)
                       (prog1 (u32le octets at) (incf at 4))))))))
 
-(defun read-record (octets message find-field find-message &optional (depth 0))
-  "The record of type MESSAGE that OCTETS are. FIND-FIELD is called with a message descriptor and a
-number, FIND-MESSAGE with a full name; what they do not find is left out."
+(defun read-record (octets message find-field find-message
+                    &optional (start 0) (end (length octets)) (depth 0))
+  "The record of type MESSAGE that OCTETS are from START to END. FIND-FIELD is called with a message
+descriptor and a number, FIND-MESSAGE with a full name; what they do not find is left out."
   (when (> depth +aggregate-depth+) (fail-recursion 0))
   (let ((record (make-record message)))
-    (flet ((note (number wire-type value)
+    (flet ((note (number wire-type value start end)
              (let* ((field (funcall find-field message number))
                     (type (and field (field-descriptor-type field))))
                (cond ((null type))
@@ -277,12 +295,13 @@ number, FIND-MESSAGE with a full name; what they do not find is left out."
                       (let ((inner (funcall find-message (field-descriptor-type-name field))))
                         (when (and inner (member wire-type '(2 3)))
                           (add-entry record field
-                                     (read-record value inner find-field find-message
+                                     (read-record octets inner find-field find-message start end
                                                   (1+ depth))))))
                      ((and (= wire-type 2) (/= 2 (type-wire type)))
-                      (dolist (value (packed-values type value)) (add-entry record field value)))
+                      (dolist (value (packed-values type (subseq-octets octets start end)))
+                        (add-entry record field value)))
                      ((/= wire-type (type-wire type)))
-                     ((= wire-type 2) (add-entry record field value))
+                     ((= wire-type 2) (add-entry record field (subseq-octets octets start end)))
                      (t (add-entry record field (bits-value type value)))))))
-      (map-wire-fields #'note octets))
+      (map-wire-fields #'note octets start end))
     record))

@@ -10,13 +10,25 @@
 
 ;;; Fields of a message in octets
 
+(defstruct (slice (:constructor make-slice (octets start end)) (:copier nil))
+  "The OCTETS from START to END. What is nested is not copied at each level."
+  (octets nil :type octets)
+  (start 0 :type index)
+  (end 0 :type index))
+
+(defun slice-of (octets)
+  (if (slice-p octets) octets (make-slice octets 0 (length octets))))
+
+(defun slice-content (slice)
+  (subseq-octets (slice-octets slice) (slice-start slice) (slice-end slice)))
+
 (defun wire-fields (octets)
-  "The fields in OCTETS as a list of (number . value)."
-  (let ((fields '()))
-    (map-wire-fields (lambda (number wire-type value)
+  "The fields in OCTETS, or in a slice, as a list of (number . value): an integer or a slice."
+  (let* ((fields '()) (slice (slice-of octets)) (octets (slice-octets slice)))
+    (map-wire-fields (lambda (number wire-type value start end)
                        (declare (ignore wire-type))
-                       (push (cons number value) fields))
-                     octets)
+                       (push (cons number (or value (make-slice octets start end))) fields))
+                     octets (slice-start slice) (slice-end slice))
     (nreverse fields)))
 
 (defun wire-all (fields number type)
@@ -25,10 +37,12 @@
         when (and (= field number) (typep value type)) collect value))
 
 (defun wire-octets (fields number)
-  (first (last (wire-all fields number 'octets))))
+  (let ((slice (first (last (wire-all fields number 'slice)))))
+    (and slice (slice-content slice))))
 
 (defun wire-texts (fields number)
-  (mapcar #'lenient-string (wire-all fields number 'octets)))
+  (loop for slice in (wire-all fields number 'slice)
+        collect (lenient-string (slice-content slice))))
 
 (defun wire-text (fields number)
   (first (last (wire-texts fields number))))
@@ -42,7 +56,9 @@
   "The values of the repeated 32-bit field NUMBER, packed or not."
   (loop for (field . value) in fields
         when (= field number)
-          append (if (integerp value) (list value) (packed-values :uint32 value))))
+          append (if (integerp value)
+                     (list value)
+                     (packed-values :uint32 (slice-content value)))))
 
 (defun wire-true-p (fields number)
   (eql 1 (wire-number fields number)))
@@ -52,28 +68,42 @@
 (defvar *locations*)
 (setf (documentation '*locations* 'variable) "While a file is read: its source info by path.")
 
+(defconstant +longest-path+ 256
+  "The numbers in a path of source info; longer ones name nothing that is read.")
+
+(defun inner-path (path &rest numbers)
+  "The path of what stands at NUMBERS, of 32 bits, in what has PATH. A path is an integer, 1 for the
+file, since a hash table looks at all of that but not at all of a list."
+  (dolist (number numbers path)
+    (setf path (logior (ash path 32) (ldb (byte 32 0) number)))))
+
 (defun read-locations (octets)
   "A table from paths to (line column comment) of OCTETS, a SourceCodeInfo or nil."
-  (let ((table (make-hash-table :test 'equal)))
-    (dolist (location (and octets (wire-all (wire-fields octets) 1 'octets)) table)
+  (let ((table (make-hash-table)))
+    (dolist (location (and octets (wire-all (wire-fields octets) 1 'slice)) table)
       (let* ((fields (wire-fields location))
+             (path (wire-numbers fields 1))
              (span (wire-numbers fields 2))
              (comment (or (wire-text fields 3) (wire-text fields 4)))
              (text (and comment (comment-lines comment))))
-        (setf (gethash (wire-numbers fields 1) table)
-              (list (1+ (or (first span) 0)) (1+ (or (second span) 0))
-                    (and text (plusp (length text)) text)))))))
+        (unless (nthcdr +longest-path+ path)
+          (setf (gethash (apply #'inner-path 1 path) table)
+                (list (1+ (max 0 (or (first span) 0))) (1+ (max 0 (or (second span) 0)))
+                      (and text (plusp (length text)) text))))))))
+
+(defun joined-name (scope name)
+  "The full name of NAME in SCOPE, in a file read from octets."
+  (when (> (+ (length scope) (length name)) +longest-name+)
+    (fail-read nil "a name is longer than ~D characters" +longest-name+))
+  (if (string= "" scope) name (format nil "~A.~A" scope name)))
 
 (defun fill-descriptor (descriptor fields options scope path)
   "Give DESCRIPTOR, read from FIELDS, what all have. OPTIONS is the number of that field, SCOPE the
-full name around, PATH the path of the declaration in the file, last number first."
-  (setf (descriptor-name descriptor) (or (wire-text fields 1) ""))
-  (setf (descriptor-full-name descriptor)
-        (if (string= "" scope)
-            (descriptor-name descriptor)
-            (format nil "~A.~A" scope (descriptor-name descriptor))))
+full name around, PATH that of the declaration in the file."
+  (setf (descriptor-name descriptor) (or (wire-text fields 1) "")
+        (descriptor-full-name descriptor) (joined-name scope (descriptor-name descriptor)))
   (fill-options descriptor fields options)
-  (destructuring-bind (&optional (line 1) (column 1) comment) (gethash (reverse path) *locations*)
+  (destructuring-bind (&optional (line 1) (column 1) comment) (gethash path *locations*)
     (setf (descriptor-line descriptor) line
           (descriptor-column descriptor) column
           (descriptor-comment descriptor) comment))
@@ -90,10 +120,10 @@ full name around, PATH the path of the declaration in the file, last number firs
     (and octets (wire-true-p (wire-fields octets) number))))
 
 (defun read-each (read fields number path &rest arguments)
-  "Call READ with the octets of each message in field NUMBER of FIELDS, its path and ARGUMENTS."
-  (loop for octets in (wire-all fields number 'octets)
+  "Call READ with the slice of each message in field NUMBER of FIELDS, its path and ARGUMENTS."
+  (loop for slice in (wire-all fields number 'slice)
         for i from 0
-        collect (apply read octets (list* i number path) arguments)))
+        collect (apply read slice (inner-path path number i) arguments)))
 
 (defun read-visibility (number)
   (case number (1 :local) (2 :export)))
@@ -111,8 +141,8 @@ full name around, PATH the path of the declaration in the file, last number firs
       (setf (gethash field places) '((:json-name 1 1))))))
 
 (defun read-field-descriptor (octets path scope oneofs)
-  "The field of OCTETS, a FieldDescriptorProto. ONEOFS are the names of those of its message, nil
-for one that a proto3 optional field is alone in."
+  "The field of OCTETS, a FieldDescriptorProto. ONEOFS is a vector of the names of those of its
+message, with nil for one that a proto3 optional field is alone in."
   (let* ((fields (wire-fields octets))
          (type (wire-number fields 5))
          (oneof (wire-number fields 9))
@@ -123,7 +153,7 @@ for one that a proto3 optional field is alone in."
                  :type (and type (<= 1 type 18) (elt *type-numbers* (1- type)))
                  :type-name (wire-text fields 6)
                  :extendee (wire-text fields 2)
-                 :oneof (and oneof (< -1 oneof (length oneofs)) (nth oneof oneofs))
+                 :oneof (and oneof (< -1 oneof (length oneofs)) (svref oneofs oneof))
                  :proto3-optional-p (wire-true-p fields 17)
                  :json-name (or (wire-text fields 10) ""))))
     (when (equal "" (wire-text fields 10)) (push field *nameless*))
@@ -158,13 +188,14 @@ for one that a proto3 optional field is alone in."
 
 ;;; Messages, enums, services
 
-(defun real-oneofs (octets-of-fields count)
-  "For each of COUNT oneofs, whether a field other than a proto3 optional one is in it."
-  (let ((real (make-list count :initial-element nil)))
-    (dolist (octets octets-of-fields real)
-      (let* ((fields (wire-fields octets)) (oneof (wire-number fields 9)))
+(defun real-oneofs (slices count)
+  "For each of COUNT oneofs, whether one of the fields in SLICES other than a proto3 optional one is
+in it."
+  (let ((real (make-array count :initial-element nil)))
+    (dolist (slice slices real)
+      (let* ((fields (wire-fields slice)) (oneof (wire-number fields 9)))
         (when (and oneof (< -1 oneof count) (not (wire-true-p fields 17)))
-          (setf (nth oneof real) t))))))
+          (setf (svref real oneof) t))))))
 
 (defun read-oneof-descriptor (octets path scope)
   (fill-descriptor (make-oneof-descriptor) (wire-fields octets) 2 scope path))
@@ -189,23 +220,22 @@ for one that a proto3 optional field is alone in."
          (message (fill-descriptor (make-message-descriptor) fields 7 scope path))
          (inside (descriptor-full-name message))
          (oneofs (read-each #'read-oneof-descriptor fields 8 path inside))
-         (real (real-oneofs (wire-all fields 2 'octets) (length oneofs)))
-         (names (loop for oneof in oneofs
-                      for real-p in real
-                      collect (and real-p (descriptor-name oneof)))))
+         (real (real-oneofs (wire-all fields 2 'slice) (length oneofs)))
+         (names (map 'simple-vector (lambda (oneof real-p) (and real-p (descriptor-name oneof)))
+                     oneofs real)))
     (setf (message-descriptor-oneofs message)
-          (loop for oneof in oneofs for real-p in real when real-p collect oneof)
+          (loop for oneof in oneofs for real-p across real when real-p collect oneof)
           (message-descriptor-fields message)
           (read-each #'read-field-descriptor fields 2 path inside names)
           (message-descriptor-extensions message)
-          (read-each #'read-field-descriptor fields 6 path inside nil)
+          (read-each #'read-field-descriptor fields 6 path inside #())
           (message-descriptor-messages message)
           (read-each #'read-message-descriptor fields 3 path inside (1+ depth))
           (message-descriptor-enums message) (read-each #'read-enum-descriptor fields 4 path inside)
           (message-descriptor-extension-ranges message)
           (read-each #'read-extension-range fields 5 path inside)
           (message-descriptor-reserved-ranges message)
-          (loop for range in (wire-all fields 9 'octets) collect (read-range range 1))
+          (loop for range in (wire-all fields 9 'slice) collect (read-range range 1))
           (message-descriptor-reserved-names message) (wire-texts fields 10)
           (message-descriptor-visibility message) (read-visibility (wire-number fields 11))
           (message-descriptor-map-entry-p message) (option-flag-p message 7)
@@ -222,7 +252,7 @@ for one that a proto3 optional field is alone in."
   (let* ((fields (wire-fields octets))
          (enum (make-enum-descriptor
                 :values (read-each #'read-enum-value-descriptor fields 2 path scope)
-                :reserved-ranges (loop for range in (wire-all fields 4 'octets)
+                :reserved-ranges (loop for range in (wire-all fields 4 'slice)
                                        collect (read-range range 0))
                 :reserved-names (wire-texts fields 5)
                 :visibility (read-visibility (wire-number fields 6)))))
@@ -261,23 +291,23 @@ for one that a proto3 optional field is alone in."
   (let* ((fields (wire-fields octets))
          (name (or (wire-text fields 1) ""))
          (package (or (wire-text fields 2) ""))
-         (dependencies (wire-texts fields 3))
+         (dependencies (coerce (wire-texts fields 3) 'simple-vector))
          (*locations* (read-locations (wire-octets fields 9)))
          (*nameless* '()))
     (flet ((chosen (number)
              (loop for position in (wire-numbers fields number)
-                   for dependency = (and (< position (length dependencies))
-                                         (nth position dependencies))
-                   when dependency collect dependency)))
+                   when (< -1 position (length dependencies))
+                     collect (svref dependencies position))))
       (let ((file (make-file-descriptor
-                   :name name :full-name name :package package :dependencies dependencies
+                   :name name :full-name name :package package
+                   :dependencies (coerce dependencies 'list)
                    :public-dependencies (chosen 10) :weak-dependencies (chosen 11)
                    :option-dependencies (wire-texts fields 15)
-                   :comment (third (gethash '(12) *locations*))
-                   :messages (read-each #'read-message-descriptor fields 4 '() package)
-                   :enums (read-each #'read-enum-descriptor fields 5 '() package)
-                   :services (read-each #'read-service-descriptor fields 6 '() package)
-                   :extensions (read-each #'read-field-descriptor fields 7 '() package nil))))
+                   :comment (third (gethash (inner-path 1 12) *locations*))
+                   :messages (read-each #'read-message-descriptor fields 4 1 package)
+                   :enums (read-each #'read-enum-descriptor fields 5 1 package)
+                   :services (read-each #'read-service-descriptor fields 6 1 package)
+                   :extensions (read-each #'read-field-descriptor fields 7 1 package #()))))
         (setf (file-descriptor-places file) (places-of-nameless))
         (fill-options file fields 8)
         (read-syntax file (wire-text fields 12) (wire-number fields 14))
@@ -296,9 +326,8 @@ for one that a proto3 optional field is alone in."
                                    (written-value inner item)))))
         ((eq :bool (field-descriptor-type field)) (list :identifier (if value "true" "false")))
         ((eq :enum (field-descriptor-type field))
-         (let ((named (find value (enum-descriptor-values
-                                   (find-thing (field-descriptor-type-name field)))
-                            :key #'enum-value-descriptor-number)))
+         (let ((named (enum-value-numbered (find-thing (field-descriptor-type-name field))
+                                           value)))
            (if named (list :identifier (descriptor-name named)) value)))
         (t value)))
 
@@ -316,35 +345,55 @@ for one that a proto3 optional field is alone in."
 
 (defun link-set (set)
   "Link the files of SET, octets of FileDescriptorProtos in any order. Return all their file
-descriptors and those that are new, which have no symbols yet, both imports first."
-  (let ((unlinked (make-hash-table :test 'equal))
-        (linked (make-hash-table :test 'equal))
-        (all '()) (fresh '()))
-    (labels ((link (name)
+descriptors and those that are new, which have no symbols yet, both imports first. Signal
+PROTOBUF-ERROR and PROTO-SYNTAX-ERROR."
+  (let* ((read (mapcar #'read-file-descriptor set))
+         (unlinked (make-hash-table :test 'equal))
+         (linked (make-hash-table :test 'equal))
+         (world (make-world))
+         (all '()) (fresh '()))
+    (labels ((imports (name)
+               (let ((file (gethash name unlinked))) (and file (all-imports file))))
+             (known (name)
+               (or (gethash name linked) (find-file-descriptor name)))
+             (link (name)
                (let ((file (gethash name unlinked)))
-                 (cond ((gethash name linked))
-                       ((or (null file) (eq t (built-in name))) (find-file-descriptor name))
+                 (when file
+                   (push (setf (gethash name linked) (settled (link-read-file file #'known world)))
+                         all))))
+             (settled (file)
+               (let ((known (find-file-descriptor (descriptor-name file))))
+                 (cond ((and known (equalp (file-descriptor-octets file)
+                                           (file-descriptor-octets known)))
+                        ;; instead of FILE, which declared the same
+                        (let ((*linker* (make-linker :world world))) (enter-file known))
+                        known)
                        (t
-                        (remhash name unlinked)
-                        (setf (gethash name linked) (keep (link-read-file file #'link)))))))
-             (keep (file)
-               (let ((known (find-file-descriptor (descriptor-name file)))
-                     (octets (file-descriptor-octets file)))
-                 (cond ((and known (equalp octets (file-descriptor-octets known))) known)
-                       (t
-                        (setf (file-descriptor-fingerprint file) (hash-text (c-escaped octets)))
                         (push file fresh)
                         file)))))
-      (let ((files (mapcar #'read-file-descriptor set)))
-        (dolist (file files) (setf (gethash (descriptor-name file) unlinked) file))
-        (dolist (file files)
-          (let ((file (link (descriptor-name file))))
-            (when file (pushnew file all)))))
-      (values (nreverse all) (nreverse fresh)))))
+      (dolist (file read)
+        (unless (eq t (built-in (descriptor-name file)))
+          (setf (gethash (descriptor-name file) unlinked) file)))
+      (walk-imports (mapcar #'descriptor-name read) #'imports #'link
+                    (lambda (name open)
+                      (fail-on-circle name (mapcar (lambda (name) (gethash name unlinked))
+                                                   open))))
+      (values (remove-duplicates
+               (append (loop for file in read
+                             unless (gethash (descriptor-name file) unlinked)
+                               collect (known (descriptor-name file)))
+                       (nreverse all)))
+              (nreverse fresh)))))
+
+(defun name-fresh (files)
+  "Give FILES, which LINK-SET found new, their symbols and fingerprints."
+  (dolist (file files)
+    (setf (file-descriptor-fingerprint file) (hash-text (c-escaped (file-descriptor-octets file))))
+    (assign-symbols file)))
 
 (defun set-files (octets)
   "The FileDescriptorProtos in OCTETS, a FileDescriptorSet."
-  (wire-all (wire-fields octets) 1 'octets))
+  (mapcar #'slice-content (wire-all (wire-fields octets) 1 'slice)))
 
 (defun load-descriptor-set (octets)
   "Register the files of OCTETS, a serialized google.protobuf.FileDescriptorSet in any order, so
@@ -353,8 +402,9 @@ loaded. No code is made; DEFINE-DESCRIPTOR-SET does that. Return the file descri
 first. Signal PROTOBUF-ERROR if OCTETS are no such message, PROTO-SYNTAX-ERROR if the files do not
 fit together."
   (multiple-value-bind (all fresh) (link-set (set-files octets))
-    (dolist (file fresh all)
-      (register-file (assign-symbols file)))))
+    (name-fresh fresh)
+    (mapc #'register-file fresh)
+    all))
 
 (defmacro define-descriptor-set (path)
   "Define what the files of the serialized google.protobuf.FileDescriptorSet in the file PATH
@@ -368,6 +418,6 @@ of the last file that is new, or nil."
                      octets)))
          (for-file (and *compile-file-truename* t)))
     (multiple-value-bind (all fresh) (link-set (set-files octets))
-      (mapc #'assign-symbols fresh)
+      (name-fresh fresh)
       (let ((files (if for-file (remove-if #'built-in all :key #'descriptor-name) fresh)))
         (and files (expand-files files for-file))))))

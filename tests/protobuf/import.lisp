@@ -82,8 +82,8 @@
     (is (null (protobuf::system-around #p"/")))))
 
 (defparameter *names-of-no-file*
-  (list "../evil.proto" "/etc/hostname" "a/../../evil.proto" "./evil.proto" "a/./b.proto" "a//b.proto"
-        "" "." ".." "a/" "/" "a/.." "..\\evil.proto" "a\\b.proto" "C:/evil.proto" "c:evil.proto"
+  (list "../evil.proto" "/etc/hostname" "a/../../evil.proto" "./evil.proto" "a/./b.proto"
+        "a//b.proto" "" "." ".." "a/" "/" "a/.." "..\\evil.proto" "a\\b.proto" "C:/evil.proto" "c:evil.proto"
         (format nil "evil.proto~C" (code-char 0)) (format nil "e~%vil.proto")
         (format nil "~C[31mevil.proto" (code-char 27)))
   "What must not be imported, as protoc has it and on other systems.")
@@ -98,7 +98,8 @@
     (dolist (name *names-of-no-file*)
       (handler-case
           (progn (protobuf::load-protos "climber.proto"
-                                        (format nil "syntax = 'proto3'; import '~A';" (escaped name))
+                                        (format nil "syntax = 'proto3'; import '~A';"
+                                                (escaped name))
                                         (list (merge-pathnames "root/" directory)))
                  (fail "~S is imported" name))
         (proto-syntax-error (condition)

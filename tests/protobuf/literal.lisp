@@ -45,7 +45,9 @@
          (file (first (protobuf::load-protos
                        "rounded.proto"
                        (format nil "syntax = 'proto2'; import 'google/protobuf/descriptor.proto';
-extend google.protobuf.MessageOptions { optional float plain = 50000; optional Inner inner = 50001; }
+extend google.protobuf.MessageOptions {
+  optional float plain = 50000; optional Inner inner = 50001;
+}
 message Inner { optional float x = 1; }
 message M { option (plain) = ~D; option (inner) = { x: ~:*~D };
   optional float f = 1 [default = ~:*~D];
