@@ -50,7 +50,7 @@
 (defconstant +constant-octets+ 300
   "More than :status, content-type, the two fields of compression and grpc-status take in a header
 list.")
-(defconstant +text-octets+ 8192
+(defconstant +text-octets+ 4096
   "The longest text that is sent, in octets of grpc-message: more than anybody reads.")
 (defconstant +kept-text-octets+ 1024
   "So much of a text is sent rather than details or trailers.")

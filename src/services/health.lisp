@@ -11,6 +11,9 @@
 (defconstant +listed-services+ 100
   "With more services than this List is answered with :resource-exhausted, as the protocol asks.")
 
+(defconstant +longest-name+ 1000
+  "Watchers keep the name they ask for as long as they like; nobody has a longer one.")
+
 (defstruct (watcher (:copier nil))
   "A call of Watch, for NAME; TOLD is the last status that it was sent."
   (call nil :type rpc:call :read-only t)
@@ -126,7 +129,10 @@ From any thread."
                        collect (cons name (answer status)))))))
 
 (defmethod health-methods:watch ((service health-service) request &key call)
-  (let ((watcher (make-watcher :call call :name (health:health-check-request-service request))))
+  (let* ((name (health:health-check-request-service request))
+         (watcher (make-watcher :call call :name name)))
+    (when (> (length name) +longest-name+)
+      (rpc:fail :invalid-argument "the name of the service is too long"))
     (rpc:on-cancel call (lambda () (remove-watcher service watcher)))
     (rpc:on-writable call (lambda () (with-service (service) (tell-watcher service watcher))))
     (add-watcher service watcher)

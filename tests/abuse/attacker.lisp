@@ -10,6 +10,7 @@
   socket
   (speech (dialogue:make-peer))
   (input (make-buffer :size 65536))
+  (area (make-octets 65536))
   (next-id 1)
   (closed nil))
 
@@ -54,7 +55,7 @@ if the connection is gone."
 
 (defun read-input (attacker seconds)
   "Read once; false if nothing came in SECONDS or the connection is at its end."
-  (let ((area (make-octets 65536)))
+  (let ((area (attacker-area attacker)))
     (when (usable-p attacker :input seconds)
       (let ((count (handler-case
                        (nth-value 1 (sb-bsd-sockets:socket-receive (attacker-socket attacker)

@@ -78,6 +78,16 @@
     (is (wait-until (lambda ()
                       (zerop (hash-table-count (clgrpc.services::service-watchers service))))))))
 
+(test long-names
+  "Check does not say the name again; Watch, which would keep it, takes none that is too long."
+  (with-health (server service channel)
+    (let* ((name (make-string 100000 :initial-element #\n))
+           (error (caught (checked channel name))))
+      (is (typep error 'grpc:not-found))
+      (is (< (length (grpc:rpc-error-message error)) 100))
+      (is (typep (caught (next-status (watch-health channel name))) 'grpc:invalid-argument))
+      (is (zerop (hash-table-count (clgrpc.services::service-watchers service)))))))
+
 (test watchers-hold-no-thread
   (with-health (server service channel)
     (let* ((before (length (sb-thread:list-all-threads)))
