@@ -1,8 +1,8 @@
 ;;;; What `list`, `describe` and `call` know of services: the descriptors that a server's reflection
 ;;;; tells (gRPC document "GRPC Server Reflection Protocol", v1, or v1alpha where there is no v1),
 ;;;; or those of a .proto file. They become dynamic types: nothing that a peer sends is interned,
-;;;; registered or compiled. Each question is a call of its own, with a deadline, and the files that
-;;;; a peer may have us ask for are limited.
+;;;; registered or compiled. Each question is a call of its own; all have one deadline together. The
+;;;; files that a peer may have us ask for are limited, in number and in octets.
 
 (in-package #:clgrpc.tools)
 
@@ -31,13 +31,24 @@
 ;;; Reflection
 
 (defparameter *most-files* 2000 "The files that a server may have us ask for.")
-(defparameter *reflection-seconds* 30 "How long a question to reflection may take.")
+(defparameter *most-file-octets* (expt 2 24)
+  "The octets that all answers of a server together may have.")
+(defparameter *reflection-seconds* 30
+  "How long a question to reflection may take where no timeout is given for all.")
 
 (defstruct (reflector (:copier nil))
-  "Who asks reflection: OPTIONS for calls, and the VERSION of the service that is asked."
+  "Who asks reflection."
   (channel nil :type grpc:channel)
-  (options '() :type list)
-  (version "v1" :type string))
+  (metadata '() :type list)             ; for every question
+  (end-ns nil :type (or null integer))  ; when all answers must be there, by MONOTONIC-NS
+  (octets-left *most-file-octets* :type integer)
+  (version "v1" :type string))          ; of the service that is asked
+
+(defun seconds-left (reflector)
+  "The seconds that the next question may take: what is left of the timeout for all."
+  (if (reflector-end-ns reflector)
+      (max 0 (ns-seconds (- (reflector-end-ns reflector) (monotonic-ns))))
+      *reflection-seconds*))
 
 (defun reflection-request (version field value)
   (let ((request (protobuf:make-message
@@ -53,9 +64,8 @@
 (defun ask-version (reflector version field value)
   "The response to the question in FIELD of a request, from VERSION of the service."
   (grpc:with-call (call (funcall (version-method version) (reflector-channel reflector) :open
-                                 :timeout (or (getf (reflector-options reflector) :timeout)
-                                              *reflection-seconds*)
-                                 :metadata (getf (reflector-options reflector) :metadata)))
+                                 :timeout (seconds-left reflector)
+                                 :metadata (reflector-metadata reflector)))
     (grpc:send call (reflection-request version field value))
     (grpc:close-send call)
     (or (grpc:receive call) (fail-command "the server's reflection does not answer"))))
@@ -80,6 +90,8 @@
 (defun ask-files (reflector field value)
   "The google.protobuf.FileDescriptorProtos that answer VALUE in FIELD."
   (map 'list (lambda (octets)
+               (when (minusp (decf (reflector-octets-left reflector) (length octets)))
+                 (fail-command "the server's files have more than ~D octets" *most-file-octets*))
                (protobuf:parse-message "google.protobuf.FileDescriptorProto" octets))
        (protobuf:field-value
         (protobuf:field-value (ask reflector field value) "file_descriptor_response")
@@ -177,5 +189,6 @@
 
 (defun call-with-reflector (function address credentials headers timeout)
   (grpc:with-channel (channel address :credentials credentials)
-    (funcall function (make-reflector :channel channel
-                                      :options (list :metadata headers :timeout timeout)))))
+    (funcall function
+             (make-reflector :channel channel :metadata headers
+                             :end-ns (and timeout (+ (monotonic-ns) (seconds-ns timeout)))))))

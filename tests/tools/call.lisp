@@ -184,3 +184,40 @@
       (support:signal-program client sb-unix:sigint)
       (is (null (support:program-line client)))
       (is (eql 130 (support:program-exit-code client))))))
+
+(defclass chain-reflection (grpc.reflection.v1:server-reflection)
+  ((delay :initarg :delay :reader delay)
+   (padding :initarg :padding :reader padding))
+  (:documentation "Reflection of files without end, each of which imports the next: each answer is
+put off until DELAY has passed, and each file has PADDING octets."))
+
+(defmethod grpc.reflection.v1.server-reflection:server-reflection-info
+    ((service chain-reflection) call &key)
+  (grpc:do-messages (request call)
+    (let* ((asked (protobuf:field-value request "file_by_filename"))
+           (number (if (plusp (length asked)) (parse-integer asked) 0))
+           (file (google.protobuf:make-file-descriptor-proto
+                  :name (princ-to-string number) :dependency (list (princ-to-string (1+ number)))
+                  :package (format nil "p~D" number)
+                  :message-type (list (google.protobuf:make-descriptor-proto
+                                       :name (make-string (padding service)
+                                                          :initial-element #\a))))))
+      (when (plusp (delay service))
+        (sb-thread:wait-on-semaphore (sb-thread:make-semaphore) :timeout (delay service)))
+      (grpc:send call (grpc.reflection.v1:make-server-reflection-response
+                       :file-descriptor-response
+                       (grpc.reflection.v1:make-file-descriptor-response
+                        :file-descriptor-proto (list (protobuf:serialize file))))))))
+
+(defun fails-with-chain (text delay padding &rest arguments)
+  (with-reflected (address :services (make-instance 'chain-reflection :delay delay
+                                                                      :padding padding)
+                           :reflection '())
+    (apply #'fails-p 1 text "describe" address "p0.M" arguments)))
+
+(test one-deadline-for-all-questions
+  "A server that answers each question in time, and has another one asked each time."
+  (fails-with-chain "DEADLINE_EXCEEDED" 1/4 1 "--timeout" "1"))
+
+(test the-octets-of-all-files-are-bounded
+  (fails-with-chain "more than 16777216 octets" 0 3000000))
