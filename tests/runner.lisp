@@ -159,7 +159,10 @@ character for each check, then the backtrace of an error."
 return true if nothing failed, and as second value how many tests did."
   (let* ((suites (chosen-suites (remove "" only :test #'string=)))
          (*compile-verbose* nil)        ; some tests compile files
-         (tallies (mapcar #'run-suite suites)))
+         (tallies (progn
+                    ;; what tests break on purpose is not for the terminal
+                    (setf (sb-ext:symbol-global-value 'clgrpc:*log-function*) nil)
+                    (mapcar #'run-suite suites))))
     (flet ((sum (reader) (reduce #'+ tallies :key reader)))
       (format t "~D passed, ~D failed, ~D skipped~%"
               (sum #'tally-passed) (sum #'tally-failed) (sum #'tally-skipped))

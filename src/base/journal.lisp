@@ -316,7 +316,7 @@ or look like another line is escaped. See FLUSH-LOG."
       (when (or (eq :trace level) (<= rank (position level *log-levels*)))
         (add-entry journal (funcall line level event plist))))))
 
-(setf **trace-function** (log-writer))
+(setf **line-function** (log-writer :level :error))
 
 ;;; The environment
 
@@ -331,7 +331,7 @@ or look like another line is escaped. See FLUSH-LOG."
   "Do what GRPC_TRACE and GRPC_VERBOSITY, of which GET-VARIABLE tells the values, say, once in the
 life of a process: tracers that the one names are switched on; with the other (DEBUG, INFO, WARNING,
 ERROR or NONE), or with a tracer on, events go to *ERROR-OUTPUT* unless there is a *LOG-FUNCTION*
-already. From any thread."
+of the user's. From any thread."
   (unless (shiftf **environment-read** t)
     (multiple-value-bind (traced unknown)
         (parse-tracers (or (funcall get-variable "GRPC_TRACE") ""))
@@ -339,7 +339,7 @@ already. From any thread."
       (let ((level (find (or (funcall get-variable "GRPC_VERBOSITY") "") *log-levels*
                          :test #'string-equal)))
         (when (and (or level (plusp traced))
-                   (null (sb-ext:symbol-global-value '*log-function*)))
+                   (member (sb-ext:symbol-global-value '*log-function*) '(nil log-errors)))
           (setf (sb-ext:symbol-global-value '*log-function*)
                 (log-writer :level (or level :error)))))
       (when unknown

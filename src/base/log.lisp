@@ -1,21 +1,30 @@
-;;;; The log: events as data, handed to one function of the user's choice. The library prints
-;;;; nothing by itself. Logging must never be the reason why something fails, so errors in that
+;;;; The log: events as data, handed to one function of the user's choice, and by default errors
+;;;; to the standard error. Logging must never be the reason why something fails, so errors in that
 ;;;; function are swallowed, and so is what it logs itself. What goes on in detail is for tracers
 ;;;; (trace.lisp); functions that write what is logged are in journal.lisp.
 
 (in-package #:clgrpc.base)
 
 (declaim (type (or null symbol function) *log-function*))
-(defvar *log-function* nil
-  "NIL, the default, or a function that is called as (FUNCTION LEVEL EVENT &rest PLIST) with each
-event, in whatever thread it happens, at times an event loop's, so it should be quick: LOG-WRITER
+(defvar *log-function* 'log-errors
+  "LOG-ERRORS, the default; NIL, for silence; or any function that is called as (FUNCTION LEVEL
+EVENT &rest PLIST) with each event, in whatever thread it happens, at times an event loop's, so it should be quick: LOG-WRITER
 returns one that writes lines, LOG-IN-BACKGROUND one that hands on to another which may take its
 time. LEVEL is :debug, :info, :warning, :error or, of a tracer (see TRACERS), :trace; EVENT a
 keyword, PLIST what is known about it; doc/observability.md lists them. Errors in it are swallowed.
 Set it globally; a binding reaches one thread only.")
 
-(defglobal **trace-function** nil
-  "What tells of tracers while there is no *LOG-FUNCTION*; see journal.lisp.")
+(declaim (type (or null function) **line-function**))
+(defglobal **line-function** nil
+  "What writes lines to the standard error, of tracers while there is no *LOG-FUNCTION*, and of
+LOG-ERRORS; see journal.lisp.")
+
+(defun log-errors (level event &rest plist)
+  "Write EVENT as a line to *ERROR-OUTPUT* if LEVEL is :error, or a tracer tells it. The default of
+*LOG-FUNCTION*: what is broken is seen even by those who have not thought of the log. A thread of
+its own writes, as that of LOG-WRITER does. From any thread."
+  (when (and (member level '(:error :trace)) **line-function**)
+    (apply **line-function** level event plist)))
 
 (defun log-nothing (&rest event)
   "What the log function is while it runs."
@@ -24,7 +33,7 @@ Set it globally; a binding reaches one thread only.")
 (defun log-event (level event &rest plist)
   "Tell *LOG-FUNCTION*, if there is one, of EVENT. Return nothing; never signal. From any thread."
   (let ((function (or *log-function*
-                      (and (eq :trace level) **trace-function**))))
+                      (and (eq :trace level) **line-function**))))
     (when function
       (let ((*log-function* #'log-nothing))
         (handler-case (apply function level event plist)

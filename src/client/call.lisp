@@ -263,7 +263,7 @@ should be."
              (text (http2:connection-error-text (rpc:link-http2 link)))
              (refused (= error-code http2:+refused-stream+)))
         (ecase source
-          (:peer (end-client-call call (reset-status call error-code)
+          (:peer (end-client-call call (rpc:error-code-status error-code)
                                   "the server has reset the stream"
                                   :ended-by :transport :cause cause :sent (not refused)))
           (:local (if (= error-code http2:+enhance-your-calm+)
@@ -283,14 +283,6 @@ should be."
                                 (format nil "the connection was lost: ~A" text))
                             :ended-by :transport :cause (or (rpc:link-goaway link) cause)
                             :sent (not refused))))))))
-
-(defun reset-status (call error-code)
-  "The status of CALL, which the server reset with ERROR-CODE. A server cancels what is past its
-deadline, and its word may come before our own timer has run."
-  (let ((deadline (call-deadline call)))
-    (if (and (= error-code http2:+cancel+) (plusp deadline) (<= deadline (monotonic-ns)))
-        :deadline-exceeded
-        (rpc:error-code-status error-code))))
 
 (defun client-stream-closed (stream)
   "The sink's on-stream-closed."
@@ -341,10 +333,24 @@ deadline, and its word may come before our own timer has run."
 
 ;;; The end
 
+(defun late-p (call)
+  "True if CALL is past its deadline. What its server, or the connection, then says of its end may
+come before our own timer has run: a poller waits in whole milliseconds, and reads first."
+  (let ((deadline (call-deadline call)))
+    (and (plusp deadline) (<= deadline (monotonic-ns)))))
+
 (defun end-client-call (call status message &rest how &key details (ended-by :peer) cause (sent t))
-  "End CALL, and its stream if that still lives. HOW as for END-CALL."
-  (declare (ignore details ended-by cause sent))
+  "End CALL, and its stream if that still lives. HOW as for END-CALL. An error that comes after the
+deadline is that of the deadline, and what was said of it its cause."
+  (declare (ignore details sent))
   (unless (call-status call)
+    (unless (or (eq :ok status) (eq :local ended-by) (not (late-p call)))
+      (setf how (list :ended-by :local
+                      :cause (or cause (format nil "~:@(~A~) from the server~@[: ~A~]"
+                                               (substitute #\_ #\- (string status))
+                                               (and (plusp (length message)) message))))
+            status :deadline-exceeded
+            message "the deadline passed"))
     (rpc:seal-batch call)
     (rpc:stop-timers call)
     (loop:leave-call (wire-call-loop call) (wire-call-unattended call))

@@ -287,7 +287,8 @@ itself. The wait ends with the call, which its deadline or its connection ends a
         ((operate drive call ready-p) (funcall ready-p call))
         ((loop:prepare-to-wait) (operate park call ready-p))
         (t (error (make-rpc-error
-                   :resource-exhausted :call call :ended-by :local
+                   ;; whichever call it waits for, what is short is the server's that it runs in
+                   :resource-exhausted :call (or *call* call) :ended-by :local
                    :message "no reserve thread is left to go on while this one waits")))))
 
 (defun gate-ringer (call)

@@ -1,6 +1,10 @@
 ;;;; Errors in user code, handlers above all: what they end the call with, the log, and the debugger
 ;;;; with its restarts (*DEBUG-ON-ERROR*). User code runs in WITH-USER-CODE, which nothing leaves
 ;;;; but an interrupt and who leaves the thread.
+;;;;
+;;;; What FAIL signals ends the call as it says. An RPC-ERROR of another call, one that the handler
+;;;; has made itself, is an error like any other: its message, details and trailers are for this
+;;;; server, not for its clients. A handler that wants them passed on says so, with FAIL.
 
 (in-package #:clgrpc.rpc)
 
@@ -49,9 +53,29 @@ Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERROR*."
 definition, with the same request. Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERROR*."
   (invoke-restart 'retry-handler))
 
+(defgeneric same-call-p (one other)
+  (:documentation "True if ONE and OTHER are a call, or the two ends of a call within the image.")
+  (:method (one other) (eq one other)))
+
+(defun of-another-call-p (error call)
+  "True if ERROR, an RPC-ERROR, is not about CALL, nor what CALL's handler has said by FAIL: it
+ended another call, or a channel could not be used for one."
+  (let ((other (rpc-error-call error)))
+    (if other
+        (not (same-call-p other call))
+        (or (eq :transport (rpc-error-ended-by error))
+            (not (rpc-error-sent-p error))))))
+
+(defun over-p (call)
+  "True if CALL has ended, or is past its deadline, as then the calls are that it has made."
+  (or (call-status call)
+      (and (plusp (call-deadline call)) (<= (call-deadline call) (monotonic-ns)))))
+
 (defun error-condition (call error)
   "The RPC-ERROR that ERROR, signalled by CALL's user code, ends the call with, or :RETRY."
-  (cond ((typep error 'rpc-error) error)
+  (cond ((and (typep error 'rpc-error) (not (of-another-call-p error call))) error)
+        ((and (typep error 'rpc-error) (over-p call))
+         (make-rpc-error :deadline-exceeded :message "the deadline passed" :ended-by :local))
         (*debug-on-error* (debug-error error))
         (t (log-condition :error :handler-error error
                           :method (and (call-rpc-method call)

@@ -3,10 +3,38 @@
 (in-package #:clgrpc.tests.base)
 (in-suite :clgrpc.base)
 
-(test log-is-silent-by-default
+(defun errors-written (function)
+  "What is written to the standard error while FUNCTION runs with the default log function."
+  (let ((log (sb-ext:symbol-global-value '*log-function*))
+        (errors (sb-ext:symbol-global-value '*error-output*))
+        (output (make-string-output-stream)))
+    (setf (sb-ext:symbol-global-value '*log-function*) 'log-errors
+          (sb-ext:symbol-global-value '*error-output*) output)
+    (unwind-protect (progn
+                      (funcall function)
+                      (flush-log)
+                      (get-output-stream-string output))
+      (setf (sb-ext:symbol-global-value '*log-function*) log
+            (sb-ext:symbol-global-value '*error-output*) errors))))
+
+(defparameter *default-log-function* (sb-ext:symbol-global-value '*log-function*)
+  "What it was when this was loaded; the runner of all tests sets it to nil.")
+
+(test errors-are-written-by-default
+  (is (eq 'log-errors *default-log-function*))
+  (let ((text (errors-written (lambda ()
+                                (log-event :debug :first)
+                                (log-event :info :second)
+                                (log-event :warning :third)
+                                (log-event :error :fourth :what "it")))))
+    (is (search "ERROR fourth what=it" text))
+    (is (= 1 (count #\Newline text)))))
+
+(test log-is-silent-when-told
   (is (string= "" (with-output-to-string (*standard-output*)
-                    (let ((*error-output* *standard-output*))
-                      (log-event :error :nothing))))))
+                    (let ((*error-output* *standard-output*) (*log-function* nil))
+                      (log-event :error :nothing)
+                      (flush-log))))))
 
 (test log-passes-events-on
   (let* ((events '())

@@ -231,3 +231,40 @@ resend.lisp)."
           (is (typep error 'grpc:unavailable))
           (is (search "COMPRESSION_ERROR" (princ-to-string error))))
         (is (= 7 (number-of (ask channel (note 1)))))))))
+
+;;; Deadlines
+
+(test the-deadline-is-heard-before-the-server
+  "What a server says of a call after its deadline is that of the deadline, whoever was first: the
+loop is held up past it, so that it reads the answer before it sees to timers."
+  (dolist (ending '(:status :reset :close))
+    (let ((due 0) (answered (make-signal)))
+      (with-raw-server (address)
+          (lambda (peer exchange)
+            (wait-until (lambda () (< 0 due (monotonic-ns))))
+            (ecase ending
+              (:status (send-fields (exchange-stream exchange)
+                                    '((":status" . "200") ("content-type" . "application/grpc")
+                                      ("grpc-status" . "2")
+                                      ("grpc-message" . "context deadline exceeded"))
+                                    t))
+              (:reset (http2:reset-stream (exchange-stream exchange) http2:+internal-error+))
+              (:close (setf (peer-closed peer) t)))
+            (flush-peer peer)
+            (signal-it answered))
+        (grpc:with-channel (channel address)
+          (grpc:ensure-connected channel)
+          (let* ((loop (client::subchannel-loop (client::channel-subchannel channel)))
+                 (holding (make-signal))
+                 (future (grpc:call-async #'lab.bench:ask channel (note 1) :timeout 0.3)))
+            (setf due (grpc:call-deadline future))
+            (loop:post loop (lambda ()
+                              (signal-it holding)
+                              (wait-until (lambda () (< 0 due (monotonic-ns))))
+                              (await-signal answered)))
+            (await-signal holding)
+            (let ((error (caught (grpc:await future))))
+              (is (typep error 'grpc:deadline-exceeded) "~S: ~A" ending error)
+              (when (eq ending :status)
+                (is (search "UNKNOWN from the server: context deadline exceeded"
+                            (grpc:rpc-error-cause error)))))))))))

@@ -292,7 +292,7 @@ ok."
                   (declare (ignore call))
                   (if (zerop (number-of note))
                       note
-                      (ask channel (note (1- (number-of note))) :timeout 0.2))))
+                      (ask-and-pass-on channel (note (1- (number-of note))) :timeout 0.2))))
         (setf channel own)
         (let ((futures (loop repeat 200
                              collect (grpc:call-async #'lab.bench:ask own (note 1) :timeout 10))))

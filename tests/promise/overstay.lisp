@@ -122,7 +122,8 @@ only not wait for the sleepers."
     (setf inner (lambda (note call)
                   (declare (ignore call))
                   (if (plusp (number-of note))
-                      (ask (car channel-box) (note (1- (number-of note))) :timeout 60)
+                      (ask-and-pass-on (car channel-box) (note (1- (number-of note)))
+                                       :timeout 60)
                       note)))
     (with-probe (channel :options (list :execution execution :reserve-threads reserve-threads
                                         :reserve-wait-seconds 0.5))

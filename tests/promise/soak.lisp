@@ -47,7 +47,7 @@
             ((told-p "fail") (grpc:fail :aborted "as told"))
             ((told-p "break") (error "as told"))
             ((told-p "call yourself")
-             (ask (aref (soak-channels soak) 0) (note (number-of note)) :timeout 60))
+             (ask-and-pass-on (aref (soak-channels soak) 0) (note (number-of note)) :timeout 60))
             (t (error "told ~S" told))))))
 
 (defun chat-either-way (stream call)

@@ -13,7 +13,8 @@
    #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:settled #:note #:number-of
    #:numbers #:with-threads #:with-log #:events-of #:elapsed-seconds #:caught #:route-named
    ;; service.lisp
-   #:probe #:make-probe #:with-probe #:probe-server #:ask #:watch #:collect #:chat #:start-probe
+   #:probe #:make-probe #:with-probe #:probe-server #:ask #:watch #:collect #:chat
+   #:start-probe #:ask-and-pass-on
    ;; peer.lisp
    #:peer #:peer-http2 #:peer-goaway #:peer-closed #:peer-exchanges #:flush-peer #:send-octets
    #:await-peer #:exchange #:exchange-stream #:exchange-headers #:exchange-data-octets

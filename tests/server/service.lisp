@@ -59,3 +59,8 @@ EVENTS is logged as an error."
                                                &key (timeout +patience+) &allow-other-keys)
                                    (apply #',stub channel request :timeout timeout options))))))
   (define-stubs ask watch collect chat))
+
+(defun ask-and-pass-on (channel note &rest options)
+  "ASK, by a handler whose caller is to hear with which status that fails."
+  (handler-case (apply #'ask channel note options)
+    (rpc:rpc-error (error) (grpc:fail (rpc:rpc-error-status error) nil))))
