@@ -533,7 +533,8 @@
                (:file "plugin")))
 
 (defsystem "clgrpc/tests/fuzz"
-  :depends-on ("clgrpc/tests/protobuf" "clgrpc/tests/dialogue" "clgrpc/tests/server"
+  :depends-on ("clgrpc/tests/protobuf" "clgrpc/tests/loop" "clgrpc/tests/dialogue"
+               "clgrpc/tests/server"
                "clgrpc/tests/support" "fiveam")
   :pathname "tests/fuzz/"
   :serial t
@@ -547,6 +548,7 @@
                (:file "hpack")
                (:file "http2")
                (:file "grpc")
+               (:file "tls")
                (:file "driver")
                (:file "suite")))
 

@@ -31,6 +31,8 @@
 (test http2-client-withstands (withstands "http2-client" 8000))
 (test grpc-server-withstands (withstands "grpc-server" 8000))
 (test grpc-client-withstands (withstands "grpc-client" 8000))
+(test tls-server-withstands (withstands "tls-server" 3000))
+(test tls-client-withstands (withstands "tls-client" 3000))
 
 (test every-target-is-run
   (dolist (target *targets*)

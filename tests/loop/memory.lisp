@@ -107,8 +107,9 @@ which tickets come; return true if they got to the end of it."
   (and (eql (length octets) (write-end from octets))
        (plusp (carry from to))
        (progn (read-end to)
-              (equalp octets (subseq (buffer-octets (end-got to)) (buffer-start (end-got to))
-                                     (buffer-end (end-got to)))))))
+              (not (mismatch (the octets octets) (the octets (buffer-octets (end-got to)))
+                             :start2 (buffer-start (end-got to))
+                             :end2 (buffer-end (end-got to)))))))
 
 (defun area-clean-p (loop)
   (os:area-empty-p (clgrpc.loop::loop-area loop)))

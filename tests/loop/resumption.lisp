@@ -37,8 +37,8 @@ made in time.")
       (remhash (key from) tickets))))
 
 (defun meet (server client &optional (name "localhost"))
-  "Shake hands: return :resumed, :full, or why the server refuses; and, as a universal time, until when the
-ticket is good that it has given."
+  "Shake hands: return :resumed, :full, or why the server refuses; and until when the ticket is good
+that it has given, a universal time."
   (with-still-loops (ours theirs)
     (with-ends ((one ours server :server)
                 (other theirs client :client :name name))

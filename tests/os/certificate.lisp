@@ -89,7 +89,7 @@ TEXT, wherever they are."
     (is (equal (coerce '(#\l #\Nul #.(code-char 255) #.(code-char 195) #\l #\h #\o #\s #\t) 'string)
                (second (first names)))))
   (let ((der (os:certificate-der (certificate-named "server.pem"))))
-    (let ((time (subseq der (+ 2 (search (octets-of 23 13) der)) (+ 8 (search (octets-of 23 13) der)))))
+    (let* ((at (+ 2 (search (octets-of 23 13) der))) (time (subseq der at (+ at 6))))
       (signals os:tls-error
         (os:certificate-not-before
          (certificate-with (map 'string #'code-char time) (ascii-octets "991399")))))))
