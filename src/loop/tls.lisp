@@ -8,10 +8,10 @@
 ;;;; TRANSPORT-FAILURE, and is :closed then; the peer has been sent the alert.
 ;;;;
 ;;;; All sessions of a loop work through one area, which is lent to one at a time, for one step, and
-;;;; only by LENDING-AREA: it is empty when it is lent and empty when it comes back. A session that
-;;;; leaves its step in any other way than to the end, by a condition, say, has failed: what it
-;;;; leaves in the area is dropped, and nothing more of it is sent. Logs and tracers hear of a step
-;;;; only after it.
+;;;; only by LENDING-AREA: it is empty when it comes back, which is checked, and so when it is lent.
+;;;; A session that leaves its step in any other way than to the end, by a condition, say, has
+;;;; failed: what it leaves in the area is dropped, and nothing more of it is sent. Logs and tracers
+;;;; hear of a step only after it.
 ;;;;
 ;;;; Records that the inner transport did not take wait in TAIL. What they carry, OWED octets, does
 ;;;; not count as written before they are on their way, so the connection offers those octets
@@ -99,17 +99,18 @@ thread."
 its values. It is not left by RETURN-FROM."
   (let ((over (gensym "OVER")))
     `(let ((,over nil))
-       (unwind-protect (progn
+       (assert (not (shiftf (os:tls-area-lent (tls-area ,tls)) t)))
+       (unwind-protect (multiple-value-prog1 (progn ,@body)
                          (assert (os:area-empty-p (tls-area ,tls)))
-                         (multiple-value-prog1 (progn ,@body)
-                           (assert (os:area-empty-p (tls-area ,tls)))
-                           (setf ,over t)))
+                         (setf (os:tls-area-lent (tls-area ,tls)) nil
+                               ,over t))
          (unless ,over (abandon-session ,transport ,tls))))))
 
 (defun abandon-session (transport tls)
   "The session of TLS has been left in the middle of a step: let nothing that it has read or written
 reach anybody."
   (os:empty-area (tls-area tls))
+  (setf (os:tls-area-lent (tls-area tls)) nil)
   (unless (eq :closed (tls-state tls))
     (fail-tls transport tls "TLS: the session was left in the middle of a step")))
 

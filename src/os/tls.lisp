@@ -294,9 +294,11 @@ TLS-ERROR if there is no OpenSSL. From any thread; to be freed with FREE-TLS-CON
 
 (defstruct (tls-area (:constructor %make-tls-area (reading writing)) (:copier nil))
   "READING has what the peer of the session at work sent, WRITING what is to be sent to it. OCTETS
-is where they are received and from where they are sent."
+is where they are received and from where they are sent. LENT is true while a session has the area;
+while none has it, both are empty."
   (reading 0 :type foreign-pointer :read-only t)
   (writing 0 :type foreign-pointer :read-only t)
+  (lent nil :type boolean)
   (octets (make-octets (* 5 +record-octets+)) :type octets :read-only t))
 
 (declaim (sb-ext:freeze-type tls-area))
@@ -305,6 +307,7 @@ is where they are received and from where they are sent."
   (print-unreadable-object (area stream :type t :identity t)))
 
 (document-functions
+  tls-area-lent "True while a session has AREA. SETFable by whoever lends it."
   tls-area-octets "The vector through which octets pass between AREA and the network.")
 
 (defun make-tls-area ()
