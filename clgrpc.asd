@@ -523,6 +523,7 @@
                (:file "json-reader")
                (:file "text-writer")
                (:file "text-reader")
+               (:file "textual")
                (:file "dynamic")
                (:file "define")
                (:file "set")

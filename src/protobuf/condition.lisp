@@ -8,10 +8,11 @@
 (define-condition field-type-error (clgrpc-error type-error)
   ((field :initarg :field :reader field-type-error-field))
   (:report (lambda (condition stream)
-             (format stream "The field ~A takes ~A, not ~S."
+             (format stream "The field ~A takes ~A, not ~A."
                      (field-type-error-field condition)
                      (type-in-words (type-error-expected-type condition))
-                     (type-error-datum condition))))
+                     (visible-text (bounded-text (type-error-datum condition)
+                                                 :limit 200 :escape t)))))
   (:documentation "A message was to be given a value that its field cannot hold; nothing was
 changed. FIELD is the field's full name; EXPECTED-TYPE and DATUM are those of TYPE-ERROR."))
 
@@ -22,6 +23,8 @@ changed. FIELD is the field's full name; EXPECTED-TYPE and DATUM are those of TY
   (cond ((eq 'string type) "a string")
         ((eq 'real type) "a real number")
         ((eq 'sequence type) "a sequence")
+        ((eq 'octet-sequence type)
+         "octets (of a text those of (sb-ext:string-to-octets text :external-format :utf-8))")
         ((member 'hash-table (and (listp type) type)) "an alist, a hash table or another map")
         ((member 'null (and (listp type) type)) (format nil "a message of type ~S" (third type)))
         (t (format nil "an object of type ~S" type))))

@@ -331,22 +331,25 @@ none; second value true if there is any member. READER stays where it is."
 
 (defun read-any-content (input type)
   "Read the object of an Any as the message of TYPE in it."
-  (let* ((inner (make-message type))
-         (view (json-view (message-layout inner)))
-         (reader (json-input-reader input)))
-    (cond ((null (view-form view)) (read-json-fields input inner view t))
-          (t (let ((found nil))
-               (do-json-members (name reader)
-                 (cond ((string= name "@type") (skip-json-value reader))
-                       ((and (string= name "value") (not found))
-                        (setf inner (read-json-message input type)
-                              found t))
-                       ((input-ignore-unknown input) (skip-json-value reader))
-                       (t (json-wrong input "an Any of ~A has no ~S" (message-type-name type)
-                                      name))))
-               (unless found
-                 (json-wrong input "an Any of ~A needs \"value\"" (message-type-name type))))))
-    inner))
+  (let ((view (json-view (message-type-layout type)))
+        (position (json-reader-position (json-input-reader input))))
+    (if (view-form view)
+        (read-any-value input type)
+        (with-depth (input position)
+          (let ((message (begin-message input type position)))
+            (read-json-fields input message view t)
+            message)))))
+
+(defun read-any-value (input type)
+  "Read the object of an Any that holds a message of TYPE, which has a form of its own in JSON."
+  (let ((reader (json-input-reader input)) (found nil))
+    (do-json-members (name reader)
+      (cond ((string= name "@type") (skip-json-value reader))
+            ((and (string= name "value") (not found))
+             (setf found (read-json-message input type)))
+            ((input-ignore-unknown input) (skip-json-value reader))
+            (t (json-wrong input "an Any of ~A has no ~S" (message-type-name type) name))))
+    (or found (json-wrong input "an Any of ~A needs \"value\"" (message-type-name type)))))
 
 (defun call-with-json-input (input function)
   "Call FUNCTION; what READER of INPUT finds wrong becomes a MESSAGE-TEXT-ERROR."
@@ -383,7 +386,7 @@ PARSE-MESSAGE. Source: protobuf.dev, ProtoJSON format."
                                  :allowance (+ max-decoded-octets (* 8 (length source))))))
     (flet ((read-source ()
              (let ((reader (make-json-reader source :max-length max-octets
-                                                    :max-depth (* 3 max-message-depth))))
+                                                    :max-depth (* 3 (1+ max-message-depth)))))
                (setf (json-input-reader input) reader
                      (input-octets input) (json-reader-octets reader))
                (prog1 (read-json-message input type)

@@ -6,22 +6,14 @@
 
 (in-package #:clgrpc.protobuf)
 
-(defstruct (json-output (:conc-name output-) (:copier nil))
-  "Where JSON is written and how. FRESH: nothing stands yet in the innermost object or array."
-  (buffer (make-buffer) :type buffer)
-  (proto-names nil)
+(defstruct (json-output (:include writing (format :json)) (:conc-name output-) (:copier nil))
+  "Where JSON is written and how."
+  (proto-names nil)                     ; these are as MESSAGE-JSON has them
   (enum-numbers nil)
   (defaults nil)
   (indent nil :type (or null (integer 0 16)))
-  (finder #'find-message-type :type function)
-  (type-name nil)
-  (level 0 :type fixnum)
-  (fresh t))
-
-(defun fail-output (output control &rest arguments)
-  "Signal MESSAGE-PRINT-ERROR."
-  (error 'message-print-error :format :json :type (output-type-name output)
-                              :text (format nil "~?" control arguments)))
+  (level 0 :type fixnum)                ; how many objects and arrays are open
+  (fresh t))                            ; true if nothing stands yet in the innermost of them
 
 (defparameter *json-forms*
   '(("google.protobuf.Any" . :any) ("google.protobuf.Timestamp" . :timestamp)
@@ -134,17 +126,19 @@
           (name (append-json-string (output-buffer output) name))
           (t (append-json-integer (output-buffer output) number)))))
 
-(defun append-text (output slot text)
+(defun check-text (output slot text)
+  "Make sure that TEXT, a value of SLOT or a key of its map, has a form in JSON."
   (when (and (eq :unchecked-string (coder-kind slot)) (find-if #'escape-p text))
-    (fail-output output "the string ~A is not UTF-8" (slot-path slot)))
-  (append-json-string (output-buffer output) text))
+    (fail-writing output "the string ~A is not UTF-8" (slot-path slot)))
+  text)
 
 (defun append-value (output slot value)
   "Write VALUE, one value of SLOT."
+  (check-text-size output)
   (let ((buffer (output-buffer output)))
     (ecase (slot-kind slot)
       (:message (append-message output value))
-      (:string (append-text output slot value))
+      (:string (append-json-string buffer (check-text output slot value)))
       ((:int32 :uint32 :sint32 :fixed32 :sfixed32) (append-json-integer buffer value))
       ((:int64 :uint64 :sint64 :fixed64 :sfixed64) (append-quoted-integer output value))
       (:bool (append-ascii buffer (if value (literal-text "true") (literal-text "false"))))
@@ -153,20 +147,20 @@
       (:enum (let ((type (slot-type-object slot)))
                (append-enum output type (enum-number-of type value)))))))
 
-(defun map-key-text (kind key)
-  "KEY, of KIND, as a text."
-  (ecase kind
-    (:string key)
+(defun map-key-text (output slot key)
+  "KEY, of the SLOT of keys, as a text."
+  (ecase (slot-kind slot)
+    (:string (check-text output slot key))
     (:bool (if key "true" "false"))
     ((:int32 :int64 :uint32 :uint64 :sint32 :sint64 :fixed32 :fixed64 :sfixed32 :sfixed64)
      (format nil "~D" key))))
 
 (defun append-map (output slot map)
-  (let ((key-kind (slot-kind (slot-entry-key slot))) (entry-value (slot-entry-value slot)))
+  (let ((entry-key (slot-entry-key slot)) (entry-value (slot-entry-value slot)))
     (with-items (output #\{ #\})
       (when map
         (do-map ((key value) map)
-          (append-string-name output (map-key-text key-kind key))
+          (append-string-name output (map-key-text output entry-key key))
           (append-value output entry-value value))))))
 
 (defun append-elements (output slot elements)
@@ -203,24 +197,28 @@
     (append-held output slot (held message slot))))
 
 (defun append-message (output message)
-  (let* ((message (current message))
-         (view (json-view (message-layout message))))
-    (ecase (view-form view)
-      ((nil) (with-items (output #\{ #\}) (append-fields output message view)))
-      (:any (append-any output message))
-      (:timestamp (append-time output message #'timestamp-text "Timestamp"))
-      (:duration (append-time output message #'duration-text "Duration"))
-      (:field-mask (append-mask output message))
-      (:value (append-any-value output message))
-      ((:struct :list :wrapper)
-       (let ((slot (numbered-slot message 1)))
-         (append-held output slot (held message slot)))))))
+  (with-level (output)
+    (let ((message (current message)))
+      (append-form output message (json-view (message-layout message))))))
+
+(defun append-form (output message view)
+  "Write MESSAGE, whose layout VIEW shows, in the form that its type has in JSON."
+  (ecase (view-form view)
+    ((nil) (with-items (output #\{ #\}) (append-fields output message view)))
+    (:any (append-any output message))
+    (:timestamp (append-time output message #'timestamp-text "Timestamp"))
+    (:duration (append-time output message #'duration-text "Duration"))
+    (:field-mask (append-mask output message))
+    (:value (append-any-value output message))
+    ((:struct :list :wrapper)
+     (let ((slot (numbered-slot message 1)))
+       (append-held output slot (held message slot))))))
 
 (defun append-time (output message function name)
   (let ((seconds (number-held message 1)) (nanos (number-held message 2)))
     (append-json-string (output-buffer output)
                         (or (funcall function seconds nanos)
-                            (fail-output output "~D seconds and ~D nanoseconds are no ~A" seconds
+                            (fail-writing output "~D seconds and ~D nanoseconds are no ~A" seconds
                                          nanos name)))))
 
 (defun append-mask (output message)
@@ -229,7 +227,7 @@
    (format nil "~{~A~^,~}"
            (map 'list (lambda (path)
                         (or (camel-path path)
-                            (fail-output output "the path ~S of a FieldMask has no form in JSON"
+                            (fail-writing output "the path ~S of a FieldMask has no form in JSON"
                                          path)))
                 (number-held message 1)))))
 
@@ -237,47 +235,48 @@
   "Write MESSAGE, a google.protobuf.Value."
   (let ((slot (find-if (lambda (slot) (slot-present-p message slot))
                        (layout-slots (message-layout message)))))
-    (unless slot (fail-output output "a Value holds nothing"))
+    (unless slot (fail-writing output "a Value holds nothing"))
     (let ((held (present-held message slot)))
       (when (and (floatp held) (infinite-or-nan-p held))
-        (fail-output output "a Value cannot be ~A" (float-text held)))
+        (fail-writing output "a Value cannot be ~A" (float-text held)))
       (append-held output slot held))))
 
 (defun append-any (output message)
-  (let* ((url (number-held message 1))
-         (octets (number-held message 2))
-         (name (url-type-name url))
-         (type (and name (funcall (output-finder output) name))))
+  (let ((url (number-held message 1)) (octets (number-held message 2)))
     (with-items (output #\{ #\})
       (unless (and (string= "" url) (zerop (length octets)))
-        (unless (and type (message-type-defined-p type))
-          (fail-output output "there is no message type for the Any of ~S" url))
-        (let* ((inner (parse-message type octets))
+        (let* ((inner (or (any-content output url octets)
+                          (fail-writing output "there is no message type for the Any of ~A"
+                                        (visible-text url :limit 200 :quoted t))))
                (view (json-view (message-layout inner))))
+          (check-required (message-type-of inner) inner)
           (append-string-name output "@type")
           (append-json-string (output-buffer output) url)
-          (cond ((view-form view)
-                 (append-string-name output "value")
-                 (append-message output inner))
-                (t (append-fields output inner view))))))))
+          (within-any (output)
+            (with-level (output)
+              (cond ((view-form view)
+                     (append-string-name output "value")
+                     (append-form output inner view))
+                    (t (append-fields output inner view))))))))))
 
 (defun message-json (message &key (as :string) proto-names enum-numbers defaults indent
-                               (finder #'find-message-type))
+                               (finder #'find-message-type) (max-octets +text-octets+)
+                               (max-message-depth **max-message-depth**)
+                               (max-decoded-octets **max-decoded-octets**))
   "Return MESSAGE in JSON: a string, or with AS :OCTETS its UTF-8. PROTO-NAMES: fields go by the
 names of the .proto file instead of lowerCamelCase. ENUM-NUMBERS: enum values are numbers, not
 names. DEFAULTS: fields without presence are written even if zero or empty. INDENT, 0 to 16, puts
 each member on a line of its own, indented so many spaces a level. FINDER maps the full name of the
 type in an Any to its message type, or to nil. Signal MESSAGE-PRINT-ERROR if MESSAGE has no form in
-JSON: a Timestamp, Duration or FieldMask that is none, an empty Value, an Any of an unknown type;
-and PROTOBUF-ERROR if what an Any holds is no message of its type. Unknown fields are left out.
-Source: protobuf.dev, ProtoJSON format."
-  (let* ((buffer (make-buffer :size 256))
-         (output (make-json-output :buffer buffer :proto-names proto-names
-                                   :enum-numbers enum-numbers :defaults defaults :indent indent
-                                   :finder finder
-                                   :type-name (message-type-name (message-type-of message)))))
+JSON: a Timestamp, Duration or FieldMask that is none, an empty Value, an Any of an unknown type, a
+string that is not UTF-8; or if it goes too far: it has more than MAX-OCTETS, or its messages, those
+in Anys too, nest deeper than MAX-MESSAGE-DEPTH levels. Signal PROTOBUF-ERROR if what an Any holds is
+no message of its type, or the messages in Anys take more than MAX-DECODED-OCTETS of memory over
+eight times the size of those. Unknown fields are left out. Source: protobuf.dev, ProtoJSON format."
+  (let ((output (make-json-output :buffer (make-buffer :size 256) :proto-names proto-names
+                                  :enum-numbers enum-numbers :defaults defaults :indent indent
+                                  :finder finder :max-octets max-octets
+                                  :levels (1+ max-message-depth) :allowance max-decoded-octets
+                                  :type-name (message-type-name (message-type-of message)))))
     (append-message output message)
-    (ecase as
-      (:string (buffer-string buffer))
-      (:octets (subseq-octets (buffer-octets buffer) (buffer-start buffer)
-                              (buffer-end buffer))))))
+    (written-text output as)))

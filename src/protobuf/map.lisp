@@ -113,13 +113,15 @@ change meanwhile."
     (do-map ((key value) map (nreverse entries))
       (push (cons key value) entries))))
 
-(defun to-map (key-kind value-kind value-type entries)
-  "A fresh map of the field types given with ENTRIES, an alist, a hash table or another map."
+(defun to-map (key-kind value-kind value-type entries field)
+  "A fresh map of the field types given with ENTRIES, an alist, a hash table or another map, for
+FIELD, a full name."
   (let ((map (make-proto-map key-kind value-kind value-type)))
-    (etypecase entries
-      (list (loop for (key . value) in entries do (setf (map-value map key) value)))
-      (hash-table (maphash (lambda (key value) (setf (map-value map key) value)) entries))
-      (proto-map (do-map ((key value) entries) (setf (map-value map key) value))))
+    (naming-field (field)
+      (etypecase entries
+        (list (loop for (key . value) in entries do (setf (map-value map key) value)))
+        (hash-table (maphash (lambda (key value) (setf (map-value map key) value)) entries))
+        (proto-map (do-map ((key value) entries) (setf (map-value map key) value)))))
     map))
 
 ;;; Entries on the wire

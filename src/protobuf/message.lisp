@@ -144,14 +144,15 @@ them it is to be when all has been read."
 (defmacro read-twice ((reading size &key (depth '**max-message-depth**)
                                       (decoded-octets '**max-decoded-octets**) spare)
                       form)
-  "The value of FORM with READING bound to fresh state for SIZE octets: on the plain way, and if
-that gives nil on the deferred way. SPARE as in READING."
-  (let ((allowance (gensym "ALLOWANCE")))
-    `(let ((,allowance (+ ,decoded-octets (* 8 ,size))))
-       (or (let ((,reading (make-reading ,depth ,allowance nil ,spare)))
+  "The value of FORM with READING bound to fresh state for SIZE octets, which may nest DEPTH levels
+below the outermost message: on the plain way, and if that gives nil on the deferred way. SPARE as in
+READING."
+  (let ((allowance (gensym "ALLOWANCE")) (levels (gensym "LEVELS")))
+    `(let ((,allowance (+ ,decoded-octets (* 8 ,size))) (,levels (1+ ,depth)))
+       (or (let ((,reading (make-reading ,levels ,allowance nil ,spare)))
              (declare (dynamic-extent ,reading))
              ,form)
-           (let ((,reading (make-reading ,depth ,allowance t ,spare)))
+           (let ((,reading (make-reading ,levels ,allowance t ,spare)))
              (declare (dynamic-extent ,reading))
              ,form)))))
 

@@ -68,7 +68,8 @@
         (:repeated (loop for message across value
                          for i from 0 thereis (path message "[~D]" i)))
         (:map (do-map ((key message) value nil)
-                (let ((path (path message "[~S]" key))) (when path (return path)))))))))
+                (let ((path (path message "~A" (with-output-to-string (out) (write-key key out)))))
+                  (when path (return path)))))))))
 
 ;;; Writing
 
@@ -317,55 +318,78 @@ vector or map with SOURCE."
           do (clear-slot current slot))
     message))
 
-;;; Printing: one line, and never a long one
+;;; Printing: one line, and never a long one. A message is written to a stream that has room for so
+;;; many characters; the messages in it are written to the same stream, so all share the room.
 
 (defparameter *print-message-characters* 60
-  "How much of a string or vector PRINT-OBJECT shows of a message's field.")
+  "How much of a string or of octets PRINT-OBJECT shows of a message's field.")
 
-(defvar *print-room* 400
-  "How many characters are left for the message that is being printed.")
+(defconstant +message-characters+ 400
+  "How many characters are shown of a message with all that is in it.")
+
+(defvar *message-stream* nil
+  "The stream to which a message is being written, or nil.")
 
 (defmethod print-object ((message message) stream)
-  (print-unreadable-object (message stream)
-    (let ((*print-pretty* nil)
-          (*print-room* *print-room*)
-          (current (ignore-errors (current message))))
-      (let ((type (message-type-of message)))
-        (if (message-type-symbol type)
-            (prin1 (message-type-symbol type) stream)
-            (write-string (message-type-name type) stream)))
-      (when current
-        (dolist (slot (present-slots current))
-          (unless (plusp *print-room*)
-            (write-string " …" stream)
-            (return))
-          (let ((text (slot-text slot (slot-user-value current slot))))
-            (decf *print-room* (length text))
-            (write-string text stream)))))))
+  (if (eq stream *message-stream*)
+      (print-unreadable-object (message stream) (print-fields message stream))
+      (print-unreadable-object (message stream)
+        (multiple-value-bind (text cut)
+            (with-bounded-text (room +message-characters+)
+              (let ((*print-pretty* nil) (*message-stream* room))
+                (print-fields message room)))
+          (write-string text stream)
+          (when cut (write-string " …" stream))))))
 
-(defun slot-text (slot value)
-  "What is printed for SLOT, which holds VALUE."
-  (with-output-to-string (stream)
-    (if (eq :extension (slot-presence slot))
-        (format stream " [~A] " (descriptor-full-name (slot-field slot)))
-        (format stream " :~(~A~) " (slot-name slot)))
-    (print-value value stream)))
+(defun print-fields (message stream)
+  "Write the type of MESSAGE and the fields that are present."
+  (let ((current (ignore-errors (current message))) (type (message-type-of message)))
+    (if (message-type-symbol type)
+        (prin1 (message-type-symbol type) stream)
+        (write-string (message-type-name type) stream))
+    (when current
+      (dolist (slot (present-slots current))
+        (if (eq :extension (slot-presence slot))
+            (format stream " [~A] " (descriptor-full-name (slot-field slot)))
+            (format stream " :~(~A~) " (slot-name slot)))
+        (print-value (slot-user-value current slot) stream)))))
 
 (defun print-value (value stream)
   (typecase value
-    (string (print-start value stream))
-    (octets (format stream "<~D octet~:P>" (length value)))
+    (string (write-visible value stream :limit *print-message-characters* :quoted t))
+    (octets (print-octets value stream))
     (vector (if (<= (length value) 4)
-                (format stream "(~{~A~^ ~})" (map 'list (lambda (item)
-                                                         (with-output-to-string (out)
-                                                           (print-value item out)))
-                                                  value))
+                (loop for i from 0 below (length value)
+                      do (write-char (if (zerop i) #\( #\Space) stream)
+                         (print-value (aref value i) stream)
+                      finally (write-char #\) stream))
                 (format stream "<~D elements>" (length value))))
     (proto-map (format stream "<~D entr~:@P>" (map-count value)))
     (t (prin1 value stream))))
 
-(defun print-start (string stream)
-  (let ((limit *print-message-characters*))
-    (if (<= (length string) limit)
-        (prin1 string stream)
-        (format stream "~S…" (subseq string 0 limit)))))
+(defun print-octets (octets stream)
+  "Write the beginning of OCTETS as text if it is one to be read, else how many they are and the first
+few in hexadecimal."
+  (let ((text (octets-text octets *print-message-characters*)))
+    (cond (text
+           (write-char #\< stream)
+           (write-visible text stream :quoted t)
+           (when (> (length octets) *print-message-characters*) (write-char #\… stream))
+           (write-char #\> stream))
+          (t (format stream "<~D octet~:P~@[ ~(~{~2,'0X~}~)~]~:[~;…~]>" (length octets)
+                     (coerce (subseq octets 0 (min 16 (length octets))) 'list)
+                     (< 16 (length octets)))))))
+
+(defun octets-text (octets limit)
+  "The text that OCTETS are, LIMIT of them at most, or nil if they are none or it cannot be seen."
+  (and (plusp (length octets))
+       (let* ((end (min limit (length octets)))
+              ;; do not end within a character
+              (end (if (< end (length octets))
+                       (loop while (and (plusp end) (= #x80 (logand #xC0 (aref octets end))))
+                             do (decf end)
+                             finally (return end))
+                       end))
+              (text (handler-case (decode-utf8 octets 0 end)
+                      (invalid-utf8 () nil))))
+         (and text (notany #'unsafe-char-p text) text))))

@@ -80,15 +80,16 @@
 
 (defun to-held (slot value)
   "What SLOT holds when the user gives VALUE."
-  (let ((kind (slot-kind slot)) (type (slot-type-object slot)))
+  (let ((kind (slot-kind slot)) (type (slot-type-object slot))
+        (field (descriptor-full-name (slot-field slot))))
     (ecase (slot-label slot)
-      (:repeated (to-vector kind value type))
+      (:repeated (to-vector kind value type field))
       (:map (to-map (slot-kind (slot-entry-key slot)) (slot-kind (slot-entry-value slot))
-                    (slot-type-object (slot-entry-value slot)) value))
+                    (slot-type-object (slot-entry-value slot)) value field))
       (:singular (case kind
                    (:enum (enum-number-of type value))
-                   (:message (and value (to-kind kind value type)))
-                   (t (to-kind kind value type)))))))
+                   (:message (and value (naming-field (field) (to-kind kind value type))))
+                   (t (naming-field (field) (to-kind kind value type))))))))
 
 (defun set-slot (message slot held)
   "Make HELD what SLOT of MESSAGE holds, and the field present."

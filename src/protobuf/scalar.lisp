@@ -177,11 +177,23 @@
     (string (coerce value '(simple-array character (*))))
     (t (error 'type-error :datum value :expected-type 'string))))
 
+(defun octet-sequence-p (value)
+  (typecase value
+    (octets t)
+    (string nil)
+    (list (and (ignore-errors (list-length value))
+               (every (lambda (item) (typep item 'octet)) value)))
+    (vector (every (lambda (item) (typep item 'octet)) value))))
+
+(deftype octet-sequence ()
+  "What a field of bytes can be given."
+  '(or octets (satisfies octet-sequence-p)))
+
 (defun to-octets (value)
   (typecase value
     (octets value)
-    (sequence (coerce value 'octets))
-    (t (error 'type-error :datum value :expected-type 'octets))))
+    (octet-sequence (coerce value 'octets))
+    (t (error 'type-error :datum value :expected-type 'octet-sequence))))
 
 (defun to-kind (kind value type)
   "VALUE as a repeated field or map of KIND holds it. TYPE is the message or enum type, if any."
@@ -212,13 +224,19 @@ conversion can tell."
      (ecase kind
        ((:double :float) 'real)
        (:string 'string)
-       (:bytes 'sequence)
+       (:bytes 'octet-sequence)
        ((:bool :enum) t)
        ((:int32 :int64 :uint32 :uint64 :sint32 :sint64 :fixed32 :fixed64 :sfixed32 :sfixed64)
         (scalar-type-of kind))))))
 
 (defun refuse-value (value type field)
   (error 'field-type-error :datum value :expected-type type :field field))
+
+(defmacro naming-field ((field) &body body)
+  "Run BODY; a TYPE-ERROR in it is signalled as one of FIELD, a full name."
+  `(handler-case (progn ,@body)
+     (type-error (error) (refuse-value (type-error-datum error) (type-error-expected-type error)
+                                       ,field))))
 
 (defmacro given ((type field) form)
   "FORM, what is held when the user gives VALUE for FIELD, a full name, if VALUE is of TYPE."
@@ -227,14 +245,15 @@ conversion can tell."
 (defun scalar-type-of (kind)
   (scalar-lisp-type (scalar-of kind)))
 
-(defun to-vector (kind value type)
-  "The sequence VALUE as the simple vector that a repeated field of KIND holds."
+(defun to-vector (kind value type field)
+  "The sequence VALUE as the simple vector that the repeated FIELD, a full name, of KIND holds."
   (let ((element (element-type kind)))
     (if (and (not (eq element t)) (typep value `(simple-array ,element (*))))
         value
         (let ((vector (make-array (length value) :element-type element)) (i 0))
-          (map nil (lambda (item)
-                     (setf (aref vector i) (to-kind kind item type))
-                     (incf i))
-               value)
+          (naming-field (field)
+            (map nil (lambda (item)
+                       (setf (aref vector i) (to-kind kind item type))
+                       (incf i))
+                 value))
           vector))))

@@ -180,12 +180,14 @@ code, so they are compiled in half the time without care."
            (let ((key (slot-kind (slot-entry-key slot))) (held (slot-entry-value slot)))
              `(setf (,place message)
                     ,(given-form slot (accepted-type :map nil)
-                                 `(to-map ,key ,(slot-kind held) ,(type-form held) value))))
+                                 `(to-map ,key ,(slot-kind held) ,(type-form held) value
+                                          ,(descriptor-full-name (slot-field slot))))))
            `(setf (,place message)
                   ,(given-form slot (accepted-type :repeated nil)
                                `(truly-the ,(vector-type slot)
-                                           (to-vector ,(slot-kind slot) value
-                                                      ,(type-form slot))))))))))
+                                           (to-vector
+                                            ,(slot-kind slot) value ,(type-form slot)
+                                            ,(descriptor-full-name (slot-field slot)))))))))))
 
 (defun present-form (slot)
   (ecase (slot-presence slot)

@@ -36,9 +36,6 @@ follows."
 (defun step-text (input)
   (incf (text-input-at input)))
 
-(defun text-letter-p (char)
-  (and char (or (char<= #\a char #\z) (char<= #\A char #\Z) (char= char #\_))))
-
 (defun decimal-p (char)
   (and char (char<= #\0 char #\9)))
 
@@ -128,13 +125,26 @@ follows."
     value))
 
 (defun scan-code (input letter)
-  "The character that the escape with LETTER, u or U, means. Surrogates are none, not even in
-pairs."
+  "The character that the escape with LETTER, u or U, means; of the former two may be a pair of
+surrogates."
   (let* ((count (if (char= letter #\u) 4 8))
          (code (scan-escape-digits input 16 count count)))
-    (cond ((<= #xD800 code #xDFFF) (text-wrong-here input "a surrogate is no character"))
+    (cond ((and (char= letter #\u) (<= #xD800 code #xDBFF))
+           (code-char (+ #x10000 (ash (- code #xD800) 10) (- (scan-low-surrogate input) #xDC00))))
+          ((<= #xD800 code #xDFFF) (text-wrong-here input "a lone surrogate is no character"))
           ((> code #x10FFFF) (text-wrong-here input "there is no character U+~X" code))
           (t (code-char code)))))
+
+(defun scan-low-surrogate (input)
+  "The second half of a pair of surrogates, escape and all."
+  (let ((code (and (eql #\\ (text-char input))
+                   (eql #\u (text-char-after input))
+                   (progn (step-text input)
+                          (step-text input)
+                          (scan-escape-digits input 16 4 4)))))
+    (if (and code (<= #xDC00 code #xDFFF))
+        code
+        (text-wrong-here input "a lone surrogate is no character"))))
 
 (defun scan-escape (input buffer)
   "Append what the escape means, whose backslash has been passed, to BUFFER."
@@ -147,7 +157,7 @@ pairs."
            (let ((value (scan-escape-digits input 8 3 1)))
              (when (> value 255) (text-wrong-here input "an octal escape is more than 377"))
              (append-octet buffer value)))
-          ((member char '(#\x #\X))
+          ((eql char #\x)
            (step-text input)
            (append-octet buffer (scan-escape-digits input 16 2 1)))
           ((member char '(#\u #\U))
@@ -255,7 +265,7 @@ pairs."
         (:word
          (prog1 (cond ((member word '("inf" "infinity") :test #'string-equal)
                        (named (if negative "-Infinity" "Infinity")))
-                      ((string-equal word "nan") (named "NaN"))
+                      ((string-equal word "nan") (if negative (- (named "NaN")) (named "NaN")))
                       (t (text-wrong input "number expected, not ~A" word)))
            (pass-token input)))
         (:number
@@ -319,7 +329,7 @@ pass over the closing one."
       (let ((char (text-char input)))
         (cond ((null char) (text-wrong-here input "`]' expected, not the end of the text"))
               ((char= char #\]) (return))
-              ((or (text-letter-p char) (decimal-p char) (find char ".-/~!$&()*+,;=%"))
+              ((url-char-p char)
                (append-octet buffer (char-code char))
                (step-text input))
               (t (text-wrong-here input "a name cannot have ~S" (string char))))))
@@ -327,37 +337,11 @@ pass over the closing one."
     (pass-token input)
     (check-bracketed-name input (buffer-string buffer))))
 
-(defun name-p (text &key (start 0) (end (length text)))
-  "True if the characters of TEXT from START to END are identifiers joined by points."
-  (loop for from = start then (1+ dot)
-        for dot = (position #\. text :start from :end end)
-        always (and (< from (or dot end))
-                    (text-letter-p (char text from)))
-        while dot))
-
 (defun check-bracketed-name (input name)
   "NAME, if it is a full name or a type URL."
-  (let ((slash (position #\/ name :from-end t)))
-    (unless (if slash
-                (and (plusp slash)
-                     (char/= #\/ (char name 0))
-                     (name-p name :start (1+ slash))
-                     (percents-right-p name slash))
-                (name-p name))
-      (text-wrong input "~S is neither the name of an extension nor a type URL" name))
-    (when (find-if-not (lambda (char) (or (text-letter-p char) (decimal-p char) (char= char #\.)))
-                       name :start (if slash (1+ slash) 0))
-      (text-wrong input "~S is not the name of a type" name))
-    name))
-
-(defun percents-right-p (name end)
-  "True if two hexadecimal digits follow each percent sign of NAME up to END."
-  (loop for percent = (position #\% name :end end) then (position #\% name :start (1+ percent)
-                                                                           :end end)
-        while percent
-        always (and (< (+ percent 2) end)
-                    (digit-char-p (char name (+ percent 1)) 16)
-                    (digit-char-p (char name (+ percent 2)) 16))))
+  (unless (if (find #\/ name) (type-url-p name) (name-p name))
+    (text-wrong input "~S is neither the name of an extension nor a type URL" name))
+  name)
 
 (defun named-extension (message name)
   "The slot of the extension of MESSAGE called NAME; of a message set also by its message."

@@ -2,25 +2,24 @@
 ;;;; number, extensions among them, one to a line or all on one; unknown fields by number if asked
 ;;;; for.
 ;;;;
-;;;; Strings are written as UTF-8, their quotation marks, backslashes and control characters
-;;;; escaped; of octets everything but ASCII is escaped as well.
+;;;; Strings are written as UTF-8, their quotation marks, backslashes and what is not to be seen
+;;;; (visible.lisp) escaped; of octets everything but ASCII is escaped as well.
 
 (in-package #:clgrpc.protobuf)
 
-(defstruct (text-output (:copier nil))
+(defstruct (text-output (:include writing (format :text)) (:copier nil))
   "Where text is written and how."
-  (buffer (make-buffer) :type buffer)
-  (single-line nil)
+  (single-line nil)                     ; these two are as MESSAGE-TEXT has them
   (unknown nil)
-  (finder #'find-message-type :type function)
-  (level 0 :type fixnum)
-  (fresh t))
+  (level 0 :type fixnum)                ; how many braces are open
+  (fresh t))                            ; true if nothing has been written
 
 (defun write-piece (output string)
   (append-octets (text-output-buffer output) (string-octets string)))
 
 (defun begin-field (output)
   "Go to where the next field is to be written."
+  (check-text-size output)
   (cond ((text-output-single-line output)
          (unless (text-output-fresh output) (write-piece output " "))
          (setf (text-output-fresh output) nil))
@@ -84,11 +83,14 @@
           for code = (char-code char)
           do (cond ((< code 128) (put-escaped code out))
                    ((escape-p char) (put-escaped (- code +escape+) out))
+                   ((unsafe-char-p char)
+                    (loop for octet across (string-octets (string char))
+                          do (put-escaped octet out)))
                    (t (write-char char out))))
     (write-char #\" out)))
 
 (defun float-literal (value)
-  (cond ((sb-ext:float-nan-p value) "nan")
+  (cond ((sb-ext:float-nan-p value) (if (minusp (float-sign value)) "-nan" "nan"))
         ((sb-ext:float-infinity-p value) (if (plusp value) "inf" "-inf"))
         (t (float-text value))))
 
@@ -139,27 +141,28 @@
                 (put-text-value output (slot-entry-value slot) "value" value)))))))
 
 (defun put-any (output message)
-  "Write MESSAGE, an Any, as the message in it; return nil if that cannot be read."
+  "Write MESSAGE, an Any, as the message in it; return nil if that cannot be read, or is too deep or
+too large."
   (let* ((url (number-held message 1))
-         (name (url-type-name url))
-         (type (and name (funcall (text-output-finder output) name)))
-         (inner (and type (message-type-defined-p type)
-                     (handler-case (parse-message type (number-held message 2) :partial t)
+         (inner (and (type-url-p url)
+                     (handler-case (any-content output url (number-held message 2))
                        (protobuf-error () nil)))))
     (when inner
-      (with-braces (output (format nil "[~A]" url)) (put-message output inner))
+      (within-any (output)
+        (with-braces (output (format nil "[~A]" url)) (put-message output inner)))
       t)))
 
 (defun put-message (output message)
   "Write the fields of MESSAGE."
-  (let ((message (current message)))
-    (unless (and (string= "google.protobuf.Any" (message-type-name (message-type-of message)))
-                 (put-any output message))
-      (dolist (slot (present-slots message))
-        (put-field output slot (present-held message slot))))
-    (when (text-output-unknown output)
-      (let ((octets (unknown-fields message)))
-        (when octets (put-unknown output octets 0 (length octets) 10))))))
+  (with-level (output)
+    (let ((message (current message)))
+      (unless (and (string= "google.protobuf.Any" (message-type-name (message-type-of message)))
+                   (put-any output message))
+        (dolist (slot (present-slots message))
+          (put-field output slot (present-held message slot))))
+      (when (text-output-unknown output)
+        (let ((octets (unknown-fields message)))
+          (when octets (put-unknown output octets 0 (length octets) 10)))))))
 
 ;;; Unknown fields
 
@@ -193,16 +196,20 @@ it is one and DEPTH levels are not used up, else as a literal."
             finally (return t))
     (protobuf-error () nil)))
 
-(defun message-text (message &key (as :string) single-line unknown (finder #'find-message-type))
+(defun message-text (message &key (as :string) single-line unknown (finder #'find-message-type)
+                               (max-octets +text-octets+)
+                               (max-message-depth **max-message-depth**)
+                               (max-decoded-octets **max-decoded-octets**))
   "Return MESSAGE in text format: a string, or with AS :OCTETS its UTF-8. SINGLE-LINE: without line
 breaks. UNKNOWN: write unknown fields too, by number; without, they are left out. The message in an
-Any is written out if FINDER, a function from full name to message type or nil, knows its type and
-its octets are one. Source: protobuf.dev, Text Format Language Specification."
-  (let* ((buffer (make-buffer :size 256))
-         (output (make-text-output :buffer buffer :single-line single-line :unknown unknown
-                                   :finder finder)))
+Any is written out if FINDER, a function from full name to message type or nil, knows its type, its
+octets are one, and it does not nest deeper than MAX-MESSAGE-DEPTH levels from MESSAGE on, nor take
+more memory, with those of other Anys, than MAX-DECODED-OCTETS over eight times its size; else type
+and octets are. Signal MESSAGE-PRINT-ERROR if MESSAGE itself nests deeper, or the text has more than
+MAX-OCTETS. Source: protobuf.dev, Text Format Language Specification."
+  (let ((output (make-text-output :buffer (make-buffer :size 256) :single-line single-line
+                                  :unknown unknown :finder finder :max-octets max-octets
+                                  :levels (1+ max-message-depth) :allowance max-decoded-octets
+                                  :type-name (message-type-name (message-type-of message)))))
     (put-message output message)
-    (ecase as
-      (:string (buffer-string buffer))
-      (:octets (subseq-octets (buffer-octets buffer) (buffer-start buffer)
-                              (buffer-end buffer))))))
+    (written-text output as)))

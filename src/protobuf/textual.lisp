@@ -1,6 +1,10 @@
 ;;;; What the JSON mapping and the text format share: views of a layout by name and in order of
 ;;;; numbers, names of enum values, failures with line, column and the path of fields, exact
-;;;; integers, and the types that an Any may name.
+;;;; integers, the types that an Any may name, and how far writers go.
+;;;;
+;;;; The octets in an Any are read only when it is written, and there may be another Any in them, and
+;;;; so on. So writing is bounded as reading is: one depth and one allowance for memory go through
+;;;; all levels (WRITING), and the text has a limit.
 ;;;;
 ;;;; Both readers work on octets and stand on slots (plan.lisp) through reflection.lisp alone, so
 ;;;; they serve every message that has slots, dynamic ones among them.
@@ -126,9 +130,10 @@ or to nil. ALLOWANCE is how many octets of memory the messages may still take."
          (setf (input-path ,input) (cdr ,step))))))
 
 (defmacro with-depth ((input position) &body body)
-  "Run BODY one message deeper, if INPUT may be that deep at POSITION."
+  "Run BODY one message deeper, if INPUT may be that deep at POSITION. The outermost message is no
+level."
   `(progn
-     (when (> (incf (input-depth ,input)) (input-max-depth ,input))
+     (when (> (incf (input-depth ,input)) (1+ (input-max-depth ,input)))
        (fail-input ,input ,position "messages nest deeper than ~D levels" (input-max-depth ,input)))
      (multiple-value-prog1 (progn ,@body)
        (decf (input-depth ,input)))))
@@ -149,8 +154,18 @@ or to nil. ALLOWANCE is how many octets of memory the messages may still take."
         (etypecase item
           (slot (format out "~:[.~;~]~A" first (slot-path item)))
           (integer (format out "[~D]" item))
-          (string (format out "[~S]" item)))
+          (string (write-key item out)))
         (setf first nil)))))
+
+(defun write-key (key stream)
+  "Write KEY, of a map, in brackets."
+  (format stream "[~A]" (if (stringp key) (visible-text key :limit 60 :quoted t) key)))
+
+(defun failure-text (control arguments)
+  "What CONTROL and ARGUMENTS format, of which some may come from a peer: visible and not long."
+  (multiple-value-bind (text cut)
+      (with-bounded-text (stream 500) (apply #'format stream control arguments))
+    (format nil "~A~:[~;…~]" (visible-text text) cut)))
 
 (defun fail-input (input position control &rest arguments)
   "Signal MESSAGE-TEXT-ERROR for the octet POSITION of INPUT."
@@ -158,7 +173,7 @@ or to nil. ALLOWANCE is how many octets of memory the messages may still take."
     (error 'message-text-error
            :format (input-format input) :type (input-type-name input) :position position
            :line line :column column :path (path-text (input-path input))
-           :text (format nil "~?" control arguments))))
+           :text (failure-text control arguments))))
 
 ;;; Values
 
@@ -179,6 +194,42 @@ more than 64 bits."
   (let ((slash (position #\/ url :from-end t)))
     (and slash (< (1+ slash) (length url)) (subseq url (1+ slash)))))
 
+(defun type-url-p (text)
+  "True if TEXT can be written as the type URL of an Any in text format: of few characters, with the
+name of a type behind the last slash."
+  (let ((slash (position #\/ text :from-end t)))
+    (and slash
+         (plusp slash)
+         (char/= #\/ (char text 0))
+         (every #'url-char-p text)
+         (name-p text :start (1+ slash))
+         (percents-right-p text slash))))
+
+(defun text-letter-p (char)
+  (and char (or (char<= #\a char #\z) (char<= #\A char #\Z) (char= char #\_))))
+
+(defun url-char-p (char)
+  (or (text-letter-p char) (char<= #\0 char #\9) (find char ".-/~!$&()*+,;=%")))
+
+(defun name-p (text &key (start 0) (end (length text)))
+  "True if the characters of TEXT from START to END are identifiers joined by points."
+  (and (loop for i from start below end
+             for char = (char text i)
+             always (or (text-letter-p char) (char<= #\0 char #\9) (char= char #\.)))
+       (loop for from = start then (1+ dot)
+             for dot = (position #\. text :start from :end end)
+             always (and (< from (or dot end)) (text-letter-p (char text from)))
+             while dot)))
+
+(defun percents-right-p (name end)
+  "True if two hexadecimal digits follow each percent sign of NAME up to END."
+  (loop for percent = (position #\% name :end end) then (position #\% name :start (1+ percent)
+                                                                           :end end)
+        while percent
+        always (and (< (+ percent 2) end)
+                    (digit-char-p (char name (+ percent 1)) 16)
+                    (digit-char-p (char name (+ percent 2)) 16))))
+
 (defun numbered-slot (message number)
   "The slot of the field NUMBER of MESSAGE, which has one."
   (find-slot (message-layout message) number))
@@ -190,3 +241,76 @@ more than 64 bits."
 (defun hold-number (held message number)
   "Make HELD what the field NUMBER of MESSAGE holds."
   (set-slot message (numbered-slot message number) held))
+
+;;; Writing
+
+(defconstant +text-octets+ (expt 2 26)
+  "How many octets a text has unless the caller says otherwise; readers take as many.")
+
+(defstruct (writing (:copier nil))
+  "Where a message is written as a text, and how far that may go."
+  (format :json :type (member :json :text))
+  (buffer (make-buffer) :type buffer)
+  (finder #'find-message-type :type function) ; from the name of a type in an Any to the type, or nil
+  (type-name nil)                       ; of the outermost message, for errors
+  (levels 0 :type fixnum)               ; how many more messages may be entered
+  (anys 0 :type fixnum)                 ; how many Anys this is in
+  (allowance 0 :type fixnum)            ; octets of memory that messages in Anys may still take
+  (max-octets 0 :type fixnum))          ; of the text
+
+(defun fail-writing (writing control &rest arguments)
+  "Signal MESSAGE-PRINT-ERROR."
+  (error 'message-print-error :format (writing-format writing) :type (writing-type-name writing)
+                              :text (failure-text control arguments)))
+
+(defun check-text-size (writing)
+  (when (> (buffer-fill (writing-buffer writing)) (writing-max-octets writing))
+    (fail-writing writing "it has more than the ~D octets that :max-octets allows"
+                  (writing-max-octets writing))))
+
+(defmacro with-level ((writing) &body body)
+  "Run BODY, which writes a message, if WRITING may go a level deeper."
+  `(progn
+     (when (minusp (decf (writing-levels ,writing)))
+       (fail-writing ,writing "messages nest deeper than :max-message-depth allows"))
+     (multiple-value-prog1 (progn ,@body)
+       (incf (writing-levels ,writing)))))
+
+(defun any-content (writing url octets)
+  "The message of an Any that has the type URL and holds OCTETS, or nil if its type is not known.
+Signal a PROTOBUF-ERROR if they are none, or WRITING may not go so far. An Any that is in no other
+adds eight times its size to the allowance, as what is received does; the size itself is charged for
+the octets that the message copies."
+  (let* ((name (url-type-name url))
+         (type (and name (funcall (writing-finder writing) name))))
+    (when (and type (message-type-defined-p type))
+      (when (zerop (writing-anys writing)) (incf (writing-allowance writing) (* 8 (length octets))))
+      (decf (writing-allowance writing) (length octets))
+      (when (minusp (writing-allowance writing))
+        (fail-writing writing "what its Anys hold takes more memory than :max-decoded-octets allows"))
+      (unless (plusp (writing-levels writing))
+        (fail-writing writing "messages nest deeper than :max-message-depth allows"))
+      (handler-bind ((protobuf-error
+                       (lambda (condition)
+                         (unless (protobuf-error-type condition)
+                           (reinitialize-error-type condition name)))))
+        (read-twice (reading 0 :depth (1- (writing-levels writing))
+                               :decoded-octets (writing-allowance writing))
+          (let ((message (funcall (message-type-reader type) octets 0 (length octets) reading)))
+            (when message (setf (writing-allowance writing) (reading-allowance reading)))
+            message))))))
+
+(defmacro within-any ((writing) &body body)
+  "Run BODY, which writes what an Any holds."
+  `(progn (incf (writing-anys ,writing))
+          ,@body
+          (decf (writing-anys ,writing))))
+
+(defun written-text (writing as)
+  "What has been written: a string, or with AS :OCTETS its UTF-8."
+  (check-text-size writing)
+  (let ((buffer (writing-buffer writing)))
+    (ecase as
+      (:string (buffer-string buffer))
+      (:octets (subseq-octets (buffer-octets buffer) (buffer-start buffer)
+                              (buffer-end buffer))))))

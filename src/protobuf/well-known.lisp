@@ -79,8 +79,8 @@ message of it."
           ((and found (message-type-defined-p found))
            (parse-message found (google.protobuf:any-value any)))
           (t (error 'protobuf-error :type "google.protobuf.Any"
-                                    :text (format nil "the type ~S of its message is not loaded"
-                                                  name))))))
+                                    :text (format nil "the type ~A of its message is not loaded"
+                                                  (visible-text name :limit 200 :quoted t)))))))
 
 ;;; Struct
 

@@ -125,8 +125,8 @@
                                 (coerce (protobuf::tag-octets (length octets)) 'octets) octets)))))
 
 (test recursion-is-limited
-  (finishes (parse-message 'clgrpc.test:inner (nested 99)))
-  (signals protobuf-error (parse-message 'clgrpc.test:inner (nested 100)))
+  (finishes (parse-message 'clgrpc.test:inner (nested 100)))
+  (signals protobuf-error (parse-message 'clgrpc.test:inner (nested 101)))
   (signals protobuf-error (parse-message 'clgrpc.test:inner (nested 5000)))
   (signals protobuf-error
     (parse-message 'clgrpc.test:inner (concatenate 'octets (nested 200) (nested 200))))

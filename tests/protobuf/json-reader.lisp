@@ -108,10 +108,10 @@
   (flet ((nested (depth)
            (format nil "~{~A~}{}~{~A~}" (loop repeat depth collect "{\"next\":")
                    (loop repeat depth collect "}"))))
-    (is (protobuf::message-p (parse-json-message "clgrpc.test.Inner" (nested 99))))
-    (signals message-text-error (parse-json-message "clgrpc.test.Inner" (nested 100)))
+    (is (protobuf::message-p (parse-json-message "clgrpc.test.Inner" (nested 100))))
+    (signals message-text-error (parse-json-message "clgrpc.test.Inner" (nested 101)))
     (signals message-text-error
-      (parse-json-message "clgrpc.test.Inner" (nested 3) :max-message-depth 3))
+      (parse-json-message "clgrpc.test.Inner" (nested 4) :max-message-depth 3))
     (signals message-text-error (parse-json-message "clgrpc.test.Inner" "{}" :max-octets 1)))
   (dolist (open '("{\"x\":" "[" "{\"struct\":{\"a\":" "{\"value\":["))
     (signals message-text-error

@@ -82,3 +82,12 @@
          (text (message-json message)))
     (is (search "\"[clgrpc.test.extension.count]\":300" text))
     (is (message= message (parse-json-message (message-type-of message) text)))))
+
+(test strings-that-are-not-utf-8-have-no-json
+  "Neither as values nor as keys of a map, which proto2 does not check."
+  (define "raw.proto" "syntax = \"proto2\"; package clgrpc.test.raw;
+                       message Raw { optional string s = 1; map<string, string> m = 2; }")
+  (dolist (octets '("0a0261ff" "12070a0261ff120178" "12070a0178120261ff"))
+    (let ((message (parse-message "clgrpc.test.raw.Raw" (unhex octets))))
+      (signals message-print-error (message-json message))
+      (is (equal octets (hex (serialize message)))))))
