@@ -1,6 +1,9 @@
 ;;;; `list`, `describe` and `call`, in grpcurl's manner: any service of any server, with JSON in and
 ;;;; out. Requests are read as JSON values one after another, each sent when it is complete, so that
 ;;;; a dialogue can be held on a terminal; responses are printed as they come.
+;;;;
+;;;; What a server says may be meant for the terminal: all text of its goes through SHOWN, but JSON,
+;;;; whose writer escapes what is not to be seen.
 
 (in-package #:clgrpc.tools)
 
@@ -13,12 +16,13 @@ reflection, or reads --proto."
   (call-with-catalogue
    (lambda (symbol list pool-of)
      (format t "~{~A~%~}"
-             (if symbol
-                 (mapcar #'protobuf:descriptor-full-name
-                         (protobuf:service-descriptor-methods
-                          (need-descriptor (funcall pool-of (list symbol)) symbol
-                                           'protobuf:service-descriptor "service")))
-                 (funcall list))))
+             (mapcar #'shown
+                     (if symbol
+                         (mapcar #'protobuf:descriptor-full-name
+                                 (protobuf:service-descriptor-methods
+                                  (need-descriptor (funcall pool-of (list symbol)) symbol
+                                                   'protobuf:service-descriptor "service")))
+                         (funcall list)))))
    address service proto import-path headers timeout
    (client-credentials tls-ca tls-cert tls-key tls-name))
   0)
@@ -36,7 +40,7 @@ reflection, or reads --proto."
             (pool (funcall pool-of symbols)))
        (dolist (symbol symbols)
          (let ((descriptor (need-symbol pool symbol)))
-           (format t "~A is ~A:~%" symbol (descriptor-kind descriptor))
+           (format t "~A is ~A:~%" (shown symbol) (descriptor-kind descriptor))
            (write-declaration descriptor 0 (owner-of pool symbol))))))
    address symbol proto import-path headers timeout
    (client-credentials tls-ca tls-cert tls-key tls-name))
@@ -166,11 +170,17 @@ read, but of a number or word the character behind it. Whether it is valid is no
            (handler-case (print-stream caller call)
              (grpc:rpc-error (error) (error (or (caller-trouble caller) error))))))))))
 
+(defun detail-text (detail)
+  "DETAIL, a message, in JSON; as it prints if it has no form there, such as an Any of a type that is
+not known here."
+  (handler-case (protobuf:message-json detail)
+    (protobuf:protobuf-error () (princ-to-string detail))))
+
 (defun print-status (error)
   "Print ERROR, an RPC-ERROR, as grpcurl does; return the exit code for it."
   (let ((status (grpc:rpc-error-status error)))
     (format *error-output* "ERROR:~%  Code: ~A~%  Message: ~A~%"
-            (remove #\- (string-capitalize status)) (grpc:rpc-error-message error))
+            (remove #\- (string-capitalize status)) (shown (grpc:rpc-error-message error)))
     (let ((details (grpc:rpc-error-details error)))
       (when details
         (format *error-output* "  Details:~%")
@@ -178,7 +188,7 @@ read, but of a number or word the character behind it. Whether it is valid is no
           (when (typep detail 'protobuf:message)
             (format *error-output* "    ~A ~A~%"
                     (protobuf:message-type-name (protobuf:message-type-of detail))
-                    (protobuf:message-json detail))))))
+                    (detail-text detail))))))
     (finish-output *error-output*)
     (+ 64 (grpc:status-code status))))
 

@@ -293,13 +293,23 @@ REST is left."
 
 (defvar *version* (asdf:component-version (asdf:find-system "clgrpc")))
 
+;;; What is printed
+
+(defparameter *longest-text* 10000
+  "How many characters are printed of a name, status message or complaint.")
+
+(defun shown (text)
+  "TEXT, which a server may have sent, as it may go to a terminal: in one line, visible, bounded."
+  (visible-text text :limit *longest-text*))
+
 ;;; Running
 
 (defun complain (command-name condition)
   "Print CONDITION as one line on standard error."
   (let ((*print-pretty* nil))
     (format *error-output* "clgrpc~@[ ~A~]: ~A~%" command-name
-            (substitute #\Space #\Newline (princ-to-string condition))))
+            (shown (substitute #\Space #\Newline
+                               (bounded-text condition :limit *longest-text*)))))
   (finish-output *error-output*))
 
 (defun run-command (arguments)

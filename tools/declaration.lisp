@@ -20,7 +20,7 @@
       (with-input-from-string (lines comment)
         (loop for line = (read-line lines nil)
               while line
-              do (write-declared depth "// ~A" line))))))
+              do (write-declared depth "// ~A" (shown line)))))))
 
 (defun write-declared (depth control &rest arguments)
   (format t "~V@T~?~%" (* 2 depth) control arguments))

@@ -158,6 +158,66 @@
                        "--timeout" "0.5" "-d"
                        "{\"responseParameters\": [{\"size\": 1, \"intervalUs\": 2000000}]}"))))))
 
+(defparameter *evil*
+  (format nil "a~C]0;title~C~C[31m~C~%forged: line~C~C" (code-char 27) (code-char 7)
+          (code-char #x9B) #\Return (code-char 127) (code-char #x202E))
+  "What changes a terminal's title and colours, and makes lines, if it is printed as it is.")
+
+(defclass evil-reflection (grpc.reflection.v1:server-reflection) ())
+
+(defmethod grpc.reflection.v1.server-reflection:server-reflection-info
+    ((service evil-reflection) requests &key call)
+  (grpc:do-messages (request requests)
+    (grpc:send
+     call
+     (if (string= "" (grpc.reflection.v1:server-reflection-request-list-services request))
+         (grpc.reflection.v1:make-server-reflection-response
+          :error-response (grpc.reflection.v1:make-error-response
+                           :error-code 5 :error-message *evil*))
+         (grpc.reflection.v1:make-server-reflection-response
+          :list-services-response
+          (grpc.reflection.v1:make-list-service-response
+           :service (list (grpc.reflection.v1:make-service-response :name *evil*)
+                          (grpc.reflection.v1:make-service-response
+                           :name (make-string 100000 :initial-element #\x)))))))))
+
+(defun harmless-p (text lines)
+  "True if TEXT has at most LINES and nothing in it moves a terminal, and shows that something did."
+  (and (<= (count #\Newline text) lines)
+       (search "\\x1b]0;title\\x07\\x9b[31m\\r" text)
+       (search "\\x7f\\u{202e}" text)
+       (every (lambda (char) (or (char= char #\Newline) (not (base:unsafe-char-p char)))) text)))
+
+(test what-reflection-says-does-not-reach-the-terminal
+  (with-reflected (address :services (make-instance 'tools:interop-service)
+                           :reflection (list (make-instance 'evil-reflection)))
+    (multiple-value-bind (code output) (run-line "list" address)
+      (is (= 0 code))
+      (is-true (harmless-p output 2) "~S" (subseq output 0 (min 200 (length output))))
+      (is (< (length output) 11000)))
+    (multiple-value-bind (code output error-output) (run-line "list" address "a.B")
+      (declare (ignore output))
+      (is (= 1 code))
+      (is-true (harmless-p error-output 1) "~S" error-output))))
+
+(test what-a-status-says-does-not-reach-the-terminal
+  (with-reflected (address :services (make-instance 'tools:interop-service))
+    (multiple-value-bind (code output error-output)
+        (run-line "call" address "grpc.testing.TestService/UnaryCall" "-d"
+                  (base:write-json `(("responseStatus" . (("code" . 5) ("message" . ,*evil*))))))
+      (declare (ignore output))
+      (is (= 69 code))
+      (is-true (harmless-p error-output 3) "~S" error-output)))
+  (with-reflected (address)
+    (multiple-value-bind (code output)
+        (run-line "call" address "routeguide.RouteGuide/RouteChat" "-d"
+                  (let ((note (base:write-json `(("location" . (("latitude" . 78)))
+                                                       ("message" . ,*evil*)))))
+                    (format nil "~A ~A" note note)))
+      (is (= 0 code))
+      (is (search "a\\u001B]0;title\\u0007\\u009B[31m\\r\\nforged: line\\u007F\\u202E" output))
+      (is (notany #'base:unsafe-char-p (remove #\Newline output))))))
+
 (test call-from-the-saved-core
   (with-serve (program address "greeter")
     (multiple-value-bind (code lines)
