@@ -141,16 +141,16 @@ that adds to it ends with :resource-exhausted.")
 its calls are begun until some have left. While the connections of a server together have as much as
 half of max-total-held-octets, each is held to 64 KB.")
   (max-unsent-octets 1048576 16384 67108864 "octets"
-   "A connection with a longer unsent tail is not read, nor are its calls begun, until the peer takes
-it.")
+   "A connection with a longer unsent tail is not read, nor are its calls begun, until the peer
+takes it.")
   ;; Control frames and time
   (max-queued-control-frames 1000 10 1000000 "frames"
    "Answers to PING and SETTINGS, and RST_STREAMs, waiting for a peer that does not read.")
   (max-header-block-octets 65536 4096 1048576 "octets"
    "One compressed header block with all its CONTINUATIONs; past it the connection ends.")
   (max-reset-burst 4000 1 1000000 "resets"
-   "RST_STREAMs that one connection's peer may send or provoke at once, beyond one for each call that
-has ended with :ok; a client with max-concurrent-streams calls may cancel all of them, time and
+   "RST_STREAMs that one connection's peer may send or provoke at once, beyond one for each call
+that has ended with :ok; a client with max-concurrent-streams calls may cancel all of them, time and
 again. Past it the connection ends with ENHANCE_YOUR_CALM (rapid reset, CVE-2023-44487).")
   (max-resets-per-second 200 1 1000000 "resets a second"
    "How fast that allowance comes back.")

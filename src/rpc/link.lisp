@@ -100,9 +100,21 @@ makes us do in between takes a fraction of a millisecond.")
 (defconstant +calls-per-read+ 128
   "So many calls of a link begin in a turn, or some more: their handlers run in the order in which
 the calls came, and those of other links' calls after them.")
+(defconstant +calls-of-a-long-turn+ 32
+  "The same for a link whose last input is +LONG-TURN-NS+ ago or more: where its handlers take long, so
+do turns; where it was quiet, the rest comes in the next.")
+(defconstant +long-turn-ns+ 10000000)
 
 (define-hot (streams-opened :inline t) ((http2 http2:connection)) (unsigned-byte 62)
   (http2:accounting-streams-opened (http2:connection-accounting http2)))
+
+(define-hot (most-streams :inline t) ((http2 http2:connection) (now nanoseconds))
+    (unsigned-byte 62)
+  "How many streams HTTP2 may have opened when it has had enough of the turn that began at NOW."
+  (+ (streams-opened http2)
+     (if (< (- now (http2:connection-last-receive-ns http2)) +long-turn-ns+)
+         +calls-per-read+
+         +calls-of-a-long-turn+)))
 
 (define-hot link-input ((socket loop:connection) (octets octets) (start index) (end index))
     (values index boolean)
@@ -111,7 +123,7 @@ has taken long, is for the next turn."
   (let* ((link (loop:connection-user socket))
          (http2 (link-http2 (the link link)))
          (now (loop:event-loop-now (link-loop link)))
-         (enough (+ +calls-per-read+ (streams-opened http2)))
+         (enough (most-streams http2 now))
          (at start))
     (declare (type index at))
     (multiple-value-prog1
@@ -126,7 +138,7 @@ has taken long, is for the next turn."
               (cond ((not more)
                      (return (values at nil)))
                     ((or (not (http2:connection-writable-p http2))
-                         (< enough (streams-opened http2))
+                         (<= enough (streams-opened http2))
                          (< +reading-ns+ (- (loop:read-clock (link-loop link)) now)))
                      (return (values at t)))))))
       (seal-arrivals link)

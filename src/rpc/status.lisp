@@ -189,9 +189,9 @@ whether that is not all of it, so that an ellipsis is to follow, for which there
     at))
 
 (defun encode-status-message (message &optional (limit (ash 1 40)))
-  "Return the octets of grpc-message for the string MESSAGE: of its beginning and an ellipsis, if the
-whole would be longer than LIMIT octets. Blanks at its ends are encoded as well, since HTTP/2 allows
-none there (RFC 9113 section 8.2.1)."
+  "Return the octets of grpc-message for the string MESSAGE: of its beginning and an ellipsis, if
+the whole would be longer than LIMIT octets. Blanks at its ends are encoded as well, since HTTP/2
+allows none there (RFC 9113 section 8.2.1)."
   (let ((message (coerce message 'simple-string)))
     (multiple-value-bind (end size cut) (status-message-end message limit)
       (let ((octets (make-octets (if (and cut (plusp end)) (+ size 3) size)))

@@ -97,7 +97,7 @@ one."
         +least-queued-octets+)))
 
 (define-hot answers-wait-p ((link link)) boolean
-  "True if so many answers wait for LINK's peer to take them that no more of its calls are to begin."
+  "True if so many answers wait for LINK's peer to take them that no more of its calls may begin."
   (let* ((answers (rpc:link-answers link))
          (waiting (+ (if answers (the index (rpc:answers-coming answers)) 0)
                      (http2:accounting-queued-octets

@@ -1,5 +1,6 @@
-;;;; Bursts: 100 KB at once of what is short for a client and long for a server, 14 octets a request.
-;;;; No burst may hold up the others, nor have the server make, or send back, much more than it is.
+;;;; Bursts: 100 KB at once of what is short for a client and long for a server, 14 octets a
+;;;; request. No burst may hold up the others, nor have the server make, or send back, much more
+;;;; than it is.
 
 (in-package #:clgrpc.tests.abuse)
 (in-suite :clgrpc.abuse)
@@ -145,10 +146,9 @@ allocated."
 (test bursts-of-frames
   (dolist (form *frames*)
     (with-burst (attacker channel)
-      (let ((request (frames-octets (attacker-speech attacker)
-                                    `((:headers 1 ,(asking)
-                                                ,@(when (eq :continuation (first form)) '(:open))))))
-            (frame (opening-octets form)))
+      (let* ((flags (when (eq :continuation (first form)) '(:open)))
+             (request (frames-octets (attacker-speech attacker) `((:headers 1 ,(asking) ,@flags))))
+             (frame (opening-octets form)))
         (check-burst form (concatenate 'octets request
                                        (repeated frame (floor *burst-octets* (length frame))))
                      attacker channel)))))

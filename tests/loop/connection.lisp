@@ -132,7 +132,7 @@
 
 (test postponed-frames
   "What an owner postpones comes again in the next turn, though nothing more is read; others have
-their turns meanwhile, and nothing is lost or comes in another order. Also while reading is stopped."
+their turns meanwhile, and nothing is lost or comes in another order. Also if reading is stopped."
   (with-loops (loop) ()
     (let* ((frames (loop for i below 300 collect (pattern (mod (* i 37) 400))))
            (got '()) (others 0) (at-most 0) (done (sb-thread:make-semaphore)) (turns '())

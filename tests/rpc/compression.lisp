@@ -14,7 +14,8 @@
 
 (test encodings-in-headers
   (flet ((parse (text) (rpc:parse-encoding (ascii-octets text)))
-         (accepted (text) (rpc:accepted-encodings (hpack:string-field "grpc-accept-encoding" text))))
+         (accepted (text)
+           (rpc:accepted-encodings (hpack:string-field "grpc-accept-encoding" text))))
     (is (eq (rpc:find-encoding :gzip) (parse "gzip")))
     (is (eq (rpc:find-encoding :deflate) (parse "deflate")))
     (is (null (parse "identity")))
