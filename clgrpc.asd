@@ -38,6 +38,7 @@
                (:file "base64")
                (:file "clock")
                (:file "timer")
+               (:file "ranking")
                (:file "queue")
                (:file "visible")
                (:file "log")
@@ -300,6 +301,8 @@
   :components ((:file "package")
                (:file "route")
                (:file "hub")
+               (:file "refusal")
+               (:file "peer")
                (:file "limit")
                (:file "call")
                (:file "compression")
@@ -409,6 +412,7 @@
   :pathname "tests/support/"
   :serial t
   :components ((:file "package")
+               (:file "descriptor")
                (:file "program")
                (:file "suite")))
 
@@ -424,6 +428,7 @@
                (:file "json")
                (:file "clock")
                (:file "timer")
+               (:file "ranking")
                (:file "queue")
                (:file "visible")
                (:file "log")
@@ -618,6 +623,7 @@
                (:file "server")
                (:file "load")
                (:file "limit")
+               (:file "peer")
                (:file "starvation")
                (:file "burst")
                (:file "client")))

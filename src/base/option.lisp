@@ -194,16 +194,26 @@ sent between, is a strike against it (gRFC A8).")
    "With one strike more than this the connection ends with ENHANCE_YOUR_CALM, too_many_pings.")
   ;; Server
   (max-connections 20000 1 1000000 "connections"
-   "Connections a server holds at once; more are closed as soon as they are accepted.")
+   "Connections a server holds at once, or fewer if the process may have no more descriptors. When
+there are so many and a peer comes that has fewer than another, the peer that has most loses one; if
+it has most itself, its new connection is closed as soon as it is accepted.")
   (max-connections-per-peer 10000 1 1000000 "connections"
-   "The same for one peer's address, so that one cannot keep all others out; behind a load balancer
-all connections come from its addresses.")
+   "The same for one peer: an IPv4 address, an IPv6 network of 64 bits, a user on a unix socket.
+Behind a load balancer all connections come from its addresses. Where descriptors are fewer than
+max-connections, half of what is left at most.")
   (max-handshakes 2000 1 1000000 "connections"
    "Connections of a server that have not yet sent their preface and SETTINGS, or done their TLS
-handshake; more are closed as soon as they are accepted.")
+handshake. When there are so many, each new one has the oldest closed of the peer that has most.")
+  (spare-descriptors 256 0 1000000 "descriptors"
+   "Of the descriptors that the process may have (RLIMIT_NOFILE) a server leaves so many to others:
+clients, files, logs; a quarter of them at most. What is open when it starts counts besides.")
+  (raise-descriptor-limit 1 0 1 "0 or 1"
+   "1: a server that needs more descriptors than the soft limit allows raises that, as far as the
+hard limit does. Programs that the process starts inherit it. 0: the limit stays as it is.")
   (max-calls 100000 1 10000000 "calls"
    "Calls under way that a server has at once; more end with :resource-exhausted before anything is
-done for them.")
+done for them. One peer alone may have four fifths of them, and the more have some, the less each; a
+sixteenth is kept for peers, and half of that for connections, that have none.")
   (max-running-handlers 1000 1 1000000 "handlers"
    "Handlers of one connection that run on reserve threads, or wait for one, those of calls that
 were reset while they ran among them; more calls end with :resource-exhausted. As many as streams,

@@ -44,7 +44,8 @@
    #:options-max-handshakes #:options-max-calls #:options-max-running-handlers
    #:options-max-connections
    #:options-backlog #:options-reuse-port #:options-unix-socket-mode #:options-reserve-threads
-   #:options-reserve-queue #:options-max-queued-octets #:options-reserve-idle-seconds
+   #:options-reserve-queue #:options-spare-descriptors #:options-raise-descriptor-limit
+   #:options-max-queued-octets #:options-reserve-idle-seconds
    #:options-reserve-wait-seconds #:options-drain-seconds
    #:options-connect-timeout-seconds
    #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter
@@ -71,6 +72,10 @@
    #:timer #:make-timer #:timer-wheel #:make-timer-wheel #:timer-pending-p #:timer-due-ns
    #:schedule-timer #:cancel-timer #:advance-wheel #:next-due-ns #:wheel-count
    #:timers-due-p #:timer-wheel-earliest-ns
+   ;; ranking.lisp
+   #:ring #:make-ring #:isolate-ring #:ring-first #:ring-last #:enter-ring #:quit-ring
+   #:standing #:make-standing #:standing-count #:standing-owner
+   #:ranking #:make-ranking #:ranking-total #:change-standing #:greediest
    ;; queue.lisp
    #:inbox #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
    #:confirm-wake #:close-inbox

@@ -31,6 +31,10 @@ of it.")
 without closing its side: long enough for a slow line, short enough that dead peers do not pile
 up.")
 
+(defconstant +most-lingering+ 1024
+  "So many connections of a loop linger at once, so that nobody can have it hold descriptors by
+being turned away. Where descriptors run out none does.")
+
 ;;; Buffers of the loop
 
 (define-hot borrow-buffer ((loop event-loop)) buffer
@@ -420,6 +424,7 @@ the turn. Not from the handler's FILL. On the loop."
 (defun abort-connection (connection reason)
   "Close CONNECTION at the end of the turn, whatever is unsent."
   (unless (member (connection-state connection) '(:aborting :closed))
+    (end-linger connection)
     (setf (connection-state connection) :aborting
           (connection-reason connection) reason
           (connection-readable connection) nil)
@@ -448,12 +453,35 @@ that is done. Closing again does nothing, but for ABORT. On the loop."
 (defun give-up-lingering (connection)
   (abort-connection connection nil))
 
+(defun bound-lingering (loop most)
+  "Have no more than MOST connections of LOOP linger; the first to begin are the first to end."
+  (loop with queue = (event-loop-lingerers loop)
+        for first = (first (queue-items queue))
+        while (and first
+                   (or (not (eq :lingering (connection-state first)))
+                       (< most (event-loop-lingering loop))))
+        do (pop (queue-items queue))
+           (when (eq :lingering (connection-state first)) (abort-connection first nil))))
+
+(defun count-lingering (connection)
+  "CONNECTION lingers from now on."
+  (let ((loop (connection-loop connection)))
+    (append-to-queue (event-loop-lingerers loop) connection)
+    (incf (event-loop-lingering loop))
+    (bound-lingering loop +most-lingering+)))
+
+(defun end-linger (connection)
+  "CONNECTION is about to be closed."
+  (when (eq :lingering (connection-state connection))
+    (decf (event-loop-lingering (connection-loop connection)))))
+
 (defun begin-linger (connection reason)
   "All output that will be has been sent: end our side and wait, for a while, until the peer ends
 its own, since closing before that might destroy what is still on its way to it."
   (release-output connection)
   (cond ((connection-ended connection) (finish-connection connection reason))
         (t (setf (connection-state connection) :lingering)
+           (count-lingering connection)
            (shut-transport-down (connection-transport connection))
            (start-linger-timer connection)
            (when reason
@@ -472,6 +500,7 @@ its own, since closing before that might destroy what is still on its way to it.
   "Close CONNECTION's transport, give up what it holds and tell its owner."
   (unless (eq :closed (connection-state connection))
     (let ((loop (connection-loop connection)))
+      (end-linger connection)
       (setf (connection-state connection) :closed
             (connection-readable connection) nil
             (connection-buffer connection) nil)

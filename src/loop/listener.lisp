@@ -9,6 +9,8 @@
   "So many connections are accepted before others have their turn.")
 (defconstant +pause-ns+ 100000000
   "How long a listener pauses when it can accept nothing.")
+(defconstant +short-pause-ns+ 5000000
+  "How long it does when some descriptors are about to be closed.")
 (defconstant +warning-interval-ns+ +ns-per-second+
   "A listener logs a warning at most this often, however many connections it has to refuse.")
 (defconstant +accepts-at-the-end+ 1024
@@ -21,6 +23,7 @@
   (file nil :type list)                 ; of a unix socket, see LISTENING-FILE
   (loops '() :type list)
   (on-accept nil :type function)
+  (on-full nil :type function)
   (max-connections 0 :type index)
   (pause nil :type (or null timer))
   (quiet-until 0 :type nanoseconds)
@@ -73,20 +76,22 @@
       (must (os:listen-socket socket (options-backlog options))))
     socket))
 
-(defun listen-on (text options loops on-accept)
+(defun listen-on (text options loops on-accept &key (on-full (constantly nil)))
   "Listen on TEXT, that of a target (see target.lisp; port 0: any free one; of several
 addresses the first), with the backlog, the limit of connections and, for a unix socket, the file
 mode that OPTIONS has, and return the listener. The file that a dead server has left of a unix
 socket is replaced. Each new connection goes to the
 one of LOOPS that has the fewest, where (ON-ACCEPT loop transport peer) is called with its
-transport, which now belongs to ON-ACCEPT, and the peer's address as text. Signal MISUSE if TEXT is
-none, SOCKET-ERROR if it cannot be had. From any thread; connections are accepted while the first
-of LOOPS runs."
+transport, which now belongs to ON-ACCEPT, and the peer's address as text. (ON-FULL) is called on
+the first of LOOPS when the process can have no more descriptors, and returns true if it has had
+some closed. Signal MISUSE if TEXT is none, SOCKET-ERROR if it cannot be had. From any thread;
+connections are accepted while the first of LOOPS runs."
   (let* ((target (parse-target text :smallest-port 0))
          (address (target-listening-address target))
          (socket (open-listening-socket target address options))
          (listener (%make-listener
                     :loop (first loops) :socket socket :loops loops :on-accept on-accept
+                    :on-full on-full
                     :address (os:address-text (os:socket-address socket))
                     :file (listening-file address)
                     :max-connections (options-max-connections options)
@@ -177,11 +182,23 @@ sockets: there it is the listener's own."
                      ((post loop (lambda () (hand-to-owner listener loop transport))))
                      (t (close-transport transport))))))))
 
+(defun end-lingering (loops)
+  "Have no connection of LOOPS linger any more; return true if one did."
+  (loop for loop in loops
+        unless (zerop (event-loop-lingering loop))
+          do (let ((loop loop))
+               (post loop (lambda () (bound-lingering loop 0))))
+          and collect loop))
+
 (defun pause-listener (listener result)
   (warn-of listener :cannot-accept :reason (os:errno-text result))
-  (let ((loop (listener-loop listener)))
+  (let* ((loop (listener-loop listener))
+         (room (and (member (- result) (list os:+emfile+ os:+enfile+))
+                    (or (end-lingering (listener-loops listener))
+                        (guarding (:full-function-error :listener listener)
+                          (funcall (listener-on-full listener)))))))
     (schedule-timer (event-loop-wheel loop) (listener-pause listener)
-                    (+ (event-loop-now loop) +pause-ns+))
+                    (+ (event-loop-now loop) (if room +short-pause-ns+ +pause-ns+)))
     nil))
 
 (defun accept-connections (listener)

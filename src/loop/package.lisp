@@ -82,7 +82,7 @@
    #:not-for-driver-p #:run-now #:run-to-send #:run-or-post
    ;; connection.lisp
    #:make-connection #:connection-output #:connection-output-pending-p #:connection-unsent
-   #:flush-connection #:stop-reading #:start-reading #:close-connection
+   #:+most-lingering+ #:flush-connection #:stop-reading #:start-reading #:close-connection
    ;; loop.lisp
    #:make-event-loop #:run-event-loop #:launch-event-loop #:stop-event-loop #:join-event-loop
    #:post #:run-posted #:defer #:call-last #:read-clock #:on-signal

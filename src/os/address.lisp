@@ -67,6 +67,22 @@ MISUSE if it is neither. An empty host means every IPv4 address."
   (let ((family (address-family address)))
     (number-to-text family address (if (= family +af-inet+) 4 8))))
 
+(defun address-network (address)
+  "Whose ADDRESS, an internet one, is taken to be, as text: an IPv4 address itself, also one that is
+mapped into IPv6 (RFC 4291 section 2.5.5); of IPv6 the network of 64 bits that one subscriber has
+(RFC 6177), but of those that are valid on one link only, which have no network, each."
+  (flet ((prefix-p (&rest octets)
+           (loop for octet in octets
+                 for at from 8
+                 always (= octet (aref address at)))))
+    (cond ((= +af-inet+ (address-family address)) (address-host address))
+          ((prefix-p 0 0 0 0 0 0 0 0 0 0 #xFF #xFF) (number-to-text +af-inet+ address 20))
+          ((and (= #xFE (aref address 8)) (= #x80 (logand #xC0 (aref address 9))))
+           (address-host address))
+          (t (let ((network (copy-seq address)))
+               (fill network 0 :start 16 :end 24)
+               (format nil "~A/64" (address-host network)))))))
+
 (defun address-text (address)
   "The text of ADDRESS."
   (let ((family (address-family address)))

@@ -26,9 +26,11 @@
    #:receive-octets #:send-octets #:send-buffers #:+most-buffers+ #:shutdown-output
    #:close-descriptor
    #:socket-option #:set-socket-option #:socket-address #:peer-address #:open-descriptor-count
+   #:peer-user #:descriptor-limit #:raise-descriptor-limit
    ;; address.lisp
    #:+af-unix+ #:+address-octets+ #:make-address #:make-unix-address #:unix-address-name
-   #:parse-address #:address-family #:address-port #:address-host #:address-text #:look-up-name
+   #:parse-address #:address-family #:address-port #:address-host #:address-network #:address-text
+   #:look-up-name
    #:resolve-host #:interleave-families
    ;; file.lisp
    #:remove-file #:set-file-mode #:set-socket-mode #:socket-file-identity

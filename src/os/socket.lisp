@@ -10,6 +10,8 @@
   (+so-reuseaddr+ "SO_REUSEADDR" 2)
   (+so-error+ "SO_ERROR" 4)
   (+so-reuseport+ "SO_REUSEPORT" 15)
+  (+so-peercred+ "SO_PEERCRED" 17)
+  (+rlimit-nofile+ "RLIMIT_NOFILE" 7)
   (+ipproto-tcp+ "IPPROTO_TCP" 6)
   (+tcp-nodelay+ "TCP_NODELAY" 1)
   (+shut-wr+ "SHUT_WR" 1)
@@ -140,7 +142,38 @@ writev cannot suppress SIGPIPE). Return how many octets were taken; the buffers 
   (define-name socket-address "getsockname" "The local address of SOCKET, or NIL.")
   (define-name peer-address "getpeername" "The address of SOCKET's peer, or NIL."))
 
+(defun peer-user (socket)
+  "The number of the user who has connected to SOCKET, a unix one; NIL if it is none."
+  (with-alien ((credentials (array int 3)) ; struct ucred: process, user, group
+               (length (unsigned 32) 12))
+    (let ((result (syscall ("getsockopt" int) (int socket) (int +sol-socket+) (int +so-peercred+)
+                           ((* (array int 3)) (addr credentials))
+                           ((* (unsigned 32)) (addr length)))))
+      (unless (or (failed-p result) (minusp (deref credentials 1)))
+        (deref credentials 1)))))
+
+(defun descriptor-limit ()
+  "How many descriptors this process may have (RLIMIT_NOFILE), and up to how many it may allow
+itself."
+  (with-alien ((limit (array (unsigned 64) 2))) ; struct rlimit: soft, hard
+    (let ((result (syscall ("getrlimit" int) (int +rlimit-nofile+)
+                           ((* (array (unsigned 64) 2)) (addr limit)))))
+      (assert (not (failed-p result)))
+      (values (deref limit 0) (deref limit 1)))))
+
+(defun raise-descriptor-limit (wanted)
+  "Allow this process WANTED descriptors, or as many as it may allow itself, if it has fewer. Return
+how many it may have then."
+  (multiple-value-bind (soft hard) (descriptor-limit)
+    (when (< soft (min wanted hard))
+      (with-alien ((limit (array (unsigned 64) 2)))
+        (setf (deref limit 0) (min wanted hard)
+              (deref limit 1) hard)
+        (syscall ("setrlimit" int) (int +rlimit-nofile+)
+                 ((* (array (unsigned 64) 2)) (addr limit)))))
+    (values (descriptor-limit))))
+
 (defun open-descriptor-count ()
-  "How many descriptors this process has open; tests look for leaks with it."
+  "How many descriptors this process has open."
   ;; the listing itself has one open
   (1- (length (directory "/proc/self/fd/*" :resolve-symlinks nil))))

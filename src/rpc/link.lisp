@@ -23,9 +23,10 @@ have left, nil or (LIST . LAST-CONS)."
 messages that wait, for their rest or for somebody to take them (held.lisp; atomic); DAMMED is true
 while so much waits that the connection's window is withheld; ARRIVING are the calls that the read
 being worked through has brought messages for; PLACE is where the owner keeps it; LAST-FIELDS is the
-metadata vector of the call before, so that a repeated one is shared; READY, SHARE and ANSWERS are
-of server/limit.lisp: whether its SETTINGS have come, what it has of the reserve once it has had
-something, and what its peer does not take. LIFE to
+metadata vector of the call before, so that a repeated one is shared; SEAT and GUEST are of
+server/peer.lisp, SHARE and ANSWERS of server/limit.lisp: its place among the peer's connections,
+what its hub knows of the peer, what it has of the reserve once it has had something, and what its
+peer does not take. LIFE to
 QUIET-NS are of life.lisp: when the link began and how old it may get, when we last asked whether
 the peer is there, whether it has been told that it is old, and how many calls it had had when it
 was last seen to be without any new one, and since when that is."
@@ -43,7 +44,8 @@ was last seen to be without any new one, and since when that is."
   (stopped nil :type boolean)           ; the core wants nothing more read until output has left
   (place 0 :type index)
   (last-fields #() :type simple-vector)
-  (ready nil :type boolean)
+  (seat nil)
+  (guest nil)
   (share nil :type (or null loop:share))
   (life nil :type (or null timer))
   (born-ns 0 :type (unsigned-byte 62))
@@ -213,10 +215,24 @@ has taken long, is for the next turn."
     (http2:close-connection (link-http2 link) http2:+no-error+ text)
     (loop:close-connection (link-socket link))))
 
-(defun abandon-link (link status text)
-  "End every call on LINK with STATUS and TEXT, and LINK in order."
+(defun abort-calls (link status text)
+  "End every call on LINK with STATUS and TEXT."
   (http2:map-streams (lambda (stream)
                        (let ((call (http2:stream-user stream)))
                          (when call (operate abort call status text :local))))
-                     (link-http2 link))
+                     (link-http2 link)))
+
+(defun abandon-link (link status text)
+  "End every call on LINK with STATUS and TEXT, and LINK in order."
+  (abort-calls link status text)
   (close-link link text))
+
+(defun expel-link (link text)
+  "End every call on LINK with :unavailable and TEXT, and LINK at once: its peer is told by a GOAWAY
+with ENHANCE_YOUR_CALM, if it takes that now, and not waited for."
+  (unless (link-failure link)
+    (abort-calls link :unavailable text)
+    (setf (link-failure link) text)
+    (http2:close-connection (link-http2 link) http2:+enhance-your-calm+ text)
+    (loop:flush-connection (link-socket link)))
+  (loop:close-connection (link-socket link) :abort t))

@@ -100,6 +100,7 @@
     (declare (type (unsigned-byte 62) now))
     (incf (rpc:link-calls link))
     (incf (hub-open hub))
+    (incf (guest-open (the guest (rpc:link-guest link))))
     (let* ((route (request-route request))
            (method (and route (route-method route)))
            (timeout (request-timeout request))
@@ -119,7 +120,7 @@
       (when (or (request-incoming request) (hub-encoding hub))
         (begin-compression call (request-incoming request) (hub-encoding hub)))
       (cond ((request-rejection request) (reject-request call (request-rejection request)))
-            ((too-many-calls-p hub)
+            ((call-refused-p hub link (rpc:link-guest link))
              (reject-request call '(:resource-exhausted
                                     "the server has too many calls (max-calls)")))
             (t (rpc:start-deadline call)
@@ -188,6 +189,7 @@
         (http2:release-stream stream)
         (incf (hub-calls (link-owner link)))
         (decf (hub-open (link-owner link)))
+        (decf (guest-open (rpc:link-guest link)))
         (when (and (zerop (decf (rpc:link-calls link))) (rpc:link-draining link))
           (rpc:close-link link "drained"))))))
 

@@ -19,9 +19,9 @@ that do not speak gRPC, or (status text)."
 (declaim (sb-ext:freeze-type request))
 
 (defstruct (hub (:include rpc:endpoint) (:copier nil))
-  "CALLS counts those that ended, OPEN those under way, of which there may be MAX-OPEN; UNREADY the
-connections whose SETTINGS have not come; ANSWERING the octets of answers on their way to the loop
-(atomic); REQUEST is the scratch that headers are read into."
+  "CALLS counts those that ended, OPEN those under way, of which there may be MAX-OPEN; ANSWERING
+the octets of answers on their way to the loop (atomic); REQUEST is the scratch that headers are
+read into."
   (server nil)
   (routes nil :type route-table)
   (encoding nil :type (or null rpc:encoding)) ; of answers, if nobody says otherwise
@@ -29,7 +29,6 @@ connections whose SETTINGS have not come; ANSWERING the octets of answers on the
   (calls 0 :type (unsigned-byte 62))
   (open 0 :type fixnum)
   (max-open 0 :type fixnum)
-  (unready 0 :type fixnum)
   (answering 0 :type sb-ext:word)
   (request (make-request) :type request)
   (pool (http2:make-pool) :type http2:pool))

@@ -1,9 +1,8 @@
-;;;; What the peers together may have a server hold and do, beyond what each connection is held to
-;;;; by itself: connections in all and per peer, those not yet ready, calls, handlers that run. What
-;;;; is too much is turned away early, before anything is done for it. (Octets: rpc/held.lisp.)
+;;;; What the peers together may have a server do, beyond what each connection is held to by itself:
+;;;; calls, handlers that run, answers that wait. What is too much is turned away early, before
+;;;; anything is done for it. (Connections: peer.lisp. Octets: rpc/held.lisp.)
 ;;;;
-;;;; Limits of the whole server are shared out among its loops, so that each counts by itself; only
-;;;; peers are counted in one table, under its lock, once a connection.
+;;;; Limits of the whole server are shared out among its loops, so that each counts by itself.
 
 (in-package #:clgrpc.server)
 
@@ -11,22 +10,7 @@
   "The share of LIMIT that each loop of SERVER has."
   (ceiling limit (server-loop-count server)))
 
-;;; Connections
-
-(defstruct (peer-entry (:constructor make-peer-entry (share)) (:copier nil))
-  "How many LINKS a peer's address has, and its SHARE of the reserve, of which those of its links
-are parts."
-  (links 0 :type index)
-  (share nil :type loop:share :read-only t))
-
-(declaim (sb-ext:freeze-type peer-entry))
-
-(defun peer-share (server)
-  "A share of SERVER's reserve for a peer's address, which may be a load balancer's and stand for
-many: alone seven eighths of what is not kept for other peers."
-  (loop:make-share :whole (loop:reserve-root (server-reserve server))
-                   :weight 7
-                   :kept (ash (options-reserve-threads (server-options server)) -4)))
+;;; Threads
 
 (defun link-share (link whole)
   "A share for LINK, part of that of its peer, WHOLE: alone four fifths of what that may have and is
@@ -37,53 +21,28 @@ not kept for other connections."
                      :kept (ash (options-reserve-threads options) -2)
                      :most (options-max-running-handlers options))))
 
-(defun peer-host (peer)
-  "The address, without the port, in PEER, as transports have it; all peers of a unix socket are
-one."
-  (subseq peer 0 (or (position #\: peer :from-end t) (length peer))))
-
-(defun admit-link-p (hub peer)
-  "True if HUB may have another connection, of PEER, which is counted then."
-  (let* ((server (hub-server hub))
-         (options (hub-options hub))
-         (host (peer-host peer))
-         (peers (server-peers server)))
-    (and (< (hub-unready hub) (share-out (options-max-handshakes options) server))
-         (sb-ext:with-locked-hash-table (peers)
-           (let ((peer (or (gethash host peers)
-                           (setf (gethash host peers)
-                                 (make-peer-entry (peer-share server))))))
-             (when (< (peer-entry-links peer) (options-max-connections-per-peer options))
-               (incf (peer-entry-links peer))))))))
-
-(defun forget-peer (hub peer)
-  "A connection of PEER that ADMIT-LINK-P counted has ended."
-  (let* ((server (hub-server hub))
-         (peers (server-peers server))
-         (host (peer-host peer)))
-    (sb-ext:with-locked-hash-table (peers)
-      (when (zerop (decf (peer-entry-links (gethash host peers))))
-        (push host (server-gone-peers server)))
-      (setf (server-gone-peers server)
-            (delete-if (lambda (host) (forgotten-p host peers)) (server-gone-peers server))))))
-
-(defun forgotten-p (host peers)
-  "True if HOST is gone, or back; else handlers of it run still, and if it comes back they count."
-  (let ((peer (gethash host peers)))
-    (cond ((or (null peer) (plusp (peer-entry-links peer))) t)
-          ((zerop (loop:share-running (peer-entry-share peer))) (remhash host peers)))))
-
-(defun link-ready (http2)
-  "The sink's on-settings: with the first ones the connection is ready."
-  (let ((link (http2:connection-user http2)))
-    (trace-event :handshaker :settings-received :role :server :peer (rpc:link-peer link))
-    (unless (shiftf (rpc:link-ready link) t)
-      (decf (hub-unready (link-owner link))))))
-
 ;;; Calls
 
-(define-hot (too-many-calls-p :inline t) ((hub hub)) boolean
-  (> (hub-open hub) (hub-max-open hub)))
+(define-hot (call-refused-p :inline t) ((hub hub) (link link) (guest guest)) boolean
+  "True if the newest call of LINK, of the peer GUEST, which is counted already, is too much."
+  (and (> (hub-open hub) (ash (hub-max-open hub) -1))
+       (too-many-calls-p hub link guest)))
+
+(defun too-many-calls-p (hub link guest)
+  "As CALL-REFUSED-P, when there are many. The rule is that of threads (loop/share.lisp): a peer may
+have another call while it has no more than seven times what is free beyond a sixteenth; one that
+has none may have one while any is free, and so may a connection that has none until half of that
+sixteenth is left."
+  (let* ((most (hub-max-open hub))
+         (free (- most (1- (hub-open hub))))
+         (kept (ash most -4))
+         (refused (not (and (plusp free)
+                            (or (= 1 (guest-open guest))
+                                (<= (1- (guest-open guest)) (* 7 (- free kept)))
+                                (and (= 1 (rpc:link-calls link)) (< (ash kept -1) free)))))))
+    (when refused
+      (complain hub :max-calls (peer-entry-name (seat-entry (rpc:link-seat link)))))
+    refused))
 
 (defconstant +least-queued-octets+ 65536
   "What each connection may have queued, however much there is in all.")
@@ -162,10 +121,8 @@ header blocks, which no window holds back. On the loop."
 (defun ensure-share (link)
   "What LINK, which is to have a thread, has of the reserve. On its loop."
   (or (rpc:link-share link)
-      (let* ((peers (server-peers (hub-server (link-owner link))))
-             (peer (sb-ext:with-locked-hash-table (peers)
-                     (gethash (peer-host (rpc:link-peer link)) peers))))
-        (setf (rpc:link-share link) (link-share link (peer-entry-share peer))))))
+      (setf (rpc:link-share link)
+            (link-share link (peer-entry-share (seat-entry (rpc:link-seat link)))))))
 
 (defun forget-waiting (link)
   "LINK has ended: of its calls those that wait for a thread need none any more."

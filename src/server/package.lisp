@@ -3,7 +3,7 @@
 (defpackage #:clgrpc.server
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
-                    (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc))
+                    (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc) (#:os #:clgrpc.os))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.rpc
                 #:call #:call-status #:call-rpc-method #:call-extra #:call-fields #:call-deadline

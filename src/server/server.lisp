@@ -17,8 +17,8 @@
    (execution :initarg :execution :reader server-execution)
    (loop-count :initarg :loop-count :reader server-loop-count)
    (ledger :initform (rpc:make-ledger) :reader server-ledger)
-   (peers :initform (make-hash-table :test 'equal) :reader server-peers)
-   (gone-peers :initform '() :accessor server-gone-peers)
+   (census :accessor server-census)
+   (refusals :initform (make-refusals) :reader server-refusals)
    (interceptors :initarg :interceptors :initform '() :reader server-interceptors)
    (encoding :initarg :encoding :reader server-encoding)
    (watcher :initform nil :accessor server-watcher)
@@ -27,6 +27,9 @@
    (lock :initform (sb-thread:make-mutex :name "clgrpc server") :reader server-lock)
    (emptied :initform (sb-thread:make-waitqueue) :reader server-emptied))
   (:documentation "A gRPC server; made by START-SERVER, ended by STOP-SERVER."))
+
+(defmethod initialize-instance :after ((server server) &key options)
+  (setf (server-census server) (make-census options (options-max-connections options))))
 
 (document-functions
   server-services "The service objects of SERVER."
@@ -135,6 +138,7 @@ thread."
     (when credentials (loop:check-credentials credentials :server))
     (unless (typep loops '(integer 1 1024)) (misuse "LOOPS must be from 1 to 1024, not ~S." loops))
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
+      (setf (server-census server) (make-census options (allowed-connections options)))
       (loop for i from 1 to loops do (add-hub server routes i))
       (dolist (hub (server-hubs server)) (loop:launch-event-loop (hub-loop hub)))
       (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
@@ -176,24 +180,34 @@ thread."
           (dolist (hub (server-hubs server)) (setf (hub-routes hub) table))))
     (error (error) (log-event :error :services-not-renewed :server server :condition error))))
 
+(defun listening-options (server)
+  "The options of SERVER's listeners: who is admitted is not for them to say, unless more than may
+be have yet to go."
+  (let ((options (copy-options (server-options server)))
+        (connections (census-max-connections (server-census server))))
+    (setf (options-max-connections options)
+          (min 1000000 (+ connections (max-leaving connections)
+                          (* loop:+most-lingering+ (server-loop-count server)))))
+    options))
+
 (defun listen-for (server address)
   (let ((hubs (server-hubs server)))
-    (loop:listen-on address (server-options server) (mapcar #'hub-loop hubs)
+    (loop:listen-on address (listening-options server) (mapcar #'hub-loop hubs)
                     (lambda (loop transport peer)
                       (declare (ignore peer))
-                      (accept-link (find loop hubs :key #'hub-loop) transport)))))
+                      (accept-link (find loop hubs :key #'hub-loop) transport))
+                    :on-full (lambda () (note-no-descriptors (first hubs))))))
 
 (defun accept-link (hub transport)
   "Begin to serve a new connection. On HUB's loop."
-  (let ((peer (loop:transport-peer transport)))
-    (if (admit-link-p hub peer)
-        (let ((begun nil))
-          (unwind-protect (progn (begin-link hub transport) (setf begun t))
-            (unless begun (forget-peer hub peer))))
+  (let ((seat (admit hub transport)) (begun nil))
+    (if seat
+        (unwind-protect (progn (begin-link hub seat transport) (setf begun t))
+          (unless begun (give-seat-up hub seat)))
         (loop:close-transport transport))))
 
-(defun begin-link (hub transport)
-  "Make a link of TRANSPORT, which HUB has admitted."
+(defun begin-link (hub seat transport)
+  "Make a link of TRANSPORT, which HUB has admitted to SEAT."
   (let* ((server (hub-server hub))
          (credentials (server-credentials server))
          (transport (if credentials
@@ -203,7 +217,7 @@ thread."
                               (hub-options hub) (hub-pool hub))))
     (trace-event :server :connection-begun :peer (rpc:link-peer link))
     (add-link hub link)
-    (incf (hub-unready hub))
+    (note-seat-taken hub seat link)
     ;; while the server is starting somebody may know its address already
     (when (member (server-state server) '(:draining :stopped)) (drain-link link))))
 
@@ -212,8 +226,7 @@ thread."
                                          :reason (rpc:link-failure link))
   (remove-link hub link)
   (forget-waiting link)
-  (forget-peer hub (rpc:link-peer link))
-  (unless (shiftf (rpc:link-ready link) t) (decf (hub-unready hub)))
+  (give-seat-up hub (rpc:link-seat link))
   (let ((server (hub-server hub)))
     (when (and (zerop (hub-link-count hub)) (not (server-running-p server)))
       (note-emptied server))))

@@ -134,8 +134,10 @@ no gRPC, (:goaway CODE) if the connection ended instead, or :nothing."
 
 ;;; A client
 
-(defun connect (address)
+(defun connect (address &key from)
+  "A connection to ADDRESS, from the address FROM if that is given, octets of 127.0.0.0/8."
   (let ((socket (make-socket)))
+    (when from (sb-bsd-sockets:socket-bind socket from 0))
     ;; what is not heard soon blocks the server
     (setf (sb-bsd-sockets:sockopt-receive-buffer socket) 8192)
     (sb-bsd-sockets:socket-connect socket #(127 0 0 1)
@@ -151,15 +153,15 @@ no gRPC, (:goaway CODE) if the connection ended instead, or :nothing."
                 '(:window-update 0 1000000000))
   attacker)
 
-(defun call-with-attacker (function address polite settings)
-  (let ((attacker (connect address)))
+(defun call-with-attacker (function address polite settings from)
+  (let ((attacker (connect address :from from)))
     (unwind-protect (progn (when polite (apply #'greet attacker settings))
                            (funcall function attacker))
       (close-socket (attacker-socket attacker)))))
 
-(defmacro with-attacker ((attacker address &key (polite t) settings) &body body)
+(defmacro with-attacker ((attacker address &key (polite t) settings from) &body body)
   "Evaluate BODY with ATTACKER connected to ADDRESS, after an ordinary beginning if POLITE."
-  `(call-with-attacker (lambda (,attacker) ,@body) ,address ,polite ,settings))
+  `(call-with-attacker (lambda (,attacker) ,@body) ,address ,polite ,settings ,from))
 
 (defun new-id (attacker)
   (prog1 (attacker-next-id attacker) (incf (attacker-next-id attacker) 2)))

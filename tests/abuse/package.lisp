@@ -8,6 +8,7 @@
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:server #:clgrpc.server)
                     (#:loop #:clgrpc.loop) (#:os #:clgrpc.os)
                     (#:dialogue #:clgrpc.tests.dialogue) (#:support #:clgrpc.tests.support))
+  (:import-from #:clgrpc.tests.support #:set-descriptor-limit)
   (:import-from #:clgrpc.tests.dialogue #:frames-octets)
   (:import-from #:clgrpc.tests.hpack #:with-random #:random-octets)
   (:import-from #:clgrpc.tests.server

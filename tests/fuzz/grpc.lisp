@@ -211,7 +211,9 @@ the loop watches it. ERRORS are those logged."
            (unless (zerop (server::hub-open hub))
              (found "~D calls are open" (server::hub-open hub)))
            (unless (zerop (server::hub-link-count hub)) (found "a link is left"))
-           (unless (zerop (server::hub-unready hub)) (found "a link counts as unready"))
+           (unless (zerop (ranking-total (server::census-handshakes
+                                       (server::server-census (server::hub-server hub)))))
+             (found "a link counts as unready"))
            (unless (zerop (http2:pool-queued-octets (server::hub-pool hub)))
              (found "octets count as queued"))
            (when closed (error 'connection-ended))))))))

@@ -265,3 +265,28 @@
                                       (found (clgrpc.loop::source-token connection)))))))))
       (client-send client (octets-of 1))
       (is (equalp #(1) (client-receive client 1))))))
+
+(test lingering-connections-are-bounded
+  "Peers that never close their side do not keep more descriptors than so many, and none where there
+are no more to be had."
+  (with-loops (loop) ()
+    (let ((connections '()))
+      (let ((listener (listen-on "127.0.0.1:0" (make-options) (list loop)
+                                 (lambda (loop transport peer)
+                                   (declare (ignore peer))
+                                   (let ((connection (make-connection
+                                                      loop transport
+                                                      (make-handler :input #'echo))))
+                                     (push connection connections)
+                                     (close-connection connection))))))
+        (with-clients (a b c d) ((listener-address listener))
+          (loop until (= 4 (on-loop loop (lambda () (clgrpc.loop::event-loop-lingering loop))))
+                do (sb-thread:thread-yield))
+          (flet ((bound (most)
+                   (on-loop loop (lambda () (clgrpc.loop::bound-lingering loop most)))
+                   (settle loop)
+                   (mapcar #'connection-state (reverse connections))))
+            (is (equal '(:closed :lingering :lingering :lingering) (bound 3)))
+            (is (equal '(:closed :closed :closed :closed) (bound 0)))
+            (is (zerop (clgrpc.loop::event-loop-lingering loop)))
+            (is (every #'client-ended-p (list a b c d)))))))))

@@ -138,20 +138,6 @@ passed over, unless there is nothing else."
 
 ;;; Running out of descriptors
 
-(defun set-descriptor-limit (count)
-  "Allow this process COUNT descriptors; return how many it was allowed before."
-  (sb-alien:with-alien ((limit (array (sb-alien:unsigned 64) 2)))
-    (macrolet ((call (name)
-                 `(sb-alien:alien-funcall
-                   (sb-alien:extern-alien ,name (function sb-alien:int sb-alien:int
-                                                          (* (array (sb-alien:unsigned 64) 2))))
-                   7 (sb-alien:addr limit)))) ; RLIMIT_NOFILE
-      (call "getrlimit")
-      (let ((before (sb-alien:deref limit 0)))
-        (setf (sb-alien:deref limit 0) count)
-        (call "setrlimit")
-        before))))
-
 (test no-descriptors-left
   (with-events (events)
     (with-loops (loop) ()
@@ -169,7 +155,7 @@ passed over, unless there is nothing else."
                    (unwind-protect
                         (let ((turns (event-loop-turns loop)))
                           ;; every number below this one is taken
-                          (setf limit (set-descriptor-limit
+                          (setf limit (support:set-descriptor-limit
                                        (1+ (sb-bsd-sockets:socket-file-descriptor third))))
                           (multiple-value-bind (host port)
                               (os:parse-address (listener-address listener))
@@ -180,10 +166,10 @@ passed over, unless there is nothing else."
                           (is (search "open files" (getf (cddr (first (events))) :reason)))
                           (client-send first (octets-of 2))
                           (is (equalp #(2) (client-receive first 1)) "others are served")
-                          (set-descriptor-limit limit)
+                          (support:set-descriptor-limit limit)
                           (loop until (= 3 (event-loop-connections loop))
                                 do (sb-thread:wait-on-semaphore (sb-thread:make-semaphore)
                                                                 :timeout 0.01))
                           (is (> 10000 (- (event-loop-turns loop) turns)) "it does not spin"))
                      (sb-bsd-sockets:socket-close third)))
-              (when limit (set-descriptor-limit limit)))))))))
+              (when limit (support:set-descriptor-limit limit)))))))))

@@ -6,7 +6,7 @@
 (defparameter *headers*
   '("errno.h" "signal.h" "stddef.h" "stdio.h" "sys/types.h" "sys/socket.h" "netinet/in.h"
     "netinet/tcp.h" "arpa/inet.h" "poll.h" "sys/epoll.h" "sys/eventfd.h"
-    "linux/futex.h" "sys/syscall.h" "dlfcn.h" "netdb.h" "fcntl.h" "sys/stat.h" "linux/stat.h"))
+    "sys/resource.h" "linux/futex.h" "sys/syscall.h" "dlfcn.h" "netdb.h" "fcntl.h" "sys/stat.h" "linux/stat.h"))
 
 (defun constants-according-to-cc ()
   "The values that the C compiler has for the names in the table, in order."

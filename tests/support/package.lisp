@@ -7,5 +7,5 @@
            #:program #:program-pid #:program-line #:program-exit-code #:signal-program
            #:terminate-program #:kill-program
            #:call-with-program #:with-program #:run-to-end #:server-address
-           #:with-server-program #:open-descriptors #:foreign-octets
+           #:with-server-program #:open-descriptors #:set-descriptor-limit #:foreign-octets
            #:suite-tests #:unless-emulated))

@@ -1,0 +1,117 @@
+;;;; Rankings: who holds how many places of a kind, of which there are so many for all, and who
+;;;; holds most. Whoever takes part has a STANDING; those with the same count are a row, which is a
+;;;; ring with a head, and rows stand by count. A count changes by one at a time, so who has most is
+;;;; at hand: all that is done here takes the same time, however many take part.
+;;;;
+;;;; Invariants: TOTAL is the sum of the counts; MOST is the largest of them; a standing is in the
+;;;; row of its count, and in none if that is 0. The caller sees to it that one thread at a time is
+;;;; here.
+
+(in-package #:clgrpc.base)
+
+;;; Rings: doubly linked lists that go round
+
+(defstruct (ring (:constructor %make-ring) (:copier nil))
+  "A link of a list, or its head; in no list it is alone, both its neighbours are itself."
+  (before nil :type (or null ring))
+  (after nil :type (or null ring)))
+
+(defun isolate-ring (ring)
+  "Make RING, which is new, a list of its own; return it."
+  (setf (ring-before ring) ring
+        (ring-after ring) ring))
+
+(defun make-ring ()
+  "Return the head of an empty list."
+  (isolate-ring (%make-ring)))
+
+(defun ring-first (head)
+  "The first of the list with HEAD, or nil if it is empty."
+  (let ((first (ring-after head)))
+    (unless (eq first head) first)))
+
+(defun ring-last (head)
+  "The last of the list with HEAD, or nil if it is empty."
+  (let ((last (ring-before head)))
+    (unless (eq last head) last)))
+
+(defun enter-ring (ring head)
+  "Put RING, which is alone, at the end of the list with HEAD."
+  (let ((last (ring-before head)))
+    (setf (ring-before ring) last
+          (ring-after ring) head
+          (ring-after last) ring
+          (ring-before head) ring))
+  nil)
+
+(defun quit-ring (ring)
+  "Take RING, if it is not alone, out of its list."
+  (setf (ring-after (ring-before ring)) (ring-after ring)
+        (ring-before (ring-after ring)) (ring-before ring))
+  (isolate-ring ring)
+  nil)
+
+(defmethod print-object ((ring ring) stream)
+  (print-unreadable-object (ring stream :type t :identity t)))
+
+;;; Standings and rankings
+
+(defstruct (standing (:include ring) (:constructor %make-standing (owner)) (:copier nil))
+  "How many places OWNER has: COUNT."
+  (owner nil :read-only t)
+  (count 0 :type index))
+
+(defun make-standing (owner)
+  "Return a standing of OWNER, who has no place."
+  (isolate-ring (%make-standing owner)))
+
+(defmethod print-object ((standing standing) stream)
+  (print-unreadable-object (standing stream :type t)
+    (format stream "~D of ~A" (standing-count standing) (standing-owner standing))))
+
+(defstruct (ranking (:constructor make-ranking ()) (:copier nil))
+  "See above; ROWS are heads of rings, or nil where none was needed yet."
+  (total 0 :type index)
+  (most 0 :type index)
+  (rows (make-array 8 :initial-element nil) :type simple-vector))
+
+(declaim (sb-ext:freeze-type standing ranking))
+
+(defmethod print-object ((ranking ranking) stream)
+  (print-unreadable-object (ranking stream :type t)
+    (format stream "~D, ~D of one" (ranking-total ranking) (ranking-most ranking))))
+
+(document-functions
+  make-ranking "Return a ranking in which nobody has a place."
+  ranking-total "How many places of RANKING are taken."
+  standing-count "How many places STANDING stands for."
+  standing-owner "Whose STANDING is.")
+
+(defun ranking-row (ranking count)
+  "The head of the row of those that have COUNT."
+  (let ((rows (ranking-rows ranking)))
+    (when (<= (length rows) count)
+      (setf rows (replace (make-array (max (1+ count) (* 2 (length rows))) :initial-element nil)
+                          rows)
+            (ranking-rows ranking) rows))
+    (or (svref rows count)
+        (setf (svref rows count) (make-ring)))))
+
+(defun change-standing (ranking standing change)
+  "STANDING gets a place of RANKING, or gives one back: CHANGE is 1 or -1. Return its count."
+  (declare (type (member 1 -1) change))
+  (quit-ring standing)
+  (incf (ranking-total ranking) change)
+  (let ((count (incf (standing-count standing) change))
+        (most (ranking-most ranking)))
+    (when (plusp count) (enter-ring standing (ranking-row ranking count)))
+    (cond ((< most count) (setf (ranking-most ranking) count))
+          ((and (= most (- count change)) (null (ring-first (ranking-row ranking most))))
+           (setf (ranking-most ranking) count)))
+    count))
+
+(defun greediest (ranking)
+  "The standing that has most of RANKING, among equals the one that has had as many for longest; nil
+if nobody has any."
+  (and (plusp (ranking-most ranking))
+       (ring-first (ranking-row ranking (ranking-most ranking)))))

@@ -1,0 +1,328 @@
+;;;; Peers: who has connected to a server, and how often. The CENSUS counts connections, and those
+;;;; that are not ready, by peer; where there are as many as may be, a new one has another closed,
+;;;; of the peer that has most. So nobody keeps the others out, and whoever comes need not be known
+;;;; before. All of it takes the same time however many there are, under one lock, three times in
+;;;; the life of a connection.
+;;;;
+;;;; A connection has a SEAT from before it is begun until it has ended. Seats whose connection has
+;;;; been begun are in one of two lists of their peer's, those that are not ready and those that
+;;;; are, the oldest first. One that is to go is counted no more, but among the LEAVING until its
+;;;; connection has ended, on its own loop; there are only so many of them at a time.
+
+(in-package #:clgrpc.server)
+
+(defstruct (peer-entry (:include ring) (:constructor make-peer-entry (name share)) (:copier nil))
+  "What a peer, which is called NAME, has; in the list of those that have GONE if it has nothing."
+  (name "" :type string :read-only t)
+  (share nil :type loop:share :read-only t) ; of the reserve; those of its links are parts
+  (connections nil :type (or null standing))
+  (handshakes nil :type (or null standing)) ; its connections that are not ready
+  (unready (make-ring) :type ring :read-only t) ; their seats
+  (ready (make-ring) :type ring :read-only t)   ; the seats of the others
+  (guests '() :type list))              ; (HUB . GUEST)
+
+(defmethod print-object ((entry peer-entry) stream)
+  (print-unreadable-object (entry stream :type t)
+    (format stream "~A ~D connections" (peer-entry-name entry)
+            (standing-count (peer-entry-connections entry)))))
+
+(defstruct (guest (:copier nil))
+  "A peer as one hub sees it: how many calls of it are OPEN. Only the hub's loop touches it."
+  (open 0 :type fixnum))
+
+(defstruct (seat (:include ring) (:constructor %make-seat (entry)) (:copier nil))
+  "A connection of the peer with ENTRY."
+  (entry nil :type peer-entry :read-only t)
+  (link nil :type (or null link))
+  (ready nil :type boolean)
+  (leaving nil :type boolean))          ; counts among the LEAVING
+
+(declaim (sb-ext:freeze-type peer-entry guest seat))
+
+(defstruct (census (:constructor %make-census) (:copier nil))
+  "The peers of a server by name, and what they have in all; the limits are those that the server
+has derived from its options."
+  (lock (sb-thread:make-mutex :name "clgrpc peers") :read-only t)
+  (peers (make-hash-table :test 'equal) :type hash-table :read-only t)
+  (connections (make-ranking) :type ranking :read-only t)
+  (handshakes (make-ranking) :type ranking :read-only t)
+  (leaving 0 :type index)
+  (max-connections 0 :type index)
+  (max-per-peer 0 :type index)
+  (max-handshakes 0 :type index)
+  (gone (make-ring) :type ring :read-only t) ; entries without connections, if handlers run still
+  (derived 0 :type index)               ; what MAX-CONNECTIONS was at first
+  (lowered-ns 0 :type nanoseconds))     ; when it last became less
+
+(declaim (sb-ext:freeze-type census))
+
+(defmethod print-object ((census census) stream)
+  (print-unreadable-object (census stream :type t)
+    (format stream "~D peers, ~A" (hash-table-count (census-peers census))
+            (census-connections census))))
+
+(defun make-census (options connections)
+  "A census for a server with OPTIONS that may have CONNECTIONS."
+  (let ((fewer (< connections (options-max-connections options)))
+        (most (options-max-connections-per-peer options)))
+    (%make-census :max-connections connections :derived connections
+                  :max-per-peer (if fewer (min most (ceiling connections 2)) most)
+                  :max-handshakes (options-max-handshakes options))))
+
+(defun max-leaving (connections)
+  "How many connections may be leaving where there may be so many CONNECTIONS."
+  (+ 16 (ash connections -4)))
+
+;;; Who
+
+(defun peer-name (transport)
+  "Who is at the other end of TRANSPORT, an accepted one that is not encrypted yet: see OS:ADDRESS-
+NETWORK; of a unix socket the user."
+  (let* ((text (loop:transport-peer transport))
+         (colon (position #\: text :from-end t)))
+    (cond ((eql 0 (search "unix" text))
+           (let ((user (os:peer-user (loop:transport-descriptor transport))))
+             (if user (format nil "user ~D of ~A" user text) text)))
+          ((and colon (plusp colon) (char= #\[ (char text 0)))
+           (let ((address (os:make-address (subseq text 1 (1- colon)) 0)))
+             (if address (os:address-network address) text)))
+          (t (subseq text 0 colon)))))
+
+(defun peer-share (server)
+  "A share of SERVER's reserve for a peer's address, which may be a load balancer's and stand for
+many: alone seven eighths of what is not kept for other peers."
+  (loop:make-share :whole (loop:reserve-root (server-reserve server))
+                   :weight 7
+                   :kept (ash (options-reserve-threads (server-options server)) -4)))
+
+(defun ensure-entry (server census name)
+  "The entry of the peer called NAME. The lock is held."
+  (or (gethash name (census-peers census))
+      (let ((entry (isolate-ring (make-peer-entry name (peer-share server)))))
+        (setf (peer-entry-connections entry) (make-standing entry)
+              (peer-entry-handshakes entry) (make-standing entry)
+              (gethash name (census-peers census)) entry))))
+
+(defun ensure-guest (hub seat)
+  "The guest of HUB that SEAT's peer is."
+  (let* ((census (server-census (hub-server hub)))
+         (entry (seat-entry seat)))
+    (sb-thread:with-mutex ((census-lock census))
+      (cdr (or (assoc hub (peer-entry-guests entry))
+               (first (push (cons hub (make-guest)) (peer-entry-guests entry))))))))
+
+;;; Counting; the lock is held
+
+(defun count-seat (census entry)
+  "A new seat for the peer with ENTRY."
+  (change-standing (census-connections census) (peer-entry-connections entry) 1)
+  (change-standing (census-handshakes census) (peer-entry-handshakes entry) 1)
+  (isolate-ring (%make-seat entry)))
+
+(defun note-seat-ready (census seat)
+  "The connection of SEAT is ready, or counts so since it ends."
+  (unless (shiftf (seat-ready seat) t)
+    (change-standing (census-handshakes census) (peer-entry-handshakes (seat-entry seat)) -1)))
+
+(defun uncount-seat (census seat)
+  "The connection of SEAT ends."
+  (let ((entry (seat-entry seat)))
+    (quit-ring seat)
+    (note-seat-ready census seat)
+    (when (zerop (change-standing (census-connections census) (peer-entry-connections entry) -1))
+      (quit-ring entry)
+      (enter-ring entry (census-gone census)))
+    (forget-entries census)))
+
+(defun forget-entries (census)
+  "Forget of those that have gone the two that did first, unless they are back. If handlers of one
+run still it waits for its next turn: when it comes back they count."
+  (loop repeat 2
+        for entry = (ring-first (census-gone census))
+        while entry
+        do (quit-ring entry)
+           (cond ((plusp (standing-count (peer-entry-connections entry))))
+                 ((zerop (loop:share-running (peer-entry-share entry)))
+                  (remhash (peer-entry-name entry) (census-peers census)))
+                 (t (enter-ring entry (census-gone census))))))
+
+;;; Who gives way; the lock is held
+
+(defconstant +seats-per-look+ 32
+  "Of a peer's connections so many are looked at for one without calls.")
+
+(defun ready-seat-to-leave (entry)
+  "The seat of the peer with ENTRY, of those that are ready, to give up: one without calls, of those
+that were looked at longest ago; else the newest."
+  (let ((ready (peer-entry-ready entry)))
+    (loop repeat +seats-per-look+
+          for seat = (ring-first ready)
+          while seat
+          do (when (zerop (rpc:link-calls (seat-link seat))) (return seat))
+             (quit-ring seat)
+             (enter-ring seat ready)
+          finally (return (ring-last ready)))))
+
+(defun seat-to-leave (entry)
+  "The seat of the peer with ENTRY to give up first, or nil if none of its connections has begun."
+  (or (ring-first (peer-entry-unready entry))
+      (ready-seat-to-leave entry)))
+
+(defun dismiss (census seat)
+  "The connection of SEAT is to go: return SEAT; or nil if SEAT is nil, or too many are leaving."
+  (when (and seat (< (census-leaving census) (max-leaving (census-max-connections census))))
+    (uncount-seat census seat)
+    (incf (census-leaving census))
+    (setf (seat-leaving seat) t)
+    seat))
+
+(defun room-for-handshake (census)
+  "Make room for one more that is not ready, if need be. Return true if there is, and the seat that
+is given up for it, or nil."
+  (let ((handshakes (census-handshakes census)))
+    (if (< (ranking-total handshakes) (census-max-handshakes census))
+        t
+        (let ((seat (dismiss census (ring-first (peer-entry-unready
+                                                 (standing-owner (greediest handshakes)))))))
+          (values (and seat t) seat)))))
+
+(defun room-for-connection (census entry)
+  "Make room for one more connection of the peer with ENTRY, if need be; as ROOM-FOR-HANDSHAKE."
+  (let ((connections (census-connections census)))
+    (if (< (ranking-total connections) (census-max-connections census))
+        t
+        (let* ((greediest (greediest connections))
+               (seat (and (< (1+ (standing-count (peer-entry-connections entry)))
+                             (standing-count greediest))
+                          (dismiss census (seat-to-leave (standing-owner greediest))))))
+          (values (and seat t) seat)))))
+
+(defun try-to-seat (census entry)
+  "A seat for a new connection of the peer with ENTRY, or the option that forbids it; and a list of
+(SEAT . OPTION) that have been given up for it."
+  (let ((dismissed '()))
+    (flet ((room-p (option function &rest arguments)
+             (multiple-value-bind (room seat) (apply function census arguments)
+               (when seat (push (cons seat option) dismissed))
+               room)))
+      (values (cond ((<= (census-max-per-peer census)
+                         (standing-count (peer-entry-connections entry)))
+                     :max-connections-per-peer)
+                    ((not (room-p :max-handshakes #'room-for-handshake)) :max-handshakes)
+                    ((not (room-p :max-connections #'room-for-connection entry))
+                     :max-connections)
+                    (t (count-seat census entry)))
+              dismissed))))
+
+;;; The life of a connection among the others
+
+(defun expel (hub seat option)
+  "End the connection of SEAT, which has been dismissed because of OPTION. On HUB's loop."
+  (let ((link (seat-link seat)))
+    (complain hub option (peer-entry-name (seat-entry seat)))
+    (loop:post (link-loop link)
+               (lambda ()
+                 (rpc:expel-link link (format nil "others need the place (~(~A~))" option))))))
+
+(defun admit (hub transport)
+  "Count the new connection TRANSPORT, and return its seat; or nil if it may not be. On HUB's loop."
+  (let* ((server (hub-server hub))
+         (census (server-census server))
+         (name (peer-name transport)))
+    (multiple-value-bind (seat dismissed)
+        (sb-thread:with-mutex ((census-lock census))
+          (try-again census)
+          (try-to-seat census (ensure-entry server census name)))
+      (loop for (seat . option) in dismissed do (expel hub seat option))
+      (cond ((seat-p seat) seat)
+            (t (complain hub seat name)
+               nil)))))
+
+(defun note-seat-taken (hub seat link)
+  "LINK has been begun for SEAT. On HUB's loop."
+  (let ((census (server-census (hub-server hub))))
+    (setf (rpc:link-seat link) seat
+          (rpc:link-guest link) (ensure-guest hub seat))
+    (sb-thread:with-mutex ((census-lock census))
+      (setf (seat-link seat) link)
+      (enter-ring seat (peer-entry-unready (seat-entry seat))))))
+
+(defun give-seat-up (hub seat)
+  "The connection of SEAT has ended, or could not be begun."
+  (let ((census (server-census (hub-server hub))))
+    (sb-thread:with-mutex ((census-lock census))
+      (if (shiftf (seat-leaving seat) nil)
+          (decf (census-leaving census))
+          (uncount-seat census seat)))))
+
+(defun link-ready (http2)
+  "The sink's on-settings: with the first ones the connection is ready."
+  (let* ((link (http2:connection-user http2))
+         (seat (rpc:link-seat link)))
+    (trace-event :handshaker :settings-received :role :server :peer (rpc:link-peer link))
+    (unless (seat-ready seat)
+      (let ((census (server-census (hub-server (link-owner link)))))
+        (sb-thread:with-mutex ((census-lock census))
+          (unless (seat-leaving seat)
+            (note-seat-ready census seat)
+            (quit-ring seat)
+            (enter-ring seat (peer-entry-ready (seat-entry seat)))))))))
+
+;;; Descriptors
+
+(defconstant +steps-at-once+ 16
+  "By so many the limit of connections changes when the process runs out of descriptors, and when it
+has had enough again.")
+(defconstant +calm-ns+ (* 10 +ns-per-second+)
+  "So long after it became less the limit of connections may become more.")
+
+(defun allowed-connections (options)
+  "How many connections a server with OPTIONS may have; the log hears if those are fewer than
+OPTIONS say. Raises the limit of descriptors, if OPTIONS say so."
+  (let* ((wanted (options-max-connections options))
+         (open (max 0 (os:open-descriptor-count)))
+         (spare (options-spare-descriptors options))
+         (before (os:descriptor-limit))
+         (limit (if (plusp (options-raise-descriptor-limit options))
+                    (os:raise-descriptor-limit (+ open wanted spare (max-leaving wanted)))
+                    before))
+         (spare (min spare (ash limit -2)))
+         (allowed (max 1 (min wanted (- limit open spare)))))
+    (cond ((< allowed wanted)
+           (log-event :warning :few-descriptors :limit limit :open open :spare spare
+                      :max-connections allowed
+                      :max-connections-per-peer (min (options-max-connections-per-peer options)
+                                                     (ceiling allowed 2))))
+          ((< before limit)
+           (log-event :info :descriptor-limit-raised :limit limit :before before)))
+    allowed))
+
+(defun try-again (census)
+  "The lock is held. If the limit of connections has become less, and has been so for long enough,
+see whether it may be more."
+  (when (< (census-max-connections census) (census-derived census))
+    (let ((now (monotonic-ns)))
+      (when (< (+ (census-lowered-ns census) +calm-ns+) now)
+        (setf (census-lowered-ns census) now
+              (census-max-connections census) (min (census-derived census)
+                                                   (+ (census-max-connections census)
+                                                      +steps-at-once+)))))))
+
+(defun note-no-descriptors (hub)
+  "The process can have no more descriptors: others have more than was left to them. So HUB's server
+takes fewer connections from now on, and some of the peer that has most go. Return true if some do.
+On HUB's loop."
+  (let* ((census (server-census (hub-server hub)))
+         (dismissed '()))
+    (sb-thread:with-mutex ((census-lock census))
+      (let ((connections (census-connections census)))
+        (setf (census-max-connections census) (max 1 (- (ranking-total connections)
+                                                        +steps-at-once+))
+              (census-lowered-ns census) (monotonic-ns))
+        (loop while (and (< (census-max-connections census) (ranking-total connections))
+                         (< 1 (standing-count (greediest connections))))
+              do (push (or (dismiss census (seat-to-leave (standing-owner (greediest connections))))
+                           (return))
+                       dismissed))))
+    (dolist (seat dismissed) (expel hub seat :max-connections))
+    (and dismissed t)))

@@ -1,0 +1,65 @@
+;;;; What a server refuses, for the log: one warning a second at most, which says what was refused,
+;;;; how often and to whom, however much that is. The first is told at once, those of the second
+;;;; after it together when that is over.
+
+(in-package #:clgrpc.server)
+
+(defconstant +refusals-told+ 8
+  "A warning names so many, what is more counts together.")
+
+(defstruct (refusals (:copier nil))
+  "COUNTS are those that have not been told, each (OPTION PEER COUNT)."
+  (lock (sb-thread:make-mutex :name "clgrpc refusals") :read-only t)
+  (counts '() :type list)
+  (quiet-until 0 :type nanoseconds)
+  (scheduled nil :type boolean))        ; they will be told
+
+(declaim (sb-ext:freeze-type refusals))
+
+(defmethod print-object ((refusals refusals) stream)
+  (print-unreadable-object (refusals stream :type t)
+    (write-string (refusals-text (refusals-counts refusals)) stream)))
+
+(defun refusals-text (counts)
+  (format nil "~{~A~^, ~}" (loop for (option peer count) in counts
+                                 collect (format nil "~D of ~A (~(~A~))" count peer option))))
+
+(defun count-refusal (refusals option peer)
+  "The lock is held."
+  (let* ((counts (refusals-counts refusals))
+         (row (or (find-if (lambda (row) (and (eq option (first row)) (string= peer (second row))))
+                           counts)
+                  (and (<= +refusals-told+ (length counts))
+                       (first counts)))))
+    (cond ((null row) (setf (refusals-counts refusals) (append counts (list (list option peer 1)))))
+          (t (incf (third row))
+             (unless (and (eq option (first row)) (string= peer (second row)))
+               (setf (second row) "several"))))))
+
+(defun tell-refusals (server)
+  "Log what SERVER has refused, if it has."
+  (let* ((refusals (server-refusals server))
+         (counts (sb-thread:with-mutex ((refusals-lock refusals))
+                   (setf (refusals-scheduled refusals) nil
+                         (refusals-quiet-until refusals) (+ (monotonic-ns) +ns-per-second+))
+                   (shiftf (refusals-counts refusals) '()))))
+    (when counts
+      (log-event :warning :refused :what (refusals-text counts) :server server))))
+
+(defun complain (hub option peer)
+  "Something of PEER was refused, or ended, because of OPTION, a keyword. On HUB's loop."
+  (let* ((server (hub-server hub))
+         (refusals (server-refusals server))
+         (loop (hub-loop hub))
+         (wait (sb-thread:with-mutex ((refusals-lock refusals))
+                 (count-refusal refusals option peer)
+                 (if (refusals-scheduled refusals)
+                     nil
+                     (let ((wait (- (refusals-quiet-until refusals) (monotonic-ns))))
+                       (setf (refusals-scheduled refusals) (plusp wait))
+                       wait)))))
+    (cond ((null wait))
+          ((plusp wait)
+           (schedule-timer (loop:event-loop-wheel loop) (make-timer #'tell-refusals server)
+                           (+ (loop:event-loop-now loop) wait)))
+          (t (tell-refusals server)))))

@@ -1,0 +1,41 @@
+;;;; Rankings: whoever has most is known, whatever comes and goes.
+
+(in-package #:clgrpc.tests.base)
+(in-suite :clgrpc.base)
+
+(test rings
+  (let ((head (make-ring)) (a (make-ring)) (b (make-ring)))
+    (is (null (ring-first head)))
+    (enter-ring a head)
+    (enter-ring b head)
+    (is (eq a (ring-first head)))
+    (is (eq b (ring-last head)))
+    (quit-ring a)
+    (quit-ring a)
+    (is (eq b (ring-first head)))
+    (quit-ring b)
+    (is (null (ring-last head)))))
+
+(test rankings-know-who-has-most
+  "Against counts of all, with places that come and go at random."
+  (let* ((seed (random (expt 2 32) (make-random-state t)))
+         (*random-state* (sb-ext:seed-random-state seed))
+         (ranking (make-ranking))
+         (standings (loop for i below 12 collect (make-standing i))))
+    (format t "~&; rankings-know-who-has-most: seed ~D~%" seed)
+    (is (null (greediest ranking)))
+    (dotimes (i 20000)
+      (let ((standing (elt standings (random (1+ (random 12))))))
+        (if (and (plusp (standing-count standing)) (< (random 100) 49))
+            (change-standing ranking standing -1)
+            (change-standing ranking standing 1)))
+      (let ((counts (mapcar #'standing-count standings))
+            (greediest (greediest ranking)))
+        (unless (and (= (ranking-total ranking) (reduce #'+ counts))
+                     (= (reduce #'max counts) (if greediest (standing-count greediest) 0)))
+          (fail "step ~D: ~A ~S" i ranking counts)
+          (return))))
+    (dolist (standing standings)
+      (loop while (plusp (standing-count standing)) do (change-standing ranking standing -1)))
+    (is (null (greediest ranking)))
+    (is (zerop (ranking-total ranking)))))
