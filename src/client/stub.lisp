@@ -42,13 +42,13 @@
       (setf (rpc:extra-wait-for-ready (ensure-extra call)) t))
     (ecase (rpc-method-kind method)
       (:unary
-       (cond (async (submit-call call (only-request call request)) call)
-             (t (submit-and-wait call (only-request call request) nil nil)
+       (cond (async (submit-call call (only-request method request)) call)
+             (t (submit-and-wait call (only-request method request) nil nil)
                 (if (eq :ok (call-status call))
                     (reply-of call)
                     (fail-or-retry call channel method request options)))))
       (:server-streaming
-       (submit-call call (only-request call request))
+       (submit-call call (only-request method request))
        call)
       (:client-streaming
        (cond ((null generator) (submit-call call nil) call)
@@ -88,9 +88,9 @@ when its loop begins it."
                    **single-operations**
                    **stream-operations**)))
 
-(defun only-request (call request)
-  "REQUEST; its type is for the encoder to check."
-  (or request (misuse "~A takes a message for its request, not NIL." call)))
+(define-hot only-request ((method rpc-method) request) t
+  "REQUEST, if METHOD takes it."
+  (rpc:check-message method (rpc:rpc-method-request-type method) request))
 
 (define-hot submit-call ((call client-call) request) null
   "Hand CALL to its loop with its only REQUEST, or nil: written straight into the output if this
@@ -214,6 +214,7 @@ If somebody else runs the loop he gathers what is sent, and this gives every mes
   (let ((next nil))
     (flet ((send-those-there-is-room-for ()
              (loop while (and (setf next (funcall generator))
+                              (protobuf:message-p next) ; else SEND says what is wrong
                               (<= (protobuf:serialized-size next) rpc:+parcel-octets+)
                               (rpc:try-send call next)))))
       (lambda ()

@@ -231,16 +231,12 @@ waits for room may send again."
 (define-hot next-request ((line line)) t
   "What the source of LINE's requests gives, as the handler gets it, or nil after the last."
   (let* ((client (the inproc-call (line-client line)))
-         (extra (call-extra client))
          (source (the function (line-source line)))
          (consumer (and (eq (line-phase line) sb-thread:*current-thread*) (line-consumer line)))
          (message (flet ((next ()
                            (let ((message (funcall source)))
                              (and message
-                                  (values (pass client
-                                                (rpc:filtered
-                                                 (and extra (rpc:extra-outgoing-filter extra))
-                                                 message)))))))
+                                  (values (pass client (rpc:outgoing client message)))))))
                     (declare (inline next))
                     (if consumer
                         (with-consumer-context ((the consumer consumer)) (next))

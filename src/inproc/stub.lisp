@@ -39,7 +39,7 @@
          (route (and host (route-to host method))))
     (if (and route
              (<= (protobuf:measure (rpc:rpc-method-request-type method)
-                                   (client:only-request "A unary call" request))
+                                   (client:only-request method request))
                  (min (options-max-receive-octets (host-options host))
                       (options-max-send-octets (site-options site))))
              (not (and (plusp deadline) (<= deadline (monotonic-ns)))))
@@ -130,7 +130,8 @@ If this is left otherwise, cancel the call."
   "Give the handler of LINE its only REQUEST."
   (let ((client (line-client line)))
     (unless (call-status client)
-      (handler-case (setf (line-request line) (pass client (client:only-request client request)))
+      (handler-case (setf (line-request line)
+                          (pass client (client:only-request (rpc:call-rpc-method client) request)))
         (rpc:rpc-error (error)
           ;; one that the server has refused has ended the call; the caller's own limit is his error
           (unless (call-status client)

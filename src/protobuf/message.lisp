@@ -28,6 +28,9 @@ extensions have been looked for among the unknown fields."
   (message-extra nil :type (or null octets extras message))
   (message-size 0 :type index))
 
+(document-functions
+  message-p "True if OBJECT is a message, of whatever type.")
+
 (defstruct (dynamic-message (:include message) (:conc-name dynamic-) (:copier nil)
                             (:constructor make-dynamic-message (layout contents)))
   "A message of a type that is known from its descriptor alone (dynamic.lisp): what its slots hold

@@ -211,6 +211,23 @@ any thread."
         (rpc-method-request-type method)
         (rpc-method-response-type method))))
 
+(define-condition wrong-message (misuse type-error) ()
+  (:documentation "A call was given a message of another type than its method has."))
+
+(defun refuse-message (method type message)
+  "Signal that MESSAGE is not of TYPE, which METHOD takes or answers with."
+  (error 'wrong-message
+         :datum message :expected-type (or (protobuf:message-type-symbol type) 'protobuf:message)
+         :text (format nil "~A ~:[answers with~;takes~] a ~A, not ~A." (rpc-method-path method)
+                       (eq type (rpc-method-request-type method)) (protobuf:message-type-name type)
+                       (visible-text (bounded-text message :limit 200 :escape t)))))
+
+(define-hot (check-message :inline t) ((method rpc-method) (type protobuf:message-type) message) t
+  "MESSAGE, if it is of TYPE, one of METHOD's two."
+  (if (and (protobuf:message-p message) (eq type (protobuf:message-type-of message)))
+      message
+      (refuse-message method type message)))
+
 (define-hot (incoming-type :inline t) ((call call)) protobuf:message-type
   "The type of the messages that CALL receives."
   (let ((method (the rpc-method (call-rpc-method call))))

@@ -56,6 +56,7 @@
    #:extra-received #:notify-sleeper #:deliverable-p #:end-call
    #:call-condition #:callbacks-p #:message-due-p #:due-callback #:due-on-writable
    #:receive-queued #:receive-each #:client-p #:outgoing-type #:incoming-type #:may-send-p
+   #:check-message #:outgoing
    #:park #:gate-ringer #:with-user-code #:error-condition #:same-call-p
    #:*debug-on-error* #:return-status #:cancel-call #:retry-handler #:retry-call #:call-peer
    #:call-security #:send #:try-send #:close-send #:receive #:do-messages #:cancel #:cancelled-p

@@ -5,9 +5,10 @@
 (in-package #:clgrpc.rpc)
 
 (define-hot (outgoing :inline t) ((call call) message) t
-  "MESSAGE as the filter of CALL has it."
+  "MESSAGE as the filter of CALL has it, which must be of the type that CALL's method sends."
   (let ((extra (call-extra call)))
-    (filtered (and extra (extra-outgoing-filter extra)) message)))
+    (check-message (the rpc-method (call-rpc-method call)) (outgoing-type call)
+                   (filtered (and extra (extra-outgoing-filter extra)) message))))
 
 (defun send (call message &key (compress :auto))
   "Send MESSAGE on CALL; return true. Waits while more than the send budget

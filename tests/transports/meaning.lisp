@@ -69,8 +69,19 @@ strings are never changed in place.)"
                   (2 "text")))
          :collect #'add-up :chat #'echo)
       (dolist (request (list 5 "text" (lab:make-other)))
-        (signals error (ask channel request))
-        (signals error (collect channel (list (note 1) request))))
+        (flet ((complaint (function)
+                 (let ((error (handler-case (funcall function) (error (error) error))))
+                   (is (typep error 'grpc:misuse))
+                   (is (typep error 'type-error))
+                   (princ-to-string error))))
+          (is (search "/lab.Bench/Ask takes a lab.Note, not "
+                      (complaint (lambda () (ask channel request)))))
+          (is (search "/lab.Bench/Collect takes a lab.Note, not "
+                      (complaint (lambda () (collect channel (list (note 1) request))))))
+          (is (search "/lab.Bench/Collect takes a lab.Note, not "
+                      (complaint (lambda ()
+                                   (grpc:with-call (call (collect channel :open))
+                                     (grpc:send call request))))))))
       (signals grpc:misuse (ask channel nil))
       (signals grpc:misuse (collect channel 5))
       (is (= 0 ran))
