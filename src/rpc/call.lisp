@@ -105,7 +105,8 @@ that the peer had not taken."
 
 (defmethod print-object ((outcome outcome) stream)
   (print-unreadable-object (outcome stream :type t)
-    (format stream "~S, ended by ~(~A~)" (outcome-message outcome) (outcome-ended-by outcome))))
+    (write-visible (outcome-message outcome) stream :limit 200 :quoted t)
+    (format stream ", ended by ~(~A~)" (outcome-ended-by outcome))))
 
 (defstruct (extra (:copier nil))
   "What only some calls need; see the slots of CALL."

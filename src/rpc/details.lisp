@@ -24,19 +24,29 @@ which are sent as they are; or nil. Signal MISUSE if they are neither."
 (defun detail-any (message)
   (if (typep message 'google.protobuf:any) message (protobuf:any-pack message)))
 
+(defun unpacked-detail (any allowance)
+  "The message in ANY, which may take ALLOWANCE octets of memory; ANY itself if its type is not
+loaded, or it is broken or takes more."
+  (let ((type (protobuf:find-message-type (protobuf:any-type-name any))))
+    (if (and type (protobuf:message-type-defined-p type))
+        (handler-case (protobuf:parse-message type (google.protobuf:any-value any)
+                                              :max-decoded-octets allowance)
+          (protobuf:protobuf-error () any))
+        any)))
+
 (defun octets-details (octets)
-  "The messages that the serialized google.rpc.Status OCTETS holds; one whose type is not loaded, or
-that is broken, as a google.protobuf.Any; nil if it is no such message."
+  "The messages that the serialized google.rpc.Status OCTETS holds, as RPC-ERROR-DETAILS has them;
+nil if it is no such message. They share what one message may take."
   (handler-case
-      (map 'list (lambda (any)
-                   (handler-case (protobuf:any-unpack any)
-                     (protobuf:protobuf-error () any)))
-           (google.rpc:status-details (protobuf:parse-message 'google.rpc:status octets)))
+      (let* ((anys (google.rpc:status-details (protobuf:parse-message 'google.rpc:status octets)))
+             (share (floor (option-default :max-decoded-octets) (max 1 (length anys)))))
+        (map 'list (lambda (any) (unpacked-detail any share)) anys))
     (protobuf:protobuf-error () '())))
 
 (defun rpc-error-details (error)
   "The details of ERROR, a list of messages, such as GOOGLE.RPC:BAD-REQUEST; one whose type is not
-loaded is a GOOGLE.PROTOBUF:ANY. Nil without details, or if they cannot be read. From any thread."
+loaded, or that is broken or takes more memory than its share of what one message may, is a
+GOOGLE.PROTOBUF:ANY. Nil without details, or if they cannot be read. From any thread."
   (let ((details (rpc-error-raw-details error)))
     (if (listp details) details (octets-details details))))
 

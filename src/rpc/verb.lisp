@@ -5,10 +5,14 @@
 (in-package #:clgrpc.rpc)
 
 (define-hot (outgoing :inline t) ((call call) message) t
-  "MESSAGE as the filter of CALL has it, which must be of the type that CALL's method sends."
-  (let ((extra (call-extra call)))
-    (check-message (the rpc-method (call-rpc-method call)) (outgoing-type call)
-                   (filtered (and extra (extra-outgoing-filter extra)) message))))
+  "MESSAGE as the filter of CALL has it, which must be of the type that CALL's method, if it has one,
+sends."
+  (let* ((extra (call-extra call))
+         (method (call-rpc-method call))
+         (message (filtered (and extra (extra-outgoing-filter extra)) message)))
+    (if method
+        (check-message method (outgoing-type call) message)
+        message)))
 
 (defun send (call message &key (compress :auto))
   "Send MESSAGE on CALL; return true. Waits while more than the send budget

@@ -34,6 +34,24 @@
     (is (= 8 (number-of (grpc:rpc-error-detail (caught (ask channel (note 1))) 'lab:note))))
     (is (= 9 (number-of (grpc:rpc-error-detail (caught (ask channel (note 2))) 'lab:note))))))
 
+(test details-share-what-one-message-may-take
+  "Two octets make a message of a hundred and more; a thousand details do not get 32 MB each."
+  (let* ((crowd (make-array 10000 :element-type 'octet
+                                  :initial-contents (loop repeat 5000 collect 18 collect 0)))
+         (any (google.protobuf:make-any :type-url "a/google.protobuf.DescriptorProto"
+                                        :value crowd)))
+    (flet ((details (count)
+             (grpc:rpc-error-details
+              (grpc:make-rpc-error :internal :message ""
+                                   :details (grpc:serialize
+                                             (google.rpc:make-status
+                                              :details (loop repeat count collect any)))))))
+      (is (typep (first (details 1)) 'google.protobuf:descriptor-proto))
+      (let ((before (sb-ext:get-bytes-consed)) (details (details 200)))
+        (is (= 200 (length details)))
+        (is (every (lambda (detail) (typep detail 'google.protobuf:any)) details))
+        (is (< (- (sb-ext:get-bytes-consed) before) 120000000))))))
+
 (test details-of-others
   "Types that are not loaded, octets that are no message, and a status passed on by a handler."
   (let ((unknown (google.protobuf:make-any :type-url "type.googleapis.com/no.Such"
