@@ -87,8 +87,10 @@ the message descriptor around it, or nil for an extension in a file."
            (unless (or (field-descriptor-labelled-p field) (field-descriptor-oneof field)
                        (not (syntax-is :proto2)))
              (note-problem (this-token)
-                           "expected \"required\", \"optional\" or \"repeated\", found ~A"
-                           (describe-token (this-token))))
+                           "expected \"required\", \"optional\" or \"repeated\", found ~A~:[; ~
+                            without a syntax statement the file is proto2~;~]"
+                           (describe-token (this-token))
+                           (token-is "syntax" (svref (parser-tokens *parser*) 0))))
            (if map
                (setf (field-descriptor-type-name field) "map")
                (parse-field-type field))

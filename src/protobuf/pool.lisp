@@ -338,4 +338,6 @@ counts if ACCEPT is true of what it names."
            (complain thing kind "\"~A\" means \"~A\" here, which is not declared; a leading dot ~
                                  would begin at the outermost scope"
                      name nearest))
-          (t (complain thing kind "\"~A\" is not declared" name)))))
+          (t (complain thing kind "\"~A\" is not declared~@[ here; import \"~A\" declares it~]" name
+                       (let ((file (file-of-symbol (string-left-trim "." name))))
+                         (and file (built-in (descriptor-name file)) (descriptor-name file))))))))

@@ -117,3 +117,13 @@ import 'hidden.proto'; package clgrpc.test.imports; message Middle { Hidden h = 
            (signals proto-syntax-error (protobuf::load-protos "top.proto" "import 'circle.proto';"
                                                   (list directory))))
       (uiop:delete-directory-tree directory :validate t))))
+
+(test errors-say-what-to-add
+  (flet ((text-of (source)
+           (handler-case (progn (protobuf::load-protos "hint.proto" source '()) "")
+             (proto-syntax-error (condition) (princ-to-string condition)))))
+    (is (search "import \"google/protobuf/timestamp.proto\" declares it"
+                (text-of "syntax = 'proto3'; message M { google.protobuf.Timestamp t = 1; }")))
+    (is (search "without a syntax statement the file is proto2"
+                (text-of "message M { int32 i = 1; }")))
+    (is (not (search "without a syntax" (text-of "syntax = 'proto2'; message M { int32 i = 1; }"))))))

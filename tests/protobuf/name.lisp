@@ -26,3 +26,11 @@ message Foo_Bar_Baz { int32 field = 5; }")
       (let ((third (call "MAKE-FOO-BAR-BAZ" :field 4)))
         (is (eql 4 (call "FOO-BAR-BAZ-FIELD-FIELD" third)))
         (is (eql 3 (call "FOO-BAR-BAZ-FIELD" other)) "another file's accessor is left alone")))))
+
+(test packages-that-are-there-already-are-no-place-for-a-file
+  (let ((used (make-package "CLGRPC-TEST-USED" :use '(#:cl))))
+    (unwind-protect
+         (dolist (name '("cl" "common_lisp" "clgrpc_test_used" "keyword"))
+           (signals misuse
+             (define "taken.proto" (format nil "syntax = 'proto3'; package ~A; message M { }" name))))
+      (delete-package used))))
