@@ -222,8 +222,8 @@ number, each custom option as written."
 
 (defun map-wire-fields (function octets &optional (at 0) (end (length octets)))
   "Call FUNCTION with number, wire type, value, start and end of each field in OCTETS from AT to
-END: the value is an unsigned integer, or for wire types 2 and 3, whose content goes from start to end,
-nil. Signal PROTOBUF-ERROR."
+END: the value is an unsigned integer, or for wire types 2 and 3, whose content goes from start to
+end, nil. Signal PROTOBUF-ERROR."
   (let ((tag 0))
     (loop while (< at end)
           do (setf (values tag at) (read-tag octets at end))

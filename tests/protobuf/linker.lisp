@@ -126,4 +126,5 @@ import 'hidden.proto'; package clgrpc.test.imports; message Middle { Hidden h = 
                 (text-of "syntax = 'proto3'; message M { google.protobuf.Timestamp t = 1; }")))
     (is (search "without a syntax statement the file is proto2"
                 (text-of "message M { int32 i = 1; }")))
-    (is (not (search "without a syntax" (text-of "syntax = 'proto2'; message M { int32 i = 1; }"))))))
+    (is (not (search "without a syntax"
+                     (text-of "syntax = 'proto2'; message M { int32 i = 1; }"))))))

@@ -32,5 +32,6 @@ message Foo_Bar_Baz { int32 field = 5; }")
     (unwind-protect
          (dolist (name '("cl" "common_lisp" "clgrpc_test_used" "keyword"))
            (signals misuse
-             (define "taken.proto" (format nil "syntax = 'proto3'; package ~A; message M { }" name))))
+             (define "taken.proto"
+               (format nil "syntax = 'proto3'; package ~A; message M { }" name))))
       (delete-package used))))
