@@ -4,8 +4,8 @@
 ;;;; stack is as deep. If the thread has ended by then, SBCL 2.2.9 gives its stack to another with
 ;;;; the protection still lifted, and the next time this one runs out the process dies.
 ;;;;
-;;;; From the lowest address up: the hard guard page, the guard page, the return guard page, each of
-;;;; os_vm_page_size octets.
+;;;; The last three pages, each of os_vm_page_size octets, are the return guard page, the guard page
+;;;; and the hard guard page. On x86-64 a stack grows downwards, on arm64 upwards.
 
 (in-package #:clgrpc.os)
 
@@ -14,15 +14,20 @@
   (let ((address (sb-sys:find-foreign-symbol-address "os_vm_page_size")))
     (and address (sb-sys:sap-ref-64 (int-sap address) 0))))
 
+(defun return-guard-address (page)
+  "An address in this thread's return guard page, PAGE octets long, or nil if the stack has come
+near it: while it is far behind the end whatever stands there is of no use to anybody."
+  (let ((sp (sap-int (sb-kernel:current-sp)))
+        ;; an address that is shown as a fixnum
+        (end (sb-kernel:get-lisp-obj-address
+              #+x86-64 sb-vm:*control-stack-start* #-x86-64 sb-vm:*control-stack-end*)))
+    #+x86-64 (and (< (+ end (* 4 page) 64) sp) (+ end (* 2 page) 64))
+    #-x86-64 (and (< sp (- end (* 5 page))) (+ (- end (* 3 page)) 64))))
+
 (defun protect-stack-end ()
   "Have the end of this thread's stack guarded again, if it has run out and was unwound. To be
 called then, and at the end of a thread in which it may have."
-  (let ((page (guard-page-octets)))
-    (when page
-      ;; an address that is shown as a fixnum
-      (let ((touched (+ (sb-kernel:get-lisp-obj-address sb-vm:*control-stack-start*)
-                        (* 2 page) 64)))
-        ;; while this is far above it, whatever stands there is of no use to anybody
-        (when (< (+ touched (* 2 page)) (sap-int (sb-kernel:current-sp)))
-          (setf (sb-sys:sap-ref-8 (int-sap touched) 0) 0)))))
+  (let* ((page (guard-page-octets))
+         (touched (and page (return-guard-address page))))
+    (when touched (setf (sb-sys:sap-ref-8 (int-sap touched) 0) 0)))
   nil)

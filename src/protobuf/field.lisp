@@ -13,7 +13,7 @@
 (defconstant +far+ (ash 1 60)
   "A position behind any.")
 
-(eval-when (:compile-toplevel :load-toplevel :execute)
+(with-kernel-parts
   (defun long-varint (value next octets spare mask)
     "Emit instructions for the varint of two octets or more that begins at NEXT of OCTETS, which
 have ten octets there: put it into VALUE, go behind it, and behind any if it has more than ten."
@@ -134,7 +134,7 @@ position after them."
   (unless (zerop tag) (put-varint tag))
   (write-varint64 low high octets at))
 
-(eval-when (:compile-toplevel :load-toplevel :execute)
+(with-kernel-parts
   (defun spread-varint (spread mask shift)
     "Emit instructions that put the low 56 bits of SPREAD seven to an octet."
     (sb-assem:assemble ()

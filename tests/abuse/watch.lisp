@@ -13,10 +13,10 @@
   "So long after an attack all descriptors and threads are back, and the processor is idle.")
 
 (defstruct (watch (:copier nil))
-  "OCTETS is what was held before; GROWTH what was held more at the worst moment; LATENCIES, in
-seconds, what the bystander's calls took, without what the machine took: LATE-NS by how much a
-thread that does nothing else woke too late so far, which it is to do next at DUE-NS; RUN-TIME is of
-the process, as GET-INTERNAL-RUN-TIME has it."
+  "OCTETS is what was held before; GROWTH what was held more at the worst moment; LATENCIES what the
+bystander's calls took, conses of seconds and of those that were not the machine's; LATE-NS by how
+much a thread that does nothing else woke too late so far, which it is to do next at DUE-NS;
+RUN-TIME is of the process, as GET-INTERNAL-RUN-TIME has it."
   channel
   (over (make-signal))
   (asleep (make-signal))
@@ -73,14 +73,25 @@ collected when that matters."
                                                                            (note 6))))
                                                 (setf failure "a wrong answer")))))
                            (when error (setf failure (or failure (princ-to-string error))))))))
-         (push (max 0 (- seconds (ns-seconds (- (stolen-ns watch) stolen))))
+         (push (cons seconds (max 0 (- seconds (ns-seconds (- (stolen-ns watch) stolen)))))
                (watch-latencies watch)))
        (when (< (+ (watch-looked-ns watch) 50000000) (monotonic-ns)) (look-at-memory watch))
     finally (return failure)))
 
 (defun percentile-99 (seconds)
-  (let ((sorted (sort (copy-seq seconds) #'>)))
+  (let ((sorted (sort seconds #'>)))
     (or (nth (floor (length sorted) 100) sorted) 0)))
+
+(defun check-latencies (watch)
+  "Check what the bystander's calls took. If only without the machine's part it was short enough
+that shows nothing: garbage collected for the attacker is in that part."
+  (let ((p99 (percentile-99 (mapcar #'car (watch-latencies watch))))
+        (ours (percentile-99 (mapcar #'cdr (watch-latencies watch)))))
+    (cond ((< p99 *p99-seconds*) (pass))
+          ((< ours *p99-seconds*)
+           (support:skip-on-slow-machine "a bystander's p99 was ~,1F s, of which threads could run ~
+                                          for ~,1F s" p99 ours))
+          (t (fail "The bystander's p99 was ~,3F s." ours)))))
 
 ;;; Coming back
 
@@ -107,7 +118,7 @@ collected when that matters."
   (format t "~&; ~(~A~): bystander p99 ~,1F ms of ~D calls, growth ~,1F MB, CPU ~,2F s~@[, ~
              threads stood still for ~,1F s~]~%"
           (fiveam::name (symbol-value 'fiveam::current-test))
-          (* 1000 (percentile-99 (watch-latencies watch)))
+          (* 1000 (percentile-99 (mapcar #'car (watch-latencies watch))))
           (length (watch-latencies watch)) (/ (watch-growth watch) 1e6)
           (/ (- (get-internal-run-time) (watch-run-time watch))
              internal-time-units-per-second 1.0)
@@ -131,9 +142,7 @@ Return FUNCTION's value."
                                                                :default "it hangs")))
                  (is (null failure) "The bystander's call failed: ~A" failure)))
            (report-watch watch)
-           (let ((p99 (percentile-99 (watch-latencies watch))))
-             (is (< p99 *p99-seconds*)
-                 "The bystander's p99 was ~,3F s." p99))
+           (check-latencies watch)
            (is (< (watch-growth watch) *growth-octets*)
                "~D octets more were held." (watch-growth watch))
            (check-return watch descriptors (1+ threads))) ; with the waker

@@ -107,19 +107,21 @@
 
 (defun count-accepts (errno seconds)
   "How often a listener on which a connection waits asks for it in SECONDS while the answer is the
-error ERRNO, and how often it says so in the log; afterwards the connection must be served."
-  (let ((asked 0) (warnings 0))
+error ERRNO, and how often it says so in the log; afterwards the connection must be served. The time
+begins when it asks first."
+  (let ((asked 0) (warnings 0) (begun (sb-thread:make-semaphore)))
     (with-events (events)
       (with-loops (loop) ()
         (let ((listener (listen-with (list loop) (make-handler :input #'echo))))
           (sb-int:encapsulate 'os:accept-socket 'fails
                               (lambda (original socket address)
                                 (declare (ignore original socket address))
-                                (incf asked)
+                                (when (= 1 (incf asked)) (sb-thread:signal-semaphore begun))
                                 (- errno)))
           (unwind-protect
                (with-clients (client) ((listener-address listener))
                  (client-send client (octets-of 1))
+                 (is-true (await begun))
                  (sb-thread:wait-on-semaphore (sb-thread:make-semaphore) :timeout seconds)
                  (sb-int:unencapsulate 'os:accept-socket 'fails)
                  (is (equalp #(1) (client-receive client 1))))

@@ -140,7 +140,7 @@
       (is (search "ERROR" (getf (cddr event) :backtrace))))))
 
 (test exhausted-stack-does-not-end-the-loop
-  (support:unless-emulated
+  (support:exhausting-a-stack
     (with-events (events)
       (with-loops (loop) ()
         (labels ((dig (n) (1+ (dig (1+ n)))))

@@ -145,7 +145,7 @@
 (test stacks-are-exhausted-again-and-again
   "Threads that have run out of stack and end: SBCL gives their stacks to others, which may run out
 of them as well."
-  (support:unless-emulated
+  (support:exhausting-a-stack
     (is (= 7 (exit-code-of *exhaust-stacks*)))))
 
 (test waiting-again-asks-no-second-thread

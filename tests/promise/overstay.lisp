@@ -33,27 +33,37 @@ return the latencies in ms of the others that were due after the first second."
     (is (await-signal ended :count count))
     (car latencies)))
 
+(defun latency-beside-sleepers (channel sleeper where)
+  "Make one round of calls. Return the p99 of the others in ms, without the lateness of the four
+threads that a call wakes one by one; their p50; and the lateness of a thread, p99."
+  (let ((collecting sb-ext:*gc-run-time*))
+    (multiple-value-bind (latencies late)
+        (call-with-lateness (lambda () (open-loop-latencies channel 3 1000 sleeper)))
+      (let ((p50 (quantile latencies 0.5)) (p99 (quantile latencies 0.99)))
+        (report "P2: sleeping in ~A: p50 ~,2F ms, p99 ~,2F ms, most ~,2F ms; GC ~,1F ms in all; ~
+                 threads wake ~,2F ms late (p99)"
+                where p50 p99 (reduce #'max latencies)
+                (/ (- sb-ext:*gc-run-time* collecting) 1000.0) late)
+        (values (- p99 (* 4 late)) p50 late)))))
+
 (defun check-others (sleeper where)
-  "Sleeping handlers, called by SLEEPER, do not hold up the others: their p99 is under 5 ms, not
-counting by how much this machine wakes the four threads late that a call wakes one by one. A
-machine that wakes them more than a millisecond late has not the time to show it; then they must
-only not wait for the sleepers."
+  "Sleeping handlers, called by SLEEPER, do not hold up the others: their p99 is under 5 ms in one
+of a few rounds. A round in which the machine wakes threads more than a millisecond late shows only
+that they do not wait for the sleepers; with none but such the test is skipped."
   (with-probe (channel) (:ask #'sleepy
                          :collect (lambda (stream call) (sleepy (grpc:receive stream) call)))
-    (flet ((excess ()
-             (let ((collecting sb-ext:*gc-run-time*))
-               (multiple-value-bind (latencies late)
-                   (call-with-lateness
-                    (lambda () (open-loop-latencies channel 3 1000 sleeper)))
-                 (report "P2: sleeping in ~A: p50 ~,2F ms, p99 ~,2F ms, most ~,2F ms; GC ~,1F ms ~
-                          in all; threads wake ~,2F ms late (p99)"
-                         where (quantile latencies 0.5) (quantile latencies 0.99)
-                         (reduce #'max latencies)
-                         (/ (- sb-ext:*gc-run-time* collecting) 1000.0) late)
-                 (if (< late 1)
-                     (- (quantile latencies 0.99) (* 4 late))
-                     (/ (quantile latencies 0.5) 100))))))
-      (is (< (best-of 5 #'excess (lambda (excess) (< excess 5))) 5)))))
+    (let ((least-p99 nil) (least-p50 most-positive-fixnum) (least-late most-positive-fixnum))
+      (loop repeat 5
+            until (and least-p99 (< least-p99 5))
+            do (multiple-value-bind (p99 p50 late) (latency-beside-sleepers channel sleeper where)
+                 (when (< late 1) (setf least-p99 (min p99 (or least-p99 p99))))
+                 (setf least-p50 (min p50 least-p50)
+                       least-late (min late least-late))))
+      (is (< least-p50 500))
+      (if least-p99
+          (is (< least-p99 5))
+          (support:skip-on-slow-machine "threads wake ~,1F ms late at best, so a p99 of 5 ms cannot ~
+                                         be seen" least-late)))))
 
 (test p2-in-the-same-method (check-others #'lab.bench:ask "the same method"))
 (test p2-in-another-method (check-others #'lab.bench:collect "another method"))

@@ -401,7 +401,7 @@ SEEN with the status it saw."
 
 (test handler-runs-out-of-stack
   "Even that ends the call and not the server."
-  (support:unless-emulated
+  (support:exhausting-a-stack
     (with-probe (channel :events (:handler-error))
         (:ask (lambda (note call)
                 (labels ((recurse (n) (+ 1 (recurse (1+ n)))))

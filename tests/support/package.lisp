@@ -8,4 +8,4 @@
            #:terminate-program #:kill-program
            #:call-with-program #:with-program #:run-to-end #:server-address
            #:with-server-program #:open-descriptors #:set-descriptor-limit #:foreign-octets
-           #:suite-tests #:unless-emulated))
+           #:suite-tests #:exhausting-a-stack #:skip-on-slow-machine))

@@ -1,5 +1,5 @@
-;;;; What FiveAM knows of a suite. Until FiveAM 1.4.2 a suite has a hash table of its tests, from
-;;;; 1.4.3 on a bundle that has one.
+;;;; What FiveAM knows of a suite, and reasons to skip a test. Until FiveAM 1.4.2 a suite has a hash
+;;;; table of its tests, from 1.4.3 on a bundle that has one.
 
 (in-package #:clgrpc.tests.support)
 
@@ -12,9 +12,17 @@
           for test = (fiveam:get-test name)
           unless (typep test 'fiveam::test-suite) collect test)))
 
-(defmacro unless-emulated (&body body)
-  "BODY, unless CLGRPC_EMULATED says that qemu runs this: Lisp does not survive the end of a stack
-there, not even alone."
-  `(if (uiop:getenvp "CLGRPC_EMULATED")
-       (fiveam:skip "under qemu nobody survives the end of a stack")
-       (progn ,@body)))
+(defmacro exhausting-a-stack (&body body)
+  "BODY, in which a thread comes to the end of its stack. SBCL may die if another has it stop for a
+collection just then (doc/sbcl-stack-and-collector.lisp), so one is made before, and none is due for
+a while. Skip the test if CLGRPC_EMULATED says that qemu runs this: Lisp does not survive the end of
+a stack there, not even alone."
+  `(cond ((uiop:getenvp "CLGRPC_EMULATED")
+          (fiveam:skip "under qemu nobody survives the end of a stack"))
+         (t (sb-ext:gc)
+            ,@body)))
+
+(defun skip-on-slow-machine (control &rest arguments)
+  "Report the test as skipped, since this machine is too slow, or too busy, for what it is to show.
+The text of CONTROL and ARGUMENTS says how that was seen. .ci/run knows the words before it."
+  (fiveam:skip "this machine is too slow: ~?" control arguments))

@@ -59,7 +59,7 @@
     (flet ((write-proto (name control &rest arguments)
              (let ((file (merge-pathnames name directory)))
                (ensure-directories-exist file)
-               (with-open-file (stream file :direction :output)
+               (with-open-file (stream file :direction :output :if-exists :supersede)
                  (format stream "syntax = 'proto3'; ~?" control arguments))
                (uiop:native-namestring file))))
       (let ((evil (write-proto "evil.proto" "message Evil { }")))
@@ -71,7 +71,7 @@
                         "-o" (uiop:native-namestring (merge-pathnames "root/out/" directory)))
             (is (= 1 code))
             (is (string= "" output))
-            (is (search "a.proto:1:28: " error-output) "~A" error-output))))
+            (is (search "a.proto:1:27: " error-output) "~A" error-output))))
       (is (null (sources-below directory))))))
 
 (test generated-services-work-without-their-proto-file
