@@ -171,8 +171,8 @@ read, but of a number or word the character behind it. Whether it is valid is no
              (grpc:rpc-error (error) (error (or (caller-trouble caller) error))))))))))
 
 (defun detail-text (detail)
-  "DETAIL, a message, in JSON; as it prints if it has no form there, such as an Any of a type that is
-not known here."
+  "DETAIL, a message, in JSON; as it prints if it has no form there, such as an Any of a type that
+is not known here."
   (handler-case (protobuf:message-json detail)
     (protobuf:protobuf-error () (princ-to-string detail))))
 

@@ -148,8 +148,8 @@ them it is to be when all has been read."
                                       (decoded-octets '**max-decoded-octets**) spare)
                       form)
   "The value of FORM with READING bound to fresh state for SIZE octets, which may nest DEPTH levels
-below the outermost message: on the plain way, and if that gives nil on the deferred way. SPARE as in
-READING."
+below the outermost message: on the plain way, and if that gives nil on the deferred way. SPARE as
+in READING."
   (let ((allowance (gensym "ALLOWANCE")) (levels (gensym "LEVELS")))
     `(let ((,allowance (+ ,decoded-octets (* 8 ,size))) (,levels (1+ ,depth)))
        (or (let ((,reading (make-reading ,levels ,allowance nil ,spare)))
@@ -275,6 +275,12 @@ a message type) means, or nil."
            (let ((layout (get (type-of message) 'layout)))
              (setf (svref **layout-cache** place) (cons wrapper layout))
              layout)))))
+
+(define-hot message-of-type-p (object (type message-type)) boolean
+  "Return true if OBJECT is a message of TYPE. From any thread."
+  (declare (inline message-layout))
+  (and (message-p object)
+       (eq type (layout-type (message-layout (truly-the message object))))))
 
 (defun message-type-of (message)
   "Return the message type of MESSAGE."

@@ -368,8 +368,8 @@ vector or map with SOURCE."
     (t (prin1 value stream))))
 
 (defun print-octets (octets stream)
-  "Write the beginning of OCTETS as text if it is one to be read, else how many they are and the first
-few in hexadecimal."
+  "Write the beginning of OCTETS as text if it is one to be read, else how many they are and the
+first few in hexadecimal."
   (let ((text (octets-text octets *print-message-characters*)))
     (cond (text
            (write-char #\< stream)

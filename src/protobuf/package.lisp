@@ -23,7 +23,8 @@
    #:proto-syntax-error-column #:proto-syntax-error-expected #:proto-syntax-error-text
    #:proto-syntax-error-others
    ;; message.lisp
-   #:message #:message-p #:message-type #:message-type-name #:message-type-symbol #:message-type-descriptor
+   #:message #:message-p #:message-of-type-p #:message-type #:message-type-name
+   #:message-type-symbol #:message-type-descriptor
    #:message-type-parser #:message-type-sizer #:message-type-writer #:message-type-defined-p
    #:find-message-type #:intern-message-type #:message-type-of #:make-message
    #:unknown-fields

@@ -2,8 +2,8 @@
 ;;;; numbers, names of enum values, failures with line, column and the path of fields, exact
 ;;;; integers, the types that an Any may name, and how far writers go.
 ;;;;
-;;;; The octets in an Any are read only when it is written, and there may be another Any in them, and
-;;;; so on. So writing is bounded as reading is: one depth and one allowance for memory go through
+;;;; The octets in an Any are read only when it is written, and there may be another Any in them,
+;;;; and so on. So writing is bounded as reading is: one depth and one allowance for memory go through
 ;;;; all levels (WRITING), and the text has a limit.
 ;;;;
 ;;;; Both readers work on octets and stand on slots (plan.lisp) through reflection.lisp alone, so
@@ -251,7 +251,7 @@ name of a type behind the last slash."
   "Where a message is written as a text, and how far that may go."
   (format :json :type (member :json :text))
   (buffer (make-buffer) :type buffer)
-  (finder #'find-message-type :type function) ; from the name of a type in an Any to the type, or nil
+  (finder #'find-message-type :type function) ; from the name of a type in an Any to it, or nil
   (type-name nil)                       ; of the outermost message, for errors
   (levels 0 :type fixnum)               ; how many more messages may be entered
   (anys 0 :type fixnum)                 ; how many Anys this is in
@@ -287,7 +287,7 @@ the octets that the message copies."
       (when (zerop (writing-anys writing)) (incf (writing-allowance writing) (* 8 (length octets))))
       (decf (writing-allowance writing) (length octets))
       (when (minusp (writing-allowance writing))
-        (fail-writing writing "what its Anys hold takes more memory than :max-decoded-octets allows"))
+        (fail-writing writing "its Anys take more memory than :max-decoded-octets allows"))
       (unless (plusp (writing-levels writing))
         (fail-writing writing "messages nest deeper than :max-message-depth allows"))
       (handler-bind ((protobuf-error

@@ -225,7 +225,7 @@ any thread."
 
 (define-hot (check-message :inline t) ((method rpc-method) (type protobuf:message-type) message) t
   "MESSAGE, if it is of TYPE, one of METHOD's two."
-  (if (and (protobuf:message-p message) (eq type (protobuf:message-type-of message)))
+  (if (protobuf:message-of-type-p message type)
       message
       (refuse-message method type message)))
 

@@ -5,8 +5,8 @@
 (in-package #:clgrpc.rpc)
 
 (define-hot (outgoing :inline t) ((call call) message) t
-  "MESSAGE as the filter of CALL has it, which must be of the type that CALL's method, if it has one,
-sends."
+  "MESSAGE as the filter of CALL has it, which must be of the type that CALL's method, if there is
+one, sends."
   (let* ((extra (call-extra call))
          (method (call-rpc-method call))
          (message (filtered (and extra (extra-outgoing-filter extra)) message)))
