@@ -3,8 +3,8 @@
 ;;;; integers, the types that an Any may name, and how far writers go.
 ;;;;
 ;;;; The octets in an Any are read only when it is written, and there may be another Any in them,
-;;;; and so on. So writing is bounded as reading is: one depth and one allowance for memory go through
-;;;; all levels (WRITING), and the text has a limit.
+;;;; and so on. So writing is bounded as reading is: one depth and one allowance for memory go
+;;;; through all levels (WRITING), and the text has a limit.
 ;;;;
 ;;;; Both readers work on octets and stand on slots (plan.lisp) through reflection.lisp alone, so
 ;;;; they serve every message that has slots, dynamic ones among them.
