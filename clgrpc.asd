@@ -285,6 +285,7 @@
                (:file "runtime")
                (:file "structure")
                (:file "subchannel")
+               (:file "dropped")
                (:file "compression")
                (:file "resend")
                (:file "call")

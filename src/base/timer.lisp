@@ -60,8 +60,8 @@ ARGUMENT."
 
 (document-functions
   make-timer-wheel "Return an empty wheel. One thread at a time may use it."
-  timer-wheel-earliest-ns "A time before which no timer of WHEEL is due; the largest there is without
-timers. From any thread, as TIMERS-DUE-P.")
+  timer-wheel-earliest-ns "A time before which no timer of WHEEL is due; the largest there is
+without timers. From any thread, as TIMERS-DUE-P.")
 
 (define-hot (wheel-count :inline t) ((wheel timer-wheel)) index
   "How many timers WHEEL holds."

@@ -5,13 +5,9 @@
 
 (defclass wire-channel (rpc:channel)
   ((target :initarg :target :reader channel-target)
-   (runtime :initarg :runtime :reader channel-runtime)
    (subchannel :accessor channel-subchannel)
    (plaintext-credentials :initarg :plaintext-credentials :initform nil
-                          :reader channel-plaintext-credentials)
-   (open :initform t :accessor channel-open-p)
-   (lock :initform (sb-thread:make-mutex :name "clgrpc channel") :reader channel-lock)
-   (changed :initform (sb-thread:make-waitqueue) :reader channel-changed))
+                          :reader channel-plaintext-credentials))
   (:documentation "A channel over the network; made by MAKE-CHANNEL, ended by CLOSE-CHANNEL."))
 
 (document-functions
@@ -69,17 +65,21 @@ CLOSE-CHANNEL, or use WITH-CHANNEL."
          (runtime (acquire-runtime))
          (channel (apply #'make-instance
                          (if (or interceptors call-credentials) 'intercepted-channel 'wire-channel)
-                         :target target :runtime runtime
+                         :target target
                          :plaintext-credentials plaintext-credentials
                          (when (or interceptors call-credentials)
                            (list :interceptors interceptors
                                  :call-credentials call-credentials)))))
     (setf (channel-subchannel channel)
-          (make-subchannel :channel channel :loop (runtime-loop runtime) :options options
-                           :target place :credentials credentials :encoding encoding
-                           :authority authority))
+          (make-subchannel :name target :runtime runtime :loop (runtime-loop runtime)
+                           :options options :target place :credentials credentials
+                           :encoding encoding :authority authority))
     (trace-event :channel :channel-made :target target)
-    (loop:end-before-save channel #'close-channel)
+    (loop:end-before-save (channel-subchannel channel) #'close-subchannel)
+    (let ((subchannel (channel-subchannel channel)))
+      (when-dropped channel (lambda ()
+                              (when (subchannel-open subchannel)
+                                (drop-subchannel subchannel)))))
     channel))
 
 (defun channel-authority (place credentials)
@@ -94,21 +94,30 @@ it would have characters that it cannot have (RFC 3986)."
 
 (defgeneric close-channel (channel)
   (:documentation "End CHANNEL: its open calls end with :cancelled, its connection is closed in
-order. Closing again does nothing. Saving the image closes all channels. From any thread, but not
-from a callback."))
+order. Closing again does nothing. Saving the image closes all channels. One that is dropped without
+being closed is closed some time after a garbage collection has found it, once its calls have ended,
+with a warning in the log. From any thread, but not from a callback."))
 
 (defmethod close-channel ((channel wire-channel))
-  (when (sb-thread:with-mutex ((channel-lock channel)) (shiftf (channel-open-p channel) nil))
-    (trace-event :channel :channel-closed :target (channel-target channel))
-    (let ((subchannel (channel-subchannel channel))
-          (done (sb-thread:make-semaphore)))
+  (sb-ext:cancel-finalization channel)
+  (close-subchannel (channel-subchannel channel)))
+
+(defun channel-open-p (channel)
+  (subchannel-open (channel-subchannel channel)))
+
+(defun close-subchannel (subchannel)
+  "End SUBCHANNEL, unless that is done, and give up its runtime. Not on its loop."
+  (when (sb-thread:with-mutex ((subchannel-lock subchannel))
+          (shiftf (subchannel-open subchannel) nil))
+    (trace-event :channel :channel-closed :target (subchannel-name subchannel))
+    (let ((done (sb-thread:make-semaphore)))
       (loop:run-or-post (subchannel-loop subchannel)
                         (lambda ()
                           (shut-down subchannel)
                           (sb-thread:signal-semaphore done)))
       (sb-thread:wait-on-semaphore done :timeout 10)
-      (release-runtime (channel-runtime channel)))
-    (loop:forget-ending channel))
+      (release-runtime (subchannel-runtime subchannel)))
+    (loop:forget-ending subchannel))
   nil)
 
 (defun call-with-channel (target options function)
@@ -134,18 +143,16 @@ close it on exit."
       (subchannel-state (channel-subchannel channel))
       :idle))
 
-(defun channel-state-changed (channel)
-  (sb-thread:with-mutex ((channel-lock channel))
-    (sb-thread:condition-broadcast (channel-changed channel))))
-
 (defun await-state (channel timeout function)
   "Call FUNCTION with the state of CHANNEL, now and after each change, until it returns true; return
 that, or NIL after TIMEOUT seconds."
   (declare (type function function))
-  (let ((end (+ (monotonic-ns) (seconds-ns timeout))))
-    (sb-thread:with-mutex ((channel-lock channel))
+  (let ((end (+ (monotonic-ns) (seconds-ns timeout)))
+        (subchannel (channel-subchannel channel)))
+    (sb-thread:with-mutex ((subchannel-lock subchannel))
       (loop thereis (funcall function (channel-state channel))
-            while (loop:await-notice (channel-changed channel) (channel-lock channel) end)))))
+            while (loop:await-notice (subchannel-changed subchannel) (subchannel-lock subchannel)
+                                     end)))))
 
 (defgeneric ensure-connected (channel &key timeout)
   (:documentation "Connect CHANNEL if it is not, and wait until it is ready, TIMEOUT seconds, 10 by

@@ -65,7 +65,7 @@ what is wrong with it. From any thread.")
   (:documentation "The reserve whose threads run the completions of CALL's future, or nil if there
 is none any more.")
   (:method ((call client-call))
-    (runtime-reserve (channel-runtime (subchannel-channel (client-call-subchannel call))))))
+    (runtime-reserve (subchannel-runtime (client-call-subchannel call)))))
 
 (defstruct (undecoded (:constructor make-undecoded (reply)) (:copier nil))
   "A long REPLY that several threads may ask for at once: who has LOCK decodes it."

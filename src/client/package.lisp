@@ -16,6 +16,7 @@
   (:export
    ;; for the in-process channel
    #:runtime #:acquire-runtime #:release-runtime #:runtime-loop #:runtime-reserve #:*channel-hook*
+   #:when-dropped #:report-dropped
    #:interception #:channel-secure-p #:check-call-options #:absolute-deadline #:request-generator
    #:only-request #:fail-or-retry #:never #:unsupported #:drive-for #:pump-requests
    #:send-requests #:unattended-p #:call-reply #:call-reserve

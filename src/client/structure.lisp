@@ -3,10 +3,14 @@
 (in-package #:clgrpc.client)
 
 (defstruct (subchannel (:include rpc:endpoint (clock (rpc:make-wait-clock))) (:copier nil))
-  "LEAVING are the links that take no more calls and still have some. WAITING is a list of calls,
-oldest first, with TAIL its last cons. FAILURE is the text of the last failed attempt. PROVEN is
-true if the last connection was a working one."
-  (channel nil)
+  "What a channel is on its loop. It does not know the channel, so that the collector finds one that
+its user has dropped (dropped.lisp)."
+  (name "" :type string)                ; the channel's target, as it was given
+  (runtime nil :type (or null runtime)) ; whose LOOP it is on
+  (open t :type boolean)                ; until CLOSE-CHANNEL
+  (dropped nil :type boolean)           ; nobody has the channel any more, nor has closed it
+  (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t)
+  (changed (sb-thread:make-waitqueue) :read-only t) ; the state has
   (credentials nil :type (or null loop:tls-credentials))
   (pool (http2:make-pool) :type http2:pool)
   (target nil :type loop:target)
@@ -15,13 +19,14 @@ true if the last connection was a working one."
   (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the server can read
   (state :idle :type (member :idle :connecting :ready :transient-failure :shutdown))
   (link nil :type (or null link))
-  (proven nil :type boolean)
-  (leaving '() :type list)
-  (waiting '() :type list)
-  (tail '() :type list)
-  (backoff-seconds 0 :type real)
-  (timer nil :type (or null timer))
-  (failure nil :type (or null string))
+  (proven nil :type boolean)            ; the last connection was a working one
+  (useless 0 :type (integer 0 2))       ; so many connections in a row were of no use, or more
+  (leaving '() :type list)              ; links that take no more calls and still have some
+  (waiting '() :type list)              ; calls, oldest first
+  (tail '() :type list)                 ; the last cons of WAITING
+  (backoff-seconds 0 :type real)        ; the wait before the next attempt was derived from
+  (timer nil :type (or null timer))     ; of the back-off
+  (failure nil :type (or null string))  ; the text of the last failed attempt
   (random (make-random-state t) :type random-state))
 
 (defmethod print-object ((subchannel subchannel) stream)

@@ -60,7 +60,9 @@
   (trace-event :connectivity-state :state-changed :target (target-text subchannel)
                :from (subchannel-state subchannel) :to state)
   (setf (subchannel-state subchannel) state)
-  (channel-state-changed (subchannel-channel subchannel)))
+  (sb-thread:with-mutex ((subchannel-lock subchannel))
+    (sb-thread:condition-broadcast (subchannel-changed subchannel)))
+  (when (subchannel-dropped subchannel) (end-if-unused subchannel)))
 
 ;;; Connecting
 
@@ -116,9 +118,7 @@
   "The peer's SETTINGS have come over LINK; with the first of them we are connected and know how
 many streams it allows."
   (when (and (eq link (subchannel-link subchannel)) (eq :connecting (subchannel-state subchannel)))
-    (setf (subchannel-backoff-seconds subchannel) 0
-          (subchannel-failure subchannel) nil
-          (subchannel-proven subchannel) t)
+    (setf (subchannel-failure subchannel) nil)
     (enter-stage subchannel :queue)
     (trace-event :handshaker :settings-received
                  :role :client :peer (rpc:link-peer link)
@@ -129,19 +129,22 @@ many streams it allows."
 
 (defun connect-failed (subchannel condition)
   (when (eq :connecting (subchannel-state subchannel))
-    (setf (subchannel-failure subchannel)
-          (string-right-trim "." (princ-to-string condition)))
-    (change-state subchannel :transient-failure)
-    (fail-waiting subchannel)
-    (enter-stage subchannel :back-off)
-    (let ((timer (make-timer #'backoff-over subchannel))
-          (seconds (next-backoff subchannel)))
-      (trace-event :subchannel :back-off :target (target-text subchannel) :seconds seconds)
-      (log-event :info :connect-failed :target (target-text subchannel) :again-in-seconds seconds
-                                       :reason (subchannel-failure subchannel))
-      (setf (subchannel-timer subchannel) timer)
-      (schedule-timer (loop:event-loop-wheel (subchannel-loop subchannel)) timer
-                      (+ (monotonic-ns) (seconds-ns seconds))))))
+    (back-off subchannel (string-right-trim "." (princ-to-string condition)))))
+
+(defun back-off (subchannel text)
+  "SUBCHANNEL, which has no connection because of TEXT, is to make its next attempt after a while."
+  (setf (subchannel-failure subchannel) text)
+  (change-state subchannel :transient-failure)
+  (fail-waiting subchannel)
+  (enter-stage subchannel :back-off)
+  (let ((timer (make-timer #'backoff-over subchannel))
+        (seconds (next-backoff subchannel)))
+    (trace-event :subchannel :back-off :target (target-text subchannel) :seconds seconds)
+    (log-event :info :connect-failed :target (target-text subchannel) :again-in-seconds seconds
+                                     :reason (subchannel-failure subchannel))
+    (setf (subchannel-timer subchannel) timer)
+    (schedule-timer (loop:event-loop-wheel (subchannel-loop subchannel)) timer
+                    (+ (monotonic-ns) (seconds-ns seconds)))))
 
 (defun next-backoff (subchannel)
   "The seconds until the next attempt; each failure makes it longer."
@@ -232,9 +235,30 @@ that it is left."
   (when (eq link (subchannel-link subchannel))
     (setf (subchannel-link subchannel) nil)
     (push link (subchannel-leaving subchannel))
-    (change-state subchannel :idle)
-    (when (subchannel-waiting subchannel) (connect subchannel)))
+    (go-on-without subchannel link text))
   (when (zerop (rpc:link-calls link)) (rpc:close-link link text)))
+
+(defun useful-p (subchannel link)
+  "True if LINK, which has worked, had a call or lasted as long as the first wait between attempts."
+  (or (plusp (http2:accounting-streams-opened
+              (http2:connection-accounting (rpc:link-http2 link))))
+      (>= (- (subchannel-now subchannel) (rpc:link-born-ns link))
+          (seconds-ns (options-backoff-initial-seconds (subchannel-options subchannel))))))
+
+(defun go-on-without (subchannel link text)
+  "SUBCHANNEL was connected by LINK, and is not any more because of TEXT. It connects anew when a
+call needs that. A server that greets and goes, again and again, before any call has begun is no
+better than one that does not listen: from the second time in a row the next attempt waits."
+  (cond ((useful-p subchannel link)
+         (setf (subchannel-backoff-seconds subchannel) 0
+               (subchannel-useless subchannel) 0
+               (subchannel-proven subchannel) t))
+        (t (setf (subchannel-useless subchannel) (min 2 (1+ (subchannel-useless subchannel))))))
+  (cond ((< (subchannel-useless subchannel) 2)
+         (change-state subchannel :idle)
+         (when (subchannel-waiting subchannel) (connect subchannel)))
+        (t (back-off subchannel (format nil "~A takes connections and ends them: ~A"
+                                        (subchannel-name subchannel) text)))))
 
 (defun ping-less (subchannel)
   "A server finds that SUBCHANNEL's links ask too often whether it is alive (gRFC A8)."
@@ -259,9 +283,8 @@ that it is left."
     (case (subchannel-state subchannel)
       (:shutdown)
       (:connecting (greeting-failed subchannel link))
-      (t
-       (change-state subchannel :idle)
-       (when (subchannel-waiting subchannel) (connect subchannel))))))
+      (t (go-on-without subchannel link (rpc:link-failure link)))))
+  (when (subchannel-dropped subchannel) (end-if-unused subchannel)))
 
 (defun greeting-failed (subchannel link)
   "LINK, which we were connecting to, has ended before the peer's SETTINGS came. If the connection
@@ -274,7 +297,7 @@ once, before calls fail for it."
          (connect subchannel))
         (t (connect-failed subchannel
                            (format nil "Cannot connect to ~A: ~A~:[ (perhaps it wants TLS)~;~]"
-                                   (channel-target (subchannel-channel subchannel))
+                                   (subchannel-name subchannel)
                                    (rpc:link-failure link)
                                    (or (subchannel-credentials subchannel)
                                        ;; what it speaks is known

@@ -213,7 +213,12 @@ channel is closed."
       (sb-thread:with-mutex ((site-lock site))
         (or (site-runtime site)
             (and (site-open site)
-                 (setf (site-runtime site) (client:acquire-runtime)))))))
+                 (let ((runtime (client:acquire-runtime)) (target (site-target site)))
+                   ;; channels and calls refer to the site: who has none has dropped it
+                   (client:when-dropped site (lambda ()
+                                               (client:report-dropped target)
+                                               (client:release-runtime runtime)))
+                   (setf (site-runtime site) runtime)))))))
 
 (defun run-timer (site timer due-ns)
   "Have TIMER ring at DUE-NS."

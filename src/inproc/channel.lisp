@@ -150,6 +150,7 @@ that listens on that address. From any thread; end it with CLOSE-CHANNEL."
 
 (defun release-site (site)
   "SITE needs neither timers nor threads of the client any more."
+  (sb-ext:cancel-finalization site)
   (let ((runtime (sb-thread:with-mutex ((site-lock site)) (shiftf (site-runtime site) nil))))
     (when runtime (client:release-runtime runtime))))
 

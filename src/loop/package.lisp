@@ -49,7 +49,7 @@
    #:socket-address-in-use #:connect-error #:socket-refused #:connect-timeout #:dns-error
    #:tcp-info #:tcp-error #:tcp-eof #:tcp-reset #:tcp-timeout #:tcp-refused
    ;; guard.lisp
-   #:await-notice
+   #:guarding #:await-notice
    ;; image.lisp
    #:end-before-save #:forget-ending
    ;; poller.lisp

@@ -64,7 +64,7 @@
    #:on-half-close #:on-cancel #:on-writable #:on-end #:filter-messages #:reply #:finish #:after
    ;; link.lisp
    #:link #:link-loop #:link-owner #:link-http2 #:link-socket #:link-calls #:link-draining
-   #:link-place #:link-options #:link-seat #:link-guest #:link-share
+   #:link-born-ns #:link-place #:link-options #:link-seat #:link-guest #:link-share
    #:link-last-fields #:link-failure #:link-goaway
    #:link-peer #:link-security #:link-answers #:make-answers #:answers-coming
    #:answers-held-up #:answers-left #:link-ended #:link-due #:open-link #:abandon-link #:expel-link

@@ -28,6 +28,78 @@
     (is (wait-until (lambda () (= threads (our-threads)))))
     (is (wait-until (lambda () (= descriptors (os:open-descriptor-count)))))))
 
+(defun drop-channels (count address &rest options)
+  "Make COUNT channels to ADDRESS, connect them, and forget them. Another thread does so: what this
+one's stack still has is no garbage."
+  (sb-thread:join-thread
+   (sb-thread:make-thread
+    (lambda ()
+      (loop repeat count
+            do (ask (apply #'grpc:make-channel address options) (note 1)))
+      nil))))
+
+(defun descriptors-p (count)
+  "True if COUNT descriptors are open. While some are being closed they cannot be listed."
+  (eql count (ignore-errors (os:open-descriptor-count))))
+
+(defun collect-until (predicate)
+  "Collect garbage until PREDICATE is true; return its value."
+  (wait-until (lambda ()
+                (sb-ext:gc :full t)
+                (or (funcall predicate)
+                    (await-signal (make-signal) :seconds 0.05)))))
+
+(test dropped-channels-are-closed
+  "Channels that nobody has closed, or refers to: the collector finds them."
+  (with-probe (kept :server server) (:ask #'double)
+    (ask kept (note 1))
+    (let ((descriptors (os:open-descriptor-count)) (count 50))
+      (drop-channels count (grpc:server-address server))
+      (drop-channels count (grpc:server-address server)
+                     :interceptors (list (lambda (method request options next)
+                                           (declare (ignore method))
+                                           (funcall next request options))))
+      (is (<= (+ descriptors (* 4 count)) (os:open-descriptor-count)))
+      (is-true (collect-until (lambda () (descriptors-p descriptors))))
+      (is (= (* 2 count) (length (events-of :channel-not-closed))))
+      (is (equal (grpc:server-address server)
+                 (getf (first (events-of :channel-not-closed)) :target)))
+      (is (= 2 (number-of (ask kept (note 1)))) "one that is kept stays"))))
+
+(test the-last-dropped-channel-ends-the-threads
+  (with-log ()
+    (let ((server (start-probe (list :ask #'double))))
+      (unwind-protect
+           (dolist (address (list (grpc:server-address server) "127.0.0.1:1"))
+             (let ((threads (our-threads)))
+               (sb-thread:join-thread
+                (sb-thread:make-thread
+                 (lambda () (caught (ask (grpc:make-channel address) (note 1))) nil)))
+               (is-true (collect-until (lambda () (= 1 (length (events-of :channel-not-closed))))))
+               (is-true (collect-until (lambda () (= threads (our-threads)))))
+               (setf (car clgrpc.tests.server::*events*) '())))
+        (grpc:stop-server server)))))
+
+(test calls-outlive-the-channel-that-is-dropped
+  "While a call is open its channel is not closed, though nobody else has it; then it is."
+  (with-probe (kept :server server)
+      (:chat (lambda (stream call) (grpc:do-messages (note stream) (grpc:send call note))))
+    (let* ((descriptors (os:open-descriptor-count))
+           (call (sb-thread:join-thread
+                  (sb-thread:make-thread
+                   (lambda () (chat (grpc:make-channel (grpc:server-address server)) :open
+                                    :timeout 60))))))
+      (flet ((say (i)
+               (grpc:send call (note i))
+               (is (eql i (number-of (grpc:receive call))))))
+        (say 1)
+        (is-true (collect-until (lambda () (events-of :channel-not-closed))))
+        (say 2)
+        (say 3)
+        (grpc:close-send call)
+        (is (null (grpc:receive call)))
+        (is-true (collect-until (lambda () (descriptors-p descriptors))))))))
+
 (test calls-leave-nothing
   "Calls that have ended, well or not, are garbage."
   (with-probe (channel) (:ask (lambda (note call)

@@ -275,9 +275,9 @@ the loop watches it. ERRORS are those logged."
 
 (defun fuzzed-channel (world)
   "A channel that cannot connect, but for what BEGIN-CONNECTION gives it."
-  (let ((channel (make-instance 'client:wire-channel :target "memory" :runtime nil)))
+  (let ((channel (make-instance 'client:wire-channel :target "memory")))
     (setf (client::channel-subchannel channel)
-          (client::make-subchannel :channel channel :loop (world-loop world)
+          (client::make-subchannel :name "memory" :loop (world-loop world)
                                    :options (make-options)
                                    :target (loop:parse-target "unix:/nowhere/at/all")
                                    :authority (hpack:string-field ":authority" "localhost")))
