@@ -64,12 +64,19 @@
        (when generator (pump-requests call generator))
        call))))
 
+(defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
+  "A deadline before that, ten seconds after the machine was started, is some other number: times in
+seconds, since 1900 or 1970, are below it.")
+
 (defun absolute-deadline (timeout deadline now)
   "The deadline that TIMEOUT, seconds from NOW or nil, DEADLINE, absolute ns or nil, and the current
 call give."
   (unless (typep timeout '(or null (real 0))) (misuse "TIMEOUT is seconds, not ~S." timeout))
   (unless (typep deadline '(or null rpc:deadline))
     (misuse "DEADLINE is nanoseconds of the monotonic clock, not ~S." deadline))
+  (when (and deadline (< 0 deadline +least-deadline-ns+ (monotonic-ns)))
+    (misuse "DEADLINE is nanoseconds of the monotonic clock, such as CALL-DEADLINE returns; ~D looks ~
+             like seconds of a calendar, and :timeout takes how many from now." deadline))
   (rpc:earlier-deadline (rpc:earlier-deadline (or deadline 0)
                                               (if timeout
                                                   (rpc:deadline-in (max 1 (seconds-ns timeout))

@@ -135,6 +135,8 @@ that listens on that address. From any thread; end it with CLOSE-CHANNEL."
 (setf server:*listen-hook* #'listen-here
       client:*channel-hook* #'open-named)
 
+(pushnew "inproc" loop:*other-schemes* :test #'string=)
+
 (defun find-named-host (site)
   "The host of SITE, which had none so far or one that is open no more; nil if there is none."
   (let ((name (site-name site)))

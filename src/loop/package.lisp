@@ -91,7 +91,7 @@
    ;; connector.lisp
    #:connect-to
    ;; target.lisp
-   #:target #:parse-target #:target-text #:target-host #:target-authority
+   #:target #:*other-schemes* #:parse-target #:target-text #:target-host #:target-authority
    ;; reserve.lisp
    #:reserve #:make-reserve #:run-on-reserve #:leave-reserve #:close-reserve #:reserve-root
    #:reserve-thread-count

@@ -46,6 +46,9 @@ look up, for PORT. AUTHORITY is what HTTP/2's :authority is for this target."
     ("unix" . parse-path-target) ("unix-abstract" . parse-abstract-target))
   "An alist from scheme to a function (text scheme path smallest-port).")
 
+(defvar *other-schemes* '()
+  "The schemes of targets that somebody else looks at before PARSE-TARGET, for its messages.")
+
 (defun split-scheme (text)
   "The scheme of TEXT, or nil if it has none that we know, and the position behind its colon."
   (let* ((colon (position #\: text))
@@ -54,7 +57,7 @@ look up, for PORT. AUTHORITY is what HTTP/2's :authority is for this target."
           ((assoc scheme *target-parsers* :test #'string=) (values scheme (1+ colon)))
           ((eql (mismatch "://" text :start2 colon) 3)
            (no-target text "there is no scheme ~A; there are ~{~A~^, ~}, or none at all" scheme
-                        (mapcar #'car *target-parsers*)))
+                        (append (mapcar #'car *target-parsers*) *other-schemes*)))
           (t (values nil 0)))))
 
 (defun split-authority (text start)

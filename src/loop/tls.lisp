@@ -165,7 +165,12 @@ negated errno."
   "FAILURE, what OpenSSL says of the handshake, with what it is likely to mean."
   (format nil "TLS handshake failed: ~A~A" failure
           (cond ((search "hostname mismatch" failure)
-                 (format nil " (it is not for ~A)" (tls-server-name tls)))
+                 (format nil " (it is not for ~A); :server-name says which name to check"
+                         (tls-server-name tls)))
+                ((search "IP address mismatch" failure)
+                 (format nil " (it is not for the address ~A); certificates mostly have names, ~
+                              and :server-name says which to check"
+                         (tls-server-name tls)))
                 ((or (search "wrong version number" failure) (search "http request" failure))
                  " (does the peer speak without TLS?)")
                 ((eq :refused (tls-hello tls))

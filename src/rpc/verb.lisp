@@ -21,7 +21,8 @@ message is queued: see TRY-SEND and ON-WRITABLE. Signal the call's RPC-ERROR if 
 and MISUSE after CLOSE-SEND; return nil if the peer has ended it with :ok and wants nothing more.
 COMPRESS matters if CALL has a CALL-COMPRESSION: :auto compresses what is long enough and gains by
 it, nil sends MESSAGE as it is, such as a secret beside what an attacker chose, and t compresses it
-whatever comes of that. One thread sends on a call at a time; any thread may."
+whatever comes of that. From any thread, but CALL is not locked: where several threads send on one,
+their program sees to it that they do so one after the other."
   (operate send call (outgoing call message) t compress))
 
 (defun try-send (call message &key (compress :auto))

@@ -237,8 +237,11 @@ POST-REPLY should do that while the baton is lent. On the loop."
       error
       (rpc:error-condition
        call (make-condition 'simple-error
-                            :format-control "The handler's answer ~S cannot be sent: ~A"
-                            :format-arguments (list message error)))))
+                            :format-control "The handler of ~A has returned ~S, which cannot be ~
+                                             sent: ~:[~A~;it should return a ~*~S.~]"
+                            :format-arguments
+                            (list (rpc:call-path call) message (null message) error
+                                  (protobuf:message-type-symbol (rpc:outgoing-type call)))))))
 
 (defun server-reply (call message)
   "The operation REPLY: send MESSAGE and an :ok end. From user code in any thread."

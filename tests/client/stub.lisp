@@ -267,6 +267,12 @@ ok."
                       (equal (list i (1+ i))
                              (numbers (chat channel (list (note i) (note (1+ i))))))))))))
 
+(test times-of-a-calendar-are-no-deadlines
+  (with-probe (channel) (:ask #'double)
+    (dolist (deadline (list (+ 5 (get-universal-time)) 1763800000 -1 2.5 "soon"))
+      (signals grpc:misuse (lab.bench:ask channel (note 1) :deadline deadline)))
+    (is (= 2 (number-of (ask channel (note 1) :deadline (+ (monotonic-ns) (seconds-ns 20))))))))
+
 (test self-calls
   "Handlers that call their own server get answers."
   (let ((channel nil))

@@ -141,3 +141,10 @@
                  (grpc:rpc-error (error) (status-of-error error)))))
         (is (equal '(1 1 :resource-exhausted) (mapcar #'try calls))))
       (mapc #'grpc:cancel calls))))
+
+(test inproc-is-among-the-schemes
+  (handler-case (grpc:make-channel "https://example.com")
+    (grpc:misuse (misuse) (is (search "inproc" (princ-to-string misuse))))
+    (:no-error (channel)
+      (grpc:close-channel channel)
+      (fail "there is no scheme https"))))
