@@ -8,11 +8,11 @@
 (declaim (type (or null symbol function) *log-function*))
 (defvar *log-function* 'log-errors
   "LOG-ERRORS, the default; NIL, for silence; or any function that is called as (FUNCTION LEVEL
-EVENT &rest PLIST) with each event, in whatever thread it happens, at times an event loop's, so it
-should be quick: LOG-WRITER returns one that writes lines, LOG-IN-BACKGROUND one that hands on to another which may take its
-time. LEVEL is :debug, :info, :warning, :error or, of a tracer (see TRACERS), :trace; EVENT a
-keyword, PLIST what is known about it; doc/observability.md lists them. Errors in it are swallowed.
-Set it globally; a binding reaches one thread only.")
+EVENT &rest PLIST) with each event, in whatever thread it happens, at times an event loop's, so
+it should be quick: LOG-WRITER returns one that writes lines, LOG-IN-BACKGROUND one that hands on
+to another which may take its time. LEVEL is :debug, :info, :warning, :error or, of a tracer (see
+TRACERS), :trace; EVENT a keyword, PLIST what is known about it; doc/observability.md lists them.
+Errors in it are swallowed. Set it globally; a binding reaches one thread only.")
 
 (declaim (type (or null function) **line-function**))
 (defglobal **line-function** nil

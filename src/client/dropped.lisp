@@ -1,7 +1,7 @@
 ;;;; Channels that their users drop without closing them. Nothing on a loop refers to a channel,
 ;;;; only to what it is there, its subchannel; so the collector finds one that nobody has any more,
-;;;; and calls its finalizer. That hands the rest on to a thread, since it may run in whatever thread
-;;;; has just collected garbage, which may hold any lock.
+;;;; and calls its finalizer. That hands the rest on to a thread, since it may run in whatever
+;;;; thread has just collected garbage, which may hold any lock.
 ;;;;
 ;;;; A call may outlive the channel it was made on: its user still has the one and not the other. So
 ;;;; a dropped channel takes its links out of use, as before a server's end, and is closed when the

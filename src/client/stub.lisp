@@ -75,8 +75,8 @@ call give."
   (unless (typep deadline '(or null rpc:deadline))
     (misuse "DEADLINE is nanoseconds of the monotonic clock, not ~S." deadline))
   (when (and deadline (< 0 deadline +least-deadline-ns+ (monotonic-ns)))
-    (misuse "DEADLINE is nanoseconds of the monotonic clock, such as CALL-DEADLINE returns; ~D looks ~
-             like seconds of a calendar, and :timeout takes how many from now." deadline))
+    (misuse "DEADLINE is nanoseconds of the monotonic clock, such as CALL-DEADLINE returns; ~D ~
+             looks like seconds of a calendar, and :timeout takes how many from now." deadline))
   (rpc:earlier-deadline (rpc:earlier-deadline (or deadline 0)
                                               (if timeout
                                                   (rpc:deadline-in (max 1 (seconds-ns timeout))
