@@ -25,6 +25,8 @@
   :serial t
   :components ((:file "package")
                (:file "policy")
+               (:file "clock")
+               (:file "heap")
                (:file "raw")
                (:file "lane")
                (:file "wide")
@@ -36,7 +38,6 @@
                (:file "seed")
                (:file "utf8")
                (:file "base64")
-               (:file "clock")
                (:file "timer")
                (:file "ranking")
                (:file "queue")
@@ -272,6 +273,7 @@
                (:file "held")
                (:file "arriving")
                (:file "callback")
+               (:file "room")
                (:file "sending")
                (:file "deadline")
                (:file "account")))
@@ -306,6 +308,7 @@
                (:file "peer")
                (:file "limit")
                (:file "call")
+               (:file "room")
                (:file "compression")
                (:file "reply")
                (:file "drain")
@@ -436,6 +439,7 @@
                (:file "trace")
                (:file "journal")
                (:file "octets")
+               (:file "heap")
                (:file "raw")
                (:file "store")
                (:file "collector")))
@@ -615,7 +619,7 @@
 
 (defsystem "clgrpc/tests/abuse"
   :depends-on ("clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/tests/hpack"
-               "clgrpc/tests/support")
+               "clgrpc/tests/support" "clgrpc/tools")
   :pathname "tests/abuse/"
   :serial t
   :components ((:file "package")
@@ -625,6 +629,7 @@
                (:file "load")
                (:file "limit")
                (:file "peer")
+               (:file "memory")
                (:file "starvation")
                (:file "burst")
                (:file "client")))

@@ -140,6 +140,10 @@ that adds to it ends with :resource-exhausted.")
    "Answers of one connection that its peer has no window for or does not take. Past it no more of
 its calls are begun until some have left. While the connections of a server together have as much as
 half of max-total-held-octets, each is held to 64 KB.")
+  (room-wait-seconds 10 0 3600 "seconds"
+   "How long a message of more than 64 KB that is to be sent, or a call of a method whose answers
+have been as long lately, may wait for room in the Lisp heap, of which a fifth is kept free; past it
+the call ends with :resource-exhausted.")
   (max-unsent-octets 1048576 16384 67108864 "octets"
    "A connection with a longer unsent tail is not read, nor are its calls begun, until the peer
 takes it.")

@@ -46,14 +46,18 @@
    #:options-backlog #:options-reuse-port #:options-unix-socket-mode #:options-reserve-threads
    #:options-reserve-queue #:options-spare-descriptors #:options-raise-descriptor-limit
    #:options-max-queued-octets #:options-reserve-idle-seconds
-   #:options-reserve-wait-seconds #:options-drain-seconds
+   #:options-reserve-wait-seconds #:options-drain-seconds #:options-room-wait-seconds
    #:options-connect-timeout-seconds
    #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter
    #:options-backoff-maximum-seconds
    ;; seed.lisp
    #:hash-seed #:renew-hash-seed
+   ;; heap.lisp
+   #:heap-full #:heap-full-octets #:heap-condition-p #:heap-used
+   #:heap-size #:hole-p
+   #:promise-octets #:settle-octets #:collect-for-room #:known-heap-p
    ;; raw.lisp
-   #:make-raw-vector #:known-heap-p
+   #:make-raw-vector
    ;; lane.lisp
    #:define-kernel #:with-kernel-parts #:+octets-data+ #:+kernels-p+ #:lanes-p #:bit-lanes-p
    #:inst #:memory #:lanes

@@ -5,21 +5,17 @@
 ;;;;
 ;;;; Invariants: the collector cannot run between the allocation and the header's being written.
 ;;;; Allocating so does not make the collector run, so when it is due the vector is an ordinary one,
-;;;; whose allocation does. The pages are the vector's alone, so short vectors are ordinary, too: at
-;;;; most three eighths of the pages are unused. In another SBCL all vectors are ordinary.
+;;;; whose allocation does. The C function ends the process when it finds no pages, since nobody
+;;;; expects a condition from it; so there must be enough where it is sure to find them (heap.lisp),
+;;;; for all threads that are in here together and for what others take meanwhile. If there is not
+;;;; the vector is an ordinary one, whose allocation signals. The pages are the vector's alone, so
+;;;; short vectors are ordinary, too: at most three eighths of the pages are unused. In another SBCL
+;;;; all vectors are ordinary.
 
 (in-package #:clgrpc.base)
 
 (defconstant +shortest-raw+ 40960
   "How many octets of memory a vector takes at least that is not zeroed.")
-
-(eval-when (:compile-toplevel :load-toplevel :execute)
-  (defun known-heap-p ()
-    "True if this SBCL is the one whose heap we know from inside."
-    (and (eql 0 (search "2.2.9" (lisp-implementation-version)))
-         (member :x86-64 *features*)
-         (every #'sb-sys:find-foreign-symbol-address
-                '("gc_alloc_large" "bytes_allocated" "auto_gc_trigger")))))
 
 (defmacro allocate-pages (octets)
   "The address of OCTETS octets of fresh pages without pointers. The collector must be off."
@@ -30,28 +26,41 @@
         ,octets 1)                      ; PAGE_TYPE_UNBOXED
       `(error "There are no pages for ~D octets." ,octets)))
 
-(defmacro pages-allowed-p (octets)
-  "True if OCTETS may be had without the collector's being due."
+(defmacro collection-due-p (octets)
+  "True if the collector is due once OCTETS more are allocated."
   (if (known-heap-p)
       `(flet ((word (value) (sb-ext:truly-the (unsigned-byte 60) value)))
          (declare (inline word))
-         (< (+ ,octets (word (sb-alien:extern-alien "bytes_allocated" sb-alien:unsigned-long)))
-            (word (sb-alien:extern-alien "auto_gc_trigger" sb-alien:unsigned-long))))
-      nil))
+         (>= (+ ,octets (word (sb-alien:extern-alien "bytes_allocated" sb-alien:unsigned-long)))
+             (word (sb-alien:extern-alien "auto_gc_trigger" sb-alien:unsigned-long))))
+      t))
 
-(define-leaf %raw-vector
-    ((widetag (unsigned-byte 8)) (length (unsigned-byte 48)) (octets (unsigned-byte 48)))
-    t
+(declaim (type cons **raw-wanted**))
+(defglobal **raw-wanted** (list 0))     ; octets that threads are about to allocate; atomic
+
+(define-leaf %raw-pages ((widetag (unsigned-byte 8)) (length heap-octets) (size heap-octets)) t
+  "A vector with WIDETAG of LENGTH elements that takes SIZE octets, for which there are pages; with
+the collector off."
+  (let ((sap (allocate-pages size)))
+    (setf (sb-sys:sap-ref-word sap (- size sb-vm:n-word-bytes)) 0 ; behind the last element
+          (sb-sys:sap-ref-word sap sb-vm:n-word-bytes) (ash length sb-vm:n-fixnum-tag-bits)
+          (sb-sys:sap-ref-word sap 0) widetag)
+    (sb-kernel:%make-lisp-obj (logior (sb-sys:sap-int sap) sb-vm:other-pointer-lowtag))))
+
+(define-hot raw-vector ((widetag (unsigned-byte 8)) (length heap-octets) (octets heap-octets)) t
   "A vector with WIDETAG of LENGTH elements, which are undefined and take so many OCTETS; NIL if it
-should be an ordinary one."
+should be an ordinary one. Signal HEAP-FULL if that might end the process."
   (let ((size (logandc2 (+ octets (* 2 sb-vm:n-word-bytes) 15) 15)))
-    (when (pages-allowed-p size)
-      (sb-sys:without-gcing
-        (let ((sap (allocate-pages size)))
-          (setf (sb-sys:sap-ref-word sap (- size sb-vm:n-word-bytes)) 0 ; behind the last element
-                (sb-sys:sap-ref-word sap sb-vm:n-word-bytes) (ash length sb-vm:n-fixnum-tag-bits)
-                (sb-sys:sap-ref-word sap 0) widetag)
-          (sb-kernel:%make-lisp-obj (logior (sb-sys:sap-int sap) sb-vm:other-pointer-lowtag)))))))
+    (ensure-fits size)
+    (cond ((collection-due-p size) nil)
+          (t (sb-sys:without-gcing
+               (let ((others (atomic-incf (car **raw-wanted**) size)))
+                 (declare (type heap-octets others))
+                 (prog1 (if (and (< size (heap-margin))
+                                (hole-p (+ others size (heap-margin))))
+                            (%raw-pages widetag length size)
+                            nil)
+                   (atomic-decf (car **raw-wanted**) size))))))))
 
 (defmacro make-raw-vector (length type)
   "Return a fresh vector of LENGTH numbers of TYPE, a constant, that may hold anything: the caller
@@ -62,8 +71,8 @@ writes them all before anybody else sees it."
          (width (floor (sb-vm:saetp-n-bits row) 8))
          (vector `(simple-array ,type (*))))
     `(let ((length ,length))
-       (declare (type (unsigned-byte 48) length))
+       (declare (type heap-octets length))
        (sb-ext:truly-the ,vector
                   (or (and (<= ,(floor +shortest-raw+ width) length)
-                           (%raw-vector ,(sb-vm:saetp-typecode row) length (* ,width length)))
+                           (raw-vector ,(sb-vm:saetp-typecode row) length (* ,width length)))
                       (make-array length :element-type ',type))))))

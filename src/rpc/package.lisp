@@ -87,6 +87,7 @@
    #:queue-incoming #:seal-batch #:wire-decode #:encode-unless-short #:undecoded-p
    #:parse-incoming #:unparsable-condition
    #:deliver-streamed #:half-close-streamed #:encode-message
+   #:+long-octets+ #:note-long-message
    #:write-message #:write-encoded #:wire-send #:wire-post #:wire-room #:wire-taken #:wire-writable
    #:wire-schedule #:write-initial-headers #:ensure-headers #:start-deadline
    #:deadline-passed #:overdue-p #:stop-timers))

@@ -41,18 +41,37 @@ AT."
 (define-hot encode-message ((call wire-call) message compress)
     (or octets parcel)
   "Return MESSAGE with its prefix for WRITE-ENCODED: fresh octets, or if it is long or compressed a
-parcel. COMPRESS as for SEND. From any thread."
+parcel. COMPRESS as for SEND. If it is long this may have to wait until there is room in the heap.
+From any thread."
   (let* ((type (outgoing-type call))
-         (size (protobuf:measure type message))
-         (end (+ (the index size) +prefix-octets+))
-         (octets (progn (check-send-size call size)
-                        (borrow-octets end))))
-    (declare (type index size end))
+         (size (protobuf:measure type message)))
+    (declare (type index size))
+    (check-send-size call size)
+    (flet ((encode () (encode-sized call type message size compress)))
+      (declare (dynamic-extent #'encode))
+      (if (<= size +long-octets+)
+          (encode)
+          (call-with-room call (long-room call size compress) #'encode)))))
+
+(define-hot encode-sized ((call wire-call) (type protobuf:message-type) message (size index)
+                          compress)
+    (or octets parcel)
+  "As ENCODE-MESSAGE, of a MESSAGE of TYPE and SIZE for which there is room."
+  (let* ((end (+ size +prefix-octets+))
+         (octets (borrow-octets end)))
+    (declare (type index end))
     (write-sized type message octets 0 size)
     (cond ((wants-compression-p call compress size (wire-call-options call))
            (compress-encoded call octets end compress (wire-call-options call)))
           ((= end (length octets)) octets)
           (t (make-parcel octets end)))))
+
+(defun long-room (call size compress)
+  "What a message of SIZE takes that CALL encodes, and perhaps compresses."
+  (let ((octets (+ size (ash size -2))))  ; as the store's lengths are
+    (if (wants-compression-p call compress size (wire-call-options call))
+        (* 2 octets)
+        octets)))
 
 (define-hot encode-unless-short ((call wire-call) message) (or null octets parcel)
   "NIL if WRITE-MESSAGE is sure to write MESSAGE, CALL's only one, at once; else what ENCODE-MESSAGE

@@ -80,7 +80,11 @@ ended another call, or a channel could not be used for one."
         (t (log-condition :error :handler-error error
                           :method (and (call-rpc-method call)
                                        (rpc-method-path (call-rpc-method call))))
-           (make-rpc-error :internal :message "error in handler" :ended-by :local :cause error))))
+           (if (heap-condition-p error)
+               (make-rpc-error :resource-exhausted :message "no memory left for this call"
+                                                   :ended-by :local :cause error)
+               (make-rpc-error :internal :message "error in handler" :ended-by :local
+                                         :cause error)))))
 
 (defun note-trouble (error)
   "User code has been left because of what ERROR, an RPC-ERROR, stands for; return ERROR."

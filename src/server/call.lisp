@@ -93,7 +93,8 @@ longer. On the loop."
     (cond ((consp started)
            (when (use-ticket started) (setf (server-call-request call) nil)))
           ((eq t started)
-           (leave-held-up (wire-call-link call) call)))))
+           (leave-held-up (wire-call-link call) call)
+           (stop-awaiting-room call)))))
 
 (define-hot (answers-once-p :inline t) ((call server-call)) boolean
   (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))
@@ -143,47 +144,71 @@ longer. On the loop."
                                                        (t :returned))))
     (or condition value)))
 
+(define-hot (promise-for :inline t) ((call server-call)) (or null index)
+  "The octets that were promised for CALL's answer: none unless its method gives long ones; nil if
+there is no room."
+  (let ((route (the route (server-call-route call))))
+    (if (or (zerop (route-long-octets route))
+            (eq call (hub-probe (the hub (rpc:wire-call-endpoint call)))))
+        0
+        (promise-answer route))))
+
 (define-hot run-inline ((call server-call)) null
   "Run CALL's handler on the loop."
-  (cond ((call-status call))            ; cancelled before it began
-        ((rpc:overdue-p call) (rpc:deadline-passed call))
-        ((or (output-waits-p (the link (wire-call-link call)))
-             (answers-wait-p (the link (wire-call-link call))))
-         (hold-up call))
-        (t
-         (setf (server-call-started call) (loop:event-loop-now (wire-call-loop call)))
-         (let ((abandoned t))
-           (unwind-protect
-                (multiple-value-bind (value baton)
-                    (loop:call-user (wire-call-loop call) #'run-handler call)
-                  (setf abandoned nil)
-                  (if (eq baton :kept)
-                      (conclude call value)
-                      (conclude-elsewhere call value)))
-             (when abandoned (conclude-elsewhere call (abandoned-condition call)))
-             (unless (loop:in-event-loop-p (wire-call-loop call))
-               (late-handler-ended (server-call-route call)))))))
+  (let ((promised 0))
+    (cond ((call-status call))          ; cancelled before it began
+          ((rpc:overdue-p call) (rpc:deadline-passed call))
+          ((or (output-waits-p (the link (wire-call-link call)))
+               (answers-wait-p (the link (wire-call-link call))))
+           (hold-up call))
+          ((null (setf promised (promise-for call)))
+           (await-room call))
+          (t
+           (setf (server-call-started call) (loop:event-loop-now (wire-call-loop call)))
+           (let ((abandoned t))
+             (unwind-protect
+                  (multiple-value-bind (value baton)
+                      (loop:call-user (wire-call-loop call) #'run-handler call)
+                    (setf abandoned nil)
+                    (settle-answer promised)
+                    (when (eq baton :lost) (late-handler-ended (server-call-route call)))
+                    (if (eq baton :kept)
+                        (conclude call value)
+                        (conclude-elsewhere call value)))
+               (when abandoned
+                 (settle-answer promised)
+                 (conclude-elsewhere call (abandoned-condition call))
+                 (unless (loop:in-event-loop-p (wire-call-loop call))
+                   (late-handler-ended (server-call-route call)))))))))
   nil)
 
 (defmethod loop:note-late ((call server-call))
   (note-overstay (server-call-route call)))
 
 (defun run-on-reserve-thread (call)
-  (cond ((call-status call))            ; cancelled before it began
-        ((rpc:overdue-p call)
-         (loop:post (wire-call-loop call) (lambda () (rpc:deadline-passed call))))
-        ((answers-wait-p (wire-call-link call))
-         (loop:post (wire-call-loop call) (lambda ()
-                                            ;; its ticket is used
-                                            (setf (server-call-started call) t)
-                                            (hold-up call))))
-        (t (run-and-conclude call))))
+  (let ((promised 0))
+    (cond ((call-status call))          ; cancelled before it began
+          ((rpc:overdue-p call)
+           (loop:post (wire-call-loop call) (lambda () (rpc:deadline-passed call))))
+          ((answers-wait-p (wire-call-link call))
+           (put-off call #'hold-up))
+          ((null (setf promised (promise-for call)))
+           (put-off call #'await-room))
+          (t (run-and-conclude call promised)))))
 
-(defun run-and-conclude (call)
-  "Run CALL's handler on this thread, which does not run the loop."
+(defun put-off (call function)
+  "Have CALL, whose ticket is used, wait as FUNCTION of the loop says."
+  (loop:post (wire-call-loop call) (lambda ()
+                                     (setf (server-call-started call) t)
+                                     (funcall function call))))
+
+(defun run-and-conclude (call promised)
+  "Run CALL's handler on this thread, which does not run the loop; PROMISED octets are promised for
+its answer."
   (let ((value '+abandoned+)
         (start (setf (server-call-started call) (monotonic-ns))))
     (unwind-protect (setf value (run-handler call))
+      (settle-answer promised)
       (conclude-elsewhere call (if (eq value '+abandoned+) (abandoned-condition call) value))
       (note-duration (server-call-route call) (- (monotonic-ns) start)))))
 
@@ -225,16 +250,19 @@ POST-REPLY should do that while the baton is lent. On the loop."
                        (rpc:ensure-headers call)
                        (handler-case (and (not (rpc:compresses-p call :auto))
                                           (rpc:write-message call message nil))
-                         (error (error) (bad-answer-condition call message error))))))
+                         ((or error storage-condition) (error)
+                           (bad-answer-condition call message error))))))
         (case outcome
-          ((t) (server-finish call :ok "" nil '()) t)
+          ((t) (unless (zerop (route-long-octets (the route (server-call-route call))))
+                 (note-short-answer (server-call-route call)))
+               (server-finish call :ok "" nil '()) t)
           ((nil) nil)
           (t (finish-with-condition call outcome) t)))))
 
 (defun bad-answer-condition (call message error)
   "The condition that ends CALL because its handler's answer MESSAGE cannot be sent, for ERROR."
-  (if (typep error 'rpc:rpc-error)
-      error
+  (if (or (typep error 'rpc:rpc-error) (typep error 'storage-condition))
+      (rpc:error-condition call error)
       (rpc:error-condition
        call (make-condition 'simple-error
                             :format-control "The handler of ~A has returned ~S, which cannot be ~
@@ -253,7 +281,8 @@ POST-REPLY should do that while the baton is lent. On the loop."
 (defun post-reply (call message)
   "Encode MESSAGE in this thread and have the loop send it, and an :ok end."
   (let* ((octets (handler-case (rpc:encode-message call message :auto)
-                   (error (error) (bad-answer-condition call message error))))
+                   ((or error storage-condition) (error)
+                     (bad-answer-condition call message error))))
          (bad (typep octets 'rpc:rpc-error))
          (link (wire-call-link call))
          (size (if bad 0 (rpc:encoded-length octets))))

@@ -17,6 +17,7 @@
   (blocks nil :type (member nil t :waits)) ; :auto, and it has overstayed, or waited beside others
   (quick 0 :type fixnum)                ; how many calls in a row have been quick since
   (late 0 :type sb-ext:word)            ; how many that overstayed run still (atomic)
+  (long-octets 0 :type index)           ; how long its answers have been lately; 0 if none was long
   (kept nil :type (or null function)))  ; in-process: the handler that answered later, last time
 
 (declaim (sb-ext:freeze-type route))
@@ -69,6 +70,33 @@ again: each one that overstays takes a thread that counts for nobody."
               (zerop (route-late route)))
          (setf (route-quick route) 0
                (route-blocks route) nil)))
+  nil)
+
+;;; Which methods give long answers, see room.lisp. A hint as well.
+
+(defun note-long-answer (route octets)
+  "A handler of ROUTE has a message of OCTETS to send, a long one."
+  (setf (route-long-octets route) (max octets (floor (* 3 (route-long-octets route)) 4))))
+
+(defun note-short-answer (route)
+  "A handler of ROUTE has given a short answer, where there were long ones before."
+  (setf (route-long-octets route)
+        (let ((less (floor (* 3 (route-long-octets route)) 4)))
+          (if (< less rpc:+long-octets+) 0 less))))
+
+(defun promise-answer (route)
+  "The octets that were promised for an answer of ROUTE, which gives long ones; nil if there is no
+room for one."
+  (let* ((long (* 2 (route-long-octets route)))
+         (method (route-method route)))
+    (cond ((not (promise-octets long)) nil)
+          ((member (rpc-method-kind method) '(:unary :client-streaming)) long)
+          ;; who knows when such a handler returns
+          (t (settle-octets long) 0))))
+
+(define-hot (settle-answer :inline t) ((promised index)) null
+  "Undo PROMISE-ANSWER: the message is there now, or will not be."
+  (unless (zerop promised) (settle-octets promised))
   nil)
 
 (defstruct (route-table (:copier nil))

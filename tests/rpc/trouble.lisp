@@ -10,4 +10,5 @@
     (is (typep (rpc:with-user-code (call) (error "x")) 'rpc:internal))
     (is (typep (rpc:with-user-code (call) (rpc:fail :aborted "")) 'rpc:aborted))
     (is (typep (rpc:with-user-code (call) (error 'storage-condition)) 'rpc:internal))
+    (is (typep (rpc:with-user-code (call) (error 'heap-full :octets 1)) 'rpc:resource-exhausted))
     (is (null (rpc:with-user-code (call) (signal 'simple-condition))))))

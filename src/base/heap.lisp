@@ -1,0 +1,205 @@
+;;;; What is left of the heap. SBCL's collector copies what is small, so it needs free pages to work
+;;;; with, and a process whose collector finds none is over. It leaves long vectors where they are,
+;;;; so one needs a hole as long as itself; and between two collections SBCL looks for that above
+;;;; all those before only. So what counts as free is what nobody has allocated since the last
+;;;; collection, as far as it lies above the last page in use, or in wide holes: of these none has
+;;;; been passed by, unless for a vector that is longer still.
+;;;;
+;;;; Who is about to allocate much has it promised first, and settles that once it is allocated, or
+;;;; will not be. A promise is kept if a fifth of the heap stays free beyond all promises: enough
+;;;; for what is consed until the next collection, for that itself, and for what nobody promised,
+;;;; such as messages that user code makes. Short messages need no promise.
+;;;;
+;;;; Invariant: promised octets have not been allocated, or are counted twice; never not at all.
+
+(in-package #:clgrpc.base)
+
+(deftype heap-octets ()
+  "A number of octets of the heap."
+  '(unsigned-byte 48))
+
+(define-condition heap-full (storage-condition)
+  ((octets :initarg :octets :reader heap-full-octets))
+  (:report (lambda (condition stream)
+             (format stream "The heap has no room for ~D octets." (heap-full-octets condition))))
+  (:documentation "There is no room in the heap for something long. Nothing was changed."))
+
+(document-functions
+  heap-full-octets "How many octets there was no room for.")
+
+(defun heap-condition-p (condition)
+  "True if CONDITION says that the heap has no room for something, whoever found that out."
+  (or (typep condition 'heap-full)
+      (let ((theirs (find-symbol "HEAP-EXHAUSTED-ERROR" '#:sb-kernel)))
+        (and theirs (typep condition theirs)))))
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun known-heap-p ()
+    "True if this SBCL is the one whose heap we know from inside."
+    (and (eql 0 (search "2.2.9" (lisp-implementation-version)))
+         (member :x86-64 *features*)
+         (every #'sb-sys:find-foreign-symbol-address
+                '("gc_alloc_large" "bytes_allocated" "auto_gc_trigger" "next_free_page"))))
+
+  (defun known-pages-p ()
+    "True if this SBCL says which page of its heap is the first that has not been used."
+    (and (sb-sys:find-foreign-symbol-address "next_free_page")
+         (boundp 'sb-vm:gencgc-page-bytes))))
+
+(defmacro heap-extent ()
+  "How many octets of the heap there are up to the last page in use."
+  (if (known-pages-p)
+      `(* (sb-ext:truly-the (unsigned-byte 40)
+                            (sb-alien:extern-alien "next_free_page" sb-alien:long))
+          sb-vm:gencgc-page-bytes)
+      `(sb-kernel:dynamic-usage)))
+
+(define-hot heap-size () heap-octets
+  "How large the heap may get."
+  (sb-ext:dynamic-space-size))
+
+(define-hot heap-used () heap-octets
+  "How many octets are allocated, garbage included."
+  (sb-kernel:dynamic-usage))
+
+(define-hot heap-tail () heap-octets
+  "How many octets there are above the last page in use."
+  (max 0 (- (heap-size) (the heap-octets (heap-extent)))))
+
+(define-hot heap-margin () heap-octets
+  "How much others may allocate between somebody's look at the heap and his allocating."
+  (ash (heap-size) -4))
+
+;;; A look at every page, which takes a tenth of a millisecond for each gigabyte
+
+(defstruct (survey (:copier nil))
+  "What the pages were like when USED octets were allocated."
+  (epoch nil)                           ; of the collection before
+  (used 0 :type heap-octets)
+  (wide 0 :type heap-octets)            ; free, in holes of a 32nd of the heap and more
+  (spare 0 :type fixnum))               ; free at the worst moment of a full collection
+
+(declaim (sb-ext:freeze-type survey))
+
+(defmacro page-slot (entry slot)
+  "SLOT of ENTRY of the table of pages."
+  `(sb-ext:truly-the (unsigned-byte 16) (sb-alien:slot ,entry ',slot)))
+
+(defmacro count-pages (used-pages)
+  "Evaluate to how many pages below USED-PAGES are free and in wide holes, and to how many a full
+collection needs: what lies among other objects on its page is copied."
+  (if (known-heap-p)
+      `(let ((single-object 16)         ; a flag of gencgc-internal.h
+             (least-hole (floor (heap-size) (* 32 sb-vm:gencgc-page-bytes)))
+             (wide 0) (needed 0) (hole 0))
+         (declare (type heap-octets least-hole wide needed hole))
+         (dotimes (page ,used-pages (values wide needed))
+           (let* ((entry (sb-alien:deref sb-vm:page-table page))
+                  (flags (page-slot entry sb-vm::flags)))
+             (cond ((zerop flags) (incf hole))
+                   (t (when (<= least-hole hole) (incf wide hole))
+                      (setf hole 0)
+                      (incf needed (if (or (logtest single-object flags)
+                                           (= sb-vm:+pseudo-static-generation+
+                                              (page-slot entry sb-vm::gen)))
+                                       1
+                                       2)))))))
+      `(values 0 (* 2 (ceiling (heap-used) sb-vm:gencgc-page-bytes)))))
+
+(defun make-new-survey ()
+  "Look at the heap as it is now. In an SBCL that we do not know there are no holes, and everything
+would be copied."
+  (let ((epoch sb-kernel::*gc-epoch*)
+        (used (heap-used)))
+    (multiple-value-bind (wide needed)
+        (count-pages (floor (the heap-octets (heap-extent)) sb-vm:gencgc-page-bytes))
+      (declare (type heap-octets wide needed))
+      (make-survey :epoch epoch :used used
+                   :wide (+ (* wide sb-vm:gencgc-page-bytes) (heap-tail))
+                   :spare (- (heap-size) (* needed sb-vm:gencgc-page-bytes))))))
+
+(declaim (type survey **survey**))
+(sb-ext:define-load-time-global **survey** (make-survey))
+
+(define-hot recent-survey () survey
+  "A survey since when nothing was collected, and little allocated."
+  (let ((survey **survey**))
+    (if (and (eq sb-kernel::*gc-epoch* (survey-epoch survey))
+             (< (abs (- (heap-used) (survey-used survey))) (ash (heap-size) -7)))
+        survey
+        (setf **survey** (make-new-survey)))))
+
+(define-hot hole-p ((octets heap-octets)) boolean
+  "True if so many octets can be allocated as long vectors before the next collection."
+  (or (<= octets (heap-tail))
+      (let ((survey (recent-survey)))
+        (<= (+ octets (max 0 (- (heap-used) (survey-used survey)))) (survey-wide survey)))))
+
+(defconstant +uncopied-octets+ (* 4 sb-vm:gencgc-page-bytes)
+  "A vector that takes as many is not copied by the collector (LARGE_OBJECT_SIZE in gencgc.c).")
+
+;;; Promises
+
+(declaim (type cons **promised**))
+(defglobal **promised** (list 0))       ; octets; atomic
+
+(define-hot promise-octets ((octets heap-octets) &key (reserve-fifths (integer 1 4) 1)) boolean
+  "Promise OCTETS of the heap to the caller, who calls SETTLE-OCTETS when they are allocated or will
+not be; false, with nothing promised, unless RESERVE-FIFTHS of the heap stay free beyond all that is
+promised. From any thread."
+  (let* ((before (atomic-incf (car **promised**) octets))
+         (reserve (* reserve-fifths (floor (heap-size) 5)))
+         (wanted (+ before octets reserve)))
+    (declare (type heap-octets before reserve wanted))
+    (cond ((and (<= (+ wanted (heap-used)) (heap-size))
+                (hole-p wanted))
+           t)
+          (t (atomic-decf (car **promised**) octets)
+             nil))))
+
+(define-hot settle-octets ((octets heap-octets)) null
+  "What PROMISE-OCTETS promised is allocated, or will not be. From any thread."
+  (atomic-decf (car **promised**) octets)
+  nil)
+
+;;; Collecting because there is no room
+
+(declaim (type nanoseconds **next-collection**))
+(defglobal **next-collection** 0)       ; not before that time
+
+(defun collect-for-room ()
+  "Collect garbage, unless that has been done lately: a fifth of the time is spent so at most, but
+for collections that take longer than 50 ms, between which 200 ms pass. If what is young makes too
+little free all generations are collected, provided that there is room for the copies. From any
+thread that holds no lock of ours."
+  (let ((due **next-collection**)
+        (start (monotonic-ns)))
+    (when (and (<= due start)
+               (eql due (compare-and-swap (symbol-value '**next-collection**)
+                                          due (+ start +ns-per-second+))))
+      (sb-ext:gc :gen 2)
+      (when (and (not (and (<= (* 5 (heap-used)) (* 3 (heap-size)))
+                           (hole-p (floor (* 2 (heap-size)) 5))))
+                 (plusp (survey-spare (recent-survey))))
+        (sb-ext:gc :full t))
+      (let ((end (monotonic-ns)))
+        (setf **next-collection** (+ end (min 200000000 (max 10000000 (* 4 (- end start))))))))
+    nil))
+
+;;; Vectors that nobody promised
+
+(define-hot fits-p ((octets heap-octets)) boolean
+  "True if a vector of OCTETS leaves the collector the room that it may need."
+  (let ((used (+ octets (heap-used))))
+    (declare (type heap-octets used))
+    (or (<= used (* 2 (floor (heap-size) 5)))
+        (and (<= (+ used (heap-margin)) (heap-size))
+             (<= (+ octets (if (< octets +uncopied-octets+) octets 0) (ash (heap-margin) -1))
+                 (survey-spare (recent-survey)))))))
+
+(define-hot ensure-fits ((octets heap-octets)) null
+  "Signal HEAP-FULL unless there is room for a vector of OCTETS, perhaps after a collection."
+  (unless (fits-p octets)
+    (collect-for-room)
+    (unless (fits-p octets) (error 'heap-full :octets octets)))
+  nil)

@@ -1,0 +1,78 @@
+;;;; Room for long answers, before their handlers begin. A method whose answers have been long
+;;;; lately is taken to give another such: the message and its octets are promised (base/heap.lisp)
+;;;; while the handler runs. Calls that get no promise wait on their loop, without a thread, each
+;;;; loop's in order, until there is room, or for the time that the option room-wait-seconds says;
+;;;; then they end with :resource-exhausted. One of them at a time, the PROBE, begins without a
+;;;; promise, since its answer may be a short one after all.
+;;;;
+;;;; Handlers of a method that answers long for the first time are stopped later, when they encode
+;;;; (rpc/room.lisp); so is the probe if it must be.
+
+(in-package #:clgrpc.server)
+
+(defconstant +room-look-ns+ 4000000
+  "How often a loop looks whether there is room for the first who waits.")
+
+(defun await-room (call)
+  "Have CALL wait until there is room for its answer. On the loop."
+  (let* ((hub (rpc:wire-call-endpoint call))
+         (loop (wire-call-loop call))
+         (now (loop:event-loop-now loop))
+         (due (+ now (seconds-ns (options-room-wait-seconds (rpc:wire-call-options call))))))
+    (unless (call-status call)
+      (setf (hub-roomless hub) (nconc (hub-roomless hub) (list (cons call due))))
+      (unless (hub-room-timer hub)
+        (setf (hub-room-timer hub) (make-timer #'look-for-room hub)))
+      (unless (timer-pending-p (hub-room-timer hub))
+        (schedule-timer (loop:event-loop-wheel loop) (hub-room-timer hub)
+                        (+ now +room-look-ns+))
+        (have-collected hub)))))
+
+(defun stop-awaiting-room (call)
+  "CALL has ended, and waits no more if it did."
+  (let ((hub (rpc:wire-call-endpoint call)))
+    (when (hub-roomless hub)
+      (setf (hub-roomless hub) (delete call (hub-roomless hub) :key #'car :test #'eq)))))
+
+(defun have-collected (hub)
+  "Have a reserve thread collect garbage, for the calls of HUB that wait."
+  (loop:run-on-reserve (server-reserve (hub-server hub)) #'collect-for-room :if-busy :exceed))
+
+(defun probe-p (hub call)
+  "True if CALL may be the probe of HUB, and is so from now on."
+  (when (or (null (hub-probe hub)) (call-status (hub-probe hub)))
+    (setf (hub-probe hub) call)
+    t))
+
+(defun look-for-room (hub)
+  "Begin the calls of HUB that there is room for now, end those that have waited too long. On the
+loop."
+  (let* ((loop (hub-loop hub))
+         (now (loop:event-loop-now loop))
+         (promised '()))
+    (loop for (call . due) = (first (hub-roomless hub))
+          for octets = (and call (* 2 (route-long-octets (server-call-route call))))
+          while call
+          do (cond ((< due now)
+                    (pop (hub-roomless hub))
+                    (operate abort call :resource-exhausted
+                             "no room for another long answer (room-wait-seconds)" :local))
+                   ((promise-octets octets)
+                    (push octets promised) ; not twice to two of them
+                    (pop (hub-roomless hub))
+                    (run-call call))
+                   ((probe-p hub call)
+                    (pop (hub-roomless hub))
+                    (run-call call))
+                   (t (have-collected hub)
+                      (return))))
+    ;; each has it promised anew when it runs
+    (mapc #'settle-octets promised)
+    (when (hub-roomless hub)
+      (schedule-timer (loop:event-loop-wheel loop) (hub-room-timer hub)
+                      (+ now +room-look-ns+)))
+    (when (and (null (hub-roomless hub)) (hub-probe hub) (call-status (hub-probe hub)))
+      (setf (hub-probe hub) nil))))
+
+(defmethod rpc:note-long-message ((call server-call) octets)
+  (note-long-answer (server-call-route call) octets))

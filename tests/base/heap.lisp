@@ -1,0 +1,83 @@
+;;;; What is left of the heap, and what is promised of it. A heap that is full is another process's,
+;;;; which may not survive it.
+
+(in-package #:clgrpc.tests.base)
+(in-suite :clgrpc.base)
+
+(defun run-in-small-heap (megabytes source)
+  "What a fresh SBCL with so large a heap prints that has loaded clgrpc/base and evaluates the form
+in SOURCE, text; as second value how the process ended, 0 if in order."
+  (multiple-value-bind (output error code)
+      (uiop:run-program
+       (list sb-ext:*runtime-pathname* "--noinform"
+             "--dynamic-space-size" (princ-to-string megabytes)
+             "--non-interactive" "--no-sysinit" "--no-userinit"
+             "--eval" "(require :asdf)"
+             "--eval" (format nil "(push ~S asdf:*central-registry*)"
+                              (namestring (asdf:system-source-directory "clgrpc")))
+             "--eval" "(asdf:load-system \"clgrpc/base\")"
+             "--eval" "(in-package #:clgrpc.base)"
+             "--eval" source)
+       :output :string :error-output :output :ignore-error-status t)
+    (declare (ignore error))
+    (values output code)))
+
+(test full-heap-ends-no-process
+  "Whoever fills the heap with vectors that nobody zeroes gets a condition, on every thread that does
+so, and when the vectors are gone there is room again."
+  (multiple-value-bind (output code)
+      (run-in-small-heap
+       256
+       "(flet ((fill-heap (length)
+                 (let ((kept '()))
+                   (handler-case (loop (push (make-raw-vector length octet) kept))
+                     (storage-condition () (length kept))))))
+          (dolist (length '(50000 100000 1000000 9999999))
+            (let ((threads (loop repeat 3
+                                 collect (sb-thread:make-thread #'fill-heap
+                                                                :arguments (list length)))))
+              (assert (plusp (reduce #'+ (mapcar #'sb-thread:join-thread threads))))
+              (setf threads nil)
+              (sb-ext:gc :full t)
+              (assert (= 50000000 (length (make-raw-vector 50000000 octet))))
+              (sb-ext:gc :full t)))
+          (princ :survived))")
+    (is (eql 0 code))
+    (is (search "SURVIVED" output) "~A" output)))
+
+(test promises-leave-a-fifth-free
+  (sb-ext:gc :full t)
+  (let* ((fifth (floor (heap-size) 5))
+         (free (- (heap-size) (heap-used)))
+         (octets (- free fifth (floor fifth 4))))
+    (is-false (promise-octets (- free (floor fifth 2))))
+    (is-false (promise-octets (* 4 fifth)))
+    (is-true (promise-octets octets))
+    (is-false (promise-octets (floor fifth 2)) "promised twice")
+    (settle-octets octets)
+    (is-false (promise-octets octets :reserve-fifths 2))
+    (is-true (promise-octets (floor fifth 2)))
+    (settle-octets (floor fifth 2))))
+
+(test collecting-for-room
+  "What is garbage counts until it is collected; then what could not be promised can."
+  (sb-ext:gc :full t)
+  (let* ((octets (floor (* 3 (heap-size)) 5))
+         (garbage (list (make-octets octets))))
+    (setf (first garbage) nil)
+    (is-false (promise-octets octets))
+    (setf clgrpc.base::**next-collection** 0)
+    (collect-for-room)
+    (is-true (promise-octets octets))
+    (settle-octets octets)))
+
+(test holes-count
+  "A long vector at the very top of the heap does not hide what is free below."
+  (sb-ext:gc :full t)
+  (let* ((low (list (make-octets (floor (heap-size) 2))))
+         (high (make-octets (floor (heap-size) 20))))
+    (is (not (hole-p (floor (heap-size) 2))))
+    (setf (first low) nil)
+    (sb-ext:gc :full t)
+    (is (hole-p (floor (heap-size) 2)))
+    (is (= (floor (heap-size) 20) (length high)))))
