@@ -70,6 +70,12 @@
   "How much others may allocate between somebody's look at the heap and his allocating."
   (ash (heap-size) -4))
 
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defconstant +uncopied-pages+ 4
+    "A vector of so many pages is not copied by the collector (LARGE_OBJECT_SIZE in gencgc.c)."))
+
+(defconstant +uncopied-octets+ (* +uncopied-pages+ sb-vm:gencgc-page-bytes))
+
 ;;; A look at every page, which takes a tenth of a millisecond for each gigabyte
 
 (defstruct (survey (:copier nil))
@@ -83,27 +89,31 @@
 
 (defmacro page-slot (entry slot)
   "SLOT of ENTRY of the table of pages."
-  `(sb-ext:truly-the (unsigned-byte 16) (sb-alien:slot ,entry ',slot)))
+  `(sb-ext:truly-the (unsigned-byte 32) (sb-alien:slot ,entry ',slot)))
 
 (defmacro count-pages (used-pages)
   "Evaluate to how many pages below USED-PAGES are free and in wide holes, and to how many a full
-collection needs: what lies among other objects on its page is copied."
+collection needs: those that it copies count twice."
   (if (known-heap-p)
       `(let ((single-object 16)         ; a flag of gencgc-internal.h
              (least-hole (floor (heap-size) (* 32 sb-vm:gencgc-page-bytes)))
-             (wide 0) (needed 0) (hole 0))
-         (declare (type heap-octets least-hole wide needed hole))
+             (wide 0) (needed 0) (hole 0)
+             (alone 0))                 ; how many pages the object has that is alone on its pages
+         (declare (type heap-octets least-hole wide needed hole alone))
          (dotimes (page ,used-pages (values wide needed))
            (let* ((entry (sb-alien:deref sb-vm:page-table page))
-                  (flags (page-slot entry sb-vm::flags)))
+                  (flags (page-slot entry sb-vm::flags))
+                  (lonely (logtest single-object flags)))
+             (unless (and lonely (plusp (page-slot entry sb-vm::start)))
+               (when (< alone +uncopied-pages+) (incf needed alone))
+               (setf alone 0))
              (cond ((zerop flags) (incf hole))
                    (t (when (<= least-hole hole) (incf wide hole))
                       (setf hole 0)
-                      (incf needed (if (or (logtest single-object flags)
-                                           (= sb-vm:+pseudo-static-generation+
-                                              (page-slot entry sb-vm::gen)))
-                                       1
-                                       2)))))))
+                      (incf needed)
+                      (cond ((= sb-vm:+pseudo-static-generation+ (page-slot entry sb-vm::gen)))
+                            (lonely (incf alone))
+                            (t (incf needed))))))))
       `(values 0 (* 2 (ceiling (heap-used) sb-vm:gencgc-page-bytes)))))
 
 (defun make-new-survey ()
@@ -134,9 +144,6 @@ would be copied."
   (or (<= octets (heap-tail))
       (let ((survey (recent-survey)))
         (<= (+ octets (max 0 (- (heap-used) (survey-used survey)))) (survey-wide survey)))))
-
-(defconstant +uncopied-octets+ (* 4 sb-vm:gencgc-page-bytes)
-  "A vector that takes as many is not copied by the collector (LARGE_OBJECT_SIZE in gencgc.c).")
 
 ;;; Promises
 
@@ -192,9 +199,11 @@ thread that holds no lock of ours."
   "True if a vector of OCTETS leaves the collector the room that it may need."
   (let ((used (+ octets (heap-used))))
     (declare (type heap-octets used))
-    (or (<= used (* 2 (floor (heap-size) 5)))
+    (or (<= used (ash (heap-size) -2))  ; whatever is wasted on pages
         (and (<= (+ used (heap-margin)) (heap-size))
-             (<= (+ octets (if (< octets +uncopied-octets+) octets 0) (ash (heap-margin) -1))
+             (<= (if (< octets +uncopied-octets+)
+                     (* 2 (+ octets (heap-margin))) ; copies, too, need holes
+                     (+ octets (ash (heap-margin) -1)))
                  (survey-spare (recent-survey)))))))
 
 (define-hot ensure-fits ((octets heap-octets)) null

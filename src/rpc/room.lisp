@@ -33,8 +33,8 @@
   (promise-octets octets :reserve-fifths (if (crowded-p call) 2 1)))
 
 (defun ensure-promise (call octets)
-  "Return once OCTETS of the heap are promised for a message of CALL. Signal an RPC-ERROR if CALL has
-ended meanwhile, or there is no room in time. In user code: this thread may sleep."
+  "Return once OCTETS of the heap are promised for a message of CALL. Signal an RPC-ERROR if CALL
+has ended meanwhile, or there is no room in time. In user code: this thread may sleep."
   (unless (promise-p call octets)
     (unless (and (loop:prepare-to-wait) (await-promise call octets))
       (refuse-room call octets))))

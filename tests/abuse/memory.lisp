@@ -43,8 +43,8 @@ MEGABYTES; check that it still runs afterwards."
     (eq :ok (verdict attacker (demand-answer attacker octets)))))
 
 (test answers-that-nobody-takes
-  "Long ones, of many connections, of which a heap has room for a part: the rest waits or is refused,
-short answers are given all the while, and long ones again once the silent have gone."
+  "Long ones, of many connections, of which a heap has room for a part: the rest waits or is
+refused, short answers are given all the while, and long ones again once the silent have gone."
   (with-small-server (address 256)
     (let ((silent (loop repeat 100 collect (greet (connect address)))))
       (unwind-protect

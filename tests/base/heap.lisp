@@ -23,8 +23,8 @@ in SOURCE, text; as second value how the process ended, 0 if in order."
     (values output code)))
 
 (test full-heap-ends-no-process
-  "Whoever fills the heap with vectors that nobody zeroes gets a condition, on every thread that does
-so, and when the vectors are gone there is room again."
+  "Whoever fills the heap with vectors that nobody zeroes gets a condition, on every thread that
+does so, and when the vectors are gone there is room again."
   (multiple-value-bind (output code)
       (run-in-small-heap
        256

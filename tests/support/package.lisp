@@ -4,7 +4,8 @@
 (defpackage #:clgrpc.tests.support
   (:use #:cl)
   (:export #:root-file #:certificate-file #:peer-program #:clgrpc-program #:go-absence
-           #:program #:program-process #:program-pid #:program-line #:program-exit-code #:signal-program
+           #:program #:program-process #:program-pid #:program-line #:program-exit-code
+           #:signal-program
            #:terminate-program #:kill-program
            #:call-with-program #:with-program #:run-to-end #:server-address
            #:with-server-program #:open-descriptors #:set-descriptor-limit #:foreign-octets
