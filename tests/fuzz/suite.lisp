@@ -71,6 +71,5 @@
                          (make-octets (expt 2 23)))))
     (is-true (findings (lambda (kind octets)
                          (declare (ignore kind octets))
-                         (loop with end = (+ (get-internal-real-time)
-                                             (floor internal-time-units-per-second 10))
-                               until (> (get-internal-real-time) end)))))))
+                         (loop with end = (+ (thread-seconds) 1/10)
+                               until (> (thread-seconds) end)))))))

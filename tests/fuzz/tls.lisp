@@ -4,8 +4,8 @@
 ;;;;
 ;;;;   text      what the peer says to a session that begins: a ClientHello, or a server's answer
 ;;;;   handshake changes to the flights of a peer that shakes hands
-;;;;   record    what an established peer does, and the kernel, in steps of four octets: an operation
-;;;;             and its arguments A, B and C; a session that takes no harm serves the next input
+;;;;   record    what an established peer does, and the kernel, in steps of four octets: an
+;;;;             operation and its arguments A, B and C; a session that takes no harm serves again
 ;;;;
 ;;;; What OpenSSL draws by itself, keys and the like, is another at each run; all else depends on
 ;;;; the seed. An input is refused if the session fails or is over.
@@ -89,8 +89,9 @@ bystanders and their peers; SUBJECT and PEER are established, or NIL."
 (defun check-bystanders (trio)
   "The others of TRIO exchange what they mean, and the area is empty."
   (flet ((exchanged-p (from to)
-           (ends::exchanged-p from to (subseq *exchanged* 0 (1+ (mod (incf (trio-count trio) 7)
-                                                                     (if (chance-p 50) 3000 100)))))))
+           (let ((most (if (chance-p 50) 3000 100)))
+             (ends::exchanged-p from to (subseq *exchanged* 0 (1+ (mod (incf (trio-count trio) 7)
+                                                                       most)))))))
     (unless (and (ends::area-clean-p (trio-ours trio))
                  (loop for (subject peer) in (trio-pairs trio)
                        always (and (exchanged-p subject peer) (exchanged-p peer subject))))
@@ -309,7 +310,8 @@ bystanders and their peers; SUBJECT and PEER are established, or NIL."
         (6 (ends::write-end peer data)
          (loop while (plusp (ends::carry peer subject (1+ c))) do (read-it)))
         (7 (from-peer) (broken) (spoil subject c a b) (read-it))
-        (8 (broken) (arrive subject (concatenate 'octets (octets-of (+ 18 (mod c 8)) 3 3 b a) data)))
+        (8 (broken)
+         (arrive subject (concatenate 'octets (octets-of (+ 18 (mod c 8)) 3 3 b a) data)))
         (9 (broken)
          (arrive subject (set-length (concatenate 'octets (octets-of (+ 20 (mod c 5)) 3 3 0 0) data)
                                   3 2)))
