@@ -35,12 +35,22 @@ limit) or :transport (the connection)."
   rpc-error-sent-p "True if the request may have reached the peer's application; if false, it is
 safe to repeat the call.")
 
+(defconstant +reported-characters+ 4000
+  "So much of what a peer says of an error is in the report: all that a server of ours may say.")
+
 (defun report-rpc-error (condition stream)
+  "Print CONDITION as one line, whatever the peer has written into its message."
   (with-slots (status message peer ended-by cause sent) condition
-    (format stream "~:@(~A~)~@[: ~A~]~@[ (peer ~A)~]~@[; ended by ~(~A~)~]~@[: ~A~]~
-                    ~:[; never sent~;~]~@[; ~A~]"
-            (substitute #\_ #\- (string status)) (and (plusp (length message)) message) peer
-            (and (not (eq ended-by :peer)) ended-by) cause sent (rpc-error-reason condition))))
+    (flet ((visible (text)
+             (and text
+                  (visible-text (if (stringp text) text (bounded-text text))
+                                :limit +reported-characters+))))
+      (format stream "~:@(~A~)~@[: ~A~]~@[ (peer ~A)~]~@[; ended by ~(~A~)~]~@[: ~A~]~
+                      ~:[; never sent~;~]~@[; ~A~]"
+              (substitute #\_ #\- (string status))
+              (and (plusp (length message)) (visible message)) peer
+              (and (not (eq ended-by :peer)) ended-by) (visible cause) sent
+              (rpc-error-reason condition)))))
 
 (defstruct (status-row (:copier nil))
   "A row of the status table."

@@ -289,7 +289,8 @@ OPTIONS say. Raises the limit of descriptors, if OPTIONS say so."
          (spare (min spare (ash limit -2)))
          (allowed (max 1 (min wanted (- limit open spare)))))
     (cond ((< allowed wanted)
-           (log-event :warning :few-descriptors :limit limit :open open :spare spare
+           (log-event (if (< (* 2 allowed) wanted) :warning :debug)
+                      :few-descriptors :limit limit :open open :spare spare
                       :max-connections allowed
                       :max-connections-per-peer (min (options-max-connections-per-peer options)
                                                      (ceiling allowed 2))))

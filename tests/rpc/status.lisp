@@ -68,3 +68,14 @@
   (is (eq :unavailable (rpc:http-status-status 503)))
   (is (eq :unimplemented (rpc:http-status-status 404)))
   (is (eq :unknown (rpc:http-status-status 200))))
+
+(test reports-are-one-line
+  "What a peer has written into a message neither ends the line of the report nor reaches a terminal
+as it came."
+  (let ((report (princ-to-string
+                 (rpc:make-rpc-error :internal :cause (format nil "a~%b")
+                                               :message (format nil "x~%y~C[2Jz" (code-char 27))))))
+    (is (string= "INTERNAL: x\\ny\\x1b[2Jz: a\\nb" report))
+    (is (> 4200 (length (princ-to-string
+                         (rpc:make-rpc-error :unknown :message (make-string 100000
+                                                                            :initial-element #\a))))))))
