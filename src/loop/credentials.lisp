@@ -86,8 +86,8 @@ string, or nil for that of the channel's target."
         (error (error) (os:tls-error "The file ~A cannot be read: ~A" source error)))))
 
 (defun file-digest (source)
-  "A number that changes when what the file SOURCE holds does; NIL if it names none that can be read.
-When it was written tells less: another may come in the same second, and clocks are set back."
+  "A number that changes when what the file SOURCE holds does; NIL if it names none that can be
+read. When it was written tells less: another may come in the same second, and clocks are set back."
   (unless (or (null source) (eq source :system) (pem-p source))
     (ignore-errors
      (with-open-file (stream source :element-type 'octet)

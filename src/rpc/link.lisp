@@ -103,8 +103,8 @@ makes us do in between takes a fraction of a millisecond.")
   "So many calls of a link begin in a turn, or some more: their handlers run in the order in which
 the calls came, and those of other links' calls after them.")
 (defconstant +calls-of-a-long-turn+ 32
-  "The same for a link whose last input is +LONG-TURN-NS+ ago or more: where its handlers take long, so
-do turns; where it was quiet, the rest comes in the next.")
+  "The same for a link whose last input is +LONG-TURN-NS+ ago or more: where its handlers take long,
+so do turns; where it was quiet, the rest comes in the next.")
 (defconstant +long-turn-ns+ 10000000)
 
 (define-hot (streams-opened :inline t) ((http2 http2:connection)) (unsigned-byte 62)
