@@ -177,7 +177,7 @@
 
 (defsystem "clgrpc/protobuf"
   :description "Protocol Buffers: .proto source to native code."
-  :depends-on ("clgrpc/base")
+  :depends-on ("clgrpc/base" "sb-introspect")
   :pathname "src/protobuf/"
   :serial t
   :components ((:file "package")
@@ -213,6 +213,7 @@
                (:file "copier")
                (:file "operation")
                (:file "import")
+               (:file "source")
                (:file "textual")
                (:file "well-known-text")
                (:file "json-writer")
@@ -536,6 +537,7 @@
                (:file "textual")
                (:file "dynamic")
                (:file "define")
+               (:file "source")
                (:file "set")
                (:file "linear")
                (:file "component")

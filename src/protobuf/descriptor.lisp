@@ -32,7 +32,8 @@ is a string of octets, an integer, a float, (:identifier name) or (:aggregate fi
 
 (defstruct (file-descriptor (:include descriptor) (:copier nil))
   "A .proto file. NAME and FULL-NAME are its path as imports write it. PLACES says for a file that
-is not linked yet where each part of a declaration stands; see NOTE-AT."
+is not linked yet where each part of a declaration stands; see NOTE-AT. SOURCE is the native name of
+the file on disk that it was read from, or nil."
   (package "" :type string)
   (syntax :proto2 :type (member :proto2 :proto3 :editions))
   (edition nil :type (or null string))
@@ -45,7 +46,8 @@ is not linked yet where each part of a declaration stands; see NOTE-AT."
   (enums '() :type list)
   (extensions '() :type list)
   (services '() :type list)
-  (fingerprint "" :type string))
+  (fingerprint "" :type string)
+  (source nil :type (or null string)))
 
 (defstruct (message-descriptor (:include descriptor) (:copier nil))
   "A message type. RESERVED-RANGES are lists of (first . last), both inclusive, EXTENSION-RANGES

@@ -164,11 +164,17 @@ on."
 
 (defun import-text (name places)
   "The text of the file that an import of NAME means, or nil if there is none or it is a built-in
-one that is defined."
+one that is defined; and its truename, if it was read."
   (let ((built-in (built-in name)))
     (cond ((stringp built-in) built-in)
           (built-in nil)
-          (t (let ((found (find-proto name places))) (and found (read-source found)))))))
+          (t (let ((found (find-proto name places)))
+               (and found (values (read-source found) found)))))))
+
+(defun note-source (file truename)
+  "Note that FILE was read from the file TRUENAME, or nil. Return FILE."
+  (setf (file-descriptor-source file) (and truename (sb-ext:native-namestring truename)))
+  file)
 
 ;;; Reading a file with its imports
 
@@ -203,14 +209,15 @@ Return the fresh file descriptors with their symbols, imports first."
   (let ((parsed (make-hash-table :test 'equal)) ; name to file and text, of what is not linked
         (files (make-hash-table :test 'equal)) (world (make-world)) (fresh '()))
     (labels ((read-import (name)
-               (let* ((known (find-file-descriptor name))
-                      (text (import-text name places)))
-                 (cond ((and known (or (null text)
-                                       (string= (hash-text text)
-                                                (file-descriptor-fingerprint known))))
-                        (setf (gethash name files) known))
-                       (text
-                        (setf (gethash name parsed) (cons (parse-proto text name) text))))))
+               (multiple-value-bind (text truename) (import-text name places)
+                 (let ((known (find-file-descriptor name)))
+                   (cond ((and known (or (null text)
+                                         (string= (hash-text text)
+                                                  (file-descriptor-fingerprint known))))
+                          (setf (gethash name files) known))
+                         (text
+                          (setf (gethash name parsed)
+                                (cons (note-source (parse-proto text name) truename) text)))))))
              (imports (name)
                (let ((source (or (gethash name parsed)
                                  (progn (read-import name) (gethash name parsed)))))
@@ -241,7 +248,9 @@ to look in last."
          (truename (and (not source) (not built-in)
                         (find-file path (list* directory (append given last)))))
          (text (or source built-in (read-source truename)))
-         (file (parse-proto text (if truename (or (name-below truename roots) path) path)))
+         (file (note-source
+                (parse-proto text (if truename (or (name-below truename roots) path) path))
+                truename))
          (package (file-descriptor-package file)))
     (when truename
       (let ((name (import-name path truename roots package)))

@@ -10,6 +10,8 @@
    #:define-proto #:*service-expander* #:*import-roots*
    ;; import.lisp
    #:read-proto-files
+   ;; source.lisp
+   #:defined-as
    ;; form.lisp, plugin.lisp
    #:define-file #:generate-sources #:answer-request
    ;; condition.lisp

@@ -76,7 +76,8 @@ outside of any handler, or nil if there is no such way.")
 
 (defclass method-function (standard-generic-function)
   ((rpc-method :initarg :rpc-method :initform nil :accessor method-function-rpc-method)
-   (bindings :initform '() :accessor method-function-bindings))
+   (bindings :initform '() :accessor method-function-bindings)
+   (stubs :initform '() :accessor method-function-stubs)) ; the methods that define-proto made
   (:metaclass sb-mop:funcallable-standard-class)
   (:documentation "The class of the generic functions that stand for RPC methods."))
 
@@ -173,6 +174,27 @@ changes of FUNCTION's methods do not touch."
 (defun ensure-method (function &rest initargs)
   (setf (method-function-rpc-method function) (apply #'make-rpc-method initargs)))
 
+(defun note-stub (function method)
+  "Note that define-proto, and no user, defined METHOD of FUNCTION."
+  (with-bindings-lock ()
+    (setf (method-function-stubs function)
+          (cons method (intersection (method-function-stubs function)
+                                     (sb-mop:generic-function-methods function))))))
+
+(defmethod protobuf:defined-as ((method standard-method))
+  (let ((function (sb-mop:method-generic-function method)))
+    (when (and (typep function 'method-function) (member method (method-function-stubs function)))
+      (protobuf:defined-as function))))
+
+(defun shown-lambda-list (look function)
+  "What LOOK, FUNCTION-LAMBDA-LIST, says of FUNCTION; of a stub, with the keywords that channels
+take. The generic function cannot name them itself: all handlers would have to take them."
+  (if (typep function 'method-function)
+      '(target request &key timeout deadline metadata wait-for-ready call-credentials compression)
+      (funcall look function)))
+
+(sb-int:encapsulate 'sb-introspect:function-lambda-list 'define-service #'shown-lambda-list)
+
 (defun method-for-p (function class-name)
   "True if FUNCTION has a method for the class named CLASS-NAME itself."
   (find-method function '() (list (find-class class-name) (find-class 't)) nil))
@@ -255,6 +277,7 @@ returns a call, to RECEIVE from and, if :open, to SEND on"))
       ;; DEFGENERIC would warn when the file is defined again
       (ensure-generic-function
        ',function :lambda-list '(target request &key &allow-other-keys)
+                  'sb-pcl::source (sb-c:source-location)
                   :generic-function-class 'method-function
                   :documentation ,(format nil "~@[~A~2%~]The ~(~A~) method /~A/~A, from ~A to ~A.~
                                                ~2%~A"
@@ -268,13 +291,17 @@ returns a call, to RECEIVE from and, if :open, to SEND on"))
                      :function-name ',function)
       ;; not again when the file is: to redefine a method is to remove it for a moment
       (unless (method-for-p #',function 'channel)
-        (defmethod ,function ((target channel) request &rest options &key &allow-other-keys)
-          (apply #'invoke target (method-function-rpc-method #',function) request options)))
+        (note-stub
+         #',function
+         (defmethod ,function ((target channel) request &rest options &key &allow-other-keys)
+           (apply #'invoke target (method-function-rpc-method #',function) request options))))
       (unless (method-for-p #',function ',class)
-        (defmethod ,function ((target ,class) request &key)
-          (declare (ignore request))
-          (fail :unimplemented (format nil "~A does not implement ~A"
-                                        (class-name (class-of target)) ,name)))))))
+        (note-stub
+         #',function
+         (defmethod ,function ((target ,class) request &key)
+           (declare (ignore request))
+           (fail :unimplemented (format nil "~A does not implement ~A"
+                                        (class-name (class-of target)) ,name))))))))
 
 (defun expand-service (service)
   "The form that define-proto's expansion has for SERVICE, a protobuf service descriptor."

@@ -24,6 +24,44 @@
   (handler-case (words.speaker:echo "127.0.0.1:1" (words:make-word))
     (misuse (error) (is (search "is called with a channel" (princ-to-string error))))))
 
+(defun definition-places (name kind file)
+  "The words in FILE, and the names of other files, that NAME, of a KIND, is said to be defined at."
+  (loop with text = (uiop:read-file-string file)
+        for source in (sb-introspect:find-definition-sources-by-name name kind)
+        for pathname = (sb-introspect:definition-source-pathname source)
+        for start = (sb-introspect:definition-source-character-offset source)
+        collect (if (equal file pathname)
+                    (subseq text start (position-if-not #'alpha-char-p text :start start))
+                    pathname)))
+
+(test stubs-and-services-lead-to-the-proto-file
+  (uiop:with-temporary-file (:pathname file :type "proto" :stream stream :direction :output)
+    (format stream "syntax = 'proto3'; package seen;~%message Word { string text = 1; }
+service Teller { rpc Tell(Word) returns (Word);~%  rpc TellAll(Word) returns (stream Word); }~%")
+    :close-stream
+    (let ((file (truename file)))
+      (eval `(protobuf:define-proto ,(namestring file)))
+      (flet ((places (name package kind)
+               (definition-places (find-symbol name package) kind file)))
+        (is (equal '("Teller") (places "TELLER" "SEEN" :class)))
+        (is (equal '("Tell") (places "TELL" "SEEN.TELLER" :generic-function)))
+        (is (equal '("TellAll") (places "TELL-ALL" "SEEN.TELLER" :generic-function)))
+        (is (equal '("Tell" "Tell") (places "TELL" "SEEN.TELLER" :method)))
+        ;; a handler is where its user wrote it: nowhere, from EVAL
+        (evaluate `(defmethod ,(find-symbol "TELL" "SEEN.TELLER")
+                       ((target ,(find-symbol "TELLER" "SEEN")) request &key)
+                     request))
+        (is (equal '(("Tell") (nil))
+                   (sort (mapcar #'list (places "TELL" "SEEN.TELLER" :method))
+                         (lambda (a b) (and a (null b)))
+                         :key #'first)))))))
+
+(test stubs-show-their-keywords
+  (let ((shown (sb-introspect:function-lambda-list 'words.speaker:echo)))
+    (is (equal '("TARGET" "REQUEST" "&KEY" "TIMEOUT" "DEADLINE" "METADATA" "WAIT-FOR-READY"
+                 "CALL-CREDENTIALS" "COMPRESSION")
+               (mapcar #'symbol-name shown)))))
+
 (test several-services
   "A class of two services has the methods of both."
   (eval '(defclass both (words:speaker words:listener) ()))
