@@ -632,6 +632,7 @@
                (:file "limit")
                (:file "peer")
                (:file "memory")
+               (:file "thread")
                (:file "starvation")
                (:file "burst")
                (:file "client")))

@@ -64,6 +64,7 @@
    #:make-tcp-transport
    ;; structure.lisp
    #:event-loop #:event-loop-name #:event-loop-now #:event-loop-wheel #:event-loop-turns
+   #:event-loop-reserve #:note-time
    #:event-loop-connections #:event-loop-running-p #:in-event-loop-p #:close-transport
    #:handler #:make-handler #:connection #:connection-loop #:connection-user #:connection-transport
    #:connection-peer #:connection-local #:connection-state
@@ -93,7 +94,8 @@
    ;; target.lisp
    #:target #:*other-schemes* #:parse-target #:target-text #:target-host #:target-authority
    ;; reserve.lisp
-   #:reserve #:make-reserve #:run-on-reserve #:leave-reserve #:close-reserve #:reserve-root
+   #:reserve #:make-reserve #:run-on-reserve #:leave-reserve #:share-open-p #:charge-thread
+   #:close-reserve #:reserve-root
    #:reserve-thread-count
    ;; share.lisp
    #:share #:make-share #:share-running))

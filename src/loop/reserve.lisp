@@ -132,6 +132,20 @@ any thread."
         (start-worker reserve function share if-busy)
         (values place reason))))
 
+(defun share-open-p (reserve share)
+  "True if SHARE, a part of RESERVE's root, may have a thread more now. From any thread."
+  (sb-thread:with-mutex ((reserve-lock reserve))
+    (may-have-p share #'share-running (free-threads reserve))))
+
+(defun charge-thread (reserve change function)
+  "If FUNCTION, called while nobody else does this, returns a share, note for that that user code
+that began on a loop holds a thread, or, if CHANGE is -1 and not 1, that it returns. From any
+thread."
+  (declare (type function function))
+  (sb-thread:with-mutex ((reserve-lock reserve))
+    (let ((share (funcall function)))
+      (when share (note-late-running share change)))))
+
 (defun leave-reserve (reserve share)
   "Have nothing called any more that waits in SHARE, which has no parts. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))

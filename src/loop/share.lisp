@@ -13,8 +13,12 @@
 ;;;; What is waiting is served round robin at each level. A look for a function that may run passes
 ;;;; over shares that have too much, of which there are at most as many as threads.
 ;;;;
-;;;; Invariants: RUNNING and WAITING of a share are those of its parts and its own; a share that has
-;;;; something waiting is LISTED, once, among the items of its whole. The reserve's lock is held.
+;;;; User code that began on a loop and has lost that holds a thread as well. The root counts it
+;;;; among those that run loops, shares do from then on (NOTE-LATE-RUNNING).
+;;;;
+;;;; Invariants: RUNNING and WAITING of a share are those of its parts and its own, but for what is
+;;;; late; a share that has something waiting is LISTED, once, among the items of its whole. The
+;;;; reserve's lock is held.
 
 (in-package #:clgrpc.loop)
 
@@ -129,3 +133,10 @@ the share that it waited in, or nil."
   "A function of SHARE begins to run, or has ended: CHANGE is 1 or -1."
   (declare (type (member 1 -1) change))
   (do-wholes (part share) (incf (share-running part) change)))
+
+(defun note-late-running (share change)
+  "User code of SHARE that began on a loop has lost that, and holds a thread, or returns: CHANGE is
+1 or -1. The root has counted the thread."
+  (declare (type (member 1 -1) change))
+  (do-wholes (part share)
+    (when (share-whole part) (incf (share-running part) change))))

@@ -116,10 +116,17 @@
 
 (document-functions
   event-loop-name "The name of LOOP, for people."
-  event-loop-now "When the turn began, in nanoseconds of the loop's clock. On the loop."
+  event-loop-now "When the turn began, or what NOTE-TIME has made of that, in nanoseconds of the
+loop's clock. On the loop."
   event-loop-wheel "The timer wheel of LOOP, in its clock's time. On the loop."
+  event-loop-reserve "The reserve whose threads run LOOP when its own cannot, or NIL."
   event-loop-turns "How many turns LOOP has made; it grows only when there is something to do."
   event-loop-connections "How many connections LOOP has, with those just accepted for it.")
+
+(define-hot note-time ((loop event-loop)) null
+  "Have EVENT-LOOP-NOW be now, in the middle of a turn. On the loop."
+  (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
+  nil)
 
 (defun event-loop-running-p (loop)
   "True from the moment LOOP is started until it has stopped. From any thread."

@@ -120,7 +120,9 @@ that the peer had not taken."
                                         ; writes it, the receiver reads it
   (unsent-octets 0 :type sb-ext:word)   ; posted or queued and not yet on its way; atomic
   (writable-wanted t :type boolean)      ; on-writable is to be called when there is room
-  (scheduled nil :type symbol)          ; what callbacks are due will be run
+  ;; true if the callbacks that are due will be run: T, or, see server/call.lisp, while or after one
+  ;; runs :RUNNING, :CHARGED or :RETURNED; or the place in the row of those who wait for a thread
+  (scheduled nil :type (or symbol ring))
   (gate nil :type (or null gate))
   (on-message nil :type (or null function))
   (on-half-close nil :type (or null function))

@@ -3,10 +3,19 @@
 
 (in-package #:clgrpc.rpc)
 
+(defstruct (waiting (:include ring) (:constructor make-waiting (call)) (:copier nil))
+  "The place of a CALL whose callbacks wait for a thread."
+  (call nil :type wire-call :read-only t))
+
+(declaim (sb-ext:freeze-type waiting))
+
 (define-hot wire-schedule ((call wire-call)) null
   "The operation SCHEDULE."
   (let ((extra (ensure-extra call)))
-    (unless (extra-scheduled extra)
+    (when (or (null (extra-scheduled extra))
+              (and (waiting-p (extra-scheduled extra))
+                   (call-status call)   ; so they wait no longer
+                   (progn (quit-ring (extra-scheduled extra)) t)))
       (setf (extra-scheduled extra) t)
       (loop:defer (wire-call-loop call) #'run-callbacks call))
     nil))
@@ -21,8 +30,8 @@ baton is lost; then nothing of the loop may be touched."
                       (declare (ignore argument))
                       (with-user-code (call) (funcall function))))
                (declare (dynamic-extent #'run))
-               ;; nothing is to be noted of the method for a late callback
-               (loop:call-user (wire-call-loop call) #'run nil))
+               (setf (extra-scheduled (the extra (call-extra call))) :running)
+               (loop:call-user (wire-call-loop call) #'run call))
            (setf abandoned nil)
            (cond ((eq baton :lost) (resume-callbacks call condition) nil)
                  (t (when condition (abort-with call condition))
@@ -34,9 +43,14 @@ baton is lost; then nothing of the loop may be touched."
 (defun abort-with (call condition)
   (operate abort call (rpc-error-status condition) (rpc-error-message condition) :local))
 
+(defgeneric callback-returned (call)
+  (:documentation "A callback of CALL that has lost the loop has returned. From any thread.")
+  (:method ((call call)) nil))
+
 (defun resume-callbacks (call condition)
   "Go on on the loop, which this thread does not run any more, after a callback of CALL that ended
 with CONDITION or nil."
+  (callback-returned call)
   (loop:post (wire-call-loop call)
              (lambda ()
                (when condition (abort-with call condition))
@@ -94,11 +108,40 @@ not take many quick ones for one that overstays.")
       (declare (dynamic-extent #'run))
       (run-callback call #'run))))
 
+(defun callbacks-wait-p (call link)
+  "True, and CALL noted for WAKE-CALLBACKS, if callbacks of LINK have lost the loop, and LINK may
+have no thread more for another that does. Those of a call that has ended never wait."
+  (when (and (null (call-status call))
+             (link-share link)
+             (not (loop:share-open-p (loop:event-loop-reserve (link-loop link))
+                                     (link-share link))))
+    (let ((place (isolate-ring (make-waiting call))))
+      (enter-ring place (or (link-waiting-calls link)
+                            (setf (link-waiting-calls link) (make-ring))))
+      (setf (extra-scheduled (call-extra call)) place)
+      t)))
+
+(defun wake-callbacks (link)
+  "A thread that LINK was charged with is free: have callbacks that wait run. From any thread."
+  (loop:post (link-loop link) (lambda () (run-waiting-callbacks link))))
+
+(defun run-waiting-callbacks (link)
+  "Have the callbacks run of the call of LINK that has waited for longest; it has its turn after
+those that are due, and the next after it."
+  (let ((place (and (link-waiting-calls link) (ring-first (link-waiting-calls link)))))
+    (when place
+      (quit-ring place)
+      (setf (extra-scheduled (call-extra (waiting-call place))) t)
+      (loop:defer (link-loop link) #'run-callbacks (waiting-call place))
+      (loop:defer (link-loop link) #'run-waiting-callbacks link))))
+
 (define-hot run-callbacks ((call wire-call)) null
   "Run the callbacks of CALL that are due, one after the other: SCHEDULED is true until the last has
 returned, wherever that is, so no two of a call ever run at once."
-  (let ((extra (ensure-extra call)))
+  (let ((extra (ensure-extra call)) (link (wire-call-link call)))
     (loop
+      (when (and link (plusp (link-late link)) (callbacks-wait-p call link))
+        (return nil))
       (when (loop:not-for-driver-p (wire-call-loop call) call)
         (loop:defer (wire-call-loop call) #'run-callbacks call)
         (return nil))

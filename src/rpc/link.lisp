@@ -46,6 +46,8 @@ was last seen to be without any new one, and since when that is."
   (last-fields #() :type simple-vector)
   (seat nil)
   (guest nil)
+  (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop, see there
+  (waiting-calls nil :type (or null ring)) ; whose callbacks wait for one of them to return
   (share nil :type (or null loop:share))
   (life nil :type (or null timer))
   (born-ns 0 :type (unsigned-byte 62))
@@ -228,8 +230,8 @@ has taken long, is for the next turn."
   (close-link link text))
 
 (defun expel-link (link text)
-  "End every call on LINK with :unavailable and TEXT, and LINK at once: its peer is told by a GOAWAY
-with ENHANCE_YOUR_CALM, if it takes that now, and not waited for."
+  "End every call on LINK with :unavailable and TEXT, and LINK at once: its peer is told by a
+GOAWAY with ENHANCE_YOUR_CALM, if it takes that now, and not waited for."
   (unless (link-failure link)
     (abort-calls link :unavailable text)
     (setf (link-failure link) text)

@@ -64,12 +64,14 @@
    #:on-half-close #:on-cancel #:on-writable #:on-end #:filter-messages #:reply #:finish #:after
    ;; link.lisp
    #:link #:link-loop #:link-owner #:link-http2 #:link-socket #:link-calls #:link-draining
-   #:link-born-ns #:link-place #:link-options #:link-seat #:link-guest #:link-share
+   #:link-born-ns #:link-place #:link-options #:link-seat #:link-guest #:link-late
+   #:link-share
    #:link-last-fields #:link-failure #:link-goaway
    #:link-peer #:link-security #:link-answers #:make-answers #:answers-coming
    #:answers-held-up #:answers-left #:link-ended #:link-due #:open-link #:abandon-link #:expel-link
    #:close-link
    #:link-output #:link-http2-closed
+   #:callback-returned #:wake-callbacks
    ;; stage.lisp, account.lisp
    #:mark-call #:marked-p #:unmarked #:+unattended+ #:+headers+ #:+answer+ #:+due+ #:+end+
    #:make-wait-clock #:wait-clock-stage

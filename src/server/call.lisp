@@ -16,13 +16,27 @@
   (request nil)                         ; a message, or octets not yet decoded
   (accepted '() :type list)             ; the encodings that the client can read
   ;; true, or the ticket for a thread, once the handler is to run, the time from when it does
-  (started nil :type (or boolean cons nanoseconds)))
+  (started nil :type (or boolean cons nanoseconds))
+  ;; whether the handler, which began on the loop and lost it, is charged to its link
+  (late nil :type (member nil :charged :returned)))
 
 (declaim (sb-ext:freeze-type server-call))
 
 (defmethod rpc:call-began-ns ((call server-call))
   (let ((started (server-call-started call)))
     (and (integerp started) started)))
+
+(define-hot (note-time :inline t) ((call server-call)) null
+  "Have what is noted of CALL from now on, in this turn, be true to the moment, not to the turn; but
+a reading of the clock is too much for a unary call of which nobody is told. On the loop."
+  (when (or (call-extra call)
+            (tracing-p :call)
+            (let ((route (server-call-route call)))
+              (and route (route-interceptors route)))
+            (let ((method (call-rpc-method call)))
+              (and method (not (eq :unary (rpc-method-kind (the rpc-method method)))))))
+    (loop:note-time (wire-call-loop call)))
+  nil)
 
 ;;; Starting the handler
 
@@ -61,6 +75,8 @@ or that of CALL, takes the call out of the ticket: so nothing keeps a call that 
                              :share (ensure-share link))
       (case place
         ((nil)
+         (complain (link-owner link) (if (eq reason :share) :max-running-handlers :reserve-queue)
+                   (link-peer-name link))
          (operate abort call :resource-exhausted
                   (if (eq reason :share)
                       "the connection has too many handlers (max-running-handlers)"
@@ -83,6 +99,8 @@ or that of CALL, takes the call out of the ticket: so nothing keeps a call that 
   "A call has waited for a reserve thread long enough."
   (let ((call (use-ticket ticket)))
     (when call
+      (let ((link (wire-call-link call)))
+        (complain (link-owner link) :reserve-wait-seconds (link-peer-name link)))
       (operate abort call :resource-exhausted "no thread was free in time (reserve-wait-seconds)"
                :local))))
 
@@ -153,6 +171,28 @@ there is no room."
         0
         (promise-answer route))))
 
+(define-hot (run-at-once :inline t) ((call server-call) (promised index)) null
+  "Run CALL's handler, for whose answer PROMISED octets are promised, on the loop."
+  (note-time call)
+  (setf (server-call-started call) (loop:event-loop-now (wire-call-loop call)))
+  (let ((abandoned t))
+    (unwind-protect
+         (multiple-value-bind (value baton)
+             (loop:call-user (wire-call-loop call) #'run-handler call)
+           (setf abandoned nil)
+           (settle-answer promised)
+           (when (eq baton :lost) (late-handler-ended (server-call-route call)))
+           (if (eq baton :kept)
+               (conclude call value)
+               (conclude-elsewhere call value)))
+      (when abandoned
+        (settle-answer promised)
+        (conclude-elsewhere call (abandoned-condition call)))
+      (unless (loop:in-event-loop-p (wire-call-loop call))
+        (when abandoned (late-handler-ended (server-call-route call)))
+        (uncharge-handler call))))
+  nil)
+
 (define-hot run-inline ((call server-call)) null
   "Run CALL's handler on the loop."
   (let ((promised 0))
@@ -161,29 +201,60 @@ there is no room."
           ((or (output-waits-p (the link (wire-call-link call)))
                (answers-wait-p (the link (wire-call-link call))))
            (hold-up call))
+          ((and (plusp (route-late (the route (server-call-route call))))
+                (leaves-loop-p call))
+           (start-on-reserve call))
           ((null (setf promised (promise-for call)))
            (await-room call))
-          (t
-           (setf (server-call-started call) (loop:event-loop-now (wire-call-loop call)))
-           (let ((abandoned t))
-             (unwind-protect
-                  (multiple-value-bind (value baton)
-                      (loop:call-user (wire-call-loop call) #'run-handler call)
-                    (setf abandoned nil)
-                    (settle-answer promised)
-                    (when (eq baton :lost) (late-handler-ended (server-call-route call)))
-                    (if (eq baton :kept)
-                        (conclude call value)
-                        (conclude-elsewhere call value)))
-               (when abandoned
-                 (settle-answer promised)
-                 (conclude-elsewhere call (abandoned-condition call))
-                 (unless (loop:in-event-loop-p (wire-call-loop call))
-                   (late-handler-ended (server-call-route call)))))))))
+          (t (run-at-once call promised))))
   nil)
 
+;;; Handlers and callbacks that began on the loop and have lost it: each holds a thread, which
+;;; counts for its connection. The thread that takes the loop over and the one that returns from user
+;;; code come in either order, so what is charged is said under the lock of the reserve.
+
+(defun leaves-loop-p (call)
+  "True if the handler of CALL is not to begin on the loop although it was to, since others of its
+method have lost the loop by now and run still."
+  (let ((route (server-call-route call)) (link (wire-call-link call)))
+    (if (eq :inline (route-execution route))
+        (and (plusp (rpc:link-late link))
+             (not (loop:share-open-p (server-reserve (hub-server (link-owner link)))
+                                     (ensure-share link))))
+        (not (runs-inline-p route (= 1 (hub-open (link-owner link))))))))
+
+(defun charge (call change function)
+  "Charge the link of CALL with a thread, or with one less, if FUNCTION, called under the lock of
+the reserve, is true."
+  (let ((link (wire-call-link call)))
+    (loop:charge-thread (server-reserve (hub-server (link-owner link))) change
+                        (lambda ()
+                          (when (funcall function)
+                            (incf (rpc:link-late link) change)
+                            (rpc:link-share link))))))
+
 (defmethod loop:note-late ((call server-call))
-  (note-overstay (server-call-route call)))
+  (ensure-share (wire-call-link call))
+  (let ((extra (call-extra call)))
+    (case (and extra (rpc:extra-scheduled extra))
+      ((:running :returned)             ; a callback: nothing is to be noted of the method
+       (charge call 1 (lambda ()
+                        (when (eq :running (rpc:extra-scheduled extra))
+                          (setf (rpc:extra-scheduled extra) :charged)))))
+      (t (note-overstay (server-call-route call))
+         (charge call 1 (lambda ()
+                          (unless (server-call-late call)
+                            (setf (server-call-late call) :charged))))))))
+
+(defun uncharge-handler (call)
+  "The handler of CALL, which has lost the loop, has returned."
+  (charge call -1 (lambda () (eq :charged (shiftf (server-call-late call) :returned))))
+  (rpc:wake-callbacks (wire-call-link call)))
+
+(defmethod rpc:callback-returned ((call server-call))
+  (let ((extra (call-extra call)))
+    (charge call -1 (lambda () (eq :charged (shiftf (rpc:extra-scheduled extra) :returned))))
+    (rpc:wake-callbacks (wire-call-link call))))
 
 (defun run-on-reserve-thread (call)
   (let ((promised 0))
@@ -247,6 +318,7 @@ POST-REPLY should do that while the baton is lent. On the loop."
   (if (call-status call)
       t
       (let ((outcome (progn
+                       (note-time call)
                        (rpc:ensure-headers call)
                        (handler-case (and (not (rpc:compresses-p call :auto))
                                           (rpc:write-message call message nil))
@@ -332,6 +404,7 @@ sent: a handler may signal anything in its slots."
     (when trailers
       (let ((extra (ensure-extra call)))
         (setf (rpc:extra-trailers extra) (append (rpc:extra-trailers extra) trailers))))
+    (note-time call)
     (rpc:mark-call call rpc:+end+)
     (end-call call status :message message :details details :ended-by :local)
     (rpc:stop-timers call)

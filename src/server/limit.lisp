@@ -41,7 +41,7 @@ sixteenth is left."
                                 (<= (1- (guest-open guest)) (* 7 (- free kept)))
                                 (and (= 1 (rpc:link-calls link)) (< (ash kept -1) free)))))))
     (when refused
-      (complain hub :max-calls (peer-entry-name (seat-entry (rpc:link-seat link)))))
+      (complain hub :max-calls (link-peer-name link)))
     refused))
 
 (defconstant +least-queued-octets+ 65536

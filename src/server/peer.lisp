@@ -111,6 +111,10 @@ many: alone seven eighths of what is not kept for other peers."
       (cdr (or (assoc hub (peer-entry-guests entry))
                (first (push (cons hub (make-guest)) (peer-entry-guests entry))))))))
 
+(defun link-peer-name (link)
+  "What the peer of LINK is called."
+  (peer-entry-name (seat-entry (rpc:link-seat link))))
+
 ;;; Counting; the lock is held
 
 (defun count-seat (census entry)
@@ -289,7 +293,7 @@ OPTIONS say. Raises the limit of descriptors, if OPTIONS say so."
          (spare (min spare (ash limit -2)))
          (allowed (max 1 (min wanted (- limit open spare)))))
     (cond ((< allowed wanted)
-           (log-event (if (< (* 2 allowed) wanted) :warning :debug)
+           (log-event (if (< (* 2 allowed) wanted) :warning :info)
                       :few-descriptors :limit limit :open open :spare spare
                       :max-connections allowed
                       :max-connections-per-peer (min (options-max-connections-per-peer options)

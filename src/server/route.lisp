@@ -51,7 +51,7 @@ reserve threads, unless they are alone."
 (defun note-overstay (route)
   "A handler of ROUTE has lost the loop, or handed it over, and runs on: from now on they start on
 reserve threads, of which each connection has its share, and not before it has returned on the loop
-again: each one that overstays takes a thread that counts for nobody."
+again: each one that overstays takes a thread."
   (sb-ext:atomic-incf (route-late route))
   (trace-event :loop :method-blocks :method (rpc:rpc-method-path (route-method route)))
   (setf (route-quick route) 0)

@@ -53,6 +53,35 @@
         (is (<= 0.04 (getf stages :answer)))
         (is (= 1 (getf stages :messages-sent) (getf stages :messages-received)))))))
 
+(defun compute (seconds)
+  "Hold the processor for SECONDS."
+  (let ((end (+ (monotonic-ns) (seconds-ns seconds))))
+    (loop while (< (monotonic-ns) end))))
+
+(test handlers-on-the-loop-have-an-account
+  "Handlers that stay on the loop take time as well: they are so short that nobody takes it over."
+  (let ((accounts '()) (ended (make-signal)))
+    (flet ((tell (call)
+             (grpc:on-end call (lambda ()
+                                 (push (grpc:call-stages call) accounts)
+                                 (signal-it ended)))))
+      (with-probe (channel :options '(:execution :inline))
+          (:ask (lambda (note call)
+                  (tell call)
+                  (compute 0.0005)
+                  (double note call))
+           :watch (lambda (note call)
+                    (tell call)
+                    (compute 0.0005)
+                    (grpc:send call note)))
+        (dotimes (i 5)
+          (ask channel (note 1))
+          (numbers (watch channel (note 1))))
+        (is (await-signal ended :count 10))))
+    (dolist (stages accounts)
+      (is (<= 0.0005 (getf stages :total)) "~S" stages)
+      (is (<= 0.00049 (getf stages :answer 0)) "~S" stages))))
+
 (test nobody-listens
   (grpc:with-channel (channel (free-address))
     (check-error (caught (ask channel (note 1))) 'grpc:unavailable :connect 0
