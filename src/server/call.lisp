@@ -210,8 +210,8 @@ there is no room."
   nil)
 
 ;;; Handlers and callbacks that began on the loop and have lost it: each holds a thread, which
-;;; counts for its connection. The thread that takes the loop over and the one that returns from user
-;;; code come in either order, so what is charged is said under the lock of the reserve.
+;;; counts for its connection. The thread that takes the loop over and the one that returns from
+;;; user code come in either order, so what is charged is said under the lock of the reserve.
 
 (defun leaves-loop-p (call)
   "True if the handler of CALL is not to begin on the loop although it was to, since others of its
