@@ -134,6 +134,8 @@
             (response '(("HEADERS" 1 (:end-headers)) ("DATA" 1 nil)
                         ("HEADERS" 1 (:end-stream :end-headers)))))
         (is (wait-until (lambda () (= 3 (length (frames :frame-received :client))))))
+        ;; the server tells after its write, when the client may have read that already
+        (is (wait-until (lambda () (= 3 (length (frames :frame-sent :server))))))
         (is (equal request (frames :frame-sent :client)))
         (is (equal request (frames :frame-received :server)))
         (is (equal response (frames :frame-sent :server)))
