@@ -35,6 +35,8 @@
     ("src/base/heap.lisp" "sb-alien" "variables of the collector, not the kernel's")
     ("src/base/heap.lisp" "sb-vm" "what an entry of the table of pages consists of is not exported")
     ("src/base/heap.lisp" "sb-kernel" "that a collection has taken place has no exported name")
+    ("src/base/collector.lisp" "sb-alien" "the C library's allocation, not the kernel's")
+    ("src/base/collector.lisp" "sb-kernel" "that a collection has taken place has no exported name")
     ("src/base/lane.lisp" "sb-alien" "a variable of SBCL's runtime says what the processor has")
     ("src/base/lane.lisp" "sb-vm" "machine code names registers, which have no exported names")
     ("src/base/wide.lisp" "sb-vm" "machine code names registers, which have no exported names")

@@ -1,24 +1,38 @@
 ;;;; How often SBCL collects garbage, for processes that serve or call all day. A collection costs
 ;;;; what survives it and hardly depends on how much was consed before, so fewer are less work.
 ;;;;
+;;;; A process that has been idle for a while gives back what it does not need (loop/watchdog.lisp
+;;;; sees when): first what young objects leave when they are collected, and all free pages; then,
+;;;; if nothing has happened still, what a full collection leaves.
+;;;;
 ;;;; Invariant: nothing here is done unless somebody asks; a library leaves its image as it is.
 
 (in-package #:clgrpc.base)
 
 (defconstant +nursery-octets+ (* 200 1024 1024))
 
+(declaim (type boolean **tuned**))
+(defglobal **tuned** nil)
+
+(defun set-release-generation (generation)
+  "Have only collections of GENERATION and older ones give the memory they free back to the system.
+Return the generation it was, or nil if this SBCL has no such limit."
+  (let ((limit (sb-sys:find-foreign-symbol-address "small_generation_limit"))) ; unsigned char
+    (and limit
+         (shiftf (sb-sys:sap-ref-8 (sb-sys:int-sap limit) 0) generation))))
+
 (defun keep-free-memory ()
   "Have only full collections give the memory they free back to the system. SBCL's do from the
 second generation on, for which a process that had a gigabyte stands still for 60 ms, and 7 ms for
 each 16 MB that it then faults in again."
-  (let ((limit (sb-sys:find-foreign-symbol-address "small_generation_limit"))) ; unsigned char
-    (when limit
-      (setf (sb-sys:sap-ref-8 (sb-sys:int-sap limit) 0) sb-vm:+highest-normal-generation+))))
+  (set-release-generation sb-vm:+highest-normal-generation+))
 
 (defun tune-collector ()
   "Have this process collect garbage more seldom, and keep the memory that it had once, until a full
 collection: for servers, and for clients with much to do. Between two collections 200 MB are consed,
-or a fifth of the heap if that is less; what is not old yet may grow by a quarter of the heap.
+or a fifth of the heap if that is less; what is not old yet may grow by a quarter of the heap. Once
+no event loop of the process has had anything to do for eight seconds, the memory is given back,
+what only a full collection gives back after eight more.
 Collects once, so that this holds from now on. Not for a library to call. From any thread."
   (keep-free-memory)
   (setf (sb-ext:bytes-consed-between-gcs)
@@ -26,4 +40,56 @@ Collects once, so that this holds from now on. Not for a library to call. From a
         (sb-ext:generation-bytes-consed-between-gcs 1)
         (floor (sb-ext:dynamic-space-size) 4))
   (sb-ext:gc :gen 1)
+  (setf **tuned** t)
   nil)
+
+;;; Giving back
+
+(defconstant +worth-giving-octets+ (* 16 1024 1024)
+  "Less garbage than that is left where it is.")
+
+(sb-ext:define-load-time-global **given-epoch** nil) ; of the last collection that gave back
+(declaim (type heap-octets **given-used**))
+(defglobal **given-used** 0)            ; what was allocated after it
+(declaim (type heap-octets **live**))
+(defglobal **live** 0)                  ; what was allocated after the last full one; 0 is unknown
+
+(defun memory-to-give-p ()
+  "True if GIVE-MEMORY-BACK would find something to give: the process was tuned, and has collected
+garbage since the last time, or made some."
+  (and **tuned**
+       (or (not (eq **given-epoch** sb-kernel::*gc-epoch*))
+           (> (heap-used) (+ **given-used** +worth-giving-octets+)))))
+
+(defun note-given ()
+  (setf **given-epoch** sb-kernel::*gc-epoch*
+        **given-used** (heap-used)))
+
+(defun give-memory-back ()
+  "Collect what is young, and give all free pages back to the system, those of the store and of the
+C library among them. From any thread without locks; all threads stand still meanwhile, 60 ms for
+each gigabyte that is given back."
+  (clear-store)
+  (let ((before (set-release-generation 1)))
+    (unwind-protect (sb-ext:gc :gen 2)
+      (when before (set-release-generation before))))
+  (let ((trim (sb-sys:find-foreign-symbol-address "malloc_trim")))
+    (when trim
+      (sb-alien:alien-funcall
+       (sb-alien:sap-alien (sb-sys:int-sap trim) (function sb-alien:int sb-alien:unsigned-long))
+       0)))
+  (note-given))
+
+(defun full-collection-due-p ()
+  "True if a full collection would give back enough to be worth that all threads stand still, about
+a second for each gigabyte of live data that is not in long vectors: more than a quarter of what
+was live after the last, or that is not known. There must be room for the copies."
+  (and **tuned**
+       (> (heap-used) (+ **live** (max +worth-giving-octets+ (ash **live** -2))))
+       (plusp (survey-spare (recent-survey)))))
+
+(defun collect-everything ()
+  "Make a full collection, and give all free pages back to the system. As GIVE-MEMORY-BACK."
+  (sb-ext:gc :full t)
+  (setf **live** (heap-used))
+  (note-given))

@@ -16,7 +16,8 @@
    ;; store.lisp
    #:borrow-octets #:give-octets-back #:clear-store #:stored-octets
    ;; collector.lisp
-   #:tune-collector
+   #:tune-collector #:memory-to-give-p #:give-memory-back #:full-collection-due-p
+   #:collect-everything
    ;; condition.lisp
    #:clgrpc-error #:misuse #:misuse-text #:limit-exceeded #:limit-exceeded-option
    #:limit-exceeded-limit #:limit-exceeded-actual

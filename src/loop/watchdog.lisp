@@ -22,7 +22,8 @@
 ;;;; When no baton has moved for a while it sleeps, and who moves one wakes it. LEND has no full
 ;;;; barrier between its store and its look at **WATCHDOG-ASLEEP**, which would cost every call 20
 ;;;; ns. So the watchdog says that it sleeps, waits one tick more, in which every store made before
-;;;; has long arrived, looks once more, and only then sleeps.
+;;;; has long arrived, looks once more, and only then sleeps. Before it does so for good, it has the
+;;;; process give back memory (base/collector.lisp), once no loop has made a turn for a while.
 
 (in-package #:clgrpc.loop)
 
@@ -35,6 +36,9 @@
 (defconstant +longest-alert-ns+ 10000000000
   "So long after an overstay they stay short at most; after so long without one the next is a
 first.")
+
+(defconstant +idle-ns+ 8000000000
+  "After so long without a turn of any loop the process gives memory back.")
 
 (defstruct (watched (:constructor make-watched (loop)) (:copier nil))
   "What is known of a loop since the last look."
@@ -106,15 +110,39 @@ first.")
           do (setf end (min end (+ (monotonic-ns) (next-timer-ns)))))
     (setf **next-look-ns** 0)))
 
+(defun asleep-p ()
+  "True until a baton moves, for the watchdog's own thread. The lock is held."
+  (and **watchdog-asleep** (eq **watchdog** sb-thread:*current-thread*)))
+
 (defun doze ()
   "Sleep until a baton moves. The lock is held."
   (setf **watchdog-asleep** t)
   (await-notice **watchdog-bell** **watchdog-lock** (+ (monotonic-ns) +shortest-tick-ns+))
   (when (and **watchdog-asleep** (not (look-at-loops nil)))
-    (loop while **watchdog-asleep**
+    (call-when-idle #'memory-to-give-p #'give-memory-back)
+    (call-when-idle #'full-collection-due-p #'collect-everything)
+    (loop while (asleep-p)
           do (sb-thread:condition-wait **watchdog-bell** **watchdog-lock**)))
   (when (eq **watchdog** sb-thread:*current-thread*) ; else it is another's
     (setf **watchdog-asleep** nil)))
+
+(defun total-turns ()
+  "How many turns the loops have made in all. The lock is held."
+  (reduce #'+ **watched** :key (lambda (watched) (event-loop-turns (watched-loop watched)))))
+
+(defun call-when-idle (due-p function)
+  "If DUE-P says so, sleep until a baton moves, or no loop has made a turn for +IDLE-NS+; then call
+FUNCTION. The lock is held, but not while that runs."
+  (loop while (and (asleep-p) (funcall due-p))
+        do (let ((turns (total-turns))
+                 (end (+ (monotonic-ns) +idle-ns+)))
+             (loop while (and (asleep-p)
+                              (await-notice **watchdog-bell** **watchdog-lock** end)))
+             (when (and (asleep-p) (= turns (total-turns)))
+               (sb-thread:release-mutex **watchdog-lock**)
+               (unwind-protect (guarding (:giving-back-error) (funcall function))
+                 (sb-thread:grab-mutex **watchdog-lock**))
+               (return)))))
 
 (defun next-timer-ns ()
   "How many nanoseconds a tick may be for the sake of timers: no longer than until one may be due.

@@ -88,3 +88,28 @@ refused, and the server lives."
                (is (plusp given)))
           (dolist (attacker attackers) (close-socket (attacker-socket attacker))))))
     (is-true (answered-p address 1000000))))
+
+(defun resident-megabytes (program)
+  "How much memory PROGRAM has."
+  (with-open-file (in (format nil "/proc/~D/statm" (support:program-pid program)))
+    (read in)
+    (/ (* 4096 (read in)) 1e6)))
+
+(test memory-comes-back
+  "After a storm of long answers a server that has been idle for a while has at most twice the
+memory that it had before."
+  (support:with-server-program (program address (support:clgrpc-program)
+                                        "serve" "interop" "--listen" "127.0.0.1:0")
+    (let* ((before (resident-megabytes program))
+           (threads (loop repeat 4
+                          collect (sb-thread:make-thread
+                                   (lambda ()
+                                     (loop repeat 15 always (answered-p address 4000000)))))))
+      (is (every #'sb-thread:join-thread threads))
+      (is (< (* 3 before) (resident-megabytes program)) "It was no storm.")
+      (let ((pause (make-signal)))
+        (is-true (wait-until (lambda ()
+                               (await-signal pause :seconds 0.1) ; which nobody signals
+                               (< (resident-megabytes program) (* 2 before)))
+                             :seconds 30)
+                 "~,1F MB before, ~,1F MB now" before (resident-megabytes program))))))
