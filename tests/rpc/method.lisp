@@ -47,14 +47,13 @@ service Teller { rpc Tell(Word) returns (Word);~%  rpc TellAll(Word) returns (st
         (is (equal '("Tell") (places "TELL" "SEEN.TELLER" :generic-function)))
         (is (equal '("TellAll") (places "TELL-ALL" "SEEN.TELLER" :generic-function)))
         (is (equal '("Tell" "Tell") (places "TELL" "SEEN.TELLER" :method)))
-        ;; a handler is where its user wrote it: nowhere, from EVAL
+        ;; a handler is where its user wrote it, or in what is being loaded that evaluates it
         (evaluate `(defmethod ,(find-symbol "TELL" "SEEN.TELLER")
                        ((target ,(find-symbol "TELLER" "SEEN")) request &key)
                      request))
-        (is (equal '(("Tell") (nil))
-                   (sort (mapcar #'list (places "TELL" "SEEN.TELLER" :method))
-                         (lambda (a b) (and a (null b)))
-                         :key #'first)))))))
+        (let ((places (places "TELL" "SEEN.TELLER" :method)))
+          (is (= 2 (length places)))
+          (is (= 1 (count "Tell" places :test #'equal))))))))
 
 (test stubs-show-their-keywords
   (let ((shown (sb-introspect:function-lambda-list 'words.speaker:echo)))
