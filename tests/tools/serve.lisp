@@ -153,7 +153,12 @@
                           unless (search "listening on" line)
                             collect (cdr (assoc "event" (base:parse-json line)
                                                 :test #'string=)))))
-        (is (equal '("server-started" "server-draining" "server-stopped") events)))))
+        ;; what is said of descriptors depends on how many the machine allows
+        (is (equal '("server-started" "server-draining" "server-stopped")
+                   (remove-if (lambda (event)
+                                (member event '("few-descriptors" "descriptor-limit-raised")
+                                        :test #'equal))
+                              events))))))
   (multiple-value-bind (code output error-output)
       (run-line "serve" "greeter" "--log-level" "loud")
     (declare (ignore output))
