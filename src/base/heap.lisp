@@ -188,6 +188,7 @@ thread that holds no lock of ours."
       (when (and (not (and (<= (* 5 (heap-used)) (* 3 (heap-size)))
                            (hole-p (floor (* 2 (heap-size)) 5))))
                  (plusp (survey-spare (recent-survey))))
+        (clear-store)                   ; its vectors may lie anywhere
         (sb-ext:gc :full t))
       (let ((end (monotonic-ns)))
         (setf **next-collection** (+ end (min 200000000 (max 10000000 (* 4 (- end start))))))))
