@@ -133,7 +133,7 @@ none."
 (test connection-refused
   (let* ((listener (listening-socket "127.0.0.1"))
          (address (os:socket-address listener))
-         (client (os:open-socket os:+af-inet+)))
+         (client (os:open-socket (os:address-family (os:make-address "127.0.0.1" 0)))))
     (os:close-descriptor listener)
     (let ((result (os:connect-socket client address)))
       (when (= result (- os:+einprogress+))
@@ -144,7 +144,7 @@ none."
 
 (test descriptors-are-counted
   (let ((before (os:open-descriptor-count))
-        (socket (os:open-socket os:+af-inet+)))
+        (socket (os:open-socket (os:address-family (os:make-address "127.0.0.1" 0)))))
     (is (= (1+ before) (os:open-descriptor-count)))
     (os:close-descriptor socket)
     (is (= before (os:open-descriptor-count)))))
@@ -160,3 +160,15 @@ none."
         (let ((before (sb-ext:get-bytes-consed)))
           (work)
           (is (> 1000 (- (sb-ext:get-bytes-consed) before))))))))
+
+(defun closed-on-exec-p (descriptor)
+  "True if DESCRIPTOR does not live on in a program that is run: O_CLOEXEC of its flags, in octal."
+  (with-open-file (stream (format nil "/proc/self/fdinfo/~D" descriptor))
+    (loop for line = (read-line stream)
+          when (eql 0 (search "flags:" line))
+            return (logtest #o2000000 (parse-integer line :start 6 :radix 8)))))
+
+(test sockets-do-not-live-on-in-programs
+  (let ((socket (os:open-socket (os:address-family (os:make-address "127.0.0.1" 0)))))
+    (unwind-protect (is-true (closed-on-exec-p socket))
+      (os:close-descriptor socket))))
