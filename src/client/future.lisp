@@ -48,7 +48,7 @@ call. From any thread."
   (rpc:wait-for-call call #'never)
   (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
   (let ((reply (call-reply call)))
-    (if (typep reply 'rpc:rpc-error)
+    (if (rpc:failure-p reply)
         (error reply)
         (values reply call))))
 

@@ -132,7 +132,7 @@ appended is lost. On the loop."
         buffer
         (buffer-for-output connection))))
 
-(define-hot connection-unsent ((connection connection)) index
+(define-hot (connection-unsent :inline t) ((connection connection)) index
   "How many octets of CONNECTION's output have not been sent. On the loop."
   (let ((buffer (connection-buffer connection)))
     (if buffer (buffer-fill buffer) 0)))

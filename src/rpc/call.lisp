@@ -421,7 +421,7 @@ Only by the receiving thread."
 (defun end-call (call status &key (message "") details (ended-by :peer) cause (sent t))
   "Store how CALL ended and wake its waiters. On CALL's loop. Return false if it had ended already."
   (unless (call-status call)
-    (unless (and (eq status :ok) (null details) (string= "" message))
+    (unless (and (eq status :ok) (null details) (zerop (length (the string message))))
       (setf (extra-outcome (ensure-extra call))
             (make-outcome :message message :details details :ended-by ended-by :cause cause
                           :sent sent :stage (call-stage call) :trouble (call-trouble call)

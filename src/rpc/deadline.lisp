@@ -10,7 +10,7 @@
       (schedule-timer (loop:event-loop-wheel (wire-call-loop call)) timer (call-deadline call))))
   nil)
 
-(define-hot overdue-p ((call wire-call)) boolean
+(define-hot (overdue-p :inline t) ((call wire-call)) boolean
   "True if the deadline of CALL has passed, though its timer may not have run yet. From any thread."
   (let ((deadline (call-deadline call)))
     (and (plusp deadline)

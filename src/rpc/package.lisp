@@ -76,7 +76,7 @@
    #:mark-call #:marked-p #:unmarked #:+unattended+ #:+headers+ #:+answer+ #:+due+ #:+end+
    #:make-wait-clock #:wait-clock-stage
    #:enter-stage #:read-clock-for-call #:stop-waiting #:call-began-ns #:call-stages #:explain-call
-   #:rpc-error-stages #:rpc-error-reason
+   #:rpc-error-stages #:rpc-error-reason #:failure-p
    ;; wire.lisp to deadline.lisp
    #:+begun+ #:+over+ #:+spoken-message+ #:wire-call-marks #:wire-call-born-ns #:endpoint-clock
    #:make-ledger #:ledger-held #:total-held-limit #:encoded-length

@@ -23,6 +23,12 @@ cancellation, limits) or :transport; CAUSE is the frame, code or errno behind it
 SENT is nil if the request certainly never reached the peer's application, so that repeating it is
 safe."))
 
+(define-hot (failure-p :inline t) (object) boolean
+  "True if OBJECT, a message or what stands in its place, is an RPC-ERROR. Whether it is a message
+is known at a glance, whether it is a condition is not."
+  (and (not (protobuf:message-p object))
+       (typep object 'rpc-error)))
+
 (document-functions
   rpc-error-status "The status of the call that ended badly, a keyword such as :not-found."
   rpc-error-message "The text that came with the status, maybe empty."

@@ -293,7 +293,7 @@ debugger."
 (define-hot conclude ((call server-call) value) null
   "CALL's handler has returned VALUE, or VALUE is the RPC-ERROR that ended it. On the loop."
   (cond ((eq value call))               ; answers later
-        ((typep value 'rpc:rpc-error) (finish-with-condition call value))
+        ((rpc:failure-p value) (finish-with-condition call value))
         ((answers-once-p call)
          (unless (reply-now call value)
            (loop:call-user (wire-call-loop call)
@@ -306,7 +306,7 @@ debugger."
 
 (defun conclude-elsewhere (call value)
   "As CONCLUDE, on a thread that does not run the loop."
-  (if (or (eq value call) (typep value 'rpc:rpc-error) (not (answers-once-p call)))
+  (if (or (eq value call) (rpc:failure-p value) (not (answers-once-p call)))
       (loop:post (wire-call-loop call) (lambda () (conclude call value)))
       (post-reply call value)))
 
@@ -355,7 +355,7 @@ POST-REPLY should do that while the baton is lent. On the loop."
   (let* ((octets (handler-case (rpc:encode-message call message :auto)
                    ((or error storage-condition) (error)
                      (bad-answer-condition call message error))))
-         (bad (typep octets 'rpc:rpc-error))
+         (bad (rpc:failure-p octets))
          (link (wire-call-link call))
          (size (if bad 0 (rpc:encoded-length octets))))
     (note-answering link size)
@@ -450,7 +450,7 @@ sent: a handler may signal anything in its slots."
         (t (let ((message (handler-case (values (rpc:parse-incoming call octets start end nil))
                             (protobuf:protobuf-error (error)
                               (rpc:unparsable-condition call error start)))))
-             (if (typep message 'rpc:rpc-error)
+             (if (rpc:failure-p message)
                  (operate abort call :internal (rpc-error-message message) :local)
                  (setf (server-call-request call) message)))))
   nil)

@@ -64,7 +64,7 @@ sixteenth is left."
     (and (< +least-queued-octets+ waiting)
          (< (the index (queued-limit link)) waiting))))
 
-(define-hot output-waits-p ((link link)) boolean
+(define-hot (output-waits-p :inline t) ((link link)) boolean
   "True if so much of LINK's output is not sent that no more of its calls are to begin: it may be
 header blocks, which no window holds back. On the loop."
   (< (options-max-unsent-octets (rpc:link-options link))
