@@ -131,6 +131,10 @@ the input. One that takes too long is run again, and the shortest time counts."
       (sb-thread:signal-semaphore done)
       (sb-thread:join-thread watch))))
 
+(defconstant +inputs-per-collection+ 200000
+  "After so many inputs everything is collected: what lives at a collection grows old, and SBCL
+lets old garbage grow to most of the heap before it looks there.")
+
 (defun memory-in-use ()
   (sb-ext:gc :full t)
   (sb-kernel:dynamic-usage))
@@ -163,6 +167,8 @@ each PROGRESS-SECONDS."
                          (loop for index from first below (+ first inputs)
                                until (>= (length (report-findings report)) *most-findings*)
                                do (step-input index)
+                                  (when (zerop (mod (1+ index) +inputs-per-collection+))
+                                    (sb-ext:gc :full t))
                                   (say-so)))))
     (setf (report-grown report) (- (memory-in-use) before))
     (when (> (report-grown report) *grown-octets*)
