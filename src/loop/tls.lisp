@@ -25,6 +25,11 @@
   "How much is encrypted for one send.")
 (defconstant +max-answer-octets+ 65536
   "How much a peer can make us answer, in all, to what is not data, such as KeyUpdates.")
+(defconstant +max-idle-octets+ 32768
+  "How much of what a peer sends may be no data, such as KeyUpdates: a record that is not whole and
+as much again, for tickets. A KeyUpdate takes 27 octets, and us 7 µs.")
+(defconstant +octets-per-data-octet+ 24
+  "So many octets each octet of data is good for: that of a record of one takes 23.")
 
 (defstruct (security (:copier nil))
   "What the handshake of a TLS connection came to."
@@ -65,6 +70,7 @@ unless the credentials say that nothing is; nil if it has shown none.")
   (owed 0 :type index)
   (written 0 :type (unsigned-byte 62))
   (answered 0 :type (unsigned-byte 62))
+  (idle 0 :type index)                  ; octets taken that are no data, see +max-idle-octets+
   (ticket-kept nil :type boolean)
   (security nil :type (or null security)))
 
@@ -268,7 +274,9 @@ has made the session write. Return the position after what it gave."
       (os:feed-area (tls-area tls) count)
       (when shaking (advance-handshake transport tls))
       (when (eq :open (tls-state tls))
-        (setf at (decrypt-records transport tls octets at end)))
+        (let ((before at))
+          (setf at (decrypt-records transport tls octets before end))
+          (count-idle transport tls count (- at before))))
       ;; it reads no more
       (when (member (tls-state tls) '(:ended :failed)) (os:drop-unread (tls-area tls)))
       (send-answers transport tls))
@@ -288,6 +296,14 @@ has made the session write. Return the position after what it gave."
        (fail-tls transport tls (format nil "TLS: ~A" (os:session-failure (tls-ssl tls))))))
     position))
 
+(define-hot count-idle ((transport transport) (tls tls) (count index) (data index)) null
+  "Of COUNT octets that were taken DATA were data."
+  (let ((idle (max 0 (- (+ (tls-idle tls) count) (* +octets-per-data-octet+ data)))))
+    (setf (tls-idle tls) idle)
+    (when (and (> idle +max-idle-octets+) (eq :open (tls-state tls)))
+      (fail-tls transport tls "TLS: the peer sends too much that is no data"))
+    nil))
+
 (define-hot send-answers ((transport transport) (tls tls)) null
   "Send what reading has made the session write."
   (let ((open (eq :open (tls-state tls)))
@@ -300,8 +316,8 @@ has made the session write. Return the position after what it gave."
 
 (define-hot read-session ((transport transport) (tls tls) (octets octets) (start index) (end index))
     fixnum
-  (let ((at start) (area (os:tls-area-octets (tls-area tls))))
-    (declare (type index at))
+  (let ((at start) (taken 0) (area (os:tls-area-octets (tls-area tls))))
+    (declare (type index at taken))
     (labels ((answer (otherwise more)
                (declare (type fixnum otherwise))
                (cond ((> at start)
@@ -320,11 +336,13 @@ has made the session write. Return the position after what it gave."
             (declare (type fixnum result))
             (cond ((plusp result)
                    (setf at (take-records transport tls result octets at end))
+                   (incf taken result)
                    (case (tls-state tls)
                      ;; without anything for the connection it is not over: what was short may
                      ;; have been the last, and nobody would ask again
                      ((:open :handshaking)
-                      (when (and (< result room) (> at start)) (answer +wants-read+ nil)))
+                      (when (and (> at start) (or (< result room) (> taken (length area))))
+                        (answer +wants-read+ (= result room))))
                      (t (return (end-reading)))))
                   ((zerop result)
                    (end-of-records transport tls)

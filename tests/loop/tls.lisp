@@ -263,12 +263,52 @@
                      (dotimes (i 100)
                        (os:update-keys (clgrpc.loop::tls-ssl tls))
                        (os:shake-hands (clgrpc.loop::tls-ssl tls)))
-                     (clgrpc.loop::send-records tls)))))
+                     (clgrpc.loop::send-records tls)
+                     ;; with data between, or that alone would be too much
+                     (append-octets (connection-output (talk-connection talk)) (pattern 200))))))
           (loop repeat 200
                 until (talk-closed talk)
                 do (on-loop loop #'update-keys)))
         (is-true (await told))
         (is (equal "TLS: the peer asks for too many answers" reason))))))
+
+(defun send-new-keys (end count)
+  "Have END change its keys COUNT times, without asking the same of its peer."
+  (let ((tls (end-tls end)))
+    (dotimes (i count)
+      (clgrpc.os::ssl-key-update (clgrpc.loop::tls-ssl tls) 0)
+      (os:shake-hands (clgrpc.loop::tls-ssl tls))
+      (clgrpc.loop::send-records tls))))
+
+(defun check-idle-records (role)
+  "An end of ROLE puts up with new keys now and then, but not with nothing else."
+  (with-still-loops (ours theirs)
+    (flet ((pair ()
+             (if (eq role :server)
+                 (list (open-end ours (server-credentials) :server)
+                       (open-end theirs (client-credentials) :client))
+                 (list (open-end ours (client-credentials) :client)
+                       (open-end theirs (server-credentials) :server)))))
+      (destructuring-bind (end peer) (pair)
+        (unwind-protect
+             (progn
+               (is-true (apply #'shake-ends (if (eq role :client) (list end peer) (list peer end))))
+               (dotimes (i 100)
+                 (send-new-keys peer 100)
+                 (is-true (exchanged-p peer end (pattern 200))))
+               ;; an octet in each record is data
+               (dotimes (i 3000) (write-end peer (octets-of 7)))
+               (carry peer end)
+               (is (= clgrpc.loop::+wants-read+ (read-end end)))
+               (send-new-keys peer 100000)
+               (carry peer end)
+               (is (= clgrpc.loop::+broken+ (read-end end)))
+               (is (search "too much that is no data" (transport-failure (end-transport end))))
+               (is (< 2000000 (buffer-fill (end-arrived end))) "the rest is not looked at"))
+          (close-end end)
+          (close-end peer))))))
+
+(test tls-new-keys-and-nothing-else (mapc #'check-idle-records '(:server :client)))
 
 (test tls-connections-leave-nothing
   (with-tls-server (loop address)
