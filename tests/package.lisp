@@ -2,5 +2,5 @@
 
 (defpackage #:clgrpc.tests
   (:use #:cl)
-  (:local-nicknames (#:support #:clgrpc.tests.support))
+  (:local-nicknames (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support))
   (:export #:run-suites #:test-system #:tests-failed))

@@ -110,11 +110,11 @@ character for each check, then the backtrace of an error."
 
 (defun descriptor-names ()
   "An alist from each open file descriptor of this process to what it is."
-  (loop for path in (directory "/proc/self/fd/*" :resolve-symlinks nil)
-        for name = (uiop:native-namestring path)
-        for target = (ignore-errors (sb-posix:readlink name))
-        when target                     ; the one that reads the directory is gone by now
-          collect (cons name target)))
+  (loop for descriptor in (os:open-descriptors)
+        for target = (ignore-errors
+                      (sb-posix:readlink (format nil "/proc/self/fd/~D" descriptor)))
+        when target                     ; some thread may have closed it meanwhile
+          collect (cons descriptor target)))
 
 (defun leaked-threads (before)
   "The threads alive now that were not in BEFORE, after some patience with those that are ending."

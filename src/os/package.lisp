@@ -25,8 +25,8 @@
    #:open-socket #:bind-socket #:listen-socket #:accept-socket #:connect-socket
    #:receive-octets #:send-octets #:send-buffers #:+most-buffers+ #:shutdown-output
    #:close-descriptor
-   #:socket-option #:set-socket-option #:socket-address #:peer-address #:open-descriptor-count
-   #:peer-user #:descriptor-limit #:raise-descriptor-limit
+   #:socket-option #:set-socket-option #:socket-address #:peer-address #:open-descriptors
+   #:open-descriptor-count #:peer-user #:descriptor-limit #:raise-descriptor-limit
    ;; address.lisp
    #:+af-unix+ #:+address-octets+ #:make-address #:make-unix-address #:unix-address-name
    #:parse-address #:address-family #:address-port #:address-host #:address-network #:address-text

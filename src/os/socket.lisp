@@ -12,6 +12,7 @@
   (+so-reuseport+ "SO_REUSEPORT" 15)
   (+so-peercred+ "SO_PEERCRED" 17)
   (+rlimit-nofile+ "RLIMIT_NOFILE" 7)
+  (+dirent-name+ "offsetof (struct dirent, d_name)" 19)
   (+ipproto-tcp+ "IPPROTO_TCP" 6)
   (+tcp-nodelay+ "TCP_NODELAY" 1)
   (+shut-wr+ "SHUT_WR" 1)
@@ -173,7 +174,33 @@ how many it may have then."
                  ((* (array (unsigned 64) 2)) (addr limit)))))
     (values (descriptor-limit))))
 
-(defun open-descriptor-count ()
-  "How many descriptors this process has open."
-  ;; the listing itself has one open
-  (1- (length (directory "/proc/self/fd/*" :resolve-symlinks nil))))
+(defun open-descriptors (&optional (process "self"))
+  "The descriptors that PROCESS, the number of one, by default this one, has open; none where the
+system does not say."
+  ;; not by DIRECTORY, which asks what each entry is and fails if it has been closed meanwhile
+  (let ((listing (alien-funcall (extern-alien "opendir" (function system-area-pointer c-string))
+                                (format nil "/proc/~A/fd" process))))
+    (unless (zerop (sap-int listing))
+      (unwind-protect
+           (let ((own (and (equal process "self")
+                           (syscall ("dirfd" int) (system-area-pointer listing)))))
+             (loop for entry = (alien-funcall
+                                (extern-alien "readdir" (function system-area-pointer
+                                                                  system-area-pointer))
+                                listing)
+                   until (zerop (sap-int entry))
+                   for descriptor = (entry-number entry)
+                   unless (or (null descriptor) (eql descriptor own)) collect descriptor))
+        (syscall ("closedir" int) (system-area-pointer listing))))))
+
+(defun entry-number (entry)
+  "The number that ENTRY, a struct dirent, is named by; NIL for another name."
+  (loop with number = nil
+        for i from +dirent-name+
+        for digit = (digit-char-p (code-char (sb-sys:sap-ref-8 entry i)))
+        while digit do (setf number (+ (* 10 (or number 0)) digit))
+        finally (return number)))
+
+(defun open-descriptor-count (&optional (process "self"))
+  "How many descriptors PROCESS, as for OPEN-DESCRIPTORS, has open."
+  (length (open-descriptors process)))

@@ -38,10 +38,6 @@ one's stack still has is no garbage."
             do (ask (apply #'grpc:make-channel address options) (note 1)))
       nil))))
 
-(defun descriptors-p (count)
-  "True if COUNT descriptors are open. While some are being closed they cannot be listed."
-  (eql count (ignore-errors (os:open-descriptor-count))))
-
 (defun collect-until (predicate)
   "Collect garbage until PREDICATE is true; return its value."
   (wait-until (lambda ()
@@ -60,7 +56,7 @@ one's stack still has is no garbage."
                                            (declare (ignore method))
                                            (funcall next request options))))
       (is (<= (+ descriptors (* 4 count)) (os:open-descriptor-count)))
-      (is-true (collect-until (lambda () (descriptors-p descriptors))))
+      (is-true (collect-until (lambda () (= descriptors (os:open-descriptor-count)))))
       (is (= (* 2 count) (length (events-of :channel-not-closed))))
       (is (equal (grpc:server-address server)
                  (getf (first (events-of :channel-not-closed)) :target)))
@@ -98,7 +94,7 @@ one's stack still has is no garbage."
         (say 3)
         (grpc:close-send call)
         (is (null (grpc:receive call)))
-        (is-true (collect-until (lambda () (descriptors-p descriptors))))))))
+        (is-true (collect-until (lambda () (= descriptors (os:open-descriptor-count)))))))))
 
 (test calls-leave-nothing
   "Calls that have ended, well or not, are garbage."

@@ -186,9 +186,9 @@ Go."
     (check-serves channel)
     (let ((channels (loop repeat 100 collect (grpc:make-channel address))))
       (unwind-protect
-           (let ((before (open-descriptors (program-pid server))))
+           (let ((before (os:open-descriptor-count (program-pid server))))
              (mapc #'check-serves channels)
-             (is (<= (+ before 100) (open-descriptors (program-pid server)))))
+             (is (<= (+ before 100) (os:open-descriptor-count (program-pid server)))))
         (mapc #'grpc:close-channel channels)))))
 
 (test our-client-waits-for-sleepers

@@ -3,7 +3,7 @@
 
 (defpackage #:clgrpc.tests.interop
   (:use #:cl #:fiveam #:clgrpc.tests.support)
-  (:local-nicknames (#:grpc #:clgrpc) (#:testing #:grpc.testing)
+  (:local-nicknames (#:grpc #:clgrpc) (#:os #:clgrpc.os) (#:testing #:grpc.testing)
                     (#:test-service #:grpc.testing.test-service)))
 
 (in-package #:clgrpc.tests.interop)

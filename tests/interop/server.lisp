@@ -12,7 +12,7 @@
 (defun check-descriptors (server before)
   "Check that SERVER comes back to BEFORE open descriptors once its peers are gone."
   ;; another process tells nobody when it closes a socket, so this has to look again and again
-  (let ((now (loop for now = (open-descriptors (program-pid server))
+  (let ((now (loop for now = (os:open-descriptor-count (program-pid server))
                    repeat 200
                    until (<= now before)
                    do (sb-thread:thread-yield)
@@ -25,7 +25,7 @@
 says that the peer gets the server's process id and kills it."
   (with-server-program (server address (clgrpc-program) "serve" services "--listen" listen
                                "--max-receive-octets" (princ-to-string *max-receive-octets*))
-    (let ((before (open-descriptors (program-pid server))))
+    (let ((before (os:open-descriptor-count (program-pid server))))
       (multiple-value-bind (code lines)
           (run-to-end peer (append (butlast arguments)
                                    (when killed

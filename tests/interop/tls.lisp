@@ -17,7 +17,8 @@ asks for one if MUTUAL. Check the exit code; return what the client printed."
   (with-peers (peer)
     (call-with-program
      (lambda (server)
-       (let ((address (server-address server)) (before (open-descriptors (program-pid server))))
+       (let ((address (server-address server))
+             (before (os:open-descriptor-count (program-pid server))))
          (multiple-value-bind (actual lines)
              (run-to-end peer (append '("scenario-client") (tls-arguments client "--tls-ca")
                                       client-arguments scenarios (list address)))

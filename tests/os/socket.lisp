@@ -146,7 +146,25 @@ none."
   (let ((before (os:open-descriptor-count))
         (socket (os:open-socket (os:address-family (os:make-address "127.0.0.1" 0)))))
     (is (= (1+ before) (os:open-descriptor-count)))
+    (is (member socket (os:open-descriptors)))
     (os:close-descriptor socket)
+    (is (= before (os:open-descriptor-count)))
+    (is (= (1+ before) (os:open-descriptor-count (sb-posix:getpid))) "with the listing's own")
+    (is (= 0 (os:open-descriptor-count 0)) "there is no such process")))
+
+(test descriptors-are-counted-while-others-close-some
+  "A server counts them when it starts, and other threads close theirs meanwhile."
+  (let* ((before (os:open-descriptor-count))
+         (family (os:address-family (os:make-address "127.0.0.1" 0)))
+         (done nil)
+         (other (sb-thread:make-thread
+                 (lambda ()
+                   (loop until done
+                         do (mapc #'os:close-descriptor
+                                  (loop repeat 50 collect (os:open-socket family))))))))
+    (unwind-protect (is (<= before (loop repeat 2000 minimize (os:open-descriptor-count))))
+      (setf done t)
+      (sb-thread:join-thread other))
     (is (= before (os:open-descriptor-count)))))
 
 (test octets-move-without-allocating

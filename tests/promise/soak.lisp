@@ -271,7 +271,7 @@ status or a list of such, which must be among STATUSES."
       (note-problem soak "~D connections are open instead of ~D." (open-connections) connections)))
   (collect-garbage)
   (list :calls (calls-so-far soak) :used (sb-kernel:dynamic-usage) :resident (resident-octets)
-        :threads (thread-count) :descriptors (support:open-descriptors)))
+        :threads (thread-count) :descriptors (os:open-descriptor-count)))
 
 (defun growth-of (figure rests)
   "By how much FIGURE has grown over RESTS. What is kept for a moment only makes a figure larger, so

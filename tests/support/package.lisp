@@ -8,5 +8,5 @@
            #:signal-program
            #:terminate-program #:kill-program
            #:call-with-program #:with-program #:run-to-end #:server-address
-           #:with-server-program #:open-descriptors #:set-descriptor-limit #:foreign-octets
+           #:with-server-program #:set-descriptor-limit #:foreign-octets
            #:suite-tests #:exhausting-a-stack #:skip-on-slow-machine))

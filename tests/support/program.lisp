@@ -181,10 +181,6 @@ Signal an error if no line comes for TIMEOUT-SECONDS."
      (let ((,address (server-address ,variable)))
        ,@body)))
 
-(defun open-descriptors (&optional (process "self"))
-  "How many file descriptors PROCESS, a process id, has open; by default this one."
-  (length (directory (format nil "/proc/~A/fd/*" process) :resolve-symlinks nil)))
-
 (defun foreign-octets ()
   "How many octets of foreign memory (malloc's) this process has in use; 0 on other machines than
 x86-64."
