@@ -108,6 +108,9 @@ with: a function that returns a form and its remark, or TEXT itself at the end."
                                     (clgrpc.base:option-row-unit row)
                                     (substitute #\Space #\Newline
                                                 (clgrpc.base:option-row-reason row))))))
+        (list "doc/transports.md" "<!-- the table is made from the contract"
+              '("Operation" "Thread" "Ends" "Default" "What it does")
+              #'clgrpc.rpc:contract-table)
         (list "doc/observability.md" "<!-- the table is made from the tracers"
               '("Tracer" "Also called" "What it tells")
               (lambda ()

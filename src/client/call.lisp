@@ -23,7 +23,8 @@
 
 (defglobal **grpc-timeout** (ascii-octets "grpc-timeout"))
 
-(defmethod rpc:write-initial-headers ((call client-call))
+(defun write-request-head (call)
+  "The operation WRITE-HEAD."
   (let ((stream (wire-call-stream call)))
     (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
       (hpack:encode-field encoder buffer **post** :index)
@@ -412,20 +413,39 @@ inside a handler never drives: what it would run might wait for it."
                 until (or answer (call-status call) (client-drive call ready-p))
                 finally (return (funcall ready-p call)))))))
 
-(defun unsupported (&rest arguments)
-  "Signal MISUSE: the operations of a client's call that only a handler's has."
-  (declare (ignore arguments))
-  (misuse "This is for handlers; a client's call cannot do it."))
+;;; Futures: the call is its own, see future.lisp
 
-(defun make-client-operations (deliver)
-  (rpc:make-operations :send #'rpc:wire-send :close-send #'client-close-send
-                       :send-metadata #'unsupported :reply #'unsupported
-                       :finish #'unsupported :abort #'client-abort :leave #'client-leave
-                       :taken #'rpc:wire-taken :decode #'rpc:wire-decode
-                       :post #'rpc:wire-post :room #'rpc:wire-room
-                       :await-metadata #'client-await-metadata :schedule #'rpc:wire-schedule
-                       :client-p t :drive #'client-drive :park #'client-park
-                       :deliver deliver :half-close #'identity))
+(defstruct (undecoded (:constructor make-undecoded (reply)) (:copier nil))
+  "A long REPLY that several threads may ask for at once: who has LOCK decodes it."
+  (reply nil)
+  (lock (sb-thread:make-mutex :name "clgrpc reply") :read-only t))
 
-(define-load-time-global **single-operations** (make-client-operations #'deliver-response))
-(define-load-time-global **stream-operations** (make-client-operations #'rpc:deliver-streamed))
+(defmethod print-object ((undecoded undecoded) stream)
+  (print-unreadable-object (undecoded stream :type t)))
+
+(defun decode-reply (call)
+  "Decode the reply of CALL, a long one, unless another thread has: in its place comes the message,
+or the RPC-ERROR that says what is wrong with it, which is returned."
+  (let ((item (client-call-message call)))
+    (when (rpc:undecoded-p item)
+      (let ((new (make-undecoded item)))
+        (setf item (compare-and-swap (client-call-message call) item new))
+        (when (rpc:undecoded-p item) (setf item new))))
+    (when (typep item 'undecoded)
+      (sb-thread:with-mutex ((undecoded-lock item))
+        (when (eq item (client-call-message call))
+          (setf (client-call-message call)
+                (handler-case (rpc:wire-decode call (undecoded-reply item) 0 0)
+                  (rpc:rpc-error (error) error))))))
+    (client-call-message call)))
+
+(defun reply-of-future (call)
+  "The operation REPLY-OF-FUTURE."
+  (let ((reply (client-call-message call)))
+    (if (or (rpc:undecoded-p reply) (typep reply 'undecoded))
+        (decode-reply call)
+        reply)))
+
+(defun reserve-of-future (call)
+  "The operation RESERVE-OF-FUTURE."
+  (runtime-reserve (subchannel-runtime (client-call-subchannel call))))

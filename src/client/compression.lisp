@@ -10,7 +10,8 @@
     (when (or (eq :unknown accepted) (member encoding accepted))
       (setf (rpc:compression-outgoing (rpc:ensure-compression call)) encoding))))
 
-(defmethod rpc:change-encoding ((call client-call) encoding)
+(defun client-change-encoding (call encoding)
+  "The operation CHANGE-ENCODING."
   (declare (ignore encoding))
   (misuse "~A has begun; its stub takes :compression." call))
 

@@ -18,8 +18,8 @@
    #:runtime #:acquire-runtime #:release-runtime #:runtime-loop #:runtime-reserve #:*channel-hook*
    #:when-dropped #:report-dropped
    #:interception #:channel-secure-p #:check-call-options #:absolute-deadline #:request-generator
-   #:only-request #:fail-or-retry #:never #:unsupported #:drive-for #:pump-requests
-   #:send-requests #:unattended-p #:call-reply #:call-reserve
+   #:only-request #:fail-or-retry #:never #:drive-for #:pump-requests
+   #:send-requests
    #:channel-interceptors #:channel-call-credentials
    ;; channel.lisp to future.lisp
    #:wire-channel #:make-channel #:close-channel #:with-channel #:channel-target #:channel-state

@@ -45,7 +45,8 @@
     (when wait
       (rpc:stop-waiting (subchannel-clock subchannel) wait (subchannel-now subchannel)))))
 
-(defmethod rpc:call-trouble ((call client-call))
+(defun client-trouble (call)
+  "The operation TROUBLE."
   (let ((subchannel (client-call-subchannel call)))
     (case (rpc:call-stage call)
       ((:resolve :connect :handshake :back-off) (subchannel-failure subchannel))

@@ -101,9 +101,6 @@ of the method's messages, or too long."
       (refuse-size call size))
     (values (site-copy (call-site call) message) size)))
 
-(defmethod rpc:same-call-p ((one inproc-call) (other inproc-call))
-  (eq (call-line one) (call-line other)))
-
 (defun refuse-size (call size)
   (let ((limit (options-max-send-octets (sending-options call))))
     (when (> size limit)

@@ -245,17 +245,14 @@ SCHEDULED is this thread's."
 
 ;;; What both do
 
-(defun nothing (call &rest arguments)
-  (declare (ignore call arguments))
-  nil)
-
 (defun run-here (call function)
   "The operation POST."
   (declare (ignore call))
   (funcall (the function function))
   t)
 
-(defmethod rpc:after ((call inproc-call) seconds function)
+(defun run-after (call seconds function)
+  "The operation AFTER."
   (let ((site (call-site call)))
     (flet ((run ()
              (unless (call-status call)
@@ -269,19 +266,37 @@ SCHEDULED is this thread's."
         (when (call-status call) (stop-timer site timer)))))
   nil)
 
-(define-load-time-global **client-operations**
-    (rpc:make-operations :send #'client-send :close-send #'client-close-send
-                         :send-metadata #'client:unsupported :receive #'client-receive
-                         :each #'client-each :look #'look :reply #'client:unsupported
-                         :finish #'client:unsupported :abort #'client-abort :leave #'client-leave
-                         :taken #'taken :post #'run-here :room #'sending-room
-                         :await-metadata #'client-await-metadata :schedule #'schedule
-                         :client-p t :drive #'client-drive :park #'client-park))
+;;; Futures
 
-(define-load-time-global **server-operations**
-    (rpc:make-operations :send #'server-send :close-send #'server-close-send
-                         :send-metadata #'server-send-metadata :receive #'server-receive
-                         :look #'look :reply #'server-reply :finish #'server-finish
-                         :abort #'server-abort :leave #'nothing :taken #'taken
-                         :post #'run-here :room #'sending-room :await-metadata #'nothing
-                         :schedule #'schedule :drive #'no-drive :park #'inproc-park))
+(defun future-p (call)
+  "The operation FUTURE-P."
+  (let ((line (inproc-call-line call)))
+    (and line (line-unattended line))))
+
+(defun reply-of-future (call)
+  "The operation REPLY-OF-FUTURE."
+  (line-reply (call-line call)))
+
+(defun reserve-of-future (call)
+  "The operation RESERVE-OF-FUTURE."
+  (let ((runtime (ensure-runtime (call-site call))))
+    (and runtime (client:runtime-reserve runtime))))
+
+;;; The two ends
+
+(rpc:define-transport-end **client-operations** (:client)
+  :send #'client-send :close-send #'client-close-send :receive #'client-receive
+  :each #'client-each :look #'look :after #'run-after
+  :leave #'client-leave :await-metadata #'client-await-metadata
+  :abort #'client-abort :post #'run-here :schedule #'schedule :room #'sending-room :taken #'taken
+  :drive #'client-drive :park #'client-park
+  :peer #'site-peer :stage #'line-stage :stages #'line-stages :other-end #'other-end
+  :future-p #'future-p :reply-of-future #'reply-of-future :reserve-of-future #'reserve-of-future)
+
+(rpc:define-transport-end **server-operations** (:server)
+  :send #'server-send :close-send #'server-close-send :send-metadata #'server-send-metadata
+  :receive #'server-receive :look #'look :reply #'server-reply :finish #'server-finish
+  :after #'run-after
+  :abort #'server-abort :post #'run-here :schedule #'schedule :room #'sending-room :taken #'taken
+  :drive #'no-drive :park #'inproc-park
+  :peer #'site-peer :stage #'line-stage :stages #'line-stages :other-end #'other-end)

@@ -189,17 +189,17 @@ sender at that end wants to know of room."
 (define-hot (call-site :inline t) ((call inproc-call)) site
   (inproc-call-site call))
 
-(defmethod rpc:call-peer ((call inproc-call))
+(defun site-peer (call)
+  "The operation PEER."
   (site-target (call-site call)))
 
-(defmethod rpc:call-security ((call inproc-call))
-  nil)
-
-(defmethod rpc:call-stage ((call inproc-call))
+(defun line-stage (call)
+  "The operation STAGE."
   (let ((line (inproc-call-line call)))
     (if (and line (eq :waiting (line-phase line))) :queue :answer)))
 
-(defmethod rpc:call-stages ((call inproc-call))
+(defun line-stages (call)
+  "The operation STAGES."
   (let ((outcome (rpc:call-outcome call)))
     (cond (outcome (list :stage (rpc:outcome-stage outcome)))
           ((call-status call) '())

@@ -190,15 +190,4 @@ If this is left otherwise, cancel the call."
 
 ;;; Futures
 
-(defmethod client:unattended-p ((call inproc-call))
-  (let ((line (inproc-call-line call)))
-    (and line (eq call (line-client line)) (line-unattended line))))
-
 (loop:define-completions (call inproc-call) (line-completions (call-line call)))
-
-(defmethod client:call-reply ((call inproc-call))
-  (line-reply (call-line call)))
-
-(defmethod client:call-reserve ((call inproc-call))
-  (let ((runtime (ensure-runtime (call-site call))))
-    (and runtime (client:runtime-reserve runtime))))

@@ -7,8 +7,8 @@
 
 (in-package #:clgrpc.rpc)
 
-(defgeneric call-stages (call)
-  (:documentation "Where the time of CALL went, or has gone so far, as a plist; times are in
+(defun call-stages (call)
+  "Where the time of CALL went, or has gone so far, as a plist; times are in
 seconds, those of the loop's turns.
 :TOTAL from its beginning to its end, or to now.
 :STAGE what it is at, or was at when it ended otherwise than :ok: one of the stages.
@@ -23,14 +23,14 @@ Stages that took no time that can be told are left out.
 :ATTEMPTS to connect that CALL has waited for; :MESSAGES-SENT and :MESSAGES-RECEIVED; :UNSENT-OCTETS
 of messages that the peer has not taken; :REMAINING until the deadline, negative past it. A call
 within the image, which would pay more for the clock than for all else, has its :STAGE only, :QUEUE
-or :ANSWER. From any thread.")
-  (:method ((call call)) nil))
+or :ANSWER. From any thread."
+  (operate stages call))
 
 (defgeneric call-began-ns (call)
-  (:documentation "When the handler of CALL began to run, a time, or nil.")
-  (:method ((call call)) nil))
+  (:documentation "When the handler of CALL, a server's, began to run, a time, or nil."))
 
-(defmethod call-unsent-octets ((call wire-call))
+(defun wire-unsent-octets (call)
+  "The operation UNSENT-OCTETS."
   (let ((extra (call-extra call))
         (stream (wire-call-stream call)))
     (+ (if extra (+ (extra-unsent-octets extra) (extra-outbox-octets extra)) 0)
@@ -41,7 +41,8 @@ or :ANSWER. From any thread.")
   (let ((stream (wire-call-stream call)))
     (and stream (plusp (http2:stream-queued-octets stream)))))
 
-(defmethod call-stage ((call wire-call))
+(defun wire-stage (call)
+  "The operation STAGE."
   (let ((marks (wire-call-marks call)))
     (if (client-p call)
         (cond ((not (marked-p marks +headers+))
@@ -117,7 +118,8 @@ attempts to connect, or nil."
 (defconstant +shortest-told-ns+ 1000
   "Stages shorter than that are of one turn of the loop.")
 
-(defmethod call-stages ((call wire-call))
+(defun wire-stages (call)
+  "The operation STAGES."
   (let* ((outcome (call-outcome call))
          (status (call-status call))
          (born (wire-call-born-ns call))

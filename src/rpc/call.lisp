@@ -1,6 +1,6 @@
 ;;;; A call, as both ends and every transport have it: its structure, how threads wait for it, the
 ;;;; messages that arrived, its end. What differs by transport (wire, in-process) and by end is in
-;;;; OPERATIONS, a structure of functions. What users do with a call is in verb.lisp.
+;;;; its OPERATIONS (transport.lisp). What users do with a call is in verb.lisp.
 ;;;;
 ;;;; Invariants. One loop owns a call. Only its owner sets STATUS, once, as the last store of what
 ;;;; ends the call, and HALF-CLOSED, as the last store after the peer's final message was queued; so
@@ -10,55 +10,6 @@
 ;;;; needed. A call object handed to users is never used again for another call.
 
 (in-package #:clgrpc.rpc)
-
-(defstruct (operations (:copier nil))
-  "What a transport and an end do for a call. All but SEND, CLOSE-SEND, SEND-METADATA, RECEIVE,
-EACH, LOOK, REPLY, FINISH, LEAVE, TAKEN, DECODE, POST, ROOM and AWAIT-METADATA are called on the
-call's loop. SEND (call message wait-p compress) → true if accepted; CLOSE-SEND (call);
-SEND-METADATA (call alist); RECEIVE (call) what the function of that name does, and EACH (call
-function) CALL-WITH-MESSAGES; LOOK (call) the status of CALL, which the look may have found to have
-ended; REPLY (call message) sends a handler's only answer and ends the call, from any thread; FINISH
-(call status message details trailers) ends a server's call; ABORT (call status text ended-by) ends
-a call from this side at once; LEAVE (call) when a consumer loses interest; TAKEN (call octets) when
-the user has taken messages that were charged with as many; DECODE (call item start end) the message
-that ITEM of the queue is, octets from START to END or the transport's own; DELIVER (call octets
-start end) for each message that arrives; HALF-CLOSE (call) after the last; POST (call function)
-runs FUNCTION on the loop, at once if this is it; ROOM (call) the octets that may be sent without
-waiting; AWAIT-METADATA (call) waits for the peer's headers; SCHEDULE (call) has the callbacks that
-are due run soon; DRIVE (call ready-p) runs the loop until READY-P or the end, if this thread may,
-and says whether that came; PARK (call ready-p) sleeps until READY-P or the end and returns what
-READY-P did. CLIENT-P says which end this is."
-  (send #'no-operation :type function)
-  (close-send #'no-operation :type function)
-  (send-metadata #'no-operation :type function)
-  (receive #'receive-queued :type function)
-  (each #'receive-each :type function)
-  (look #'look :type function)
-  (reply #'no-operation :type function)
-  (finish #'no-operation :type function)
-  (abort #'no-operation :type function)
-  (leave #'no-operation :type function)
-  (taken #'no-operation :type function)
-  (decode #'decoded-item :type function)
-  (deliver #'no-operation :type function)
-  (half-close #'no-operation :type function)
-  (post #'no-operation :type function)
-  (room #'no-operation :type function)
-  (await-metadata #'no-operation :type function)
-  (schedule #'no-operation :type function)
-  (client-p nil :type boolean)
-  (drive #'no-operation :type function)
-  (park #'park :type function))
-
-(defun no-operation (&rest arguments)
-  (misuse "This call cannot do that: ~S" arguments))
-
-(defun decoded-item (call item start end)
-  "The operation DECODE of a transport that queues nothing but messages."
-  (declare (ignore call start end))
-  item)
-
-(declaim (sb-ext:freeze-type operations))
 
 (defconstant +arrival-octets+ 64
   "What an ARRIVAL costs besides its octets, so that empty ones cannot pile up for nothing.")
@@ -150,7 +101,7 @@ that the peer had not taken."
 (defstruct (call (:include loop:future) (:constructor nil) (:copier nil))
   "An RPC at one of its ends. What CALL-ASYNC returns is its own future."
   (rpc-method nil :type (or null rpc-method))
-  (operations (make-operations) :type operations)
+  (operations (misuse "A call has a transport.") :type operations)
   (deadline 0 :type deadline)
   (fields nil :type (or null simple-vector)) ; the peer's initial metadata, once it is there
   (status nil :type symbol)
@@ -188,18 +139,6 @@ any thread."
   "What waits for the receiving thread beyond what it has taken."
   (let ((extra (call-extra call)))
     (and extra (extra-incoming extra))))
-
-(defmacro operate (name call &rest arguments)
-  "Call the operation NAME of CALL's transport."
-  (let ((reader (intern (format nil "OPERATIONS-~A" name) '#:clgrpc.rpc)))
-    (if (symbolp call)
-        `(funcall (,reader (call-operations ,call)) ,call ,@arguments)
-        (let ((variable (gensym "CALL")))
-          `(let ((,variable ,call)) (operate ,name ,variable ,@arguments))))))
-
-(defun look (call)
-  "The operation LOOK of a transport that ends calls by itself."
-  (call-status call))
 
 ;;; What both ends of every transport know of a call
 
@@ -448,26 +387,28 @@ Only by the receiving thread."
                     :ended-by (outcome-ended-by outcome) :cause (outcome-cause outcome)
                     :sent (outcome-sent outcome))))
 
-;;; What account.lisp makes known; other transports may say it of their calls in their own way
+;;; What a transport knows of its calls
 
-(defgeneric call-stage (call)
-  (:documentation "What CALL, which has not ended, is at: a keyword of those that CALL-STAGES has,
-or nil if that is not known. On its loop.")
-  (:method ((call call)) nil))
+(defun call-stage (call)
+  "What CALL, which has not ended, is at: a keyword of those that CALL-STAGES has, or nil if that is
+not known. On its loop."
+  (operate stage call))
 
-(defgeneric call-trouble (call)
-  (:documentation "What has gone wrong with what CALL waits for, as text, or nil. On its loop.")
-  (:method ((call call)) nil))
+(defun call-trouble (call)
+  "What has gone wrong with what CALL waits for, as text, or nil. On its loop."
+  (operate trouble call))
 
-(defgeneric call-unsent-octets (call)
-  (:documentation "How many octets that CALL's user has sent the peer has not taken. On its loop.")
-  (:method ((call call)) 0))
+(defun call-unsent-octets (call)
+  "How many octets that CALL's user has sent the peer has not taken. On its loop."
+  (operate unsent-octets call))
 
-(defgeneric call-peer (call)
-  (:documentation "The address of CALL's peer as a string, \"127.0.0.1:50051\", or nil before there
-is one. From any thread."))
+(defun call-peer (call)
+  "The address of CALL's peer as a string, \"127.0.0.1:50051\", or nil before there is one. From any
+thread."
+  (operate peer call))
 
-(defgeneric call-security (call)
-  (:documentation "What TLS says of the connection of CALL: an object for SECURITY-PEER-CERTIFICATE,
+(defun call-security (call)
+  "What TLS says of the connection of CALL: an object for SECURITY-PEER-CERTIFICATE,
 SECURITY-PROTOCOL, SECURITY-CIPHER, SECURITY-SERVER-NAME and SECURITY-RESUMED-P; nil for a
-connection without TLS, or while there is none. From any thread."))
+connection without TLS, or while there is none. From any thread."
+  (operate security call))

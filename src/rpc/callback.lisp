@@ -43,14 +43,10 @@ baton is lost; then nothing of the loop may be touched."
 (defun abort-with (call condition)
   (operate abort call (rpc-error-status condition) (rpc-error-message condition) :local))
 
-(defgeneric callback-returned (call)
-  (:documentation "A callback of CALL that has lost the loop has returned. From any thread.")
-  (:method ((call call)) nil))
-
 (defun resume-callbacks (call condition)
   "Go on on the loop, which this thread does not run any more, after a callback of CALL that ended
 with CONDITION or nil."
-  (callback-returned call)
+  (operate callback-returned call)
   (loop:post (wire-call-loop call)
              (lambda ()
                (when condition (abort-with call condition))

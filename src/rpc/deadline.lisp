@@ -33,7 +33,8 @@ whose timers would be due much later."
           (cancel-timer wheel timer)))))
   nil)
 
-(defmethod after ((call wire-call) seconds function)
+(defun wire-after (call seconds function)
+  "The operation AFTER."
   (let ((due (deadline-in (seconds-ns seconds) (monotonic-ns)))
         (loop (wire-call-loop call))
         (timer nil))

@@ -43,12 +43,8 @@ client cannot read that, when messages go uncompressed. From any thread."
          (encoding (and compression (compression-outgoing compression))))
     (if encoding (encoding-name encoding) :identity)))
 
-(defgeneric change-encoding (call encoding)
-  (:documentation "Compress what is sent on CALL with ENCODING, or not at all if it is nil, if the
-peer accepts it. Signal MISUSE if it is too late, or nothing to be changed."))
-
 (defun (setf call-compression) (name call)
-  (change-encoding call (find-encoding name))
+  (operate change-encoding call (find-encoding name))
   name)
 
 (defun received-compressed-p (call)

@@ -36,14 +36,16 @@
    #:quoted-octets
    #:accepted-encodings-field #:compression #:compression-outgoing #:compression-incoming
    ;; encoding.lisp
-   #:compression-of #:ensure-compression #:compresses-p #:change-encoding #:call-compression
+   #:compression-of #:ensure-compression #:compresses-p #:call-compression
    #:received-compressed-p #:encode-encodings #:encode-accepted-encodings
    ;; interceptor.lisp
    #:check-interceptors #:call-intercepted #:invoke-intercepted #:bearer-token
    #:credentials-metadata
+   ;; transport.lisp
+   #:define-transport-end #:operate #:nothing #:contract-table
    ;; call.lisp, verb.lisp, trouble.lisp
    #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed
-   #:call-extra #:call-incoming #:operations #:make-operations #:operate #:extra #:ensure-extra
+   #:call-extra #:call-incoming #:extra #:ensure-extra
    #:extra-metadata #:extra-trailers #:extra-trailer-fields #:extra-outcome
    #:outcome-message #:outcome-details #:outcome-stage #:call-outcome #:extra-wait #:call-stage
    #:call-trouble #:call-role #:call-path #:tell-end #:stage-text
@@ -57,7 +59,7 @@
    #:call-condition #:callbacks-p #:message-due-p #:due-callback #:due-on-writable
    #:receive-queued #:receive-each #:client-p #:outgoing-type #:incoming-type #:may-send-p
    #:check-message #:outgoing
-   #:park #:gate-ringer #:with-user-code #:error-condition #:same-call-p
+   #:park #:gate-ringer #:with-user-code #:error-condition
    #:*debug-on-error* #:return-status #:cancel-call #:retry-handler #:retry-call #:call-peer
    #:call-security #:send #:try-send #:close-send #:receive #:do-messages #:cancel #:cancelled-p
    #:with-call #:call-metadata #:call-trailers #:send-metadata #:time-remaining #:on-message
@@ -71,7 +73,7 @@
    #:answers-held-up #:answers-left #:link-ended #:link-due #:open-link #:abandon-link #:expel-link
    #:close-link
    #:link-output #:link-http2-closed
-   #:callback-returned #:wake-callbacks
+   #:wake-callbacks
    ;; stage.lisp, account.lisp
    #:mark-call #:marked-p #:unmarked #:+unattended+ #:+headers+ #:+answer+ #:+due+ #:+end+
    #:make-wait-clock #:wait-clock-stage
@@ -89,7 +91,8 @@
    #:queue-incoming #:seal-batch #:wire-decode #:encode-unless-short #:undecoded-p
    #:parse-incoming #:unparsable-condition
    #:deliver-streamed #:half-close-streamed #:encode-message
-   #:+long-octets+ #:note-long-message
+   #:+long-octets+
    #:write-message #:write-encoded #:wire-send #:wire-post #:wire-room #:wire-taken #:wire-writable
-   #:wire-schedule #:write-initial-headers #:ensure-headers #:start-deadline
+   #:wire-schedule #:ensure-headers #:wire-after #:wire-peer
+   #:wire-security #:wire-stage #:wire-stages #:wire-unsent-octets #:start-deadline
    #:deadline-passed #:overdue-p #:stop-timers))

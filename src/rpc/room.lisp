@@ -18,10 +18,6 @@
 
 (defglobal **room-turn** (sb-thread:make-mutex :name "clgrpc room"))
 
-(defgeneric note-long-message (call octets)
-  (:documentation "CALL is about to encode a message that is OCTETS long, which is long.")
-  (:method (call octets) (declare (ignore call octets)) nil))
-
 (defun crowded-p (call)
   "True if the connection of CALL has octets waiting for its peer to take them."
   (let ((link (wire-call-link call)))
@@ -64,7 +60,7 @@ has ended meanwhile, or there is no room in time. In user code: this thread may 
 (defun call-with-room (call octets function)
   "Call FUNCTION, which makes a message of CALL that is OCTETS long, when there is room for it."
   (declare (type function function))
-  (note-long-message call octets)
+  (operate note-long-message call octets)
   (ensure-promise call octets)
   (unwind-protect (funcall function)
     (settle-octets octets)))

@@ -8,16 +8,13 @@
 
 (in-package #:clgrpc.rpc)
 
-(defgeneric write-initial-headers (call)
-  (:documentation "Send the header block with which CALL's side of its stream begins."))
-
 (define-hot (ensure-headers :inline t) ((call wire-call)) null
   "Send our headers of CALL if they have not gone yet. On its loop."
   (unless (wire-call-headers-sent call)
     ;; the handler of a stream may have run for long before it sends; for one answer see reply-now
     (unless (or (client-p call) (sends-one-p call)) (loop:note-time (wire-call-loop call)))
     (mark-call call +headers+)
-    (write-initial-headers call))
+    (operate write-head call))
   nil)
 
 (define-hot (check-send-size :inline t) ((call wire-call) (size index)) null

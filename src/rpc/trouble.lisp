@@ -53,9 +53,10 @@ Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERROR*."
 definition, with the same request. Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERROR*."
   (invoke-restart 'retry-handler))
 
-(defgeneric same-call-p (one other)
-  (:documentation "True if ONE and OTHER are a call, or the two ends of a call within the image.")
-  (:method (one other) (eq one other)))
+(defun same-call-p (one other)
+  "True if the calls ONE and OTHER are one, or the two ends of a call within the image."
+  (or (eq one other)
+      (eq one (operate other-end other))))
 
 (defun of-another-call-p (error call)
   "True if ERROR, an RPC-ERROR, is not about CALL, nor what CALL's handler has said by FAIL: it

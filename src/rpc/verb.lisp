@@ -201,9 +201,11 @@ of an outer one see what comes first and what goes last. Return CALL."
              (extra-on-writable extra))
          t)))
 
-(defgeneric after (call seconds function)
-  (:documentation "Call FUNCTION without arguments on CALL's loop after SECONDS, a real, unless CALL
-has ended by then. For handlers that returned their call and hold no thread. From any thread."))
+(defun after (call seconds function)
+  "Call FUNCTION without arguments on CALL's loop after SECONDS, a real, unless CALL has ended by
+then. For handlers that returned their call and hold no thread. From any thread."
+  (operate after call seconds function)
+  nil)
 
 (defun reply (call message)
   "End CALL, a unary or client-streaming handler's, with MESSAGE as its answer. For handlers that

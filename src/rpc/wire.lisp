@@ -72,10 +72,12 @@ how many messages."
   (setf (wire-call-marks call) (logior +closed+ (wire-call-marks call)))
   nil)
 
-(defmethod call-peer ((call wire-call))
+(defun wire-peer (call)
+  "The operation PEER."
   (let ((link (wire-call-link call))) (and link (link-peer link))))
 
-(defmethod call-security ((call wire-call))
+(defun wire-security (call)
+  "The operation SECURITY."
   (let ((link (wire-call-link call))) (and link (link-security link))))
 
 (defun wire-post (call function)

@@ -251,7 +251,8 @@ the reserve, is true."
   (charge call -1 (lambda () (eq :charged (shiftf (server-call-late call) :returned))))
   (rpc:wake-callbacks (wire-call-link call)))
 
-(defmethod rpc:callback-returned ((call server-call))
+(defun server-callback-returned (call)
+  "The operation CALLBACK-RETURNED."
   (let ((extra (call-extra call)))
     (charge call -1 (lambda () (eq :charged (shiftf (rpc:extra-scheduled extra) :returned))))
     (rpc:wake-callbacks (wire-call-link call))))
@@ -482,21 +483,3 @@ sent: a handler may signal anything in its slots."
       (cond ((done-p call) t)
             (t (note-waiting (server-call-route call))
                nil)))))
-
-(defun no-wait (call &rest arguments) (declare (ignore call arguments)) nil)
-
-(defun make-server-operations (deliver half-close)
-  (make-operations :send #'rpc:wire-send :close-send #'server-close-send
-                   :send-metadata #'server-send-metadata
-                   :reply #'server-reply :finish #'finish-from-anywhere :abort #'server-abort
-                   :leave #'no-wait :taken #'rpc:wire-taken :decode #'rpc:wire-decode
-                   :post #'rpc:wire-post
-                   :room #'rpc:wire-room :await-metadata #'no-wait
-                   :schedule #'rpc:wire-schedule :drive #'server-drive
-                   :deliver deliver :half-close half-close))
-
-(define-load-time-global **request-operations**
-    (make-server-operations #'deliver-request #'half-close-request))
-
-(define-load-time-global **stream-operations**
-    (make-server-operations #'deliver-to-stream #'half-close-stream))

@@ -33,7 +33,8 @@ the encoding for answers, if the client accepts it, or nil."
   "ENCODING if CALL's client accepts that, else nil."
   (find encoding (server-call-accepted call)))
 
-(defmethod rpc:change-encoding ((call server-call) encoding)
+(defun server-change-encoding (call encoding)
+  "The operation CHANGE-ENCODING."
   (when (or (plusp (rpc:wire-call-speech call)) (call-status call))
     (misuse "It is too late to change the compression of ~A." call))
   (setf (rpc:compression-outgoing (rpc:ensure-compression call))

@@ -8,7 +8,7 @@
   (:import-from #:clgrpc.rpc
                 #:call #:call-status #:call-rpc-method #:call-extra #:call-fields #:call-deadline
                 #:call-half-closed #:ensure-extra #:end-call #:notify #:with-user-code #:*call*
-                #:operate #:make-operations #:link #:link-loop #:link-owner #:wire-call
+                #:operate #:link #:link-loop #:link-owner #:wire-call
                 #:wire-call-link #:wire-call-loop #:wire-call-stream #:wire-call-headers-sent
                 #:rpc-method #:rpc-method-kind #:rpc-error-status #:rpc-error-message)
   (:export

@@ -34,7 +34,8 @@
     (when (rpc:compression-of call) (encode-compression-fields call encoder buffer))
     (values encoder buffer)))
 
-(defmethod rpc:write-initial-headers ((call server-call))
+(defun write-answer-head (call)
+  "The operation WRITE-HEAD."
   (let ((stream (wire-call-stream call)))
     (multiple-value-bind (encoder buffer) (write-headers-start stream call)
       (let ((extra (call-extra call)))

@@ -74,5 +74,6 @@ loop."
     (when (and (null (hub-roomless hub)) (hub-probe hub) (call-status (hub-probe hub)))
       (setf (hub-probe hub) nil))))
 
-(defmethod rpc:note-long-message ((call server-call) octets)
+(defun server-note-long-message (call octets)
+  "The operation NOTE-LONG-MESSAGE."
   (note-long-answer (server-call-route call) octets))

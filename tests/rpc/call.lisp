@@ -5,14 +5,13 @@
 
 (defstruct (test-call (:include rpc:call)))
 
-(defmethod rpc:call-peer ((call test-call)) "somewhere:1")
-
 (defun new-call (&rest operations)
   "A call on a transport of which only OPERATIONS, a plist, exist besides those that all need."
   (flet ((nothing (&rest arguments) (declare (ignore arguments)) nil))
-    (make-test-call :operations (apply #'rpc:make-operations
+    (make-test-call :operations (apply #'rpc::make-operations
                                        (append operations
-                                               (list :taken #'nothing :drive #'nothing
+                                               (list :peer (constantly "somewhere:1")
+                                                     :taken #'nothing :drive #'nothing
                                                      :post (lambda (call function)
                                                              (declare (ignore call))
                                                              (funcall function))))))))

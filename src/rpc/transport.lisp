@@ -1,0 +1,248 @@
+;;;; The contract between calls and what carries them. A transport (HTTP/2 on a connection, the
+;;;; in-process channel) gives each end of its calls an OPERATIONS structure. The table below
+;;;; declares every operation once: name, lambda list, the thread it is called on, which end has it,
+;;;; its default, its meaning. The structure, OPERATE, the documentation and the checks of
+;;;; DEFINE-TRANSPORT-END are made from the table.
+
+(in-package #:clgrpc.rpc)
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defstruct (contract-row (:copier nil))
+    "One operation of the contract."
+    (name nil :type symbol)
+    (lambda-list '() :type list)        ; of required parameters, the call first
+    (thread :any :type (member :any :loop :receiver))
+    (end nil :type (member nil :client :server)) ; that has it, nil for both
+    (default nil)                       ; a form for the function, nil if each transport gives one
+    (text "" :type string))
+
+  (defvar *contract* '() "The CONTRACT-ROWs, in the order of the table.")
+
+  (defun find-contract-row (name)
+    "The row of the operation NAME, a symbol of any package."
+    (or (find name *contract* :key #'contract-row-name :test #'string=)
+        (error "There is no operation ~S of calls." name)))
+
+  (defun parse-contract-row (form)
+    (destructuring-bind (name lambda-list (&key (thread :any) end default) text) form
+      (make-contract-row :name name :lambda-list lambda-list :thread thread :end end
+                         :default default :text text)))
+
+  (defun operation-reader (name)
+    "The reader of the slot of OPERATIONS for the operation NAME."
+    (intern (format nil "OPERATIONS-~A" name) '#:clgrpc.rpc)))
+
+(defun not-for-clients (call &rest arguments)
+  "What a client's call does for an operation that only handlers' calls have."
+  (declare (ignore arguments))
+  (misuse "This is for handlers; ~A, a client's, cannot do it." call))
+
+(defun not-for-handlers (call &rest arguments)
+  "What a handler's call does for an operation that only clients' calls have."
+  (declare (ignore arguments))
+  (misuse "This is for clients; ~A, a handler's, cannot do it." call))
+
+(defun not-carried (call &rest arguments)
+  "What a call does for an operation that its transport does not give."
+  (declare (ignore arguments))
+  (misuse "The transport of ~A cannot do this." call))
+
+(defun nothing (call &rest arguments)
+  "The operation that does nothing and knows nothing."
+  (declare (ignore call arguments))
+  nil)
+
+(defun no-octets (call)
+  (declare (ignore call))
+  0)
+
+(defun decoded-item (call item start end)
+  "The operation DECODE of a transport that queues nothing but messages."
+  (declare (ignore call start end))
+  item)
+
+(defmacro define-operations (documentation &body rows)
+  "Declare the contract. A row is (NAME LAMBDA-LIST (&key THREAD END DEFAULT) TEXT): THREAD is :any,
+:loop (the call's) or :receiver (the one thread that receives on the call), END the only end that
+has the operation, DEFAULT a form for the function of transports that give none."
+  (let ((parsed (mapcar #'parse-contract-row rows)))
+    `(progn
+       (eval-when (:compile-toplevel :load-toplevel :execute)
+         (setf *contract* (mapcar #'parse-contract-row ',rows)))
+       (defstruct (operations (:constructor make-operations) (:copier nil))
+         ,documentation
+         (client-p nil :type boolean)   ; which end's
+         ,@(loop for row in parsed
+                 collect `(,(contract-row-name row) ,(or (contract-row-default row) '#'not-carried)
+                           :type function)))
+       (declaim (sb-ext:freeze-type operations))
+       (document-functions
+         ,@(loop for row in parsed
+                 collect (operation-reader (contract-row-name row))
+                 collect (contract-row-text row))))))
+
+(define-operations
+    "What one end of a transport does for its calls: a function for each row of the contract."
+  ;; what users ask for
+  (send (call message wait-p compress) ()
+    "Send MESSAGE, compressed as SEND says of COMPRESS; true if that was accepted. If there is no
+room, wait for it if WAIT-P is true, else return false.")
+  (close-send (call) ()
+    "Nothing more will be sent: half-close.")
+  (send-metadata (call metadata) (:end :server)
+    "Send METADATA, an alist, as the headers of the answer.")
+  (receive (call) (:thread :receiver :default #'receive-queued)
+    "The next message, waiting for it; nil after the last. See RECEIVE.")
+  (each (call function) (:thread :receiver :default #'receive-each)
+    "Call FUNCTION with each message until the last. See CALL-WITH-MESSAGES.")
+  (look (call) (:default #'call-status)
+    "The status of the call, which this look may have found to have ended; nil while it runs.")
+  (reply (call message) (:end :server)
+    "Send MESSAGE, the only answer, and end the call with :ok.")
+  (finish (call status message details trailers) (:end :server)
+    "End the call with STATUS, its text MESSAGE, DETAILS (octets or nil) and the alist TRAILERS.")
+  (after (call seconds function) ()
+    "Call FUNCTION without arguments after SECONDS, unless the call has ended by then.")
+  (change-encoding (call encoding) (:default #'not-carried)
+    "Compress what is sent from now on with ENCODING, or not if that is nil, if the peer accepts it.
+Signal MISUSE if it is too late.")
+  (leave (call) (:default #'nothing)
+    "The user who received has lost interest: end the call if it runs.")
+  (await-metadata (call) (:default #'nothing)
+    "Wait until the peer's headers are there.")
+  ;; what the call's loop does
+  (abort (call status text ended-by) (:thread :loop)
+    "End the call from this side at once, with STATUS and TEXT; ENDED-BY as in RPC-ERROR-ENDED-BY.")
+  (post (call function) ()
+    "Run FUNCTION on the call's loop, at once if this thread runs that. False if it has stopped.")
+  (schedule (call) (:thread :loop)
+    "Have the callbacks that are due run soon.")
+  (callback-returned (call) (:default #'nothing)
+    "A callback that had lost the loop has returned.")
+  (room (call) (:thread :loop)
+    "The octets that may be sent without waiting.")
+  (write-head (call) (:thread :loop :default #'not-carried)
+    "Write the header block with which this end's side of the stream begins.")
+  (deliver (call octets start end) (:thread :loop :default #'not-carried)
+    "A message has arrived: OCTETS from START to END, valid only during the operation.")
+  (half-close (call) (:thread :loop :default #'nothing)
+    "The peer's last message has been delivered.")
+  (decode (call item start end) (:thread :receiver :default #'decoded-item)
+    "The message that ITEM of the queue is: octets from START to END, or the transport's own.")
+  (taken (call octets) (:thread :receiver)
+    "The user has taken messages that were charged with OCTETS.")
+  (note-long-message (call octets) (:default #'nothing)
+    "A message of OCTETS, which is long, is about to be encoded.")
+  ;; how a thread waits
+  (drive (call ready-p) (:default #'nothing)
+    "Run the loop, if this thread may, until (READY-P CALL) or the end; true if that came.")
+  (park (call ready-p) (:default #'park)
+    "Sleep until (READY-P CALL) or the end; return what READY-P did.")
+  ;; what is known of the call
+  (peer (call) ()
+    "The peer's address, a string, or nil before there is one.")
+  (security (call) (:default #'nothing)
+    "What TLS says of the connection, or nil.")
+  (stage (call) (:thread :loop :default #'nothing)
+    "What the call, which runs, is at: a keyword of those that CALL-STAGES has, or nil.")
+  (stages (call) (:default #'nothing)
+    "The plist of CALL-STAGES.")
+  (trouble (call) (:thread :loop :default #'nothing)
+    "What has gone wrong with what the call waits for, as text, or nil.")
+  (unsent-octets (call) (:thread :loop :default #'no-octets)
+    "How many octets that the user has sent the peer has not taken.")
+  (other-end (call) (:default #'nothing)
+    "The call at the other end, if that is in this image.")
+  ;; futures, which CALL-ASYNC returns
+  (future-p (call) (:end :client)
+    "True if the call is its own future.")
+  (reply-of-future (call) (:end :client)
+    "The reply of a future that has ended with :ok, or the RPC-ERROR that says what is wrong with
+it.")
+  (reserve-of-future (call) (:end :client)
+    "The reserve whose threads run the future's completions, or nil if there is none any more."))
+
+(document-functions
+  operations-client-p "True of the operations of clients' calls.")
+
+(defmacro operate (name call &rest arguments)
+  "Call the operation NAME of CALL's transport."
+  (let ((row (find-contract-row name)))
+    (unless (= (1+ (length arguments)) (length (contract-row-lambda-list row)))
+      (error "The operation ~S takes ~S." name (contract-row-lambda-list row)))
+    (if (symbolp call)
+        `(funcall (,(operation-reader name) (call-operations ,call)) ,call ,@arguments)
+        (let ((variable (gensym "CALL")))
+          `(let ((,variable ,call)) (operate ,name ,variable ,@arguments))))))
+
+;;; The ends of transports
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun end-operations (name end given)
+    "What MAKE-OPERATIONS gets for NAME, an END of a transport that gives the plist GIVEN."
+    (loop for (key) on given by #'cddr
+          do (find-contract-row key))
+    (list* :client-p (eq end :client)
+           (loop for row in *contract*
+                 for operation = (contract-row-name row)
+                 for key = (intern (string operation) '#:keyword)
+                 for function = (getf given key)
+                 for foreign = (and (contract-row-end row) (not (eq end (contract-row-end row))))
+                 do (when (and foreign function)
+                      (error "~S: the ~(~A~) end has no operation ~S." name end operation))
+                    (unless (or foreign function (contract-row-default row))
+                      (error "~S lacks the operation ~S ~S: ~A" name operation
+                             (contract-row-lambda-list row) (contract-row-text row)))
+                 append (cond (foreign
+                               (list key (if (eq end :client)
+                                             '#'not-for-clients
+                                             '#'not-for-handlers)))
+                              (function (list key function)))))))
+
+(defun takes-p (function count)
+  "True if FUNCTION may be called with COUNT arguments, or does not say."
+  (let ((lambda-list (sb-kernel:%fun-lambda-list function)))
+    (multiple-value-bind (keywords required optional rest)
+        (sb-int:parse-lambda-list (if (listp lambda-list) lambda-list '(&rest unknown))
+                                  :silent t)
+      (declare (ignore keywords))
+      (and (<= (length required) count)
+           (or rest (<= count (+ (length required) (length optional))))))))
+
+(defun checked-operations (operations)
+  "OPERATIONS, each of whose functions takes what the contract says."
+  (dolist (row *contract* operations)
+    (let ((function (funcall (operation-reader (contract-row-name row)) operations)))
+      (unless (takes-p function (length (contract-row-lambda-list row)))
+        (error "~S, the operation ~S of a transport, does not take ~S." function
+               (contract-row-name row) (contract-row-lambda-list row))))))
+
+(defmacro define-transport-end (name (end &key like) &body operations)
+  "Define the global NAME: the OPERATIONS of the END, :client or :server, of a transport's calls.
+OPERATIONS is a plist from operation to a form for its function; what it lacks is as in LIKE,
+another such name, if that is given, or by default. An operation that the contract does not have, or
+one that has no default and is not given, is an error when this is compiled, and a function that
+does not take the arguments of its operation one when it is loaded."
+  (let ((all (append operations (and like (get like 'operations)))))
+    `(progn
+       (eval-when (:compile-toplevel :load-toplevel :execute)
+         (setf (get ',name 'operations) ',all))
+       (sb-ext:define-load-time-global ,name
+           (checked-operations (make-operations ,@(end-operations name end all)))))))
+
+(defun contract-table ()
+  "The contract, a list of lists of texts: operation, thread, end, default, meaning."
+  (flet ((lower (object) (format nil "`~(~A~)`" object)))
+    (loop for row in *contract*
+          collect (list (lower (cons (contract-row-name row) (contract-row-lambda-list row)))
+                        (ecase (contract-row-thread row)
+                          (:any "any")
+                          (:loop "the call's loop")
+                          (:receiver "that receives"))
+                        (case (contract-row-end row)
+                          (:client "clients'")
+                          (:server "handlers'")
+                          (t "both"))
+                        (let ((default (contract-row-default row)))
+                          (if default (lower (second default)) "none"))
+                        (substitute #\Space #\Newline (contract-row-text row))))))
