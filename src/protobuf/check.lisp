@@ -488,26 +488,22 @@ their name space."
     ((or oneof-descriptor enum-value-descriptor extension-range method-descriptor) nil)))
 
 (defun check-rules (file)
-  "See that FILE, resolved and with its options, breaks no rule. Signal PROTO-SYNTAX-ERROR."
-  (map-inheriting #'check-descriptor file)
-  (fail-on-problems))
+  "See that FILE, resolved and with its options, breaks no rule."
+  (map-inheriting #'check-descriptor file))
 
 (defun check-style-and-use (file)
   "See that FILE, a source, keeps to naming style and visibility, uses features that its edition has
-and numbers and options where they may be used. Signal PROTO-SYNTAX-ERROR."
+and numbers and options where they may be used."
   (flet ((check-each (function)
            (map-inheriting (lambda (descriptor around)
                              (declare (ignore around))
                              (funcall function descriptor))
-                           file)
-           (fail-on-problems)))
+                           file)))
     (check-each (lambda (descriptor)
                   (when (eq :style2024 (feature-of descriptor :enforce-naming-style))
                     (check-style descriptor))))
     (check-nested-visibility file)
-    (fail-on-problems)
     (check-feature-lifetimes file)
-    (fail-on-problems)
     (check-each (lambda (descriptor)
                   (when (field-descriptor-p descriptor) (check-number descriptor))
                   (check-targets descriptor)))))

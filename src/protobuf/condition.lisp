@@ -1,7 +1,7 @@
 ;;;; The errors of this layer: PROTOBUF-ERROR for octets that are no message (the peer's fault),
 ;;;; with subclasses for JSON and text format, and PROTO-SYNTAX-ERROR for .proto text that is no
 ;;;; program. Each says where; a syntax error carries the others found in the same file, so that one
-;;;; run shows them all.
+;;;; run shows them all, the first +MOST-SHOWN+ of them in its text.
 
 (in-package #:clgrpc.protobuf)
 
@@ -96,6 +96,9 @@ an Any of an unknown type in JSON."))
 (document-functions
   message-print-error-format ":json or :text, what was to be written.")
 
+(defconstant +most-shown+ 20
+  "The errors of one file that the text of a PROTO-SYNTAX-ERROR has.")
+
 (define-condition proto-syntax-error (clgrpc-error)
   ((file :initarg :file :reader proto-syntax-error-file)
    (line :initarg :line :reader proto-syntax-error-line)
@@ -104,13 +107,15 @@ an Any of an unknown type in JSON."))
    (text :initarg :text :reader proto-syntax-error-text)
    (others :initarg :others :initform '() :accessor proto-syntax-error-others))
   (:report (lambda (condition stream)
-             (format stream "~A:~D:~D: ~A~{~%~A~}"
-                     (proto-syntax-error-file condition) (proto-syntax-error-line condition)
-                     (proto-syntax-error-column condition) (proto-syntax-error-text condition)
-                     (proto-syntax-error-others condition))))
+             (let* ((others (proto-syntax-error-others condition))
+                    (more (max 0 (- (1+ (length others)) +most-shown+))))
+               (format stream "~A:~D:~D: ~A~{~%~A~}~[~:;~:*~%and ~D more error~:P in this file~]"
+                       (proto-syntax-error-file condition) (proto-syntax-error-line condition)
+                       (proto-syntax-error-column condition) (proto-syntax-error-text condition)
+                       (butlast others more) more))))
   (:documentation "A .proto source cannot be compiled. FILE, LINE and COLUMN (from 1) say where,
 EXPECTED what should have stood there, TEXT all of it as one sentence. OTHERS holds the further
-errors of the same file, in order."))
+errors of the same file, in the order in which they were found; printed are the first twenty."))
 
 (document-functions
   proto-syntax-error-file "The .proto file in which the error is, as text."

@@ -1,7 +1,7 @@
 ;;;; Linking: names as written become full names, features become plain facts about each field, and
-;;;; what the language forbids is found (protobuf language specification). The steps are protoc's,
-;;;; and each is the last if it finds errors: declare names, resolve them, interpret standard
-;;;; options, resolve features, interpret custom options, then what check.lisp checks.
+;;;; what the language forbids is found (protobuf language specification). The stages are protoc's:
+;;;; declare names and resolve them; interpret standard options, resolve features, interpret custom
+;;;; options; then what check.lisp checks. What has errors is set aside between them; see pool.lisp.
 
 (in-package #:clgrpc.protobuf)
 
@@ -273,8 +273,8 @@ in RANGES; each range that overlaps with another one is in a pair."
         (t (complain field :extendee "an extension names the message that it extends"))))
 
 (defun resolve-field (field owner)
-  (when (and (resolve-owner field owner)
-             (resolve-type field))
+  (when (resolve-owner field owner)
+    (resolve-type field)
     (let* ((message (or (field-descriptor-extendee field) (descriptor-full-name owner)))
            (key (cons message (field-descriptor-number field)))
            (other (gethash key *numbers*)))
@@ -367,6 +367,51 @@ in RANGES; each range that overlaps with another one is in a pair."
                (when (field-descriptor-p descriptor) (state-field-facts descriptor)))
              file))
 
+;;; What is set aside
+
+(defun needs-troubled-p (descriptor owner)
+  "True if DESCRIPTOR, which has the OWNER of MAP-NAMES, cannot be checked without something that has
+errors."
+  (flet ((troubled (full-name)
+           (and full-name (troubled-p (find-thing full-name)))))
+    (or (troubled-p owner)
+        (troubled (scope-of descriptor))
+        (typecase descriptor
+          (field-descriptor (or (troubled (field-descriptor-type-name descriptor))
+                                (troubled (field-descriptor-extendee descriptor))))
+          (message-descriptor (and (message-descriptor-map-entry-p descriptor)
+                                   (some #'troubled-p (message-descriptor-fields descriptor))))
+          (enum-descriptor (every #'troubled-p (enum-descriptor-values descriptor)))))))
+
+(defun set-aside (file)
+  "Take out of FILE the declarations that have errors and those that need them."
+  (loop while (let ((found nil))
+                (map-names (lambda (descriptor owner)
+                             (when (and (not (troubled-p descriptor))
+                                        (needs-troubled-p descriptor owner))
+                               (note-trouble descriptor)
+                               (setf found t)))
+                           file)
+                found))
+  (macrolet ((keep (&rest places)
+               `(setf ,@(loop for place in places
+                              append `(,place (remove-if #'troubled-p ,place))))))
+    (labels ((keep-in-enum (enum) (keep (enum-descriptor-values enum)))
+             (keep-in-message (message)
+               (keep (message-descriptor-messages message) (message-descriptor-enums message)
+                     (message-descriptor-fields message) (message-descriptor-extensions message))
+               (mapc #'keep-in-enum (message-descriptor-enums message))
+               (mapc #'keep-in-message (message-descriptor-messages message))))
+      (keep (file-descriptor-messages file) (file-descriptor-enums file)
+            (file-descriptor-extensions file))
+      (mapc #'keep-in-enum (file-descriptor-enums file))
+      (mapc #'keep-in-message (file-descriptor-messages file)))))
+
+(defun end-stage (file)
+  "If errors have been found, signal them, or if FILE is a source set aside what has them."
+  (when (linker-problems *linker*)
+    (if (linker-read-p *linker*) (fail-on-problems) (set-aside file))))
+
 ;;; The whole
 
 (defun check-imports (file find roots)
@@ -380,6 +425,7 @@ in RANGES; each range that overlaps with another one is in a pair."
                     (file-descriptor-dependencies file) ; it may do without those for options
                     (all-imports file)))
     (unless (funcall find name)
+      (setf (linker-missing-p *linker*) t)
       (complain name :import "the import \"~A\" is not found~@[ in ~{~A~^, ~}; :import-paths names ~
                               other directories~]"
                 name (mapcar #'sb-ext:native-namestring roots)))))
@@ -397,12 +443,12 @@ in RANGES; each range that overlaps with another one is in a pair."
 
 (defun resolve-imports (file find roots)
   (check-imports file find roots)
-  (fail-on-problems)
+  (end-stage file)
   (enter-imports file find)
   (declare-file file)
   (resolve-file file)
   (when (linker-problems *linker*) (explain-map-conflicts file))
-  (fail-on-problems))
+  (end-stage file))
 
 (defun link-file (file find roots &optional (world (make-world)))
   "Resolve and check FILE, parsed from source, in place and return it. FIND maps the path of an
@@ -414,10 +460,11 @@ that of the files linked before FILE. Signal PROTO-SYNTAX-ERROR."
     (interpret-options file nil)
     (resolve-features file)
     (state-facts file)
-    (interpret-options file t)
-    (fail-on-problems)
+    (unless (linker-missing-p *linker*) (interpret-options file t))
+    (end-stage file)
     (check-rules file)
     (check-style-and-use file)
+    (fail-on-problems)
     (store-options file)
     (setf (file-descriptor-places file) nil)
     file))
@@ -437,6 +484,7 @@ may not say is not asked, since a set does not keep all that would allow it."
     (resolve-features file)
     (state-facts file)
     (check-rules file)
+    (fail-on-problems)
     (map-optioned (lambda (descriptor inside)
                     (declare (ignore inside))
                     (restore-options descriptor))

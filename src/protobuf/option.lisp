@@ -104,7 +104,8 @@ its options' names are meant, in the order in which protoc interprets them."
             for field = (if (consp part)
                             (extension-in-sight (first part) inside message)
                             (field-inside message part))
-            do (cond ((or (null field) (equal part "uninterpreted_option"))
+            do (cond ((and field (troubled-p field)) (return-from option-path nil))
+                     ((or (null field) (equal part "uninterpreted_option"))
                       (refuse-unknown-option option message part))
                      ((and (equal "features" (first parts)) (of-this-file-p field))
                       (refuse "a feature cannot be used in the file that declares it"))
@@ -124,7 +125,8 @@ its options' names are meant, in the order in which protoc interprets them."
     (and declared (eq (linked-file) (declared-file declared)))))
 
 (defun refuse-unknown-option (option message part)
-  (cond ((not (consp part))
+  (cond ((and (consp part) (linker-missing-p *linker*)) nil)
+        ((not (consp part))
          (complain option :option-name "there is no option \"~A\": ~A has no field \"~A\""
                    (option-name-string (option-name option)) (descriptor-full-name message) part))
         ((linker-hidden *linker*)
@@ -168,9 +170,10 @@ its options' names are meant, in the order in which protoc interprets them."
   "Interpret the options in FILE whose name begins with an extension, if CUSTOM, or the others."
   (map-optioned
    (lambda (descriptor inside)
-     (loop for option in (descriptor-options descriptor)
-           always (or (not (eq custom (consp (first (option-name option)))))
-                      (interpret-option option descriptor inside))))
+     (dolist (option (descriptor-options descriptor))
+       (when (eq custom (consp (first (option-name option))))
+         (unless (interpret-option option descriptor inside)
+           (note-trouble descriptor)))))
    file))
 
 ;;; Values
@@ -236,7 +239,8 @@ its options' names are meant, in the order in which protoc interprets them."
           do (if (and (consp name) (find #\/ (first name)))
                  (add-any record (first name) value)
                  (let ((field (text-field message name)))
-                   (when field (add-text-field record field value)))))
+                   (unless (or (null field) (troubled-p field))
+                     (add-text-field record field value)))))
     record))
 
 (defun text-field (message name)

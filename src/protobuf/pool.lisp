@@ -9,7 +9,9 @@
 ;;;; imports go.
 ;;;;
 ;;;; Errors are collected in the order in which protoc reports them; the first is signalled with the
-;;;; others in it.
+;;;; others in it. protoc ends with the first stage that finds some. Here a source goes on to the next
+;;;; one without the declarations that have errors and those that need them, so that one run shows
+;;;; what is wrong in the rest as well. A file read from octets ends as in protoc.
 
 (in-package #:clgrpc.protobuf)
 
@@ -48,6 +50,8 @@ the file that has the name but is not imported, and the name in the scope that d
   (records (make-hash-table :test 'eq) :type hash-table)
   (problems '() :type list)
   (problem-count 0 :type index)
+  (troubled (make-hash-table :test 'eq) :type hash-table) ; what has an error, or needs what has one
+  (missing-p nil :type boolean)         ; an import is not found, so what it declares is not known
   (read-p nil :type boolean)
   (hidden nil :type (or null file-descriptor))
   (nearest nil :type (or null string)))
@@ -74,11 +78,21 @@ the file that has the name but is not imported, and the name in the scope that d
           (t (values 1 1)))))
 
 (defconstant +most-problems+ 100
-  "The errors of one file that are reported.")
+  "The errors of one file read from octets that are reported.")
+
+(defun troubled-p (thing)
+  "True if THING has an error or needs what has one."
+  (values (gethash thing (linker-troubled *linker*))))
+
+(defun note-trouble (thing)
+  (setf (gethash thing (linker-troubled *linker*)) t)
+  nil)
 
 (defun complain (thing kind control &rest arguments)
-  "Note an error at the part KIND of THING; see PLACE-OF."
-  (when (> (incf (linker-problem-count *linker*)) +most-problems+)
+  "Note an error at the part KIND of THING; see PLACE-OF. Return nil."
+  (note-trouble thing)
+  (when (and (> (incf (linker-problem-count *linker*)) +most-problems+)
+             (linker-read-p *linker*))
     (return-from complain nil))
   (multiple-value-bind (line column) (place-of thing kind)
     (push (make-condition 'proto-syntax-error
@@ -331,7 +345,8 @@ counts if ACCEPT is true of what it names."
 (defun complain-unknown (thing kind name)
   "Note that NAME, for which RESOLVE-NAME found nothing, is not declared."
   (let ((hidden (linker-hidden *linker*)) (nearest (linker-nearest *linker*)))
-    (cond (hidden
+    (cond ((linker-missing-p *linker*) (note-trouble thing))
+          (hidden
            (complain thing kind "\"~A\" is declared in ~A, which is not imported" name
                      (descriptor-name hidden)))
           (nearest

@@ -55,3 +55,60 @@ message M { repeated int32 a = 1 [packed = true];
   message bad { string s = 1; int32 t = 2 [features.utf8_validation = NONE]; }
 }"))
       "both errors"))
+
+(defparameter *wrong-in-many-ways* "syntax = 'proto3'; import 'nowhere.proto';
+import 'google/protobuf/descriptor.proto';
+message A { Unknown a = 1; int32 b = 1;
+  reserved 5; int32 c = 5;
+  map<string, Unknown> d = 6; oneof o { Unknown e = 7; } A f = 8; B g = 9;
+  map<double, int32> h = 10; int32 foo_bar = 11; int32 fooBar = 12; }
+message B { Unknown a = 1 [(mark).size = 3]; }
+enum C { C_0 = 1; C_1 = 1; }
+enum D { D_0 = 0; D_1 = 0; }
+message Mark { Unknown size = 1; int32 good = 2; }
+extend google.protobuf.FieldOptions { Mark mark = 50000; }
+message E { int32 a = 1 [packed = 1]; int32 b = 2 [packed = true]; int32 c = 19000; }
+enum F { option no_such = 1; F_0 = 1; }
+message G { optional C c = 1 [deprecated = 1, deprecated = 2]; int32 a = 1; message G { C c = 1; } }
+service S { rpc R(Unknown) returns (A); rpc R(A) returns (A) { option no_such = 1; } }
+")
+
+(test errors-of-all-stages-are-told-at-once
+  "What is wrong in one way hides nothing that is wrong in another, and nothing is told that is wrong
+only because something else is. With an import that is not found, nobody knows what is declared."
+  (let ((lines (mapcar #'first (problem-places *wrong-in-many-ways*)))
+        (texts (mapcar #'third (problems *wrong-in-many-ways*))))
+    (flet ((told (text) (count-if (lambda (told) (search text told)) texts)))
+      (is (equal '(1 3 4 6 6 8 8 9 12 12 12 13 14 14 14 15 15)
+                 (sort lines #'<)) "~{~%~A~}" texts)
+      (is (= 1 (told "nowhere.proto")))
+      (is (= 0 (told "Unknown"))))))
+
+(test errors-behind-undeclared-types-are-told
+  (is (equal '((3 13) (3 38) (5 24) (5 40) (6 12) (7 9))
+             (sort (problem-places "syntax = 'proto3';
+
+message A { Unknown a = 1; int32 b = 1;
+  oneof o { A c = 4; A d = 5; } message N { }
+  map<string, Unknown> e = 6; repeated Unknown f = 7;
+  N n = 8; map<double, N> h = 9 [deprecated = true];
+  int32 a = 20; }")
+                   (lambda (a b) (or (< (first a) (first b))
+                                     (and (= (first a) (first b)) (< (second a) (second b)))))))))
+
+(test a-text-of-many-errors-has-an-end
+  (flet ((text-of (count)
+           (handler-case
+               (protobuf::load-protos "many.proto"
+                                      (format nil "syntax = 'proto3'; message M {~%~
+                                                   ~{Unknown f~D = 1;~%~}}"
+                                              (loop for i below count collect i))
+                                      '())
+             (proto-syntax-error (condition)
+               (is (= (1- (* 2 count)) (1+ (length (proto-syntax-error-others condition)))))
+               (uiop:split-string (princ-to-string condition) :separator '(#\Newline))))))
+    (is (= 19 (length (text-of 10))))
+    (let ((lines (text-of 100)))
+      (is (= 21 (length lines)))
+      (is (equal "and 179 more errors in this file" (first (last lines)))))
+    (is (search "and 1 more error in" (first (last (text-of 11)))))))
