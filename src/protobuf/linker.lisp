@@ -370,8 +370,8 @@ in RANGES; each range that overlaps with another one is in a pair."
 ;;; What is set aside
 
 (defun needs-troubled-p (descriptor owner)
-  "True if DESCRIPTOR, which has the OWNER of MAP-NAMES, cannot be checked without something that has
-errors."
+  "True if DESCRIPTOR, which has the OWNER of MAP-NAMES, cannot be checked without something that
+has errors."
   (flet ((troubled (full-name)
            (and full-name (troubled-p (find-thing full-name)))))
     (or (troubled-p owner)

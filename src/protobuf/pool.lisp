@@ -9,9 +9,9 @@
 ;;;; imports go.
 ;;;;
 ;;;; Errors are collected in the order in which protoc reports them; the first is signalled with the
-;;;; others in it. protoc ends with the first stage that finds some. Here a source goes on to the next
-;;;; one without the declarations that have errors and those that need them, so that one run shows
-;;;; what is wrong in the rest as well. A file read from octets ends as in protoc.
+;;;; others in it. protoc ends with the first stage that finds some. Here a source goes on to the
+;;;; next one without the declarations that have errors and those that need them, so that one run
+;;;; shows what is wrong in the rest as well. A file read from octets ends as in protoc.
 
 (in-package #:clgrpc.protobuf)
 
