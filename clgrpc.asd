@@ -631,6 +631,7 @@
   :components ((:file "package")
                (:file "watch")
                (:file "attacker")
+               (:file "victim")
                (:file "server")
                (:file "load")
                (:file "limit")

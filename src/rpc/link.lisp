@@ -106,8 +106,9 @@ makes us do in between takes a fraction of a millisecond.")
 the calls came, and those of other links' calls after them.")
 (defconstant +calls-of-a-long-turn+ 32
   "The same for a link whose last input is +LONG-TURN-NS+ ago or more: where its handlers take long,
-so do turns; where it was quiet, the rest comes in the next.")
-(defconstant +long-turn-ns+ 10000000)
+so do turns, and 128 handlers of 200 µs would hold up the others for 26 ms; where it was quiet, the
+rest comes in the next.")
+(defconstant +long-turn-ns+ 2000000)
 
 (define-hot (streams-opened :inline t) ((http2 http2:connection)) (unsigned-byte 62)
   (http2:accounting-streams-opened (http2:connection-accounting http2)))

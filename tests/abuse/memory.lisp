@@ -4,28 +4,15 @@
 (in-package #:clgrpc.tests.abuse)
 (in-suite :clgrpc.abuse)
 
-(defun call-with-small-server (function megabytes)
-  "Call FUNCTION with the address of `clgrpc serve interop`, which runs with a heap of so many
-MEGABYTES; check that it still runs afterwards."
-  (support:with-program
-      (program sb-ext:*runtime-pathname*
-               "--noinform" "--dynamic-space-size" (princ-to-string megabytes)
-               "--non-interactive" "--no-sysinit" "--no-userinit"
-               "--load" (support:root-file "scripts/load.lisp")
-               "--eval" "(asdf:load-system \"clgrpc/tools\")"
-               "--eval" "(clgrpc.tools:run-command
-                          '(\"serve\" \"interop\" \"--listen\" \"127.0.0.1:0\"
-                            \"--log-level\" \"none\"))")
-    (let ((prefix "listening on "))
-      (funcall function
-               (loop for line = (support:program-line program :timeout-seconds 300)
-                     until (uiop:string-prefix-p prefix line)
-                     finally (return (subseq line (length prefix))))))
-    (is-true (sb-ext:process-alive-p (support:program-process program)))))
-
 (defmacro with-small-server ((address megabytes) &body body)
-  "Evaluate BODY as CALL-WITH-SMALL-SERVER says."
-  `(call-with-small-server (lambda (,address) ,@body) ,megabytes))
+  "Evaluate BODY with ADDRESS bound to that of `clgrpc serve interop`, which has a heap of so many
+MEGABYTES and must live."
+  (let ((program (gensym "PROGRAM")))
+    `(with-lisp-server (,program ,address :megabytes ,megabytes :system "clgrpc/tools"
+                                 :form "(clgrpc.tools:run-command
+                                         '(\"serve\" \"interop\" \"--listen\" \"127.0.0.1:0\"
+                                           \"--log-level\" \"none\"))")
+       ,@body)))
 
 (defun answer-request (octets)
   "The request of a UnaryCall whose answer is to have so many OCTETS, framed."
@@ -89,27 +76,60 @@ refused, and the server lives."
           (dolist (attacker attackers) (close-socket (attacker-socket attacker))))))
     (is-true (answered-p address 1000000))))
 
-(defun resident-megabytes (program)
-  "How much memory PROGRAM has."
-  (with-open-file (in (format nil "/proc/~D/statm" (support:program-pid program)))
-    (read in)
-    (/ (* 4096 (read in)) 1e6)))
+(defun storm-of-answers (address)
+  "Long ones, that are taken."
+  (let ((threads (loop repeat 4
+                       collect (sb-thread:make-thread
+                                (lambda () (loop repeat 15 always (answered-p address 4000000)))))))
+    (is (every #'sb-thread:join-thread threads))))
+
+(defun storm (address count function)
+  "Have COUNT connections, to each of which FUNCTION is applied."
+  (with-connected (attackers count address)
+    (dolist (attacker attackers)
+      (funcall function (greet attacker)))
+    (is-true (answered-p address 10))))
+
+(defun storm-of-silence (address)
+  "Long ones, that nobody takes."
+  (storm address 50 (lambda (attacker)
+                      (loop repeat 4 do (demand-answer attacker 1000000)))))
+
+(defun storm-of-halves (address)
+  "Messages that lack their end."
+  (let ((half (concatenate 'octets (octets-of 0 0 1 0 0) (make-octets 15000))))
+    (storm address 100 (lambda (attacker)
+                         (demand attacker "/grpc.testing.TestService/UnaryCall" half :end nil)
+                         (demand attacker "/grpc.testing.TestService/UnaryCall" half :end nil)))))
+
+(defun storm-of-requests (address)
+  "To no method, by peers that do not read."
+  (storm address 4 (lambda (attacker)
+                     (throw-some attacker
+                                 (many-requests attacker (request-fields "/no.Such/Method") 100000)
+                                 0 0.3))))
+
+(defun storm-of-frames (address)
+  (storm address 4 (lambda (attacker) (flood attacker (opening-octets '(:ping 7)) 100000))))
+
+(defun storm-of-connections (address)
+  (dotimes (i 2000)
+    (close-socket (attacker-socket (connect address)))))
 
 (test memory-comes-back
-  "After a storm of long answers a server that has been idle for a while has at most twice the
-memory that it had before."
+  "After storms of all kinds a server that has been idle for a while has at most twice the memory
+that it had before."
   (support:with-server-program (program address (support:clgrpc-program)
-                                        "serve" "interop" "--listen" "127.0.0.1:0")
-    (let* ((before (resident-megabytes program))
-           (threads (loop repeat 4
-                          collect (sb-thread:make-thread
-                                   (lambda ()
-                                     (loop repeat 15 always (answered-p address 4000000)))))))
-      (is (every #'sb-thread:join-thread threads))
-      (is (< (* 3 before) (resident-megabytes program)) "It was no storm.")
-      (let ((pause (make-signal)))
-        (is-true (wait-until (lambda ()
-                               (await-signal pause :seconds 0.1) ; which nobody signals
-                               (< (resident-megabytes program) (* 2 before)))
-                             :seconds 30)
-                 "~,1F MB before, ~,1F MB now" before (resident-megabytes program))))))
+                                        "serve" "interop" "--listen" "127.0.0.1:0"
+                                        "--log-level" "none")
+    (let* ((pid (support:program-pid program))
+           (before (forget-peak pid)))
+      (dolist (storm '(storm-of-answers storm-of-silence storm-of-halves storm-of-requests
+                       storm-of-frames storm-of-connections))
+        (funcall storm address)
+        (format t "~&; ~(~A~): ~,1F MB resident, ~,1F at most, ~,1F at first~%" storm
+                (/ (process-octets "VmRSS" pid) 1e6) (/ (process-octets "VmHWM" pid) 1e6)
+                (/ before 1e6)))
+      (is (< (* 3 before) (process-octets "VmHWM" pid)) "It was no storm.")
+      (check-memory-comes-back program before)
+      (is-true (answered-p address 1000000)))))
