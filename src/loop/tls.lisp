@@ -167,16 +167,31 @@ negated errno."
         (tls-state tls) :failed)
   nil)
 
+(defconstant +most-names-shown+ 5
+  "The names of a certificate that a failure tells.")
+
+(defun presented-names (tls)
+  "The hosts and addresses that the certificate of TLS's server, which was refused, is for, as text;
+NIL if it cannot be read. The certificate is anybody's."
+  (let* ((der (os:presented-certificate (tls-ssl tls)))
+         (all (handler-case (and der (os:certificate-names (os:make-certificate der)))
+                (os:tls-error () (return-from presented-names nil))))
+         (names (loop for (kind name) in all
+                      when (member kind '(:dns :ip)) collect name))
+         (shown (loop for name in names
+                      repeat +most-names-shown+ collect (visible-text name :limit 80)))
+         (more (- (length names) (length shown))))
+    (cond ((null der) nil)
+          ((null names) "no name")
+          (t (format nil "~{~A~^, ~}~[~:;~:* and ~D more~]" shown more)))))
+
 (defun explain-failure (tls failure)
   "FAILURE, what OpenSSL says of the handshake, with what it is likely to mean."
   (format nil "TLS handshake failed: ~A~A" failure
-          (cond ((search "hostname mismatch" failure)
-                 (format nil " (it is not for ~A); :server-name says which name to check"
-                         (tls-server-name tls)))
-                ((search "IP address mismatch" failure)
-                 (format nil " (it is not for the address ~A); certificates mostly have names, ~
-                              and :server-name says which to check"
-                         (tls-server-name tls)))
+          (cond ((or (search "hostname mismatch" failure) (search "IP address mismatch" failure))
+                 (format nil " (the certificate is ~@[for ~A, ~]not for ~A); :server-name says ~
+                              which name to check"
+                         (presented-names tls) (tls-server-name tls)))
                 ((or (search "wrong version number" failure) (search "http request" failure))
                  " (does the peer speak without TLS?)")
                 ((eq :refused (tls-hello tls))

@@ -29,14 +29,24 @@ the text as WHAT, if there is none or one is damaged."
                      ((not (equal failure "no start line"))
                       (tls-error "A certificate of ~A cannot be read: ~A." what failure)))))))
 
+(defun encrypted-key-p (text)
+  "True if a private key in TEXT, PEM, is encrypted (RFC 7468 section 11, RFC 1421)."
+  (or (search "-----BEGIN ENCRYPTED PRIVATE KEY-----" text)
+      (search "Proc-Type: 4,ENCRYPTED" text)))
+
 (defun call-with-private-key (function text what password)
   "Call FUNCTION with the private key of TEXT, PEM, perhaps encrypted with PASSWORD."
   (with-bio-over-text (bio text)
     ;; without any password OpenSSL would ask for one on the terminal
     (let ((key (pem-read-bio-private-key bio 0 0 (or password ""))))
       (when (zerop key)
-        (tls-error "The private key in ~A cannot be read: ~A." what
-                   (or (openssl-failure) "unknown reason")))
+        (let ((failure (or (openssl-failure) "unknown reason")))
+          (cond ((not (encrypted-key-p text))
+                 (tls-error "The private key in ~A cannot be read: ~A." what failure))
+                (password
+                 (tls-error "The private key in ~A is encrypted, and :password does not open it: ~A."
+                            what failure))
+                (t (tls-error "The private key in ~A is encrypted; :password opens it." what)))))
       (unwind-protect (funcall function key)
         (evp-pkey-free key)))))
 

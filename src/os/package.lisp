@@ -70,5 +70,6 @@
    #:open-tls-session #:close-tls-session #:tls-session-count #:shake-hands #:decrypt-octets
    #:encrypt-octets
    #:end-session-output #:update-keys #:session-failure #:session-alpn #:session-version
-   #:session-cipher #:session-resumed-p #:session-certificate #:session-end #:session-ticket
+   #:session-cipher #:session-resumed-p #:session-certificate #:presented-certificate
+   #:session-end #:session-ticket
    #:free-session-ticket))

@@ -519,6 +519,13 @@ certificate, what is wrong with that."
       (unwind-protect (x509-octets x509)
         (x509-free x509)))))
 
+(defun presented-certificate (ssl)
+  "The DER of the certificate that SSL's peer, a server, has shown, also if it was refused for that;
+NIL if there is none or OpenSSL, before version 3, has forgotten it."
+  (let ((chain (ssl-get-peer-cert-chain ssl)))
+    (unless (or (zerop chain) (zerop (sk-num chain)))
+      (x509-octets (sk-value chain 0)))))
+
 (defun session-end (ssl)
   "Until when all certificates are valid that vouched for the peer of SSL, a universal time. NIL if
 none did in this handshake, as when it resumed an earlier session."

@@ -109,9 +109,10 @@
   (flet ((says (text refusal)
            (is (search text refusal) "~S is not in ~S" text refusal)))
     (says "certificate has expired" (refusal (credentials "expired") (trusting nil)))
-    (says "hostname mismatch (it is not for x.example)"
+    (says "hostname mismatch (the certificate is for localhost, *.test.example, 127.0.0.1, ::1, not"
           (refusal (credentials "server") (trusting nil :server-name "x.example")))
-    (says "IP address mismatch" (refusal (credentials "elsewhere") (trusting nil)))
+    (says "IP address mismatch (the certificate is for elsewhere.example, not for 127.0.0.1)"
+          (refusal (credentials "elsewhere") (trusting nil)))
     (says "certificate verify failed: self" (refusal (credentials "stranger") (trusting nil)))
     ;; the system does not know the root of the tests
     (says "certificate verify failed" (refusal (credentials "server") (credentials nil)))

@@ -198,14 +198,21 @@
       (is (search "alert certificate expired" at-server)))
     (multiple-value-bind (at-client at-server)
         (ends (server-credentials) (client-credentials :server-name "other.example"))
-      (is (search "hostname mismatch (it is not for other.example)" at-client))
+      (is (search (format nil "hostname mismatch (the certificate is for localhost, *.test.example, 127.0.0.1, ~
+                   ::1, not for other.example); :server-name")
+                  at-client))
       (is (search "alert bad certificate" at-server)))
+    ;; who refuses a certificate shows no more of it than fits, and nothing that acts
+    (is (search "(the certificate is for \\x1b[7m.example, 192.0.2.1, c.example, d, e and 2 more, not "
+                (ends (tls-credentials :certificate (certificate-file "many.pem")
+                                       :key (certificate-file "many.key"))
+                      (client-credentials))))
     ;; a subject is no name (RFC 9525)
     (multiple-value-bind (at-client at-server)
         (ends (tls-credentials :certificate (certificate-file "nameless.pem")
                                :key (certificate-file "nameless.key"))
               (client-credentials))
-      (is (search "hostname mismatch (it is not for localhost)" at-client))
+      (is (search "hostname mismatch (the certificate is for no name, not for localhost)" at-client))
       (is (search "alert bad certificate" at-server)))
     (multiple-value-bind (at-client at-server)
         (ends (server-credentials :roots (certificate-file "ca.pem")) (client-credentials))

@@ -66,8 +66,10 @@
     (is (null (complaint "client.key" nil)))
     (is (null (complaint "client.key" "needless")))
     (is (null (complaint "locked.key" "open")))
-    (is (search "locked.key cannot be read" (complaint "locked.key" "wrong")))
-    (is (search "locked.key cannot be read" (complaint "locked.key" nil)))
+    (is (search "locked.key is encrypted, and :password does not open it"
+                (complaint "locked.key" "wrong")))
+    (is (equal "The private key in locked.key is encrypted; :password opens it."
+               (complaint "locked.key" nil)))
     (is (search "client.pem cannot be read" (complaint "client.pem" nil)))))
 
 (defun certificate-with (text replacement)
