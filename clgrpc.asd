@@ -740,6 +740,7 @@
                (:file "gen")
                (:file "serve")
                (:file "call")
+               (:file "declaration")
                (:file "tls"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.tools)))

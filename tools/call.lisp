@@ -37,19 +37,19 @@ reflection, or reads --proto."
   (call-with-catalogue
    (lambda (symbol list pool-of)
      (let* ((symbols (if symbol (list (string-left-trim "." symbol)) (funcall list)))
-            (pool (funcall pool-of symbols)))
+            (index (pool-index (funcall pool-of symbols))))
        (dolist (symbol symbols)
-         (let ((descriptor (need-symbol pool symbol)))
+         (let ((descriptor (need-symbol index symbol)))
            (format t "~A is ~A:~%" (shown symbol) (descriptor-kind descriptor))
-           (write-declaration descriptor 0 (owner-of pool symbol))))))
+           (write-declaration descriptor 0 (make-scope (owner-of index symbol)))))))
    address symbol proto import-path headers timeout
    (client-credentials tls-ca tls-cert tls-key tls-name))
   0)
 
-(defun owner-of (pool full-name)
-  "The message of POOL in which FULL-NAME is declared, or nil."
+(defun owner-of (index full-name)
+  "The message of INDEX, a POOL-INDEX, in which FULL-NAME is declared, or nil."
   (let* ((dot (position #\. full-name :from-end t))
-         (owner (and dot (find-symbol-in pool (subseq full-name 0 dot)))))
+         (owner (and dot (gethash (subseq full-name 0 dot) index))))
     (and (typep owner 'protobuf:message-descriptor) owner)))
 
 (defun call-with-catalogue (function address symbol proto import-paths headers timeout credentials)

@@ -146,44 +146,39 @@
                              (protobuf:file-descriptor-services file)))
         #'string<))
 
-(defun find-symbol-in (pool full-name)
-  "The descriptor of FULL-NAME in the files of POOL, or nil."
-  (labels ((among (descriptors)
-             (some #'look descriptors))
-           (look (descriptor)
-             (cond ((string= full-name (protobuf:descriptor-full-name descriptor)) descriptor)
-                   ((not (uiop:string-prefix-p (scope descriptor) full-name)) nil)
-                   (t (among (inside descriptor)))))
-           (scope (descriptor)
-             ;; the values of an enum are its siblings
-             (let ((name (protobuf:descriptor-full-name descriptor)))
-               (if (typep descriptor 'protobuf:enum-descriptor)
-                   (subseq name 0 (1+ (or (position #\. name :from-end t) -1)))
-                   (concatenate 'string name "."))))
-           (inside (descriptor)
-             (typecase descriptor
-               (protobuf:service-descriptor (protobuf:service-descriptor-methods descriptor))
-               (protobuf:enum-descriptor (protobuf:enum-descriptor-values descriptor))
-               (protobuf:message-descriptor
-                (append (protobuf:message-descriptor-fields descriptor)
-                        (protobuf:message-descriptor-oneofs descriptor)
-                        (protobuf:message-descriptor-messages descriptor)
-                        (protobuf:message-descriptor-enums descriptor))))))
-    (loop for file in (protobuf:type-pool-files pool)
-            thereis (among (append (protobuf:file-descriptor-services file)
-                                   (protobuf:file-descriptor-messages file)
-                                   (protobuf:file-descriptor-enums file)
-                                   (protobuf:file-descriptor-extensions file))))))
+(defun pool-index (pool)
+  "All that the files of POOL declare, a table from full names to descriptors."
+  (let ((index (make-hash-table :test 'equal)))
+    (labels ((enter-all (descriptors)
+               (mapc #'enter descriptors))
+             (enter (descriptor)
+               (setf (gethash (protobuf:descriptor-full-name descriptor) index) descriptor)
+               (typecase descriptor
+                 (protobuf:service-descriptor
+                  (enter-all (protobuf:service-descriptor-methods descriptor)))
+                 (protobuf:enum-descriptor
+                  (enter-all (protobuf:enum-descriptor-values descriptor)))
+                 (protobuf:message-descriptor
+                  (enter-all (protobuf:message-descriptor-fields descriptor))
+                  (enter-all (protobuf:message-descriptor-oneofs descriptor))
+                  (enter-all (protobuf:message-descriptor-messages descriptor))
+                  (enter-all (protobuf:message-descriptor-enums descriptor))))))
+      (dolist (file (protobuf:type-pool-files pool) index)
+        (enter-all (protobuf:file-descriptor-services file))
+        (enter-all (protobuf:file-descriptor-messages file))
+        (enter-all (protobuf:file-descriptor-enums file))
+        (enter-all (protobuf:file-descriptor-extensions file))))))
 
-(defun need-symbol (pool full-name)
-  (or (find-symbol-in pool full-name)
+(defun need-symbol (index full-name)
+  "The descriptor of FULL-NAME in INDEX, a POOL-INDEX; a FAILURE if there is none."
+  (or (gethash full-name index)
       ;; what every image has
       (protobuf:find-descriptor full-name)
       (fail-command "there is no ~A" full-name)))
 
 (defun need-descriptor (pool full-name type title)
   "The descriptor of TYPE that is FULL-NAME in POOL; a FAILURE that says TITLE if there is none."
-  (let ((found (need-symbol pool full-name)))
+  (let ((found (need-symbol (pool-index pool) full-name)))
     (unless (typep found type) (fail-command "~A is no ~A" full-name title))
     found))
 

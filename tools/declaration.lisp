@@ -25,11 +25,37 @@
 (defun write-declared (depth control &rest arguments)
   (format t "~V@T~?~%" (* 2 depth) control arguments))
 
-(defgeneric write-declaration (descriptor depth message)
-  (:documentation "Print DESCRIPTOR, which is in MESSAGE or nil, indented by DEPTH levels."))
+;;; What a server declares may be as much as reflection takes, so nothing is looked for in a list of
+;;; fields or messages.
 
-(defmethod write-declaration :before (descriptor depth message)
-  (declare (ignore message))
+(defstruct (scope (:constructor %make-scope) (:copier nil))
+  "What the fields of a message refer to within it."
+  (oneofs (make-hash-table :test 'equal) :read-only t) ; name to (descriptor field…)
+  (entries (make-hash-table :test 'equal) :read-only t)) ; of maps, by their full names
+
+(defun make-scope (message)
+  "The scope of MESSAGE's fields, of nothing if that is nil."
+  (let* ((scope (%make-scope)) (oneofs (scope-oneofs scope)))
+    (when message
+      (dolist (oneof (protobuf:message-descriptor-oneofs message))
+        (setf (gethash (protobuf:descriptor-name oneof) oneofs) (list oneof)))
+      (dolist (field (reverse (protobuf:message-descriptor-fields message)))
+        (let ((row (row-of-oneof field scope)))
+          (when row (push field (rest row)))))
+      (dolist (inner (protobuf:message-descriptor-messages message))
+        (when (protobuf:message-descriptor-map-entry-p inner)
+          (setf (gethash (protobuf:descriptor-full-name inner) (scope-entries scope)) inner))))
+    scope))
+
+(defun row-of-oneof (field scope)
+  "The row of SCOPE for the oneof of FIELD, or nil."
+  (values (gethash (protobuf:field-descriptor-oneof field) (scope-oneofs scope))))
+
+(defgeneric write-declaration (descriptor depth scope)
+  (:documentation "Print DESCRIPTOR, which is in the message of SCOPE, indented by DEPTH levels."))
+
+(defmethod write-declaration :before (descriptor depth scope)
+  (declare (ignore scope))
   (write-comment descriptor depth))
 
 (defmacro with-block ((depth control &rest arguments) &body body)
@@ -37,14 +63,13 @@
           ,@body
           (write-declared ,depth "}")))
 
-(defmethod write-declaration ((service protobuf:service-descriptor) depth message)
-  (declare (ignore message))
+(defmethod write-declaration ((service protobuf:service-descriptor) depth scope)
   (with-block (depth "service ~A" (protobuf:descriptor-name service))
     (dolist (method (protobuf:service-descriptor-methods service))
-      (write-declaration method (1+ depth) nil))))
+      (write-declaration method (1+ depth) scope))))
 
-(defmethod write-declaration ((method protobuf:method-descriptor) depth message)
-  (declare (ignore message))
+(defmethod write-declaration ((method protobuf:method-descriptor) depth scope)
+  (declare (ignore scope))
   (write-declared depth "rpc ~A ( ~:[~;stream ~].~A ) returns ( ~:[~;stream ~].~A );"
                   (protobuf:descriptor-name method)
                   (protobuf:method-descriptor-client-streaming-p method)
@@ -52,33 +77,21 @@
                   (protobuf:method-descriptor-server-streaming-p method)
                   (protobuf:method-descriptor-output method)))
 
-(defmethod write-declaration ((enum protobuf:enum-descriptor) depth message)
-  (declare (ignore message))
+(defmethod write-declaration ((enum protobuf:enum-descriptor) depth scope)
   (with-block (depth "enum ~A" (protobuf:descriptor-name enum))
     (dolist (value (protobuf:enum-descriptor-values enum))
-      (write-declaration value (1+ depth) nil))))
+      (write-declaration value (1+ depth) scope))))
 
-(defmethod write-declaration ((value protobuf:enum-value-descriptor) depth message)
-  (declare (ignore message))
+(defmethod write-declaration ((value protobuf:enum-value-descriptor) depth scope)
+  (declare (ignore scope))
   (write-declared depth "~A = ~D;" (protobuf:descriptor-name value)
                   (protobuf:enum-value-descriptor-number value)))
 
-(defmethod write-declaration ((oneof protobuf:oneof-descriptor) depth message)
-  (with-block (depth "oneof ~A" (protobuf:descriptor-name oneof))
-    (dolist (field (and message (protobuf:message-descriptor-fields message)))
-      (when (in-oneof-p field oneof) (write-declaration field (1+ depth) message)))))
-
-(defun in-oneof-p (field oneof)
-  (equal (protobuf:field-descriptor-oneof field) (protobuf:descriptor-name oneof)))
-
-(defun map-entry (field message)
-  "The entry message, in MESSAGE, of FIELD if that is a map."
-  (and message
-       (find-if (lambda (inner)
-                  (and (protobuf:message-descriptor-map-entry-p inner)
-                       (equal (protobuf:descriptor-full-name inner)
-                              (protobuf:field-descriptor-type-name field))))
-                (protobuf:message-descriptor-messages message))))
+(defmethod write-declaration ((oneof protobuf:oneof-descriptor) depth scope)
+  (let ((name (protobuf:descriptor-name oneof)))
+    (with-block (depth "oneof ~A" name)
+      (dolist (field (rest (gethash name (scope-oneofs scope))))
+        (write-declaration field (1+ depth) scope)))))
 
 (defun type-text (field)
   (if (protobuf:field-descriptor-type-name field)
@@ -95,8 +108,8 @@
              ""))
         (t (format nil "~(~A~) " (protobuf:field-descriptor-label field)))))
 
-(defmethod write-declaration ((field protobuf:field-descriptor) depth message)
-  (let ((entry (map-entry field message)))
+(defmethod write-declaration ((field protobuf:field-descriptor) depth scope)
+  (let ((entry (gethash (protobuf:field-descriptor-type-name field) (scope-entries scope))))
     (write-declared depth "~A~A ~A = ~D;"
                     (if entry "" (label-text field))
                     (if entry
@@ -107,17 +120,14 @@
 
 (defmethod write-declaration ((message protobuf:message-descriptor) depth outer)
   (declare (ignore outer))
-  (let ((open '()))
+  (let ((scope (make-scope message)))
     (with-block (depth "message ~A" (protobuf:descriptor-name message))
       (dolist (field (protobuf:message-descriptor-fields message))
-        (let ((oneof (find-if (lambda (oneof) (in-oneof-p field oneof))
-                              (protobuf:message-descriptor-oneofs message))))
-          (cond ((null oneof) (write-declaration field (1+ depth) message))
-                ((not (member oneof open))
-                 (push oneof open)
-                 (write-declaration oneof (1+ depth) message)))))
+        (let ((row (row-of-oneof field scope)))
+          (cond ((null row) (write-declaration field (1+ depth) scope))
+                ((eq field (second row)) (write-declaration (first row) (1+ depth) scope)))))
       (dolist (enum (protobuf:message-descriptor-enums message))
-        (write-declaration enum (1+ depth) message))
+        (write-declaration enum (1+ depth) scope))
       (dolist (inner (protobuf:message-descriptor-messages message))
         (unless (protobuf:message-descriptor-map-entry-p inner)
-          (write-declaration inner (1+ depth) message))))))
+          (write-declaration inner (1+ depth) scope))))))
