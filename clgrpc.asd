@@ -97,7 +97,16 @@
                (:file "listener")
                (:file "resolver")
                (:file "connector")
-               (:file "future")
+               (:file "future")))
+
+(defsystem "clgrpc/async"
+  :description "cl-async's verbs on the event loop, for its users."
+  :depends-on ("clgrpc/loop")
+  :pathname "src/async/"
+  :serial t
+  :components ((:file "package")
+               (:file "condition")
+               (:file "structure")
                (:file "handle")
                (:file "event")
                (:file "watch")
@@ -107,10 +116,10 @@
                (:file "server")
                (:file "program")))
 
-(defsystem "clgrpc/examples/loop"
+(defsystem "clgrpc/examples/async"
   :description "What users of the event loop alone write."
-  :depends-on ("clgrpc/loop")
-  :pathname "examples/loop/"
+  :depends-on ("clgrpc/async")
+  :pathname "examples/async/"
   :serial t
   :components ((:file "delayed-answer")
                (:file "echo-server")
@@ -395,6 +404,7 @@
 (defsystem "clgrpc/tests"
   :description "All tests and their runner."
   :depends-on ("clgrpc/tests/support" "clgrpc/tests/base" "clgrpc/tests/os" "clgrpc/tests/loop"
+               "clgrpc/tests/async"
                "clgrpc/tests/hpack" "clgrpc/tests/http2" "clgrpc/tests/dialogue"
                "clgrpc/tests/protobuf" "clgrpc/tests/fuzz" "clgrpc/tests/rpc"
                "clgrpc/tests/examples"
@@ -467,8 +477,7 @@
                (:file "tls")))
 
 (defsystem "clgrpc/tests/loop"
-  :depends-on ("clgrpc/loop" "clgrpc/examples/loop" "clgrpc/tests/support" "sb-bsd-sockets" "sb-posix"
-               "fiveam")
+  :depends-on ("clgrpc/loop" "clgrpc/tests/support" "sb-bsd-sockets" "sb-posix" "fiveam")
   :pathname "tests/loop/"
   :serial t
   :components ((:file "package")
@@ -490,8 +499,16 @@
                (:file "connector")
                (:file "share")
                (:file "reserve")
-               (:file "program")
                (:file "future")
+               (:file "poller")))
+
+(defsystem "clgrpc/tests/async"
+  :depends-on ("clgrpc/async" "clgrpc/examples/async" "clgrpc/tests/loop")
+  :pathname "tests/async/"
+  :serial t
+  :components ((:file "package")
+               (:file "condition")
+               (:file "program")
                (:file "event")
                (:file "watch")
                (:file "dns")
@@ -676,7 +693,7 @@
                (:file "course")))
 
 (defsystem "clgrpc/tests/promise"
-  :depends-on ("clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/examples"
+  :depends-on ("clgrpc/async" "clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/examples"
                "clgrpc/tests/support" "fiveam")
   :pathname "tests/promise/"
   :serial t

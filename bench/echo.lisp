@@ -1,14 +1,14 @@
-;;;; The servers of bench/echo.py: that of examples/loop, or if CLGRPC_ECHO is `copy` one whose
+;;;; The servers of bench/echo.py: that of examples/async, or if CLGRPC_ECHO is `copy` one whose
 ;;;; callback gets a fresh vector, as cl-async's does. Loaded behind scripts/load.lisp; prints
 ;;;; `listening on HOST:PORT`.
 
 (in-package #:clgrpc.scripts)
 
-(load-strictly "clgrpc/examples/loop")
+(load-strictly "clgrpc/examples/async")
 
 (defpackage #:clgrpc.bench.echo
   (:use #:cl)
-  (:local-nicknames (#:as #:clgrpc.loop) (#:echo-server #:clgrpc.examples.echo-server)))
+  (:local-nicknames (#:as #:clgrpc.async) (#:echo-server #:clgrpc.examples.echo-server)))
 
 (in-package #:clgrpc.bench.echo)
 

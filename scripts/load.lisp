@@ -64,7 +64,8 @@
   ;; FiveAM compiles some tests only when their fasl is loaded
   (format nil "~@[~A: ~]~A"
           (let ((file (or *compile-file-truename*
-                          (and (string= "fasl" (pathname-type *load-truename*)) *load-truename*))))
+                          (and *load-truename* (string= "fasl" (pathname-type *load-truename*))
+                                       *load-truename*))))
             (and file (uiop:enough-pathname file *root*)))
           warning))
 

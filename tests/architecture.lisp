@@ -15,6 +15,7 @@
   '(("base")
     ("os" "base")
     ("loop" "base" "os")
+    ("async" "base" "os" "loop")
     ("hpack" "base")
     ("http2" "base" "hpack")
     ("protobuf" "base")

@@ -512,8 +512,18 @@ its own, since closing before that might destroy what is still on its way to it.
       (remove-source connection)
       (close-transport (connection-transport connection))
       (tell-closed connection reason)
-      (when (event-loop-until-unused loop) (call-last loop #'stop-unless-used loop))))
+      (dolist (function (event-loop-after-closing loop))
+        (call-last loop function loop))))
   nil)
+
+(defun connections-closing-p (loop)
+  "True if LOOP has connections that are being closed and whose peers are waited for: to take the
+rest of the output, or to close their side. On the loop."
+  (flet ((closing-p (source)
+           (and (typep source 'connection)
+                (member (connection-state source) '(:closing :lingering))
+                t)))
+    (some #'closing-p (event-loop-sources loop))))
 
 (defun close-unowned (loop transport reason)
   "Close TRANSPORT, whose new owner failed; perhaps it has made a connection of it on LOOP."

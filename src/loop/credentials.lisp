@@ -127,7 +127,7 @@ credentials that they began with, and while all certificates that vouched for th
 Every CHECK-SECONDS seconds (a real, default 10; nil: never), when a connection begins, the files
 are looked at, and used if they have changed; see RELOAD-CREDENTIALS.
 With ALPN nil no protocol is agreed on by ALPN: that is for TCP-SERVER and TCP-CONNECT of
-CLGRPC.LOOP, since gRPC needs HTTP/2. Signal MISUSE for a wrong argument. Files are first read, and
+CLGRPC.ASYNC, since gRPC needs HTTP/2. Signal MISUSE for a wrong argument. Files are first read, and
 TLS-ERROR signalled if they cannot be used, when a channel or server is made. From any thread."
   (flet ((check (value type name)
            (unless (typep value type) (misuse "~S of TLS credentials cannot be ~S." name value))))

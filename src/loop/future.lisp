@@ -11,10 +11,10 @@
 (in-package #:clgrpc.loop)
 
 (defgeneric cancel (thing &optional text)
-  (:documentation "End THING before its time: a call, a future or a handle of an event loop (what
+  (:documentation "End THING before its time: a call, a future or a handle of CLGRPC.ASYNC (what
 DELAY, INTERVAL, TCP-SERVER, TCP-CONNECT, IDLE, POLL, MAKE-NOTIFIER and SIGNAL-HANDLER return); a
-function, which INTERVAL returns, is called. Calls and futures end with a condition that says TEXT.
-Nothing happens if it has ended. From any thread.")
+function, such as INTERVAL returns, is called. Calls and futures end with a condition that says
+TEXT. Nothing happens if it has ended. From any thread.")
   (:method ((thing function) &optional text)
     (declare (ignore text))
     (funcall thing)

@@ -5,7 +5,7 @@
 (in-package #:clgrpc.loop)
 
 (defvar *unguarded* nil
-  "True while an error of a user's callback looks for handlers outside the loop; see handle.lisp.")
+  "True while an error of a user's callback looks for handlers outside the loop.")
 
 (defmacro guarding ((event &rest plist) &body body)
   "Do BODY and return its value and NIL. If an error is signalled and not handled in it, log EVENT
@@ -37,4 +37,5 @@ MONOTONIC-NS. Return false if it is past that. There may be no reason for the wa
   t)
 
 (declaim (type options **default-options**))
-(defglobal **default-options** (make-options))
+(defglobal **default-options** (make-options)
+  "The options of those who give none.")

@@ -272,6 +272,12 @@ and calls nothing of the loop. By the holder of the baton."
           (event-loop-last-count loop) (+ 2 count))
     nil))
 
+(defun call-after-closing (loop function)
+  "Have FUNCTION called with LOOP at the end of each turn in which a connection of LOOP has gone, as
+CALL-LAST does; one that is added again only once. On the loop, or before it is started."
+  (pushnew function (event-loop-after-closing loop))
+  nil)
+
 (define-hot grow-ring ((loop event-loop)) simple-vector
   (let* ((old (event-loop-ring loop))
          (start (event-loop-ring-start loop))
@@ -449,10 +455,23 @@ that it called does not return. Not on the loop."
         (t (log-event :error :loop-does-not-stop :loop loop)
            nil)))
 
+(defun call-at-stop (loop function)
+  "Have FUNCTION called with LOOP when that stops, before what it has is closed; the last one added
+is called first, one that is added again only once. On the loop, or before it is started."
+  (pushnew function (event-loop-at-stop loop))
+  nil)
+
+(defun run-stop-functions (loop)
+  "LOOP is about to stop."
+  (loop while (event-loop-at-stop loop)
+        do (let ((function (pop (event-loop-at-stop loop))))
+             (guarding (:stop-function-error :loop loop)
+               (funcall (the function function) loop)))))
+
 (defun release-all (loop)
   "Close what LOOP owns. Return false if user code has lost the baton meanwhile, so that somebody
 else does the rest. On the loop."
-  (run-exit-callbacks loop)
+  (run-stop-functions loop)
   (close-inbox (event-loop-inbox loop))
   (inbox-phase loop)
   (unless (deferred-phase loop) (return-from release-all nil))

@@ -29,10 +29,6 @@
         (setf (queue-items queue) cell))
     (setf (queue-tail queue) cell)))
 
-(deftype callback ()
-  "A function, or a symbol that names one, which is looked up anew for each call."
-  '(or symbol function))
-
 (defstruct (event-loop (:constructor %make-event-loop (name clock poller)) (:copier nil))
   "See MAKE-EVENT-LOOP."
   (name "" :type string :read-only t)
@@ -101,21 +97,18 @@
   (pool-octets 0 :type index)
   (void (make-buffer :size 0) :type buffer)
   (tls-area nil :type (or null os:tls-area)) ; see tls.lisp
-  ;; what users have on it, see handle.lisp
-  (uses 0 :type index)
-  (until-unused nil :type boolean)
-  (catch-errors t :type (or boolean callback))
-  (errors-to-event-cb t :type boolean)
-  (exit-callbacks '() :type list)
-  (signal-handlers '() :type list)
-  (incoming 0 :type index)
-  (outgoing 0 :type index)
-  (look-ups 0 :type index))
+  ;; what a layer above has on it
+  (datum nil)                           ; its own, of which the loop knows nothing
+  (at-stop '() :type list)              ; functions, see CALL-AT-STOP
+  (after-closing '() :type list))       ; functions, see CALL-AFTER-CLOSING
 
 (declaim (sb-ext:freeze-type event-loop))
 
 (document-functions
   event-loop-name "The name of LOOP, for people."
+  event-loop-state "One of :new, :running and :stopped."
+  event-loop-stopping "True once LOOP is to stop after the current turn, or has."
+  event-loop-datum "What a layer above keeps with LOOP: anything, nil at first. SETFable."
   event-loop-now "When the turn began, or what NOTE-TIME has made of that, in nanoseconds of the
 loop's clock. On the loop."
   event-loop-wheel "The timer wheel of LOOP, in its clock's time. On the loop."

@@ -65,7 +65,7 @@ first.")
   (sb-thread:with-mutex (**watchdog-lock**)
     (push (make-watched loop) **watched**)
     (unless **watchdog**
-      (setf **watchdog** (sb-thread:make-thread #'watch :name "clgrpc watchdog")))))
+      (setf **watchdog** (sb-thread:make-thread #'run-watchdog :name "clgrpc watchdog")))))
 
 (defun unwatch-loop (loop)
   "LOOP has stopped. The watchdog ends with the last loop."
@@ -77,7 +77,7 @@ first.")
                     (shiftf **watchdog** nil)))))
     (end-thread thread)))
 
-(defun watch ()
+(defun run-watchdog ()
   "What the watchdog's thread does."
   (let ((tick +shortest-tick-ns+) (quiet 0) (since-overstay +longest-alert-ns+) (alert 0)
         (collections nil))

@@ -290,3 +290,30 @@ are no more to be had."
             (is (equal '(:closed :closed :closed :closed) (bound 0)))
             (is (zerop (clgrpc.loop::event-loop-lingering loop)))
             (is (every #'client-ended-p (list a b c d)))))))))
+
+(test told-that-connections-have-gone
+  "Who has asked is told at the end of a turn in which one has gone; until then they count as
+closing."
+  (with-loops (loop) ()
+    (let ((told '()) (closing '()))
+      (flet ((note (loop)
+               (push (list (event-loop-connections loop) (connections-closing-p loop)) told))
+             (close-at-once (connection)
+               (push (connections-closing-p loop) closing)
+               (close-connection connection)
+               (push (connections-closing-p loop) closing)))
+        (on-loop loop (lambda ()
+                        (call-after-closing loop #'note)
+                        (call-after-closing loop #'note)))
+        (let ((listener (listen-with (list loop) (make-handler :input #'echo)
+                                     :on-connection #'close-at-once)))
+          (with-clients (client) ((listener-address listener))
+            (is-true (client-ended-p client))
+            (settle loop)
+            ;; it lingers: the client has not closed its side
+            (is (equal '(t nil) closing))
+            (is-true (on-loop loop (lambda () (connections-closing-p loop))))
+            (is (null told)))
+          (check-gone loop)
+          (settle loop)
+          (is (equal '((0 nil)) told)))))))

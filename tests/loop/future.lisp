@@ -5,7 +5,7 @@
 
 (defun outcome (future)
   "The values of FUTURE as a list, or the type of its error."
-  (handler-case (multiple-value-list (as:await future :timeout *patience-seconds*))
+  (handler-case (multiple-value-list (loop:await future :timeout *patience-seconds*))
     (error (error) (type-of error))))
 
 (test futures-are-settled-once
@@ -35,8 +35,8 @@
     (is-true given-up)
     (is (eq 'future-cancelled (outcome cancelled)))
     (is (search "lost interest in" (princ-to-string (nth-value 1 (ignore-errors
-                                                                  (as:await cancelled))))))
-    (signals await-timeout (as:await (make-future) :timeout 0.01))))
+                                                                  (loop:await cancelled))))))
+    (signals await-timeout (loop:await (make-future) :timeout 0.01))))
 
 (test attached-to-futures
   (let ((seen '()) (future (make-future)))
@@ -118,12 +118,12 @@
   (with-loops (loop) ()
     (is (equal (list loop 2) (outcome (call-in-loop loop (lambda () (values *event-loop* 2))))))
     (is (eq 'mishap (outcome (call-in-loop loop (lambda () (error 'mishap))))))
-    (is (eq 'misuse (outcome (call-in-loop loop (lambda () (as:await (make-future)))))))
+    (is (eq 'misuse (outcome (call-in-loop loop (lambda () (loop:await (make-future)))))))
     (let* ((stuck (make-future)) (ran nil)
-           (second (progn (post loop (lambda () (as:attach stuck #'list)))
+           (second (progn (post loop (lambda () (attach stuck #'list)))
                           (call-in-loop loop (lambda () (setf ran t))))))
       (is (equal '(t) (outcome second)))
       (is-true ran)))
-  (let ((gone nil))
-    (with-program () (setf gone *event-loop*))
+  (let ((gone (make-event-loop)))
+    (stop-event-loop gone)
     (signals misuse (call-in-loop gone #'list))))

@@ -227,6 +227,25 @@
 
 ;;; Life
 
+(test functions-called-at-the-stop
+  (with-events (events)
+    (let ((calls '()) (ready nil))
+      (with-loops (loop) ()
+        (flet ((first-added (loop) (push (list :first loop (in-event-loop-p loop)) calls))
+               (last-added (loop)
+                 (setf ready (event-loop-state loop))
+                 (push (list :last loop (in-event-loop-p loop)) calls)
+                 (error 'mishap)))
+          (on-loop loop (lambda ()
+                          (call-at-stop loop #'first-added)
+                          (call-at-stop loop #'last-added)
+                          (call-at-stop loop #'first-added))))
+        (stop-event-loop loop)
+        (is-true (join-event-loop loop))
+        (is (eq :running ready))
+        (is (equal (list (list :first loop t) (list :last loop t)) calls)))
+      (is (equal '(:stop-function-error) (mapcar #'second (events)))))))
+
 (test loop-that-is-never-started
   (let* ((descriptors (os:open-descriptor-count))
          (loop (make-event-loop)) (ran 0))

@@ -1,11 +1,17 @@
 ;;;; Tests of clgrpc.loop, one file per source file (closing.lisp is the other half of
-;;;; connection.lisp, examples.lisp is about examples/loop). Everything happens on loopback; nothing
-;;;; sleeps to wait.
+;;;; connection.lisp). Everything happens on loopback; nothing sleeps to wait. What support.lisp and
+;;;; poller.lisp have is for the tests of clgrpc.async, too.
 
 (defpackage #:clgrpc.tests.loop
   (:use #:cl #:clgrpc.base #:clgrpc.loop #:fiveam)
   (:shadow #:await)
-  (:local-nicknames (#:as #:clgrpc.loop) (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support)))
+  (:import-from #:clgrpc.loop #:take #:overtake #:lend #:resume #:hand-over #:retire
+                #:connection-output-pending-p)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support))
+  (:export #:*patience-seconds* #:await #:on-loop #:settle #:threads-left #:with-loops #:with-events
+           #:check-gone #:shiftable-clock #:mishap #:with-directory #:client-credentials
+           #:server-credentials #:listen-with #:echo #:with-clients #:client-stream #:client-send
+           #:client-receive #:client-ended-p #:close-client #:pattern #:check-over-poll))
 
 (in-package #:clgrpc.tests.loop)
 

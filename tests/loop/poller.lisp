@@ -5,20 +5,17 @@
 (def-suite :clgrpc.loop.poll :description "The tests of the loop over poll(2).")
 (in-suite :clgrpc.loop.poll)
 
-(defparameter *only-epoll* '()
-  "Tests that are about epoll itself.")
-
-(defun tests-of-the-loop ()
-  (remove-if (lambda (name) (member name *only-epoll*))
-             (mapcar #'fiveam::name (support:suite-tests (fiveam:get-test :clgrpc.loop)))))
-
-(test the-loop-over-poll
-  (let ((saved *make-poller*))
-    (setf *make-poller* 'make-poll-poller)
+(defun check-over-poll (suite)
+  "Check that each test of SUITE, a name, passes with loops over poll(2)."
+  (let ((saved clgrpc.loop::*make-poller*))
+    (setf clgrpc.loop::*make-poller* 'make-poll-poller)
     (unwind-protect
-         (dolist (name (tests-of-the-loop))
+         (dolist (name (mapcar #'fiveam::name (support:suite-tests (fiveam:get-test suite))))
            (let ((failures (remove-if (lambda (result) (typep result 'fiveam::test-passed))
                                       (let ((*test-dribble* (make-broadcast-stream)))
                                         (run name)))))
              (is (null failures) "~A: ~{~A~^; ~}" name (mapcar #'fiveam::reason failures))))
-      (setf *make-poller* saved))))
+      (setf clgrpc.loop::*make-poller* saved))))
+
+(test the-loop-over-poll
+  (check-over-poll :clgrpc.loop))

@@ -6,6 +6,9 @@
 (defparameter *patience-seconds* 20
   "How long a test waits for what must happen.")
 
+(define-condition mishap (error) ()
+  (:documentation "What a test has go wrong."))
+
 (defun await (semaphore &optional (count 1))
   "Wait until SEMAPHORE has been signalled COUNT times; false if that takes too long."
   (loop repeat count

@@ -50,17 +50,17 @@ took, in milliseconds."
          (least most-positive-fixnum)
          (start-ns (monotonic-ns))
          (sockets (flet ((take (socket octets)
-                           (let ((all (concatenate 'octets (loop:socket-data socket) octets)))
-                             (setf (loop:socket-data socket) all)
+                           (let ((all (concatenate 'octets (async:socket-data socket) octets)))
+                             (setf (async:socket-data socket) all)
                              (when (funcall answered-p all)
-                               (setf (loop:socket-data socket) nil
+                               (setf (async:socket-data socket) nil
                                      least (min least (- (monotonic-ns) start-ns)))
                                (signal-it answered))))
                          (lose (condition) (report "a connection is lost: ~A" condition)))
                     (loop repeat count
-                          collect (loop:tcp-connect "127.0.0.1" port #'take :data question
-                                                                            :loop loop
-                                                                            :event-cb #'lose)))))
+                          collect (async:tcp-connect "127.0.0.1" port #'take :data question
+                                                                             :loop loop
+                                                                             :event-cb #'lose)))))
     (is-true (await-signal answered :count count) "all are answered")
     (values sockets (floor least 1000000))))
 
@@ -78,7 +78,7 @@ take of the heap; CONNECTIONS is a function that returns how many it has."
              (is (<= (length (sb-thread:list-all-threads)) (+ 2 threads)) "no threads wait")
              ;; buffers that the loops keep are there before and after
              (let ((octets (heap-octets)))
-               (mapc #'loop:close-socket (setf sockets (nthcdr +few+ sockets)))
+               (mapc #'async:close-socket (setf sockets (nthcdr +few+ sockets)))
                (setf sockets nil)
                (is-true (wait-until (lambda () (= +few+ (funcall connections)))))
                (is-true (wait-until (lambda () (= +few+ (loop:event-loop-connections loop)))))
@@ -102,14 +102,14 @@ take of the heap; CONNECTIONS is a function that returns how many it has."
   (let ((loop (loop:make-event-loop :name "late")) (answer (octets-of 1)))
     (loop:launch-event-loop loop)
     (unwind-protect
-         (let ((server (loop:tcp-server "127.0.0.1" 0
-                                        (lambda (socket octets)
-                                          (declare (ignore octets))
-                                          (loop:delay (lambda ()
-                                                        (loop:write-socket-data socket answer))
-                                                      :time (/ +late-ms+ 1000) :loop loop))
-                                        :loop loop)))
-           (check-crowd "plain TCP" (loop:server-port server) (octets-of 1 2 3)
+         (let ((server (async:tcp-server "127.0.0.1" 0
+                                         (lambda (socket octets)
+                                           (declare (ignore octets))
+                                           (async:delay (lambda ()
+                                                          (async:write-socket-data socket answer))
+                                                        :time (/ +late-ms+ 1000) :loop loop))
+                                         :loop loop)))
+           (check-crowd "plain TCP" (async:server-port server) (octets-of 1 2 3)
                         (lambda (octets) (plusp (length octets))) 1536
                         (lambda () (loop:event-loop-connections loop))))
       (loop:stop-event-loop loop)

@@ -5,7 +5,8 @@
 (defpackage #:clgrpc.tests.promise
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:server #:clgrpc.server)
-                    (#:client #:clgrpc.client) (#:loop #:clgrpc.loop) (#:os #:clgrpc.os)
+                    (#:client #:clgrpc.client) (#:loop #:clgrpc.loop)
+                    (#:async #:clgrpc.async) (#:os #:clgrpc.os)
                     (#:support #:clgrpc.tests.support) (#:dialogue #:clgrpc.tests.dialogue))
   (:export #:soak))
 

@@ -93,14 +93,14 @@ how late this machine wakes its threads meanwhile; if that will not do, of anoth
   (let ((loop (list nil)) (ready (make-signal)))
     (let ((thread (sb-thread:make-thread
                    (lambda ()
-                     (loop:with-event-loop ()
+                     (async:with-event-loop ()
                        (let ((own loop:*event-loop*))
-                         (loop:signal-handler loop:+sigusr2+ (constantly nil)) ; keeps it running
+                         (async:signal-handler async:+sigusr2+ (constantly nil)) ; keeps it running
                          (setf (car loop) own)
                          (signal-it ready)))))))
       (await-signal ready)
       (check-timely "WITH-EVENT-LOOP" (car loop) (constantly nil))
-      (loop:call-in-loop (car loop) #'loop:exit-event-loop)
+      (loop:call-in-loop (car loop) #'async:exit-event-loop)
       (sb-thread:join-thread thread))))
 
 (test timers-run-on-a-loop-of-in-process-handlers

@@ -1,11 +1,11 @@
 ;;;; Servers and clients for users: TCP-SERVER, PIPE-SERVER, TCP-CONNECT, PIPE-CONNECT.
 
-(in-package #:clgrpc.loop)
+(in-package #:clgrpc.async)
 
 (defstruct (server (:include handle) (:constructor %make-server) (:conc-name %server-)
                    (:copier nil))
   "What listens for connections and makes sockets of them."
-  (listener nil :type (or null listener))
+  (listener nil :type (or null loop:listener))
   (closed nil :type boolean))
 
 (defmethod print-object ((server server) stream)
@@ -14,7 +14,7 @@
 
 (defun server-address (server)
   "The address that SERVER listens on, as text, with the port it really has."
-  (listener-address (%server-listener server)))
+  (loop:listener-address (%server-listener server)))
 
 (defun server-port (server)
   "The port that SERVER, a TCP one, listens on."
@@ -47,11 +47,11 @@
                      *socket-arguments*))
   (destructuring-bind (&key event-cb connect-cb write-cb drain-cb in-place stream tls
                          (high-water +high-water-octets+) (low-water (ash high-water -2))
-                         (max-unsent-octets (options-max-unsent-octets **default-options**))
+                         (max-unsent-octets (options-max-unsent-octets loop:**default-options**))
                          read-timeout write-timeout)
       arguments
     (let ((tls (if (eq t tls) (tls-credentials :alpn nil) tls)))
-      (when tls (check-credentials tls (if incoming :server :client)))
+      (when tls (loop:check-credentials tls (if incoming :server :client)))
       (when (and stream in-place)
         (misuse "A socket has :STREAM or :IN-PLACE, not both: a stream keeps what is not read."))
       (make-manner :read-cb (if stream (stream-feeder read-cb) read-cb) :stream (and stream t)
@@ -79,8 +79,8 @@
 
 (defun serve (target read-cb &rest arguments
               &key (loop *event-loop*) (loops (list (the-loop loop)))
-                (backlog (options-backlog **default-options**))
-                (max-connections (options-max-connections **default-options**)) reuse-port
+                (backlog (options-backlog loop:**default-options**))
+                (max-connections (options-max-connections loop:**default-options**)) reuse-port
               &allow-other-keys)
   (let* ((manner (make-manner-from read-cb t (without-keys arguments :loop :loops :backlog
                                                            :max-connections :reuse-port)))
@@ -88,7 +88,7 @@
          (options (make-options :backlog (if (and backlog (plusp backlog)) backlog 128)
                                 :max-connections max-connections
                                 :reuse-port (if reuse-port 1 0)))
-         (listener (listen-on target options loops
+         (listener (loop:listen-on target options loops
                               (lambda (loop transport peer)
                                 (declare (ignore peer))
                                 (accept-socket manner loop transport))))
@@ -143,7 +143,7 @@ connect."
 thread."
   (end-handle server (lambda (server)
                        (setf (%server-closed server) t)
-                       (close-listener (%server-listener server))
+                       (loop:close-listener (%server-listener server))
                        (end-use server))))
 
 (defun close-socket-server (server)
@@ -162,10 +162,10 @@ thread."
 
 (defun connect (target read-cb &rest arguments
                 &key (loop *event-loop*) data
-                  (connect-timeout (options-connect-timeout-seconds **default-options**))
+                  (connect-timeout (options-connect-timeout-seconds loop:**default-options**))
                 &allow-other-keys)
   (let* ((loop (the-loop loop))
-         (target (parse-target target))
+         (target (loop:parse-target target))
          (data (and data (output-octets data)))
          (manner (make-manner-from read-cb nil (without-keys arguments :loop :data
                                                              :connect-timeout)))
@@ -174,7 +174,7 @@ thread."
     (on-loop (loop)
       (begin-socket socket)
       (when data (write-socket-data socket data))
-      (connect-to loop target (timeout-ns connect-timeout)
+      (loop:connect-to loop target (timeout-ns connect-timeout)
                   (lambda (transport condition)
                     (socket-connected socket target transport condition))))
     result))
@@ -186,9 +186,9 @@ thread."
              (close-now socket t)
              (tell-event socket condition)))
       (cond ((%socket-closed socket)
-             (when transport (close-transport transport)))
+             (when transport (loop:close-transport transport)))
             (condition (fail-socket condition))
-            (t (handler-case (open-connection socket transport (target-host target))
+            (t (handler-case (open-connection socket transport (loop:target-host target))
                  (error (error) (fail-socket error))
                  (:no-error (nothing)
                    (declare (ignore nothing))

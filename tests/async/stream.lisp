@@ -1,7 +1,7 @@
 ;;;; Sockets as Gray streams: what is read and written, lines, back-pressure, the end.
 
-(in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
+(in-package #:clgrpc.tests.async)
+(in-suite :clgrpc.async)
 
 (defun text-of (octets)
   (octets-string (coerce octets 'octets)))
@@ -79,7 +79,7 @@
                            (let ((stream (socket-stream socket)) (octets (make-octets 5000)))
                              (with-interval (0.001)
                                (when (< 5 (incf turns))
-                                 (setf most (max most (clgrpc.loop::unread-octets stream)))
+                                 (setf most (max most (clgrpc.async::unread-octets stream)))
                                  (incf total (read-sequence octets stream))
                                  (when (= total size) (exit-event-loop)))))))
       (call server #'list :data (make-octets size)))
@@ -106,8 +106,8 @@
   (let ((told '()))
     (with-server (server (lambda (socket stream)
                            (when (search (string-octets "good")
-                                         (clgrpc.loop::buffer-octets
-                                          (clgrpc.loop::stream-unread stream)))
+                                         (clgrpc.async::buffer-octets
+                                          (clgrpc.async::stream-unread stream)))
                              (handler-case (read-line stream)
                                (invalid-utf8 () (push :bad told)))
                              (push (read-line stream) told)

@@ -6,7 +6,7 @@
 ;;;; the socket is read no more until no more than LOW-WATER are left. Without anything unread a
 ;;;; stream has no buffer. Input is read on the loop; output may be written by any thread.
 
-(in-package #:clgrpc.loop)
+(in-package #:clgrpc.async)
 
 (defclass async-io-stream (sb-gray:fundamental-binary-input-stream
                            sb-gray:fundamental-character-input-stream

@@ -4,7 +4,7 @@
 
 (defpackage #:clgrpc.examples.proxy
   (:use #:cl)
-  (:local-nicknames (#:as #:clgrpc.loop))
+  (:local-nicknames (#:as #:clgrpc.async))
   (:export #:run))
 
 (in-package #:clgrpc.examples.proxy)

@@ -1,7 +1,7 @@
 ;;;; Timers for users: DELAY, INTERVAL, and events that are added by hand. Times are counted from
 ;;;; when the turn began; an interval counts from when it was due last, so that it does not drift.
 
-(in-package #:clgrpc.loop)
+(in-package #:clgrpc.async)
 
 (defstruct (event (:include handle) (:constructor %make-event) (:conc-name %event-) (:copier nil))
   "A function that is called once, or each PERIOD-NS, unless that is 0."
@@ -24,7 +24,8 @@
   "Have EVENT happen NS nanoseconds after the turn began."
   (let ((loop (handle-loop event)))
     (begin-use event)
-    (schedule-timer (event-loop-wheel loop) (event-timer event) (+ (event-loop-now loop) ns))))
+    (schedule-timer (loop:event-loop-wheel loop) (event-timer event)
+                    (+ (loop:event-loop-now loop) ns))))
 
 (defun event-due (event)
   (if (plusp (%event-period-ns event))
@@ -38,13 +39,13 @@
   (let* ((loop (handle-loop event))
          (timer (%event-timer event))
          (period (%event-period-ns event))
-         (late (max 0 (- (event-loop-now loop) (timer-due-ns timer)))))
-    (schedule-timer (event-loop-wheel loop) timer
+         (late (max 0 (- (loop:event-loop-now loop) (timer-due-ns timer)))))
+    (schedule-timer (loop:event-loop-wheel loop) timer
                     (+ (timer-due-ns timer) (* period (1+ (floor late period)))))))
 
 (defun end-event (event)
   (let ((timer (%event-timer event)))
-    (when timer (cancel-timer (event-loop-wheel (handle-loop event)) timer)))
+    (when timer (cancel-timer (loop:event-loop-wheel (handle-loop event)) timer)))
   (end-use event))
 
 (defun delay (function &key time event-cb (loop *event-loop*))

@@ -1,7 +1,7 @@
 ;;;; The examples of users of the loop, run.
 
-(in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
+(in-package #:clgrpc.tests.async)
+(in-suite :clgrpc.async)
 
 (test delayed-answers
   (let* ((answers '())
@@ -34,7 +34,7 @@
     (unwind-protect (if (await started)
                         (funcall function (server-address server))
                         (fail "it does not start: ~A" failure))
-      (when server (exit-event-loop :loop (clgrpc.loop::handle-loop server)))
+      (when server (exit-event-loop :loop (clgrpc.async::handle-loop server)))
       (sb-thread:join-thread thread :default nil))
     (is (null failure))))
 
@@ -79,9 +79,9 @@
 
 (test proxy-example
   (with-loops (loop) ()
-    (let ((listener (listen-with (list loop) (make-handler :input #'echo)))
+    (let ((listener (listen-with (list loop) (loop:make-handler :input #'echo)))
           (total 4000000))
-      (multiple-value-bind (host port) (os:parse-address (listener-address listener))
+      (multiple-value-bind (host port) (os:parse-address (loop:listener-address listener))
         (with-example (address clgrpc.examples.proxy:run host port)
           (with-clients (client other) (address)
             ;; more than the proxy holds, and nobody reads at first
@@ -91,32 +91,32 @@
               (is (equalp #(1 2 3) (client-receive other 3)))
               (is (equalp (pattern total) (client-receive client total)))
               (sb-thread:join-thread writer))
-            (close-listener listener)
+            (loop:close-listener listener)
             (on-loop loop (lambda ()
                             (loop for source across (clgrpc.loop::event-loop-sources loop)
-                                  when (typep source 'connection)
-                                    do (close-connection source))))
+                                  when (typep source 'loop:connection)
+                                    do (loop:close-connection source))))
             (is-true (client-ended-p client))
             (is-true (client-ended-p other))))))))
 
 (test proxy-to-nobody
   (with-loops (loop) ()
-    (let ((listener (listen-with (list loop) (make-handler :input #'echo))))
-      (multiple-value-bind (host port) (os:parse-address (listener-address listener))
-        (close-listener listener)
+    (let ((listener (listen-with (list loop) (loop:make-handler :input #'echo))))
+      (multiple-value-bind (host port) (os:parse-address (loop:listener-address listener))
+        (loop:close-listener listener)
         (settle loop)
         (with-example (address clgrpc.examples.proxy:run host port)
           (with-clients (client) (address)
             (is-true (client-ended-p client))))))))
 
-(test the-loop-loads-alone
+(test the-verbs-load-alone
   "In a fresh Lisp, without gRPC, HTTP/2 or any other library."
   (let ((output (uiop:run-program
                  (list sb-ext:*runtime-pathname* "--noinform" "--non-interactive" "--no-sysinit"
                        "--no-userinit" "--load" (namestring (support:root-file "scripts/load.lisp"))
-                       "--eval" "(asdf:load-system \"clgrpc/loop\")"
-                       "--eval" "(clgrpc.loop:with-event-loop ()
-                                   (clgrpc.loop:delay
+                       "--eval" "(asdf:load-system \"clgrpc/async\")"
+                       "--eval" "(clgrpc.async:with-event-loop ()
+                                   (clgrpc.async:delay
                                     (lambda ()
                                       (print (list :alone
                                                    (remove nil (mapcar #'find-package

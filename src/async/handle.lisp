@@ -11,7 +11,7 @@
 ;;;; debugger, with restarts. They are made only then, on top of the error, so that a callback in
 ;;;; which nothing goes wrong pays for one handler and no more.
 
-(in-package #:clgrpc.loop)
+(in-package #:clgrpc.async)
 
 (defstruct (handle (:constructor nil) (:copier nil))
   "What all handles have: their LOOP, and whether they are :IDLE, or in use and count (:HELD) or do
@@ -28,7 +28,7 @@ not (:FREE)."
   (cond ((null loop)
          (misuse "No event loop runs in this thread: call from inside of WITH-EVENT-LOOP, or say ~
                   which with :LOOP."))
-        ((eq :stopped (event-loop-state loop)) (misuse "~A has stopped." loop))
+        ((eq :stopped (loop:event-loop-state loop)) (misuse "~A has stopped." loop))
         (t loop)))
 
 (defmacro on-loop ((loop) &body body)
@@ -36,7 +36,7 @@ not (:FREE)."
 if it has stopped."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
-       (with-baton (,loop) (,function)
+       (loop:with-baton (,loop) (,function)
          (unless (post ,loop #',function) (misuse "~A has stopped." ,loop))))))
 
 ;;; Uses
@@ -45,11 +45,11 @@ if it has stopped."
   "HANDLE is in use from now on."
   (when (eq :idle (handle-use handle))
     (setf (handle-use handle) :held)
-    (incf (event-loop-uses (handle-loop handle)))))
+    (incf (program-uses (loop-program (handle-loop handle))))))
 
 (defun give-up-use (loop)
-  (when (zerop (decf (event-loop-uses loop)))
-    (call-last loop #'stop-unless-used loop)))
+  (when (zerop (decf (program-uses (loop-program loop))))
+    (loop:call-last loop #'stop-unless-used loop)))
 
 (defun end-use (handle)
   "HANDLE is in use no more."
@@ -60,19 +60,17 @@ if it has stopped."
   "Call FUNCTION with HANDLE on its loop, if that has not stopped."
   (declare (type function function))
   (let ((loop (handle-loop handle)))
-    (with-baton (loop) (funcall function handle)
+    (loop:with-baton (loop) (funcall function handle)
       (post loop (lambda () (funcall function handle))))
     nil))
 
 (defun stop-unless-used (loop)
   "End LOOP if nobody uses it and no peer is waited for to take the last output."
-  (when (and (event-loop-until-unused loop)
-             (zerop (event-loop-uses loop))
-             (notany (lambda (source)
-                       (and (typep source 'connection)
-                            (member (connection-state source) '(:closing :lingering))))
-                     (event-loop-sources loop)))
-    (setf (event-loop-stopping loop) t)))
+  (let ((program (loop-program loop)))
+    (when (and (program-until-unused program)
+               (zerop (program-uses program))
+               (not (loop:connections-closing-p loop)))
+      (stop-event-loop loop))))
 
 (defun unref (handle)
   "Have HANDLE, while it is in use, not keep its loop from ending. Return HANDLE. From any thread."
@@ -89,7 +87,7 @@ if it has stopped."
     (on-loop (loop)
       (when (eq :free (handle-use handle))
         (setf (handle-use handle) :held)
-        (incf (event-loop-uses loop))))
+        (incf (program-uses (loop-program loop)))))
     handle))
 
 ;;; Callbacks
@@ -99,12 +97,13 @@ if it has stopped."
 
 (defun report-failure (loop event-cb condition)
   "CONDITION has ended a callback of LOOP whose event callback is EVENT-CB, or nil. Tell somebody."
-  (let* ((catcher (event-loop-catch-errors loop))
-         (teller (cond ((and event-cb (event-loop-errors-to-event-cb loop)) event-cb)
+  (let* ((program (loop-program loop))
+         (catcher (program-catch-errors program))
+         (teller (cond ((and event-cb (program-errors-to-event-cb program)) event-cb)
                        ((eq t catcher) nil)
                        (t catcher))))
     (if teller
-        (guarding (:event-callback-error :loop loop)
+        (loop:guarding (:event-callback-error :loop loop)
           (sb-sys:with-interrupts (funcall teller condition)))
         (log-condition :error :callback-error condition :loop loop))
     nil))
@@ -112,7 +111,7 @@ if it has stopped."
 (defun offer-restarts (loop event-cb handle condition)
   "Let those outside of LOOP see CONDITION, which a callback for HANDLE has signalled, and then the
 debugger. Return what becomes of the callback."
-  (restart-case (let ((*unguarded* t))
+  (restart-case (let ((loop:*unguarded* t))
                   (error condition))
     (abort-callback ()
       :report "Leave the callback and go on with the loop."
@@ -129,7 +128,7 @@ debugger. Return what becomes of the callback."
       (exit-event-loop :loop loop))))
 
 (defun callback-failed (loop event-cb handle condition)
-  (if (event-loop-catch-errors loop)
+  (if (program-catch-errors (loop-program loop))
       (report-failure loop event-cb condition)
       (offer-restarts loop event-cb handle condition))
   nil)

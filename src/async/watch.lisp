@@ -1,7 +1,7 @@
 ;;;; What else users may have on a loop: functions called each turn, functions that other threads
 ;;;; call, and descriptors of their own.
 
-(in-package #:clgrpc.loop)
+(in-package #:clgrpc.async)
 
 ;;; Each turn
 
@@ -17,12 +17,12 @@ until FREE-IDLER or CANCEL of what this returns. EVENT-CB gets errors in it. Fro
          (idler (make-idler :loop loop :callback function :event-cb event-cb)))
     (on-loop (loop)
       (begin-use idler)
-      (defer loop #'run-idler idler))
+      (loop:defer loop #'run-idler idler))
     idler))
 
 (defun run-idler (idler)
   (unless (idler-freed-p idler)
-    (defer (handle-loop idler) #'run-idler idler)
+    (loop:defer (handle-loop idler) #'run-idler idler)
     (with-callback (idler (%idler-event-cb idler)) (funcall (%idler-callback idler)))))
 
 (defun idler-freed-p (idler)
@@ -91,11 +91,11 @@ stopped. From any thread."
 ;;; Descriptors. To the user they are level-triggered: after each callback the descriptor is added
 ;;; anew, which reports what is still so.
 
-(defstruct (watched-descriptor (:include source) (:copier nil))
-  (watch nil))
+(defstruct (watched-descriptor (:include loop:source) (:copier nil))
+  (watch nil))                          ; the DESCRIPTOR-WATCH
 
-(defstruct (watch (:include handle) (:conc-name %watch-) (:constructor %make-watch) (:predicate nil)
-                  (:copier nil))
+(defstruct (descriptor-watch (:include handle) (:conc-name %watch-) (:constructor %make-watch)
+                             (:copier nil))
   "Calls CALLBACK when DESCRIPTOR is what FLAGS say."
   (descriptor -1 :type fixnum)
   (flags 0 :type (unsigned-byte 32))
@@ -103,7 +103,7 @@ stopped. From any thread."
   (event-cb nil :type callback)
   (source nil :type (or null watched-descriptor)))
 
-(defmethod interest ((source watched-descriptor))
+(defmethod loop:interest ((source watched-descriptor))
   (%watch-flags (watched-descriptor-watch source)))
 
 (defun poll (descriptor function &key event-cb (poll-for '(:readable :writable)) socket
@@ -126,14 +126,14 @@ cannot be watched, or LOOP watches it already. On LOOP."
     watch))
 
 (defun poll-flags (names)
-  (logior (if (member :readable names) (logior +readable+ +ended+ +failed+) 0)
-          (if (member :writable names) (logior +writable+ +failed+) 0)))
+  (logior (if (member :readable names) (logior loop:+readable+ loop:+ended+ loop:+failed+) 0)
+          (if (member :writable names) (logior loop:+writable+ loop:+failed+) 0)))
 
 (defun add-watch (watch)
-  (let ((result (add-source (%watch-source watch) (%watch-descriptor watch))))
+  (let ((result (loop:add-source (%watch-source watch) (%watch-descriptor watch))))
     (when (os:failed-p result)
-      (error (errno-condition result "watch" (format nil "descriptor ~D"
-                                                     (%watch-descriptor watch)))))))
+      (error (loop:errno-condition result "watch"
+                                   (format nil "descriptor ~D" (%watch-descriptor watch)))))))
 
 (defun watch-event (source flags)
   (let* ((watch (watched-descriptor-watch source))
@@ -143,12 +143,12 @@ cannot be watched, or LOOP watches it already. On LOOP."
         (with-callback (watch (%watch-event-cb watch))
           (funcall (%watch-callback watch) (remove-if-not #'found-p '(:readable :writable))))
         (unless (poller-freed-p watch)
-          (remove-source source)
+          (loop:remove-source source)
           (add-watch watch))))))
 
 (defun end-watch (watch)
   (unless (poller-freed-p watch)
-    (remove-source (%watch-source watch))
+    (loop:remove-source (%watch-source watch))
     (end-use watch)))
 
 (defun free-poller (watch)
@@ -159,6 +159,6 @@ cannot be watched, or LOOP watches it already. On LOOP."
   "True if the descriptor of WATCH, which POLL has returned, is watched no more. On its loop."
   (eq :idle (handle-use watch)))
 
-(defmethod cancel ((watch watch) &optional text)
+(defmethod cancel ((watch descriptor-watch) &optional text)
   (declare (ignore text))
   (end-handle watch #'end-watch))

@@ -1,7 +1,7 @@
 ;;;; A program on a loop: START-EVENT-LOOP runs one in this thread until nothing is left to do.
 ;;;; Signals, what is to be done at its end, and what it says about itself stand here as well.
 
-(in-package #:clgrpc.loop)
+(in-package #:clgrpc.async)
 
 (defun start-event-loop (function &key catch-app-errors (send-errors-to-eventcb t)
                                     (name "event loop") poller)
@@ -16,13 +16,16 @@ it is about, if there is one and SEND-ERRORS-TO-EVENTCB is true; or else to CATC
 that is a function; or else to the log. Signal MISUSE if this thread runs a loop already."
   (when (and *event-loop* (in-event-loop-p *event-loop*))
     (misuse "This thread runs ~A already." *event-loop*))
-  (let ((loop (make-event-loop :name name :poller (or poller (make-poller-by-default)))))
-    (setf (event-loop-until-unused loop) t
-          (event-loop-catch-errors loop) catch-app-errors
-          (event-loop-errors-to-event-cb loop) (and send-errors-to-eventcb t))
+  (let* ((loop (apply #'make-event-loop :name name (and poller (list :poller poller))))
+         (program (loop-program loop)))
+    (setf (program-until-unused program) t
+          (program-catch-errors program) catch-app-errors
+          (program-errors-to-event-cb program) (and send-errors-to-eventcb t))
+    ;; one that lingers keeps the loop from ending, too
+    (loop:call-after-closing loop #'stop-unless-used)
     (let ((start (make-event function :loop loop)))
       (begin-use start)
-      (defer loop #'event-due start))
+      (loop:defer loop #'event-due start))
     (run-event-loop loop)
     nil))
 
@@ -39,17 +42,19 @@ that is a function; or else to the log. Signal MISUSE if this thread runs a loop
   "Have FUNCTION called, without arguments, on LOOP when that ends, before what it has is closed;
 the last one added is called first. From any thread."
   (let ((loop (the-loop loop)))
-    (on-loop (loop) (push function (event-loop-exit-callbacks loop)))
+    (on-loop (loop)
+      (loop:call-at-stop loop #'end-program)
+      (push function (program-exit-callbacks (loop-program loop))))
     nil))
 
-(defun run-exit-callbacks (loop)
+(defun end-program (loop)
   "LOOP is about to end."
-  (loop while (event-loop-exit-callbacks loop)
-        do (let ((function (pop (event-loop-exit-callbacks loop))))
-             (guarding (:exit-callback-error :loop loop)
-               (sb-sys:with-interrupts (funcall function)))))
-  (loop while (event-loop-signal-handlers loop)
-        do (end-signal-handler (pop (event-loop-signal-handlers loop)))))
+  (let ((program (loop-program loop)))
+    (loop while (program-exit-callbacks program)
+          do (let ((function (pop (program-exit-callbacks program))))
+               (loop:guarding (:exit-callback-error :loop loop)
+                 (sb-sys:with-interrupts (funcall function)))))
+    (end-signal-handlers loop)))
 
 ;;; Signals
 
@@ -73,22 +78,29 @@ for CANCEL. Signal MISUSE if NUMBER is none, or one that nobody can handle. From
     (on-loop (loop)
       (free-signal-now loop number)
       (begin-use watch)
-      (push watch (event-loop-signal-handlers loop))
-      (on-signal loop number
+      (loop:call-at-stop loop #'end-program)
+      (push watch (program-signal-handlers (loop-program loop)))
+      (loop:on-signal loop number
                  (lambda ()
                    (unless (eq :idle (signal-watch-use watch))
                      (with-callback (watch event-cb) (funcall function number))))))
     watch))
 
 (defun end-signal-handler (watch)
-  (on-signal (handle-loop watch) (signal-watch-number watch) nil)
+  (loop:on-signal (handle-loop watch) (signal-watch-number watch) nil)
   (end-use watch))
 
 (defun free-signal-now (loop number)
-  (let ((watch (find number (event-loop-signal-handlers loop) :key #'signal-watch-number)))
+  (let* ((program (loop-program loop))
+         (watch (find number (program-signal-handlers program) :key #'signal-watch-number)))
     (when watch
-      (setf (event-loop-signal-handlers loop) (delete watch (event-loop-signal-handlers loop)))
+      (setf (program-signal-handlers program) (delete watch (program-signal-handlers program)))
       (end-signal-handler watch))))
+
+(defun end-signal-handlers (loop)
+  (let ((program (loop-program loop)))
+    (loop while (program-signal-handlers program)
+          do (end-signal-handler (pop (program-signal-handlers program))))))
 
 (defun free-signal-handler (number &key (loop *event-loop*))
   "Have LOOP do nothing more about the signal NUMBER, which has its default action again unless
@@ -100,16 +112,14 @@ another loop handles it. From any thread."
 (defun clear-signal-handlers (&key (loop *event-loop*))
   "Free all signal handlers of LOOP. From any thread."
   (let ((loop (the-loop loop)))
-    (on-loop (loop)
-      (loop while (event-loop-signal-handlers loop)
-            do (end-signal-handler (pop (event-loop-signal-handlers loop)))))
+    (on-loop (loop) (end-signal-handlers loop))
     nil))
 
 (defmethod cancel ((watch signal-watch) &optional text)
   (declare (ignore text))
   (end-handle watch (lambda (watch)
                       (let ((loop (handle-loop watch)))
-                        (when (find watch (event-loop-signal-handlers loop))
+                        (when (find watch (program-signal-handlers (loop-program loop)))
                           (free-signal-now loop (signal-watch-number watch)))))))
 
 ;;; Statistics
@@ -119,13 +129,14 @@ another loop handles it. From any thread."
 sockets that are open; :CONNECTIONS, all that LOOP has, those among them that are being closed;
 :OPEN-DNS-QUERIES; :TIMERS that are to run; :USES, what keeps the loop from ending; :TURNS it has
 made; its :NAME and :STATE. From any thread."
-  (let ((loop (or loop (the-loop loop))))
-    (list :incoming-tcp-connections (event-loop-incoming loop)
-          :outgoing-tcp-connections (event-loop-outgoing loop)
-          :connections (event-loop-connections loop)
-          :open-dns-queries (event-loop-look-ups loop)
-          :timers (wheel-count (event-loop-wheel loop))
-          :uses (event-loop-uses loop)
-          :turns (event-loop-turns loop)
+  (let* ((loop (or loop (the-loop loop)))
+         (program (loop-program loop)))
+    (list :incoming-tcp-connections (program-incoming program)
+          :outgoing-tcp-connections (program-outgoing program)
+          :connections (loop:event-loop-connections loop)
+          :open-dns-queries (program-look-ups program)
+          :timers (wheel-count (loop:event-loop-wheel loop))
+          :uses (program-uses program)
+          :turns (loop:event-loop-turns loop)
           :name (event-loop-name loop)
-          :state (event-loop-state loop))))
+          :state (loop:event-loop-state loop))))

@@ -4,7 +4,7 @@
 
 (defpackage #:clgrpc.examples.delayed-answer
   (:use #:cl)
-  (:local-nicknames (#:as #:clgrpc.loop))
+  (:local-nicknames (#:as #:clgrpc.async))
   (:export #:run))
 
 (in-package #:clgrpc.examples.delayed-answer)

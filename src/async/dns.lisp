@@ -1,6 +1,6 @@
 ;;;; Asking for addresses and names, for users.
 
-(in-package #:clgrpc.loop)
+(in-package #:clgrpc.async)
 
 (defstruct (query (:include handle) (:copier nil))
   "A look-up under way.")
@@ -9,14 +9,14 @@
   (let ((query (make-query :loop loop)))
     (on-loop (loop)
       (begin-use query)
-      (incf (event-loop-look-ups loop)))
+      (incf (program-look-ups (loop-program loop))))
     query))
 
 (defun end-query (query what failure event-cb function)
   "QUERY has been answered: call FUNCTION, or if there was a FAILURE, a text, tell EVENT-CB that
 WHAT could not be looked up. On the loop."
   (end-use query)
-  (decf (event-loop-look-ups (handle-loop query)))
+  (decf (program-look-ups (loop-program (handle-loop query))))
   (if failure
       (let ((condition (make-condition 'dns-error :address what :reason failure)))
         (if event-cb
@@ -47,7 +47,7 @@ asked; FUNCTION is never called before this returns. From any thread."
                                      (os:address-family address)))))))
       (if known
           (post loop (lambda () (answer known nil)))
-          (look-up-host loop host 0 #'answer))
+          (loop:look-up-host loop host 0 #'answer))
       (and known t))))
 
 (defun reverse-dns-lookup (address function &key event-cb (loop *event-loop*))
@@ -63,7 +63,7 @@ Signal MISUSE if ADDRESS is not numeric. From any thread."
                (post loop (lambda ()
                             (end-query query address failure event-cb
                                        (lambda () (funcall function host service))))))))
-      (unless (run-on-resolver loop #'look-up)
+      (unless (loop:run-on-resolver loop #'look-up)
         (post loop (lambda ()
                      (end-query query address "too many look-ups are waiting" event-cb nil))))
       nil)))

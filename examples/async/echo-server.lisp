@@ -3,7 +3,7 @@
 
 (defpackage #:clgrpc.examples.echo-server
   (:use #:cl)
-  (:local-nicknames (#:as #:clgrpc.loop))
+  (:local-nicknames (#:as #:clgrpc.async))
   (:export #:run))
 
 (in-package #:clgrpc.examples.echo-server)

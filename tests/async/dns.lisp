@@ -1,8 +1,8 @@
 ;;;; Look-ups. No name server is asked: what is looked up is in the system's own table, or cannot
 ;;;; be.
 
-(in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
+(in-package #:clgrpc.tests.async)
+(in-suite :clgrpc.async)
 
 (test look-ups-that-need-nobody
   (let ((answers '()))

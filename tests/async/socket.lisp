@@ -1,7 +1,7 @@
 ;;;; Sockets for users: what comes and goes, back-pressure, time-outs, closing.
 
-(in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
+(in-package #:clgrpc.tests.async)
+(in-suite :clgrpc.async)
 
 (defmacro with-server ((server read-cb &rest arguments) &body body)
   "A program with SERVER, which callbacks may mention, on loopback."
@@ -65,7 +65,7 @@
                           (sb-thread:join-thread
                            (sb-thread:make-thread
                             (lambda ()
-                              (assert (eq program (clgrpc.loop::handle-loop socket)))
+                              (assert (eq program (clgrpc.async::handle-loop socket)))
                               (write-socket-data socket data)
                               (fill data 0)))))))))
 

@@ -1,7 +1,7 @@
 ;;;; Programs on a loop: when they end, errors in callbacks, signals, statistics; handles as well.
 
-(in-package #:clgrpc.tests.loop)
-(in-suite :clgrpc.loop)
+(in-package #:clgrpc.tests.async)
+(in-suite :clgrpc.async)
 
 (defun call-with-program (arguments function)
   (let ((descriptors (os:open-descriptor-count))
@@ -43,6 +43,26 @@
       (delay #'exit-event-loop))
     (is (equal '(:last :first) steps))))
 
+(test a-program-waits-for-the-peer-of-its-last-socket
+  "Until the peer closes its side, too: it might lose what is on its way to it otherwise."
+  (let ((ended (sb-thread:make-semaphore)) (peer nil))
+    (with-program ()
+      (add-event-loop-exit-callback (lambda () (sb-thread:signal-semaphore ended)))
+      (let ((server nil))
+        (setf server (tcp-server "127.0.0.1" 0 #'list
+                                 :connect-cb (lambda (socket)
+                                               (write-socket-data socket "farewell")
+                                               (close-socket socket)
+                                               (close-tcp-server server)))
+              peer (sb-thread:make-thread
+                    (lambda (address)
+                      (with-clients (client) (address)
+                        (list (octets-string (client-receive client 100))
+                              (sb-thread:wait-on-semaphore ended :timeout 1/10))))
+                    :arguments (list (server-address server))))))
+    (is (equal '("farewell" nil) (sb-thread:join-thread peer)))
+    (is (= 1 (sb-thread:semaphore-count ended)))))
+
 (test exit-by-unwinding
   (let ((server nil) (descriptors (os:open-descriptor-count)))
     (is (eq :out (block outside
@@ -50,7 +70,7 @@
                      (setf server (tcp-server "127.0.0.1" 0 #'list))
                      (delay (lambda () (return-from outside :out)))))))
     (is (= descriptors (os:open-descriptor-count)))
-    (signals misuse (delay #'list :loop (clgrpc.loop::handle-loop server)))
+    (signals misuse (delay #'list :loop (clgrpc.async::handle-loop server)))
     (with-program () nil)))
 
 (test one-program-a-thread-and-many-threads
@@ -87,8 +107,6 @@
 
 ;;; Errors in callbacks
 
-(define-condition mishap (error) ())
-
 (test errors-reach-those-who-run-the-program
   (signals mishap (with-event-loop () (error 'mishap)))
   (signals mishap (with-event-loop () (delay (lambda () (error 'mishap)))))
@@ -99,7 +117,7 @@
   (let ((said '()))
     (handler-bind ((mishap (lambda (condition)
                              (declare (ignore condition))
-                             (push (and (find-restart 'clgrpc.loop::close-socket) t) said)
+                             (push (and (find-restart 'clgrpc.async::close-socket) t) said)
                              (invoke-restart restart))))
       (call-with-program
        arguments

@@ -12,7 +12,7 @@
 ;;;; each attempt to send, the connection's FILL defers a look at what is left, which the next turn
 ;;;; does. A time-out moves nothing when octets come or go but a time; its timer looks at that.
 
-(in-package #:clgrpc.loop)
+(in-package #:clgrpc.async)
 
 (defconstant +high-water-octets+ 65536
   "More unsent output than this is too much, unless the user says otherwise.")
@@ -30,7 +30,7 @@
   (tls nil :type (or null tls-credentials))
   (high-water +high-water-octets+ :type index)
   (low-water (ash +high-water-octets+ -2) :type index)
-  (max-unsent (options-max-unsent-octets **default-options**) :type index)
+  (max-unsent (options-max-unsent-octets loop:**default-options**) :type index)
   (read-timeout nil :type (or null real))
   (write-timeout nil :type (or null real)))
 
@@ -49,7 +49,7 @@ time-out has a timer and NS, and the last time something moved."
 (defstruct (socket (:include handle) (:constructor %make-socket) (:copier nil)
                    (:conc-name %socket-))
   "A connection to read and write, made by a server or by TCP-CONNECT."
-  (connection nil :type (or null connection)) ; nil until there is one
+  (connection nil :type (or null loop:connection)) ; nil until there is one
   (manner nil :type manner)
   (data nil)
   (extra nil :type (or null extra))
@@ -66,7 +66,7 @@ time-out has a timer and NS, and the last time something moved."
   (print-unreadable-object (socket stream :type t :identity t)
     (let ((connection (%socket-connection socket)))
       (format stream "~:[to~;from~] ~A~:[~; closed~]" (manner-incoming (%socket-manner socket))
-              (if connection (connection-peer connection) "nobody yet")
+              (if connection (loop:connection-peer connection) "nobody yet")
               (%socket-closed socket)))))
 
 (defun socket-data (socket)
@@ -83,12 +83,12 @@ time-out has a timer and NS, and the last time something moved."
 (defun socket-peer (socket)
   "The address of SOCKET's peer, as text, or nil if it is not connected yet."
   (let ((connection (%socket-connection socket)))
-    (and connection (connection-peer connection))))
+    (and connection (loop:connection-peer connection))))
 
 (defun socket-unsent-octets (socket)
   "How many octets of SOCKET's output the system has not taken yet. On its loop."
   (let ((connection (%socket-connection socket)) (extra (%socket-extra socket)))
-    (cond (connection (connection-unsent connection))
+    (cond (connection (loop:connection-unsent connection))
           ((and extra (extra-early extra)) (buffer-fill (extra-early extra)))
           (t 0))))
 
@@ -97,13 +97,14 @@ time-out has a timer and NS, and the last time something moved."
 
 ;;; What the connection calls
 
-(define-hot socket-input ((connection connection) (octets octets) (start index) (end index)) index
+(define-hot socket-input ((connection loop:connection) (octets octets) (start index) (end index))
+    index
   "The handler's INPUT: READ-CB takes it all."
-  (let* ((socket (the socket (connection-user connection)))
+  (let* ((socket (the socket (loop:connection-user connection)))
          (manner (%socket-manner socket))
          (read-cb (manner-read-cb manner))
          (extra (%socket-extra socket)))
-    (when extra (setf (extra-read-at extra) (event-loop-now (handle-loop socket))))
+    (when extra (setf (extra-read-at extra) (loop:event-loop-now (handle-loop socket))))
     (when read-cb
       (with-callback (socket (manner-event-cb manner))
         (let ((function (callback-function read-cb)))
@@ -112,11 +113,11 @@ time-out has a timer and NS, and the last time something moved."
               (funcall function socket (subseq-octets octets start end))))))
     end))
 
-(define-hot socket-fill ((connection connection)) null
+(define-hot socket-fill ((connection loop:connection)) null
   "The handler's FILL: have somebody look what is left of the output."
-  (let ((socket (the socket (connection-user connection))))
+  (let ((socket (the socket (loop:connection-user connection))))
     (when (%socket-awaits socket)
-      (defer (connection-loop connection) #'look-at-output socket))
+      (loop:defer (loop:connection-loop connection) #'look-at-output socket))
     nil))
 
 (defun look-at-output (socket)
@@ -124,10 +125,10 @@ time-out has a timer and NS, and the last time something moved."
   (let* ((connection (%socket-connection socket))
          (manner (%socket-manner socket))
          (extra (%socket-extra socket))
-         (unsent (connection-unsent connection)))
+         (unsent (loop:connection-unsent connection)))
     (when (and (%socket-awaits socket)
-               (member (connection-state connection) '(:open :closing :lingering)))
-      (when extra (setf (extra-written-at extra) (event-loop-now (handle-loop socket))))
+               (member (loop:connection-state connection) '(:open :closing :lingering)))
+      (when extra (setf (extra-written-at extra) (loop:event-loop-now (handle-loop socket))))
       (when (zerop unsent) (setf (%socket-awaits socket) nil))
       (when (and (%socket-choked socket) (<= unsent (manner-low-water manner)))
         (setf (%socket-choked socket) nil)
@@ -140,31 +141,31 @@ time-out has a timer and NS, and the last time something moved."
 
 (defun socket-gone (connection reason)
   "The handler's CLOSED."
-  (let ((socket (connection-user connection)))
+  (let ((socket (loop:connection-user connection)))
     (end-use socket)
     (unless (%socket-closed socket)
       (leave-socket socket)
-      (unless (event-loop-stopping (handle-loop socket))
+      (unless (loop:event-loop-stopping (handle-loop socket))
         (tell-event socket
                     (typecase reason
                       (null (make-condition 'socket-eof))
-                      (event-info reason)
+                      (socket-error reason)
                       (t (make-condition 'socket-error :reason (princ-to-string reason)))))))))
 
 (define-load-time-global **socket-handler**
-    (make-handler :input #'socket-input :fill #'socket-fill :closed #'socket-gone))
+    (loop:make-handler :input #'socket-input :fill #'socket-fill :closed #'socket-gone))
 
 ;;; Life
 
 (defun begin-socket (socket)
   "SOCKET, just made, is in use."
-  (let ((loop (handle-loop socket)) (manner (%socket-manner socket)))
+  (let ((program (loop-program (handle-loop socket))) (manner (%socket-manner socket)))
     (when (or (manner-read-timeout manner) (manner-write-timeout manner))
       (set-timeouts socket (manner-read-timeout manner) (manner-write-timeout manner)))
     (begin-use socket)
     (if (manner-incoming manner)
-        (incf (event-loop-incoming loop))
-        (incf (event-loop-outgoing loop)))))
+        (incf (program-incoming program))
+        (incf (program-outgoing program)))))
 
 (defun open-connection (socket transport server-name)
   "TRANSPORT is connected: from now on SOCKET reads and writes it, with TLS if its manner says so.
@@ -175,29 +176,32 @@ Signal SOCKET-ERROR or TLS-ERROR, and close TRANSPORT, if that cannot be."
          (made nil))
     (unwind-protect
          (let ((transport (if tls
-                              (make-tls-transport loop transport tls
+                              (loop:make-tls-transport loop transport tls
                                                   (if (manner-incoming manner) :server :client)
                                                   :server-name server-name)
                               transport)))
            (setf (%socket-connection socket)
-                 (make-connection loop transport **socket-handler** :user socket
+                 (loop:make-connection loop transport **socket-handler** :user socket
                                   :max-unsent-octets (manner-max-unsent manner))
                  made t))
-      (unless made (close-transport transport)))
-    (when (and tls (not (manner-incoming manner))) (begin-handshake (%socket-connection socket)))
+      (unless made (loop:close-transport transport)))
+    (when (and tls (not (manner-incoming manner)))
+      (loop:begin-handshake (%socket-connection socket)))
     (let ((early (and (%socket-extra socket) (shiftf (extra-early (%socket-extra socket)) nil))))
       (when early
-        (append-octets (connection-output (%socket-connection socket)) (buffer-octets early)
+        (append-octets (loop:connection-output (%socket-connection socket)) (buffer-octets early)
                        :start (buffer-start early) :end (buffer-end early)))))
   nil)
 
 (defun leave-socket (socket)
   "SOCKET is closed for its user."
-  (let ((loop (handle-loop socket)) (extra (%socket-extra socket)))
+  (let* ((loop (handle-loop socket))
+         (program (loop-program loop))
+         (extra (%socket-extra socket)))
     (setf (%socket-closed socket) t)
     (if (manner-incoming (%socket-manner socket))
-        (decf (event-loop-incoming loop))
-        (decf (event-loop-outgoing loop)))
+        (decf (program-incoming program))
+        (decf (program-outgoing program)))
     (when extra
       (stop-timer loop (extra-read-timer extra))
       (stop-timer loop (extra-write-timer extra))
@@ -205,12 +209,12 @@ Signal SOCKET-ERROR or TLS-ERROR, and close TRANSPORT, if that cannot be."
       (unless (extra-stream extra) (setf (%socket-extra socket) nil)))))
 
 (defun stop-timer (loop timer)
-  (when timer (cancel-timer (event-loop-wheel loop) timer)))
+  (when timer (cancel-timer (loop:event-loop-wheel loop) timer)))
 
 (defun tell-event (handle condition)
   "Give CONDITION to the event callback of HANDLE, a socket, or log it if there is none."
   (let ((event-cb (manner-event-cb (%socket-manner handle))))
-    (when (typep condition 'socket-info) (note-socket handle condition))
+    (when (typep condition 'socket-error) (setf (loop:socket-error-owner condition) handle))
     (cond (event-cb (with-callback (handle nil) (funcall event-cb condition)))
           ((typep condition 'socket-eof))
           (t (log-event :info :socket-failed :socket handle :reason (princ-to-string condition))))))
@@ -220,7 +224,7 @@ Signal SOCKET-ERROR or TLS-ERROR, and close TRANSPORT, if that cannot be."
 two seconds loses the rest. Its event callback is not called. Closing again does nothing. From any
 thread."
   (let ((loop (handle-loop socket)))
-    (with-baton (loop) (close-now socket force)
+    (loop:with-baton (loop) (close-now socket force)
       (post loop (lambda () (close-now socket force))))
     nil))
 
@@ -229,7 +233,7 @@ thread."
     (leave-socket socket)
     (unless (%socket-connection socket) (end-use socket)))
   (let ((connection (%socket-connection socket)))
-    (when connection (close-connection connection :abort force))))
+    (when connection (loop:close-connection connection :abort force))))
 
 (defmethod cancel ((socket socket) &optional text)
   (declare (ignore text))
@@ -248,7 +252,9 @@ thread."
   "Append the octets to what SOCKET is to send. Return true if it is ready for more."
   (let ((connection (%socket-connection socket)) (manner (%socket-manner socket)))
     (cond ((%socket-closed socket) nil)
-          (t (append-octets (if connection (connection-output connection) (early-output socket))
+          (t (append-octets (if connection
+                                (loop:connection-output connection)
+                                (early-output socket))
                             octets :start start :end end)
              (when (or (manner-write-cb manner) (%socket-extra socket)) (await-output socket))
              (or (<= (the index (socket-unsent-octets socket)) (manner-high-water manner))
@@ -267,9 +273,9 @@ thread."
     (let ((extra (%socket-extra socket)))
       (when (and extra (extra-write-timer extra))
         (let ((loop (handle-loop socket)))
-          (setf (extra-written-at extra) (event-loop-now loop))
-          (schedule-timer (event-loop-wheel loop) (extra-write-timer extra)
-                          (+ (event-loop-now loop) (extra-write-ns extra)))))))
+          (setf (extra-written-at extra) (loop:event-loop-now loop))
+          (schedule-timer (loop:event-loop-wheel loop) (extra-write-timer extra)
+                          (+ (loop:event-loop-now loop) (extra-write-ns extra)))))))
   nil)
 
 (define-hot write-socket-data ((socket socket) data &key (start index 0) (end (or null index))
@@ -294,7 +300,7 @@ than that which runs the loop true is returned if SOCKET was not closed."
                (set-callbacks socket read-cb write-cb event-cb))
              (write-now socket octets start end)))
       (declare (inline write-it))
-      (if (holds-baton-p loop)
+      (if (loop:holds-baton-p loop)
           (write-it octets start end)
           (let ((copy (subseq-octets octets start end)))
             (and (post loop (lambda () (write-it copy 0 (length copy))))
@@ -313,13 +319,13 @@ than that which runs the loop true is returned if SOCKET was not closed."
   "With READ, read no more of SOCKET until ENABLE-SOCKET; what the peer sends waits, and at last the
 peer does. On its loop."
   (let ((connection (%socket-connection socket)))
-    (when (and read connection) (stop-reading connection))
+    (when (and read connection) (loop:stop-reading connection))
     nil))
 
 (defun enable-socket (socket &key read)
   "With READ, read SOCKET again. On its loop."
   (let ((connection (%socket-connection socket)))
-    (when (and read connection (not (%socket-closed socket))) (start-reading connection))
+    (when (and read connection (not (%socket-closed socket))) (loop:start-reading connection))
     nil))
 
 ;;; Time-outs
@@ -329,15 +335,15 @@ peer does. On its loop."
 none of it was taken, close SOCKET and give its event callback a SOCKET-TIMEOUT; nil, or a number
 that is not positive, is never. Signal SOCKET-CLOSED if it is closed. On its loop."
   (when (%socket-closed socket)
-    (error 'socket-closed :socket socket :operation "set the time-outs of" :reason "it is closed"))
+    (error 'socket-closed :owner socket :operation "set the time-outs of" :reason "it is closed"))
   (set-timeouts socket read-seconds write-seconds))
 
 (defun set-timeouts (socket read-seconds write-seconds)
   (flet ((ns (seconds)
            (if (and seconds (plusp seconds)) (seconds-ns seconds) 0)))
     (let* ((loop (handle-loop socket))
-           (wheel (event-loop-wheel loop))
-           (now (event-loop-now loop))
+           (wheel (loop:event-loop-wheel loop))
+           (now (loop:event-loop-now loop))
            (extra (ensure-extra socket)))
       (stop-timer loop (extra-read-timer extra))
       (stop-timer loop (extra-write-timer extra))
@@ -371,7 +377,7 @@ that is not positive, is never. Signal SOCKET-CLOSED if it is closed. On its loo
 (defun check-time (socket timer end-ns text)
   "TIMER has run: look again at END-NS, or, if that is past, give SOCKET up."
   (let ((loop (handle-loop socket)))
-    (cond ((< (event-loop-now loop) end-ns)
-           (schedule-timer (event-loop-wheel loop) timer end-ns))
+    (cond ((< (loop:event-loop-now loop) end-ns)
+           (schedule-timer (loop:event-loop-wheel loop) timer end-ns))
           (t (close-now socket t)
              (tell-event socket (make-condition 'socket-timeout :reason text))))))

@@ -1,0 +1,37 @@
+;;;; What event callbacks are told. Those conditions that the loop signals as well are its own, and
+;;;; SOCKET-ERROR stands above all of them; here are the others, and cl-async's names.
+
+(in-package #:clgrpc.async)
+
+(define-condition socket-eof (socket-error) ()
+  (:default-initargs :reason "the peer has closed it")
+  (:documentation "The peer has closed the connection."))
+
+(define-condition socket-closed (socket-error) ()
+  (:documentation "The socket has been closed, and something was to be done with it."))
+
+(macrolet ((define-aliases (&rest pairs)
+             `(progn
+                ,@(loop for (alias name) on pairs by #'cddr
+                        collect `(deftype ,alias ()
+                                   ,(format nil "Another name for ~A." name)
+                                   ',name)))))
+  (define-aliases event-info socket-error event-error socket-error socket-info socket-error
+                  tcp-info socket-error tcp-error socket-error tcp-eof socket-eof
+                  tcp-reset socket-reset tcp-timeout socket-timeout tcp-refused socket-refused))
+
+(defun event-errcode (condition)
+  "The system's errno, a positive integer, or -1 if none says what it was."
+  (loop:socket-error-code condition))
+
+(defun event-errmsg (condition)
+  "What went wrong, as text."
+  (socket-error-reason condition))
+
+(defun socket (condition)
+  "The socket or server that CONDITION, a SOCKET-ERROR, is about, or nil."
+  (loop:socket-error-owner condition))
+
+(defun tcp-socket (condition)
+  "As SOCKET, for those who know that name."
+  (socket condition))

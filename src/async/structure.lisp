@@ -1,0 +1,31 @@
+;;;; What users have on a loop, as far as it is no handle's own: the loop keeps it for us in its
+;;;; DATUM. It is made when the first of it is needed, so a loop of gRPC has none.
+
+(in-package #:clgrpc.async)
+
+(deftype callback ()
+  "A function, or a symbol that names one, which is looked up anew for each call."
+  '(or symbol function))
+
+(defstruct (program (:copier nil))
+  "What users have on one loop. Only the thread that runs the loop writes it."
+  (uses 0 :type index)                  ; handles that keep the loop from ending
+  (until-unused nil :type boolean)      ; the loop ends when USES comes to be 0
+  (catch-errors t :type (or boolean callback)) ; T: to the log; a callback: to that; NIL: not at all
+  (errors-to-event-cb t :type boolean)  ; caught ones go to the event callback, where there is one
+  (exit-callbacks '() :type list)       ; functions, the last added first
+  (signal-handlers '() :type list)      ; SIGNAL-WATCHes
+  (incoming 0 :type index)              ; open sockets that servers have accepted
+  (outgoing 0 :type index)              ; open sockets that TCP-CONNECT and PIPE-CONNECT have made
+  (look-ups 0 :type index))             ; under way
+
+(declaim (sb-ext:freeze-type program))
+
+(defun begin-program (loop)
+  "Give LOOP a program, unless another thread does so first; return the one it has."
+  (let ((program (make-program)))
+    (or (compare-and-swap (loop:event-loop-datum loop) nil program) program)))
+
+(define-hot loop-program ((loop event-loop)) program
+  "What users have on LOOP. From any thread."
+  (or (loop:event-loop-datum loop) (begin-program loop)))
