@@ -44,8 +44,8 @@ the text as WHAT, if there is none or one is damaged."
           (cond ((not (encrypted-key-p text))
                  (tls-error "The private key in ~A cannot be read: ~A." what failure))
                 (password
-                 (tls-error "The private key in ~A is encrypted, and :password does not open it: ~A."
-                            what failure))
+                 (tls-error "The private key in ~A is encrypted, and :password does not open it: ~
+                             ~A." what failure))
                 (t (tls-error "The private key in ~A is encrypted; :password opens it." what)))))
       (unwind-protect (funcall function key)
         (evp-pkey-free key)))))

@@ -212,7 +212,8 @@
         (ends (tls-credentials :certificate (certificate-file "nameless.pem")
                                :key (certificate-file "nameless.key"))
               (client-credentials))
-      (is (search "hostname mismatch (the certificate is for no name, not for localhost)" at-client))
+      (is (search "hostname mismatch (the certificate is for no name, not for localhost)"
+                  at-client))
       (is (search "alert bad certificate" at-server)))
     (multiple-value-bind (at-client at-server)
         (ends (server-credentials :roots (certificate-file "ca.pem")) (client-credentials))

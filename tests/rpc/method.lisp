@@ -59,7 +59,11 @@ service Teller { rpc Tell(Word) returns (Word);~%  rpc TellAll(Word) returns (st
   (let ((shown (sb-introspect:function-lambda-list 'words.speaker:echo)))
     (is (equal '("TARGET" "REQUEST" "&KEY" "TIMEOUT" "DEADLINE" "METADATA" "WAIT-FOR-READY"
                  "CALL-CREDENTIALS" "COMPRESSION")
-               (mapcar #'symbol-name shown)))))
+               (mapcar #'symbol-name shown)))
+    (let ((described (with-output-to-string (out) (describe 'words.speaker:echo out))))
+      (dolist (keyword (rest (member '&key shown)))
+        (is (search (format nil ":~(~A~)" keyword) described) "~A is not in ~A" keyword
+            described)))))
 
 (test several-services
   "A class of two services has the methods of both."
