@@ -32,6 +32,31 @@ asks or returns; the handler sees it when it asks."
               (status-of-error (caught (lab.bench:ask channel (note 1) :timeout 0.01)))))
       (is (equal '(nil t :deadline-exceeded) asked)))))
 
+(test limits-count-to-the-octet
+  "A message as long as either end may send or receive passes, and one longer does not: requests and
+answers, alone and in streams, which nobody serializes here."
+  (let ((limit (clgrpc.protobuf:serialized-size (note 1 :body 100))))
+    (loop for (options channel-options)
+            in `((() (:max-send-octets ,limit)) (() (:max-receive-octets ,limit))
+                 ((:max-receive-octets ,limit) ()) ((:max-send-octets ,limit) ()))
+          do (with-inproc (channel :options options :channel-options channel-options)
+                 (:ask (lambda (note call) (declare (ignore call)) note)
+                  :chat #'echo)
+               (flet ((lone (octets) (ask channel (note 1 :body octets)))
+                      (streamed (octets) (numbers (chat channel (list (note 1 :body octets))))))
+                 (is (= 1 (number-of (lone 100))))
+                 (is (equal '(1) (streamed 100)))
+                 (dolist (function (list #'lone #'streamed))
+                   (let ((error (caught (funcall function 101))))
+                     (is (eq :resource-exhausted (status-of-error error)))
+                     (is (search (format nil "~D octets ~:[to send~;received~], limit ~D"
+                                         (1+ limit)
+                                         (or (getf options :max-receive-octets)
+                                             (getf channel-options :max-receive-octets))
+                                         limit)
+                                 (princ-to-string error))
+                         "~A" error))))))))
+
 (test second-values-are-calls
   (with-inproc (channel)
       (:ask (lambda (note call)
