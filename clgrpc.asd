@@ -440,6 +440,7 @@
   :serial t
   :components ((:file "package")
                (:file "policy")
+               (:file "option")
                (:file "utf8")
                (:file "base64")
                (:file "decimal")

@@ -167,7 +167,7 @@ def run_fleet(kind, delay, total, cores):
 def greeter(address, delay):
     del delay
     return ["bin/clgrpc", "serve", "greeter", "--loops", "1", "--listen", address, "--collect",
-            "--limits", "max-handshakes=20000,reuse-port=1"], None
+            "--limits", "max-handshakes=20000,reuse-port=true"], None
 
 
 def delayed(address, delay):

@@ -9,6 +9,9 @@
 
 (defpackage #:clgrpc.tests.chapters
   (:use #:cl #:fiveam)
+  (:import-from #:clgrpc.base
+                #:option-row-name #:option-row-scope #:option-row-only #:option-row-default
+                #:option-row-minimum #:option-row-maximum #:option-row-unit #:option-row-reason)
   (:local-nicknames (#:grpc #:clgrpc) (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.chapters)
@@ -98,19 +101,17 @@ with: a function that returns a form and its remark, or TEXT itself at the end."
 
 (defparameter *tables*
   (list (list "doc/limits.md" "<!-- the table is made from the options"
-              '("Option" "Default" "From" "To" "Unit" "What it bounds, and why so")
+              '("Option" "Of" "Default" "From" "To" "Unit" "What it bounds, and why so")
               (lambda ()
                 (loop for row in (grpc:option-table)
-                      collect (list (format nil "`~(~S~)`" (clgrpc.base:option-row-name row))
-                                    (clgrpc.base:option-row-default row)
-                                    (clgrpc.base:option-row-minimum row)
-                                    (clgrpc.base:option-row-maximum row)
-                                    (clgrpc.base:option-row-unit row)
-                                    (substitute #\Space #\Newline
-                                                (clgrpc.base:option-row-reason row))))))
-        (list "doc/transports.md" "<!-- the table is made from the contract"
-              '("Operation" "Thread" "Ends" "Default" "What it does")
-              #'clgrpc.rpc:contract-table)
+                      collect (list (format nil "`~(~S~)`" (option-row-name row))
+                                    (format nil "~(~A~)~@[, ~(~A~)s only~]" (option-row-scope row)
+                                            (option-row-only row))
+                                    (format nil "~(~A~)" (option-row-default row))
+                                    (or (option-row-minimum row) "")
+                                    (or (option-row-maximum row) "")
+                                    (option-row-unit row)
+                                    (substitute #\Space #\Newline (option-row-reason row))))))
         (list "doc/observability.md" "<!-- the table is made from the tracers"
               '("Tracer" "Also called" "What it tells")
               (lambda ()

@@ -133,8 +133,15 @@ variable it has that name and may be given several times. BODY returns the exit 
 
 (defun limit-parser (name)
   "Return a parser of values for the row NAME, a keyword, of the options table."
-  (let ((row (limit-row name)))
-    (integer-parser (option-row-minimum row) (option-row-maximum row))))
+  (let ((row (find-option-row name)))
+    (cond ((typep (option-row-default row) 'boolean) #'parse-boolean)
+          ((string= "seconds" (option-row-unit row))
+           (lambda (string)
+             (let ((value (if (string= "0" string) 0 (parse-seconds string))))
+               (handler-case (check-option row value)
+                 (misuse (condition) (refuse "~A" condition)))
+               value)))
+          (t (integer-parser (option-row-minimum row) (option-row-maximum row))))))
 
 (defun parse-limits (string)
   "The plist that STRING, NAME=VALUE with commas between, means: rows of the options table."
@@ -142,19 +149,13 @@ variable it has that name and may be given several times. BODY returns the exit 
         append (let* ((equals (or (position #\= word)
                                   (refuse "NAME=VALUE is wanted, not ~S" word)))
                       (name (subseq word 0 equals))
-                      (row (or (find name (option-table) :key #'option-row-name
-                                                         :test #'string-equal)
-                               (refuse "there is no option ~S; there are ~{~(~A~)~^, ~}" name
-                                       (mapcar #'option-row-name (option-table))))))
+                      (rows (remove :channel (option-table) :key #'option-row-scope))
+                      (row (or (find name rows :key #'option-row-name :test #'string-equal)
+                               (refuse "servers have no option ~S; they have ~{~(~A~)~^, ~}" name
+                                       (mapcar #'option-row-name rows)))))
                  (list (option-row-name row)
                        (funcall (limit-parser (option-row-name row))
                                 (subseq word (1+ equals)))))))
-
-(defun limit-default (name)
-  (option-row-default (limit-row name)))
-
-(defun limit-row (name)
-  (find name (option-table) :key #'option-row-name))
 
 (defun address-parser (minimum-port)
   "Return a parser of addresses as doc/addresses.md has them, with a port of MINIMUM-PORT at least."

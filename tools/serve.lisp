@@ -117,10 +117,10 @@ to end."
       (loops "N" (integer-parser 1 1024) 1
              "Event loops, each a thread, that share the connections.")
       (max-receive-octets "N" (limit-parser :max-receive-octets)
-                          (limit-default :max-receive-octets)
+                          (option-default :max-receive-octets)
                           "The largest message accepted, in octets.")
       (limits "NAME=VALUE" #'parse-limits '()
-              "Any options of doc/limits.md that take integers, several with commas between.")
+              "Any options that doc/limits.md has for servers, several with commas between.")
       (log-level "LEVEL" (choice-parser :debug :info :warning :error :none) :warning
                  "What is logged, to the standard error: events from debug, info, warning or error
       on, or none. GRPC_TRACE switches on tracers, as doc/observability.md has them.")

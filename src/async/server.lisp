@@ -79,15 +79,15 @@
 
 (defun serve (target read-cb &rest arguments
               &key (loop *event-loop*) (loops (list (the-loop loop)))
-                (backlog (options-backlog loop:**default-options**))
-                (max-connections (options-max-connections loop:**default-options**)) reuse-port
+                (backlog (option-default :backlog))
+                (max-connections (option-default :max-connections)) reuse-port
               &allow-other-keys)
   (let* ((manner (make-manner-from read-cb t (without-keys arguments :loop :loops :backlog
                                                            :max-connections :reuse-port)))
          (loop (the-loop (first loops)))
-         (options (make-options :backlog (if (and backlog (plusp backlog)) backlog 128)
-                                :max-connections max-connections
-                                :reuse-port (if reuse-port 1 0)))
+         (options (make-server-options :backlog (if (and backlog (plusp backlog)) backlog 128)
+                                       :max-connections max-connections
+                                       :reuse-port (and reuse-port t)))
          (listener (loop:listen-on target options loops
                               (lambda (loop transport peer)
                                 (declare (ignore peer))
@@ -162,7 +162,7 @@ thread."
 
 (defun connect (target read-cb &rest arguments
                 &key (loop *event-loop*) data
-                  (connect-timeout (options-connect-timeout-seconds loop:**default-options**))
+                  (connect-timeout (option-default :connect-timeout-seconds))
                 &allow-other-keys)
   (let* ((loop (the-loop loop))
          (target (loop:parse-target target))

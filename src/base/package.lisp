@@ -22,10 +22,11 @@
    #:clgrpc-error #:misuse #:misuse-text #:limit-exceeded #:limit-exceeded-option
    #:limit-exceeded-limit #:limit-exceeded-actual
    ;; option.lisp
-   #:options #:make-options #:copy-options #:define-options #:option-table #:option-default
-   #:option-row #:option-row-name #:option-row-default #:option-row-minimum #:option-row-maximum
-   #:option-row-unit
-   #:option-row-reason
+   #:options #:server-options #:channel-options #:make-options #:make-server-options
+   #:make-channel-options #:make-inproc-options #:copy-options #:option-table #:option-default
+   #:option-row #:find-option-row #:option-row-name #:option-row-scope #:option-row-only
+   #:option-row-default #:option-row-minimum #:option-row-maximum #:option-row-unit
+   #:option-row-reason #:check-option
    #:options-max-concurrent-streams #:options-max-header-list-octets #:options-header-table-octets
    #:options-max-frame-octets #:options-max-receive-octets #:options-max-send-octets
    #:options-max-message-depth #:options-max-decoded-octets

@@ -54,7 +54,7 @@ CLOSE-CHANNEL, or use WITH-CHANNEL."
   "See MAKE-CHANNEL."
   (when credentials (loop:check-credentials credentials :client))
   (let* ((place (loop:parse-target target))
-         (options (apply #'make-options
+         (options (apply #'make-channel-options
                          (alexandria:remove-from-plist
                           arguments :credentials :compression :interceptors :call-credentials
                           :plaintext-credentials)))
@@ -72,7 +72,9 @@ CLOSE-CHANNEL, or use WITH-CHANNEL."
                                  :call-credentials call-credentials)))))
     (setf (channel-subchannel channel)
           (make-subchannel :name target :runtime runtime :loop (runtime-loop runtime)
-                           :options options :target place :credentials credentials
+                           :options options
+                           :keepalive-ns (seconds-ns (options-keepalive-seconds options))
+                           :target place :credentials credentials
                            :encoding encoding :authority authority))
     (trace-event :channel :channel-made :target target)
     (loop:end-before-save (channel-subchannel channel) #'close-subchannel)

@@ -19,11 +19,7 @@
   (read-environment)
   (sb-thread:with-mutex (**runtime-lock**)
     (unless **runtime**
-      (let* ((options (make-options))
-             (reserve (loop:make-reserve
-                       :threads (options-reserve-threads options)
-                       :queue (options-reserve-queue options)
-                       :idle-seconds (options-reserve-idle-seconds options)))
+      (let* ((reserve (loop:make-reserve))
              (event-loop (loop:make-event-loop :name "clgrpc client" :reserve reserve :attended t)))
         (loop:launch-event-loop event-loop)
         (setf **runtime** (make-runtime :loop event-loop :reserve reserve))))

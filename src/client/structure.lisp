@@ -24,6 +24,7 @@ its user has dropped (dropped.lisp)."
   (leaving '() :type list)              ; links that take no more calls and still have some
   (waiting '() :type list)              ; calls, oldest first
   (tail '() :type list)                 ; the last cons of WAITING
+  (keepalive-ns 0 :type nanoseconds)    ; of its links; more after too_many_pings
   (backoff-seconds 0 :type real)        ; the wait before the next attempt was derived from
   (timer nil :type (or null timer))     ; of the back-off
   (failure nil :type (or null string))  ; the text of the last failed attempt

@@ -101,7 +101,8 @@
                (setf (subchannel-link subchannel)
                      (rpc:open-link subchannel (subchannel-loop subchannel) secured :client
                                     **client-sink** (subchannel-options subchannel)
-                                    (subchannel-pool subchannel))))
+                                    (subchannel-pool subchannel)
+                                    :keepalive-ns (subchannel-keepalive-ns subchannel))))
            (clgrpc-error (error)
              (loop:close-transport transport)
              (connect-failed subchannel error))))
@@ -261,11 +262,12 @@ better than one that does not listen: from the second time in a row the next att
         (t (back-off subchannel (format nil "~A takes connections and ends them: ~A"
                                         (subchannel-name subchannel) text)))))
 
+(defconstant +longest-keepalive-ns+ (* 1000000000 +ns-per-second+))
+
 (defun ping-less (subchannel)
   "A server finds that SUBCHANNEL's links ask too often whether it is alive (gRFC A8)."
-  (let ((options (subchannel-options subchannel)))
-    (setf (options-keepalive-seconds options)
-          (min 1000000000 (* 2 (options-keepalive-seconds options))))))
+  (setf (subchannel-keepalive-ns subchannel)
+        (min +longest-keepalive-ns+ (* 2 (subchannel-keepalive-ns subchannel)))))
 
 (defmethod rpc:link-due ((subchannel subchannel) link event)
   (setf (rpc:link-draining link) t)

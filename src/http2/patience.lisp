@@ -107,7 +107,7 @@ client one reset, of those that were not used yet as many as the option max-rese
   (let* ((options (connection-options connection))
          (interval (seconds-to-ns (options-min-ping-interval-seconds options))))
     (if (and (zerop (connection-stream-count connection))
-             (zerop (options-ping-without-calls options)))
+             (not (options-ping-without-calls options)))
         (max interval +long-ping-interval-ns+)
         interval)))
 

@@ -98,7 +98,7 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
     (let ((site (make-site :target target :host host :name name
                            :share (eq messages :share)
                            :execution (cond (threads :threads) (t (or on :caller)))
-                           :options (apply #'make-options
+                           :options (apply #'make-inproc-options
                                            (alexandria:remove-from-plist
                                             arguments :messages :threads :on :interceptors
                                             :call-credentials :plaintext-credentials

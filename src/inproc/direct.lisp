@@ -6,9 +6,9 @@
 
 (defun service-channel (service &rest arguments)
   "Return a channel to SERVICE, a service object without a server, as SERVER-CHANNEL does to a
-server. ARGUMENTS as there, and options of a server's. From any thread; end it with CLOSE-CHANNEL."
+server. ARGUMENTS are as there. From any thread; end it with CLOSE-CHANNEL."
   (unless (typep service 'rpc:service) (misuse "~S is no service." service))
-  (let ((host (make-host :services (list service) :options (make-options) :name "inproc:")))
+  (let ((host (make-host :services (list service) :options (make-server-options) :name "inproc:")))
     (renew-table host)
     (make-inproc-channel "inproc:" host nil arguments)))
 

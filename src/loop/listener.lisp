@@ -70,7 +70,7 @@
       (cond (unix (must (bind-unix-socket socket address (options-unix-socket-mode options))))
             (t (must (os:set-socket-option socket os:+sol-socket+ os:+so-reuseaddr+ 1))
                (must (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-nodelay+ 1))
-               (when (plusp (options-reuse-port options))
+               (when (options-reuse-port options)
                  (must (os:set-socket-option socket os:+sol-socket+ os:+so-reuseport+ 1)))
                (must (os:bind-socket socket address))))
       (must (os:listen-socket socket (options-backlog options))))

@@ -53,9 +53,9 @@ unwinding loop looks for somebody to run it, keeps the process waiting for a min
 
 (pushnew 'note-exit sb-ext:*exit-hooks*)
 
-(defun make-reserve (&key (threads (options-reserve-threads **default-options**))
-                       (queue (options-reserve-queue **default-options**))
-                       (idle-seconds (options-reserve-idle-seconds **default-options**)))
+(defun make-reserve (&key (threads (option-default :reserve-threads))
+                       (queue (option-default :reserve-queue))
+                       (idle-seconds (option-default :reserve-idle-seconds)))
   "Return a reserve of up to THREADS threads, with room for QUEUE functions that wait for one. A
 thread that had nothing to do for IDLE-SECONDS ends."
   (%make-reserve threads queue idle-seconds))

@@ -44,7 +44,7 @@ its loop."))
 
 (defun keep-alive (link now)
   (let* ((options (link-options link))
-         (interval (seconds-ns (options-keepalive-seconds options)))
+         (interval (link-keepalive-ns link))
          (patience (seconds-ns (options-keepalive-timeout-seconds options)))
          (heard (http2:connection-last-receive-ns (link-http2 link)))
          (pinged (link-pinged-ns link)))
@@ -65,7 +65,7 @@ its loop."))
 (defun keepalive-wanted-p (link)
   (or (eq :server (http2:connection-role (link-http2 link)))
       (plusp (link-calls link))
-      (plusp (options-keepalive-without-calls (link-options link)))))
+      (options-keepalive-without-calls (link-options link))))
 
 (defun lose-link (link text)
   "End LINK, whose peer is not there any more, because of TEXT."

@@ -52,6 +52,7 @@ was last seen to be without any new one, and since when that is."
   (life nil :type (or null timer))
   (born-ns 0 :type (unsigned-byte 62))
   (age-ns 0 :type (unsigned-byte 62))
+  (keepalive-ns 0 :type (unsigned-byte 62)) ; after such a silence we ask; 0 is never
   (pinged-ns 0 :type (unsigned-byte 62))
   (aged nil :type boolean)
   (quiet-opened -1 :type fixnum)
@@ -82,11 +83,14 @@ was last seen to be without any new one, and since when that is."
   (:documentation
    "Tell OWNER that output of LINK, which has calls that are held up, may have left."))
 
-(defun open-link (owner loop transport role sink options pool)
+(defun open-link (owner loop transport role sink options pool
+                  &key (keepalive-ns (seconds-ns (options-keepalive-seconds options))))
   "Make a link over TRANSPORT, a connected one, on LOOP and begin HTTP/2 in ROLE, with the POOL of
-http2 that all links of LOOP share. Return the link."
+http2 that all links of LOOP share. After a silence of KEEPALIVE-NS, unless that is 0, we ask the
+peer whether it is there. Return the link."
   (let ((link (%make-link loop options owner)))
-    (setf (link-http2 link) (http2:make-connection role sink options :user link :pool pool)
+    (setf (link-keepalive-ns link) keepalive-ns
+          (link-http2 link) (http2:make-connection role sink options :user link :pool pool)
           (link-socket link) (loop:make-connection loop transport (link-handler) :user link
                                   :max-unsent-octets (options-max-unsent-octets options)))
     (http2:start-connection (link-http2 link) (loop:event-loop-now loop))

@@ -287,7 +287,7 @@ OPTIONS say. Raises the limit of descriptors, if OPTIONS say so."
          (open (max 0 (os:open-descriptor-count)))
          (spare (options-spare-descriptors options))
          (before (os:descriptor-limit))
-         (limit (if (plusp (options-raise-descriptor-limit options))
+         (limit (if (options-raise-descriptor-limit options)
                     (os:raise-descriptor-limit (+ open wanted spare (max-leaving wanted)))
                     before))
          (spare (min spare (ash limit -2)))

@@ -119,7 +119,7 @@ thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))
-         (options (apply #'make-options
+         (options (apply #'make-server-options
                          (alexandria:remove-from-plist arguments :listen :loops :execution
                                                        :credentials :compression :interceptors)))
          (server (make-instance 'server

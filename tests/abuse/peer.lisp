@@ -121,7 +121,7 @@ connections, and one peer has half of that."
   (with-log ()
     (let ((open (os:open-descriptor-count)))
       (with-descriptor-limit (400)
-        (let ((server (start-probe (list :ask #'answer) :raise-descriptor-limit 0)))
+        (let ((server (start-probe (list :ask #'answer) :raise-descriptor-limit nil)))
           (unwind-protect
                (let ((allowed (server::census-max-connections (census-of server)))
                      (event (first (events-of :few-descriptors))))
@@ -141,7 +141,7 @@ connections, and one peer has half of that."
 up as well: another address is served."
   (with-log ()
     (with-descriptor-limit ((+ 300 (os:open-descriptor-count)))
-      (let ((server (start-probe (list :ask #'answer) :raise-descriptor-limit 0
+      (let ((server (start-probe (list :ask #'answer) :raise-descriptor-limit nil
                                                       :spare-descriptors 8))
             (files '()))
         (unwind-protect

@@ -43,11 +43,11 @@
               (declare (ignore call))
               (when (= 1 (number-of note)) (sleep 0.4))
               note))
-    (let ((options (client::subchannel-options (client::channel-subchannel channel)))
+    (let ((subchannel (client::channel-subchannel channel))
           (error (caught (ask channel (note 1)))))
       (is (typep error 'grpc:unavailable))
-      (is (<= 0.02 (options-keepalive-seconds options)))
-      (setf (options-keepalive-seconds options) 0)
+      (is (<= 20000000 (client::subchannel-keepalive-ns subchannel)))
+      (setf (client::subchannel-keepalive-ns subchannel) 0)
       (is (= 1 (number-of (ask channel (note 1))))))))
 
 (test connections-without-calls-are-closed

@@ -144,7 +144,7 @@ are."
       (is (= 8 (number-of (ask channel (note 4) :wait-for-ready t)))))))
 
 (defun start-next (address)
-  (start-probe (list :ask #'double :watch #'count-up) :listen address :reuse-port 1))
+  (start-probe (list :ask #'double :watch #'count-up) :listen address :reuse-port t))
 
 (defun note-calls (count calls)
   (sb-ext:atomic-incf (car calls) count))

@@ -183,7 +183,7 @@ the loop watches it. ERRORS are those logged."
              (services (list (clgrpc.tests.server:make-probe
                               :ask #'answer-ask :watch #'answer-watch :collect #'answer-collect
                               :chat #'answer-later)))
-             (options (make-options))
+             (options (make-server-options))
              (server (make-instance 'server:server
                                     :services services :options options :execution :inline
                                     :loop-count 1 :interceptors '() :credentials nil :encoding nil
@@ -278,7 +278,7 @@ the loop watches it. ERRORS are those logged."
   (let ((channel (make-instance 'client:wire-channel :target "memory")))
     (setf (client::channel-subchannel channel)
           (client::make-subchannel :name "memory" :loop (world-loop world)
-                                   :options (make-options)
+                                   :options (make-channel-options)
                                    :target (loop:parse-target "unix:/nowhere/at/all")
                                    :authority (hpack:string-field ":authority" "localhost")))
     channel))

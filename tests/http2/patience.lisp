@@ -139,7 +139,7 @@ true, how many come before the connection ends with too_many_pings; nil if it do
   (is (= 3 (pings-borne '(1000 1001 1002 1003 1004 1005) t)))
   (is (= 3 (pings-borne '(1000 1300 1600 1900 2200) nil)) "without calls two hours")
   (is (null (pings-borne '(1000 8200 15400 22600 29800) nil)))
-  (is (null (pings-borne '(1000 1300 1600 1900 2200) nil :ping-without-calls 1)))
+  (is (null (pings-borne '(1000 1300 1600 1900 2200) nil :ping-without-calls t)))
   (is (null (pings-borne '(1000 1001 1002 1003 1004 1005) t :min-ping-interval-seconds 1)))
   (is (= 1 (pings-borne '(1000 1001 1002 1003) t :max-ping-strikes 0))))
 

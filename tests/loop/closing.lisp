@@ -271,7 +271,7 @@
 are no more to be had."
   (with-loops (loop) ()
     (let ((connections '()))
-      (let ((listener (listen-on "127.0.0.1:0" (make-options) (list loop)
+      (let ((listener (listen-on "127.0.0.1:0" (make-server-options) (list loop)
                                  (lambda (loop transport peer)
                                    (declare (ignore peer))
                                    (let ((connection (make-connection

@@ -18,7 +18,7 @@
 
 (test echo-v6
   (if (handler-case (let ((loop (make-event-loop)))
-                      (unwind-protect (listen-on "[::1]:0" (make-options) (list loop) #'list)
+                      (unwind-protect (listen-on "[::1]:0" (make-server-options) (list loop) #'list)
                         (stop-event-loop loop)))
         (socket-error () nil))
       (check-echo "[::1]:0")
@@ -205,7 +205,7 @@ their turns meanwhile, and nothing is lost or comes in another order. Also if re
   "Call FUNCTION with a connection on LOOP, a client of it, and a list whose car collects its
 writes."
   (let* ((writes (list '())) (made (sb-thread:make-semaphore)) (connection nil)
-         (listener (listen-on "127.0.0.1:0" (make-options) (list loop)
+         (listener (listen-on "127.0.0.1:0" (make-server-options) (list loop)
                               (lambda (loop transport peer)
                                 (declare (ignore peer))
                                 (setf connection
@@ -363,7 +363,7 @@ writes."
   (with-loops (loop) ()
     (let* ((reads 0) (writes 0)
            (listener
-             (listen-on "127.0.0.1:0" (make-options) (list loop)
+             (listen-on "127.0.0.1:0" (make-server-options) (list loop)
                         (lambda (loop transport peer)
                           (declare (ignore peer))
                           (make-connection

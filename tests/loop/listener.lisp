@@ -31,7 +31,7 @@
 (test address-shared
   "Several processes may share a port if all of them say so."
   (with-loops (first second) ()
-    (let* ((options (make-options :reuse-port 1))
+    (let* ((options (make-server-options :reuse-port t))
            (handler (make-handler :input #'echo))
            (address (listener-address (listen-with (list first) handler :options options))))
       (is (string= address (listener-address (listen-with (list second) handler :address address
@@ -63,7 +63,7 @@
   (with-events (events)
     (with-loops (loop) ()
       (let ((listener (listen-with (list loop) (make-handler :input #'echo)
-                                   :options (make-options :max-connections 2))))
+                                   :options (make-server-options :max-connections 2))))
         (with-clients (a b) ((listener-address listener))
           (dolist (client (list a b))
             (client-send client (octets-of 1))
@@ -86,7 +86,7 @@
                                 (declare (ignore peer))
                                 (make-connection loop transport (make-handler :input #'echo))
                                 (error "broken"))))
-        (let ((listener (listen-on "127.0.0.1:0" (make-options) (list loop) function)))
+        (let ((listener (listen-on "127.0.0.1:0" (make-server-options) (list loop) function)))
           (with-clients (client) ((listener-address listener))
             (is-true (client-ended-p client)))))
       (check-gone loop))

@@ -256,7 +256,7 @@
     (is-false (post loop (lambda () (incf ran))))
     (is (= descriptors (os:open-descriptor-count)))
     (signals misuse (launch-event-loop loop))
-    (signals misuse (listen-on "127.0.0.1:0" (make-options) (list loop) #'list))
+    (signals misuse (listen-on "127.0.0.1:0" (make-server-options) (list loop) #'list))
     (signals misuse (connect-to loop "127.0.0.1:1" 1 #'list))
     (is (= descriptors (os:open-descriptor-count)))))
 

@@ -109,7 +109,7 @@ how often it is woken; each time it is about to sleep it signals ASLEEP."
 
 ;;; Servers and blocking clients
 
-(defun listen-with (loops handler &key (address "127.0.0.1:0") (options (make-options))
+(defun listen-with (loops handler &key (address "127.0.0.1:0") (options (make-server-options))
                                     on-connection arguments)
   "Listen; each connection gets HANDLER and is passed to ON-CONNECTION. Return the listener."
   (listen-on address options loops

@@ -4,7 +4,7 @@
 (in-suite :clgrpc.loop)
 
 (defun listen-with-tls (loops handler credentials &key on-connection)
-  (listen-on "127.0.0.1:0" (make-options) loops
+  (listen-on "127.0.0.1:0" (make-server-options) loops
              (lambda (loop transport peer)
                (declare (ignore peer))
                (let ((connection (make-connection

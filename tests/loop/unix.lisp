@@ -52,7 +52,7 @@
         (let* ((path (format nil "~A/~O.sock" directory mode)))
           (listen-with (list loop) (make-handler :input #'echo)
                        :address (format nil "unix:~A" path)
-                       :options (make-options :unix-socket-mode mode))
+                       :options (make-server-options :unix-socket-mode mode))
           (is (= mode (file-mode path))))))))
 
 (test abandoned-unix-files-are-replaced

@@ -62,9 +62,9 @@
         (is (= 0 (body-size (call 50))) "the connection lives on")))))
 
 (test serve-with-limits
-  (with-serve (program address "greeter" "--limits" "max-connections=1,reuse-port=1")
+  (with-serve (program address "greeter" "--limits" "max-connections=1,reuse-port=true")
     (support:with-server-program (other same (support:clgrpc-program) "serve" "greeter"
-                                        "--limits" "reuse-port=1" "--listen" address)
+                                        "--limits" "reuse-port=true" "--listen" address)
       (is (string= address same) "they share the port")
       (is (= 0 (support:terminate-program other)))
       (grpc:with-channel (channel address)

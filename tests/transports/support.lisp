@@ -53,12 +53,20 @@ server."))
                                        :roots (support:certificate-file "ca.pem"))
                          channel-options)))
 
+(defun without-wire-options (arguments)
+  "ARGUMENTS, a plist for a channel, without the options of connections and their streams."
+  (loop for (name value) on arguments by #'cddr
+        for row = (find-option-row name)
+        unless (and row (not (eq :method (option-row-scope row))))
+          append (list name value)))
+
 (defun call-in-process (function service server-options channel-options)
   "As CALL-OVER, for channels within the image."
   (let ((server (apply #'grpc:start-server service
                        :listen (format nil "inproc:~A" (gensym "TRANSPORTS")) server-options)))
     (unwind-protect
-         (let ((channel (apply #'grpc:make-channel (grpc:server-address server) channel-options)))
+         (let ((channel (apply #'grpc:make-channel (grpc:server-address server)
+                               (without-wire-options channel-options))))
            (unwind-protect (funcall function channel server)
              (grpc:close-channel channel)))
       (grpc:stop-server server :drain 5))))
