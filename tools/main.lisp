@@ -20,7 +20,9 @@ bin/clgrpc."
         *standard-output* (text-stream 1 :output)
         *error-output* (text-stream 2 :output))
   (let ((code (handler-case (run-command (called-arguments sb-ext:*posix-argv*))
-                (sb-sys:interactive-interrupt () 130))))
+                (sb-sys:interactive-interrupt ()
+                  ;; what is in the streams may have been written: it was being so, perhaps
+                  (sb-ext:exit :code 130 :abort t)))))
     (flush-log)
     (ignore-errors (finish-output))
     (ignore-errors (finish-output *error-output*))

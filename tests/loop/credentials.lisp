@@ -49,7 +49,7 @@
     (is (search "does not go with the certificate"
                 (complaint :server :certificate (certificate-file "server.pem")
                                    :key (certificate-file "renewed.key"))))
-    (is (search "cannot be read"
+    (is (search "is encrypted, and :password does not open it"
                 (complaint :server :certificate (certificate-file "client.pem")
                                    :key (certificate-file "locked.key") :password "wrong")))
     (is (null (complaint :server :certificate (certificate-file "client.pem")
