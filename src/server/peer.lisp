@@ -172,22 +172,33 @@ that were looked at longest ago; else the newest."
   (or (ring-first (peer-entry-unready entry))
       (ready-seat-to-leave entry)))
 
-(defun dismiss (census seat)
-  "The connection of SEAT is to go: return SEAT; or nil if SEAT is nil, or too many are leaving."
-  (when (and seat (< (census-leaving census) (max-leaving (census-max-connections census))))
+(defun dismiss (census seat &optional (most (max-leaving (census-max-connections census))))
+  "The connection of SEAT is to go: return SEAT; or nil if SEAT is nil, or MOST are leaving."
+  (when (and seat (< (census-leaving census) most))
     (uncount-seat census seat)
     (incf (census-leaving census))
     (setf (seat-leaving seat) t)
     seat))
 
-(defun room-for-handshake (census)
-  "Make room for one more that is not ready, if need be. Return true if there is, and the seat that
-is given up for it, or nil."
+(defun dismiss-for (census newcomer greediest choose)
+  "The seat that the owner of GREEDIEST, a standing, gives up for one more of NEWCOMER's, or nil;
+CHOOSE is a function of his entry that returns it. Half of those that may be leaving at a time are
+for newcomers that have less than half of what he has: so he who comes again and again, and has his
+own places given up for it, never stands in the way of others."
+  (let ((most (max-leaving (census-max-connections census))))
+    (dismiss census (funcall choose (standing-owner greediest))
+             (if (< (* 2 (standing-count newcomer)) (standing-count greediest))
+                 most
+                 (ash most -1)))))
+
+(defun room-for-handshake (census entry)
+  "Make room for one more of the peer with ENTRY that is not ready, if need be. Return true if there
+is, and the seat that is given up for it, or nil."
   (let ((handshakes (census-handshakes census)))
     (if (< (ranking-total handshakes) (census-max-handshakes census))
         t
-        (let ((seat (dismiss census (ring-first (peer-entry-unready
-                                                 (standing-owner (greediest handshakes)))))))
+        (let ((seat (dismiss-for census (peer-entry-handshakes entry) (greediest handshakes)
+                                 (lambda (greedy) (ring-first (peer-entry-unready greedy))))))
           (values (and seat t) seat)))))
 
 (defun room-for-connection (census entry)
@@ -196,9 +207,9 @@ is given up for it, or nil."
     (if (< (ranking-total connections) (census-max-connections census))
         t
         (let* ((greediest (greediest connections))
-               (seat (and (< (1+ (standing-count (peer-entry-connections entry)))
-                             (standing-count greediest))
-                          (dismiss census (seat-to-leave (standing-owner greediest))))))
+               (newcomer (peer-entry-connections entry))
+               (seat (and (< (1+ (standing-count newcomer)) (standing-count greediest))
+                          (dismiss-for census newcomer greediest #'seat-to-leave))))
           (values (and seat t) seat)))))
 
 (defun try-to-seat (census entry)
@@ -212,7 +223,7 @@ is given up for it, or nil."
       (values (cond ((<= (census-max-per-peer census)
                          (standing-count (peer-entry-connections entry)))
                      :max-connections-per-peer)
-                    ((not (room-p :max-handshakes #'room-for-handshake)) :max-handshakes)
+                    ((not (room-p :max-handshakes #'room-for-handshake entry)) :max-handshakes)
                     ((not (room-p :max-connections #'room-for-connection entry))
                      :max-connections)
                     (t (count-seat census entry)))

@@ -31,6 +31,25 @@ the oldest gives way."
       (is (< (length (events-of :refused)) 60)))
     (is (= 50 (server::census-max-handshakes (census-of server))))))
 
+(test bursts-leave-places-to-others
+  "One address comes so fast that as many of its connections as may be have yet to go: others that
+come between get a place all the same, however few may be leaving at a time."
+  (with-victim (address :server server :watched nil
+                        :options '(:max-handshakes 40 :max-connections 100))
+    (is (stringp address))
+    (let ((census (server::make-census (server::server-options server) 100)))
+      (flet ((seated-p (name)
+               (let* ((entry (server::ensure-entry server census name))
+                      (seat (server::try-to-seat census entry)))
+                 (when (server::seat-p seat)
+                   (enter-ring seat (server::peer-entry-unready entry))
+                   t))))
+        (dotimes (i 40) (is-true (seated-p "greedy")))
+        (is (< 5 (loop repeat 100 count (seated-p "greedy")) 20) "some, in the place of others")
+        (dotimes (i 10)
+          (is-true (seated-p (format nil "other ~D" i)))
+          (is-false (seated-p "greedy")))))))
+
 (test half-prefaces-of-one-address
   "The same with connections that have begun to speak, over TLS."
   (let ((hello (octets-of #x16 #x03 #x01 #x02 #x00 #x01 #x00 #x01 #xFC #x03 #x03)))
