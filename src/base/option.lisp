@@ -235,8 +235,8 @@ again. Past it the connection ends with ENHANCE_YOUR_CALM (rapid reset, CVE-2023
    (max-idle-frame-burst 1000 1 1000000 "frames"
     "Frames of one connection's peer that carry nothing, at once: SETTINGS, PRIORITY, empty DATA, a
 server's PINGs, GOAWAY, interim responses after the first of a stream, frames of unknown type,
-WINDOW_UPDATEs beyond eight for each DATA frame sent and each stream. Past it the connection ends
-with ENHANCE_YOUR_CALM.")
+and, beyond eight for each DATA frame sent and each stream, WINDOW_UPDATEs and frames without
+content on streams that have ended. Past it the connection ends with ENHANCE_YOUR_CALM.")
    (max-idle-frames-per-second 100 1 1000000 "frames a second"
     "How fast that allowance comes back.")
    (settings-timeout-seconds 10 0.1 600 "seconds"

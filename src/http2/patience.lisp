@@ -6,9 +6,10 @@
 ;;;; An allowance is one number, the time at which all of it will be back: a charge puts that off by
 ;;;; one interval, and it is overdrawn if that is further away than the burst's intervals. What
 ;;;; decent peers do in numbers is not charged: as many resets as calls were served, a PING, by
-;;;; which peers measure bandwidth, if calls or DATA went since, and WINDOW_UPDATEs as far as DATA
-;;;; and new streams have earned them. Other PINGs of clients have a stricter rule, the one of gRFC
-;;;; A8.
+;;;; which peers measure bandwidth, if calls or DATA went since, and, as far as DATA and new streams
+;;;; have earned them, WINDOW_UPDATEs and what is late: frames without content on a stream that has
+;;;; ended, which their sender did not know yet. Other PINGs of clients have a stricter rule, the one
+;;;; of gRFC A8.
 
 (in-package #:clgrpc.http2)
 
@@ -66,7 +67,7 @@ client one reset, of those that were not used yet as many as the option max-rese
           "too many frames that carry nothing"))
 
 (defconstant +updates-earned+ 8
-  "How many WINDOW_UPDATEs a DATA frame of ours, or a new stream, is good for.")
+  "How many WINDOW_UPDATEs a DATA frame of ours, a new stream, or one that we reset, is good for.")
 (defconstant +most-updates-earned+ 1000000)
 
 (define-hot (earn-updates :inline t) ((accounting accounting)) null
@@ -75,7 +76,7 @@ client one reset, of those that were not used yet as many as the option max-rese
   nil)
 
 (define-hot charge-update ((connection connection)) null
-  "The peer has sent a WINDOW_UPDATE."
+  "The peer has sent a WINDOW_UPDATE, or a frame without content on a stream that has ended."
   (let ((accounting (connection-accounting connection)))
     (if (plusp (accounting-updates-earned accounting))
         (decf (accounting-updates-earned accounting))

@@ -124,6 +124,7 @@
                                (logtest flags +flag-end-stream+))
           (let ((state (absent-state connection id)))
             (return-to-connection connection length)
+            (when (= start end) (charge-update connection))
             (reject-frame connection nil id (find-step state +receive-data+)))))
     nil))
 
@@ -226,7 +227,9 @@
   (let ((state (absent-state connection id)))
     (if (or (= state +idle+) (skipped-id-p connection id))
         (fail-connection connection +protocol-error+ "HEADERS on a stream that cannot be opened")
-        (reject-frame connection nil id (find-step state +receive-headers+)))))
+        (progn
+          (charge-update connection)
+          (reject-frame connection nil id (find-step state +receive-headers+))))))
 
 (define-hot receive-block ((connection connection) (octets octets) (start index) (end index)
                            (flags flags) (id stream-id))
@@ -347,6 +350,7 @@ if it is there, for a reason of its own."
          (step (frame-step connection stream id +receive-reset+)))
     (incf (accounting-resets-received (connection-accounting connection)))
     (cond ((not (and stream (= +accept+ (step-action step))))
+           (charge-update connection)
            (reject-frame connection stream id step))
           (t
            (reset-finished-stream stream (step-next step) (rst-stream-error-code octets start)

@@ -1,23 +1,31 @@
 ;;;; Streams of a connection: finding, making, ending them, and the two ways to fail, of a stream
 ;;;; and of a connection (RFC 9113 sections 5.1, 5.1.1, 5.4).
 ;;;;
-;;;; The table is a vector of chains found by (id >> 1) & mask; it exists from the first stream on
-;;;; and doubles when the chains grow. Of streams that are gone, only this is known: identifiers up
-;;;; to HIGHEST-ID are closed; the newest gap below it was never opened; and a ring remembers those
-;;;; that we reset, whose late frames are no error. When that ring forgets one, all up to it count
-;;;; as reset.
+;;;; The table is a vector of chains; it exists from the first stream on and doubles when the chains
+;;;; grow. Consecutive identifiers have chains of their own, but clients choose theirs, so which
+;;;; chains a run of 1,024 of them has depends on a seed (STREAM-SLOT). Of streams that are gone,
+;;;; only this is known: identifiers up to HIGHEST-ID are closed; the newest gap below it was never
+;;;; opened; and those that we reset, the RESET-COUNT highest, stand in RESETS in order: their late
+;;;; frames are no error. When one is forgotten, all up to it count as reset.
 
 (in-package #:clgrpc.http2)
 
-(define-hot (stream-slot :inline t) ((table simple-vector) (id stream-id)) index
-  (logand (ash id -1) (1- (length table))))
+(define-hot (stream-slot :inline t) ((connection connection) (table simple-vector) (id stream-id))
+    index
+  "Where the chain of the stream ID begins in TABLE, one of CONNECTION."
+  (let* ((number (ash id -1))
+         (run (ldb (byte 64 0) (* (logior 1 (connection-seed connection)) (ash number -10))))
+         (mixed (ldb (byte 64 0) (* #x9E3779B97F4A7C15 (logxor run (ash run -29))))))
+    (declare (type (unsigned-byte 64) run mixed))
+    (logand (logxor number (ash mixed -34)) (1- (length table)))))
 
 (define-hot (find-stream :inline t) ((connection connection) (id stream-id)) (or null stream)
   "The stream ID that is not finished, or NIL."
   (let ((table (connection-table connection)))
     (if (zerop (length table))
         nil
-        (loop for stream of-type (or null stream) = (svref table (stream-slot table id))
+        (loop for stream of-type (or null stream)
+                = (svref table (stream-slot connection table id))
                 then (stream-next stream)
               while stream
               when (= id (stream-id stream)) return stream))))
@@ -29,7 +37,7 @@
           do (loop for stream of-type (or null stream) = chain then next
                    while stream
                    for next = (stream-next stream)
-                   for slot = (stream-slot new (stream-id stream))
+                   for slot = (stream-slot connection new (stream-id stream))
                    do (setf (stream-next stream) (svref new slot)
                             (svref new slot) stream)))
     (setf (connection-table connection) new)))
@@ -38,7 +46,7 @@
   (let ((table (connection-table connection)))
     (when (<= (length table) (connection-stream-count connection))
       (setf table (grow-table connection)))
-    (let ((slot (stream-slot table (stream-id stream))))
+    (let ((slot (stream-slot connection table (stream-id stream))))
       (setf (stream-next stream) (svref table slot)
             (svref table slot) stream)
       (incf (connection-stream-count connection)))
@@ -46,7 +54,7 @@
 
 (define-hot (remove-stream :inline t) ((connection connection) (stream stream)) null
   (let* ((table (connection-table connection))
-         (slot (stream-slot table (stream-id stream)))
+         (slot (stream-slot connection table (stream-id stream)))
          (chain (svref table slot)))
     (if (eq chain stream)
         (setf (svref table slot) (stream-next stream))
@@ -134,24 +142,61 @@ be called at most once, in or after ON-STREAM-CLOSED or before; never calling it
 
 ;;; Identifiers without a stream
 
-(define-hot remember-reset ((connection connection) (id stream-id)) null
-  "Remember that we reset the stream ID. The ring grows from 16 to 1024, then forgets the oldest."
-  (let* ((ring (or (connection-resets connection)
-                   (setf (connection-resets connection)
-                         (make-array 16 :element-type '(unsigned-byte 32) :initial-element 0))))
-         (count (connection-reset-count connection)))
-    (when (and (= count (length ring)) (< count 1024))
-      (setf ring (replace (make-array (* 2 count) :element-type '(unsigned-byte 32)
-                                                  :initial-element 0)
-                          ring)
-            (connection-resets connection) ring))
-    (let* ((slot (mod count (length ring)))
-           (forgotten (aref ring slot)))
-      (setf (connection-reset-forgotten connection)
-            (max (connection-reset-forgotten connection) (logand forgotten #x7FFFFFFF))
-            (aref ring slot) id
-            (connection-reset-count connection) (1+ count)))
+(defconstant +most-resets+ 1024
+  "So many streams that we reset are known one by one.")
+
+(define-hot reset-place ((connection connection) (id stream-id)) index
+  "How many of the streams that we reset, and know, are below ID."
+  (let ((resets (connection-resets connection))
+        (low 0)
+        (high (connection-reset-count connection)))
+    (declare (type index low high))
+    (loop while (< low high)
+          do (let ((middle (ash (+ low high) -1)))
+               (if (< (aref resets middle) id)
+                   (setf low (1+ middle))
+                   (setf high middle))))
+    low))
+
+(define-hot (reset-known-p :inline t) ((connection connection) (id stream-id)) boolean
+  "True if ID is among the streams that we reset, and know."
+  (let ((place (reset-place connection id)))
+    (and (< place (connection-reset-count connection))
+         (= id (aref (connection-resets connection) place)))))
+
+(define-hot grow-resets ((connection connection)) null
+  (let* ((old (connection-resets connection))
+         (new (make-array (max 16 (* 2 (length old))) :element-type '(unsigned-byte 32))))
+    (setf (connection-resets connection) (replace new old))
     nil))
+
+(define-hot forget-reset ((connection connection) (place index)) index
+  "Forget the lowest of the streams that we reset to make room for one at PLACE. Return the place
+that this has then."
+  (let ((resets (connection-resets connection)))
+    (setf (connection-reset-forgotten connection) (logand (aref resets 0) #x7FFFFFFF))
+    (replace resets resets :start1 0 :start2 1 :end2 (connection-reset-count connection))
+    (decf (connection-reset-count connection))
+    (1- place)))
+
+(define-hot remember-reset ((connection connection) (id stream-id)) null
+  "Remember that we reset the stream ID, of which the peer may not know yet."
+  (earn-updates (connection-accounting connection))
+  (unless (or (<= id (connection-reset-forgotten connection))
+              (reset-known-p connection id))
+    (let ((place (reset-place connection id)))
+      (when (= (connection-reset-count connection) (length (connection-resets connection)))
+        (cond ((< (connection-reset-count connection) +most-resets+) (grow-resets connection))
+              ((zerop place)            ; it is the lowest itself
+               (setf (connection-reset-forgotten connection) id)
+               (return-from remember-reset nil))
+              (t (setf place (forget-reset connection place)))))
+      (let ((resets (connection-resets connection))
+            (count (connection-reset-count connection)))
+        (replace resets resets :start1 (1+ place) :start2 place :end2 count)
+        (setf (aref resets place) id
+              (connection-reset-count connection) (1+ count)))
+      nil)))
 
 (define-hot (ignored-id-p :inline t) ((connection connection) (id stream-id)) boolean
   "True if our GOAWAY told the client that the stream ID will not be processed (6.8)."
@@ -160,12 +205,11 @@ be called at most once, in or after ON-STREAM-CLOSED or before; never calling it
 
 (define-hot absent-state ((connection connection) (id stream-id)) state
   "The state of the stream ID that is not in the table."
-  (let ((resets (connection-resets connection)))
-    (cond ((or (evenp id) (> id (connection-highest-id connection))) +idle+)
-          ((ignored-id-p connection id) +reset+)
-          ((<= id (connection-reset-forgotten connection)) +reset+)
-          ((and resets (find id resets)) +reset+)
-          (t +closed+))))
+  (cond ((or (evenp id) (> id (connection-highest-id connection))) +idle+)
+        ((ignored-id-p connection id) +reset+)
+        ((<= id (connection-reset-forgotten connection)) +reset+)
+        ((reset-known-p connection id) +reset+)
+        (t +closed+)))
 
 (define-hot (note-highest-id :inline t) ((connection connection) (id stream-id)) null
   "The peer opens ID, above all before it; those it left out are closed without having been open

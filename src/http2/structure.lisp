@@ -123,13 +123,15 @@ together. Never used by two threads at once."
   (error-text "" :type simple-string)
   ;; Streams. HIGHEST-ID is the last one the client opened; SKIPPED-* the newest gap it left below.
   (table #() :type simple-vector)
+  (seed (hash-seed) :type (unsigned-byte 62)) ; see STREAM-SLOT
   (stream-count 0 :type index)
   (highest-id -1 :type (signed-byte 32))
   (skipped-low 0 :type stream-id)
   (skipped-high 0 :type stream-id)
   (opening nil :type (or null stream))
   (current nil :type (or null stream))
-  (resets nil :type (or null (simple-array (unsigned-byte 32) (*))))
+  (resets (load-time-value (make-array 0 :element-type '(unsigned-byte 32)))
+   :type (simple-array (unsigned-byte 32) (*)))
   (reset-count 0 :type index)
   (reset-forgotten 0 :type stream-id)
   (goaway-sent +no-goaway+ :type (signed-byte 32))

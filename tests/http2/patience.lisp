@@ -39,6 +39,27 @@ with ENHANCE_YOUR_CALM; nil if it does not."
     (shake-hands)
     (is (= 21 (calmed-by 100 #'header-frame (lambda (id) `(:rst-stream ,id :cancel)))))))
 
+(test late-frames-end-the-connection
+  "Frames without content on streams that have ended: each stream is good for some, since their
+sender may not know yet."
+  (flet ((calmed-on-reset (frame)
+           (let ((*dialogue* (charged-server :max-idle-frame-burst 20)))
+             (shake-hands)
+             ;; a second header block must end the stream
+             (hears (header-frame 1) (header-frame 1))
+             (flush)
+             ;; 8 for the stream, 8 for its reset, 20 at once, of which SETTINGS took 2
+             (is (= 35 (calmed-by 100 (lambda (id) (declare (ignore id)) frame)))))))
+    (calmed-on-reset '(:rst-stream 1 :cancel))
+    (calmed-on-reset '(:data 1 ""))
+    (calmed-on-reset (header-frame 1)))
+  (let ((*dialogue* (charged-server :max-idle-frame-burst 20)))
+    (shake-hands)
+    (hears (header-frame 1) (header-frame 1))
+    (flush)
+    (is (null (calmed-by 1000 (lambda (id) (declare (ignore id)) '(:data 1 "x"))))
+        "content that was on its way")))
+
 (test provoked-resets-count-as-well
   "Frames that make us reset: malformed requests, and WINDOW_UPDATE of 0."
   (dolist (frame (list (lambda (id) `(:window-update ,id 0))

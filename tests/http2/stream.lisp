@@ -24,6 +24,21 @@
         (h2:map-streams (lambda (stream) (push (h2:stream-id stream) ids)) connection)
         (is (equal (reverse ids) (sort (mapcar #'h2:stream-id live) #'<)))))))
 
+(defun longest-chain (connection)
+  (loop for chain across (h2::connection-table connection)
+        maximize (loop for stream = chain then (h2::stream-next stream)
+                       while stream count t)))
+
+(test chosen-identifiers-share-no-chain
+  "A client chooses the identifiers of its streams, but not which of them are looked through to find
+one of them."
+  (dolist (step '(2 4 64 2048 4096 65536 1000000))
+    (let ((connection (end-connection (connect-end :server))))
+      (loop for i below 1000
+            do (h2::take-stream connection (1+ (* i step))))
+      (is (<= (longest-chain connection) (if (= step 2) 1 40)) "~D apart: ~D" step
+          (longest-chain connection)))))
+
 (test quiet-connections-shrink
   (let ((*dialogue* (begin-dialogue :client '())))
     (shake-hands)
@@ -105,3 +120,18 @@
     (is (= h2::+closed+ (h2::absent-state connection 10001)))
     (is (= h2::+idle+ (h2::absent-state connection 100003)))
     (is (= h2::+idle+ (h2::absent-state connection 2)))))
+
+(test resets-are-known-in-any-order
+  (with-random (resets-are-known-in-any-order)
+    (let ((connection (end-connection (connect-end :server))) (known '()))
+      (setf (h2::connection-highest-id connection) 100001)
+      (loop repeat 3000
+            for id = (1+ (* 2 (random 20000)))
+            do (h2::remember-reset connection id)
+               (push id known))
+      (let ((forgotten (h2::connection-reset-forgotten connection)))
+        (is (plusp forgotten))
+        (is (= 1024 (count-if (lambda (id) (> id forgotten)) (remove-duplicates known))))
+        (is (loop for id from 1 to 40001 by 2
+                  always (eq (or (<= id forgotten) (and (member id known) t))
+                             (= h2::+reset+ (h2::absent-state connection id)))))))))
