@@ -5,11 +5,11 @@
 ;;;;
 ;;;; An allowance is one number, the time at which all of it will be back: a charge puts that off by
 ;;;; one interval, and it is overdrawn if that is further away than the burst's intervals. What
-;;;; decent peers do in numbers is not charged: as many resets as calls were served, a PING, by
-;;;; which peers measure bandwidth, if calls or DATA went since, and, as far as DATA and new streams
-;;;; have earned them, WINDOW_UPDATEs and what is late: frames without content on a stream that has
-;;;; ended, which their sender did not know yet. Other PINGs of clients have a stricter rule, the one
-;;;; of gRFC A8.
+;;;; decent peers do in numbers is not charged: as many resets as calls were served; a PING, by
+;;;; which peers measure bandwidth, if calls or DATA went since; and, as far as DATA and new streams
+;;;; have earned them, WINDOW_UPDATEs and frames that are late, without content on a stream that has
+;;;; ended, of which their sender did not know yet. Other PINGs of clients have a stricter rule, the
+;;;; one of gRFC A8.
 
 (in-package #:clgrpc.http2)
 
