@@ -25,10 +25,6 @@
       ;; whoever is not asked who he is may be in between
       (and credentials (loop:tls-credentials-verify credentials)))))
 
-(defvar *channel-hook* (constantly nil)
-  "A function (target arguments) that returns a channel if TARGET is for one that needs no
-network.")
-
 (defun make-channel (target &rest arguments &key credentials compression interceptors
                                              call-credentials plaintext-credentials
                      &allow-other-keys)
@@ -45,9 +41,11 @@ on a channel without TLS, or with TLS that verifies nothing, unless PLAINTEXT-CR
 All other ARGUMENTS are rows of the options table as keywords. Connects nothing yet. Signal MISUSE
 for a wrong target or option, TLS-ERROR if CREDENTIALS cannot be used. From any thread; end it with
 CLOSE-CHANNEL, or use WITH-CHANNEL."
-  (or (funcall *channel-hook* target arguments)
-      (make-wire-channel target arguments credentials compression interceptors call-credentials
-                         plaintext-credentials)))
+  (let ((scheme (rpc:find-scheme target)))
+    (if scheme
+        (funcall (rpc:scheme-open scheme) target arguments)
+        (make-wire-channel target arguments credentials compression interceptors call-credentials
+                           plaintext-credentials))))
 
 (defun make-wire-channel (target arguments credentials compression interceptors call-credentials
                           plaintext-credentials)

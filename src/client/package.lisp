@@ -15,7 +15,7 @@
   (:import-from #:clgrpc.loop #:future #:future-done-p #:await #:attach)
   (:export
    ;; for the in-process channel
-   #:runtime #:acquire-runtime #:release-runtime #:runtime-loop #:runtime-reserve #:*channel-hook*
+   #:runtime #:acquire-runtime #:release-runtime #:runtime-loop #:runtime-reserve
    #:when-dropped #:report-dropped
    #:interception #:channel-secure-p #:check-call-options #:absolute-deadline #:request-generator
    #:only-request #:fail-or-retry #:never #:drive-for #:pump-requests

@@ -38,24 +38,20 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
                               (renew-table host)
                               host))))
 
-(defun address-name (address)
-  "The NAME of ADDRESS if that is inproc:NAME, else nil."
-  (and (stringp address)
-       (uiop:string-prefix-p "inproc:" address)
-       (if (= (length address) (length "inproc:"))
-           (misuse "~S names no server: inproc:NAME." address)
-           address)))
+(defun host-address (address)
+  "ADDRESS, inproc:NAME, with the scheme in lower case. Signal MISUSE if it has no name."
+  (let ((start (length "inproc:")))
+    (when (= start (length address)) (misuse "~S names no server: inproc:NAME." address))
+    (concatenate 'string "inproc:" (subseq address start))))
 
 (defun listen-here (server address)
-  "Have channels to ADDRESS, if it is of our kind, lead to SERVER; return true then."
-  (let ((name (address-name address)))
-    (when name
-      (let ((host (server-host server)))
-        (sb-ext:with-locked-hash-table (**hosts**)
-          (when (gethash name **hosts**) (misuse "Another server listens on ~A." name))
-          (setf (gethash name **hosts**) host))
-        (unless (host-name host) (setf (host-name host) name)))
-      t)))
+  "Have channels to ADDRESS lead to SERVER."
+  (let ((address (host-address address))
+        (host (server-host server)))
+    (sb-ext:with-locked-hash-table (**hosts**)
+      (when (gethash address **hosts**) (misuse "Another server listens on ~A." address))
+      (setf (gethash address **hosts**) host))
+    (unless (host-name host) (setf (host-name host) address))))
 
 (defmethod server:entrance-address ((host host))
   (host-name host))
@@ -124,18 +120,13 @@ that listens on that address. From any thread; end it with CLOSE-CHANNEL."
     (make-inproc-channel (or (host-name host) "inproc:") host nil arguments)))
 
 (defun open-named (target arguments)
-  "A channel to TARGET if that is inproc:NAME, else nil."
-  (let ((name (address-name target)))
-    (when name
-      (when (getf arguments :credentials)
-        (misuse "A channel within the image speaks no TLS: ~S." target))
-      (make-inproc-channel target nil name
-                           (alexandria:remove-from-plist arguments :credentials)))))
+  "A channel to TARGET, inproc:NAME."
+  (when (getf arguments :credentials)
+    (misuse "A channel within the image speaks no TLS: ~S." target))
+  (make-inproc-channel target nil (host-address target)
+                       (alexandria:remove-from-plist arguments :credentials)))
 
-(setf server:*listen-hook* #'listen-here
-      client:*channel-hook* #'open-named)
-
-(pushnew "inproc" loop:*other-schemes* :test #'string=)
+(rpc:register-scheme "inproc" :open #'open-named :listen #'listen-here)
 
 (defun find-named-host (site)
   "The host of SITE, which had none so far or one that is open no more; nil if there is none."

@@ -14,11 +14,8 @@ server. ARGUMENTS are as there. From any thread; end it with CLOSE-CHANNEL."
 
 (defglobal **direct-lock** (sb-thread:make-mutex :name "clgrpc direct calls"))
 
-(defun ensure-direct-channel (service)
-  "The channel that SERVICE is called through when it is called directly."
+(defmethod rpc:service-target ((service rpc:service))
   (or (rpc:direct-channel service)
       (sb-thread:with-mutex (**direct-lock**)
         (or (rpc:direct-channel service)
             (setf (rpc:direct-channel service) (service-channel service))))))
-
-(setf rpc:*direct-hook* #'ensure-direct-channel)

@@ -63,9 +63,11 @@ values depend on its kind as `DESIGN` lays down: see the documentation of stubs.
 (defvar *call* nil
   "The call whose handler this thread runs, or nil. Nested calls inherit its deadline.")
 
-(defvar *direct-hook* nil
-  "A function of a service object that returns the channel by which it is called when that is done
-outside of any handler, or nil if there is no such way.")
+(defgeneric service-target (service)
+  (:documentation "What stubs are to be called on when SERVICE, a service object, is called outside
+of any handler: a channel that leads to it, or SERVICE itself if nobody knows of one. The in-process
+channel has a method. From any thread.")
+  (:method (service) service))
 
 (defstruct (binding (:copier nil))
   "The effective function of a method for instances of CLASS: (service request call) → values."
@@ -93,9 +95,9 @@ second one to take in another order."
     (lambda (target request &rest options)
       (declare (dynamic-extent options))
       (apply dispatch
-             (if (and (null *call*) *direct-hook* (typep target 'service)
+             (if (and (null *call*) (typep target 'service)
                       (null (getf options :call))) ; from EFFECTIVE-FUNCTION
-                 (funcall (the function *direct-hook*) target)
+                 (or (direct-channel target) (service-target target))
                  target)
              request options))))
 

@@ -26,9 +26,11 @@
    #:rpc-method #:rpc-method-name #:rpc-method-service-name #:rpc-method-path
    #:rpc-method-path-field #:rpc-method-kind #:rpc-method-request-type #:rpc-method-response-type
    #:rpc-method-function-name #:find-rpc-method #:descriptor-rpc-method #:service #:service-methods
-   #:channel #:invoke #:*direct-hook* #:direct-channel #:method-function #:binding
+   #:channel #:invoke #:service-target #:direct-channel #:method-function #:binding
    #:binding-function #:ensure-binding
    #:define-service #:watch-services #:forget-watcher
+   ;; scheme.lisp
+   #:register-scheme #:find-scheme #:scheme-open #:scheme-listen
    ;; framing.lisp
    #:+parcel-octets+ #:parcel #:parcel-octets #:parcel-end #:parcel-taken
    ;; compression.lisp

@@ -19,9 +19,6 @@ after CLOSE-ENTRANCE, NOTE-EMPTIED is called."))
 (defgeneric entrance-calls (entrance)
   (:documentation "How many calls that came by ENTRANCE have ended."))
 
-(defvar *listen-hook* (constantly nil)
-  "A function (server address) that opens an entrance and returns true if ADDRESS is for one.")
-
 (defun ensure-entrance (server predicate make)
   "The entrance of SERVER for which PREDICATE is true; if there is none, what MAKE returns."
   (flet ((find-entrance () (find-if predicate (server-entrances server))))

@@ -16,7 +16,7 @@
    #:server-running-p #:server-service-names #:server-started #:server-stopping
    ;; for the in-process channel
    #:server-services #:server-options #:server-interceptors #:server-reserve
-   #:server-entrances #:ensure-entrance #:*listen-hook* #:note-emptied
+   #:server-entrances #:ensure-entrance #:note-emptied
    #:entrance-address #:close-entrance #:entrance-busy-p #:abandon-entrance #:entrance-calls
    #:route #:route-method #:route-binding #:route-interceptors #:route-service #:route-kept
    #:route-table #:route-table-epoch #:make-routes #:route-of #:answer-of #:sendable-end

@@ -144,8 +144,10 @@ thread."
       (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
       (rpc:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
       (dolist (address addresses)
-        (unless (funcall *listen-hook* server address)
-          (push (listen-for server address) (server-listeners server)))))
+        (let ((scheme (rpc:find-scheme address)))
+          (if scheme
+              (funcall (rpc:scheme-listen scheme) server address)
+              (push (listen-for server address) (server-listeners server))))))
     (setf (server-listeners server) (reverse (server-listeners server))
           (server-state server) :serving)
     (log-event :info :server-started :addresses (server-addresses server)

@@ -1,6 +1,6 @@
 (defpackage #:clgrpc.tests.rpc
   (:use #:cl #:clgrpc.base #:fiveam)
-  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:hpack #:clgrpc.hpack)
+  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:hpack #:clgrpc.hpack) (#:loop #:clgrpc.loop)
                     (#:protobuf #:clgrpc.protobuf)))
 
 (in-package #:clgrpc.tests.rpc)
