@@ -34,17 +34,23 @@
         (and theirs (typep condition theirs)))))
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun known-pages-p ()
+    "True if this SBCL's heap is a table of pages that looks as we know it, from 2.2.9 to 2.6.7."
+    (and (member :gencgc *features*)
+         (sb-sys:find-foreign-symbol-address "next_free_page")
+         (boundp 'sb-vm:gencgc-page-bytes)
+         (every (lambda (slot)
+                  (ignore-errors
+                   (integerp (sb-alien:slot (sb-alien:deref sb-vm:page-table 0) slot))))
+                '(sb-vm::start sb-vm::flags sb-vm::gen))))
+
   (defun known-heap-p ()
-    "True if this SBCL is the one whose heap we know from inside."
+    "True if this SBCL is the one whose allocation we know from inside as well."
     (and (eql 0 (search "2.2.9" (lisp-implementation-version)))
          (member :x86-64 *features*)
+         (known-pages-p)
          (every #'sb-sys:find-foreign-symbol-address
-                '("gc_alloc_large" "bytes_allocated" "auto_gc_trigger" "next_free_page"))))
-
-  (defun known-pages-p ()
-    "True if this SBCL says which page of its heap is the first that has not been used."
-    (and (sb-sys:find-foreign-symbol-address "next_free_page")
-         (boundp 'sb-vm:gencgc-page-bytes))))
+                '("gc_alloc_large" "bytes_allocated" "auto_gc_trigger")))))
 
 (defmacro heap-extent ()
   "How many octets of the heap there are up to the last page in use."
@@ -94,7 +100,7 @@
 (defmacro count-pages (used-pages)
   "Evaluate to how many pages below USED-PAGES are free and in wide holes, and to how many a full
 collection needs: those that it copies count twice."
-  (if (known-heap-p)
+  (if (known-pages-p)
       `(let ((single-object 16)         ; a flag of gencgc-internal.h
              (least-hole (floor (heap-size) (* 32 sb-vm:gencgc-page-bytes)))
              (wide 0) (needed 0) (hole 0)
@@ -117,7 +123,7 @@ collection needs: those that it copies count twice."
       `(values 0 (* 2 (ceiling (heap-used) sb-vm:gencgc-page-bytes)))))
 
 (defun make-new-survey ()
-  "Look at the heap as it is now. In an SBCL that we do not know there are no holes, and everything
+  "Look at the heap as it is now. Where we do not know the pages there are no holes, and everything
 would be copied."
   (let ((epoch sb-kernel::*gc-epoch*)
         (used (heap-used)))
