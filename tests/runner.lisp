@@ -7,7 +7,7 @@
 
 (in-package #:clgrpc.tests)
 
-(defparameter *test-limit-seconds* 600
+(defparameter *test-limit-seconds* (support:patient-seconds 600)
   "How long one test may take before the run is given up.")
 
 (define-condition tests-failed (error)

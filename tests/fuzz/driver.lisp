@@ -7,7 +7,7 @@
 (defparameter *tries* 4
   "How often an input that takes too long is given: the machine, or a collection, may be to blame.")
 
-(defparameter *hang-seconds* 60
+(defparameter *hang-seconds* (support:patient-seconds 60)
   "When an input counts as hanging.")
 
 (defparameter *consed-octets* (expt 2 26)

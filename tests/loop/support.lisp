@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.tests.loop)
 
-(defparameter *patience-seconds* 20
+(defparameter *patience-seconds* (support:patient-seconds 20)
   "How long a test waits for what must happen.")
 
 (define-condition mishap (error) ()

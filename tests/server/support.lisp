@@ -2,7 +2,7 @@
 
 (in-package #:clgrpc.tests.server)
 
-(defparameter +patience+ 20
+(defparameter +patience+ (support:patient-seconds 20)
   "The seconds after which what a test waits for is taken not to come.")
 
 ;;; Waiting

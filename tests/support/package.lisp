@@ -9,4 +9,4 @@
            #:terminate-program #:kill-program
            #:call-with-program #:with-program #:run-to-end #:server-address
            #:with-server-program #:set-descriptor-limit #:foreign-octets
-           #:suite-tests #:exhausting-a-stack #:skip-on-slow-machine))
+           #:suite-tests #:patient-seconds #:exhausting-a-stack #:skip-on-slow-machine))

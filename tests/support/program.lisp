@@ -124,7 +124,7 @@ Signal an error if it does not build."
   "Run BODY with VARIABLE bound to the program at PATH, which runs with ARGUMENTS, strings."
   `(call-with-program (lambda (,variable) ,@body) ,path (list ,@arguments)))
 
-(defun program-line (program &key (timeout-seconds 20))
+(defun program-line (program &key (timeout-seconds (patient-seconds 20)))
   "Take the next line PROGRAM has printed, waiting for it; NIL once its output has ended. Signal an
 error after TIMEOUT-SECONDS."
   (sb-thread:with-mutex ((program-lock program))
@@ -155,7 +155,7 @@ error after TIMEOUT-SECONDS."
   (sb-ext:process-wait (program-process program))
   nil)
 
-(defun run-to-end (path arguments &key (timeout-seconds 120))
+(defun run-to-end (path arguments &key (timeout-seconds (patient-seconds 120)))
   "Run the program at PATH to its end; return its exit code and the list of the lines it printed.
 Signal an error if no line comes for TIMEOUT-SECONDS."
   (call-with-program (lambda (program)

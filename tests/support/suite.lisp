@@ -12,6 +12,12 @@
           for test = (fiveam:get-test name)
           unless (typep test 'fiveam::test-suite) collect test)))
 
+(defun patient-seconds (seconds)
+  "After how many seconds what a test waits for is taken not to come, if SECONDS is what this
+machine's own processor needs at most: ten times as many if CLGRPC_EMULATED says that qemu runs
+this."
+  (if (uiop:getenvp "CLGRPC_EMULATED") (* 10 seconds) seconds))
+
 (defmacro exhausting-a-stack (&body body)
   "BODY, in which a thread comes to the end of its stack. SBCL may die if another has it stop for a
 collection just then (doc/sbcl-stack-and-collector.lisp), so one is made before, and none is due for
