@@ -226,7 +226,9 @@ Return the fresh file descriptors with their symbols, imports first."
                (destructuring-bind (&optional file . text) (gethash name parsed)
                  (when file
                    (setf (file-descriptor-fingerprint file) (hash-text text))
-                   (link-file file (lambda (name) (gethash name files)) places world)
+                   (link-file file (lambda (name) ; what the image has is not read, nor its imports
+                                     (or (gethash name files) (find-file-descriptor name)))
+                              places world)
                    (setf (gethash name files) file)
                    (push file fresh)))))
       (setf (gethash (descriptor-name file) parsed) (cons file text))

@@ -125,26 +125,13 @@ follows."
     value))
 
 (defun scan-code (input letter)
-  "The character that the escape with LETTER, u or U, means; of the former two may be a pair of
-surrogates."
+  "The character that the escape with LETTER, u or U, means. Surrogates are none, not even in
+pairs, which protoc takes in .proto files and its conformance suite wants refused here."
   (let* ((count (if (char= letter #\u) 4 8))
          (code (scan-escape-digits input 16 count count)))
-    (cond ((and (char= letter #\u) (<= #xD800 code #xDBFF))
-           (code-char (+ #x10000 (ash (- code #xD800) 10) (- (scan-low-surrogate input) #xDC00))))
-          ((<= #xD800 code #xDFFF) (text-wrong-here input "a lone surrogate is no character"))
+    (cond ((<= #xD800 code #xDFFF) (text-wrong-here input "a surrogate is no character"))
           ((> code #x10FFFF) (text-wrong-here input "there is no character U+~X" code))
           (t (code-char code)))))
-
-(defun scan-low-surrogate (input)
-  "The second half of a pair of surrogates, escape and all."
-  (let ((code (and (eql #\\ (text-char input))
-                   (eql #\u (text-char-after input))
-                   (progn (step-text input)
-                          (step-text input)
-                          (scan-escape-digits input 16 4 4)))))
-    (if (and code (<= #xDC00 code #xDFFF))
-        code
-        (text-wrong-here input "a lone surrogate is no character"))))
 
 (defun scan-escape (input buffer)
   "Append what the escape means, whose backslash has been passed, to BUFFER."

@@ -61,6 +61,22 @@
                                                        "google/protobuf/empty.proto"))))
     (is (equal "first.proto" (defined-from "first.proto" directory)))))
 
+(test imports-of-what-the-image-has-are-known
+  "A file sets an option whose type is in a file that it imports only through one that is defined
+already."
+  (with-tree (directory
+              `(("rule.proto" . "syntax = 'proto3'; package clgrpc.test.rule;
+                                 message Rule { string path = 1; }")
+                ("annotation.proto"
+                 . "syntax = 'proto3'; package clgrpc.test.annotation;
+                    import 'rule.proto'; import 'google/protobuf/descriptor.proto';
+                    extend google.protobuf.MessageOptions { clgrpc.test.rule.Rule rule = 51234; }")
+                ("user.proto"
+                 . "syntax = 'proto3'; package clgrpc.test.annotated; import 'annotation.proto';
+                    message M { option (clgrpc.test.annotation.rule) = { path: 'x' }; }")))
+    (is (equal "annotation.proto" (defined-from "annotation.proto" directory)))
+    (is (equal "user.proto" (defined-from "user.proto" directory)))))
+
 (test errors-say-where-was-looked
   (with-tree (directory `(("in/lost.proto" . ,(importing "clgrpc.test.lost" "not/there.proto"))))
     (handler-case (progn (defined-from "in/lost.proto" directory :import-paths '("more/"))

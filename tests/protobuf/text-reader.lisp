@@ -84,10 +84,10 @@
                                            "f14")))
     (is (string= "A" (string-of "'\\x41'")))
     (signals message-text-error (string-of "'\\X41'"))
-    (is (string= "😀!" (string-of "'\\ud83d\\ude00!'")))
-    (dolist (lone '("'\\ud83d'" "'\\ud83dx'" "'\\ud83d\\n'" "'\\ude00'" "'\\ud83d\\u0041'"
-                    "'\\U0000D83D\\U0000DE00'"))
-      (signals message-text-error (string-of lone))))
+    (is (string= "😀!" (string-of "'\\U0001f600!'")))
+    (dolist (surrogate '("'\\ud83d'" "'\\ud83dx'" "'\\ud83d\\n'" "'\\ude00'" "'\\ud83d\\u0041'"
+                         "'\\ud83d\\ude00'" "'\\U0000D83D\\U0000DE00'"))
+      (signals message-text-error (string-of surrogate))))
   (flet ((nan-bits (text) (protobuf::double-bits (field-value (text-all text) "f1"))))
     (is (= #x7FF8000000000000 (nan-bits "f1: nan")))
     (is (= #xFFF8000000000000 (nan-bits "f1: -nan"))))
