@@ -3,7 +3,11 @@
 ;;;;
 ;;;; A process that has been idle for a while gives back what it does not need (loop/watchdog.lisp
 ;;;; sees when): first what young objects leave when they are collected, and all free pages; then,
-;;;; if nothing has happened still, what a full collection leaves.
+;;;; if nothing has happened still, what a full collection leaves, if that is worth its time.
+;;;;
+;;;; A collection stops all threads while it copies the small objects that live on, half a second
+;;;; for each gigabyte; long vectors stay where they are. What lives when the collector is tuned is
+;;;; old from then on, and is copied by full collections only.
 ;;;;
 ;;;; Invariant: nothing here is done unless somebody asks; a library leaves its image as it is.
 
@@ -27,33 +31,38 @@ second generation on, for which a process that had a gigabyte stands still for 6
 each 16 MB that it then faults in again."
   (set-release-generation sb-vm:+highest-normal-generation+))
 
+(declaim (type heap-octets **live**))
+(defglobal **live** 0)                  ; what was allocated after the last full collection of ours
+
 (defun tune-collector ()
   "Have this process collect garbage more seldom, and keep the memory that it had once, until a full
 collection: for servers, and for clients with much to do. Between two collections 200 MB are consed,
 or a fifth of the heap if that is less; what is not old yet may grow by a quarter of the heap. Once
 no event loop of the process has had anything to do for eight seconds, the memory is given back,
 what only a full collection gives back after eight more.
-Collects once, so that this holds from now on. Not for a library to call. From any thread."
+Makes a full collection, half a second for each gigabyte that lives, so that this holds from now on
+and what lives already is not copied again: call this when the data is there that stays. Not for a
+library to call. From any thread."
   (keep-free-memory)
   (setf (sb-ext:bytes-consed-between-gcs)
         (min +nursery-octets+ (floor (sb-ext:dynamic-space-size) 5))
         (sb-ext:generation-bytes-consed-between-gcs 1)
         (floor (sb-ext:dynamic-space-size) 4))
-  (sb-ext:gc :gen 1)
-  (setf **tuned** t)
+  (sb-ext:gc :full t)
+  (setf **live** (heap-used)
+        **tuned** t)
   nil)
 
 ;;; Giving back
 
 (defconstant +worth-giving-octets+ (* 16 1024 1024)
   "Less garbage than that is left where it is.")
+(defconstant +quickly-copied-octets+ (* 40 1024 1024)
+  "So much is copied in 20 ms.")
 
 (sb-ext:define-load-time-global **given-epoch** nil) ; of the last collection that gave back
 (declaim (type heap-octets **given-used**))
 (defglobal **given-used** 0)            ; what was allocated after it
-(declaim (type heap-octets **live**))
-(defglobal **live** 0)                  ; what was allocated after the last full one; 0 is unknown
-
 (defun memory-to-give-p ()
   "True if GIVE-MEMORY-BACK would find something to give: the process was tuned, and has collected
 garbage since the last time, or made some."
@@ -81,12 +90,17 @@ each gigabyte that is given back."
   (note-given))
 
 (defun full-collection-due-p ()
-  "True if a full collection would give back enough to be worth that all threads stand still, about
-a second for each gigabyte of live data that is not in long vectors: more than a quarter of what
-was live after the last, or that is not known. There must be room for the copies."
+  "True if a full collection is worth that all threads stand still: where they do so for 20 ms at
+most, if there is a quarter more than was live after the last one; where it takes longer, if there
+is twice as much. There must be room for the copies."
   (and **tuned**
-       (> (heap-used) (+ **live** (max +worth-giving-octets+ (ash **live** -2))))
-       (plusp (survey-spare (recent-survey)))))
+       (let ((survey (recent-survey)))
+         (and (> (heap-used)
+                 (+ **live** (max +worth-giving-octets+
+                                  (if (<= (survey-copied survey) +quickly-copied-octets+)
+                                      (ash **live** -2)
+                                      **live**))))
+              (plusp (survey-spare survey))))))
 
 (defun collect-everything ()
   "Make a full collection, and give all free pages back to the system. As GIVE-MEMORY-BACK."

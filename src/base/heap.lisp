@@ -89,7 +89,8 @@
   (epoch nil)                           ; of the collection before
   (used 0 :type heap-octets)
   (wide 0 :type heap-octets)            ; free, in holes of a 32nd of the heap and more
-  (spare 0 :type fixnum))               ; free at the worst moment of a full collection
+  (copied 0 :type heap-octets)          ; what a full collection copies
+  (spare 0 :type fixnum))               ; free at the worst moment of one
 
 (declaim (sb-ext:freeze-type survey))
 
@@ -98,41 +99,43 @@
   `(sb-ext:truly-the (unsigned-byte 32) (sb-alien:slot ,entry ',slot)))
 
 (defmacro count-pages (used-pages)
-  "Evaluate to how many pages below USED-PAGES are free and in wide holes, and to how many a full
-collection needs: those that it copies count twice."
+  "Evaluate to how many pages below USED-PAGES are free and in wide holes, how many are in use, and
+how many of these a full collection copies."
   (if (known-pages-p)
       `(let ((single-object 16)         ; a flag of gencgc-internal.h
              (least-hole (floor (heap-size) (* 32 sb-vm:gencgc-page-bytes)))
-             (wide 0) (needed 0) (hole 0)
+             (wide 0) (used 0) (copied 0) (hole 0)
              (alone 0))                 ; how many pages the object has that is alone on its pages
-         (declare (type heap-octets least-hole wide needed hole alone))
-         (dotimes (page ,used-pages (values wide needed))
+         (declare (type heap-octets least-hole wide used copied hole alone))
+         (dotimes (page ,used-pages (values wide used copied))
            (let* ((entry (sb-alien:deref sb-vm:page-table page))
                   (flags (page-slot entry sb-vm::flags))
                   (lonely (logtest single-object flags)))
              (unless (and lonely (plusp (page-slot entry sb-vm::start)))
-               (when (< alone +uncopied-pages+) (incf needed alone))
+               (when (< alone +uncopied-pages+) (incf copied alone))
                (setf alone 0))
              (cond ((zerop flags) (incf hole))
                    (t (when (<= least-hole hole) (incf wide hole))
                       (setf hole 0)
-                      (incf needed)
+                      (incf used)
                       (cond ((= sb-vm:+pseudo-static-generation+ (page-slot entry sb-vm::gen)))
                             (lonely (incf alone))
-                            (t (incf needed))))))))
-      `(values 0 (* 2 (ceiling (heap-used) sb-vm:gencgc-page-bytes)))))
+                            (t (incf copied))))))))
+      `(let ((used (ceiling (heap-used) sb-vm:gencgc-page-bytes)))
+         (values 0 used used))))
 
 (defun make-new-survey ()
   "Look at the heap as it is now. Where we do not know the pages there are no holes, and everything
 would be copied."
   (let ((epoch sb-kernel::*gc-epoch*)
         (used (heap-used)))
-    (multiple-value-bind (wide needed)
+    (multiple-value-bind (wide pages copied)
         (count-pages (floor (the heap-octets (heap-extent)) sb-vm:gencgc-page-bytes))
-      (declare (type heap-octets wide needed))
+      (declare (type heap-octets wide pages copied))
       (make-survey :epoch epoch :used used
                    :wide (+ (* wide sb-vm:gencgc-page-bytes) (heap-tail))
-                   :spare (- (heap-size) (* needed sb-vm:gencgc-page-bytes))))))
+                   :copied (* copied sb-vm:gencgc-page-bytes)
+                   :spare (- (heap-size) (* (+ pages copied) sb-vm:gencgc-page-bytes))))))
 
 (declaim (type survey **survey**))
 (sb-ext:define-load-time-global **survey** (make-survey))
@@ -213,9 +216,24 @@ thread that holds no lock of ours."
                      (+ octets (ash (heap-margin) -1)))
                  (survey-spare (recent-survey)))))))
 
+(define-hot fits-well-p ((octets heap-octets)) boolean
+  "True if a vector of OCTETS is sure to find a hole besides."
+  (and (fits-p octets)
+       (or (<= (heap-used) (ash (heap-size) -2))
+           (hole-p octets))))
+
+(defun collect-for-vector (octets)
+  "Collect garbage for a vector of OCTETS. If that has been done lately, wait until it may be done
+again: without it the vector's owner fails."
+  (loop repeat 2
+        do (collect-for-room)
+        until (fits-well-p octets)
+        do (sleep (ns-seconds (max 0 (min 200000000 (- **next-collection** (monotonic-ns))))))))
+
 (define-hot ensure-fits ((octets heap-octets)) null
   "Signal HEAP-FULL unless there is room for a vector of OCTETS, perhaps after a collection."
-  (unless (fits-p octets)
-    (collect-for-room)
+  (unless (fits-well-p octets)
+    (collect-for-vector octets)
+    ;; a hole that is not wide may do
     (unless (fits-p octets) (error 'heap-full :octets octets)))
   nil)

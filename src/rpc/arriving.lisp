@@ -86,6 +86,13 @@ next longer and longer."
     (when compression (setf (compression-arriving compression) (= flag 1)))
     (operate deliver call octets start end)))
 
+(defun refuse-body (call partial at)
+  "The heap has no room for the message of PARTIAL. Return AT."
+  (operate abort call :resource-exhausted
+           (format nil "no room in the heap for a message of ~D octets" (partial-length partial))
+           :local)
+  at)
+
 (define-hot receive-partial ((call wire-call) (partial partial) (octets octets) (start index)
                              (end index))
     index
@@ -98,7 +105,8 @@ next longer and longer."
                                         (partial-length partial)))
         (return-from receive-partial at)))
     (let ((before at))
-      (setf at (add-to-partial partial octets at end))
+      (setf at (or (add-to-partial partial octets at end)
+                   (return-from receive-partial (refuse-body call partial at))))
       (when (and (hold call (- at before)) (partial-complete-p partial))
         (release-held call)
         (deliver-message call (aref (partial-prefix partial) 0)

@@ -79,23 +79,31 @@ become the value of the field that fills it; others in one of the store.")
       (make-raw-vector length octet)
       (borrow-octets length)))
 
-(define-hot add-to-partial ((partial partial) (octets octets) (start index) (end index)) index
-  "Take octets for PARTIAL's message; return the position after the last one taken."
-  (let ((need (- (partial-length partial) (partial-fill partial)))
-        (at start))
-    (declare (type index at need))
-    (let* ((count (min need (- end at)))
-           (fill (partial-fill partial))
-           (body (partial-body partial)))
-      (when (< (length body) (+ fill count))
+(define-hot grow-partial ((partial partial) (count index)) boolean
+  "Make room for COUNT octets more of PARTIAL's message; false if the heap has none."
+  (let ((fill (partial-fill partial))
+        (body (partial-body partial)))
+    (handler-case
         (let ((new (fresh-body (grown-length (partial-length partial) fill count)
                                (partial-length partial))))
           (copy-octets body 0 fill new 0)
           (setf (partial-body partial) new)
-          (give-octets-back body)))
-      (copy-octets octets at (+ at count) (partial-body partial) fill)
+          (give-octets-back body)
+          t)
+      (storage-condition () nil))))
+
+(define-hot add-to-partial ((partial partial) (octets octets) (start index) (end index))
+    (or null index)
+  "Take octets for PARTIAL's message; return the position after the last one taken, or NIL if there
+is no room for them."
+  (let* ((fill (partial-fill partial))
+         (count (min (- (partial-length partial) fill) (- end start))))
+    (declare (type index count))
+    (when (or (<= (+ fill count) (length (partial-body partial)))
+              (grow-partial partial count))
+      (copy-octets octets start (+ start count) (partial-body partial) fill)
       (setf (partial-fill partial) (+ fill count))
-      (+ at count))))
+      (+ start count))))
 
 (define-hot add-to-prefix ((partial partial) (octets octets) (start index) (end index)) index
   (let ((count (min (- +prefix-octets+ (partial-prefix-fill partial)) (- end start))))

@@ -52,6 +52,19 @@ does so, and when the vectors are gone there is room again."
                         ,(let ((*package* (find-package '#:clgrpc.tests.base)))
                            (format nil "(princ (if ~S :holds :fails))" `(progn ,@body)))))))
 
+(test holes-are-made
+  "For a vector that fits, but into none of the holes that there are, old garbage is collected."
+  (holds-in-a-fresh-heap
+    (let ((kept '()))
+      (handler-case (loop (push (make-raw-vector 1000000 octet) kept))
+        (storage-condition ()))
+      (setf kept (loop for (vector) on kept by #'cddr collect vector))
+      (sb-ext:gc :full t)
+      (assert (not (hole-p 60000000)))
+      (assert (< 100 (length (shiftf kept '()))))
+      (ensure-fits 60000000)
+      (hole-p 60000000))))
+
 (test promises-leave-a-fifth-free
   (holds-in-a-fresh-heap
     (sb-ext:gc :full t)
