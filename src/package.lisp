@@ -76,7 +76,7 @@
                 #:unauthenticated)
   (:import-from #:clgrpc.client
                 #:make-channel #:close-channel #:with-channel #:channel-target #:channel-state
-                #:ensure-connected #:wait-for-state-change #:call-async #:future-call)
+                #:ensure-connected #:wait-for-state-change #:call-async)
   (:import-from #:clgrpc.server
                 #:server #:start-server #:stop-server #:server-address #:server-addresses
                 #:server-running-p #:server-statistics #:server-service-names #:server-started

@@ -277,7 +277,7 @@ until told to end."
       (ecase kind
         (:stream-type-unary
          (let ((future (apply #'grpc:call-async stub channel (first messages) options)))
-           (setf (trial-call trial) (grpc:future-call future))
+           (setf (trial-call trial) future)
            (maybe-cancel trial :after-close-send-ms)
            (note-response trial (grpc:await future))))
         (:stream-type-server-stream

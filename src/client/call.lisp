@@ -320,16 +320,12 @@ should be."
   (let ((link (http2:connection-user http2)))
     (when link (greeted (link-owner link) link))))
 
-(defun ignore-event (&rest arguments)
-  (declare (ignore arguments))
-  nil)
-
 (define-load-time-global **client-sink**
     (http2:make-sink :on-output #'rpc:link-output :on-headers #'client-headers
                      :on-data #'client-data :on-trailers #'client-trailers
                      :on-reset #'client-reset :on-writable #'rpc:wire-writable
                      :on-stream-closed #'client-stream-closed :on-goaway #'client-goaway
-                     :on-settings #'client-settings :on-ping-ack #'ignore-event
+                     :on-settings #'client-settings
                      :on-close #'rpc:link-http2-closed))
 
 ;;; The end

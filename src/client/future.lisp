@@ -7,14 +7,12 @@
 (loop:define-completions (call client-call) (client-call-completions call))
 
 (defmethod loop:future-completions :before ((call call))
-  (future-call call))
+  (check-future call))
 
-(defun future-call (future)
-  "The call whose reply FUTURE, which CALL-ASYNC has returned, stands for: that is FUTURE itself.
-From any thread."
-  (unless (and (typep future 'call) (rpc:client-p future) (operate future-p future))
-    (misuse "~S is not a future of CALL-ASYNC." future))
-  future)
+(defun check-future (call)
+  "Signal MISUSE unless CALL, a call, is its own future."
+  (unless (and (rpc:client-p call) (operate future-p call))
+    (misuse "~S is not a future of CALL-ASYNC." call)))
 
 (defmethod print-object ((call client-call) stream)
   (if (and (wire-call-unattended call) (null (call-status call)))
@@ -40,7 +38,7 @@ call. From any thread."
   (and (call-status call) t))
 
 (defmethod await ((call call) &key timeout)
-  (future-call call)
+  (check-future call)
   (when timeout (loop:await-settlement call timeout))
   (rpc:wait-for-call call #'never)
   (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
@@ -50,7 +48,7 @@ call. From any thread."
         (values reply call))))
 
 (defmethod loop:run-completion ((call call) function)
-  (future-call call)
+  (check-future call)
   (flet ((run () (loop:call-with-outcome call function)))
     ;; refused only after the last channel was closed, when there is no loop to hold up
     (let ((reserve (operate reserve-of-future call)))

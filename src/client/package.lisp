@@ -23,4 +23,4 @@
    #:channel-interceptors #:channel-call-credentials
    ;; channel.lisp to future.lisp
    #:wire-channel #:make-channel #:close-channel #:with-channel #:channel-target #:channel-state
-   #:ensure-connected #:wait-for-state-change #:call-async #:future-call))
+   #:ensure-connected #:wait-for-state-change #:call-async))

@@ -29,7 +29,7 @@
    #:+readable+ #:+writable+ #:+failed+ #:+ended+
    ;; transport.lisp
    #:transport #:make-transport #:transport-kind #:make-transport-kind #:transport-descriptor
-   #:transport-peer #:transport-state #:transport-read #:transport-write #:transport-write-vector
+   #:transport-peer #:transport-state #:transport-read #:transport-write
    #:shut-transport-down #:+wants-read+ #:+wants-write+ #:+broken+
    #:transport-more #:transport-failure
    #:make-tcp-transport

@@ -436,18 +436,6 @@ many from START are on their way, or as a write does. The area is lent."
           (:failed (answer-broken transport tls))
           (:closed (- end start))))))
 
-(define-hot write-tls-vector ((transport transport) (buffers simple-vector) (count index)) fixnum
-  (let ((taken 0))
-    (declare (type index taken))
-    (dotimes (i count taken)
-      (let* ((buffer (the buffer (svref buffers i)))
-             (result (write-tls transport (buffer-octets buffer) (buffer-start buffer)
-                                (buffer-end buffer))))
-        (declare (type fixnum result))
-        (cond ((= result (buffer-fill buffer)) (incf taken result))
-              ((plusp result) (return (+ taken result)))
-              (t (return (if (plusp taken) taken result))))))))
-
 ;;; Closing
 
 (defun say-goodbye (transport tls)
@@ -476,7 +464,7 @@ transport takes."
 
 (sb-ext:define-load-time-global **tls**
   (make-transport-kind :name "TLS"
-                       :read #'read-tls :write #'write-tls :write-vector #'write-tls-vector
+                       :read #'read-tls :write #'write-tls
                        :shutdown #'shut-tls-down :close #'close-tls))
 
 ;;; Making

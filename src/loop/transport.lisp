@@ -18,12 +18,11 @@
   "Never again; the transport's FAILURE says why.")
 
 (defstruct (transport-kind (:copier nil))
-  "READ and WRITE (transport octets start end), WRITE-VECTOR (transport buffers count), SHUTDOWN
-(transport), which ends our output, CLOSE (transport), called once. All run on the loop."
+  "READ and WRITE (transport octets start end), SHUTDOWN (transport), which ends our output, CLOSE
+(transport), called once. All run on the loop."
   (name "" :type string :read-only t)
   (read nil :type function :read-only t)
   (write nil :type function :read-only t)
-  (write-vector nil :type function :read-only t)
   (shutdown nil :type function :read-only t)
   (close nil :type function :read-only t))
 
@@ -79,13 +78,6 @@ the kind's functions.")
   (let ((function (transport-kind-write (transport-kind transport))))
     (the (values fixnum &optional) (funcall function transport octets start end))))
 
-(define-hot transport-write-vector ((transport transport) (buffers simple-vector) (count index))
-    fixnum
-  "Write what the first COUNT of BUFFERS hold, in order, in one go; see above for the answer. The
-buffers do not change."
-  (let ((function (transport-kind-write-vector (transport-kind transport))))
-    (the (values fixnum &optional) (funcall function transport buffers count))))
-
 (defun shut-transport-down (transport)
   "Tell the peer that no more octets will come; what it sends can still be read."
   (funcall (transport-kind-shutdown (transport-kind transport)) transport))
@@ -100,13 +92,9 @@ buffers do not change."
   (let ((result (os:send-octets (transport-descriptor transport) octets start end)))
     (if (= result (- os:+eagain+)) +wants-write+ result)))
 
-(define-hot write-tcp-vector ((transport transport) (buffers simple-vector) (count index)) fixnum
-  (let ((result (os:send-buffers (transport-descriptor transport) buffers count)))
-    (if (= result (- os:+eagain+)) +wants-write+ result)))
-
 (sb-ext:define-load-time-global **tcp**
   (make-transport-kind :name "TCP"
-                       :read #'read-tcp :write #'write-tcp :write-vector #'write-tcp-vector
+                       :read #'read-tcp :write #'write-tcp
                        :shutdown (lambda (transport)
                                    (os:shutdown-output (transport-descriptor transport)))
                        :close (lambda (transport)

@@ -23,7 +23,7 @@
    #:+so-reuseport+ #:+ipproto-tcp+
    #:+tcp-nodelay+
    #:open-socket #:bind-socket #:listen-socket #:accept-socket #:connect-socket
-   #:receive-octets #:send-octets #:send-buffers #:+most-buffers+ #:shutdown-output
+   #:receive-octets #:send-octets #:shutdown-output
    #:close-descriptor
    #:socket-option #:set-socket-option #:socket-address #:peer-address #:open-descriptors
    #:open-descriptor-count #:peer-user #:descriptor-limit #:raise-descriptor-limit

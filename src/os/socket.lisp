@@ -18,9 +18,6 @@
   (+shut-wr+ "SHUT_WR" 1)
   (+msg-nosignal+ "MSG_NOSIGNAL" #x4000))
 
-(defconstant +most-buffers+ 16
-  "How many buffers SEND-BUFFERS sends at most in one call.")
-
 ;;; Life of a socket
 
 (defun open-socket (family)
@@ -87,33 +84,6 @@ has the option +SO-ERROR+ set, once that has ended."
     (retrying (syscall ("send" (signed 64)) (int socket)
                        (system-area-pointer (sap+ (vector-sap octets) start))
                        ((unsigned 64) (- end start)) (int +msg-nosignal+)))))
-
-(define-hot send-buffers ((socket fixnum) (buffers simple-vector) (count index)) result
-  "Send what the first COUNT of BUFFERS hold, +MOST-BUFFERS+ at most, in one call (sendmsg, since
-writev cannot suppress SIGPIPE). Return how many octets were taken; the buffers do not change."
-  ;; the recursion that pins one vector after the other, as many as there are
-  (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
-  (with-alien ((vectors (array (unsigned 64) 32)) ; struct iovec: base, length
-               ;; struct msghdr: word 2 is msg_iov, word 3 its length
-               (message (array (unsigned 64) 7)))
-    (let ((count (min count +most-buffers+)))
-      (labels ((pin-and-send (i)
-                 (declare (type (integer 0 16) i))
-                 (if (= i count)
-                     (retrying (syscall ("sendmsg" (signed 64)) (int socket)
-                                        ((* (array (unsigned 64) 7)) (addr message))
-                                        (int +msg-nosignal+)))
-                     (let* ((buffer (svref buffers i))
-                            (octets (buffer-octets (the buffer buffer))))
-                       (with-pinned-objects (octets)
-                         (setf (deref vectors (* 2 i))
-                               (sap-int (sap+ (vector-sap octets) (buffer-start buffer)))
-                               (deref vectors (1+ (* 2 i))) (buffer-fill buffer))
-                         (pin-and-send (1+ i)))))))
-        (dotimes (i 7) (setf (deref message i) 0))
-        (setf (deref message 2) (sap-int (sb-alien:alien-sap (addr vectors)))
-              (deref message 3) count)
-        (pin-and-send 0)))))
 
 ;;; Options and addresses
 

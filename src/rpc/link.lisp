@@ -86,7 +86,7 @@ was last seen to be without any new one, and since when that is."
 (defun open-link (owner loop transport role sink options pool
                   &key (keepalive-ns (seconds-ns (options-keepalive-seconds options))))
   "Make a link over TRANSPORT, a connected one, on LOOP and begin HTTP/2 in ROLE, with the POOL of
-http2 that all links of LOOP share. After a silence of KEEPALIVE-NS, unless that is 0, we ask the
+http2 that all links of OWNER share. After a silence of KEEPALIVE-NS, unless that is 0, we ask the
 peer whether it is there. Return the link."
   (let ((link (%make-link loop options owner)))
     (setf (link-keepalive-ns link) keepalive-ns

@@ -193,14 +193,10 @@
         (when (and (zerop (decf (rpc:link-calls link))) (rpc:link-draining link))
           (rpc:close-link link "drained"))))))
 
-(defun ignore-event (&rest arguments)
-  (declare (ignore arguments))
-  nil)
-
 (define-load-time-global **server-sink**
     (http2:make-sink :on-output #'rpc:link-output :on-headers #'server-headers
                      :on-data #'server-data :on-trailers #'server-trailers
                      :on-reset #'server-reset :on-writable #'rpc:wire-writable
-                     :on-stream-closed #'server-stream-closed :on-goaway #'ignore-event
+                     :on-stream-closed #'server-stream-closed
                      :on-settings #'link-ready :on-ping-ack #'server-ping-ack
                      :on-close #'rpc:link-http2-closed))

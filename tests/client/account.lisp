@@ -181,7 +181,7 @@
         (let ((waiting (grpc:call-async #'lab.bench:ask channel (note 3))))
           ;; until its loop has begun it, which is when it queues
           (is (wait-until (lambda ()
-                            (plusp (getf (grpc:call-stages (grpc:future-call waiting)) :total)))))
+                            (plusp (getf (grpc:call-stages waiting) :total)))))
           (loop repeat 2 do (signal-it go-on))
           (grpc:await first)
           (let ((stages (grpc:call-stages (nth-value 1 (grpc:await waiting)))))

@@ -46,11 +46,6 @@ the loop watches it. ERRORS are those logged."
 (defparameter *wire-kind*
   (loop:make-transport-kind
    :name "memory" :read #'read-wire :write #'write-wire
-   :write-vector (lambda (transport buffers count)
-                   (loop for i below count
-                         sum (let ((buffer (svref buffers i)))
-                               (write-wire transport (buffer-octets buffer) (buffer-start buffer)
-                                           (buffer-end buffer)))))
    :shutdown (lambda (transport) (setf (wire-shut (loop:transport-state transport)) t))
    :close (lambda (transport)
             (let ((wire (loop:transport-state transport)))

@@ -208,7 +208,7 @@ Go."
 (test our-client-cancels
   (with-go-server (channel)
     (loop for future in (loop repeat 20 collect (greet-async channel "delay:3600000"))
-          do (grpc:cancel (grpc:future-call future))
+          do (grpc:cancel future)
              (signals grpc:cancelled (grpc:await future)))
     (dotimes (i 20)
       (let ((call (test-service:full-duplex-call channel :open :timeout *limit-seconds*)))

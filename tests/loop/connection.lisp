@@ -189,7 +189,6 @@ their turns meanwhile, and nothing is lost or comes in another order. Also if re
     (make-transport (make-transport-kind
                      :name "test"
                      :read (on-inner read) :write (on-inner write)
-                     :write-vector (on-inner #'transport-write-vector)
                      :shutdown (on-inner #'shut-transport-down)
                      :close (on-inner #'close-transport))
                     (transport-descriptor inner) (transport-peer inner) inner)))
@@ -388,20 +387,3 @@ writes."
         (client-send client (octets-of 3))
         (is (equalp #(1 2 3) (client-receive client 3))))
       (check-gone loop))))
-
-(test transport-writes-several-buffers
-  (with-loops (loop) ()
-    (let* ((made (sb-thread:make-semaphore)) (server nil)
-           (listener (listen-with (list loop) (make-handler :input #'echo)
-                                  :on-connection (lambda (connection)
-                                                   (setf server connection)
-                                                   (sb-thread:signal-semaphore made)))))
-      (with-clients (client) ((listener-address listener))
-        (await made)
-        (let ((buffers (vector (make-buffer) (make-buffer))))
-          (append-octets (svref buffers 0) (octets-of 1 2))
-          (append-octets (svref buffers 1) (octets-of 3))
-          (is (= 3 (on-loop loop (lambda ()
-                                   (transport-write-vector
-                                    (connection-transport server) buffers 2)))))
-          (is (equalp #(1 2 3) (client-receive client 3))))))))

@@ -45,7 +45,7 @@
 
 (sb-ext:define-load-time-global **memory**
   (make-transport-kind :name "memory" :read #'read-memory :write #'write-memory
-                       :write-vector (constantly 0) :shutdown (constantly nil)
+                       :shutdown (constantly nil)
                        :close (constantly nil)))
 
 (defun open-end (loop credentials role &key (name "localhost"))

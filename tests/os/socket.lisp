@@ -78,20 +78,6 @@ none."
             (is (= 3 (os:receive-octets server octets at (+ at 3))))
             (is (equalp sent (subseq octets at (+ at 3))))))))))
 
-(test several-buffers
-  (with-pair (client server)
-    (let ((buffers (coerce (loop for i from 1 to 20
-                                 collect (let ((buffer (make-buffer :size 10)))
-                                           (append-octets buffer (octets-of 99 i i i))
-                                           (incf (buffer-start buffer))
-                                           buffer))
-                           'simple-vector)))
-      (is (= 9 (os:send-buffers client buffers 3)))
-      (is (equalp #(1 1 1 2 2 2 3 3 3) (receive-all server 9)))
-      (is (= (* 3 os:+most-buffers+) (os:send-buffers client buffers 20)))
-      (is (= (* 3 os:+most-buffers+) (length (receive-all server (* 3 os:+most-buffers+)))))
-      (is (= 3 (buffer-fill (svref buffers 0)))))))
-
 (test sending-blocks
   (with-pair (client server)
     (let ((octets (make-octets 1000000)) (total 0))

@@ -69,7 +69,7 @@ most: the server's runner, whichever thread that is by now, and the caller."
 ;;; P3
 
 (defparameter *system-calls*
-  '(os:wait-for-events os:receive-octets os:send-octets os:send-buffers os:write-eventfd
+  '(os:wait-for-events os:receive-octets os:send-octets os:write-eventfd
     os:accept-socket os:watch-descriptor os:forget-descriptor os:wake-futex os:wait-for-futex)
   "What the threads of a server do of the kernel's.")
 

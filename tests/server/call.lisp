@@ -286,7 +286,7 @@ SEEN with the status it saw."
         (is (await-signal running))
         (let ((second (grpc:call-async #'lab.bench:ask channel (note 2) :timeout 20)))
           (is (typep (caught (ask channel (note 3) :timeout 0.05)) 'grpc:deadline-exceeded))
-          (grpc:cancel (grpc:future-call second))
+          (grpc:cancel second)
           (is (typep (caught (grpc:await second)) 'grpc:cancelled))
           ;; when this has been answered, the server has seen the resets too
           (is (equal '(0) (numbers (watch channel (note 1)))))
