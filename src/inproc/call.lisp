@@ -81,6 +81,13 @@ client of a call that was over before it was known to anybody."
   "MESSAGE as the other end gets it."
   (if (site-share site) message (protobuf:copy-message message)))
 
+(defun copy-in-room (site call message size options)
+  "As SITE-COPY, of a MESSAGE of CALL that is SIZE octets long, when there is room for the copy."
+  (if (site-share site)
+      message
+      (rpc:call-with-room call size (lambda () (protobuf:copy-message message))
+                          :options options)))
+
 (define-hot (sending-options :inline t) ((call inproc-call)) options
   (if (rpc:client-p call)
       (site-options (call-site call))
@@ -99,7 +106,10 @@ of the method's messages, or too long."
     (when (or (> size (options-max-send-octets (sending-options call)))
               (> size (options-max-receive-octets (receiving-options call))))
       (refuse-size call size))
-    (values (site-copy (call-site call) message) size)))
+    (values (if (<= size rpc:+long-octets+)
+                (site-copy (call-site call) message)
+                (copy-in-room (call-site call) call message size (sending-options call)))
+            size)))
 
 (defun refuse-size (call size)
   (let ((limit (options-max-send-octets (sending-options call))))

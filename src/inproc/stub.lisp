@@ -48,6 +48,25 @@
           (send-only-request line request)
           (await-reply line)))))
 
+(define-hot (answer-in-room :inline t) ((host host) (route server:route) request
+                                        (call inproc-call))
+    t
+  "What the handler of ROUTE, and the interceptors around it, return; if its answers have been long
+lately, once there is room for another and its copy."
+  (let ((octets (server:route-long-octets route)))
+    (if (zerop octets)
+        (server:answer-of route request call)
+        (rpc:call-with-room call (* 2 octets) (lambda () (server:answer-of route request call))
+                            :options (host-options host)))))
+
+(defun copy-answer (site host route call answer size)
+  "As SITE-COPY, of an ANSWER of SIZE octets, or one of a ROUTE that has given long ones lately."
+  (cond ((<= size rpc:+long-octets+)
+         (server:note-short-answer route)
+         (site-copy site answer))
+        (t (server:note-long-answer route size)
+           (copy-in-room site call answer size (host-options host)))))
+
 (define-hot call-handler-here ((site site) (host host) (route server:route) (method rpc-method)
                                request (deadline rpc:deadline) fields)
     (values t inproc-call)
@@ -67,10 +86,14 @@
          (setf condition
                (with-clean-context ()
                  (with-user-code (call)
-                   (setf returned (server:answer-of route request call))
-                   (when (and (not (eq returned call))
-                              (<= (protobuf:measure type returned) limit))
-                     (setf reply (site-copy site returned)))))
+                   (setf returned (answer-in-room host route request call))
+                   (unless (eq returned call)
+                     (let ((size (protobuf:measure type returned)))
+                       (when (<= size limit)
+                         (setf reply (if (and (<= size rpc:+long-octets+)
+                                              (zerop (server:route-long-octets route)))
+                                         (site-copy site returned)
+                                         (copy-answer site host route call returned size))))))))
                done t)
       (unless done
         (end-by-client (call-line call) :cancelled "the caller was interrupted")))

@@ -93,7 +93,7 @@
    #:queue-incoming #:seal-batch #:wire-decode #:encode-unless-short #:undecoded-p
    #:parse-incoming #:unparsable-condition
    #:deliver-streamed #:half-close-streamed #:encode-message
-   #:+long-octets+
+   #:+long-octets+ #:call-with-room
    #:write-message #:write-encoded #:wire-send #:wire-post #:wire-room #:wire-taken #:wire-writable
    #:wire-schedule #:ensure-headers #:wire-after #:wire-peer
    #:wire-security #:wire-stage #:wire-stages #:wire-unsent-octets #:start-deadline

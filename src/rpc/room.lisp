@@ -19,8 +19,8 @@
 (defglobal **room-turn** (sb-thread:make-mutex :name "clgrpc room"))
 
 (defun crowded-p (call)
-  "True if the connection of CALL has octets waiting for its peer to take them."
-  (let ((link (wire-call-link call)))
+  "True if the connection of CALL, if it has one, has octets waiting for its peer to take them."
+  (let ((link (and (wire-call-p call) (wire-call-link call))))
     (and link
          (< +long-octets+
             (http2:accounting-queued-octets (http2:connection-accounting (link-http2 link)))))))
@@ -28,11 +28,12 @@
 (defun promise-p (call octets)
   (promise-octets octets :reserve-fifths (if (crowded-p call) 2 1)))
 
-(defun ensure-promise (call octets)
+(defun ensure-promise (call octets options)
   "Return once OCTETS of the heap are promised for a message of CALL. Signal an RPC-ERROR if CALL
-has ended meanwhile, or there is no room in time. In user code: this thread may sleep."
+has ended meanwhile, or there is no room in the time that OPTIONS say. In user code: this thread may
+sleep."
   (unless (promise-p call octets)
-    (unless (and (loop:prepare-to-wait) (await-promise call octets))
+    (unless (and (loop:prepare-to-wait) (await-promise call octets options))
       (refuse-room call octets))))
 
 (defun refuse-room (call octets)
@@ -40,10 +41,9 @@ has ended meanwhile, or there is no room in time. In user code: this thread may 
           :resource-exhausted :call call :ended-by :local
           :message (format nil "no room for a message of ~D octets (room-wait-seconds)" octets))))
 
-(defun await-promise (call octets)
+(defun await-promise (call octets options)
   "Wait until OCTETS are promised; false if CALL has ended or they are not in time."
-  (let ((end (+ (monotonic-ns)
-                (seconds-ns (options-room-wait-seconds (wire-call-options call)))))
+  (let ((end (+ (monotonic-ns) (seconds-ns (options-room-wait-seconds options))))
         (turn nil))
     (flet ((late-p () (or (call-status call) (< end (monotonic-ns)))))
       (unwind-protect
@@ -57,10 +57,10 @@ has ended meanwhile, or there is no room in time. In user code: this thread may 
                    (t (setf turn (sb-thread:grab-mutex **room-turn** :timeout 0.1)))))
         (when turn (sb-thread:release-mutex **room-turn**))))))
 
-(defun call-with-room (call octets function)
+(defun call-with-room (call octets function &key (options (wire-call-options call)))
   "Call FUNCTION, which makes a message of CALL that is OCTETS long, when there is room for it."
   (declare (type function function))
   (operate note-long-message call octets)
-  (ensure-promise call octets)
+  (ensure-promise call octets options)
   (unwind-protect (funcall function)
     (settle-octets octets)))

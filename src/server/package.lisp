@@ -20,4 +20,4 @@
    #:entrance-address #:close-entrance #:entrance-busy-p #:abandon-entrance #:entrance-calls
    #:route #:route-method #:route-binding #:route-interceptors #:route-service #:route-kept
    #:route-table #:route-table-epoch #:make-routes #:route-of #:answer-of #:sendable-end
-   #:bad-answer-condition #:route-p))
+   #:bad-answer-condition #:route-p #:route-long-octets #:note-long-answer #:note-short-answer))

@@ -76,6 +76,44 @@ refused, and the server lives."
           (dolist (attacker attackers) (close-socket (attacker-socket attacker))))))
     (is-true (answered-p address 1000000))))
 
+(defun answer-within-process ()
+  "Have 60 threads get five answers of 4 MB each from a handler in this process; print how many were
+given, refused, and ended otherwise."
+  (let* ((server (start-probe (list :ask (lambda (note call)
+                                           (declare (ignore call))
+                                           (note 1 :body (number-of note))))))
+         (channel (grpc:server-channel server))
+         (given (list 0)) (refused (list 0)) (others (list 0)))
+    (flet ((call-on ()
+             (loop repeat 5
+                   do (sb-ext:atomic-incf
+                       (car (handler-case (progn (ask channel (note 4000000) :timeout 60) given)
+                              (grpc:resource-exhausted () refused)
+                              (error () others)))))))
+      (mapc #'sb-thread:join-thread
+            (loop repeat 60 collect (sb-thread:make-thread #'call-on))))
+    (format t "given ~D refused ~D else ~D~%" (car given) (car refused) (car others))
+    (finish-output)
+    (sb-ext:exit :abort t)))
+
+(test answers-within-a-process
+  "More long answers at once than the heap has room for, and as many copies: each is given or
+refused, and the process lives."
+  (let ((told (nth-value 1 (support:run-to-end
+                            sb-ext:*runtime-pathname*
+                            (list "--noinform" "--dynamic-space-size" "384" "--non-interactive"
+                                  "--no-sysinit" "--no-userinit"
+                                  "--load" (support:root-file "scripts/load.lisp")
+                                  "--eval" "(asdf:load-system \"clgrpc/tests/abuse\")"
+                                  "--eval" "(clgrpc.tests.abuse::answer-within-process)")))))
+    (destructuring-bind (&optional (given 0) (refused 0) (others 300))
+        (loop for word in (uiop:split-string (first (last told)))
+              for number = (parse-integer word :junk-allowed t)
+              when number collect number)
+      (is (= 300 (+ given refused)) "~S" (last told))
+      (is (plusp given))
+      (is (zerop others)))))
+
 (defun storm-of-answers (address)
   "Long ones, that are taken."
   (let ((threads (loop repeat 4
