@@ -241,11 +241,13 @@ that it is left."
   (when (zerop (rpc:link-calls link)) (rpc:close-link link text)))
 
 (defun useful-p (subchannel link)
-  "True if LINK, which has worked, had a call or lasted as long as the first wait between attempts."
-  (or (plusp (http2:accounting-streams-opened
-              (http2:connection-accounting (rpc:link-http2 link))))
-      (>= (- (subchannel-now subchannel) (rpc:link-born-ns link))
-          (seconds-ns (options-backoff-initial-seconds (subchannel-options subchannel))))))
+  "True if LINK, which has worked, had a call, other than such as the peer's GOAWAY says it has not
+seen, or lasted as long as the first wait between attempts."
+  (let ((http2 (rpc:link-http2 link)))
+    (or (and (plusp (http2:accounting-streams-opened (http2:connection-accounting http2)))
+             (/= 0 (http2:connection-goaway-received http2)))
+        (>= (- (subchannel-now subchannel) (rpc:link-born-ns link))
+            (seconds-ns (options-backoff-initial-seconds (subchannel-options subchannel)))))))
 
 (defun go-on-without (subchannel link text)
   "SUBCHANNEL was connected by LINK, and is not any more because of TEXT. It connects anew when a

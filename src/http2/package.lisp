@@ -28,6 +28,7 @@
    #:connection-sink #:connection-output #:connection-accounting #:connection-stream-count
    #:connection-closed-p #:connection-draining-p #:connection-ready-p #:connection-error-text
    #:connection-last-receive-ns #:connection-peer-max-streams #:connection-peer-max-header-list
+   #:connection-goaway-received
    ;; header.lisp
    #:field-kind-of
    #:+kind-malformed+ #:+kind-method+ #:+kind-scheme+ #:+kind-authority+ #:+kind-path+

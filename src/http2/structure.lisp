@@ -293,6 +293,8 @@ this to NIL. The owner does so each time it takes the buffer away to send it.")
     "The peer's SETTINGS_MAX_CONCURRENT_STREAMS: 100 until its SETTINGS come, 2^32-1 if not there.")
    (connection-peer-max-header-list
     "The peer's SETTINGS_MAX_HEADER_LIST_SIZE; 2^32-1 if it named none. It is only advice (6.5.2).")
+   (connection-goaway-received
+    "The last stream that the peer's GOAWAY says it has seen, 0 for none; -1 without a GOAWAY.")
    (pool-queued-octets "DATA octets queued on all connections of a pool.")
    (accounting-queued-octets "DATA octets queued on all streams, waiting for windows or a turn.")
    (accounting-control-frames "Answers appended since the output was last empty.")

@@ -250,10 +250,10 @@ conversion can tell."
   (let ((element (element-type kind)))
     (if (and (not (eq element t)) (typep value `(simple-array ,element (*))))
         value
-        (let ((vector (make-array (length value) :element-type element)) (i 0))
-          (naming-field (field)
+        (naming-field (field)           ; also if VALUE is no proper list
+          (let ((vector (make-array (length value) :element-type element)) (i 0))
             (map nil (lambda (item)
                        (setf (aref vector i) (to-kind kind item type))
                        (incf i))
-                 value))
-          vector))))
+                 value)
+            vector)))))

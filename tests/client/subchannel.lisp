@@ -92,21 +92,21 @@ the attempt is a timer's, and they are the only ones who run the loop."
           do (is (<= (* 0.799 base) wait (* 1.201 base))))
     (is (not (equal (waits) (waits))))))
 
-(defun call-with-inhospitable-server (function)
-  "Call FUNCTION with the address of a server that greets each connection with SETTINGS that allow
-no stream, and ends it; and with a function that returns how many it has had."
+(defun call-with-inhospitable-server (function greeting)
+  "Call FUNCTION with the address of a server that sends each connection GREETING, octets, and ends
+it; and with a function that returns how many it has had."
   (let ((listener (make-instance 'sb-bsd-sockets:inet-socket :type :stream :protocol :tcp))
         (count (list 0)) (done nil))
     (sb-bsd-sockets:socket-bind listener #(127 0 0 1) 0)
     (sb-bsd-sockets:socket-listen listener 50)
     (let* ((address (format nil "127.0.0.1:~D" (nth-value 1 (sb-bsd-sockets:socket-name listener))))
-           (settings (coerce #(0 0 6 4 0 0 0 0 0 0 3 0 0 0 0) 'octets))
+           (greeting (coerce greeting 'octets))
            (thread (sb-thread:make-thread
                     (lambda ()
                       (loop (let ((socket (sb-bsd-sockets:socket-accept listener)))
                               (incf (car count))
                               (ignore-errors
-                               (sb-bsd-sockets:socket-send socket settings (length settings)))
+                               (sb-bsd-sockets:socket-send socket greeting (length greeting)))
                               (sb-bsd-sockets:socket-close socket)
                               (when done (return))))))))
       (unwind-protect (funcall function address (lambda () (car count)))
@@ -124,7 +124,21 @@ no stream, and ends it; and with a function that returns how many it has had."
          (is (typep error 'grpc:deadline-exceeded))
          (is (<= 2 (funcall count) 12) "~D connections in a second" (funcall count))
          (is (search "takes connections and ends them" (princ-to-string error))))
-       (is (typep (caught (ask channel (note 1))) 'grpc:unavailable))))))
+       (is (typep (caught (ask channel (note 1))) 'grpc:unavailable))))
+   ;; SETTINGS that allow no stream
+   #(0 0 6 4 0 0 0 0 0 0 3 0 0 0 0)))
+
+(test who-sees-no-call-and-goes-is-not-hammered
+  "Nor is a server that lets a call begin, and says that it has seen none: its GOAWAY has stream 0."
+  (call-with-inhospitable-server
+   (lambda (address count)
+     (grpc:with-channel (channel address :backoff-initial-seconds 0.2)
+       (let ((end (+ (monotonic-ns) 1000000000)))
+         (loop until (< end (monotonic-ns))
+               do (is (typep (caught (ask channel (note 1) :timeout 5)) 'grpc:unavailable))))
+       (is (<= 2 (funcall count) 12) "~D connections in a second" (funcall count))))
+   #(0 0 0 4 0 0 0 0 0
+     0 0 8 7 0 0 0 0 0 0 0 0 0 0 0 0 0)))
 
 (test attempts-are-spaced
   "A channel in demand of a dead address does not hammer it."

@@ -34,6 +34,7 @@
                                          (:r15 ((1 2) (300)) "takes octets")
                                          (:m6 ((1 . "abc")) "takes octets")
                                          (:r3 (1 "a") "takes an object of type")
+                                         (:r3 (1 . 2) "takes an object of type")
                                          (:r14 ("a" 5) "takes a string, not 5")
                                          (:m1 ((5 . 5)) "takes a string, not 5")
                                          (:f17 5 "takes a message of type")
