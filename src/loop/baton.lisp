@@ -195,21 +195,28 @@ what that returns, or NIL."
 
 ;;; Asking others to run a loop
 
+(define-hot own-lending ((loop event-loop)) (or null baton)
+  "The baton of LOOP as this thread, in user code, has lent it; nil if others run LOOP."
+  (loop
+    (let ((baton (event-loop-baton loop)))
+      (sb-thread:barrier (:read))
+      (cond ((not (in-event-loop-p loop)) (return nil))
+            ((= +lent+ (baton-state baton)) (return baton))
+            ;; who takes it will have put itself for THREAD at once
+            ((= +taking+ (baton-state baton)) (sb-ext:spin-loop-hint))
+            (t (misuse "~A would wait for itself." loop))))))
+
 (defun prepare-to-wait ()
   "To be called before this thread sleeps in user code: if it runs a loop, have a reserve thread run
 that from now on. Return false if there is none to do so; then this thread must not sleep."
-  (let ((loop *event-loop*))
-    (or (null loop)
-        (let ((baton (event-loop-baton loop)))
-          (sb-thread:barrier (:read))
-          (cond ((not (in-event-loop-p loop)) t)
-                ((= +lent+ (baton-state baton))
-                 ;; one that has been asked to come may not have had a processor yet
-                 (or (= baton (event-loop-asked loop))
-                     (and (request-takeover loop baton :refuse)
-                          (setf (event-loop-asked loop) baton)
-                          t)))
-                (t (misuse "~A would wait for itself." loop)))))))
+  (let* ((loop *event-loop*)
+         (baton (and loop (own-lending loop))))
+    (or (null baton)
+        ;; one that has been asked to come may not have had a processor yet
+        (= baton (event-loop-asked loop))
+        (and (request-takeover loop baton :refuse)
+             (setf (event-loop-asked loop) baton)
+             t))))
 
 (defgeneric note-late (argument)
   (:documentation "The user code that CALL-USER was given ARGUMENT for has lost the loop, which the

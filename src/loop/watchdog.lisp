@@ -176,7 +176,10 @@ has been collected since."
           (cond ((= baton (watched-asked watched)))
                 ((and (= state +lent+) still comparable)
                  (setf overstayed t)
-                 (ask (request-takeover loop baton :first)))
+                 (let ((asked (request-takeover loop baton :first)))
+                   (when (and asked (not (eq :queued asked))) ; nor need who will wait ask another
+                     (setf (event-loop-asked loop) baton))
+                   (ask asked)))
                 ((= state +lent+) (setf lent t))
                 ((and (= state +free+)
                       (event-loop-attended loop)

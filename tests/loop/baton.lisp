@@ -12,7 +12,8 @@
 
 (defparameter *baton-functions*
   '(clgrpc.loop::baton-state clgrpc.loop::next-baton clgrpc.loop::seize take overtake lend resume
-    clgrpc.loop::give-up hand-over retire clgrpc.loop::claim in-event-loop-p))
+    clgrpc.loop::give-up hand-over retire clgrpc.loop::claim in-event-loop-p
+    clgrpc.loop::own-lending))
 
 (defparameter *baton-stubs*
   '((clgrpc.loop::wake-watchdog () (ask-value :write :asleep nil))
@@ -28,6 +29,7 @@
        ((nil)))
      (cond ((resume loop) (section) (funcall then loop))
            (t (assert (not (in-event-loop-p loop))))))
+    (misuse (&rest arguments) (error "Misuse: ~S" arguments))
     (leave () (section) (hand-over loop))))
 
 (defun baton-definitions ()
@@ -85,6 +87,11 @@
                              (cond ((in-event-loop-p loop) (when (resume loop) (leave)))
                                    (t (when (take loop) (leave))
                                       (assert (not (resume loop)))))))
+    ;; about to wait, it is overtaken at any moment
+    (:waiter . (progn (lend loop)
+                      (unless (clgrpc.loop::own-lending loop)
+                        (assert (not (in-event-loop-p loop))))
+                      (when (resume loop) (leave))))
     (:retirer . (progn (section) (retire loop)))
     (:user-of-retirer . (progn (section) (user-code #'retire)))
     (:taker . (when (take loop) (leave)))
@@ -110,7 +117,7 @@
                                (explore-batons state thread (baton-programs names) check)))))
              (is (null complaint) "~S: ~A" names complaint))))
     (check 0 nil #'check-free :taker :taker :taker)
-    (loop for runner in '(:runner :quick-runner :steady-runner :nested-runner)
+    (loop for runner in '(:runner :quick-runner :steady-runner :nested-runner :waiter)
           do (check 1 0 #'check-free runner :overtaker)
              (check 1 0 #'check-free runner :busy-overtaker)
              (check 1 0 #'check-free runner :overtaker :taker)
@@ -133,6 +140,10 @@
                                        (without form name (baton-definitions)))))
                     "~S of ~S is not missed" form name)))
     (check 'clgrpc.loop::seize '(sb-thread:barrier (:write)) :runner :overtaker)
+    (check 'clgrpc.loop::own-lending
+           '((= clgrpc.loop::+taking+ (clgrpc.loop::baton-state clgrpc.loop::baton))
+             (sb-ext:spin-loop-hint))
+           :waiter :overtaker)
     (check 'clgrpc.loop::give-up '(sb-thread:barrier (:write)) :runner :overtaker :taker)
     (check 'lend '(sb-thread:barrier (:write)) :runner :overtaker)
     (check 'overtake '(clgrpc.loop::seize loop clgrpc.loop::baton) :runner :overtaker)

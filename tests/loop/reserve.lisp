@@ -171,7 +171,7 @@ of them as well."
                                     (sb-thread:signal-semaphore done))
                                   nil))
                      event-loop)))
-           (is-true (sb-thread:wait-on-semaphore done :timeout 20))
+           (is-true (await done))
            (is (every #'identity answers))
            (is (= 1 threads)))
       (stop-event-loop event-loop)
@@ -206,7 +206,7 @@ of them as well."
                                 (defer event-loop
                                   (lambda (loop) (call-user loop #'wait nil))
                                   event-loop)))
-             (is-true (sb-thread:wait-on-semaphore done :timeout 20))
+             (is-true (await done))
              (is (equal '(t t t) ran)))
         (stop-event-loop event-loop)
         (join-event-loop event-loop)
