@@ -115,6 +115,8 @@ connection of the same peer."
       (mapc #'greet greedy)
       (dolist (attacker greedy)
         (dotimes (i 100) (demand attacker "/lab.Bench/Collect" (note-octets 1) :end nil)))
+      (dolist (attacker (rest greedy))  ; until those have been read
+        (verdict attacker (demand attacker "/lab.Bench/Ask" (note-octets 1))))
       (is (eq :resource-exhausted
               (verdict (first greedy)
                        (demand (first greedy) "/lab.Bench/Ask" (note-octets 1)))))
