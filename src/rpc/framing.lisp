@@ -64,6 +64,11 @@ in BODY, of BORROW-OCTETS."
 (define-hot (partial-length :inline t) ((partial partial)) (unsigned-byte 32)
   (u32be (partial-prefix partial) 1))
 
+(define-hot (partial-room :inline t) ((partial partial)) index
+  "How much of PARTIAL's message there is memory for, which is what its call is charged with: up to
+eight times what has come of it."
+  (min (length (partial-body partial)) (partial-length partial)))
+
 (define-hot grown-length ((length (unsigned-byte 32)) (fill index) (more index)) index
   "How long the body of a PARTIAL of LENGTH octets becomes that holds FILL and gets MORE."
   (let ((longer (max (* +partial-growth+ fill) (+ fill more))))

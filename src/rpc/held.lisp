@@ -1,8 +1,9 @@
 ;;;; What waits, for its rest or for a reader, is charged to the link, since many streams with a
 ;;;; window each, or with all but the end of a message each, would hold any amount; and to the
-;;;; ledger of all links. The connection's window is given back for what nobody reads all the same,
-;;;; so that calls nobody reads hold up only themselves, until half of max-held-octets waits on the
-;;;; link: then it is dammed, and opened at a quarter.
+;;;; ledger of all links. A message that waits for its rest counts with the memory that it has been
+;;;; given. The connection's window is given back for what nobody reads all the same, so that calls
+;;;; nobody reads hold up only themselves, until half of max-held-octets waits on the link: then it
+;;;; is dammed, and opened at a quarter.
 
 (in-package #:clgrpc.rpc)
 

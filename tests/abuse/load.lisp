@@ -206,6 +206,32 @@ connection of who sends them."
             (is (eq :ok (verdict attacker id))))
           (check-nothing-held server))))))
 
+(test messages-that-have-just-grown
+  "Messages of which an eighth and one octet more have come, so that there is memory for all of each:
+that is what counts."
+  (with-victim (address :server server :options *tight*)
+    (dolist (path *paths*)
+      (with-attacker (attacker address)
+        (let* ((octets (note-octets 1 :body 60000))
+               (eighth (+ 5 (ceiling (- (length octets) 5) 8)))
+               (ids (loop repeat 4
+                          for id = (new-id attacker)
+                          do (throw-frames attacker
+                                           `(:headers ,id ,(request-fields path))
+                                           `(:data ,id ,(subseq octets 0 eighth))
+                                           `(:data ,id ,(subseq octets eighth (1+ eighth))))
+                          collect id)))
+          (is (eq :resource-exhausted (verdict attacker (fourth ids))))
+          (is (< 180000 (held-octets server) 200000) "~D octets held" (held-octets server))
+          (dolist (id (subseq ids 0 3))
+            (loop for at from (1+ eighth) below (length octets) by 16384
+                  for end = (min (+ at 16384) (length octets))
+                  do (throw-frames attacker
+                                   `(:data ,id ,(subseq octets at end)
+                                           ,@(when (= end (length octets)) '(:end-stream)))))
+            (is (eq :ok (verdict attacker id))))
+          (check-nothing-held server))))))
+
 (defun throw-within-window (attacker id octets limit)
   "Throw OCTETS, whole messages, on stream ID again and again, as long as the server gives window
 back, up to LIMIT octets or so; return how many octets that were."
