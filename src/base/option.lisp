@@ -209,10 +209,10 @@ read."))
     "What a peer may send on all streams of a connection before we read it. Given back as octets
 arrive, also those of calls that do not read, until half of max-held-octets waits.")
    (max-held-octets 67108864 65536 1099511627776 "octets"
-    "Messages of one connection that are not whole yet, with the memory that they have been given, up
-to eight times what has come of them, or that nobody has taken. Up to half of it calls that do not
-read keep only themselves from getting more; past half neither they nor the connection get window,
-so that the rest is for messages under way; past it a call that adds to it ends with
+    "Messages of one connection that are not whole yet, with the memory that they have been given,
+up to eight times what has come of them, or that nobody has taken. Up to half of it calls that do
+not read keep only themselves from getting more; past half neither they nor the connection get
+window, so that the rest is for messages under way; past it a call that adds to it ends with
 :resource-exhausted. Two messages of max-receive-octets are always allowed.")
    (max-total-held-octets 0 0 1099511627776 "octets"
     "What all connections of a server, or of a channel, may hold together (max-held-octets); 0 is a

@@ -207,8 +207,8 @@ connection of who sends them."
           (check-nothing-held server))))))
 
 (test messages-that-have-just-grown
-  "Messages of which an eighth and one octet more have come, so that there is memory for all of each:
-that is what counts."
+  "Messages of which an eighth and one octet more have come, so that there is memory for all of
+each: that is what counts."
   (with-victim (address :server server :options *tight*)
     (dolist (path *paths*)
       (with-attacker (attacker address)
