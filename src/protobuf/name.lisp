@@ -57,13 +57,19 @@ or digit, and before the last of several capitals when a small letter follows."
 (defun service-package-name (service file)
   (format nil "~A.~A" (file-lisp-package file) (lisp-name (descriptor-name service))))
 
+(defun shows-others-p (package)
+  "True if PACKAGE exports symbols of other packages, as one does that is the face of a system."
+  (do-external-symbols (symbol package nil)
+    (unless (eq package (symbol-package symbol)) (return t))))
+
 (defun ensure-package (name &optional (exports '()))
   "Make sure the package NAME exists and exports the symbols named EXPORTS. Return it. Signal MISUSE
 if there is a package of that name that is no place for them."
   (let ((package (or (find-package name) (make-package name :use '()))))
     (when (or (package-use-list package)
               (sb-ext:package-locked-p package)
-              (eq package (find-package '#:keyword)))
+              (eq package (find-package '#:keyword))
+              (shows-others-p package))
       (misuse "The .proto package ~A would be the Lisp package ~A, which is there for something ~
                else: give it another name." (string-downcase name) (package-name package)))
     (dolist (export exports package)

@@ -28,10 +28,15 @@ message Foo_Bar_Baz { int32 field = 5; }")
         (is (eql 3 (call "FOO-BAR-BAZ-FIELD" other)) "another file's accessor is left alone")))))
 
 (test packages-that-are-there-already-are-no-place-for-a-file
-  (let ((used (make-package "CLGRPC-TEST-USED" :use '(#:cl))))
+  (let ((used (make-package "CLGRPC-TEST-USED" :use '(#:cl)))
+        ;; as CLGRPC itself
+        (face (make-package "CLGRPC-TEST-FACE" :use '())))
+    (import 'car face)
+    (export 'car face)
     (unwind-protect
-         (dolist (name '("cl" "common_lisp" "clgrpc_test_used" "keyword"))
+         (dolist (name '("cl" "common_lisp" "clgrpc_test_used" "keyword" "clgrpc_test_face"))
            (signals misuse
              (define "taken.proto"
                (format nil "syntax = 'proto3'; package ~A; message M { }" name))))
-      (delete-package used))))
+      (delete-package used)
+      (delete-package face))))
