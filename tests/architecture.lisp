@@ -239,6 +239,18 @@ function of the token and its package, nicknames resolved, and is not excused."
                             :test #'string=)))))
       (is (null found) "Below the loop, time is an argument:~{ ~A~}" found))))
 
+(test time-and-chance-come-from-the-loop
+  (dolist (folder (intersection '("rpc" "client" "server" "services") (folders) :test #'string=))
+    (let ((found (offending-tokens
+                  folder
+                  (lambda (token package)
+                    (declare (ignore package))
+                    (member token '("monotonic-ns" "real-time-ns" "get-universal-time"
+                                    "get-internal-real-time" "make-random-state" "*random-state*"
+                                    "sb-ext:seed-random-state")
+                            :test #'string=)))))
+      (is (null found) "Above the loop, its clock and its random-state are asked:~{ ~A~}" found))))
+
 (test other-platforms-are-refused
   ;; not one of the definitions is reached
   (dolist (features (list (remove :linux *features*)

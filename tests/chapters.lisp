@@ -112,6 +112,9 @@ with: a function that returns a form and its remark, or TEXT itself at the end."
                                     (or (option-row-maximum row) "")
                                     (option-row-unit row)
                                     (substitute #\Space #\Newline (option-row-reason row))))))
+        (list "doc/transports.md" "<!-- the table is made from the contract"
+              '("Operation" "Thread" "Ends" "Default" "What it does")
+              #'clgrpc.rpc:contract-table)
         (list "doc/observability.md" "<!-- the table is made from the tracers"
               '("Tracer" "Also called" "What it tells")
               (lambda ()

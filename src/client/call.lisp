@@ -43,7 +43,7 @@
       (rpc:encode-encodings call encoder buffer)
       (when (plusp (call-deadline call))
         (hpack:encode-literal encoder buffer **grpc-timeout**
-                              (rpc:encode-timeout (- (call-deadline call) (monotonic-ns)))
+                              (rpc:encode-timeout (- (call-deadline call) (rpc:wire-now call)))
                               :plain))
       (let ((extra (call-extra call)))
         (when extra (rpc:encode-metadata (rpc:extra-metadata extra) encoder buffer)))
@@ -333,8 +333,7 @@ should be."
 (defun late-p (call)
   "True if CALL is past its deadline. What its server, or the connection, then says of its end may
 come before our own timer has run: a poller waits in whole milliseconds, and reads first."
-  (let ((deadline (call-deadline call)))
-    (and (plusp deadline) (<= deadline (monotonic-ns)))))
+  (rpc:overdue-p call))
 
 (defun end-client-call (call status message &rest how &key details (ended-by :peer) cause (sent t))
   "End CALL, and its stream if that still lives. HOW as for END-CALL. An error that comes after the

@@ -147,7 +147,7 @@ close it on exit."
   "Call FUNCTION with the state of CHANNEL, now and after each change, until it returns true; return
 that, or NIL after TIMEOUT seconds."
   (declare (type function function))
-  (let ((end (+ (monotonic-ns) (seconds-ns timeout)))
+  (let ((end (loop:notice-end timeout))
         (subchannel (channel-subchannel channel)))
     (sb-thread:with-mutex ((subchannel-lock subchannel))
       (loop thereis (funcall function (channel-state channel))

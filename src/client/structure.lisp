@@ -27,8 +27,7 @@ its user has dropped (dropped.lisp)."
   (keepalive-ns 0 :type nanoseconds)    ; of its links; more after too_many_pings
   (backoff-seconds 0 :type real)        ; the wait before the next attempt was derived from
   (timer nil :type (or null timer))     ; of the back-off
-  (failure nil :type (or null string))  ; the text of the last failed attempt
-  (random (make-random-state t) :type random-state))
+  (failure nil :type (or null string))) ; the text of the last failed attempt
 
 (defmethod print-object ((subchannel subchannel) stream)
   (print-unreadable-object (subchannel stream :type t)

@@ -27,7 +27,7 @@
   (let ((generator (and (member (rpc-method-kind method) '(:client-streaming :bidi))
                         (not (eq request :open))
                         (request-generator request)))
-        (call (let ((now (if timeout (monotonic-ns) 0)))
+        (call (let ((now (if (or timeout deadline) (channel-now channel) 0)))
                 (make-call channel method (absolute-deadline timeout deadline now) async now)))
         (encoding (if compression-p
                       (rpc:find-encoding compression)
@@ -64,17 +64,21 @@
        (when generator (pump-requests call generator))
        call))))
 
+(defun channel-now (channel)
+  "The time now, by the clock of CHANNEL's loop."
+  (loop:read-clock (subchannel-loop (channel-subchannel channel))))
+
 (defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
   "A deadline before that, ten seconds after the machine was started, is some other number: times in
 seconds, since 1900 or 1970, are below it.")
 
 (defun absolute-deadline (timeout deadline now)
   "The deadline that TIMEOUT, seconds from NOW or nil, DEADLINE, absolute ns or nil, and the current
-call give."
+call give. NOW matters only with one of those."
   (unless (typep timeout '(or null (real 0))) (misuse "TIMEOUT is seconds, not ~S." timeout))
   (unless (typep deadline '(or null rpc:deadline))
     (misuse "DEADLINE is nanoseconds of the monotonic clock, not ~S." deadline))
-  (when (and deadline (< 0 deadline +least-deadline-ns+ (monotonic-ns)))
+  (when (and deadline (< 0 deadline +least-deadline-ns+ now))
     (misuse "DEADLINE is nanoseconds of the monotonic clock, such as CALL-DEADLINE returns; ~D ~
              looks like seconds of a calendar, and :timeout takes how many from now." deadline))
   (rpc:earlier-deadline (rpc:earlier-deadline (or deadline 0)
@@ -140,15 +144,11 @@ loop has just stopped, since the channel was closed, end CALL."
     (when (zerop (rpc:wire-call-born-ns call))
       (setf (rpc:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
     (when (tracing-p :call) (tell-begin call))
-    (cond ((deadline-over-p call) (rpc:deadline-passed call))
+    (cond ((rpc:overdue-p call)         ; its answer might be faster than the timer
+           (rpc:deadline-passed call))
           (t (rpc:start-deadline call)
              (submit (client-call-subchannel call) call request))))
   nil)
-
-(define-hot deadline-over-p ((call client-call)) boolean
-  "True if CALL is not even to begin: its answer might be faster than the timer."
-  (let ((deadline (call-deadline call)))
-    (and (plusp deadline) (<= deadline (monotonic-ns)))))
 
 (defmethod loop:run-posted ((call client-call))
   (begin-call call nil))

@@ -146,7 +146,7 @@ many streams it allows."
                                      :reason (subchannel-failure subchannel))
     (setf (subchannel-timer subchannel) timer)
     (schedule-timer (loop:event-loop-wheel (subchannel-loop subchannel)) timer
-                    (+ (monotonic-ns) (seconds-ns seconds)))))
+                    (+ (loop:read-clock (subchannel-loop subchannel)) (seconds-ns seconds)))))
 
 (defun next-backoff (subchannel)
   "The seconds until the next attempt; each failure makes it longer."
@@ -158,7 +158,9 @@ many streams it allows."
          (jitter (* base (options-backoff-jitter options))))
     (setf (subchannel-backoff-seconds subchannel) base)
     (max 0.001d0
-         (+ base (- (random (+ 1d-9 (* 2 jitter)) (subchannel-random subchannel)) jitter)))))
+         (+ base (- (random (+ 1d-9 (* 2 jitter))
+                            (loop:event-loop-random (subchannel-loop subchannel)))
+                    jitter)))))
 
 (defun backoff-over (subchannel)
   (setf (subchannel-timer subchannel) nil)

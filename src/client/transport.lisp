@@ -10,7 +10,7 @@
   :write-head #'write-request-head :deliver #'deliver-response
   :decode #'rpc:wire-decode :taken #'rpc:wire-taken
   :drive #'client-drive :park #'client-park
-  :peer #'rpc:wire-peer :security #'rpc:wire-security :stage #'rpc:wire-stage
+  :now #'rpc:wire-now :peer #'rpc:wire-peer :security #'rpc:wire-security :stage #'rpc:wire-stage
   :stages #'rpc:wire-stages :trouble #'client-trouble :unsent-octets #'rpc:wire-unsent-octets
   :future-p #'wire-call-unattended :reply-of-future #'reply-of-future
   :reserve-of-future #'reserve-of-future)

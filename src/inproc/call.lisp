@@ -204,7 +204,7 @@ channel is closed."
   (unless (call-status call)
     (let ((deadline (call-deadline call))
           (line (inproc-call-line call)))
-      (when (and (plusp deadline) (<= deadline (monotonic-ns)))
+      (when (and (plusp deadline) (<= deadline (call-now call)))
         (expire (call-line call)))
       (when (and line (eq :abandoned (host-state (line-host line))))
         (apply #'end-by-server line (host-ending (line-host line))))

@@ -164,7 +164,7 @@ that listens on that address. From any thread; end it with CLOSE-CHANNEL."
   (if (site-open (channel-site channel)) :ready :shutdown))
 
 (defmethod client:wait-for-state-change ((channel inproc-channel) state &key (timeout 10))
-  (let ((end (+ (monotonic-ns) (seconds-ns timeout))))
+  (let ((end (loop:notice-end timeout)))
     (sb-thread:with-mutex ((channel-lock channel))
       (loop for now = (client:channel-state channel)
             unless (eq now state) return now

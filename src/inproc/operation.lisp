@@ -261,7 +261,7 @@ SCHEDULED is this thread's."
                                  (unless (call-status call) (run-aside site #'run)))
                                call)))
         (sb-ext:atomic-push timer (rpc:extra-timers (ensure-extra call)))
-        (run-timer site timer (rpc:deadline-in (seconds-ns seconds) (monotonic-ns)))
+        (run-timer site timer (rpc:deadline-in (seconds-ns seconds) (site-now site)))
         ;; it may have ended before anybody could see that it has a timer
         (when (call-status call) (stop-timer site timer)))))
   nil)
@@ -290,7 +290,7 @@ SCHEDULED is this thread's."
   :leave #'client-leave :await-metadata #'client-await-metadata
   :abort #'client-abort :post #'run-here :schedule #'schedule :room #'sending-room :taken #'taken
   :drive #'client-drive :park #'client-park
-  :peer #'site-peer :stage #'line-stage :stages #'line-stages :other-end #'other-end
+  :now #'call-now :peer #'site-peer :stage #'line-stage :stages #'line-stages :other-end #'other-end
   :future-p #'future-p :reply-of-future #'reply-of-future :reserve-of-future #'reserve-of-future)
 
 (rpc:define-transport-end **server-operations** (:server)
@@ -299,4 +299,5 @@ SCHEDULED is this thread's."
   :after #'run-after
   :abort #'server-abort :post #'run-here :schedule #'schedule :room #'sending-room :taken #'taken
   :drive #'no-drive :park #'inproc-park
-  :peer #'site-peer :stage #'line-stage :stages #'line-stages :other-end #'other-end)
+  :now #'call-now :peer #'site-peer :stage #'line-stage :stages #'line-stages
+  :other-end #'other-end)

@@ -91,9 +91,14 @@ of waiting.lisp."
   (handlers 0 :type sb-ext:word)        ; on threads of their own; atomic
   (waiting nil :type (or null simple-vector))
   (watched nil :type boolean)
+  (clock #'monotonic-ns :type function :read-only t) ; what deadlines of its calls are times of
   (lock (sb-thread:make-mutex :name "clgrpc in-process channel") :read-only t))
 
 (declaim (sb-ext:freeze-type site))
+
+(define-hot (site-now :inline t) ((site site)) nanoseconds
+  "The time now, by SITE's clock."
+  (the (values nanoseconds &optional) (funcall (site-clock site))))
 
 ;;; Calls
 
@@ -188,6 +193,10 @@ sender at that end wants to know of room."
 
 (define-hot (call-site :inline t) ((call inproc-call)) site
   (inproc-call-site call))
+
+(define-hot call-now ((call inproc-call)) nanoseconds
+  "The operation NOW."
+  (site-now (call-site call)))
 
 (defun site-peer (call)
   "The operation PEER."

@@ -14,8 +14,10 @@
     (client:check-call-options options)
     (rpc:find-encoding compression))
   (let* ((site (channel-site channel))
-         (deadline (if (or options *call*) (client:absolute-deadline timeout deadline
-                                                 (if timeout (monotonic-ns) 0)) 0))
+         (deadline (if (or options *call*)
+                       (client:absolute-deadline timeout deadline
+                                                 (if (or timeout deadline) (site-now site) 0))
+                       0))
          (fields (if (or metadata call-credentials)
                      (rpc:metadata-fields
                       (append (rpc:check-metadata metadata)
@@ -42,7 +44,7 @@
                                    (client:only-request method request))
                  (min (options-max-receive-octets (host-options host))
                       (options-max-send-octets (site-options site))))
-             (not (and (plusp deadline) (<= deadline (monotonic-ns)))))
+             (not (and (plusp deadline) (<= deadline (site-now site)))))
         (call-handler-here site host route method (site-copy site request) deadline fields)
         (let ((line (line-to site host route method deadline fields)))
           (send-only-request line request)
@@ -101,7 +103,7 @@ lately, once there is room for another and its copy."
                 (null condition)
                 (null (inproc-call-line call))
                 (null (call-extra call))
-                (or (zerop deadline) (< (monotonic-ns) deadline)))
+                (or (zerop deadline) (< (site-now site) deadline)))
            (setf (call-status call) :ok)
            (when (tracing-p :call) (rpc:tell-end call))
            (count-ended tally)

@@ -21,9 +21,13 @@ with PLIST, leave BODY, and return NIL and the condition."
                   (return-from ,block-name (values nil condition))))))
          (values (progn ,@body) nil)))))
 
+(defun notice-end (seconds)
+  "The END-NS of AWAIT-NOTICE that is SECONDS, a real, from now."
+  (+ (monotonic-ns) (seconds-ns seconds)))
+
 (defun await-notice (queue mutex end-ns)
-  "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS of
-MONOTONIC-NS. Return false if it is past that. There may be no reason for the waking."
+  "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS,
+see NOTICE-END. Return false if it is past that. There may be no reason for the waking."
   (let ((left (- end-ns (monotonic-ns))))
     (and (plusp left)
          (or (sb-thread:condition-wait queue mutex :timeout (ns-seconds left))

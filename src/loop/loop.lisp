@@ -334,13 +334,15 @@ gets it; when none does, it has its default action again. From any thread."
 
 (defun make-event-loop (&key (name "clgrpc loop") (clock #'monotonic-ns)
                           (poller (make-poller-by-default))
+                          (random (sb-ext:seed-random-state t))
                           reserve attended)
-  "Return a loop that nobody runs yet. NAME is for people; CLOCK and POLLER are those of the machine
-unless they are given. With a RESERVE, its threads take the loop over when user code overstays or is
-about to wait. ATTENDED, which needs a RESERVE, means that no thread of its own runs the loop:
-callers do, by turns (see DRIVE), and when they cannot a reserve thread does. STOP-EVENT-LOOP must
-be called at some time, even if it was never started."
-  (let ((loop (%make-event-loop name clock poller)))
+  "Return a loop that nobody runs yet. NAME is for people; CLOCK, a function that returns
+nanoseconds, and POLLER are those of the machine unless they are given, and RANDOM, a random-state
+for what is left to chance, is a new one. With a RESERVE, its threads take the loop over when user
+code overstays or is about to wait. ATTENDED, which needs a RESERVE, means that no thread of its own
+runs the loop: callers do, by turns (see DRIVE), and when they cannot a reserve thread does.
+STOP-EVENT-LOOP must be called at some time, even if it was never started."
+  (let ((loop (%make-event-loop name clock poller random)))
     (setf (event-loop-input loop) (make-octets (+ +copied-leftover-octets+ +read-octets+))
           (event-loop-now loop) (funcall clock)
           (poller-interest poller) (lambda (token)

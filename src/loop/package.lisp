@@ -10,7 +10,7 @@
                 #:atomic-decf)
   (:export
    ;; guard.lisp
-   #:guarding #:*unguarded* #:await-notice #:**default-options**
+   #:guarding #:*unguarded* #:await-notice #:notice-end #:**default-options**
    ;; image.lisp
    #:end-before-save #:forget-ending
    ;; condition.lisp
@@ -35,7 +35,8 @@
    #:make-tcp-transport
    ;; structure.lisp
    #:event-loop #:event-loop-name #:event-loop-now #:event-loop-wheel #:event-loop-turns
-   #:event-loop-reserve #:event-loop-connections #:event-loop-state #:event-loop-stopping
+   #:event-loop-reserve #:event-loop-random #:event-loop-connections #:event-loop-state
+   #:event-loop-stopping
    #:event-loop-datum #:event-loop-running-p #:in-event-loop-p #:note-time
    #:source #:add-source #:remove-source #:interest
    #:close-transport

@@ -29,11 +29,12 @@
         (setf (queue-items queue) cell))
     (setf (queue-tail queue) cell)))
 
-(defstruct (event-loop (:constructor %make-event-loop (name clock poller)) (:copier nil))
+(defstruct (event-loop (:constructor %make-event-loop (name clock poller random)) (:copier nil))
   "See MAKE-EVENT-LOOP."
   (name "" :type string :read-only t)
   (clock nil :type function :read-only t)
   (poller nil :type poller :read-only t)
+  (random nil :type random-state :read-only t) ; for what is left to chance on the loop
   (wheel (make-timer-wheel) :type timer-wheel :read-only t)
   (inbox (make-inbox) :type inbox :read-only t)
   (now 0 :type nanoseconds)
@@ -112,6 +113,7 @@
   event-loop-now "When the turn began, or what NOTE-TIME has made of that, in nanoseconds of the
 loop's clock. On the loop."
   event-loop-wheel "The timer wheel of LOOP, in its clock's time. On the loop."
+  event-loop-random "The random-state for what is left to chance on LOOP. On the loop."
   event-loop-reserve "The reserve whose threads run LOOP when its own cannot, or NIL."
   event-loop-turns "How many turns LOOP has made; it grows only when there is something to do."
   event-loop-connections "How many connections LOOP has, with those just accepted for it.")

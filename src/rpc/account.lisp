@@ -66,7 +66,8 @@ attempts to connect, or nil."
     (cond ((null wait) nil)
           ((wait-clock-done wait)
            (values (wait-clock-totals wait) (wait-clock-attempts wait)))
-          (t (clock-difference (endpoint-clock (wire-call-endpoint call)) wait (monotonic-ns))))))
+          (t (clock-difference (endpoint-clock (wire-call-endpoint call)) wait
+                               (operate now call))))))
 
 (defun client-spans (call total)
   "The stages of CALL, a client's, so far: a list of (stage . ns), oldest first."
@@ -125,7 +126,7 @@ attempts to connect, or nil."
          (born (wire-call-born-ns call))
          (total (cond ((mark-ns (wire-call-marks call) +end+))
                       ((zerop born) 0)  ; its loop has not begun it yet
-                      (t (max 0 (- (monotonic-ns) born)))))
+                      (t (max 0 (- (operate now call) born)))))
          (unsent (if outcome (outcome-unsent outcome) (call-unsent-octets call))))
     (append
      (list :total (ns-seconds total))

@@ -35,7 +35,7 @@ whose timers would be due much later."
 
 (defun wire-after (call seconds function)
   "The operation AFTER."
-  (let ((due (deadline-in (seconds-ns seconds) (monotonic-ns)))
+  (let ((due (deadline-in (seconds-ns seconds) (operate now call)))
         (loop (wire-call-loop call))
         (timer nil))
     (labels ((run (call)

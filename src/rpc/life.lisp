@@ -19,7 +19,8 @@ its loop."))
   (let ((age-ns (seconds-ns (options-max-connection-age-seconds (link-options link)))))
     (setf (link-born-ns link) (loop:event-loop-now (link-loop link))
           ;; so that connections made at once do not end at once
-          (link-age-ns link) (round (* age-ns (+ 0.9 (random 0.2))))
+          (link-age-ns link)
+          (round (* age-ns (+ 0.9 (random 0.2 (loop:event-loop-random (link-loop link))))))
           (link-life link) (make-timer #'live-on link))
     (live-on link)))
 

@@ -95,6 +95,6 @@
    #:deliver-streamed #:half-close-streamed #:encode-message
    #:+long-octets+ #:call-with-room
    #:write-message #:write-encoded #:wire-send #:wire-post #:wire-room #:wire-taken #:wire-writable
-   #:wire-schedule #:ensure-headers #:wire-after #:wire-peer
+   #:wire-schedule #:ensure-headers #:wire-after #:wire-now #:wire-peer
    #:wire-security #:wire-stage #:wire-stages #:wire-unsent-octets #:start-deadline
    #:deadline-passed #:overdue-p #:stop-timers))

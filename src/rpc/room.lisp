@@ -43,9 +43,9 @@ sleep."
 
 (defun await-promise (call octets options)
   "Wait until OCTETS are promised; false if CALL has ended or they are not in time."
-  (let ((end (+ (monotonic-ns) (seconds-ns (options-room-wait-seconds options))))
+  (let ((end (+ (operate now call) (seconds-ns (options-room-wait-seconds options))))
         (turn nil))
-    (flet ((late-p () (or (call-status call) (< end (monotonic-ns)))))
+    (flet ((late-p () (or (call-status call) (< end (operate now call)))))
       (unwind-protect
            (loop
              (cond ((late-p) (return nil))

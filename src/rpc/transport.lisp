@@ -139,6 +139,8 @@ Signal MISUSE if it is too late.")
   (park (call ready-p) (:default #'park)
     "Sleep until (READY-P CALL) or the end; return what READY-P did.")
   ;; what is known of the call
+  (now (call) ()
+    "The time now, in nanoseconds of the clock that the call's deadline is of.")
   (peer (call) ()
     "The peer's address, a string, or nil before there is one.")
   (security (call) (:default #'nothing)

@@ -70,7 +70,7 @@ ended another call, or a channel could not be used for one."
 (defun over-p (call)
   "True if CALL has ended, or is past its deadline, as then the calls are that it has made."
   (or (call-status call)
-      (and (plusp (call-deadline call)) (<= (call-deadline call) (monotonic-ns)))))
+      (and (plusp (call-deadline call)) (<= (call-deadline call) (operate now call)))))
 
 (defun error-condition (call error)
   "The RPC-ERROR that ERROR, signalled by CALL's user code, ends the call with, or :RETRY."

@@ -133,7 +133,7 @@ headers, or a message, were sent already. From any thread."
 (defun time-remaining (call)
   "The seconds until CALL's deadline as a double-float, negative if it is past; nil if it has none."
   (and (plusp (call-deadline call))
-       (ns-seconds (- (call-deadline call) (monotonic-ns)))))
+       (ns-seconds (- (call-deadline call) (operate now call)))))
 
 ;;; The reactive style: callbacks on the call's loop
 

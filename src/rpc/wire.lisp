@@ -72,6 +72,10 @@ how many messages."
   (setf (wire-call-marks call) (logior +closed+ (wire-call-marks call)))
   nil)
 
+(define-hot wire-now ((call wire-call)) nanoseconds
+  "The operation NOW."
+  (loop:read-clock (wire-call-loop call)))
+
 (defun wire-peer (call)
   "The operation PEER."
   (let ((link (wire-call-link call))) (and link (link-peer link))))

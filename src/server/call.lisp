@@ -278,11 +278,11 @@ the reserve, is true."
   "Run CALL's handler on this thread, which does not run the loop; PROMISED octets are promised for
 its answer."
   (let ((value '+abandoned+)
-        (start (setf (server-call-started call) (monotonic-ns))))
+        (start (setf (server-call-started call) (rpc:wire-now call))))
     (unwind-protect (setf value (run-handler call))
       (settle-answer promised)
       (conclude-elsewhere call (if (eq value '+abandoned+) (abandoned-condition call) value))
-      (note-duration (server-call-route call) (- (monotonic-ns) start)))))
+      (note-duration (server-call-route call) (- (rpc:wire-now call) start)))))
 
 (defun abandoned-condition (call)
   "The RPC-ERROR of CALL whose handler is left by force, as when its thread is ended in the

@@ -246,7 +246,7 @@ is, and the seat that is given up for it, or nil."
          (name (peer-name transport)))
     (multiple-value-bind (seat dismissed)
         (sb-thread:with-mutex ((census-lock census))
-          (try-again census)
+          (try-again census (loop:read-clock (hub-loop hub)))
           (try-to-seat census (ensure-entry server census name)))
       (loop for (seat . option) in dismissed do (expel hub seat option))
       (cond ((seat-p seat) seat)
@@ -313,16 +313,15 @@ OPTIONS say. Raises the limit of descriptors, if OPTIONS say so."
            (log-event :info :descriptor-limit-raised :limit limit :before before)))
     allowed))
 
-(defun try-again (census)
-  "The lock is held. If the limit of connections has become less, and has been so for long enough,
-see whether it may be more."
-  (when (< (census-max-connections census) (census-derived census))
-    (let ((now (monotonic-ns)))
-      (when (< (+ (census-lowered-ns census) +calm-ns+) now)
-        (setf (census-lowered-ns census) now
-              (census-max-connections census) (min (census-derived census)
-                                                   (+ (census-max-connections census)
-                                                      +steps-at-once+)))))))
+(defun try-again (census now)
+  "The lock is held, NOW is the time. If the limit of connections has become less, and has been so
+for long enough, see whether it may be more."
+  (when (and (< (census-max-connections census) (census-derived census))
+             (< (+ (census-lowered-ns census) +calm-ns+) now))
+    (setf (census-lowered-ns census) now
+          (census-max-connections census) (min (census-derived census)
+                                               (+ (census-max-connections census)
+                                                  +steps-at-once+)))))
 
 (defun note-no-descriptors (hub)
   "The process can have no more descriptors: others have more than was left to them. So HUB's server
@@ -334,7 +333,7 @@ On HUB's loop."
       (let ((connections (census-connections census)))
         (setf (census-max-connections census) (max 1 (- (ranking-total connections)
                                                         +steps-at-once+))
-              (census-lowered-ns census) (monotonic-ns))
+              (census-lowered-ns census) (loop:read-clock (hub-loop hub)))
         (loop while (and (< (census-max-connections census) (ranking-total connections))
                          (< 1 (standing-count (greediest connections))))
               do (push (or (dismiss census (seat-to-leave (standing-owner (greediest connections))))

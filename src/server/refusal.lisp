@@ -41,7 +41,9 @@
   (let* ((refusals (server-refusals server))
          (counts (sb-thread:with-mutex ((refusals-lock refusals))
                    (setf (refusals-scheduled refusals) nil
-                         (refusals-quiet-until refusals) (+ (monotonic-ns) +ns-per-second+))
+                         (refusals-quiet-until refusals)
+                         (+ (loop:read-clock (hub-loop (first (server-hubs server))))
+                            +ns-per-second+))
                    (shiftf (refusals-counts refusals) '()))))
     (when counts
       (log-event :warning :refused :what (refusals-text counts) :server server))))
@@ -55,7 +57,7 @@
                  (count-refusal refusals option peer)
                  (if (refusals-scheduled refusals)
                      nil
-                     (let ((wait (- (refusals-quiet-until refusals) (monotonic-ns))))
+                     (let ((wait (- (refusals-quiet-until refusals) (loop:read-clock loop))))
                        (setf (refusals-scheduled refusals) (plusp wait))
                        wait)))))
     (cond ((null wait))

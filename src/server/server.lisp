@@ -290,7 +290,7 @@ that works needs."
 
 (defun wait-for-links (server seconds)
   "Wait until SERVER has no link, SECONDS at most; return true if it has none."
-  (let ((end (+ (monotonic-ns) (seconds-ns seconds))))
+  (let ((end (loop:notice-end seconds)))
     (sb-thread:with-mutex ((server-lock server))
       (loop thereis (and (every #'zerop (mapcar #'hub-link-count (server-hubs server)))
                          (notany #'entrance-busy-p (server-entrances server)))

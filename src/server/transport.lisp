@@ -11,7 +11,7 @@
   :write-head #'write-answer-head :deliver #'deliver-request :half-close #'half-close-request
   :decode #'rpc:wire-decode :taken #'rpc:wire-taken :note-long-message #'server-note-long-message
   :drive #'server-drive
-  :peer #'rpc:wire-peer :security #'rpc:wire-security :stage #'rpc:wire-stage
+  :now #'rpc:wire-now :peer #'rpc:wire-peer :security #'rpc:wire-security :stage #'rpc:wire-stage
   :stages #'rpc:wire-stages :unsent-octets #'rpc:wire-unsent-octets)
 
 (rpc:define-transport-end **stream-operations** (:server :like **request-operations**)

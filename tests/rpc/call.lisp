@@ -11,6 +11,9 @@
     (make-test-call :operations (apply #'rpc::make-operations
                                        (append operations
                                                (list :peer (constantly "somewhere:1")
+                                                     :now (lambda (call)
+                                                            (declare (ignore call))
+                                                            (monotonic-ns))
                                                      :taken #'nothing :drive #'nothing
                                                      :post (lambda (call function)
                                                              (declare (ignore call))
