@@ -10,7 +10,7 @@ SOURCES := clgrpc.asd scripts/load.lisp scripts/build.lisp \
              -o -name '*.json')
 
 BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls connections \
-               echo inproc
+               live echo inproc
 
 .DEFAULT_GOAL := bin/clgrpc
 .PHONY: FORCE install test demo conformance soak bench profile clean help $(BENCH_PARTS:%=bench-%)
@@ -73,7 +73,7 @@ help:
 	@echo 'make bench        measure beside grpc-go (needs Go), tonic, nghttpd, grpchan: about 25 minutes;'
 	@echo '                  BENCH="--short" takes 3, BENCH="--help" lists more'
 	@echo 'make bench-PART   one part: unary, streams, client, matrix, openloop, bulk, allocation, protobuf, tls,'
-	@echo '                  connections, echo or inproc'
+	@echo '                  connections, live, echo or inproc'
 	@echo 'make profile      show where the time of a call goes on the server'
 	@echo 'make clean        remove bin/'
 	@echo 'SBCL=/opt/sbcl/bin/sbcl, for any of them, chooses the Lisp'

@@ -7,6 +7,7 @@ import re
 import connections
 import echo
 import inproc
+import live
 import protobuf
 import streams
 import unary
@@ -148,6 +149,14 @@ def connections_goals(results):
         yield connections.describe(row) + " over three processes: lost", 0, row["lost"]
 
 
+def live_goals(results):
+    for row in results["rows"]:
+        yield ("longest stop, calls %s, ms" % live.describe(row), 20,
+               row["sides"]["clgrpc"]["median"]["stopped_ms"])
+    first, last = (row["sides"]["clgrpc"]["median"]["resident_mb"] for row in results["rest"])
+    yield "resident after a rest, to what it was at first", 2, last / first
+
+
 def echo_goals(results):
     for row in results["rows"]:
         if echo.describe(row) == "10 × 100":
@@ -159,4 +168,4 @@ GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "matrix": matrix_goals, "openloop": openloop_goals, "bulk": bulk_goals,
          "allocation": allocation_goals, "protobuf": protobuf_goals,
          "tls": tls_goals, "inproc": inproc_goals,
-         "connections": connections_goals, "echo": echo_goals}
+         "connections": connections_goals, "live": live_goals, "echo": echo_goals}

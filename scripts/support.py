@@ -37,9 +37,9 @@ class Progress:
             sys.stderr.write("\r\033[K")
 
 
-def lisp_command(*files):
+def lisp_command(*files, heap_mb=2048):
     """The command that loads FILES into a Lisp and ends; a relative one counts from where it runs."""
-    return ([SBCL, "--noinform", "--dynamic-space-size", "2048", "--non-interactive",
+    return ([SBCL, "--noinform", "--dynamic-space-size", str(heap_mb), "--non-interactive",
              "--no-sysinit", "--no-userinit"]
             + [word for file in files for word in ("--load", file)])
 
@@ -112,6 +112,7 @@ class Server:
     """A server that prints `listening on HOST:PORT`, alive inside its `with` block."""
 
     stdin = subprocess.DEVNULL
+    start_seconds = 20
 
     def __init__(self, command, environment=None):
         self.command = command
@@ -125,7 +126,7 @@ class Server:
         self.lines, self.last = queue.Queue(), ""
         threading.Thread(target=self._read, daemon=True).start()
         try:
-            self.address = self.line_with("listening on ", 20)
+            self.address = self.line_with("listening on ", self.start_seconds)
         except BaseException:
             self.__exit__()
             raise

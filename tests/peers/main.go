@@ -34,6 +34,8 @@ func commands() []command {
 		{"bulk-client", "[-octets N,…] [-time DURATION] [-bystander same|other] SCENARIO… ADDR",
 			"measure large messages: {unary,stream}-{up,down,both}; a line of JSON for each",
 			runBulkClient},
+		{"paced-client", "[-rate N] [-time DURATION] ADDR",
+			"make small calls at fixed times; a line of JSON with the latencies", runPaced},
 		{"connections", "[-kind grpc|plain] [-delay DURATION] [-sources ADDR,…] ADDR",
 			"hold thousands of connections whose requests are answered late; a line of JSON each",
 			runConnections},

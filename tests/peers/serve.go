@@ -129,7 +129,12 @@ func serveRouteGuide(arguments []string) int {
 
 func serveBench(arguments []string) int {
 	f := newServerFlags("bench-server")
+	records := f.set.Int("records", 0, "keep a table of so many small records")
+	renewals := f.set.Int("renewals", 1, "replace so many of them a second")
 	f.set.Parse(arguments)
+	if *records > 0 {
+		go live(*records, *renewals)
+	}
 	features, err := readFeatures(*f.features)
 	if err != nil {
 		return complain(err)
