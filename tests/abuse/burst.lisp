@@ -152,6 +152,12 @@ octets were heard."
         (sb-thread:join-thread waker)))
     (values (ns-seconds longest) (ns-seconds theirs) heard)))
 
+(defun crowded-machine-p ()
+  "True if twice as many threads as there are processors wanted to run in the last minute: then the
+victim, too, stands still, which nobody here sees."
+  (with-open-file (in "/proc/loadavg")
+    (< (* 2 (os:processor-count)) (read in))))
+
 (defun check-burst (name octets attacker channel program)
   (sb-ext:gc)
   (let ((before (forget-peak (support:program-pid program))))
@@ -161,7 +167,7 @@ octets were heard."
                    growth ~,1F MB~%" name (* 1000 stall) (* 1000 theirs) (/ heard 1e6)
                 (/ growth 1e6))
         (cond ((< stall *most-stall-seconds*) (pass))
-              ((< theirs *most-stall-seconds*)
+              ((or (< theirs *most-stall-seconds*) (crowded-machine-p))
                (support:skip-on-slow-machine "a burst of ~A made a bystander wait for ~,3F s, of ~
                                               which threads could run for ~,3F s"
                                              name stall theirs))
