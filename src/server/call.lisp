@@ -15,8 +15,9 @@
   (route nil :type (or null route))
   (request nil)                         ; a message, or octets not yet decoded
   (accepted '() :type list)             ; the encodings that the client can read
-  ;; true, or the ticket for a thread, once the handler is to run, the time from when it does
-  (started nil :type (or boolean cons nanoseconds))
+  ;; once the handler is to run: true, the ticket for a thread, or the place among those that wait
+  ;; for room; the time from when it does
+  (started nil :type (or boolean cons ring nanoseconds))
   ;; whether the handler, which began on the loop and lost it, is charged to its link
   (late nil :type (member nil :charged :returned)))
 
@@ -110,9 +111,10 @@ longer. On the loop."
   (let ((started (server-call-started call)))
     (cond ((consp started)
            (when (use-ticket started) (setf (server-call-request call) nil)))
+          ((ring-p started)
+           (quit-ring started))
           ((eq t started)
-           (leave-held-up (wire-call-link call) call)
-           (stop-awaiting-room call)))))
+           (leave-held-up (wire-call-link call) call)))))
 
 (define-hot (answers-once-p :inline t) ((call server-call)) boolean
   (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))

@@ -31,7 +31,7 @@ read into."
   (max-open 0 :type fixnum)
   (answering 0 :type sb-ext:word)
   (request (make-request) :type request)
-  (roomless '() :type list)             ; calls that wait for room, see room.lisp
+  (roomless (make-ring) :type ring)     ; the places of calls that wait for room, see room.lisp
   (probe nil)                           ; the one of them that has begun without, or nil
   (room-timer nil :type (or null timer))
   (pool (http2:make-pool) :type http2:pool))

@@ -13,6 +13,13 @@
 (defconstant +room-look-ns+ 4000000
   "How often a loop looks whether there is room for the first who waits.")
 
+(defstruct (room-place (:include ring) (:constructor make-room-place (call due-ns)) (:copier nil))
+  "The place of CALL, which waits for room until DUE-NS, among those of its loop that do."
+  (call nil :type server-call :read-only t)
+  (due-ns 0 :type nanoseconds :read-only t))
+
+(declaim (sb-ext:freeze-type room-place))
+
 (defun await-room (call)
   "Have CALL wait until there is room for its answer. On the loop."
   (let* ((hub (rpc:wire-call-endpoint call))
@@ -20,7 +27,9 @@
          (now (loop:event-loop-now loop))
          (due (+ now (seconds-ns (options-room-wait-seconds (rpc:wire-call-options call))))))
     (unless (call-status call)
-      (setf (hub-roomless hub) (nconc (hub-roomless hub) (list (cons call due))))
+      (let ((place (isolate-ring (make-room-place call due))))
+        (setf (server-call-started call) place)
+        (enter-ring place (hub-roomless hub)))
       (unless (hub-room-timer hub)
         (setf (hub-room-timer hub) (make-timer #'look-for-room hub)))
       (unless (timer-pending-p (hub-room-timer hub))
@@ -28,11 +37,10 @@
                         (+ now +room-look-ns+))
         (have-collected hub)))))
 
-(defun stop-awaiting-room (call)
-  "CALL has ended, and waits no more if it did."
-  (let ((hub (rpc:wire-call-endpoint call)))
-    (when (hub-roomless hub)
-      (setf (hub-roomless hub) (delete call (hub-roomless hub) :key #'car :test #'eq)))))
+(defun stop-awaiting-room (place)
+  "The call of PLACE waits no more."
+  (quit-ring place)
+  (setf (server-call-started (room-place-call place)) t))
 
 (defun have-collected (hub)
   "Have a reserve thread collect garbage, for the calls of HUB that wait."
@@ -50,28 +58,29 @@ loop."
   (let* ((loop (hub-loop hub))
          (now (loop:event-loop-now loop))
          (promised '()))
-    (loop for (call . due) = (first (hub-roomless hub))
+    (loop for place = (ring-first (hub-roomless hub))
+          for call = (and place (room-place-call place))
           for octets = (and call (* 2 (route-long-octets (server-call-route call))))
           while call
-          do (cond ((< due now)
-                    (pop (hub-roomless hub))
+          do (cond ((< (room-place-due-ns place) now)
+                    (stop-awaiting-room place)
                     (operate abort call :resource-exhausted
                              "no room for another long answer (room-wait-seconds)" :local))
                    ((promise-octets octets)
                     (push octets promised) ; not twice to two of them
-                    (pop (hub-roomless hub))
+                    (stop-awaiting-room place)
                     (run-call call))
                    ((probe-p hub call)
-                    (pop (hub-roomless hub))
+                    (stop-awaiting-room place)
                     (run-call call))
                    (t (have-collected hub)
                       (return))))
     ;; each has it promised anew when it runs
     (mapc #'settle-octets promised)
-    (when (hub-roomless hub)
+    (when (ring-first (hub-roomless hub))
       (schedule-timer (loop:event-loop-wheel loop) (hub-room-timer hub)
                       (+ now +room-look-ns+)))
-    (when (and (null (hub-roomless hub)) (hub-probe hub) (call-status (hub-probe hub)))
+    (when (and (null (ring-first (hub-roomless hub))) (hub-probe hub) (call-status (hub-probe hub)))
       (setf (hub-probe hub) nil))))
 
 (defun server-note-long-message (call octets)
