@@ -138,7 +138,7 @@ others had calls, leaves it to the caller again."
         (dotimes (round 20)
           (say round)
           (clgrpc.loop::request-runner loop)
-          (wait-until (lambda () (not (free-p loop))) :seconds 1)
+          (is-true (wait-until (lambda () (not (free-p loop)))))
           (when (loop for i below 100
                       do (say i)
                       thereis (free-p loop))
