@@ -40,13 +40,21 @@ fetched meanwhile."
   (%prefetch (+ (sb-kernel:get-lisp-obj-address object) count))
   nil)
 
+(defmacro %move-memory (from to count)
+  "Copy COUNT octets from the address FROM to the address TO; they may overlap."
+  ;; not SB-KERNEL:%BYTE-BLT, which on arm64 is a function, for which addresses become objects
+  `(sb-alien:alien-funcall
+    (sb-alien:extern-alien "memmove" (function sb-alien:void sb-sys:system-area-pointer
+                                               sb-sys:system-area-pointer sb-alien:unsigned-long))
+    ,to ,from ,count))
+
 (defmacro %copy-memory (from to count)
   "Copy COUNT octets from the address FROM to the address TO; they do not overlap."
   `(let ((from ,from) (to ,to) (count ,count))
      (declare (type index count))
      (if (and (<= 64 count) (lanes-p))
          (%copy-lanes from to count)
-         (sb-kernel:%byte-blt from 0 to 0 count))))
+         (%move-memory from to count))))
 
 (defconstant +few-octets+ 64 "Fewer are copied by words.")
 
@@ -74,8 +82,7 @@ many octets, and as words for few."
     (declare (type index count))
     (cond ((eq from to)
            (with-sap ((base from))
-             ;; from 0 to 0, since what follows is an end in SBCL 2.2.9, and later a count
-             (sb-kernel:%byte-blt (sb-sys:sap+ base start) 0 (sb-sys:sap+ base at) 0 count)))
+             (%move-memory (sb-sys:sap+ base start) (sb-sys:sap+ base at) count)))
           ((< count +few-octets+) (%copy-few from start to at count))
           (t
            (with-sap ((source from) (target to))
