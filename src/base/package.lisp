@@ -85,6 +85,9 @@
    ;; queue.lisp
    #:inbox #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
    #:confirm-wake #:close-inbox
+   ;; fifo.lisp
+   #:fifo #:make-fifo #:fifo-items #:enqueue #:enqueue-first #:dequeue #:remove-from-fifo
+   #:clear-fifo
    ;; visible.lisp
    #:visible-text #:write-visible #:unsafe-char-p #:bounded-text #:with-bounded-text
    ;; log.lisp, trace.lisp, journal.lisp

@@ -296,7 +296,7 @@ should be."
         (http2:release-stream stream)
         (decf (rpc:link-calls link))
         (cond ((rpc:link-draining link) (leave-link subchannel link))
-              ((subchannel-waiting subchannel) (start-waiting subchannel)))))))
+              ((waiting-calls subchannel) (start-waiting subchannel)))))))
 
 (defun client-goaway (http2 last-stream-id error-code debug)
   "The sink's on-goaway: the link takes no more calls; those it has may end."

@@ -55,5 +55,5 @@ does."
               (subchannel-leaving subchannel)
               (let ((link (subchannel-link subchannel)))
                 (and link (plusp (rpc:link-calls link))))
-              (find nil (subchannel-waiting subchannel) :key #'call-status))
+              (find nil (waiting-calls subchannel) :key #'call-status))
     (end-elsewhere (lambda () (close-subchannel subchannel)))))

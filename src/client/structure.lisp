@@ -22,8 +22,7 @@ its user has dropped (dropped.lisp)."
   (proven nil :type boolean)            ; the last connection was a working one
   (useless 0 :type (integer 0 2))       ; so many connections in a row were of no use, or more
   (leaving '() :type list)              ; links that take no more calls and still have some
-  (waiting '() :type list)              ; calls, oldest first
-  (tail '() :type list)                 ; the last cons of WAITING
+  (waiting (make-fifo) :type fifo :read-only t) ; calls without a stream
   (keepalive-ns 0 :type nanoseconds)    ; of its links; more after too_many_pings
   (backoff-seconds 0 :type real)        ; the wait before the next attempt was derived from
   (timer nil :type (or null timer))     ; of the back-off

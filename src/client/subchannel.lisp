@@ -9,16 +9,16 @@
 
 (in-package #:clgrpc.client)
 
+(defun waiting-calls (subchannel)
+  "The calls that wait for a stream of SUBCHANNEL, oldest first."
+  (fifo-items (subchannel-waiting subchannel)))
+
 (defun enqueue-waiting (subchannel call)
   (unless (eq :ready (subchannel-state subchannel)) (begin-waiting subchannel call))
   (trace-event :channel :call-waits :target (target-text subchannel)
                :method (rpc:call-path call) :state (subchannel-state subchannel)
-               :before (length (subchannel-waiting subchannel)))
-  (let ((cell (list call)))
-    (if (subchannel-waiting subchannel)
-        (setf (cdr (subchannel-tail subchannel)) cell)
-        (setf (subchannel-waiting subchannel) cell))
-    (setf (subchannel-tail subchannel) cell)))
+               :before (length (waiting-calls subchannel)))
+  (enqueue call (subchannel-waiting subchannel)))
 
 (defun target-text (subchannel)
   (loop:target-text (subchannel-target subchannel)))
@@ -70,7 +70,7 @@
 (defun connect (subchannel)
   "Begin an attempt to connect, unless one runs."
   (when (eq :idle (subchannel-state subchannel))
-    (dolist (call (subchannel-waiting subchannel)) (begin-waiting subchannel call))
+    (dolist (call (waiting-calls subchannel)) (begin-waiting subchannel call))
     (change-state subchannel :connecting)
     (enter-stage subchannel :resolve)
     (loop:connect-to (subchannel-loop subchannel) (subchannel-target subchannel)
@@ -166,11 +166,11 @@ many streams it allows."
   (setf (subchannel-timer subchannel) nil)
   (when (eq :transient-failure (subchannel-state subchannel))
     (change-state subchannel :idle)
-    (when (subchannel-waiting subchannel) (connect subchannel))))
+    (when (waiting-calls subchannel) (connect subchannel))))
 
 (defun fail-waiting (subchannel)
   "End the waiting calls that do not wait for a better time."
-  (let ((waiting (shiftf (subchannel-waiting subchannel) '())))
+  (let ((waiting (clear-fifo (subchannel-waiting subchannel))))
     (dolist (call waiting)
       (cond ((call-status call))
             ((client-call-wait-for-ready call) (enqueue-waiting subchannel call))
@@ -184,7 +184,7 @@ many streams it allows."
   (let* ((link (subchannel-link subchannel))
          (stream (and link
                       (eq :ready (subchannel-state subchannel))
-                      (null (subchannel-waiting subchannel))
+                      (null (waiting-calls subchannel))
                       (next-stream link))))
     (cond (stream (start-on-stream call link stream request))
           (t (when request
@@ -209,12 +209,12 @@ many streams it allows."
   "Open streams for waiting calls while there are streams to be had."
   (let ((link (subchannel-link subchannel)))
     (when (and link (eq :ready (subchannel-state subchannel)))
-      (loop while (subchannel-waiting subchannel)
-            do (let* ((call (first (subchannel-waiting subchannel)))
+      (loop while (waiting-calls subchannel)
+            do (let* ((call (first (waiting-calls subchannel)))
                       (stream (if (call-status call)
                                   nil
                                   (or (next-stream link) (return)))))
-                 (pop (subchannel-waiting subchannel))
+                 (dequeue (subchannel-waiting subchannel))
                  (when stream
                    (stop-waiting call)
                    (start-on-stream call link stream nil))))
@@ -262,7 +262,7 @@ better than one that does not listen: from the second time in a row the next att
         (t (setf (subchannel-useless subchannel) (min 2 (1+ (subchannel-useless subchannel))))))
   (cond ((< (subchannel-useless subchannel) 2)
          (change-state subchannel :idle)
-         (when (subchannel-waiting subchannel) (connect subchannel)))
+         (when (waiting-calls subchannel) (connect subchannel)))
         (t (back-off subchannel (format nil "~A takes connections and ends them: ~A"
                                         (subchannel-name subchannel) text)))))
 
@@ -316,7 +316,7 @@ once, before calls fail for it."
   (when (subchannel-timer subchannel)
     (cancel-timer (loop:event-loop-wheel (subchannel-loop subchannel))
                   (subchannel-timer subchannel)))
-  (dolist (call (shiftf (subchannel-waiting subchannel) '()))
+  (dolist (call (clear-fifo (subchannel-waiting subchannel)))
     (end-client-call call :cancelled "the channel was closed" :ended-by :local :sent nil))
   (let ((link (shiftf (subchannel-link subchannel) nil)))
     (dolist (link (append (and link (list link)) (shiftf (subchannel-leaving subchannel) '())))

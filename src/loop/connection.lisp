@@ -456,17 +456,17 @@ that is done. Closing again does nothing, but for ABORT. On the loop."
 (defun bound-lingering (loop most)
   "Have no more than MOST connections of LOOP linger; the first to begin are the first to end."
   (loop with queue = (event-loop-lingerers loop)
-        for first = (first (queue-items queue))
+        for first = (first (fifo-items queue))
         while (and first
                    (or (not (eq :lingering (connection-state first)))
                        (< most (event-loop-lingering loop))))
-        do (pop (queue-items queue))
+        do (dequeue queue)
            (when (eq :lingering (connection-state first)) (abort-connection first nil))))
 
 (defun count-lingering (connection)
   "CONNECTION lingers from now on."
   (let ((loop (connection-loop connection)))
-    (append-to-queue (event-loop-lingerers loop) connection)
+    (enqueue connection (event-loop-lingerers loop))
     (incf (event-loop-lingering loop))
     (bound-lingering loop +most-lingering+)))
 

@@ -115,7 +115,7 @@ start a thread for it, :QUEUED, or true."
                          (enqueue-function share function)
                          :queued))
                (:insist (enqueue-function share function) :queued)
-               (:first (enqueue-first root function) :queued))))))
+               (:first (enqueue-before-all root function) :queued))))))
 
 (defun run-on-reserve (reserve function &key (if-busy :queue) (share (reserve-root reserve)))
   "Have FUNCTION called, without arguments, on a thread of RESERVE. An error in it is logged. When

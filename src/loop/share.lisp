@@ -33,8 +33,7 @@ that wait, the next first; TAIL is the last cons of it."
   (most 0 :type index :read-only t)
   (running 0 :type index)
   (waiting 0 :type index)
-  (items '() :type list)
-  (tail '() :type list)
+  (items (make-fifo) :type fifo :read-only t)
   (listed nil :type boolean))
 
 (declaim (sb-ext:freeze-type share))
@@ -79,36 +78,27 @@ to be had in all."
   "True if as many functions of SHARE run or wait as may."
   (<= (share-most share) (+ (share-running share) (share-waiting share))))
 
-(defun append-item (share item)
-  (let ((cell (list item)))
-    (if (share-items share)
-        (setf (cdr (share-tail share)) cell)
-        (setf (share-items share) cell))
-    (setf (share-tail share) cell)))
-
 (defun enqueue-function (share function)
   "Have FUNCTION wait in SHARE behind its others."
-  (append-item share function)
+  (enqueue function (share-items share))
   (do-wholes (part share)
     (incf (share-waiting part))
     (when (and (share-whole part) (not (share-listed part)))
       (setf (share-listed part) t)
-      (append-item (share-whole part) part))))
+      (enqueue part (share-items (share-whole part))))))
 
-(defun enqueue-first (root function)
+(defun enqueue-before-all (root function)
   "Have FUNCTION wait in ROOT before all others."
-  (push function (share-items root))
-  (unless (rest (share-items root))
-    (setf (share-tail root) (share-items root)))
+  (enqueue-first function (share-items root))
   (incf (share-waiting root)))
 
 (defun dequeue-function (share free)
   "Take the function of SHARE that is to run next while it may have FREE threads more; return it and
 the share that it waited in, or nil."
   (loop with passed-over = nil
-        for item = (first (share-items share))
+        for item = (first (fifo-items (share-items share)))
         until (or (null item) (eq item passed-over))
-        do (pop (share-items share))
+        do (dequeue (share-items share))
            (when (functionp item)
              (decf (share-waiting share))
              (return (values item share)))
@@ -116,7 +106,7 @@ the share that it waited in, or nil."
                (let ((free (part-free item (share-running item) free)))
                  (and (plusp free) (dequeue-function item free)))
              (cond ((zerop (share-waiting item)) (setf (share-listed item) nil))
-                   (t (append-item share item)
+                   (t (enqueue item (share-items share))
                       (unless (or function passed-over) (setf passed-over item))))
              (when function
                (decf (share-waiting share))
@@ -125,8 +115,7 @@ the share that it waited in, or nil."
 (defun clear-share (share)
   "Forget the functions that wait in SHARE, which has no parts."
   (let ((count (share-waiting share)))
-    (setf (share-items share) '()
-          (share-tail share) '())
+    (clear-fifo (share-items share))
     (do-wholes (part share) (decf (share-waiting part) count))))
 
 (defun note-running (share change)

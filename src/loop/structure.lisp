@@ -15,20 +15,6 @@
 (defconstant +pool-buffers+ 1024
   "How many unused buffers a loop keeps.")
 
-(defstruct (queue (:copier nil))
-  "Items, the first to come the first to go."
-  (items '() :type list)
-  (tail '() :type list))
-
-(declaim (sb-ext:freeze-type queue))
-
-(defun append-to-queue (queue item)
-  (let ((cell (list item)))
-    (if (queue-items queue)
-        (setf (cdr (queue-tail queue)) cell)
-        (setf (queue-items queue) cell))
-    (setf (queue-tail queue) cell)))
-
 (defstruct (event-loop (:constructor %make-event-loop (name clock poller random)) (:copier nil))
   "See MAKE-EVENT-LOOP."
   (name "" :type string :read-only t)
@@ -92,7 +78,7 @@
   ;; buffers
   (input (make-octets 0) :type octets)
   (pool (make-array +pool-buffers+ :initial-element nil) :type simple-vector :read-only t)
-  (lingerers (make-queue) :type queue :read-only t) ; of connections; most linger no more
+  (lingerers (make-fifo) :type fifo :read-only t) ; of connections; most linger no more
   (lingering 0 :type index)             ; how many do
   (pool-count 0 :type index)
   (pool-octets 0 :type index)

@@ -12,9 +12,9 @@
 (defstruct (answers (:copier nil))
   "What server/limit.lisp notes of a link with answers from other threads, or more than its peer
 takes: the octets that are COMING to the loop (atomic), and the calls that are HELD-UP until some
-have left, nil or (LIST . LAST-CONS)."
+have left."
   (coming 0 :type sb-ext:word)
-  (held-up nil :type list))
+  (held-up (make-fifo) :type fifo :read-only t))
 
 (declaim (sb-ext:freeze-type answers))
 
@@ -166,7 +166,8 @@ has taken long, is for the next turn."
       (setf (link-stopped link) nil)
       (loop:start-reading socket))
     (let ((answers (link-answers link)))
-      (when (and answers (answers-held-up answers)) (answers-left (link-owner link) link)))
+      (when (and answers (fifo-items (answers-held-up answers)))
+        (answers-left (link-owner link) link)))
     nil))
 
 (defun link-sent (socket octets start end)

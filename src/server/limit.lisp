@@ -84,25 +84,16 @@ header blocks, which no window holds back. On the loop."
 
 (defun hold-up (call)
   "Have CALL wait until its link's peer has taken enough. On the loop."
-  (let* ((link (wire-call-link call))
-         (answers (ensure-answers link))
-         (queue (rpc:answers-held-up answers))
-         (cell (list call)))
+  (let ((link (wire-call-link call)))
     (unless (call-status call)
-      (if queue
-          (setf (cddr queue) cell
-                (cdr queue) cell)
-          (setf (rpc:answers-held-up answers) (cons cell cell)))
+      (enqueue call (rpc:answers-held-up (ensure-answers link)))
       ;; it may have done so meanwhile
       (rpc:answers-left (link-owner link) link))))
 
 (defun leave-held-up (link call)
   "CALL, of LINK, waits no more, if it did."
-  (let* ((answers (rpc:link-answers link))
-         (queue (and answers (rpc:answers-held-up answers))))
-    (when queue
-      (let ((left (delete call (the list (car queue)) :test #'eq)))
-        (setf (rpc:answers-held-up answers) (and left (cons left (last left))))))))
+  (let ((answers (rpc:link-answers link)))
+    (when answers (remove-from-fifo call (rpc:answers-held-up answers)))))
 
 (defmethod rpc:answers-left ((hub hub) link)
   ;; what is unsent now may be sent in this turn
@@ -110,11 +101,9 @@ header blocks, which no window holds back. On the loop."
 
 (defun start-held-up (link)
   "Start the call of LINK that was held up first, unless too much waits still, and later the next."
-  (let* ((answers (rpc:link-answers link))
-         (queue (rpc:answers-held-up answers)))
-    (when (and queue (not (answers-wait-p link)) (not (output-waits-p link)))
-      (let ((call (pop (car queue))))
-        (unless (car queue) (setf (rpc:answers-held-up answers) nil))
+  (let ((queue (rpc:answers-held-up (rpc:link-answers link))))
+    (when (and (fifo-items queue) (not (answers-wait-p link)) (not (output-waits-p link)))
+      (let ((call (dequeue queue)))
         (unless (call-status call) (run-call call))
         (loop:defer (link-loop link) #'start-held-up link)))))
 

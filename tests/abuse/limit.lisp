@@ -169,7 +169,7 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
                                (server::hub-links (first (server::server-hubs server)))))))
         ;; one of the two that asked for much may wait still
         (is-true (wait-until (lambda ()
-                               (null (cdar (clgrpc.rpc::answers-held-up answers))))))))))
+                               (null (rest (fifo-items (clgrpc.rpc::answers-held-up answers)))))))))))
 
 (defun throw-and-reset (attacker count length)
   "Make COUNT calls with requests of LENGTH octets, and reset each when it is whole."

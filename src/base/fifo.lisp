@@ -1,0 +1,56 @@
+;;;; A plain queue, of one thread at a time: the first to come is the first to go.
+;;;;
+;;;; A cell that has gone holds nothing of what came after it. Otherwise one that has grown old would
+;;;; keep everything that ever came after it from SBCL's collector, until that looks at the old.
+
+(in-package #:clgrpc.base)
+
+(defstruct (fifo (:copier nil))
+  "Items, oldest first."
+  (items '() :type list)
+  (tail '() :type list))                ; the last cell of ITEMS
+
+(declaim (sb-ext:freeze-type fifo))
+
+(document-functions
+  make-fifo "Return an empty queue."
+  fifo-items "The list of what is in FIFO, oldest first; it is FIFO's own.")
+
+(defmethod print-object ((fifo fifo) stream)
+  (print-unreadable-object (fifo stream :type t)
+    (format stream "~D items" (length (fifo-items fifo)))))
+
+(defun enqueue (item fifo)
+  "Append ITEM to FIFO."
+  (let ((cell (list item)))
+    (if (fifo-items fifo)
+        (setf (cdr (fifo-tail fifo)) cell)
+        (setf (fifo-items fifo) cell))
+    (setf (fifo-tail fifo) cell)
+    nil))
+
+(defun enqueue-first (item fifo)
+  "Put ITEM before all others of FIFO."
+  (push item (fifo-items fifo))
+  (unless (rest (fifo-items fifo)) (setf (fifo-tail fifo) (fifo-items fifo)))
+  nil)
+
+(defun dequeue (fifo)
+  "Take the oldest item out of FIFO and return it; nil if it is empty."
+  (let ((cell (fifo-items fifo)))
+    (when cell
+      (setf (fifo-items fifo) (shiftf (cdr cell) '()))
+      (unless (fifo-items fifo) (setf (fifo-tail fifo) '()))
+      (car cell))))
+
+(defun remove-from-fifo (item fifo)
+  "Take ITEM out of FIFO if it is there."
+  (let ((items (delete item (fifo-items fifo) :test #'eq)))
+    (setf (fifo-items fifo) items
+          (fifo-tail fifo) (last items))
+    nil))
+
+(defun clear-fifo (fifo)
+  "Empty FIFO; return the list of what was in it, oldest first."
+  (setf (fifo-tail fifo) '())
+  (shiftf (fifo-items fifo) '()))
