@@ -1,7 +1,8 @@
 ;;;; A plain queue, of one thread at a time: the first to come is the first to go.
 ;;;;
-;;;; A cell that has gone holds nothing of what came after it. Otherwise one that has grown old would
-;;;; keep everything that ever came after it from SBCL's collector, until that looks at the old.
+;;;; A cell that has gone holds nothing of what came after it. Otherwise one that has grown old
+;;;; would keep everything that ever came after it from SBCL's collector, until that looks at the
+;;;; old.
 
 (in-package #:clgrpc.base)
 

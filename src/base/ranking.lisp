@@ -16,6 +16,9 @@
   (before nil :type (or null ring))
   (after nil :type (or null ring)))
 
+(document-functions
+  ring-p "True of a link of a list, or its head.")
+
 (defun isolate-ring (ring)
   "Make RING, which is new, a list of its own; return it."
   (setf (ring-before ring) ring

@@ -168,8 +168,9 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
                       (find-if #'clgrpc.rpc::link-answers
                                (server::hub-links (first (server::server-hubs server)))))))
         ;; one of the two that asked for much may wait still
-        (is-true (wait-until (lambda ()
-                               (null (rest (fifo-items (clgrpc.rpc::answers-held-up answers)))))))))))
+        (is-true (wait-until
+                  (lambda ()
+                    (null (rest (fifo-items (clgrpc.rpc::answers-held-up answers)))))))))))
 
 (defun throw-and-reset (attacker count length)
   "Make COUNT calls with requests of LENGTH octets, and reset each when it is whole."

@@ -39,4 +39,4 @@
                        (loop for cell on (fifo-items fifo) collect cell))))
     (dotimes (i 3) (dequeue fifo))
     (is (every (lambda (cell) (null (cdr cell))) cells))
-    (is (null (fifo-tail fifo)))))
+    (is (null (clgrpc.base::fifo-tail fifo)))))
