@@ -26,7 +26,7 @@
                   (:copier nil))
   "A share that is part of WHOLE, or a root; of threads it may have WEIGHT times those that are free
 beyond KEPT, and of functions that run or wait MOST. ITEMS are functions and shares with functions
-that wait, the next first; TAIL is the last cons of it."
+that wait."
   (whole nil :type (or null share) :read-only t)
   (weight 1 :type (unsigned-byte 16) :read-only t)
   (kept 0 :type index :read-only t)
