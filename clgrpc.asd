@@ -414,12 +414,13 @@
                "clgrpc/tests/client" "clgrpc/tests/transports" "clgrpc/tests/inproc"
                "clgrpc/tests/services"
                "clgrpc/tests/abuse" "clgrpc/tests/promise"
-               "sb-posix")
+               "sb-posix" "sb-introspect")
   :pathname "tests/"
   :serial t
   :components ((:file "package")
                (:file "runner")
                (:file "architecture")
+               (:file "arrow")
                (:file "documentation")
                (:file "chapters"))
   :perform (test-op (operation system)

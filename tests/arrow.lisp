@@ -1,0 +1,324 @@
+;;;; Arrows between the files of one folder, and how wide the arrows between folders are. A file
+;;;; has an arrow to another of its folder if it refers to a function, a macro, a special variable
+;;;; or a constant that the other defines. Files that reach each other by arrows form a cycle.
+;;;;
+;;;; Where a name is defined is asked of the running image, so that what a macro defines counts as
+;;;; well. What a file refers to is read from its forms: the operator of a form, #'name, 'name that
+;;;; is called, *name* and +name+ anywhere. Names that are bound, and data, are left out.
+
+(in-package #:clgrpc.tests.architecture)
+
+(defparameter *cycle-limits*
+  '(("rpc" 16) ("client" 5) ("server" 11) ("inproc" 6) ("loop" 6) ("async" 5) ("protobuf" 30)
+    ("http2" 7))
+  "How many files of a folder may form one cycle, where that is not *CYCLE-LIMIT*; 1 is none. The
+goal is 1 for client, wire, server and inproc, 6 for protobuf and no other row.")
+
+(defparameter *cycle-limit* 3
+  "How many files of a folder may form one cycle if *CYCLE-LIMITS* does not name the folder.")
+
+(defparameter *export-limits* '(("rpc" 319))
+  "How many symbols the package of a folder may export. The goal for rpc is 150.")
+
+(defparameter *declarative-macros* '("DEFINE-FRAMES" "DEFINE-STATE-TABLE" "DEFINE-OPERATIONS")
+  "Macros whose operands are rows of names, not forms.")
+
+;;; Reading forms
+
+(defun source-forms (file)
+  "The forms of FILE, read in the packages that its IN-PACKAGE forms name."
+  (with-open-file (stream file :external-format :utf-8)
+    (let ((*package* (find-package '#:cl-user)))
+      (loop for form = (read stream nil stream)
+            until (eq form stream)
+            when (and (consp form) (eq 'in-package (first form)))
+              do (setf *package* (find-package (second form)))
+            collect form))))
+
+(defun lambda-list-forms (lambda-list)
+  "The default values in LAMBDA-LIST, one of DEFUN or of DEFINE-HOT."
+  (when (listp lambda-list)
+    (loop for parameter in lambda-list
+          when (consp parameter) collect (first (last parameter)))))
+
+(defun slot-forms (slots)
+  "The values of :INITFORM in SLOTS, as DEFCLASS has them."
+  (loop for slot in slots
+        when (consp slot) collect (getf (rest slot) :initform)))
+
+(defun operands (form)
+  "The forms in FORM, an operator and its operands, without what the operator binds or takes as
+data."
+  (destructuring-bind (operator &rest rest) form
+    (flet ((bindings (function)
+             (append (when (listp (first rest))
+                       (loop for binding in (first rest)
+                             when (consp binding) append (funcall function binding)))
+                     (rest rest)))
+           (clauses (clauses)
+             (loop for clause in clauses
+                   append (if (consp clause) (rest clause) (list clause)))))
+      (cond
+        ((member (symbol-name operator) *declarative-macros* :test #'string=) '())
+        (t
+         (case operator
+           ((let let* symbol-macrolet prog prog* do do*) (bindings #'rest))
+           ((dolist dotimes) (append (when (consp (first rest)) (rest (first rest))) (rest rest)))
+           ((flet labels macrolet)
+            (bindings (lambda (binding)
+                        (append (lambda-list-forms (second binding)) (cddr binding)))))
+           ((lambda) (append (lambda-list-forms (first rest)) (rest rest)))
+           ((multiple-value-bind destructuring-bind with-slots with-accessors) (rest rest))
+           ((defun defmacro defgeneric)
+            (append (lambda-list-forms (second rest)) (cddr rest)))
+           ((clgrpc.base:define-hot clgrpc.base:define-leaf)
+            (append (lambda-list-forms (second rest)) (cdddr rest)))
+           ((defmethod) (list* (list (first rest)) (rest (member-if #'listp (rest rest)))))
+           ((defstruct)
+            (append (loop for option in (when (consp (first rest)) (rest (first rest)))
+                          when (and (consp option) (eq :include (first option)))
+                            collect `(:structure ,(second option)))
+                    (loop for slot in (rest rest) when (consp slot) collect (second slot))))
+           ((defclass define-condition) (append (slot-forms (third rest)) (cdddr rest)))
+           ((case ecase ccase typecase etypecase handler-case)
+            (cons (first rest) (clauses (rest rest))))
+           ((cond) (loop for clause in rest append (if (consp clause) clause (list clause))))
+           ((handler-bind) (bindings #'rest))
+           ((declare declaim deftype) '())
+           (t rest)))))))
+
+(defun special-name-p (name)
+  "True if NAME is *written* or +written+ as special variables and constants are."
+  (let ((last (1- (length name))))
+    (and (plusp last)
+         (find (char name 0) "*+")
+         (char= (char name 0) (char name last)))))
+
+(defun references (form)
+  "The symbols that FORM refers to as a function, a macro, a special variable or a constant, and
+(:structure symbol) for a structure that it includes."
+  (let ((symbols '()))
+    (labels ((note (name) (when (symbolp name) (pushnew name symbols)))
+             (visit (form)
+               (typecase form
+                 (sb-impl::comma (visit (sb-impl::comma-expr form)))
+                 (symbol (when (special-name-p (symbol-name form)) (note form)))
+                 (cons (visit-list form))))
+             (visit-list (form)
+               (let ((operator (first form)))
+                 (cond ((cdr (last form)) nil)                ; a dotted list is data
+                       ((eq operator 'sb-int:quasiquote) (visit (second form)))
+                       ((and (eq operator 'function) (symbolp (second form)))
+                        (note (second form)))
+                       ((eq operator 'quote) nil)
+                       ((eq operator :structure) (push form symbols))
+                       ((and (member operator '(funcall apply)) (consp (second form))
+                             (eq 'quote (first (second form))))
+                        (note (second (second form)))
+                        (mapc #'visit (cddr form)))
+                       ((and operator (symbolp operator))
+                        (note operator)
+                        (mapc #'visit (operands form)))
+                       (t (mapc #'visit form))))))
+      (visit form))
+    symbols))
+
+(defun all-symbols (form)
+  "The symbols in FORM, wherever they stand."
+  (let ((symbols '()))
+    (labels ((visit (form)
+               (typecase form
+                 (sb-impl::comma (visit (sb-impl::comma-expr form)))
+                 (symbol (pushnew form symbols))
+                 (cons (loop for rest = form then (cdr rest)
+                             while (consp rest)
+                             do (visit (car rest))
+                             finally (visit rest))))))
+      (visit form))
+    symbols))
+
+;;; Where names are defined
+
+(defun defined-by-form (form)
+  "What FORM, one at top level, defines that the image does not tell: a kernel, the readers of a
+class, (:structure name)."
+  (when (and (consp form) (symbolp (first form)) (consp (rest form)))
+    (let ((name (if (consp (second form)) (first (second form)) (second form))))
+      (case (first form)
+        (clgrpc.base:define-kernel (list name))
+        (defstruct `((:structure ,name)))
+        ((defclass define-condition)
+         (loop for slot in (fourth form)
+               when (consp slot)
+                 append (loop for (key value) on (rest slot) by #'cddr
+                              when (member key '(:reader :accessor :writer))
+                                collect value)))))))
+
+(defun defined-in-image (symbol)
+  "The names of the files that define SYMBOL as a function, macro, variable or constant."
+  (loop for kind in '(:function :generic-function :macro :variable :constant :setf-expander)
+        append (loop for source in (sb-introspect:find-definition-sources-by-name symbol kind)
+                     for path = (sb-introspect:definition-source-pathname source)
+                     when path collect (pathname-name path))))
+
+(defun folder-package (folder)
+  (find-package (format nil "CLGRPC.~:@(~A~)" folder)))
+
+(defun folder-forms (folder)
+  "A list of (file . forms) for the sources of FOLDER that are not its package definition."
+  (loop for path in (folder-files folder)
+        unless (string= "package" (pathname-name path))
+          collect (cons (pathname-name path) (source-forms path))))
+
+(defun definitions (sources package)
+  "A table from each symbol of PACKAGE, and (:structure symbol), that SOURCES, as FOLDER-FORMS
+returns them, define to the names of the files that do."
+  (let ((table (make-hash-table :test #'equal)))
+    (flet ((note (defined file)
+             (pushnew file (gethash defined table) :test #'string=)))
+      (do-symbols (symbol package)
+        (when (eq package (symbol-package symbol))
+          (dolist (file (defined-in-image symbol))
+            (when (assoc file sources :test #'string=) (note symbol file)))))
+      (loop for (file . forms) in sources
+            do (dolist (form forms)
+                 (dolist (defined (defined-by-form form))
+                   (note defined file)))))
+    table))
+
+(defun file-arrows (sources definitions)
+  "The arrows between SOURCES as a list of (from to . symbols)."
+  (let ((arrows '()))
+    (loop for (from . forms) in sources
+          do (dolist (symbol (reduce (lambda (some others) (union some others :test #'equal))
+                                   (mapcar #'references forms)))
+               (let ((files (gethash symbol definitions)))
+                 (unless (member from files :test #'string=)
+                   (dolist (to files)
+                     (let ((arrow (find-if (lambda (arrow) (and (string= from (first arrow))
+                                                                (string= to (second arrow))))
+                                           arrows)))
+                       (if arrow
+                           (push symbol (cddr arrow))
+                           (push (list from to symbol) arrows))))))))
+    arrows))
+
+;;; Cycles
+
+(defun reached (from arrows)
+  "The files that FROM reaches by ARROWS."
+  (let ((reached '()))
+    (labels ((visit (file)
+               (loop for (source target) in arrows
+                     when (and (string= source file)
+                               (not (member target reached :test #'string=)))
+                       do (push target reached)
+                          (visit target))))
+      (visit from))
+    reached))
+
+(defun cycles (arrows)
+  "The sets of files that reach each other by ARROWS, each sorted by name, the largest first."
+  (let* ((files (remove-duplicates (mapcar #'first arrows) :test #'string=))
+         (table (loop for file in files collect (cons file (reached file arrows)))))
+    (flet ((reaches-p (from to) (member to (rest (assoc from table :test #'string=))
+                                        :test #'string=)))
+      (sort (remove-duplicates
+             (loop for file in files
+                   when (reaches-p file file)
+                     collect (sort (remove-if-not (lambda (other)
+                                                    (and (reaches-p file other)
+                                                         (reaches-p other file)))
+                                                  files)
+                                   #'string<))
+             :test #'equal)
+            #'> :key #'length))))
+
+(defun folder-arrows (folder)
+  (let ((sources (folder-forms folder)))
+    (file-arrows sources (definitions sources (folder-package folder)))))
+
+(defun describe-cycle (cycle arrows)
+  "A text that lists the ARROWS within CYCLE, those with few symbols first."
+  (format nil "~:{~%  ~A -> ~A:~{ ~(~A~)~}~}"
+          (sort (loop for (from to . symbols) in arrows
+                      when (and (member from cycle :test #'string=)
+                                (member to cycle :test #'string=))
+                        collect (list from to symbols))
+                #'< :key (lambda (row) (length (third row))))))
+
+(test no-large-cycle-of-files
+  (dolist (folder (folders))
+    (let* ((arrows (folder-arrows folder))
+           (limit (or (second (assoc folder *cycle-limits* :test #'string=)) *cycle-limit*)))
+      (dolist (cycle (cycles arrows))
+        (is (<= (length cycle) limit)
+            "~D files of src/~A reach each other, ~D may:~A"
+            (length cycle) folder limit (describe-cycle cycle arrows))))))
+
+;;; Width
+
+(defparameter *widths*
+  '(("os" "base" 30)
+    ("loop" "base" 80) ("loop" "os" 130)
+    ("async" "base" 40) ("async" "os" 20) ("async" "loop" 80)
+    ("hpack" "base" 30)
+    ("http2" "base" 50) ("http2" "hpack" 30)
+    ("protobuf" "base" 110)
+    ("rpc" "base" 90) ("rpc" "os" 20) ("rpc" "loop" 50) ("rpc" "hpack" 20) ("rpc" "http2" 50)
+    ("rpc" "protobuf" 40)
+    ("client" "base" 50) ("client" "loop" 60) ("client" "hpack" 20) ("client" "http2" 40)
+    ("client" "protobuf" 10) ("client" "rpc" 170)
+    ("server" "base" 80) ("server" "os" 10) ("server" "loop" 50) ("server" "hpack" 20)
+    ("server" "http2" 40) ("server" "protobuf" 10) ("server" "rpc" 160)
+    ("inproc" "base" 40) ("inproc" "os" 10) ("inproc" "loop" 30) ("inproc" "protobuf" 10)
+    ("inproc" "rpc" 90) ("inproc" "client" 30) ("inproc" "server" 30)
+    ("services" "base" 10) ("services" "protobuf" 20) ("services" "rpc" 20)
+    ("services" "server" 10))
+  "For a folder and another that it uses: how many symbols of the other's package it may name. There
+is room for a few more than it names; lower a number when it can be, raise it with a reason.")
+
+(defun names-used (folder)
+  "A table from each folder that FOLDER uses to the symbols of its package that FOLDER names."
+  (let ((table (make-hash-table :test #'equal)))
+    (dolist (symbol (reduce #'union (mapcar (lambda (source) (all-symbols (rest source)))
+                                            (folder-forms folder))))
+      (let ((used (our-folder (string-downcase (or (and (symbol-package symbol)
+                                                        (package-name (symbol-package symbol)))
+                                                   "")))))
+        (when (and used (string/= used folder))
+          (push symbol (gethash used table)))))
+    table))
+
+(test arrows-between-folders-are-narrow
+  (dolist (folder (folders))
+    (loop for used being the hash-keys of (names-used folder) using (hash-value symbols)
+          for limit = (third (find-if (lambda (row) (and (string= folder (first row))
+                                                         (string= used (second row))))
+                                      *widths*))
+          do (is (and limit (<= (length symbols) limit))
+                 "src/~A names ~D symbols of src/~A; ~:[*WIDTHS* has no row for these two~;~:*~D ~
+                  are allowed~]" folder (length symbols) used limit))))
+
+(test few-exports
+  (loop for (folder limit) in *export-limits*
+        do (let ((count 0))
+             (do-external-symbols (symbol (folder-package folder)) (incf count))
+             (is (<= count limit)
+                 "The package of src/~A exports ~D symbols; ~D are allowed" folder count limit))))
+
+(test the-checks-of-arrows-see
+  (flet ((same (expected symbols)
+           (is (null (set-exclusive-or expected symbols)) "~S is not ~S" symbols expected)))
+    (same '(defun f g *h* +i+ j k)
+          (references '(defun l (m &key (n (f))) (declare (o)) (g *h* +i+ #'j (funcall 'k) 'r m))))
+    (same '(let f case g) (references '(let ((h (f i))) (case h (j (g))))))
+    (same '(f g) (references '`(f ,(g h))))
+    (same '() (references 'x)))
+  (is (equal '(("a" "b" "c"))
+             (cycles '(("a" "b") ("b" "c") ("c" "a") ("c" "d") ("d" "e")))))
+  (is (equal '() (cycles '(("a" "b") ("a" "c") ("b" "c")))))
+  (let ((table (make-hash-table :test #'equal)))
+    (setf (gethash 'f table) '("one") (gethash 'g table) '("two"))
+    (is (equal '(("two" "one" f))
+               (file-arrows '(("one" (f) (h)) ("two" (g) (f))) table)))))
