@@ -9,8 +9,7 @@
 (in-package #:clgrpc.tests.architecture)
 
 (defparameter *cycle-limits*
-  '(("rpc" 16) ("client" 5) ("server" 11) ("inproc" 6) ("loop" 6) ("async" 5) ("protobuf" 30)
-    ("http2" 7))
+  '(("rpc" 16) ("client" 5) ("server" 11) ("inproc" 6) ("loop" 6) ("async" 5) ("protobuf" 30))
   "How many files of a folder may form one cycle, where that is not *CYCLE-LIMIT*; 1 is none. The
 goal is 1 for client, wire, server and inproc, 6 for protobuf and no other row.")
 

@@ -35,13 +35,10 @@ begin."
       (emit-window-update connection 0 raise))
     (setf (connection-last-receive-ns connection) now
           (connection-settings-deadline connection)
-          (+ now (seconds-to-ns (options-settings-timeout-seconds options)))
+          (+ now (seconds-ns (options-settings-timeout-seconds options)))
           (connection-preface-deadline connection)
-          (+ now (seconds-to-ns (options-preface-timeout-seconds options))))
+          (+ now (seconds-ns (options-preface-timeout-seconds options))))
     nil))
-
-(defun seconds-to-ns (seconds)
-  (values (round (* seconds 1000000000))))
 
 (defun advance-time (connection now)
   "Let time pass to NOW, in nanoseconds: a peer that is late with its preface or its

@@ -2,8 +2,9 @@
 ;;;;
 ;;;; Receiving: a DATA frame charges its whole payload, padding too, to the connection and the
 ;;;; stream. The owner gives content back by CONSUME-DATA; padding and what nobody can read is given
-;;;; back here. Once half a window is to be returned it is due, and WRITE-WINDOW-UPDATES, called at
-;;;; each flush, writes one WINDOW_UPDATE for it. For each stream
+;;;; back here (to the connection by RETURN-TO-CONNECTION, failure.lisp). Once half a window is to
+;;;; be returned it is due, and WRITE-WINDOW-UPDATES, called at each flush, writes one WINDOW_UPDATE
+;;;; for it. For each stream
 ;;;;   receive-window + unreturned + unconsumed = the full window, as long as the peer may send.
 ;;;; An owner that holds content of one stream for long can give the connection's window back
 ;;;; before, by CREDIT-CONNECTION, so that the other streams go on. For each connection
@@ -19,17 +20,6 @@
   "WINDOW raised by INCREMENT, or NIL if that is more than a window can be."
   (let ((sum (+ window increment)))
     (if (<= sum +largest-window+) sum nil)))
-
-;;; Receiving
-
-(define-hot return-to-connection ((connection connection) (count (unsigned-byte 31))) null
-  "COUNT received octets need the connection's window no longer."
-  (let ((unreturned (+ (connection-unreturned connection) count)))
-    (setf (connection-unreturned connection) unreturned)
-    (when (<= (ash (connection-connection-window connection) -1) unreturned)
-      (unless (connection-closed-p connection)
-        (output-buffer connection)))
-    nil))
 
 (define-hot (return-to-stream :inline t) ((stream stream) (count (unsigned-byte 31))) null
   "The same for the window of STREAM; pointless once the peer's side has ended."

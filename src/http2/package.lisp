@@ -37,12 +37,16 @@
    #:+kind-grpc-timeout+ #:+kind-grpc-encoding+ #:+kind-grpc-accept-encoding+
    #:+kind-grpc-status+ #:+kind-grpc-message+ #:+kind-grpc-status-details-bin+
    #:+kind-grpc-previous-rpc-attempts+ #:+kind-grpc-retry-pushback-ms+
-   ;; control.lisp
-   #:send-ping
-   ;; patience.lisp
+   ;; earning.lisp
    #:note-call-served
+   ;; output.lisp
+   #:send-ping
    ;; stream.lisp
-   #:map-streams #:release-stream #:reset-stream #:close-connection
+   #:map-streams #:release-stream
+   ;; failure.lisp
+   #:close-connection
+   ;; reset.lisp
+   #:reset-stream
    ;; flow.lisp
    #:consume-data #:credit-connection #:write-window-updates
    ;; writer.lisp

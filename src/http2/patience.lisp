@@ -35,23 +35,6 @@ PER-SECOND say how large it is; end CONNECTION with TEXT if that overdraws it."
          (fail-connection ,connection +enhance-your-calm+ ,text))
        nil)))
 
-(define-hot (note-call-served :inline t) ((connection connection)) null
-  "Tell the server end CONNECTION that a call on it has got an answer worth having. Each earns its
-client one reset, of those that were not used yet as many as the option max-reset-burst says."
-  (incf (accounting-calls-served (connection-accounting connection)))
-  nil)
-
-(define-hot reset-earned-p ((connection connection)) boolean
-  "True if one more reset is earned by the calls that were served; then that is used up."
-  (let* ((accounting (connection-accounting connection))
-         (served (accounting-calls-served accounting))
-         (kept (options-max-reset-burst (connection-options connection)))
-         (borne (max (accounting-resets-borne accounting) (- served kept))))
-    (declare (type event-count borne))
-    (and (< borne served)
-         (setf (accounting-resets-borne accounting) (1+ borne))
-         t)))
-
 (define-hot charge-reset ((connection connection)) null
   "The client has reset a stream, or made us reset one."
   (when (and (connection-server-p connection) (not (reset-earned-p connection)))
@@ -66,15 +49,6 @@ client one reset, of those that were not used yet as many as the option max-rese
                       options-max-idle-frames-per-second)
           "too many frames that carry nothing"))
 
-(defconstant +updates-earned+ 8
-  "How many WINDOW_UPDATEs a DATA frame of ours, a new stream, or one that we reset, is good for.")
-(defconstant +most-updates-earned+ 1000000)
-
-(define-hot (earn-updates :inline t) ((accounting accounting)) null
-  (setf (accounting-updates-earned accounting)
-        (min +most-updates-earned+ (+ +updates-earned+ (accounting-updates-earned accounting))))
-  nil)
-
 (define-hot charge-update ((connection connection)) null
   "The peer has sent a WINDOW_UPDATE, or a frame without content on a stream that has ended."
   (let ((accounting (connection-accounting connection)))
@@ -83,30 +57,13 @@ client one reset, of those that were not used yet as many as the option max-rese
         (charge-idle-frame connection)))
   nil)
 
-(define-hot (note-data :inline t) ((connection connection)) null
-  "DATA with content was sent."
-  (let ((accounting (connection-accounting connection)))
-    (setf (accounting-data-since-ping accounting) t)
-    (earn-updates accounting)))
-
-(define-hot work-since-ping-p ((connection connection)) boolean
-  "True if since the last PING a call has begun or ended, or DATA was sent; note how that is now."
-  (let* ((accounting (connection-accounting connection))
-         (opened (accounting-streams-opened accounting))
-         (open (connection-stream-count connection))
-         (opened-before (shiftf (accounting-opened-at-ping accounting) opened))
-         (open-before (shiftf (accounting-open-at-ping accounting) open)))
-    (or (shiftf (accounting-data-since-ping accounting) nil)
-        (/= opened opened-before)
-        (/= open open-before))))
-
 (defconstant +long-ping-interval-ns+ (* 2 60 60 1000000000)
   "How rare PINGs should be while no call is under way (gRFC A8).")
 
 (defun shortest-ping-interval (connection)
   "In nanoseconds, at least so long after a PING another may come."
   (let* ((options (connection-options connection))
-         (interval (seconds-to-ns (options-min-ping-interval-seconds options))))
+         (interval (seconds-ns (options-min-ping-interval-seconds options))))
     (if (and (zerop (connection-stream-count connection))
              (not (options-ping-without-calls options)))
         (max interval +long-ping-interval-ns+)
@@ -127,3 +84,12 @@ client one reset, of those that were not used yet as many as the option max-rese
                    (incf (accounting-ping-strikes accounting))))
            (fail-connection connection +enhance-your-calm+ "too_many_pings"))))
   nil)
+
+(define-hot note-control-frame ((connection connection)) null
+  "Count an answer that the peer provoked, before it is written."
+  (let ((accounting (connection-accounting connection)))
+    (output-buffer connection)          ; if it is empty the count begins anew
+    (when (< (options-max-queued-control-frames (connection-options connection))
+             (incf (accounting-control-frames accounting)))
+      (fail-connection connection +enhance-your-calm+ "answers to too many frames are not read"))
+    nil))

@@ -65,6 +65,16 @@ SETTING-ERROR."
   (hpack:set-decoder-limit (connection-decoder connection)
                            (options-header-table-octets (connection-options connection))))
 
+(define-hot emit-settings-ack ((connection connection)) null
+  (note-control-frame connection)
+  (unless (connection-closed-p connection)
+    (let ((buffer (output-buffer connection)))
+      (ensure-buffer-room buffer +frame-header-octets+)
+      (setf (buffer-end buffer)
+            (write-frame-header (buffer-octets buffer) (buffer-end buffer)
+                                0 +frame-settings+ +flag-ack+ 0))))
+  nil)
+
 ;;; The peer's
 
 (defun apply-setting (connection name value)

@@ -180,3 +180,17 @@ true, how many come before the connection ends with too_many_pings; nil if it do
                        (flush)
                        (hears '(:window-update 1 5) '(:window-update 0 5) '(:ping 7))
                     thereis (h2:connection-closed-p (connection)))))))
+
+(test answers-are-counted-until-sent
+  "The count begins anew only when the output was empty, not when it was merely lent again."
+  (let* ((*dialogue* (begin-dialogue :server '()))
+         (accounting (h2:connection-accounting (connection))))
+    (shake-hands)
+    (flet ((count-after (&rest frames)
+             (apply #'hears frames)
+             (h2:accounting-control-frames accounting)))
+      (is (= 2 (count-after '(:ping 1) '(:settings))))
+      (setf (h2:connection-output (connection)) nil) ; nothing of it could be sent
+      (is (= 3 (count-after '(:ping 2))))
+      (flush)
+      (is (= 1 (count-after '(:ping 3)))))))

@@ -1,10 +1,9 @@
-;;;; Frames of fixed layout into the output: RST_STREAM, SETTINGS acknowledgement, PING, GOAWAY and
-;;;; WINDOW_UPDATE (RFC 9113 sections 6.4 to 6.9).
+;;;; The output of a connection: the buffer that everything is appended to, and the frames of fixed
+;;;; layout that no rule of ours limits: WINDOW_UPDATE, PING and GOAWAY (RFC 9113 sections 6.7 to
+;;;; 6.9).
 ;;;;
-;;;; Every frame is appended to the one output buffer, which the owner lends by ON-OUTPUT and takes
-;;;; away by setting CONNECTION-OUTPUT to NIL once flushed. Answers that a peer can provoke are
-;;;; counted; more than the option max-queued-control-frames before the output was empty again end
-;;;; the connection.
+;;;; The owner lends the buffer by ON-OUTPUT and takes it away by setting CONNECTION-OUTPUT to NIL
+;;;; once it is flushed.
 
 (in-package #:clgrpc.http2)
 
@@ -34,38 +33,10 @@
              (,writer octets (buffer-end buffer) ,flags ,stream-id ,@fields))
        nil)))
 
-(define-hot note-control-frame ((connection connection)) null
-  "Count an answer that the peer provoked, before it is written."
-  (let ((accounting (connection-accounting connection)))
-    (output-buffer connection)          ; if it is empty the count begins anew
-    (when (< (options-max-queued-control-frames (connection-options connection))
-             (incf (accounting-control-frames accounting)))
-      (fail-connection connection +enhance-your-calm+ "answers to too many frames are not read"))
-    nil))
-
-(define-hot emit-reset ((connection connection) (id stream-id) (code error-code)) null
-  (note-control-frame connection)
-  (unless (connection-closed-p connection)
-    (charge-reset connection))
-  (unless (connection-closed-p connection)
-    (incf (accounting-resets-sent (connection-accounting connection)))
-    (emit-frame (connection rst-stream 0 id) code))
-  nil)
-
 (define-hot emit-window-update ((connection connection) (id stream-id)
                                 (increment (unsigned-byte 31)))
     null
   (emit-frame (connection window-update 0 id) increment))
-
-(define-hot emit-settings-ack ((connection connection)) null
-  (note-control-frame connection)
-  (unless (connection-closed-p connection)
-    (let ((buffer (output-buffer connection)))
-      (ensure-buffer-room buffer +frame-header-octets+)
-      (setf (buffer-end buffer)
-            (write-frame-header (buffer-octets buffer) (buffer-end buffer)
-                                0 +frame-settings+ +flag-ack+ 0))))
-  nil)
 
 (define-hot emit-ping ((connection connection) (flags octet) (payload (unsigned-byte 64))) null
   (emit-frame (connection ping flags 0) payload))
@@ -81,6 +52,13 @@
     (setf (frame-header-length octets at) length
           (buffer-end buffer) (copy-octets debug 0 (length debug) octets payload))
     nil))
+
+(defun discard-open-block (connection)
+  "Take back a header block of ours that was begun and not ended."
+  (let ((output (connection-output connection)))
+    (when (and output (<= 0 (connection-open-mark connection)))
+      (setf (buffer-end output) (+ (buffer-start output) (connection-open-mark connection))
+            (connection-open-mark connection) -1))))
 
 (define-hot send-ping ((connection connection) (payload (unsigned-byte 64))) null
   "Send a PING with PAYLOAD, 64 bits, on CONNECTION; its answer comes as ON-PING-ACK (RFC 9113

@@ -1,0 +1,111 @@
+;;;; How streams and connections end: a stream whose last frame has come or that was reset, a
+;;;; connection that fails (RFC 9113 section 5.4.1), that its owner closes or that is gone.
+;;;;
+;;;; FINISH-STREAM is the one way out of the table, END-CONNECTION the one way to a finished
+;;;; connection; each gives back what the stream or the connection held and tells the owner once.
+
+(in-package #:clgrpc.http2)
+
+;;; Streams
+
+(define-hot store-segment ((segment segment)) null
+  "The octets of SEGMENT are sent, or will not be."
+  (when (segment-storable segment)
+    (give-octets-back (shiftf (segment-octets segment) (load-time-value (make-octets 0)))))
+  nil)
+
+(define-hot note-queued ((stream stream) (count fixnum)) null
+  "The queue of STREAM has grown by COUNT octets, or become shorter."
+  (let ((connection (stream-connection stream)))
+    (incf (stream-queued-octets stream) count)
+    (incf (accounting-queued-octets (connection-accounting connection)) count)
+    (incf (pool-queued-octets (connection-pool connection)) count)
+    nil))
+
+(define-hot (drop-queue :inline t) ((stream stream)) null
+  (let ((queued (stream-queued-octets stream)))
+    (when (plusp queued)
+      (note-queued stream (- queued))
+      (loop for segment = (stream-queue-head stream) then (segment-next segment)
+            while segment do (store-segment segment))
+      (setf (stream-queue-head stream) nil
+            (stream-queue-tail stream) nil))
+    (setf (stream-trailers-function stream) nil)))
+
+(define-hot return-to-connection ((connection connection) (count (unsigned-byte 31))) null
+  "COUNT received octets need the connection's window no longer."
+  (let ((unreturned (+ (connection-unreturned connection) count)))
+    (setf (connection-unreturned connection) unreturned)
+    (when (<= (ash (connection-connection-window connection) -1) unreturned)
+      (unless (connection-closed-p connection)
+        (output-buffer connection)))
+    nil))
+
+(define-hot finish-stream ((stream stream)) null
+  "Take STREAM, whose state is closed or reset, out of the table and tell the owner; once."
+  (unless (stream-flag-p stream +finished+)
+    (let ((connection (stream-connection stream))
+          (unconsumed (- (stream-unconsumed stream) (stream-credited stream))))
+      (set-stream-flag stream +finished+)
+      (remove-stream connection stream)
+      (drop-queue stream)
+      (when (eq stream (connection-opening connection))
+        (setf (connection-opening connection) nil))
+      (setf (stream-unconsumed stream) 0
+            (stream-credited stream) 0)
+      (unless (zerop unconsumed)
+        (return-to-connection connection unconsumed))
+      (funcall (sink-on-stream-closed (connection-sink connection)) stream)
+      (recycle-stream stream)))
+  nil)
+
+(define-hot reset-finished-stream ((stream stream) (state state) (code error-code) (source keyword))
+    null
+  "End STREAM in STATE and tell the owner why: CODE and SOURCE as ON-RESET has them."
+  (setf (stream-state stream) state)
+  (funcall (sink-on-reset (connection-sink (stream-connection stream))) stream code source)
+  (finish-stream stream))
+
+;;; Connections
+
+(defun finish-all-streams (connection code)
+  (map-streams (lambda (stream)
+                 (unless (stream-flag-p stream +finished+)
+                   (reset-finished-stream stream +closed+ code :connection)))
+               connection))
+
+(defun end-connection (connection code text)
+  "Finish CONNECTION without a word to the peer: end its streams and tell the owner."
+  (setf (connection-phase connection) +finished-connection+
+        (connection-error-text connection) text
+        (connection-settings-deadline connection) 0
+        (connection-preface-deadline connection) 0
+        (connection-block-buffer connection) nil)
+  (finish-all-streams connection code)
+  (leave-pool connection)
+  (funcall (sink-on-close (connection-sink connection)) connection code text)
+  nil)
+
+(defun last-peer-stream-id (connection)
+  (if (connection-server-p connection) (max 0 (connection-highest-id connection)) 0))
+
+(defun lower-goaway (connection last-stream-id)
+  "Return, and remember as sent, LAST-STREAM-ID, or a lower one if that was sent before (6.8)."
+  (let ((before (connection-goaway-sent connection)))
+    (setf (connection-goaway-sent connection)
+          (if (= before +no-goaway+) last-stream-id (min before last-stream-id)))))
+
+(defun fail-connection (connection code text)
+  "End CONNECTION with GOAWAY of CODE and TEXT (5.4.1). Does nothing if it is finished."
+  (unless (connection-closed-p connection)
+    (discard-open-block connection)
+    (emit-goaway connection (lower-goaway connection (last-peer-stream-id connection)) code
+                 (ascii-octets text))
+    (end-connection connection code text))
+  nil)
+
+(defun close-connection (connection error-code text)
+  "End CONNECTION for a reason of the owner's: GOAWAY with ERROR-CODE and TEXT (ASCII) is written,
+every stream left gets ON-RESET with :CONNECTION, then ON-CLOSE is called. Does nothing if it is
+finished."
+  (fail-connection connection error-code (coerce text 'simple-string)))
