@@ -677,6 +677,7 @@
                (:file "stub")
                (:file "call")
                (:file "compression")
+               (:file "runtime")
                (:file "channel")
                (:file "target")
                (:file "subchannel")

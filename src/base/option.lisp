@@ -340,7 +340,12 @@ make garbage collection longer."))
    (backoff-jitter 0.2 0 1 "of the wait"
     "Random part of that wait, so that clients do not come back together.")
    (backoff-maximum-seconds 120 0.001 3600 "seconds"
-    "Longest such wait.")))
+    "Longest such wait.")
+   (max-client-loops 0 0 1024 "loops"
+    "The channel gets an event loop of its own while the channels of the image have fewer, else it
+shares one. Blocking callers on different loops do not wait for one another's thread, and loops run
+on different processors; one that is idle keeps a thread and 0.1 MB. 0 is the number of processors,
+but at least 4 and at most 16.")))
 
 (defun make-options (&rest arguments)
   "Return options for one end of a connection, with the values of the keyword ARGUMENTS and defaults

@@ -51,7 +51,7 @@
    #:options-reserve-wait-seconds #:options-drain-seconds #:options-room-wait-seconds
    #:options-connect-timeout-seconds
    #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter
-   #:options-backoff-maximum-seconds
+   #:options-backoff-maximum-seconds #:options-max-client-loops
    ;; seed.lisp
    #:hash-seed #:renew-hash-seed
    ;; heap.lisp

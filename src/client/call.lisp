@@ -443,4 +443,4 @@ or the RPC-ERROR that says what is wrong with it, which is returned."
 
 (defun reserve-of-future (call)
   "The operation RESERVE-OF-FUTURE."
-  (runtime-reserve (subchannel-runtime (client-call-subchannel call))))
+  (client-loop-reserve (subchannel-client-loop (client-call-subchannel call))))

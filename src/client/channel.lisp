@@ -60,7 +60,7 @@ CLOSE-CHANNEL, or use WITH-CHANNEL."
          (interceptors (rpc:check-interceptors interceptors))
          (authority (channel-authority place credentials))
          ;; last, since it is given back only with the channel
-         (runtime (acquire-runtime))
+         (client-loop (acquire-client-loop options))
          (channel (apply #'make-instance
                          (if (or interceptors call-credentials) 'intercepted-channel 'wire-channel)
                          :target target
@@ -69,7 +69,8 @@ CLOSE-CHANNEL, or use WITH-CHANNEL."
                            (list :interceptors interceptors
                                  :call-credentials call-credentials)))))
     (setf (channel-subchannel channel)
-          (make-subchannel :name target :runtime runtime :loop (runtime-loop runtime)
+          (make-subchannel :name target :client-loop client-loop
+                           :loop (client-loop-loop client-loop)
                            :options options
                            :keepalive-ns (seconds-ns (options-keepalive-seconds options))
                            :target place :credentials credentials
@@ -106,7 +107,7 @@ with a warning in the log. From any thread, but not from a callback."))
   (subchannel-open (channel-subchannel channel)))
 
 (defun close-subchannel (subchannel)
-  "End SUBCHANNEL, unless that is done, and give up its runtime. Not on its loop."
+  "End SUBCHANNEL, unless that is done, and give up its client loop. Not on its loop."
   (when (sb-thread:with-mutex ((subchannel-lock subchannel))
           (shiftf (subchannel-open subchannel) nil))
     (trace-event :channel :channel-closed :target (subchannel-name subchannel))
@@ -116,7 +117,7 @@ with a warning in the log. From any thread, but not from a callback."))
                           (shut-down subchannel)
                           (sb-thread:signal-semaphore done)))
       (sb-thread:wait-on-semaphore done :timeout 10)
-      (release-runtime (subchannel-runtime subchannel)))
+      (release-client-loop (subchannel-client-loop subchannel)))
     (loop:forget-ending subchannel))
   nil)
 

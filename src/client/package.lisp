@@ -2,8 +2,8 @@
 
 (defpackage #:clgrpc.client
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
-                    (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc))
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
+                    (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc))
   (:import-from #:sb-ext #:compare-and-swap #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.rpc
                 #:call #:call-status #:call-rpc-method #:call-extra #:call-fields #:call-deadline
@@ -15,7 +15,8 @@
   (:import-from #:clgrpc.loop #:future #:future-done-p #:await #:attach)
   (:export
    ;; for the in-process channel
-   #:runtime #:acquire-runtime #:release-runtime #:runtime-loop #:runtime-reserve
+   #:client-loop #:acquire-timer-loop #:release-timer-loop #:client-loop-loop
+   #:client-loop-reserve
    #:when-dropped #:report-dropped
    #:interception #:channel-secure-p #:check-call-options #:absolute-deadline #:request-generator
    #:only-request #:fail-or-retry #:never #:drive-for #:pump-requests

@@ -1,38 +1,105 @@
-;;;; The loop that all channels of an image share, which callers drive by turns, and the reserve
-;;;; threads that run it when they do not, and completions. Both
-;;;; start with the first channel that needs them and end with the last channel that is closed, so
-;;;; that an image without channels has no thread of ours.
+;;;; The loops of all channels of an image. Callers drive them by turns (loop/drive.lisp), each
+;;;; caller the loop of its own call; threads of one reserve run them when no caller does, and run
+;;;; what callers leave behind, such as completions.
+;;;;
+;;;; A caller may drive a loop while its call is the only one there. So channels have loops of their
+;;;; own as far as the option MAX-CLIENT-LOOPS allows: a new subchannel gets a new loop while each
+;;;; loop has a subchannel already, and beyond the limit the loop that has the fewest. It stays
+;;;; there for life. Callers who block on channels with loops of their own do not wake one another,
+;;;; and calls that nobody waits for use as many processors as there are loops.
+;;;;
+;;;; A loop ends with its last channel, the reserve with the last loop: an image without channels
+;;;; has no thread of ours.
 
 (in-package #:clgrpc.client)
 
-(defstruct (runtime (:copier nil))
-  "USERS counts the channels."
-  (loop nil :type loop:event-loop)
-  (reserve nil :type loop:reserve)
-  (users 0 :type fixnum))
+(defconstant +least-client-loops+ 4
+  "The default of MAX-CLIENT-LOOPS on a machine with few processors: a caller who drives a loop of
+its own saves two changes of threads per call, on one processor as well.")
 
-(defglobal **runtime** nil)
-(defglobal **runtime-lock** (sb-thread:make-mutex :name "clgrpc client runtime"))
+(defconstant +most-client-loops+ 16
+  "That default on a machine with many. An idle loop keeps 0.1 MB and a sleeping thread, which makes
+each garbage collection 30 µs longer.")
 
-(defun acquire-runtime ()
-  "Return the running RUNTIME, with one user more."
+(defstruct (client-loop (:constructor make-client-loop (loop reserve)) (:copier nil))
+  "A loop that channels use."
+  (loop nil :type loop:event-loop :read-only t)
+  (reserve nil :type loop:reserve :read-only t) ; the one of all client loops
+  (subchannels 0 :type fixnum)          ; how many subchannels are on LOOP
+  (timers 0 :type fixnum))              ; how many channels within the image have timers on LOOP
+
+(defmethod print-object ((client-loop client-loop) stream)
+  (print-unreadable-object (client-loop stream :type t)
+    (format stream "~A, ~D subchannels" (client-loop-loop client-loop)
+            (client-loop-subchannels client-loop))))
+
+(defglobal **client-loops** '()
+  "Every CLIENT-LOOP there is, the newest first.")
+(defglobal **client-loops-lock** (sb-thread:make-mutex :name "clgrpc client loops"))
+
+(defun client-loop-limit (options)
+  "How many client loops there may be, as OPTIONS of a channel say."
+  (let ((limit (options-max-client-loops options)))
+    (if (zerop limit)
+        (max +least-client-loops+ (min +most-client-loops+ (os:processor-count)))
+        limit)))
+
+(defun add-client-loop ()
+  "Return a new client loop, which runs. The lock is held."
+  (let* ((reserve (if **client-loops**
+                      (client-loop-reserve (first **client-loops**))
+                      (loop:make-reserve)))
+         (event-loop (loop:make-event-loop :name "clgrpc client" :reserve reserve :attended t)))
+    (loop:launch-event-loop event-loop)
+    (first (push (make-client-loop event-loop reserve) **client-loops**))))
+
+(defun least-used-loop ()
+  "The client loop that has the fewest subchannels, or nil. The lock is held."
+  (first (sort (copy-list **client-loops**) #'< :key #'client-loop-subchannels)))
+
+(defun acquire-client-loop (options)
+  "Return the client loop for a new subchannel that has OPTIONS, until RELEASE-CLIENT-LOOP."
   (read-environment)
-  (sb-thread:with-mutex (**runtime-lock**)
-    (unless **runtime**
-      (let* ((reserve (loop:make-reserve))
-             (event-loop (loop:make-event-loop :name "clgrpc client" :reserve reserve :attended t)))
-        (loop:launch-event-loop event-loop)
-        (setf **runtime** (make-runtime :loop event-loop :reserve reserve))))
-    (incf (runtime-users **runtime**))
-    **runtime**))
+  (sb-thread:with-mutex (**client-loops-lock**)
+    (let* ((least (least-used-loop))
+           (client-loop (if (or (null least)
+                                (and (plusp (client-loop-subchannels least))
+                                     (< (length **client-loops**) (client-loop-limit options))))
+                            (add-client-loop)
+                            least)))
+      (incf (client-loop-subchannels client-loop))
+      client-loop)))
 
-(defun release-runtime (runtime)
-  "Give up one use of RUNTIME; with the last its threads end. Not on its loop."
-  (let ((last (sb-thread:with-mutex (**runtime-lock**)
-                (when (zerop (decf (runtime-users runtime)))
-                  (setf **runtime** nil)
-                  t))))
-    (when last
-      (loop:stop-event-loop (runtime-loop runtime))
-      (loop:join-event-loop (runtime-loop runtime))
-      (loop:close-reserve (runtime-reserve runtime) 1))))
+(defun acquire-timer-loop ()
+  "Return the client loop for the timers of a channel within the image, until RELEASE-TIMER-LOOP."
+  (read-environment)
+  (sb-thread:with-mutex (**client-loops-lock**)
+    (let ((client-loop (or (least-used-loop) (add-client-loop))))
+      (incf (client-loop-timers client-loop))
+      client-loop)))
+
+(defun release-client-loop (client-loop)
+  "Undo ACQUIRE-CLIENT-LOOP. Not on the loop, which may end."
+  (sb-thread:with-mutex (**client-loops-lock**)
+    (decf (client-loop-subchannels client-loop)))
+  (end-if-unused-loop client-loop))
+
+(defun release-timer-loop (client-loop)
+  "Undo ACQUIRE-TIMER-LOOP. Not on the loop, which may end."
+  (sb-thread:with-mutex (**client-loops-lock**)
+    (decf (client-loop-timers client-loop)))
+  (end-if-unused-loop client-loop))
+
+(defun end-if-unused-loop (client-loop)
+  "End CLIENT-LOOP if nothing uses it, and the reserve if that was the last loop."
+  (multiple-value-bind (unused last)
+      (sb-thread:with-mutex (**client-loops-lock**)
+        (when (and (zerop (client-loop-subchannels client-loop))
+                   (zerop (client-loop-timers client-loop))
+                   (member client-loop **client-loops**))
+          (setf **client-loops** (remove client-loop **client-loops**))
+          (values t (null **client-loops**))))
+    (when unused
+      (loop:stop-event-loop (client-loop-loop client-loop))
+      (loop:join-event-loop (client-loop-loop client-loop))
+      (when last (loop:close-reserve (client-loop-reserve client-loop) 1)))))

@@ -6,7 +6,7 @@
   "What a channel is on its loop. It does not know the channel, so that the collector finds one that
 its user has dropped (dropped.lisp)."
   (name "" :type string)                ; the channel's target, as it was given
-  (runtime nil :type (or null runtime)) ; whose LOOP it is on
+  (client-loop nil :type (or null client-loop) :read-only t) ; whose LOOP it is on
   (open t :type boolean)                ; until CLOSE-CHANNEL
   (dropped nil :type boolean)           ; nobody has the channel any more, nor has closed it
   (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t)

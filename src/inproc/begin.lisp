@@ -135,8 +135,8 @@ of its channel."
   (let ((server (host-server (line-host line))))
     (if server
         (server:server-reserve server)
-        (let ((runtime (ensure-runtime site)))
-          (and runtime (client:runtime-reserve runtime))))))
+        (let ((client-loop (ensure-client-loop site)))
+          (and client-loop (client:client-loop-reserve client-loop))))))
 
 (defun begin-on-thread (line site)
   (flet ((run ()

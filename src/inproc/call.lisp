@@ -214,33 +214,33 @@ channel is closed."
 
 ;;; Calls that run on their own
 
-(defun ensure-runtime (site)
-  "The client's runtime, which SITE uses from now on until its channel is closed; nil if that is."
-  (or (site-runtime site)
+(defun ensure-client-loop (site)
+  "The client loop that SITE uses from now on until its channel is closed; nil if that is."
+  (or (site-client-loop site)
       (sb-thread:with-mutex ((site-lock site))
-        (or (site-runtime site)
+        (or (site-client-loop site)
             (and (site-open site)
-                 (let ((runtime (client:acquire-runtime)) (target (site-target site)))
+                 (let ((client-loop (client:acquire-timer-loop)) (target (site-target site)))
                    ;; channels and calls refer to the site: who has none has dropped it
                    (client:when-dropped site (lambda ()
                                                (client:report-dropped target)
-                                               (client:release-runtime runtime)))
-                   (setf (site-runtime site) runtime)))))))
+                                               (client:release-timer-loop client-loop)))
+                   (setf (site-client-loop site) client-loop)))))))
 
 (defun run-timer (site timer due-ns)
   "Have TIMER ring at DUE-NS."
-  (let ((runtime (ensure-runtime site)))
-    (when runtime
-      (let ((event-loop (client:runtime-loop runtime)))
+  (let ((client-loop (ensure-client-loop site)))
+    (when client-loop
+      (let ((event-loop (client:client-loop-loop client-loop)))
         (loop:run-or-post event-loop
                           (lambda ()
                             (schedule-timer (loop:event-loop-wheel event-loop) timer due-ns)))))))
 
 (defun stop-timer (site timer)
   "Undo RUN-TIMER; with SITE's channel its timers are gone."
-  (let ((runtime (site-runtime site)))
-    (when runtime
-      (let ((event-loop (client:runtime-loop runtime)))
+  (let ((client-loop (site-client-loop site)))
+    (when client-loop
+      (let ((event-loop (client:client-loop-loop client-loop)))
         (loop:run-or-post event-loop
                           (lambda ()
                             (when (timer-pending-p timer)
@@ -256,9 +256,10 @@ channel is closed."
 
 (defun run-aside (site function)
   "Have FUNCTION called on a thread that may wait."
-  (let ((runtime (ensure-runtime site)))
-    (unless (and runtime
-                 (loop:run-on-reserve (client:runtime-reserve runtime) function :if-busy :insist))
+  (let ((client-loop (ensure-client-loop site)))
+    (unless (and client-loop
+                 (loop:run-on-reserve (client:client-loop-reserve client-loop) function
+                                      :if-busy :insist))
       (funcall function))))
 
 (defun register (line)

@@ -144,8 +144,9 @@ that listens on that address. From any thread; end it with CLOSE-CHANNEL."
 (defun release-site (site)
   "SITE needs neither timers nor threads of the client any more."
   (sb-ext:cancel-finalization site)
-  (let ((runtime (sb-thread:with-mutex ((site-lock site)) (shiftf (site-runtime site) nil))))
-    (when runtime (client:release-runtime runtime))))
+  (let ((client-loop (sb-thread:with-mutex ((site-lock site))
+                       (shiftf (site-client-loop site) nil))))
+    (when client-loop (client:release-timer-loop client-loop))))
 
 (defmethod client:close-channel ((channel inproc-channel))
   (let* ((site (channel-site channel))

@@ -279,8 +279,8 @@ SCHEDULED is this thread's."
 
 (defun reserve-of-future (call)
   "The operation RESERVE-OF-FUTURE."
-  (let ((runtime (ensure-runtime (call-site call))))
-    (and runtime (client:runtime-reserve runtime))))
+  (let ((client-loop (ensure-client-loop (call-site call))))
+    (and client-loop (client:client-loop-reserve client-loop))))
 
 ;;; The two ends
 

@@ -77,9 +77,8 @@ callers', or none; LOCK is for those and for a new TABLE."
 
 (defstruct (site (:copier nil))
   "What all calls of a channel share. HOST is looked up by NAME if the channel was made for one.
-EXECUTION is :caller, :threads, or the loop that handlers run
-on. RUNTIME is the client's, once it is needed, for its timers and threads. WAITING and WATCHED are
-of waiting.lisp."
+EXECUTION is :caller, :threads, or the loop that handlers run on. CLIENT-LOOP is there once it is
+needed, for timers and threads. WAITING and WATCHED are of waiting.lisp."
   (target "" :type string)
   (host nil :type (or null host))
   (name nil :type (or null string))
@@ -87,7 +86,7 @@ of waiting.lisp."
   (share nil :type boolean)
   (execution :caller :type (or (member :caller :threads) loop:event-loop))
   (open t :type boolean)
-  (runtime nil :type (or null client:runtime))
+  (client-loop nil :type (or null client:client-loop))
   (handlers 0 :type sb-ext:word)        ; on threads of their own; atomic
   (waiting nil :type (or null simple-vector))
   (watched nil :type boolean)
