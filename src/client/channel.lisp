@@ -41,9 +41,9 @@ on a channel without TLS, or with TLS that verifies nothing, unless PLAINTEXT-CR
 All other ARGUMENTS are rows of the options table as keywords. Connects nothing yet. Signal MISUSE
 for a wrong target or option, TLS-ERROR if CREDENTIALS cannot be used. From any thread; end it with
 CLOSE-CHANNEL, or use WITH-CHANNEL."
-  (let ((scheme (rpc:find-scheme target)))
-    (if scheme
-        (funcall (rpc:scheme-open scheme) target arguments)
+  (let ((scheme (loop:find-scheme target)))
+    (if (and scheme (loop:scheme-open scheme))
+        (funcall (loop:scheme-open scheme) target arguments)
         (make-wire-channel target arguments credentials compression interceptors call-credentials
                            plaintext-credentials))))
 

@@ -73,22 +73,34 @@
     (dolist (call (waiting-calls subchannel)) (begin-waiting subchannel call))
     (change-state subchannel :connecting)
     (enter-stage subchannel :resolve)
-    (loop:connect-to (subchannel-loop subchannel) (subchannel-target subchannel)
-                     (seconds-ns (options-connect-timeout-seconds (subchannel-options subchannel)))
-                     (lambda (transport condition)
-                       (if transport
-                           (connected subchannel transport)
-                           (connect-failed subchannel condition)))
-                     :on-progress (lambda (event &rest plist)
-                                    (connect-progress subchannel event plist)))))
+    (loop:look-up (subchannel-loop subchannel) (subchannel-target subchannel)
+                  (seconds-ns (options-connect-timeout-seconds (subchannel-options subchannel)))
+                  (let ((began (subchannel-now subchannel)))
+                    (lambda (addresses condition)
+                      (if condition
+                          (connect-failed subchannel condition)
+                          (connect-addresses subchannel addresses began)))))))
+
+(defun connect-addresses (subchannel addresses began)
+  "Connect SUBCHANNEL to one of ADDRESSES; the attempt BEGAN before they were looked up."
+  (enter-stage subchannel :connect)
+  (loop:connect-addresses
+   (subchannel-loop subchannel) (target-text subchannel) addresses
+   (max 0 (- (+ began (seconds-ns (options-connect-timeout-seconds
+                                   (subchannel-options subchannel))))
+             (subchannel-now subchannel)))
+   (lambda (transport condition)
+     (if transport
+         (connected subchannel transport)
+         (connect-failed subchannel condition)))
+   :on-progress (lambda (event &rest plist) (connect-progress subchannel event plist))))
 
 (defun connect-progress (subchannel event plist)
-  "What CONNECT-TO says on its way: EVENT is :resolved, :attempt or :attempt-failed."
+  "What CONNECT-ADDRESSES says on its way: EVENT is :attempt or :attempt-failed."
   (when (tracing-p :subchannel)
     (apply #'log-event :trace event :tracer :subchannel :target (target-text subchannel) plist))
-  (case event
-    (:resolved (enter-stage subchannel :connect))
-    (:attempt-failed (setf (subchannel-failure subchannel) (getf plist :reason)))))
+  (when (eq event :attempt-failed)
+    (setf (subchannel-failure subchannel) (getf plist :reason))))
 
 (defun connected (subchannel transport)
   (cond ((eq :connecting (subchannel-state subchannel))

@@ -126,7 +126,7 @@ that listens on that address. From any thread; end it with CLOSE-CHANNEL."
   (make-inproc-channel target nil (host-address target)
                        (alexandria:remove-from-plist arguments :credentials)))
 
-(rpc:register-scheme "inproc" :open #'open-named :listen #'listen-here)
+(loop:register-scheme "inproc" :open #'open-named :listen #'listen-here)
 
 (defun find-named-host (site)
   "The host of SITE, which had none so far or one that is open no more; nil if there is none."

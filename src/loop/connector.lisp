@@ -1,8 +1,8 @@
-;;;; Connecting, without blocking the loop: a name that is not known without asking is looked up by
-;;;; a resolver; the addresses are tried in turn, the next one as soon as an attempt fails or
-;;;; has taken a quarter of a second, so that several may be under way, families alternating (RFC
-;;;; 8305 sections 4 and 5); the first that takes the connection has it, the others are given up.
-;;;; All of it has one time limit. The owner is called exactly once, on the loop.
+;;;; Connecting, without blocking the loop. A list of addresses is tried in turn, the next one as
+;;;; soon as an attempt fails or has taken a quarter of a second, so that several may be under way,
+;;;; families alternating (RFC 8305 sections 4 and 5); the first that takes the connection has it,
+;;;; the others are given up. All of it has one time limit. The owner is called exactly once, on the
+;;;; loop. CONNECT-TO looks a target up first, within the same limit.
 
 (in-package #:clgrpc.loop)
 
@@ -10,15 +10,14 @@
   "How long an attempt is waited for before the next begins (RFC 8305 section 8).")
 
 (defstruct (connector (:include source) (:constructor %make-connector) (:copier nil))
-  "UNTRIED are addresses; ATTEMPTS those under way; FAILURES texts, newest first; FAILURE-CLASS what
-the last of them was."
-  (target nil :type target)
+  "An endeavour to connect to one of several addresses."
+  (name "" :type string)                ; what it connects to, for people
   (on-done nil :type function)
   (on-progress nil :type (or null function))
-  (untried '() :type list)
-  (attempts '() :type list)
-  (failures '() :type list)
-  (failure-class 'connect-error :type symbol)
+  (untried '() :type list)              ; addresses
+  (attempts '() :type list)             ; those under way
+  (failures '() :type list)             ; texts, newest first
+  (failure-class 'connect-error :type symbol) ; of the last of them
   (deadline nil :type (or null timer))
   (delay nil :type (or null timer))     ; when it rings, the next attempt begins
   (done nil :type boolean))
@@ -38,18 +37,17 @@ the last of them was."
 
 (defmethod print-object ((connector connector) stream)
   (print-unreadable-object (connector stream :type t)
-    (write-string (target-text (connector-target connector)) stream)))
+    (write-string (connector-name connector) stream)))
 
-(defun connect-to (loop target timeout-ns on-done &key on-progress)
-  "Connect to TARGET, one of PARSE-TARGET or its text, within TIMEOUT-NS nanoseconds. Then (ON-DONE
-transport nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on LOOP, exactly once and
-never before this returns. ON-PROGRESS is a function that is told on LOOP how it goes: (:resolved
-:addresses texts), then for each attempt (:attempt :address text), and for those that fail
-(:attempt-failed :address text :reason text). Signal MISUSE if TARGET is none, or LOOP has stopped.
-From any thread."
+(defun connect-addresses (loop name addresses timeout-ns on-done &key on-progress)
+  "Connect to one of ADDRESSES, those of the kernel that NAME, a text, has, within TIMEOUT-NS
+nanoseconds. Then (ON-DONE transport nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on
+LOOP, exactly once and never before this returns. ON-PROGRESS is a function that is told on LOOP how
+it goes: for each attempt (:attempt :address text), and for those that fail (:attempt-failed
+:address text :reason text). Signal MISUSE if LOOP has stopped. From any thread."
   (let ((connector (%make-connector
-                    :loop loop :on-done on-done :on-progress on-progress
-                    :target (if (stringp target) (parse-target target) target)
+                    :loop loop :name name :on-done on-done :on-progress on-progress
+                    :untried (os:interleave-families addresses)
                     :on-release (lambda (connector)
                                   (note-failure connector "the event loop has stopped" nil)
                                   (fail-connector connector)))))
@@ -59,35 +57,32 @@ From any thread."
       (misuse "~A has stopped; it cannot connect." loop))
     nil))
 
+(defun connect-to (loop target timeout-ns on-done)
+  "Connect to TARGET, one of PARSE-TARGET or its text, as CONNECT-ADDRESSES does, once its addresses
+have been looked up. All of that may take TIMEOUT-NS nanoseconds. Signal MISUSE if TARGET is none,
+or LOOP has stopped. From any thread."
+  (declare (type function on-done))
+  (let ((target (if (stringp target) (parse-target target) target)))
+    (if (target-addresses target)
+        (connect-addresses loop (target-text target) (target-addresses target) timeout-ns on-done)
+        (let ((end (+ (read-clock loop) timeout-ns)))
+          (look-up loop target timeout-ns
+                   (lambda (addresses condition)
+                     (if condition
+                         (funcall on-done nil condition)
+                         (connect-addresses loop (target-text target) addresses
+                                            (max 0 (- end (event-loop-now loop))) on-done))))))))
+
 (defun start-connector (connector timeout-ns)
-  (let ((loop (connector-loop connector))
-        (target (connector-target connector)))
+  (let ((loop (connector-loop connector)))
     (push connector (event-loop-unconnected loop))
     (schedule-timer (event-loop-wheel loop) (connector-deadline connector)
                     (+ (event-loop-now loop) timeout-ns))
-    (if (target-addresses target)
-        (try-addresses connector (target-addresses target) nil)
-        (look-up-target connector target))))
-
-(defun look-up-target (connector target)
-  (trace-event :dns-resolver :look-up :name (target-host target))
-  (look-up-host (connector-loop connector) (target-host target) (target-port target)
-                (lambda (addresses failure) (try-addresses connector addresses failure))))
+    (try-next-address connector)))
 
 (defun tell-progress (connector event &rest plist)
   (when (connector-on-progress connector)
     (apply (connector-on-progress connector) event plist)))
-
-(defun try-addresses (connector addresses failure)
-  (unless (connector-done connector)
-    (trace-event :dns-resolver (if failure :look-up-failed :resolved)
-                 :name (target-text (connector-target connector))
-                 :addresses (mapcar #'os:address-text addresses) :reason failure)
-    (if failure
-        (note-failure connector failure nil 'dns-error)
-        (tell-progress connector :resolved :addresses (mapcar #'os:address-text addresses)))
-    (setf (connector-untried connector) (os:interleave-families addresses))
-    (try-next-address connector)))
 
 ;;; Attempts
 
@@ -107,7 +102,7 @@ for."
 (defun note-failure (connector text address &optional (class 'connect-error))
   "Remember TEXT as what went wrong, with ADDRESS, text, if that is not plain, and is of CLASS."
   (setf (connector-failure-class connector) class)
-  (push (if (or (null address) (string= address (target-text (connector-target connector))))
+  (push (if (or (null address) (string= address (connector-name connector)))
             text
             (format nil "~A (~A)" text address))
         (connector-failures connector))
@@ -161,10 +156,8 @@ for."
 ;;; The end
 
 (defun connecting-timed-out (connector)
-  (if (connector-attempts connector)
-      (dolist (attempt (connector-attempts connector))
-        (note-failure connector "no answer in time" (attempt-address attempt) 'connect-timeout))
-      (note-failure connector "no answer to the look-up in time" nil 'connect-timeout))
+  (dolist (attempt (connector-attempts connector))
+    (note-failure connector "no answer in time" (attempt-address attempt) 'connect-timeout))
   (fail-connector connector))
 
 (defun end-connector (connector transport condition)
@@ -187,7 +180,7 @@ for."
                    (make-condition
                     (connector-failure-class connector)
                     :operation "connect to"
-                    :address (target-text (connector-target connector))
+                    :address (connector-name connector)
                     :reason (format nil "~{~A~^; ~}"
                                     (remove-duplicates (reverse (connector-failures connector))
                                                        :test #'string=))))))

@@ -62,14 +62,18 @@
    ;; drive.lisp
    #:enter-call #:leave-call #:call-served #:drive #:may-drive-p #:left-to-drive-p #:drive-on
    #:not-for-driver-p #:run-now #:run-to-send #:run-or-post
+   ;; scheme.lisp
+   #:scheme #:register-scheme #:find-scheme #:scheme-name #:scheme-resolver #:scheme-open
+   #:scheme-listen
    ;; target.lisp
-   #:target #:*other-schemes* #:parse-target #:target-text #:target-host #:target-authority
+   #:target #:parse-target #:target-text #:target-addresses #:target-host #:target-port
+   #:target-authority
    ;; listener.lisp
    #:listener #:listen-on #:listener-address #:close-listener
    ;; resolver.lisp
-   #:run-on-resolver #:look-up-host
+   #:run-on-resolver #:look-up-host #:look-up
    ;; connector.lisp
-   #:connect-to
+   #:connect-addresses #:connect-to
    ;; future.lisp
    #:cancel #:future #:make-future #:future-done-p #:resolve-future #:reject-future #:await #:attach
    #:completions #:future-completions #:define-completions

@@ -9,7 +9,8 @@
 ;;;;   unix-abstract:NAME           a name of Linux that no file stands for
 ;;;;   passthrough:///HOST:PORT     as HOST:PORT, for targets made for grpc-go
 ;;;;
-;;;; In all but the first form %XX stands for an octet, as in URIs. Nothing is looked up here.
+;;;; In all but the first form %XX stands for an octet, as in URIs. Nothing is looked up here. Other
+;;;; schemes may be registered (scheme.lisp).
 
 (in-package #:clgrpc.loop)
 
@@ -26,6 +27,8 @@ look up, for PORT. AUTHORITY is what HTTP/2's :authority is for this target."
 
 (document-functions
   target-text "The text that TARGET was parsed from."
+  target-addresses "The kernel's addresses of TARGET that are known without a look-up, octets."
+  target-port "The port of TARGET; of a unix socket 0."
   target-host "The host of TARGET, a name or a numeric address; of a unix socket \"localhost\"."
   target-authority "What gRPC sends as :authority to TARGET.")
 
@@ -39,26 +42,6 @@ look up, for PORT. AUTHORITY is what HTTP/2's :authority is for this target."
   (misuse "~S is no address: ~?." text control arguments))
 
 ;;; The parts of a text
-
-(defparameter *target-parsers*
-  '(("dns" . parse-name-target) ("passthrough" . parse-name-target)
-    ("ipv4" . parse-numeric-target) ("ipv6" . parse-numeric-target)
-    ("unix" . parse-path-target) ("unix-abstract" . parse-abstract-target))
-  "An alist from scheme to a function (text scheme path smallest-port).")
-
-(defvar *other-schemes* '()
-  "The schemes of targets that somebody else looks at before PARSE-TARGET, for its messages.")
-
-(defun split-scheme (text)
-  "The scheme of TEXT, or nil if it has none that we know, and the position behind its colon."
-  (let* ((colon (position #\: text))
-         (scheme (and colon (string-downcase (subseq text 0 colon)))))
-    (cond ((null colon) (values nil 0))
-          ((assoc scheme *target-parsers* :test #'string=) (values scheme (1+ colon)))
-          ((eql (mismatch "://" text :start2 colon) 3)
-           (no-target text "there is no scheme ~A; there are ~{~A~^, ~}, or none at all" scheme
-                        (append (mapcar #'car *target-parsers*) *other-schemes*)))
-          (t (values nil 0)))))
 
 (defun split-authority (text start)
   "The authority and the path, its slash included, of what follows a scheme in TEXT; nil and all of
@@ -131,15 +114,13 @@ there is none; or nil, if one must be given."
     (make-name-target text text (if (and (string= host "") (zerop smallest-port)) "0.0.0.0" host)
                         port)))
 
-(defun parse-name-target (text scheme path smallest-port)
-  (declare (ignore scheme))
+(defun parse-name-target (text path smallest-port)
   (let ((name (decoded-string text (string-left-trim "/" path))))
     (multiple-value-bind (host port) (split-port text name smallest-port +default-port+)
       (make-name-target text name host port))))
 
-(defun parse-numeric-target (text scheme path smallest-port)
-  (let ((family (if (string= scheme "ipv4") os:+af-inet+ os:+af-inet6+))
-        (parts (or (uiop:split-string (decoded-string text (string-left-trim "/" path))
+(defun parse-numeric-target (text path smallest-port family)
+  (let ((parts (or (uiop:split-string (decoded-string text (string-left-trim "/" path))
                                       :separator ",")
                    '(""))))
     (flet ((address (part)
@@ -153,33 +134,59 @@ there is none; or nil, if one must be given."
         (make-target :text text :authority (os:address-text address) :host host :port port
                        :addresses (mapcar #'address parts))))))
 
+(defun parse-ipv4-target (text path smallest-port)
+  (parse-numeric-target text path smallest-port os:+af-inet+))
+
+(defun parse-ipv6-target (text path smallest-port)
+  (parse-numeric-target text path smallest-port os:+af-inet6+))
+
 (defun make-unix-target (text name &key abstract)
   (make-target :text text :authority "localhost" :host "localhost"
                  :addresses (list (or (os:make-unix-address name :abstract abstract)
                                       (no-target text "the name of a unix socket has 1 to 107 ~
                                                          octets, none of them NUL in a path")))))
 
-(defun parse-path-target (text scheme path smallest-port)
-  (declare (ignore scheme smallest-port))
+(defun parse-path-target (text path smallest-port)
+  (declare (ignore smallest-port))
   (make-unix-target text (decode-percents text path)))
 
-(defun parse-abstract-target (text scheme path smallest-port)
-  (declare (ignore scheme smallest-port))
+(defun parse-abstract-target (text path smallest-port)
+  (declare (ignore smallest-port))
   (make-unix-target text (decode-percents text path) :abstract t))
+
+(register-scheme "dns" :parse #'parse-name-target)
+(register-scheme "passthrough" :parse #'parse-name-target)
+(register-scheme "ipv4" :parse #'parse-ipv4-target)
+(register-scheme "ipv6" :parse #'parse-ipv6-target)
+(register-scheme "unix" :parse #'parse-path-target)
+(register-scheme "unix-abstract" :parse #'parse-abstract-target)
+
+(defun no-such-scheme (text)
+  (no-target text "there is no scheme ~A; there are ~{~A~^, ~}, or none at all"
+             (string-downcase (subseq text 0 (position #\: text))) (scheme-names)))
+
+(defun check-authority (text scheme authority)
+  "Signal MISUSE if TEXT, an address of SCHEME, has an AUTHORITY between slashes."
+  (cond ((zerop (length authority)))
+        ((string= "dns" (scheme-name scheme))
+         (no-target text "only the system's resolver is asked, no DNS server of one's choice; ~
+                            write dns:///HOST:PORT"))
+        (t (no-target text "between ~A:// and the next slash nothing is expected"
+                      (scheme-name scheme)))))
 
 (defun parse-target (text &key (smallest-port 1))
   "The target that TEXT, a string, means; see above. Ports are from SMALLEST-PORT on: 0 is for
 listening, and then no host means every IPv4 address. Signal MISUSE if it means none. From any
 thread."
   (unless (stringp text) (misuse "An address is a string, not ~S." text))
-  (multiple-value-bind (scheme start) (split-scheme text)
-    (if (null scheme)
-        (parse-bare-target text smallest-port)
-        (multiple-value-bind (authority path) (split-authority text start)
-          (when (plusp (length authority))
-            (if (string= scheme "dns")
-                (no-target text "only the system's resolver is asked, no DNS server of one's ~
-                                   choice; write dns:///HOST:PORT")
-                (no-target text "between ~A:// and the next slash nothing is expected" scheme)))
-          (funcall (cdr (assoc scheme *target-parsers* :test #'string=))
-                   text scheme path smallest-port)))))
+  (let ((scheme (find-scheme text))
+        (colon (position #\: text)))
+    (cond (scheme
+           (unless (scheme-parse scheme)
+             (no-target text "~A: is the scheme of channels that have no socket of their own"
+                        (scheme-name scheme)))
+           (multiple-value-bind (authority path) (split-authority text (1+ colon))
+             (check-authority text scheme authority)
+             (funcall (scheme-parse scheme) text path smallest-port)))
+          ((and colon (eql (mismatch "://" text :start2 colon) 3)) (no-such-scheme text))
+          (t (parse-bare-target text smallest-port)))))

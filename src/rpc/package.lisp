@@ -29,8 +29,6 @@
    #:channel #:invoke #:service-target #:direct-channel #:method-function #:binding
    #:binding-function #:ensure-binding
    #:define-service #:watch-services #:forget-watcher
-   ;; scheme.lisp
-   #:register-scheme #:find-scheme #:scheme-open #:scheme-listen
    ;; framing.lisp
    #:+parcel-octets+ #:parcel #:parcel-octets #:parcel-end #:parcel-taken
    ;; compression.lisp

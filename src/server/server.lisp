@@ -144,9 +144,9 @@ thread."
       (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
       (rpc:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
       (dolist (address addresses)
-        (let ((scheme (rpc:find-scheme address)))
-          (if scheme
-              (funcall (rpc:scheme-listen scheme) server address)
+        (let ((scheme (loop:find-scheme address)))
+          (if (and scheme (loop:scheme-listen scheme))
+              (funcall (loop:scheme-listen scheme) server address)
               (push (listen-for server address) (server-listeners server))))))
     (setf (server-listeners server) (reverse (server-listeners server))
           (server-state server) :serving)

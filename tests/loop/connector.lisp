@@ -176,3 +176,87 @@
                (interleaved "::1" "::2" "::3" "1.1.1.1" "2.2.2.2")))
     (is (equal '("1.1.1.1:1" "[::1]:1" "2.2.2.2:1" "3.3.3.3:1")
                (interleaved "1.1.1.1" "2.2.2.2" "3.3.3.3" "::1")))))
+
+;;; The two halves
+
+(defun look-up-and-wait (loop text &key (seconds 10))
+  "Look the target TEXT up; return its addresses as texts, and the condition."
+  (let ((done (sb-thread:make-semaphore)) (answers '()))
+    (loop:look-up loop (parse-target text) (seconds-ns seconds)
+                  (lambda (addresses condition)
+                    (push (list (mapcar #'os:address-text addresses) condition
+                                (in-event-loop-p loop))
+                          answers)
+                    (sb-thread:signal-semaphore done)))
+    (is-true (await done))
+    (settle loop)
+    (is (= 1 (length answers)))
+    (is-true (third (first answers)) "not on the loop")
+    (values-list (first answers))))
+
+(test look-ups
+  (with-loops (loop) ()
+    (is (equal '("127.0.0.1:5" "127.0.0.2:6")
+               (look-up-and-wait loop "ipv4:127.0.0.1:5,127.0.0.2:6")))
+    (is (equal '("127.0.0.1:5" "[::1]:5") (look-up-and-wait loop "localhost:5")))
+    (multiple-value-bind (addresses condition)
+        (look-up-and-wait loop "nobody.invalid:1" :seconds 60)
+      (is (null addresses))
+      (is (typep condition 'dns-error))
+      (is (search "Cannot connect to nobody.invalid:1" (princ-to-string condition))))))
+
+(test a-look-up-has-a-time-limit
+  "The answer that comes after it is nobody's."
+  (with-loops (loop) ()
+    (let ((asked (sb-thread:make-semaphore)) (go-on (sb-thread:make-semaphore)))
+      ;; what resolves names is busy with us
+      (loop repeat loop::+resolver-threads+
+            do (loop:run-on-resolver loop (lambda ()
+                                            (sb-thread:signal-semaphore asked)
+                                            (await go-on))))
+      (loop repeat loop::+resolver-threads+ do (is-true (await asked)))
+      (multiple-value-bind (addresses condition)
+          (look-up-and-wait loop "nobody.invalid:1" :seconds 0.02)
+        (is (null addresses))
+        (is (typep condition 'connect-timeout))
+        (is (search "no answer to the look-up in time" (princ-to-string condition))))
+      (sb-thread:signal-semaphore go-on loop::+resolver-threads+))))
+
+(test stopping-while-looking-up
+  (let ((answers '()))
+    (with-loops (loop) ()
+      (let ((held (sb-thread:make-semaphore)) (release (sb-thread:make-semaphore)))
+        (post loop (lambda () (sb-thread:signal-semaphore held) (await release)))
+        (await held)
+        (loop:look-up loop (parse-target "localhost:1") (seconds-ns 10)
+                      (lambda (addresses condition) (push (list addresses condition) answers)))
+        (stop-event-loop loop)
+        (sb-thread:signal-semaphore release)
+        (is-true (join-event-loop loop))))
+    (is (= 1 (length answers)))))
+
+(test addresses-are-connected-to-in-turn
+  (with-loops (loop) ()
+    (let ((listener (listen-with (list loop) (make-handler :input #'echo)))
+          (done (sb-thread:make-semaphore))
+          (progress '()) (peer nil)
+          (closed (closed-port)))
+      (connect-addresses loop "somebody"
+                         (list (os:make-address "127.0.0.1" closed)
+                               (os:make-address "127.0.0.1" (port-of listener)))
+                         (seconds-ns 10)
+                         (lambda (transport condition)
+                           (declare (ignore condition))
+                           (setf peer (transport-peer transport))
+                           (close-transport transport)
+                           (sb-thread:signal-semaphore done))
+                         :on-progress (lambda (event &key address reason)
+                                        (push (list event address reason) progress)))
+      (is-true (await done))
+      (settle loop)
+      (is (string= (listener-address listener) peer))
+      (let ((dead (format nil "127.0.0.1:~D" closed)))
+        (is (equal `((:attempt ,dead nil)
+                     (:attempt-failed ,dead ,(format nil "Connection refused (~A)" dead))
+                     (:attempt ,peer nil))
+                   (reverse progress)))))))

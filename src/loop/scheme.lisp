@@ -1,0 +1,69 @@
+;;;; The registry of schemes: what an address NAME:… means. A row has up to four functions, one for
+;;;; each place where addresses are read. Whoever gives a function registers it; a scheme is added,
+;;;; or part of one replaced, at any time.
+;;;;
+;;;;   parse     a socket of the kernel's, to connect to or to listen on (target.lisp)
+;;;;   resolver  MAKE-CHANNEL: the servers of a channel over the network (src/client/resolver.lisp)
+;;;;   open      MAKE-CHANNEL: a channel of another kind, such as one within the image
+;;;;   listen    START-SERVER: how calls of such a channel reach a server
+
+(in-package #:clgrpc.loop)
+
+(defstruct (scheme (:copier nil))
+  "What addresses that begin with NAME and a colon mean."
+  (name "" :type string :read-only t)
+  (parse nil :type (or null function) :read-only t)
+  (resolver nil :type (or null function) :read-only t)
+  (open nil :type (or null function) :read-only t)
+  (listen nil :type (or null function) :read-only t))
+
+(declaim (sb-ext:freeze-type scheme))
+
+(document-functions
+  scheme-name "The name of SCHEME, in lower case."
+  scheme-resolver "See REGISTER-SCHEME."
+  scheme-open "See REGISTER-SCHEME."
+  scheme-listen "See REGISTER-SCHEME.")
+
+(defmethod print-object ((scheme scheme) stream)
+  (print-unreadable-object (scheme stream :type t)
+    (write-string (scheme-name scheme) stream)))
+
+(defglobal **schemes** '())
+
+(defun register-scheme (name &rest functions &key parse resolver open listen)
+  "Have addresses that begin with NAME and a colon mean what the functions say:
+PARSE (text path smallest-port): the TARGET, a socket, that TEXT means; PATH follows the colon, or
+the empty authority \"//\", and no port may be below SMALLEST-PORT.
+RESOLVER (text): what tells a channel to TEXT the addresses of its servers.
+OPEN (text arguments): a channel to TEXT, ARGUMENTS being those of MAKE-CHANNEL.
+LISTEN (server text): has the channels of OPEN to TEXT lead to SERVER.
+Each signals MISUSE for a text that means nothing. What is not given stays as it was registered
+before. Return the scheme. From any thread."
+  (declare (ignore parse resolver open listen))
+  (let ((new nil))
+    (flet ((with-scheme (schemes)
+             (let ((old (find name schemes :key #'scheme-name :test #'string-equal)))
+               (setf new (apply #'make-scheme :name (string-downcase name)
+                                (append functions
+                                        (when old
+                                          (list :parse (scheme-parse old)
+                                                :resolver (scheme-resolver old)
+                                                :open (scheme-open old)
+                                                :listen (scheme-listen old))))))
+               (append (remove old schemes) (list new)))))
+      (sb-ext:atomic-update **schemes** #'with-scheme))
+    new))
+
+(defun find-scheme (text)
+  "The scheme of TEXT, or nil if what is before its first colon names none, or it is no text."
+  (let ((colon (and (stringp text) (position #\: text))))
+    (and colon
+         (find-if (lambda (scheme)
+                    (and (= colon (length (scheme-name scheme)))
+                         (string-equal text (scheme-name scheme) :end1 colon)))
+                  **schemes**))))
+
+(defun scheme-names ()
+  "The names of all schemes, the first to be registered first."
+  (mapcar #'scheme-name **schemes**))
