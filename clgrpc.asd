@@ -18,9 +18,18 @@
   :components ((:file "package"))
   :in-order-to ((test-op (test-op "clgrpc/tests"))))
 
+(defsystem "clgrpc/kernel"
+  :description "An assembler for inner loops in machine code, and what the processor has."
+  :pathname "src/kernel/"
+  :serial t
+  :components ((:file "package")
+               (:file "instruction")
+               (:file "kernel")
+               (:file "processor")))
+
 (defsystem "clgrpc/base"
   :description "Octets, policy, options, conditions, clock, timers, queues, log, JSON."
-  :depends-on ("sb-concurrency")
+  :depends-on ("clgrpc/kernel" "sb-concurrency")
   :pathname "src/base/"
   :serial t
   :components ((:file "package")
@@ -28,14 +37,14 @@
                (:file "clock")
                (:file "heap")
                (:file "raw")
-               (:file "lane")
-               (:file "wide")
+               (:file "copy-kernel")
                (:file "octets")
                (:file "store")
                (:file "collector")
                (:file "condition")
                (:file "option")
                (:file "seed")
+               (:file "utf8-kernel")
                (:file "utf8")
                (:file "base64")
                (:file "timer")
@@ -191,7 +200,7 @@
 
 (defsystem "clgrpc/protobuf"
   :description "Protocol Buffers: .proto source to native code."
-  :depends-on ("clgrpc/base" "sb-introspect")
+  :depends-on ("clgrpc/base" "clgrpc/kernel" "sb-introspect")
   :pathname "src/protobuf/"
   :serial t
   :components ((:file "package")
@@ -203,7 +212,7 @@
                (:file "name")
                (:file "message")
                (:file "wire")
-               (:file "lane")
+               (:file "varint-kernel")
                (:file "scalar")
                (:file "literal")
                (:file "record")

@@ -144,7 +144,7 @@ class, (:structure name)."
   (when (and (consp form) (symbolp (first form)) (consp (rest form)))
     (let ((name (if (consp (second form)) (first (second form)) (second form))))
       (case (first form)
-        (clgrpc.base:define-kernel (list name))
+        (clgrpc.kernel:define-kernel (list name))
         (defstruct `((:structure ,name)))
         ((defclass define-condition)
          (loop for slot in (fourth form)
@@ -258,12 +258,13 @@ returns them, define to the names of the files that do."
 ;;; Width
 
 (defparameter *widths*
-  '(("os" "base" 30)
+  '(("base" "kernel" 10)
+    ("os" "base" 30)
     ("loop" "base" 80) ("loop" "os" 130)
     ("async" "base" 40) ("async" "os" 20) ("async" "loop" 80)
     ("hpack" "base" 30)
     ("http2" "base" 50) ("http2" "hpack" 30)
-    ("protobuf" "base" 110)
+    ("protobuf" "base" 100) ("protobuf" "kernel" 20)
     ("rpc" "base" 90) ("rpc" "os" 20) ("rpc" "loop" 50) ("rpc" "hpack" 20) ("rpc" "http2" 50)
     ("rpc" "protobuf" 40)
     ("client" "base" 50) ("client" "loop" 60) ("client" "hpack" 20) ("client" "http2" 40)

@@ -11,8 +11,8 @@
 (in-suite :clgrpc.documentation)
 
 (defparameter *packages*
-  '(#:clgrpc #:clgrpc.base #:clgrpc.loop #:clgrpc.async #:clgrpc.http2 #:clgrpc.hpack
-    #:clgrpc.protobuf)
+  '(#:clgrpc #:clgrpc.kernel #:clgrpc.base #:clgrpc.loop #:clgrpc.async #:clgrpc.http2
+    #:clgrpc.hpack #:clgrpc.protobuf)
   "The packages for users and those who build on a layer, all of whose exports must be documented.")
 
 (defparameter *inner-packages*

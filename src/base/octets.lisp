@@ -52,8 +52,8 @@ fetched meanwhile."
   "Copy COUNT octets from the address FROM to the address TO; they do not overlap."
   `(let ((from ,from) (to ,to) (count ,count))
      (declare (type index count))
-     (if (and (<= 64 count) (lanes-p))
-         (%copy-lanes from to count)
+     (if (and (<= 64 count) (avx2-p))
+         (%copy-256 from to count)
          (%move-memory from to count))))
 
 (defconstant +few-octets+ 64 "Fewer are copied by words.")

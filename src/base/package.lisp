@@ -1,8 +1,10 @@
-;;;; The vocabulary every other folder uses. `clgrpc.base` is the one package besides `cl` that the
-;;;; others `:use`; it knows nothing of networks, protocols or threads' lives.
+;;;; The vocabulary that every folder above uses. `clgrpc.base` is the one package besides `cl` that
+;;;; the others `:use`; it knows nothing of networks, protocols or threads' lives.
 
 (defpackage #:clgrpc.base
   (:use #:cl)
+  (:import-from #:clgrpc.kernel #:define-kernel #:inst #:memory #:repeat-constant #:inst512
+                #:instx #:masked #:+kernels-p+ #:avx2-p)
   (:import-from #:sb-ext #:defglobal #:compare-and-swap #:atomic-incf #:atomic-decf)
   (:export
    ;; policy.lisp
@@ -60,11 +62,8 @@
    #:promise-octets #:settle-octets #:collect-for-room #:known-heap-p
    ;; raw.lisp
    #:make-raw-vector
-   ;; lane.lisp
-   #:define-kernel #:with-kernel-parts #:+octets-data+ #:+kernels-p+ #:lanes-p #:bit-lanes-p
-   #:inst #:memory #:lanes
-   ;; wide.lisp
-   #:wide-lanes-p #:wide #:plain #:broadcast #:masked #:%copy-wide
+   ;; copy-kernel.lisp
+   #:%copy-512
    ;; utf8.lisp
    #:invalid-utf8 #:invalid-utf8-position #:utf8-length #:encode-utf8 #:decode-utf8
    #:string-octets #:octets-string #:put-utf8 #:ascii-octets #:octets-ascii #:ascii-string

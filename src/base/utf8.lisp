@@ -2,7 +2,7 @@
 ;;;; what gRPC carries is ASCII, and SBCL's own coders cost ten times as much. Decoded ASCII is a
 ;;;; simple-base-string, anything else a (simple-array character).
 ;;;;
-;;;; The fast paths work on eight octets at a time, or in the kernels of lane.lisp on more: a base
+;;;; The fast paths work on eight octets at a time, or in kernels (utf8-kernel.lisp) on more: a base
 ;;;; string's characters are octets in memory, a character string's are 32-bit codes. The leaves'
 ;;;; callers have checked that all they touch exists.
 
@@ -67,10 +67,10 @@ carries into its top bit if the character takes one octet more."
   (let ((count (length string)) (more 0))
     (declare (type index count) (type (unsigned-byte 64) more))
     (with-sap ((from string))
-      (when (and (<= 16 count) (lanes-p) (zerop (%wide-among from count)))
+      (when (and (<= 16 count) (avx2-p) (zerop (%wide-among from count)))
         (return-from %wide-utf8-length count))
       (multiple-value-bind (extra at)
-          (if (lanes-p) (%wide-extra from count) (values 0 0))
+          (if (avx2-p) (%wide-extra from count) (values 0 0))
         (declare (type index extra at))
         (macrolet ((reach (pair limit)
                      `(logand (pair-of 1)
@@ -160,7 +160,7 @@ surrogate counts as U+FFFD."
 ASCII; return whether they are."
   (let ((count (length string)))
     (with-sap ((from string) (base octets))
-      (if (and (<= 16 count) (lanes-p))
+      (if (and (<= 16 count) (avx2-p))
           (zerop (%narrow-sixteens from (sb-sys:sap+ base start) count))
           (dotimes (i count t)
             (let ((code (char-code (schar string i))))
@@ -170,15 +170,15 @@ ASCII; return whether they are."
 (defconstant +no-pair+ (pair-of #x10000)
   "Two characters that are not put together.")
 
-(define-leaf (%encode-lanes :inline t)
+(define-leaf (%encode-run :inline t)
     ((string wide-string) (from index) (octets octets) (start index))
     (values index index)
   "Put characters of STRING from FROM into OCTETS from START as far as %NARROW-LANES does; return
 the positions in both."
   (with-sap ((chars string) (base octets) (layouts **narrow-layouts**))
     (multiple-value-bind (done here)
-        (if (lanes-p)
-            (%narrow-lanes (sb-sys:sap+ chars (* 4 from)) (- (length string) from)
+        (if (avx2-p)
+            (%encode-eights (sb-sys:sap+ chars (* 4 from)) (- (length string) from)
                            (sb-sys:sap+ base start) (- (length octets) start) layouts)
             (values 0 0))
       (declare (type index done here))
@@ -229,9 +229,9 @@ octets."
   (let ((count (length string)) (i 0) (at start))
     (declare (type index count i at))
     (loop
-      (multiple-value-setq (i at) (%encode-lanes string i octets at))
+      (multiple-value-setq (i at) (%encode-run string i octets at))
       (when (= i count) (return))
-      (let ((end (if (lanes-p) (min count (+ i 16)) count))) ; lanes may go on behind
+      (let ((end (if (avx2-p) (min count (+ i 16)) count))) ; lanes may go on behind
         (multiple-value-setq (i at) (%encode-wide string i end octets at))
         (when (or (= i count) (< i end)) (return))))
     (flet ((put (octet)
@@ -290,9 +290,9 @@ surrogates, values above U+10FFFF and truncated sequences."
   (let ((count 0) (at start))
     (declare (type index count at))
     (with-sap ((base octets))
-      (when (lanes-p)
+      (when (avx2-p)
         (multiple-value-bind (starts here)
-            (%count-lanes (sb-sys:sap+ base start) (logandc2 (- end start) 15))
+            (%count-starts (sb-sys:sap+ base start) (logandc2 (- end start) 15))
           (declare (type index starts here))
           (setf count starts
                 at (+ start here))))
@@ -347,9 +347,9 @@ it stores characters, or ends."
                               at (+ at 4))
                         t))))
         (loop
-          (when (and (<= again at) (lanes-p))
+          (when (and (<= again at) (avx2-p))
             (multiple-value-bind (done here)
-                (%widen-lanes (sb-sys:sap+ base at) (- end at) (sb-sys:sap+ chars (* 4 to))
+                (%decode-eights (sb-sys:sap+ base at) (- end at) (sb-sys:sap+ chars (* 4 to))
                               (- (length string) to) layouts)
               (declare (type index done here))
               (setf at (+ at here)

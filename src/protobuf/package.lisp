@@ -1,9 +1,12 @@
 ;;;; Protocol Buffers for SBCL: .proto source → descriptors → native code specialised per message.
-;;;; Stands on clgrpc.base alone. Users need the first group of exports; what follows serves the
-;;;; layers above (rpc, reflection) and the code that DEFINE-PROTO generates.
+;;;; Stands on clgrpc.base and clgrpc.kernel alone. Users need the first group of exports; what
+;;;; follows serves the layers above (rpc, reflection) and the code that DEFINE-PROTO generates.
 
 (defpackage #:clgrpc.protobuf
   (:use #:cl #:clgrpc.base)
+  (:import-from #:clgrpc.kernel #:define-kernel #:with-kernel-parts #:inst #:memory #:inst512
+                #:instx #:broadcast #:masked #:+octets-data+ #:+kernels-p+
+                #:avx2-p #:fast-bits-p #:avx512-p)
   (:import-from #:sb-ext #:defglobal #:truly-the)
   (:export
    ;; define.lisp

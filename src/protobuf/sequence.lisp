@@ -54,11 +54,11 @@ is for the caller to write."
   "How many varints end in the octets START to END."
   (let ((count 0) (at start))
     (declare (type index count at))
-    (when (and (<= 32 (- end start)) (lanes-p))
+    (when (and (<= 32 (- end start)) (avx2-p))
       (with-sap ((base octets))
         (multiple-value-bind (ends here)
-            (if (and (<= 256 (- end start)) (wide-lanes-p))
-                (%wide-count-ends (sb-sys:sap+ base start) (logandc2 (- end start) 63))
+            (if (and (<= 256 (- end start)) (avx512-p))
+                (%count-ends-512 (sb-sys:sap+ base start) (logandc2 (- end start) 63))
                 (%count-ends (sb-sys:sap+ base start) (logandc2 (- end start) 15)))
           (declare (type index ends here))
           (setf count ends
@@ -188,7 +188,7 @@ and the position behind the last that was read, or AT."
     (ensure-room vector count run simple-vector)
     (let ((next at))
       (declare (type index next))
-      (when (and +carve-p+ (<= 16 run) (< tag 16384) (lanes-p))
+      (when (and +carve-p+ (<= 16 run) (< tag 16384) (avx2-p))
         (loop
           (let ((piece (make-array (min +piece+ (+ memory 112)) :element-type 'octet))
                 (start at) (elements vector) (before count))
@@ -213,7 +213,7 @@ and the position behind the last that was read, or AT."
     (values index index)
   "Write the first strings of VECTOR as fields with TAG at AT, while they are short base strings and
 others follow that will overwrite what is written behind them. Return how many, and where they end."
-  (let* ((i 0) (wide (wide-lanes-p))
+  (let* ((i 0) (wide (avx512-p))
          (count (- (length vector) (floor +string-slack+ 2))) ; one takes two octets at least
          (last (- (length octets) 131))
          (size (if (< tag 128) 1 2))
@@ -231,7 +231,7 @@ others follow that will overwrite what is written behind them. Return how many, 
                    (with-sap ((from string))
                      (let ((to (sb-sys:sap+ base at)))
                        (if (and wide (<= length 64))
-                           (%copy-wide from to length)
+                           (%copy-512 from to length)
                            (%copy-plain from to length))))
                    (step-by length)))
                (setf i (truly-the index (1+ i)))))
@@ -339,9 +339,9 @@ type."
                 (scalar-sizer scalar) #',(funcall name "SIZE")
                 (scalar-putter scalar) #',(funcall name "PUT"))))))
 
-  (defun lane-function (verb scalar)
-    "The kernel (lane.lisp) that does VERB for the varints of SCALAR, which without a sign are what
-they are with it where they take 64 bits, and to read."
+  (defun kernel-function (verb scalar)
+    "The kernel (varint-kernel.lisp) that does VERB for the varints of SCALAR. Numbers without a sign
+have the kernels of those with one if they take 64 bits, and for reading."
     (let ((kind (scalar-kind scalar)))
       (kind-function verb (cond ((eq kind :uint64) :int64)
                                 ((and (eq kind :uint32) (search "UNPACK" verb)) :int32)
@@ -355,13 +355,13 @@ they are with it where they take 64 bits, and to read."
             (progn type
                    ,@(when (varint-bits scalar)
                        `((with-sap ((from vector))
-                           (cond ((and (<= 16 (length vector)) (wide-lanes-p))
+                           (cond ((and (<= 16 (length vector)) (avx512-p))
                                   (setf (values size i)
-                                        (,(lane-function "%WIDE-SIZES" scalar) from
+                                        (,(kernel-function "%SIZES-512" scalar) from
                                          (length vector))))
-                                 ((lanes-p)
+                                 ((avx2-p)
                                   (setf (values size i)
-                                        (,(lane-function "%SIZES" scalar) from
+                                        (,(kernel-function "%SIZES" scalar) from
                                          (length vector))))))))
                    (loop while (< i (length vector))
                          do (let ((value ,(element-out scalar '(aref vector i))))
@@ -446,16 +446,16 @@ reach the end, and one with checks for the rest."
                             (setf count (truly-the index (+ count done))
                                   at (truly-the index (+ at here)))
                             here))))
-            (when (and (<= 256 (- end at)) (wide-lanes-p)) ; worth getting ready for
+            (when (and (<= 256 (- end at)) (avx512-p)) ; worth getting ready for
               (let ((ends (make-array 17 :element-type '(unsigned-byte 64))))
                 (declare (dynamic-extent ends))
                 (with-sap ((scratch ends))
-                  (loop do (run ,(lane-function "%WIDE-UNPACK" scalar) (- end at)
+                  (loop do (run ,(kernel-function "%UNPACK-512" scalar) (- end at)
                                 (- (length vector) count) scratch)
                         while (and (<= 256 (- end at)) ; at one of more than eight octets, that is
-                                   (plusp (run ,(lane-function "%UNPACK-LANES" scalar) 256)))))))
-            (when (and (< 80 (- end at)) (bit-lanes-p))
-              (run ,(lane-function "%UNPACK-LANES" scalar) (- end at))))
+                                   (plusp (run ,(kernel-function "%UNPACK-BITS" scalar) 256)))))))
+            (when (and (< 80 (- end at)) (fast-bits-p))
+              (run ,(kernel-function "%UNPACK-BITS" scalar) (- end at))))
           (sb-sys:with-pinned-objects (octets)
             (let ((last (min (1- end) (- (length octets) 10))) (base (sb-sys:vector-sap octets)))
               (declare (type fixnum last))
@@ -502,13 +502,13 @@ reach the end, and one with checks for the rest."
                               (setf i (truly-the index (+ i done))
                                     at (truly-the index (+ at here)))
                               done))))
-              (when (and (<= 64 (- end at)) (wide-lanes-p))
-                (loop do (run ,(lane-function "%WIDE-PACK" scalar) (- count i) end)
+              (when (and (<= 64 (- end at)) (avx512-p))
+                (loop do (run ,(kernel-function "%PACK-512" scalar) (- count i) end)
                       while (and (<= 64 (- end at)) ; at one of more than eight octets, or the last
                                  (<= 16 (- count i))
-                                 (plusp (run ,(lane-function "%PACK-LANES" scalar) 16 end)))))
-              (when (bit-lanes-p)
-                (run ,(lane-function "%PACK-LANES" scalar) (- count i) (length octets))))
+                                 (plusp (run ,(kernel-function "%PACK-BITS" scalar) 16 end)))))
+              (when (fast-bits-p)
+                (run ,(kernel-function "%PACK-BITS" scalar) (- count i) (length octets))))
             (sb-sys:with-pinned-objects (octets)
               (let ((base (sb-sys:vector-sap octets)))
                 (macrolet ((put-varint (value) `(pack-varint (ldb (byte 64 0) ,value)))

@@ -356,14 +356,14 @@
                protobuf::%put-varint protobuf::%put-short-varint
                protobuf::%count-varints protobuf::%count-ends protobuf::%copy-elements
                protobuf::%count-fields protobuf::%carve-1 protobuf::%carve-2
-               protobuf::%wide-count-ends
+               protobuf::%count-ends-512
                protobuf::%read-strings protobuf::%put-strings
-               protobuf::%wide-sizes-int32 protobuf::%wide-sizes-uint32 protobuf::%wide-sizes-int64
-               protobuf::%wide-sizes-sint32 protobuf::%wide-sizes-sint64
-               protobuf::%wide-pack-int32 protobuf::%wide-pack-uint32 protobuf::%wide-pack-int64
-               protobuf::%wide-pack-sint32 protobuf::%wide-pack-sint64
-               protobuf::%wide-unpack-int32 protobuf::%wide-unpack-int64
-               protobuf::%wide-unpack-sint32 protobuf::%wide-unpack-sint64
+               protobuf::%sizes-512-int32 protobuf::%sizes-512-uint32 protobuf::%sizes-512-int64
+               protobuf::%sizes-512-sint32 protobuf::%sizes-512-sint64
+               protobuf::%pack-512-int32 protobuf::%pack-512-uint32 protobuf::%pack-512-int64
+               protobuf::%pack-512-sint32 protobuf::%pack-512-sint64
+               protobuf::%unpack-512-int32 protobuf::%unpack-512-int64
+               protobuf::%unpack-512-sint32 protobuf::%unpack-512-sint64
                protobuf::%field-at protobuf::%wide-field-at protobuf::%put-varint-at
                protobuf::%put-field-at protobuf::%put-wide-field-at protobuf::%count-ends-of-word
                protobuf::%read-few-int32 protobuf::%read-few-int64 protobuf::%read-few-uint32
@@ -374,10 +374,10 @@
                protobuf::%put-few-sint32 protobuf::%put-few-sint64
                protobuf::%sizes-int32 protobuf::%sizes-uint32 protobuf::%sizes-int64
                protobuf::%sizes-sint32 protobuf::%sizes-sint64
-               protobuf::%pack-lanes-int32 protobuf::%pack-lanes-uint32 protobuf::%pack-lanes-int64
-               protobuf::%pack-lanes-sint32 protobuf::%pack-lanes-sint64
-               protobuf::%unpack-lanes-int32 protobuf::%unpack-lanes-int64
-               protobuf::%unpack-lanes-sint32 protobuf::%unpack-lanes-sint64
+               protobuf::%pack-bits-int32 protobuf::%pack-bits-uint32 protobuf::%pack-bits-int64
+               protobuf::%pack-bits-sint32 protobuf::%pack-bits-sint64
+               protobuf::%unpack-bits-int32 protobuf::%unpack-bits-int64
+               protobuf::%unpack-bits-sint32 protobuf::%unpack-bits-sint64
                protobuf::%unpack-int32 protobuf::%unpack-int64 protobuf::%unpack-uint32
                protobuf::%unpack-uint64 protobuf::%unpack-sint32 protobuf::%unpack-sint64
                protobuf::%pack-int32 protobuf::%pack-int64 protobuf::%pack-uint32

@@ -30,16 +30,16 @@
 those of PEXT and PDEP, and then with none that x86-64 had not at first."
   (macrolet ((avx2 () #+x86-64 '(sb-alien:extern-alien "avx2_supported" sb-alien:int)
                       #-x86-64 '(svref (vector 0) 0)))
-    (let ((widest clgrpc.base::**wide-lanes-p**) (bits clgrpc.base::**fast-bits-p**)
+    (let ((widest clgrpc.kernel::**avx512-p**) (bits clgrpc.kernel::**fast-bits-p**)
           (lanes (avx2)))
       (unwind-protect
            (loop for (wide fast some) in '((t t t) (nil t t) (nil nil t) (nil nil nil))
-                 do (setf clgrpc.base::**wide-lanes-p** (and wide widest)
-                          clgrpc.base::**fast-bits-p** (and fast bits)
+                 do (setf clgrpc.kernel::**avx512-p** (and wide widest)
+                          clgrpc.kernel::**fast-bits-p** (and fast bits)
                           (avx2) (if some lanes 0))
                     (funcall function))
-        (setf clgrpc.base::**wide-lanes-p** widest
-              clgrpc.base::**fast-bits-p** bits
+        (setf clgrpc.kernel::**avx512-p** widest
+              clgrpc.kernel::**fast-bits-p** bits
               (avx2) lanes)))))
 
 (defmacro on-each-processor (&body body)
@@ -137,7 +137,7 @@ those of PEXT and PDEP, and then with none that x86-64 had not at first."
                           always (and (typep read 'simple-base-string) (string= text read))))
                 (when (zerop (random 4))
                   (push (cons texts (subseq vector 3 (+ 3 count))) kept))
-                (when (and protobuf::+carve-p+ (clgrpc.base:lanes-p) (< tag 16384)
+                (when (and protobuf::+carve-p+ (clgrpc.kernel:avx2-p) (< tag 16384)
                            (< 16 (length texts))
                            (every (lambda (text)
                                     (and (< (length text) 64)

@@ -1,31 +1,35 @@
-;;;; Kernels (lane.lisp) of 512 bits, for an x86-64 with AVX-512 as Intel has it since Ice Lake and
-;;;; AMD since Zen 4 (F, BW, DQ, VL, CD, VBMI and VBMI2). SBCL's assembler knows none of it, so here
-;;;; is what makes the octets of such instructions (Intel's Software Developer's Manual, volume 2,
-;;;; 2.3 and 2.7), and of those for general registers that it lacks.
+;;;; Instructions for the bodies of kernels: SBCL's assembler under shorter names, and what makes
+;;;; the octets of the instructions that it does not know: AVX-512 as Intel has it since Ice Lake
+;;;; and AMD since Zen 4 (F, BW, DQ, VL, CD, VBMI and VBMI2), and some for general registers
+;;;; (Intel's Software Developer's Manual, volume 2, 2.3 and 2.7).
 ;;;;
-;;;; Invariants: callers ask WIDE-LANES-P, which is found out at each start and is false in a saved
-;;;; core until then. Kernels use the vector registers from 16 and the mask registers from 1 on,
-;;;; which SBCL never does, so nothing is saved and nothing waits for VZEROUPPER. Whoever uses
-;;;; COMPRESS clears its destination first: processors wait for what is in it though nothing of it
-;;;; is kept.
+;;;; Invariants: kernels use the vector registers from 16 and the mask registers from 1 on, which
+;;;; SBCL never does, so nothing is saved and nothing waits for VZEROUPPER. A kernel that uses
+;;;; COMPRESS clears its destination first: processors wait for the old contents though nothing of
+;;;; them is kept.
 
-(in-package #:clgrpc.base)
+(in-package #:clgrpc.kernel)
 
-(declaim (type boolean **wide-lanes-p**))
-(defglobal **wide-lanes-p** nil
-  "True if kernels of 512 bits may be called.")
+(defmacro inst (mnemonic &rest operands)
+  "In DEFINE-KERNEL: the instruction MNEMONIC."
+  `(sb-assem:inst ,mnemonic ,@operands))
 
-(declaim (inline wide-lanes-p))
-(defun wide-lanes-p ()
-  "True if kernels of 512 bits may be called."
-  **wide-lanes-p**)
+(defmacro memory (displacement &optional base index (scale 1))
+  "In DEFINE-KERNEL: the operand at DISPLACEMENT behind the register BASE and SCALE times INDEX."
+  (list #+x86-64 'sb-vm::ea #-x86-64 'list displacement base index scale))
+
+(defmacro repeat-constant (bits value)
+  "In DEFINE-KERNEL: a constant of sixteen octets with VALUE in each lane of so many BITS."
+  `(sb-c:register-inline-constant
+    :oword (loop for shift from 0 below 128 by ,bits
+                 sum (ash (ldb (byte ,bits 0) ,value) shift))))
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
-  (defconstant +first-wide+ 16
+  (defconstant +first-512+ 16
     "The first vector register that SBCL does not use.")
 
-  (defun wide-register (position)
-    (cons :wide (+ +first-wide+ position)))
+  (defun register-512 (position)
+    (cons :vector (+ +first-512+ position)))
 
   (defun mask-register (position)
     (cons :mask (1+ position)))
@@ -36,7 +40,7 @@
 
 #+x86-64
 (eval-when (:compile-toplevel :load-toplevel :execute)
-  (defparameter *wide-instructions*
+  (defparameter *instructions-512*
     ;; operands are :rm, register and register or memory; :mr, the other way round; :rvm, with a
     ;; register between; :vm, that register and the other, and in the first's place a digit
     '((:vmovdqu64 :rm 1 #xF3 1 #x6F) (:vmovdqu64-to :mr 1 #xF3 1 #x7F)
@@ -61,7 +65,7 @@
       (:vpcmpub :rvm 3 #x66 0 #x3E) (:vpcmpb :rvm 3 #x66 0 #x3F))
     "Name, operands, map, prefix, W, operation, and a digit or other length, of AVX-512.")
 
-  (defparameter *plain-instructions*
+  (defparameter *instructions-x*
     '((:bzhi :rmv 2 nil 1 #xF5)
       (:pdep :rvm 2 #xF2 1 #xF5) (:pext :rvm 2 #xF3 1 #xF5) (:shrx :rmv 2 #xF2 1 #xF7)
       (:kmovq-to :rm 1 #xF2 1 #x93) (:kmovq :rm 1 #xF2 1 #x92) (:kortestq :rm 1 nil 1 #x98))
@@ -113,10 +117,10 @@
         (:rmv (values (register-number a) b (register-number c) more))
         (:vm (values digit b (register-number a) (cons c more))))))
 
-  (defun plain-instruction (name &rest operands)
-    "Emit the instruction NAME of *PLAIN-INSTRUCTIONS* for registers."
+  (defun emit-x (name &rest operands)
+    "Emit the instruction NAME of *INSTRUCTIONS-X* for registers."
     (destructuring-bind (form map prefix w operation)
-        (rest (assoc name *plain-instructions*))
+        (rest (assoc name *instructions-x*))
       (multiple-value-bind (register place between) (arranged form operands nil)
         (multiple-value-bind (index base) (place-bits place)
           (declare (ignore index))
@@ -126,13 +130,13 @@
                        operation)
           (emit-place register place)))))
 
-  (defun wide-instruction (name &rest operands)
-    "Emit the instruction NAME of *WIDE-INSTRUCTIONS*; what follows its operands is an octet."
+  (defun emit-512 (name &rest operands)
+    "Emit the instruction NAME of *INSTRUCTIONS-512*; what follows its operands is an octet."
     (let* ((masked (find-if (lambda (operand) (and (consp operand) (eq :masked (first operand))))
                             operands))
            (operands (substitute (third masked) masked operands)))
       (destructuring-bind (form map prefix w operation &optional digit)
-          (rest (assoc name *wide-instructions*))
+          (rest (assoc name *instructions-512*))
         (multiple-value-bind (register place between octets) (arranged form operands digit)
           (multiple-value-bind (index base) (place-bits place)
             (emit-octets #x62
@@ -150,59 +154,17 @@
             (emit-place register place)
             (apply #'emit-octets octets)))))))
 
-(defmacro wide (name &rest operands)
+(defmacro inst512 (name &rest operands)
   "In DEFINE-KERNEL: the AVX-512 instruction NAME."
   (declare (ignorable name operands))
-  #+x86-64 `(wide-instruction ,name ,@operands))
+  #+x86-64 `(emit-512 ,name ,@operands))
 
-(defmacro plain (name &rest operands)
+(defmacro instx (name &rest operands)
   "In DEFINE-KERNEL: the instruction NAME for general or mask registers."
   (declare (ignorable name operands))
-  #+x86-64 `(plain-instruction ,name ,@operands))
+  #+x86-64 `(emit-x ,name ,@operands))
 
 (defmacro broadcast (lanes spare value)
   "In DEFINE-KERNEL: put the 64 bits VALUE into each lane of LANES by way of SPARE."
   `(progn (inst mov ,spare ,value)
-          (wide :vpbroadcastq ,lanes ,spare)))
-
-#+x86-64
-(define-kernel %saved-state () (bits) (:shift which)
-    "Which parts of the processor's state the kernel saves (XGETBV), as the lowest 32 bits of it."
-  (inst push sb-vm::rax-tn)
-  (inst push sb-vm::rdx-tn)
-  (inst xor which which)
-  (dolist (octet '(#x0F #x01 #xD0)) (inst byte octet))
-  (inst mov :dword which sb-vm::rax-tn)
-  (inst pop sb-vm::rdx-tn)
-  (inst pop sb-vm::rax-tn)
-  (inst mov bits which))
-
-(defun find-wide-lanes ()
-  "See whether kernels of 512 bits may be called."
-  (setf **wide-lanes-p**
-        #+x86-64 (and (lanes-p)
-                      (<= 7 (sb-vm::%cpu-identification 0 0))
-                      (logbitp 27 (nth-value 2 (sb-vm::%cpu-identification 1 0))) ; has XGETBV
-                      (= #xE6 (logand #xE6 (%saved-state)))
-                      (multiple-value-bind (a b c) (sb-vm::%cpu-identification 7 0)
-                        (declare (ignore a))
-                        (and (every (lambda (bit) (logbitp bit b)) '(16 17 28 30 31))
-                             (every (lambda (bit) (logbitp bit c)) '(1 6)))))
-        #-x86-64 nil))
-
-(defun forget-wide-lanes ()
-  (setf **wide-lanes-p** nil))
-
-(find-wide-lanes)
-(pushnew 'find-wide-lanes sb-ext:*init-hooks*)
-(pushnew 'forget-wide-lanes sb-ext:*save-hooks*)
-
-(define-kernel %copy-wide ((from :sap) (to :sap) (count :count)) ()
-    (:integers (mask) :widest (octets) :masks (some))
-    "Copy COUNT octets, 64 at most, from FROM to TO, and zeros behind them up to 64."
-  (inst mov mask -1)
-  (plain :bzhi mask mask count)
-  (plain :kmovq some mask)
-  (wide :vpxorq octets octets octets)
-  (wide :vmovdqu8 (masked some octets) (memory 0 from))
-  (wide :vmovdqu64-to (memory 0 to) octets))
+          (inst512 :vpbroadcastq ,lanes ,spare)))

@@ -1,7 +1,7 @@
-;;;; Packed varints in machine code, for x86-64 (src/base/lane.lisp says what a kernel is). Where
+;;;; Packed varints in machine code, for x86-64 (clgrpc.kernel says what a kernel is). Where
 ;;;; the varints of 64 octets end is found at once, so that reading one need not wait for the length
 ;;;; of the one before it; the bits of each are put together, or apart, by PEXT and PDEP, or with
-;;;; AVX-512 (src/base/wide.lisp) those of eight varints together. Each kind of kernel leaves to the
+;;;; AVX-512 those of eight varints together. Each kind of kernel leaves to the
 ;;;; next what it does not know, such as varints of more than eight octets, and the last octets;
 ;;;; what is left by all, the loops of sequence.lisp do, and on other processors everything.
 ;;;;
@@ -55,55 +55,55 @@
 
   (defun load-elements (element to place spare)
     "Emit instructions that load the eight elements at PLACE as the 64 bits of their varints."
-    (wide (ecase element
+    (inst512 (ecase element
             ((:int32 :sint32) :vpmovsxdq)
             (:uint32 :vpmovzxdq)
             ((:int64 :sint64) :vmovdqu64))
           to place)
     (when (member element '(:sint32 :sint64))
-      (wide :vpsraq spare to 63)
-      (wide :vpaddq to to to)
-      (wide :vpxorq to to spare)))
+      (inst512 :vpsraq spare to 63)
+      (inst512 :vpaddq to to to)
+      (inst512 :vpxorq to to spare)))
 
   (defun store-elements (element place from spare one)
     "Emit instructions that store the eight varints whose bits are in FROM as elements at PLACE."
     (when (member element '(:sint32 :sint64))
-      (wide :vpandq spare from one)
-      (wide (if (eq element :sint32) :vpsrld :vpsrlq) from from 1)
-      (wide :vpsubq spare one spare)    ; 0 becomes 1, and 1 becomes 0
-      (wide :vpsubq spare spare one)
-      (wide :vpxorq from from spare))
-    (wide (if (= 4 (element-width element)) :vpmovqd-to :vmovdqu64-to) place from)))
+      (inst512 :vpandq spare from one)
+      (inst512 (if (eq element :sint32) :vpsrld :vpsrlq) from from 1)
+      (inst512 :vpsubq spare one spare)    ; 0 becomes 1, and 1 becomes 0
+      (inst512 :vpsubq spare spare one)
+      (inst512 :vpxorq from from spare))
+    (inst512 (if (= 4 (element-width element)) :vpmovqd-to :vmovdqu64-to) place from)))
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun decode-eight (element width)
     "Instructions that read the varints at HERE that end where ENDS has a bit, up to LAST, a bit of
 it, into the eight elements at DONE, and go behind them."
     `((inst lea next (memory 1 ends ends)) ; where they begin
-      (plain :kmovq some ends)
-      (plain :kmovq others next)
+      (instx :kmovq some ends)
+      (instx :kmovq others next)
       (inst rep)
       (inst bsf last last)              ; TZCNT
-      (wide :vmovdqu64 octets (memory 0 from here))
-      (wide :vpxorq lasts lasts lasts)
-      (wide :vpcompressb (masked some lasts) positions)
-      (wide :vpxorq firsts firsts firsts)
-      (wide :vpcompressb (masked others firsts) positions)
-      (wide :vpermb lasts eighths lasts)
-      (wide :vpermb firsts eighths firsts)
-      (wide :vpsubb spare lasts firsts)
-      (wide :vpcmpb some spare seven 6) ; more than eight octets
-      (plain :kortestq some some)
+      (inst512 :vmovdqu64 octets (memory 0 from here))
+      (inst512 :vpxorq lasts lasts lasts)
+      (inst512 :vpcompressb (masked some lasts) positions)
+      (inst512 :vpxorq firsts firsts firsts)
+      (inst512 :vpcompressb (masked others firsts) positions)
+      (inst512 :vpermb lasts eighths lasts)
+      (inst512 :vpermb firsts eighths firsts)
+      (inst512 :vpsubb spare lasts firsts)
+      (inst512 :vpcmpb some spare seven 6) ; more than eight octets
+      (instx :kortestq some some)
       (inst jmp :nz OUT)
       (inst lea here (memory 1 here last))
-      (wide :vpaddb firsts firsts places)
-      (wide :vpcmpub some firsts lasts 2)
-      (wide :vpermb (masked some values) firsts octets) ; each varint in eight octets
-      (wide :vpandq values values septets)
-      (wide :vpmaddubsw values pairs values)
-      (wide :vpmaddwd values values quads)
-      (wide :vpsrlq spare values 4)
-      (wide :vpternlogq spare low values #b10111000) ; the low 28 bits of VALUES, else SPARE
+      (inst512 :vpaddb firsts firsts places)
+      (inst512 :vpcmpub some firsts lasts 2)
+      (inst512 :vpermb (masked some values) firsts octets) ; each varint in eight octets
+      (inst512 :vpandq values values septets)
+      (inst512 :vpmaddubsw values pairs values)
+      (inst512 :vpmaddwd values values quads)
+      (inst512 :vpsrlq spare values 4)
+      (inst512 :vpternlogq spare low values #b10111000) ; the low 28 bits of VALUES, else SPARE
       (store-elements ,element (memory 0 to done ,width) spare values one))))
 
 (define-kernel %count-ends ((from :sap) (count :count)) (ends here)
@@ -122,62 +122,63 @@ it, into the eight elements at DONE, and go behind them."
   (inst jmp LOOP)
   OUT)
 
-(define-kernel %wide-count-ends ((from :sap) (count :count)) (ends here)
-    (:integers (more) :widest (octets) :masks (some))
+(define-kernel %count-ends-512 ((from :sap) (count :count)) (ends here)
+    (:integers (more) :vectors-512 (octets) :masks (some))
     "As %COUNT-ENDS for a multiple of 64."
   (inst xor here here)
   (inst mov ends count)
   LOOP
   (inst cmp here count)
   (inst jmp :nb OUT)
-  (wide :vmovdqu64 octets (memory 0 from here))
-  (wide :vpmovb2m some octets)
-  (plain :kmovq-to more some)
+  (inst512 :vmovdqu64 octets (memory 0 from here))
+  (inst512 :vpmovb2m some octets)
+  (instx :kmovq-to more some)
   (inst popcnt more more)
   (inst sub ends more)
   (inst add here 64)
   (inst jmp LOOP)
   OUT)
 
-(defmacro define-wide-kernels (element sizes pack unpack)
+(defmacro define-512-kernels (element sizes pack unpack)
   "Define the three kernels of ELEMENT for eight varints at a time, of at most eight octets each."
   (let ((width (element-width element)))
     `(progn
        ,@(when sizes
            `((define-kernel ,sizes ((from :sap) (count :count)) (total done)
-                 (:integers (next) :widest (sums values spare one most))
+                 (:integers (next) :vectors-512 (sums values spare one most))
                  "How many octets the varints of the elements at FROM take, and how many these are:
 all of the COUNT but seven at most."
                (broadcast one next 1)
                (broadcast most next 640)
-               (wide :vpxorq sums sums sums)
+               (inst512 :vpxorq sums sums sums)
                (inst xor done done)
                LOOP
                (inst lea next (memory 8 done))
                (inst cmp next count)
                (inst jmp :nbe OUT)
                (load-elements ,element values (memory 0 from done ,width) spare)
-               (wide :vporq values values one)
-               (wide :vplzcntq values values)
-               (wide :vpsllq spare values 3)
-               (wide :vpaddq values values spare)
-               (wide :vpsubq values most values) ; 64, and 9 for each bit
-               (wide :vpsrlq values values 6)
-               (wide :vpaddq sums sums values)
+               (inst512 :vporq values values one)
+               (inst512 :vplzcntq values values)
+               (inst512 :vpsllq spare values 3)
+               (inst512 :vpaddq values values spare)
+               (inst512 :vpsubq values most values) ; 64, and 9 for each bit
+               (inst512 :vpsrlq values values 6)
+               (inst512 :vpaddq sums sums values)
                (inst mov done next)
                (inst jmp LOOP)
                OUT
-               (wide :vshufi64x2 spare sums sums #b01001110)
-               (wide :vpaddq sums sums spare)
-               (wide :vshufi64x2 spare sums sums #b10110001)
-               (wide :vpaddq sums sums spare)
-               (wide :vpshufd spare sums #b01001110)
-               (wide :vpaddq sums sums spare)
-               (wide :vmovq-to total sums))))
+               (inst512 :vshufi64x2 spare sums sums #b01001110)
+               (inst512 :vpaddq sums sums spare)
+               (inst512 :vshufi64x2 spare sums sums #b10110001)
+               (inst512 :vpaddq sums sums spare)
+               (inst512 :vpshufd spare sums #b01001110)
+               (inst512 :vpaddq sums sums spare)
+               (inst512 :vmovq-to total sums))))
        ,@(when pack
            `((define-kernel ,pack ((from :sap) (count :count) (to :sap) (room :count)) (done here)
                  (:integers (next)
-                  :widest (values spread spare packed shifts septets one octets long tops rests)
+                  :vectors-512 (values spread spare packed shifts septets one octets long tops
+                                rests)
                   :masks (some))
                  "Write the varints of the COUNT elements at FROM to TO, eight while there are eight
 and 64 octets are left of ROOM. Return how many elements and octets that were."
@@ -189,7 +190,7 @@ and 64 octets are left of ROOM. Return how many elements and octets that were."
                (broadcast octets next 56)
                (broadcast long next #xFF00000000000000)
                (broadcast tops next #x8080808080808080)
-               (wide :vpsrlq rests tops 8)
+               (inst512 :vpsrlq rests tops 8)
                LOOP
                (inst lea next (memory 8 done))
                (inst cmp next count)
@@ -199,22 +200,22 @@ and 64 octets are left of ROOM. Return how many elements and octets that were."
                (inst jmp :nbe OUT)
                (load-elements ,element values (memory 0 from done ,width) spare)
                ,@(unless (member element '(:uint32 :sint32))
-                   `((wide :vptestmq some values long)
-                     (plain :kortestq some some)
+                   `((inst512 :vptestmq some values long)
+                     (instx :kortestq some some)
                      (inst jmp :nz OUT)))
-               (wide :vpmultishiftqb spread shifts values)
-               (wide :vpandq spread spread septets)
-               (wide :vporq spare spread one)
-               (wide :vplzcntq spare spare)
-               (wide :vpandq spare spare octets) ; the bits of unused octets
-               (wide :vpsrlvq values tops spare) ; the octets that are used
-               (wide :vpsrlvq spare rests spare) ; those that another follows
-               (wide :vporq spread spread spare)
-               (wide :vpmovb2m some values)
-               (wide :vpxorq packed packed packed)
-               (wide :vpcompressb (masked some packed) spread)
-               (wide :vmovdqu64-to (memory 0 to here) packed)
-               (plain :kmovq-to next some)
+               (inst512 :vpmultishiftqb spread shifts values)
+               (inst512 :vpandq spread spread septets)
+               (inst512 :vporq spare spread one)
+               (inst512 :vplzcntq spare spare)
+               (inst512 :vpandq spare spare octets) ; the bits of unused octets
+               (inst512 :vpsrlvq values tops spare) ; the octets that are used
+               (inst512 :vpsrlvq spare rests spare) ; those that another follows
+               (inst512 :vporq spread spread spare)
+               (inst512 :vpmovb2m some values)
+               (inst512 :vpxorq packed packed packed)
+               (inst512 :vpcompressb (masked some packed) spread)
+               (inst512 :vmovdqu64-to (memory 0 to here) packed)
+               (instx :kmovq-to next some)
                (inst popcnt next next)
                (inst add here next)
                (inst add done 8)
@@ -224,7 +225,7 @@ and 64 octets are left of ROOM. Return how many elements and octets that were."
            `((define-kernel ,unpack
                  ((from :sap) (count :count) (to :sap) (room :count) (scratch :sap)) (done here)
                  (:integers (base ends last next)
-                  :widest (octets positions eighths places lasts firsts values spare
+                  :vectors-512 (octets positions eighths places lasts firsts values spare
                            septets one seven low pairs quads)
                   :masks (some others))
                  "Read varints of the COUNT octets at FROM into the elements at TO while there is
@@ -234,11 +235,11 @@ become the bits of SCRATCH, seventeen words, so that where to go on is known ear
                (inst xor done done)
                (inst xor here here)
                (broadcast places next #x0706050403020100) ; of octets in eight
-               (wide :vpmovzxbq eighths places)
+               (inst512 :vpmovzxbq eighths places)
                (broadcast spare next #x0101010101010101)
-               (wide :vpmullq eighths eighths spare) ; which eight each octet is in
-               (wide :vpsllq positions eighths 3)
-               (wide :vpaddb positions positions places)
+               (inst512 :vpmullq eighths eighths spare) ; which eight each octet is in
+               (inst512 :vpsllq positions eighths 3)
+               (inst512 :vpaddb positions positions places)
                (broadcast septets next +septets+)
                (broadcast one next 1)
                (broadcast seven next #x0707070707070707)
@@ -260,9 +261,9 @@ become the bits of SCRATCH, seventeen words, so that where to go on is known ear
                (inst xor next next)
                (inst lea last (memory 0 from here))
                BLOCK
-               (wide :vmovdqu64 octets (memory 0 last))
-               (wide :vpmovb2m some octets)
-               (plain :kmovq-to ends some)
+               (inst512 :vmovdqu64 octets (memory 0 last))
+               (inst512 :vpmovb2m some octets)
+               (instx :kmovq-to ends some)
                (inst not ends)
                (inst mov (memory 0 scratch next 8) ends)
                (inst add last 64)
@@ -280,9 +281,9 @@ become the bits of SCRATCH, seventeen words, so that where to go on is known ear
                (inst and :dword next 7)
                (inst shr ends 3)
                (inst mov ends (memory 0 scratch ends))
-               (plain :shrx ends ends next) ; of the next 57 octets
+               (instx :shrx ends ends next) ; of the next 57 octets
                (inst mov :dword next 128)
-               (plain :pdep last next ends) ; the eighth end
+               (instx :pdep last next ends) ; the eighth end
                (inst test last last)
                (inst jmp :z FEW)
                ,@(decode-eight element width)
@@ -309,11 +310,11 @@ become the bits of SCRATCH, seventeen words, so that where to go on is known ear
                (inst jmp :be EIGHT)
                OUT))))))
 
-(define-wide-kernels :int32 %wide-sizes-int32 %wide-pack-int32 %wide-unpack-int32)
-(define-wide-kernels :uint32 %wide-sizes-uint32 %wide-pack-uint32 nil)
-(define-wide-kernels :int64 %wide-sizes-int64 %wide-pack-int64 %wide-unpack-int64)
-(define-wide-kernels :sint32 %wide-sizes-sint32 %wide-pack-sint32 %wide-unpack-sint32)
-(define-wide-kernels :sint64 %wide-sizes-sint64 %wide-pack-sint64 %wide-unpack-sint64)
+(define-512-kernels :int32 %sizes-512-int32 %pack-512-int32 %unpack-512-int32)
+(define-512-kernels :uint32 %sizes-512-uint32 %pack-512-uint32 nil)
+(define-512-kernels :int64 %sizes-512-int64 %pack-512-int64 %unpack-512-int64)
+(define-512-kernels :sint32 %sizes-512-sint32 %pack-512-sint32 %unpack-512-sint32)
+(define-512-kernels :sint64 %sizes-512-sint64 %pack-512-sint64 %unpack-512-sint64)
 
 (defmacro define-varint-kernels (element sizes pack unpack)
   "Define the three kernels of ELEMENT."
@@ -358,7 +359,7 @@ for one that takes so many, are left of ROOM. Return how many elements and octet
                    `((inst mov size value)
                      (inst shr size 56)
                      (inst jmp :nz LONG)))
-               (plain :pdep spread value septets)
+               (instx :pdep spread value septets)
                (inst mov size spread)
                (inst or size 1)
                (inst rep)
@@ -377,7 +378,7 @@ for one that takes so many, are left of ROOM. Return how many elements and octet
                (inst lea shift (memory 10 here))
                (inst cmp shift room)
                (inst jmp :nbe OUT)
-               (plain :pdep spread value septets)
+               (instx :pdep spread value septets)
                (inst mov shift septets)
                (inst not shift)
                (inst or spread shift)
@@ -427,7 +428,7 @@ which there is room. Return how many elements and how many octets that were."
                (inst shl :dword shift 3)
                (inst shl value :cl)     ; what follows goes
                (inst shr value :cl)
-               (plain :pext value value septets)
+               (instx :pext value value septets)
                STORE
                (store-element ,element (memory 0 to done ,width) value stop)
                (inst add done 1)
@@ -435,7 +436,7 @@ which there is room. Return how many elements and how many octets that were."
                LONG
                (inst cmp shift -10)
                (inst jmp :l LONGER)
-               (plain :pext value value septets)
+               (instx :pext value value septets)
                (inst add shift here)    ; where it begins; there are 10 octets behind it
                (inst movzx '(:byte :dword) stop (memory 8 from shift))
                (inst shl stop 57)
@@ -456,11 +457,11 @@ which there is room. Return how many elements and how many octets that were."
                (inst jmp LOOP)
                OUT))))))
 
-(define-varint-kernels :int32 %sizes-int32 %pack-lanes-int32 %unpack-lanes-int32)
-(define-varint-kernels :uint32 %sizes-uint32 %pack-lanes-uint32 nil)
-(define-varint-kernels :int64 %sizes-int64 %pack-lanes-int64 %unpack-lanes-int64)
-(define-varint-kernels :sint32 %sizes-sint32 %pack-lanes-sint32 %unpack-lanes-sint32)
-(define-varint-kernels :sint64 %sizes-sint64 %pack-lanes-sint64 %unpack-lanes-sint64)
+(define-varint-kernels :int32 %sizes-int32 %pack-bits-int32 %unpack-bits-int32)
+(define-varint-kernels :uint32 %sizes-uint32 %pack-bits-uint32 nil)
+(define-varint-kernels :int64 %sizes-int64 %pack-bits-int64 %unpack-bits-int64)
+(define-varint-kernels :sint32 %sizes-sint32 %pack-bits-sint32 %unpack-bits-sint32)
+(define-varint-kernels :sint64 %sizes-sint64 %pack-bits-sint64 %unpack-bits-sint64)
 
 (define-kernel %count-fields
     ((octets :octets) (at :count) (last :count) (tag :count) (mask :count) (size :count))
@@ -506,7 +507,7 @@ as many octets, a length takes two at most, and nothing is read behind the secon
   "Define the kernel NAME for tags of SIZE octets, compared as WIDTH."
   `(define-kernel ,name ((from :sap) (to :sap) (place :sap) (tag :count) (limits :sap))
        (here used done)
-       (:integers (length seen next) :wide-vectors (some others zero))
+       (:integers (length seen next) :vectors-256 (some others zero))
        "Make strings in memory, one behind the other from TO on, of the fields with TAG that follow
 each other from FROM on, and put them at PLACE. LIMITS are how many; the last place with 65 octets
 behind its tag; where the fields end; and the last place in memory with room for any string.
@@ -537,7 +538,7 @@ Return how many octets were read, how many written, and how many strings that is
      (inst vpmovmskb next some)
      (inst shl seen 32)
      (inst or seen next)
-     (plain :bzhi seen seen length)
+     (instx :bzhi seen seen length)
      (inst test seen seen)
      (inst jmp :nz WIDE)
      (inst lea next (memory 0 to used))

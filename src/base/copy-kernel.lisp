@@ -1,0 +1,44 @@
+;;;; Kernels that copy octets (clgrpc.kernel says what a kernel is).
+
+(in-package #:clgrpc.base)
+
+(define-kernel %prefetch ((address :word)) () ()
+    "Have the cache line at ADDRESS, whatever that is, fetched meanwhile."
+  (inst prefetch :t0 (memory 0 address)))
+
+(define-kernel %copy-256 ((from :sap) (to :sap) (count :count)) (here)
+    (:integers (limit) :vectors-256 (some others))
+    "Copy COUNT octets, 64 at least, from FROM to TO, which do not overlap. Stores are aligned,
+which makes this faster than memmove where the two are not, as is usual."
+  (inst vmovdqu some (memory 0 from))
+  (inst vmovdqu (memory 0 to) some)
+  (inst mov here to)
+  (inst and :dword here 31)
+  (inst neg here)
+  (inst add here 32)
+  (inst lea limit (memory -64 count))
+  LOOP
+  (inst cmp here limit)
+  (inst jmp :nbe LAST)
+  (inst vmovdqu some (memory 0 from here))
+  (inst vmovdqu others (memory 32 from here))
+  (inst vmovdqu (memory 0 to here) some)
+  (inst vmovdqu (memory 32 to here) others)
+  (inst add here 64)
+  (inst jmp LOOP)
+  LAST                                  ; the last 64 may have been copied in part
+  (inst vmovdqu some (memory 0 from limit))
+  (inst vmovdqu others (memory 32 from limit))
+  (inst vmovdqu (memory 0 to limit) some)
+  (inst vmovdqu (memory 32 to limit) others)
+  (inst vzeroupper))
+
+(define-kernel %copy-512 ((from :sap) (to :sap) (count :count)) ()
+    (:integers (mask) :vectors-512 (octets) :masks (some))
+    "Copy COUNT octets, 64 at most, from FROM to TO, and zeros behind them up to 64."
+  (inst mov mask -1)
+  (instx :bzhi mask mask count)
+  (instx :kmovq some mask)
+  (inst512 :vpxorq octets octets octets)
+  (inst512 :vmovdqu8 (masked some octets) (memory 0 from))
+  (inst512 :vmovdqu64-to (memory 0 to) octets))

@@ -1,0 +1,91 @@
+;;;; DEFINE-KERNEL, which makes a function of machine code.
+
+(in-package #:clgrpc.kernel)
+
+(defglobal **kernels** '())
+
+(defun kernels ()
+  "Return the list of names of every kernel. Like leaves, kernels check nothing."
+  **kernels**)
+
+(defun note-kernel (name)
+  (pushnew name **kernels**))
+
+(defconstant +octets-data+ (- (* sb-vm:vector-data-offset sb-vm:n-word-bytes)
+                              sb-vm:other-pointer-lowtag)
+  "From the pointer to a vector to its data.")
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defconstant +kernels-p+ (if (member :x86-64 *features*) t nil)
+    "True if kernels do something."))
+
+(defmacro with-kernel-parts (&body definitions)
+  "Evaluate DEFINITIONS, of what the bodies of kernels use, already when the file is compiled; do
+nothing where kernels are nothing, and have no assembler that knows their instructions."
+  (when +kernels-p+
+    `(eval-when (:compile-toplevel :load-toplevel :execute) ,@definitions)))
+
+#+x86-64
+(defmacro define-kernel (name arguments results (&key integers vectors vectors-256
+                                                      vectors-512 masks shift)
+                         documentation &body body)
+  "Define NAME as a function of ARGUMENTS, each a name and one of :SAP, :COUNT, :WORD (64 bits) and
+:OCTETS (a vector, whose data begin +OCTETS-DATA+ behind what is in the register), that returns
+RESULTS, a list of names of unsigned words or (name bits). BODY is assembler for it, whose symbols
+are labels, and sees all of these as registers, and besides INTEGERS, VECTORS (of 16 octets),
+VECTORS-256 (of 32), VECTORS-512 (of 64) with MASKS, and SHIFT, the one that shifts count by;
+it leaves ARGUMENTS as they are."
+  (flet ((argument-type (kind)
+           (ecase kind
+             (:sap 'sb-sys:system-area-pointer)
+             (:count '(unsigned-byte 62))
+             (:word '(unsigned-byte 64))
+             (:octets '(simple-array (unsigned-byte 8) (*)))))
+         (register (kind)
+           (ecase kind
+             (:sap 'sb-vm::sap-reg)
+             ((:count :word) 'sb-vm::unsigned-reg)
+             (:octets 'sb-vm::descriptor-reg)))
+         (primitive (kind)
+           (ecase kind
+             (:sap 'sb-sys:system-area-pointer)
+             ((:count :word) 'sb-vm::unsigned-num)
+             (:octets 'sb-vm::simple-array-unsigned-byte-8))))
+    `(progn
+       (eval-when (:compile-toplevel :load-toplevel :execute)
+         (sb-c:defknown ,name ,(loop for (nil kind) in arguments collect (argument-type kind))
+             (values ,@(loop for result in results
+                             collect `(unsigned-byte ,(if (listp result) (second result) 62))))
+             () :overwrite-fndb-silently t)
+         (sb-c:define-vop (,name)
+           (:translate ,name)
+           (:policy :fast-safe)
+           (:args ,@(loop for (argument kind) in arguments
+                          collect `(,argument :scs (,(register kind)) :to (:result 99))))
+           (:arg-types ,@(loop for (nil kind) in arguments collect (primitive kind)))
+           (:results ,@(loop for result in results
+                             collect `(,(if (listp result) (first result) result)
+                                       :scs (sb-vm::unsigned-reg) :from :load)))
+           (:result-types ,@(mapcar (constantly 'sb-vm::unsigned-num) results))
+           ,@(when shift `((:temporary (:sc sb-vm::unsigned-reg :offset sb-vm::rcx-offset) ,shift)))
+           ,@(when integers `((:temporary (:sc sb-vm::unsigned-reg) ,@integers)))
+           ,@(when vectors `((:temporary (:sc sb-vm::int-sse-reg) ,@vectors)))
+           ,@(when vectors-256 `((:temporary (:sc sb-vm::int-avx2-reg) ,@vectors-256)))
+           (:generator 50
+             (let (,@(loop for register in vectors-512
+                           for i from 0 collect `(,register (register-512 ,i)))
+                   ,@(loop for register in masks
+                           for i from 0 collect `(,register (mask-register ,i))))
+               (sb-assem:assemble () ,@body)))))
+       (note-kernel ',name)
+       (setf (documentation ',name 'function) ,documentation))))
+
+#-x86-64
+(defmacro define-kernel (name arguments results options documentation &body body)
+  "Define NAME as a function that does nothing."
+  (declare (ignore options body))
+  `(progn (declaim (inline ,name))
+          (defun ,name ,(mapcar #'first arguments)
+            ,documentation
+            (declare (ignore ,@(mapcar #'first arguments)))
+            (values ,@(mapcar (constantly 0) results)))))

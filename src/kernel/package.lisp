@@ -1,0 +1,17 @@
+;;;; Kernels: inner loops in machine code, for x86-64. A kernel is defined by DEFINE-KERNEL as a
+;;;; function of addresses (SAPs, whose vectors the caller holds in place) and counts. It does as
+;;;; much of the work as it can, never touches what lies outside the counts, and returns how far it
+;;;; came; a portable loop of its caller does the rest, which on other processors is everything.
+;;;;
+;;;; Only packages that define or call kernels use this one.
+
+(defpackage #:clgrpc.kernel
+  (:use #:cl)
+  (:import-from #:sb-ext #:defglobal)
+  (:export
+   ;; instruction.lisp
+   #:inst #:memory #:repeat-constant #:inst512 #:instx #:broadcast #:masked
+   ;; kernel.lisp
+   #:define-kernel #:with-kernel-parts #:+octets-data+ #:+kernels-p+ #:kernels
+   ;; processor.lisp
+   #:avx2-p #:fast-bits-p #:avx512-p))
