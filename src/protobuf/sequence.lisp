@@ -340,8 +340,8 @@ type."
                 (scalar-putter scalar) #',(funcall name "PUT"))))))
 
   (defun kernel-function (verb scalar)
-    "The kernel (varint-kernel.lisp) that does VERB for the varints of SCALAR. Numbers without a sign
-have the kernels of those with one if they take 64 bits, and for reading."
+    "The kernel (varint-kernel.lisp) that does VERB for the varints of SCALAR. Unsigned numbers have
+the kernels of signed ones if they take 64 bits, and for reading."
     (let ((kind (scalar-kind scalar)))
       (kind-function verb (cond ((eq kind :uint64) :int64)
                                 ((and (eq kind :uint32) (search "UNPACK" verb)) :int32)
