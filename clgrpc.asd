@@ -269,8 +269,8 @@
                (:file "plugin")))
 
 (defsystem "clgrpc/rpc"
-  :description "What both ends of a call share: status, metadata, framing, calls, the wire."
-  :depends-on ("clgrpc/loop" "clgrpc/http2" "clgrpc/protobuf" "alexandria")
+  :description "What a call is on any transport: status, metadata, methods, the contract."
+  :depends-on ("clgrpc/loop" "clgrpc/protobuf")
   :pathname "src/rpc/"
   :serial t
   :components ((:static-file "../../proto/google/rpc/status.proto")
@@ -282,30 +282,41 @@
                (:file "timeout")
                (:file "metadata")
                (:file "method")
-               (:file "framing")
-               (:file "compression")
                (:file "interceptor")
-               (:file "stage")
                (:file "transport")
                (:file "call")
                (:file "verb")
                (:file "trouble")
+               (:file "reaction")
+               (:file "room")
+               (:file "account")))
+
+(defsystem "clgrpc/wire"
+  :description "What both ends of a call share over HTTP/2: links, framing, streams of messages."
+  :depends-on ("clgrpc/rpc" "clgrpc/http2")
+  :pathname "src/wire/"
+  :serial t
+  :components ((:file "package")
+               (:file "status")
+               (:file "metadata")
+               (:file "framing")
+               (:file "compression")
+               (:file "stage")
                (:file "encoding")
                (:file "link")
                (:file "tap")
                (:file "life")
-               (:file "wire")
+               (:file "call")
                (:file "held")
-               (:file "arriving")
+               (:file "inlet")
                (:file "callback")
-               (:file "room")
-               (:file "sending")
+               (:file "outlet")
                (:file "deadline")
                (:file "account")))
 
 (defsystem "clgrpc/client"
   :description "Channels, subchannels, stubs, futures."
-  :depends-on ("clgrpc/rpc")
+  :depends-on ("clgrpc/wire" "alexandria")
   :pathname "src/client/"
   :serial t
   :components ((:file "package")
@@ -324,7 +335,7 @@
 
 (defsystem "clgrpc/server"
   :description "Servers, listeners, dispatch, drain."
-  :depends-on ("clgrpc/rpc")
+  :depends-on ("clgrpc/wire" "alexandria")
   :pathname "src/server/"
   :serial t
   :components ((:file "package")
@@ -420,7 +431,7 @@
   :depends-on ("clgrpc/tests/support" "clgrpc/tests/base" "clgrpc/tests/os" "clgrpc/tests/loop"
                "clgrpc/tests/async"
                "clgrpc/tests/hpack" "clgrpc/tests/http2" "clgrpc/tests/dialogue"
-               "clgrpc/tests/protobuf" "clgrpc/tests/fuzz" "clgrpc/tests/rpc"
+               "clgrpc/tests/protobuf" "clgrpc/tests/fuzz" "clgrpc/tests/rpc" "clgrpc/tests/wire"
                "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
                "clgrpc/tests/client" "clgrpc/tests/transports" "clgrpc/tests/inproc"
@@ -612,14 +623,22 @@
                (:file "status")
                (:file "timeout")
                (:file "metadata")
-               (:file "framing")
-               (:file "compression")
                (:file "method")
-               (:file "stage")
                (:file "call")
                (:file "transport")
                (:file "verb")
                (:file "trouble")))
+
+(defsystem "clgrpc/tests/wire"
+  :depends-on ("clgrpc/wire" "fiveam")
+  :pathname "tests/wire/"
+  :serial t
+  :components ((:file "package")
+               (:file "status")
+               (:file "metadata")
+               (:file "framing")
+               (:file "compression")
+               (:file "stage")))
 
 (defsystem "clgrpc/tests/server"
   :depends-on ("clgrpc" "clgrpc/tests/support" "sb-bsd-sockets" "fiveam")

@@ -16,7 +16,8 @@
   "The packages for users and those who build on a layer, all of whose exports must be documented.")
 
 (defparameter *inner-packages*
-  '(#:clgrpc.os #:clgrpc.rpc #:clgrpc.client #:clgrpc.server #:clgrpc.inproc #:clgrpc.services)
+  '(#:clgrpc.os #:clgrpc.rpc #:clgrpc.wire #:clgrpc.client #:clgrpc.server #:clgrpc.inproc
+    #:clgrpc.services)
   "The other packages of src/, whose structures document what is exported of them.")
 
 (defun documented-structure-p (name package)

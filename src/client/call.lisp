@@ -33,20 +33,20 @@
                               **https**
                               **http**)
                           :index)
-      (hpack:encode-field encoder buffer (rpc:rpc-method-path-field (call-rpc-method call)) :index)
+      (hpack:encode-field encoder buffer (wire:method-path-field (call-rpc-method call)) :index)
       (hpack:encode-field encoder buffer
                           (subchannel-authority (client-call-subchannel call)) :index)
       (hpack:encode-field encoder buffer **te-trailers** :index)
       (hpack:encode-field encoder buffer **content-type** :index)
       (hpack:encode-field encoder buffer **user-agent** :index)
-      (rpc:encode-accepted-encodings encoder buffer)
-      (rpc:encode-encodings call encoder buffer)
+      (wire:encode-accepted-encodings encoder buffer)
+      (wire:encode-encodings call encoder buffer)
       (when (plusp (call-deadline call))
         (hpack:encode-literal encoder buffer **grpc-timeout**
-                              (rpc:encode-timeout (- (call-deadline call) (rpc:wire-now call)))
+                              (rpc:encode-timeout (- (call-deadline call) (wire:wire-now call)))
                               :plain))
       (let ((extra (call-extra call)))
-        (when extra (rpc:encode-metadata (rpc:extra-metadata extra) encoder buffer)))
+        (when extra (wire:encode-metadata (rpc:extra-metadata extra) encoder buffer)))
       (http2:end-headers stream nil))))
 
 (defconstant +constant-octets+ 16384
@@ -56,18 +56,18 @@
   "How large the header list of CALL's request is at most, as RFC 9113 section 6.5.2 counts."
   (let ((extra (call-extra call)))
     (+ (loop for field in (list **post** **https** **te-trailers** **content-type** **user-agent**
-                                (rpc:rpc-method-path-field (call-rpc-method call))
+                                (wire:method-path-field (call-rpc-method call))
                                 (subchannel-authority (client-call-subchannel call))
-                                (rpc:accepted-encodings-field))
+                                (wire:accepted-encodings-field))
              sum (hpack:field-size field))
        ;; grpc-encoding and grpc-timeout
-       (if (rpc:compression-of call) 52 0)
+       (if (wire:compression-of call) 52 0)
        (if (plusp (call-deadline call)) 53 0)
-       (if extra (rpc:metadata-octets (rpc:extra-metadata extra)) 0))))
+       (if extra (wire:metadata-octets (rpc:extra-metadata extra)) 0))))
 
 (define-hot too-large-headers-p ((call client-call) (link link)) boolean
   "True if LINK's server takes no header list as large as that of CALL, which has been ended then."
-  (let ((limit (http2:connection-peer-max-header-list (rpc:link-http2 link)))
+  (let ((limit (http2:connection-peer-max-header-list (wire:link-http2 link)))
         (extra (call-extra call)))
     (and (or (< limit +constant-octets+)
              (and extra (rpc:extra-metadata extra)))
@@ -87,25 +87,25 @@
   (setf (wire-call-link call) link
         (wire-call-stream call) stream
         (http2:stream-user stream) call)
-  (incf (rpc:link-calls link))
+  (incf (wire:link-calls link))
   (trace-event :call :call-on-stream :role :client :method (rpc:call-path call)
-               :peer (rpc:link-peer link) :stream (http2:stream-id stream))
+               :peer (wire:link-peer link) :stream (http2:stream-id stream))
   (unless (too-large-headers-p call link)
-    (rpc:ensure-headers call)
+    (wire:ensure-headers call)
     (when request (setf (client-call-message call) request))
     (if (client-call-message call)
         (write-request call)
-        (rpc:write-outbox call)))
+        (wire:write-outbox call)))
   nil)
 
 (defun client-close-send (call)
   "The operation CLOSE-SEND. From any thread."
-  (setf (rpc:wire-call-speech call) (logior rpc:+over+ (rpc:wire-call-speech call)))
-  (rpc:wire-post call
+  (setf (wire:wire-call-speech call) (logior wire:+over+ (wire:wire-call-speech call)))
+  (wire:wire-post call
                  (lambda ()
                    (unless (or (call-status call) (wire-call-send-closed call))
-                     (rpc:close-sending call)
-                     (when (wire-call-stream call) (rpc:write-half-close call))))))
+                     (wire:close-sending call)
+                     (when (wire-call-stream call) (wire:write-half-close call))))))
 
 ;;; Response
 
@@ -124,18 +124,18 @@ response."
                          (client-abort call status text :peer)))
               ;; the only headers there are count as trailers
               (ended (end-with-trailers call list))
-              (t (rpc:mark-call call rpc:+answer+)
+              (t (wire:mark-call call wire:+answer+)
                  (setf (call-fields call) (or memo (response-fields call list)))
-                 (if (or memo (rpc:sound-metadata-p (call-fields call)))
+                 (if (or memo (wire:sound-metadata-p (call-fields call)))
                      (notify call)
                      (client-abort call :internal **unsound-metadata** :peer))))))))
 
 (defun response-fields (call list)
   "The metadata of the good response that begins with LIST."
   (let* ((link (wire-call-link call))
-         (fields (setf (rpc:link-last-fields link)
-                       (rpc:list-custom-fields list (rpc:link-last-fields link)))))
-    (unless (or (note-encodings call list) (not (rpc:sound-metadata-p fields)))
+         (fields (setf (wire:link-last-fields link)
+                       (wire:list-custom-fields list (wire:link-last-fields link)))))
+    (unless (or (note-encodings call list) (not (wire:sound-metadata-p fields)))
       (setf (hpack:field-list-memo list) fields))
     fields))
 
@@ -148,14 +148,14 @@ response."
           ((hpack:find-field list "grpc-status") nil)
           ((string/= "200" (hpack:field-value-string http-status))
            (let ((code (hpack:field-value-string http-status)))
-             (list (rpc:http-status-status (parse-integer code :junk-allowed t))
+             (list (wire:http-status-status (parse-integer code :junk-allowed t))
                    (format nil "HTTP status ~A instead of a gRPC response" code))))
           ((not (and content-type
                      (alexandria:starts-with-subseq "application/grpc"
                                                     (hpack:field-value-string content-type))))
            (list :unknown (format nil "content-type ~:[missing~;~:*~A~] instead of application/grpc"
                                   (and content-type
-                                       (rpc:quoted-octets (hpack:field-value content-type))))))
+                                       (wire:quoted-octets (hpack:field-value content-type))))))
           ((encoding-problem list)))))
 
 (define-hot client-data ((stream http2:stream) (octets octets) (start index) (end index)
@@ -164,7 +164,7 @@ response."
   "The sink's on-data."
   (let ((call (http2:stream-user stream)))
     (cond (call
-           (rpc:receive-data (the client-call call) octets start end)
+           (wire:receive-data (the client-call call) octets start end)
            (when (and ended (not (call-status call)))
              (client-abort call :internal "the server ended the stream without a status" :peer)))
           (t (http2:consume-data stream (- end start))))
@@ -175,18 +175,18 @@ response."
 asked."
   (cond ((client-call-message call)
          (operate abort call :unimplemented "more than one response message" :local))
-        ((not (rpc:to-keep-p call (- end start)))
+        ((not (wire:to-keep-p call (- end start)))
          (setf (client-call-message call) (parse-reply call octets start end)))
-        ((rpc:hold call (- end start))
-         (setf (client-call-message call) (rpc:keep-octets call octets start end))))
+        ((wire:hold call (- end start))
+         (setf (client-call-message call) (wire:keep-octets call octets start end))))
   nil)
 
 (define-hot parse-reply ((call client-call) (octets octets) (start index) (end index)) t
   "The reply that the octets are, or nil: they are none, and CALL has been ended."
-  (handler-case (values (rpc:parse-incoming call octets start end nil))
+  (handler-case (values (wire:parse-incoming call octets start end nil))
     (protobuf:protobuf-error (error)
       (end-client-call call :internal
-                       (rpc:rpc-error-message (rpc:unparsable-condition call error start))
+                       (rpc:rpc-error-message (wire:unparsable-condition call error start))
                        :ended-by :local :cause error)
       nil)))
 
@@ -218,7 +218,7 @@ more than :ok."
          (code (and status-field (status-number (hpack:field-value-string status-field))))
          (message (hpack:find-field list "grpc-message"))
          (details (hpack:find-field list "grpc-status-details-bin"))
-         (fields (rpc:list-custom-fields list #())))
+         (fields (wire:list-custom-fields list #())))
     (when (and (eql 0 code) (not message) (not details) (zerop (length fields)))
       (setf (hpack:field-list-memo list) :ok))
     (note-accepted-encodings call list)
@@ -227,27 +227,27 @@ more than :ok."
     (cond ((null code)
            (end-client-call call :unknown "the response has no valid grpc-status"))
           ((plusp code) (end-with-error call (rpc:code-status code) message details))
-          ((not (rpc:sound-metadata-p fields))
+          ((not (wire:sound-metadata-p fields))
            (end-client-call call :internal **unsound-metadata**))
           (t (end-well call)))))
 
 (defun end-well (call)
   "The server has ended CALL with :ok; so it ends if the messages that came are as many as they
 should be."
-  (cond ((rpc:wire-call-partial call)
+  (cond ((wire:wire-call-partial call)
          (end-client-call call :internal "the response ends within a message"))
         ((and (answers-once-p call) (null (client-call-message call)))
          (end-client-call call :unimplemented "the server sent no response message"))
         (t (when (and (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
                       (not (wire-call-unattended call)))
              ;; where RECEIVE looks
-             (rpc:queue-incoming call (shiftf (client-call-message call) nil) 0))
+             (wire:queue-incoming call (shiftf (client-call-message call) nil) 0))
            (end-client-call call :ok ""))))
 
 (defun end-with-error (call status message details)
   "End CALL as the server says; MESSAGE and DETAILS are fields or nil. A reply that came is void."
   (end-client-call call status
-                   (if message (rpc:decode-status-message (hpack:field-value message)) "")
+                   (if message (wire:decode-status-message (hpack:field-value message)) "")
                    :details (and details
                                  (handler-case (decode-base64 (hpack:field-value-string details))
                                    (invalid-base64 () nil)))))
@@ -261,10 +261,10 @@ should be."
         (return-from client-reset (resend call)))
       (let* ((cause (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source))
              (link (wire-call-link call))
-             (text (http2:connection-error-text (rpc:link-http2 link)))
+             (text (http2:connection-error-text (wire:link-http2 link)))
              (refused (= error-code http2:+refused-stream+)))
         (ecase source
-          (:peer (end-client-call call (rpc:error-code-status error-code)
+          (:peer (end-client-call call (wire:error-code-status error-code)
                                   "the server has reset the stream"
                                   :ended-by :transport :cause cause :sent (not refused)))
           (:local (if (= error-code http2:+enhance-your-calm+)
@@ -276,13 +276,13 @@ should be."
                                        :ended-by :transport :cause cause)))
           (:goaway (end-client-call call :unavailable
                                     (format nil "the server is going away~@[: ~A~]"
-                                            (rpc:link-goaway link))
+                                            (wire:link-goaway link))
                                     :ended-by :transport :cause cause :sent nil))
           (:connection
            (end-client-call call :unavailable
-                            (or (rpc:link-failure link)
+                            (or (wire:link-failure link)
                                 (format nil "the connection was lost: ~A" text))
-                            :ended-by :transport :cause (or (rpc:link-goaway link) cause)
+                            :ended-by :transport :cause (or (wire:link-goaway link) cause)
                             :sent (not refused))))))))
 
 (defun client-stream-closed (stream)
@@ -292,24 +292,24 @@ should be."
       (let* ((link (wire-call-link call))
              (subchannel (link-owner link)))
         (setf (wire-call-stream call) nil)
-        (rpc:release-call call)
+        (wire:release-call call)
         (http2:release-stream stream)
-        (decf (rpc:link-calls link))
-        (cond ((rpc:link-draining link) (leave-link subchannel link))
+        (decf (wire:link-calls link))
+        (cond ((wire:link-draining link) (leave-link subchannel link))
               ((waiting-calls subchannel) (start-waiting subchannel)))))))
 
 (defun client-goaway (http2 last-stream-id error-code debug)
   "The sink's on-goaway: the link takes no more calls; those it has may end."
   (declare (ignore last-stream-id))
   (let* ((link (http2:connection-user http2)))
-    (setf (rpc:link-draining link) t)
+    (setf (wire:link-draining link) t)
     ;; the first that says a reason: after a graceful one there may be another
-    (when (and (/= error-code http2:+no-error+) (null (rpc:link-goaway link)))
-      (setf (rpc:link-goaway link)
+    (when (and (/= error-code http2:+no-error+) (null (wire:link-goaway link)))
+      (setf (wire:link-goaway link)
             (format nil "GOAWAY ~A~:[ ~A~;~]" (http2:error-code-name error-code)
-                    (zerop (length debug)) (rpc:quoted-octets debug)))
+                    (zerop (length debug)) (wire:quoted-octets debug)))
       (log-event :warning :goaway :link link :code (http2:error-code-name error-code)
-                                  :debug (rpc:quoted-octets debug))
+                                  :debug (wire:quoted-octets debug))
       (when (and (= error-code http2:+enhance-your-calm+)
                  (equalp debug (load-time-value (ascii-octets "too_many_pings"))))
         (ping-less (link-owner link))))
@@ -321,19 +321,19 @@ should be."
     (when link (greeted (link-owner link) link))))
 
 (define-load-time-global **client-sink**
-    (http2:make-sink :on-output #'rpc:link-output :on-headers #'client-headers
+    (http2:make-sink :on-output #'wire:link-output :on-headers #'client-headers
                      :on-data #'client-data :on-trailers #'client-trailers
-                     :on-reset #'client-reset :on-writable #'rpc:wire-writable
+                     :on-reset #'client-reset :on-writable #'wire:wire-writable
                      :on-stream-closed #'client-stream-closed :on-goaway #'client-goaway
                      :on-settings #'client-settings
-                     :on-close #'rpc:link-http2-closed))
+                     :on-close #'wire:link-http2-closed))
 
 ;;; The end
 
 (defun late-p (call)
   "True if CALL is past its deadline. What its server, or the connection, then says of its end may
 come before our own timer has run: a poller waits in whole milliseconds, and reads first."
-  (rpc:overdue-p call))
+  (wire:overdue-p call))
 
 (defun end-client-call (call status message &rest how &key details (ended-by :peer) cause (sent t))
   "End CALL, and its stream if that still lives. HOW as for END-CALL. An error that comes after the
@@ -347,12 +347,12 @@ deadline is that of the deadline, and what was said of it its cause."
                                                (and (plusp (length message)) message))))
             status :deadline-exceeded
             message "the deadline passed"))
-    (rpc:seal-batch call)
-    (rpc:stop-timers call)
+    (wire:seal-batch call)
+    (wire:stop-timers call)
     (loop:leave-call (wire-call-loop call) (wire-call-unattended call))
-    (when (zerop (rpc:wire-call-born-ns call)) ; it never began
-      (setf (rpc:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
-    (rpc:mark-call call rpc:+end+)
+    (when (zerop (wire:wire-call-born-ns call)) ; it never began
+      (setf (wire:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
+    (wire:mark-call call wire:+end+)
     (stop-waiting call)
     (apply #'end-call call status :message message how)
     (when (and (wire-call-unattended call)
@@ -361,7 +361,7 @@ deadline is that of the deadline, and what was said of it its cause."
     (let ((stream (wire-call-stream call)))
       (when (and stream (http2:stream-open-p stream))
         (http2:reset-stream stream (if (eq status :ok) http2:+no-error+ http2:+cancel+))))
-    (when (rpc:callbacks-p call) (rpc:wire-schedule call))))
+    (when (rpc:callbacks-p call) (wire:wire-schedule call))))
 
 (defun client-abort (call status text ended-by)
   "The operation ABORT."
@@ -422,22 +422,22 @@ inside a handler never drives: what it would run might wait for it."
   "Decode the reply of CALL, a long one, unless another thread has: in its place comes the message,
 or the RPC-ERROR that says what is wrong with it, which is returned."
   (let ((item (client-call-message call)))
-    (when (rpc:undecoded-p item)
+    (when (wire:undecoded-p item)
       (let ((new (make-undecoded item)))
         (setf item (compare-and-swap (client-call-message call) item new))
-        (when (rpc:undecoded-p item) (setf item new))))
+        (when (wire:undecoded-p item) (setf item new))))
     (when (typep item 'undecoded)
       (sb-thread:with-mutex ((undecoded-lock item))
         (when (eq item (client-call-message call))
           (setf (client-call-message call)
-                (handler-case (rpc:wire-decode call (undecoded-reply item) 0 0)
+                (handler-case (wire:wire-decode call (undecoded-reply item) 0 0)
                   (rpc:rpc-error (error) error))))))
     (client-call-message call)))
 
 (defun reply-of-future (call)
   "The operation REPLY-OF-FUTURE."
   (let ((reply (client-call-message call)))
-    (if (or (rpc:undecoded-p reply) (typep reply 'undecoded))
+    (if (or (wire:undecoded-p reply) (typep reply 'undecoded))
         (decode-reply call)
         reply)))
 

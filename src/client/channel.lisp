@@ -56,7 +56,7 @@ CLOSE-CHANNEL, or use WITH-CHANNEL."
                          (alexandria:remove-from-plist
                           arguments :credentials :compression :interceptors :call-credentials
                           :plaintext-credentials)))
-         (encoding (rpc:find-encoding compression))
+         (encoding (wire:find-encoding compression))
          (interceptors (rpc:check-interceptors interceptors))
          (authority (channel-authority place credentials))
          ;; last, since it is given back only with the channel
@@ -180,7 +180,7 @@ default, at most. Return CHANNEL. Signal :unavailable with the reason if an atte
 (defun not-connected-text (subchannel seconds)
   "What to say of SUBCHANNEL that is not connected after SECONDS."
   (format nil "not connected to ~A within ~A s, but ~A~@[; ~A~]" (target-text subchannel) seconds
-          (rpc:stage-text :client (rpc:wait-clock-stage (subchannel-clock subchannel)))
+          (rpc:stage-text :client (wire:wait-clock-stage (subchannel-clock subchannel)))
           (subchannel-failure subchannel)))
 
 (defgeneric wait-for-state-change (channel state &key timeout)

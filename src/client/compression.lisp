@@ -8,11 +8,11 @@
   "Have CALL, which has not begun, compress with ENCODING if its server may accept that."
   (let ((accepted (subchannel-accepted (client-call-subchannel call))))
     (when (or (eq :unknown accepted) (member encoding accepted))
-      (setf (rpc:compression-outgoing (rpc:ensure-compression call)) encoding))))
+      (setf (wire:compression-outgoing (wire:ensure-compression call)) encoding))))
 
-(defun client-change-encoding (call encoding)
+(defun client-change-encoding (call name)
   "The operation CHANGE-ENCODING."
-  (declare (ignore encoding))
+  (declare (ignore name))
   (misuse "~A has begun; its stub takes :compression." call))
 
 (defun note-accepted-encodings (call list)
@@ -20,18 +20,18 @@
   (let ((field (hpack:find-field list "grpc-accept-encoding")))
     (when field
       (setf (subchannel-accepted (client-call-subchannel call))
-            (rpc:accepted-encodings field)))))
+            (wire:accepted-encodings field)))))
 
 (defun response-encoding (list)
   "The encoding of the response that begins with the header LIST, nil or :unknown; and its field."
   (let ((field (hpack:find-field list "grpc-encoding")))
-    (values (and field (rpc:parse-encoding (hpack:field-value field))) field)))
+    (values (and field (wire:parse-encoding (hpack:field-value field))) field)))
 
 (defun encoding-problem (list)
   "Nil if we can read the encoding that the header LIST says, else (status text)."
   (multiple-value-bind (encoding field) (response-encoding list)
     (when (eq :unknown encoding)
-      (list :internal (rpc:unknown-encoding-text (hpack:field-value field))))))
+      (list :internal (wire:unknown-encoding-text (hpack:field-value field))))))
 
 (defun note-encodings (call list)
   "Note what the header LIST of CALL's good response says of compression. Return true if its
@@ -39,5 +39,5 @@ messages may be compressed."
   (note-accepted-encodings call list)
   (let ((encoding (response-encoding list)))
     (when encoding
-      (setf (rpc:compression-incoming (rpc:ensure-compression call)) encoding)
+      (setf (wire:compression-incoming (wire:ensure-compression call)) encoding)
       t)))

@@ -45,7 +45,7 @@ does."
                         (setf (subchannel-dropped subchannel) t)
                         (let ((link (subchannel-link subchannel)))
                           (when (and link (eq :ready (subchannel-state subchannel)))
-                            (setf (rpc:link-draining link) t)
+                            (setf (wire:link-draining link) t)
                             (leave-link subchannel link "the channel was dropped")))
                         (end-if-unused subchannel)))))
 
@@ -54,6 +54,6 @@ does."
   (unless (or (eq :shutdown (subchannel-state subchannel))
               (subchannel-leaving subchannel)
               (let ((link (subchannel-link subchannel)))
-                (and link (plusp (rpc:link-calls link))))
+                (and link (plusp (wire:link-calls link))))
               (find nil (waiting-calls subchannel) :key #'call-status))
     (end-elsewhere (lambda () (close-subchannel subchannel)))))

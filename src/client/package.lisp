@@ -3,15 +3,17 @@
 (defpackage #:clgrpc.client
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
-                    (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc))
+                    (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
+                    (#:wire #:clgrpc.wire))
   (:import-from #:sb-ext #:compare-and-swap #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.rpc
                 #:call #:call-status #:call-rpc-method #:call-extra #:call-fields #:call-deadline
-                #:call-incoming #:ensure-extra #:end-call #:notify #:operate #:link #:link-loop
-                #:link-owner #:cancel #:wire-call #:wire-call-link #:wire-call-loop
+                #:call-incoming #:ensure-extra #:end-call #:notify #:operate #:cancel
+                #:rpc-method #:rpc-method-kind #:rpc-error-message)
+  (:import-from #:clgrpc.wire
+                #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint
-                #:wire-call-unattended #:rpc-method
-                #:rpc-method-kind #:rpc-error-message)
+                #:wire-call-unattended)
   (:import-from #:clgrpc.loop #:future #:future-done-p #:await #:attach)
   (:export
    ;; for the in-process channel

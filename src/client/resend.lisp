@@ -20,33 +20,33 @@
   (let ((request (client-call-message call)))
     (typecase request
       (octets (http2:send-data (wire-call-stream call) request 0 (length request) t))
-      (rpc:parcel (http2:send-data (wire-call-stream call) (rpc:parcel-octets request)
-                                   0 (rpc:parcel-end request) t))
-      (t (rpc:write-message call request t))))
+      (wire:parcel (http2:send-data (wire-call-stream call) (wire:parcel-octets request)
+                                   0 (wire:parcel-end request) t))
+      (t (wire:write-message call request t))))
   nil)
 
 (define-hot forget-request ((call client-call)) null
   "The response to CALL begins: its request will not be needed again."
   (let ((request (shiftf (client-call-message call) nil))
         (stream (wire-call-stream call)))
-    (when (and (typep request 'rpc:parcel)
+    (when (and (typep request 'wire:parcel)
                (zerop (http2:stream-queued-octets stream))) ; no octets of it are to be sent still
-      (give-octets-back (rpc:parcel-taken request))))
+      (give-octets-back (wire:parcel-taken request))))
   nil)
 
 (defun resend-p (call)
   "True if CALL, which its server says it has not seen, is to be made again."
-  (and (not (rpc:marked-p (rpc:wire-call-marks call) rpc:+answer+))
+  (and (not (wire:marked-p (wire:wire-call-marks call) wire:+answer+))
        (not (and (call-extra call) (rpc:extra-resent (call-extra call))))
        (or (client-call-message call)
-           (< (rpc:wire-call-speech call) rpc:+spoken-message+))))
+           (< (wire:wire-call-speech call) wire:+spoken-message+))))
 
 (defun resend (call)
   "Make CALL again, once its stream is closed."
   (let ((extra (ensure-extra call)))
     (setf (rpc:extra-resent extra) t
           (rpc:extra-wait extra) nil
-          (rpc:wire-call-marks call) (rpc:unmarked (rpc:wire-call-marks call)))
+          (wire:wire-call-marks call) (wire:unmarked (wire:wire-call-marks call)))
     (loop:defer (wire-call-loop call) #'submit-again call)))
 
 (defun submit-again (call)

@@ -2,7 +2,7 @@
 
 (in-package #:clgrpc.client)
 
-(defstruct (subchannel (:include rpc:endpoint (clock (rpc:make-wait-clock))) (:copier nil))
+(defstruct (subchannel (:include wire:endpoint (clock (wire:make-wait-clock))) (:copier nil))
   "What a channel is on its loop. It does not know the channel, so that the collector finds one that
 its user has dropped (dropped.lisp)."
   (name "" :type string)                ; the channel's target, as it was given
@@ -15,7 +15,7 @@ its user has dropped (dropped.lisp)."
   (pool (http2:make-pool) :type http2:pool)
   (target nil :type loop:target)
   (authority nil :type hpack:field)
-  (encoding nil :type (or null rpc:encoding)) ; of requests, if nobody says otherwise
+  (encoding nil :type (or null wire:encoding)) ; of requests, if nobody says otherwise
   (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the server can read
   (state :idle :type (member :idle :connecting :ready :transient-failure :shutdown))
   (link nil :type (or null link))

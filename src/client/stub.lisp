@@ -30,7 +30,7 @@
         (call (let ((now (if (or timeout deadline) (channel-now channel) 0)))
                 (make-call channel method (absolute-deadline timeout deadline now) async now)))
         (encoding (if compression-p
-                      (rpc:find-encoding compression)
+                      (wire:find-encoding compression)
                       (subchannel-encoding (channel-subchannel channel)))))
     (when encoding (begin-compression call encoding))
     (when (or metadata call-credentials)
@@ -94,7 +94,7 @@ when its loop begins it."
   (unless (channel-open-p channel) (misuse "~A is closed." channel))
   (make-client-call
    :rpc-method method :endpoint (channel-subchannel channel) :deadline deadline
-   :marks (if unattended rpc:+unattended+ 0) :born-ns now
+   :marks (if unattended wire:+unattended+ 0) :born-ns now
    :operations (if (member (rpc-method-kind method) '(:unary :client-streaming))
                    **single-operations**
                    **stream-operations**)))
@@ -110,12 +110,12 @@ loop has just stopped, since the channel was closed, end CALL."
   (let ((loop (wire-call-loop call))
         (encoded (and request
                       (if (waited-for-p call)
-                          (rpc:encode-unless-short call request)
-                          (rpc:encode-message call request :auto))))
+                          (wire:encode-unless-short call request)
+                          (wire:encode-message call request :auto))))
         (submitted nil))
     (flet ((begin-here () (begin-call call (if encoded nil request))))
       (declare (dynamic-extent #'begin-here))
-      (when request (rpc:close-sending call))
+      (when request (wire:close-sending call))
       (setf (client-call-message call) encoded)
       (loop:enter-call loop (wire-call-unattended call))
       (unwind-protect
@@ -127,7 +127,7 @@ loop has just stopped, since the channel was closed, end CALL."
 (define-hot post-call ((call client-call) request) (eql t)
   "Have the loop start CALL with its only REQUEST, or nil."
   (when request
-    (setf (client-call-message call) (rpc:encode-message call request nil)))
+    (setf (client-call-message call) (wire:encode-message call request nil)))
   (unless (loop:post (wire-call-loop call) call)
     (end-client-call call :cancelled "the channel was closed" :ended-by :local :sent nil))
   t)
@@ -141,12 +141,12 @@ loop has just stopped, since the channel was closed, end CALL."
 (define-hot begin-call ((call client-call) request) null
   "Start CALL, unless it has ended, as soon as there is a stream. On its loop."
   (unless (call-status call)
-    (when (zerop (rpc:wire-call-born-ns call))
-      (setf (rpc:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
+    (when (zerop (wire:wire-call-born-ns call))
+      (setf (wire:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
     (when (tracing-p :call) (tell-begin call))
-    (cond ((rpc:overdue-p call)         ; its answer might be faster than the timer
-           (rpc:deadline-passed call))
-          (t (rpc:start-deadline call)
+    (cond ((wire:overdue-p call)         ; its answer might be faster than the timer
+           (wire:deadline-passed call))
+          (t (wire:start-deadline call)
              (submit (client-call-subchannel call) call request))))
   nil)
 
@@ -177,7 +177,7 @@ RETRY-CALL return what another call returns."
   "Return the reply of CALL, which answers once and has ended, and CALL, or signal its RPC-ERROR."
   (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
   (values (let ((reply (shiftf (client-call-message call) nil)))
-            (if reply (rpc:wire-decode call reply 0 0) (rpc:pop-incoming call)))
+            (if reply (wire:wire-decode call reply 0 0) (rpc:pop-incoming call)))
           call))
 
 (defun never (call)
@@ -222,7 +222,7 @@ If somebody else runs the loop he gathers what is sent, and this gives every mes
     (flet ((send-those-there-is-room-for ()
              (loop while (and (setf next (funcall generator))
                               (protobuf:message-p next) ; else SEND says what is wrong
-                              (<= (protobuf:serialized-size next) rpc:+parcel-octets+)
+                              (<= (protobuf:serialized-size next) wire:+parcel-octets+)
                               (rpc:try-send call next)))))
       (lambda ()
         (setf next nil)

@@ -28,14 +28,14 @@
 
 (defun enter-stage (subchannel stage)
   "SUBCHANNEL has come to STAGE of getting a connection, or to :queue, having one."
-  (rpc:enter-stage (subchannel-clock subchannel) stage (subchannel-now subchannel)))
+  (wire:enter-stage (subchannel-clock subchannel) stage (subchannel-now subchannel)))
 
 (defun begin-waiting (subchannel call)
   "CALL waits from now on for SUBCHANNEL to have a connection."
   (let ((extra (ensure-extra call)))
     (unless (rpc:extra-wait extra)
       (setf (rpc:extra-wait extra)
-            (rpc:read-clock-for-call (subchannel-clock subchannel) (subchannel-now subchannel))))))
+            (wire:read-clock-for-call (subchannel-clock subchannel) (subchannel-now subchannel))))))
 
 (defun stop-waiting (call)
   "CALL has a stream, or has ended."
@@ -43,7 +43,7 @@
          (wait (and extra (rpc:extra-wait extra)))
          (subchannel (client-call-subchannel call)))
     (when wait
-      (rpc:stop-waiting (subchannel-clock subchannel) wait (subchannel-now subchannel)))))
+      (wire:stop-waiting (subchannel-clock subchannel) wait (subchannel-now subchannel)))))
 
 (defun client-trouble (call)
   "The operation TROUBLE."
@@ -54,8 +54,8 @@
        (let ((link (subchannel-link subchannel)))
          (and link
               (format nil "all ~D that ~A allows are open"
-                      (http2:connection-peer-max-streams (rpc:link-http2 link))
-                      (rpc:link-peer link))))))))
+                      (http2:connection-peer-max-streams (wire:link-http2 link))
+                      (wire:link-peer link))))))))
 
 (defun change-state (subchannel state)
   (trace-event :connectivity-state :state-changed :target (target-text subchannel)
@@ -111,7 +111,7 @@
          (handler-case
              (let ((secured (secure-transport subchannel transport)))
                (setf (subchannel-link subchannel)
-                     (rpc:open-link subchannel (subchannel-loop subchannel) secured :client
+                     (wire:open-link subchannel (subchannel-loop subchannel) secured :client
                                     **client-sink** (subchannel-options subchannel)
                                     (subchannel-pool subchannel)
                                     :keepalive-ns (subchannel-keepalive-ns subchannel))))
@@ -135,9 +135,9 @@ many streams it allows."
     (setf (subchannel-failure subchannel) nil)
     (enter-stage subchannel :queue)
     (trace-event :handshaker :settings-received
-                 :role :client :peer (rpc:link-peer link)
+                 :role :client :peer (wire:link-peer link)
                  :max-concurrent-streams (http2:connection-peer-max-streams
-                                          (rpc:link-http2 link)))
+                                          (wire:link-http2 link)))
     (change-state subchannel :ready))
   (start-waiting subchannel))
 
@@ -200,7 +200,7 @@ many streams it allows."
                       (next-stream link))))
     (cond (stream (start-on-stream call link stream request))
           (t (when request
-               (setf (client-call-message call) (rpc:encode-message call request nil)))
+               (setf (client-call-message call) (wire:encode-message call request nil)))
              (submit-later subchannel call)))))
 
 (defun submit-later (subchannel call)
@@ -230,37 +230,37 @@ many streams it allows."
                  (when stream
                    (stop-waiting call)
                    (start-on-stream call link stream nil))))
-      (when (rpc:link-draining link) (leave-link subchannel link)))))
+      (when (wire:link-draining link) (leave-link subchannel link)))))
 
 (defun next-stream (link)
   "A new stream of LINK, or nil if it has none now; if it has used up its identifiers, mark it so
 that it is left."
-  (let ((http2 (rpc:link-http2 link)))
+  (let ((http2 (wire:link-http2 link)))
     (or (http2:open-stream http2)
         (progn
           (when (and (http2:connection-ready-p http2)
                      (< (http2:connection-stream-count http2)
                         (http2:connection-peer-max-streams http2)))
-            (setf (rpc:link-draining link) t))
+            (setf (wire:link-draining link) t))
           nil))))
 
 (defun leave-link (subchannel link &optional (text "the server is going away"))
   "Use LINK, which its peer, or we, are about to close because of TEXT, for no more calls."
   (trace-event :subchannel :connection-left :target (target-text subchannel)
-                                            :peer (rpc:link-peer link) :reason text)
+                                            :peer (wire:link-peer link) :reason text)
   (when (eq link (subchannel-link subchannel))
     (setf (subchannel-link subchannel) nil)
     (push link (subchannel-leaving subchannel))
     (go-on-without subchannel link text))
-  (when (zerop (rpc:link-calls link)) (rpc:close-link link text)))
+  (when (zerop (wire:link-calls link)) (wire:close-link link text)))
 
 (defun useful-p (subchannel link)
   "True if LINK, which has worked, had a call, other than such as the peer's GOAWAY says it has not
 seen, or lasted as long as the first wait between attempts."
-  (let ((http2 (rpc:link-http2 link)))
+  (let ((http2 (wire:link-http2 link)))
     (or (and (plusp (http2:accounting-streams-opened (http2:connection-accounting http2)))
              (/= 0 (http2:connection-goaway-received http2)))
-        (>= (- (subchannel-now subchannel) (rpc:link-born-ns link))
+        (>= (- (subchannel-now subchannel) (wire:link-born-ns link))
             (seconds-ns (options-backoff-initial-seconds (subchannel-options subchannel)))))))
 
 (defun go-on-without (subchannel link text)
@@ -285,24 +285,24 @@ better than one that does not listen: from the second time in a row the next att
   (setf (subchannel-keepalive-ns subchannel)
         (min +longest-keepalive-ns+ (* 2 (subchannel-keepalive-ns subchannel)))))
 
-(defmethod rpc:link-due ((subchannel subchannel) link event)
-  (setf (rpc:link-draining link) t)
+(defmethod wire:link-due ((subchannel subchannel) link event)
+  (setf (wire:link-draining link) t)
   (ecase event
     (:idle (leave-link subchannel link "no calls for a while"))
     (:age (leave-link subchannel link "the connection is old"))
-    (:grace (rpc:abandon-link link :unavailable "the connection is too old"))))
+    (:grace (wire:abandon-link link :unavailable "the connection is too old"))))
 
-(defmethod rpc:link-ended ((subchannel subchannel) link)
+(defmethod wire:link-ended ((subchannel subchannel) link)
   (trace-event :subchannel :connection-ended
                :target (target-text subchannel)
-               :peer (rpc:link-peer link) :reason (rpc:link-failure link))
+               :peer (wire:link-peer link) :reason (wire:link-failure link))
   (setf (subchannel-leaving subchannel) (delete link (subchannel-leaving subchannel)))
   (when (eq link (subchannel-link subchannel))
     (setf (subchannel-link subchannel) nil)
     (case (subchannel-state subchannel)
       (:shutdown)
       (:connecting (greeting-failed subchannel link))
-      (t (go-on-without subchannel link (rpc:link-failure link)))))
+      (t (go-on-without subchannel link (wire:link-failure link)))))
   (when (subchannel-dropped subchannel) (end-if-unused subchannel)))
 
 (defun greeting-failed (subchannel link)
@@ -311,16 +311,16 @@ before it worked, that is what a restart looks like: a server that closes its li
 to be reset whom the kernel had accepted, while its successor listens. So another attempt is made at
 once, before calls fail for it."
   (cond ((shiftf (subchannel-proven subchannel) nil)
-         (setf (subchannel-failure subchannel) (rpc:link-failure link))
+         (setf (subchannel-failure subchannel) (wire:link-failure link))
          (change-state subchannel :idle)
          (connect subchannel))
         (t (connect-failed subchannel
                            (format nil "Cannot connect to ~A: ~A~:[ (perhaps it wants TLS)~;~]"
                                    (subchannel-name subchannel)
-                                   (rpc:link-failure link)
+                                   (wire:link-failure link)
                                    (or (subchannel-credentials subchannel)
                                        ;; what it speaks is known
-                                       (search "the peer speaks" (rpc:link-failure link))))))))
+                                       (search "the peer speaks" (wire:link-failure link))))))))
 
 (defun shut-down (subchannel)
   "End SUBCHANNEL and every call on it."
@@ -332,4 +332,4 @@ once, before calls fail for it."
     (end-client-call call :cancelled "the channel was closed" :ended-by :local :sent nil))
   (let ((link (shiftf (subchannel-link subchannel) nil)))
     (dolist (link (append (and link (list link)) (shiftf (subchannel-leaving subchannel) '())))
-      (rpc:abandon-link link :cancelled "the channel was closed"))))
+      (wire:abandon-link link :cancelled "the channel was closed"))))

@@ -3,17 +3,20 @@
 (in-package #:clgrpc.client)
 
 (rpc:define-transport-end **single-operations** (:client)
-  :send #'rpc:wire-send :close-send #'client-close-send :after #'rpc:wire-after
+  :send #'wire:wire-send :close-send #'client-close-send :after #'wire:wire-after
   :change-encoding #'client-change-encoding
   :leave #'client-leave :await-metadata #'client-await-metadata
-  :abort #'client-abort :post #'rpc:wire-post :schedule #'rpc:wire-schedule :room #'rpc:wire-room
+  :abort #'client-abort :post #'wire:wire-post :schedule #'wire:wire-schedule :room #'wire:wire-room
   :write-head #'write-request-head :deliver #'deliver-response
-  :decode #'rpc:wire-decode :taken #'rpc:wire-taken
+  :decode #'wire:wire-decode :taken #'wire:wire-taken
   :drive #'client-drive :park #'client-park
-  :now #'rpc:wire-now :peer #'rpc:wire-peer :security #'rpc:wire-security :stage #'rpc:wire-stage
-  :stages #'rpc:wire-stages :trouble #'client-trouble :unsent-octets #'rpc:wire-unsent-octets
+  :metadata #'wire:wire-metadata :compression #'wire:wire-compression
+  :received-compressed #'wire:wire-received-compressed :crowded #'wire:wire-crowded
+  :now #'wire:wire-now :peer #'wire:wire-peer :security #'wire:wire-security
+  :stage #'wire:wire-stage
+  :stages #'wire:wire-stages :trouble #'client-trouble :unsent-octets #'wire:wire-unsent-octets
   :future-p #'wire-call-unattended :reply-of-future #'reply-of-future
   :reserve-of-future #'reserve-of-future)
 
 (rpc:define-transport-end **stream-operations** (:client :like **single-operations**)
-  :deliver #'rpc:deliver-streamed)
+  :deliver #'wire:deliver-streamed)

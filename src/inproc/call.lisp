@@ -23,10 +23,7 @@
 
 (define-hot route-to ((host host) (method rpc-method)) (or null server:route)
   "The route of HOST to METHOD, or nil if it has none."
-  (flet ((route ()
-           (let ((route (server:route-of (the server:route-table (host-table host))
-                                         (rpc:rpc-method-path-field method))))
-             (and (server:route-method route) route))))
+  (flet ((route () (server:method-route (the server:route-table (host-table host)) method)))
     (declare (inline route))
     (or (route)
         (progn (renew-table host) (route)))))
@@ -85,8 +82,7 @@ client of a call that was over before it was known to anybody."
   "As SITE-COPY, of a MESSAGE of CALL that is SIZE octets long, when there is room for the copy."
   (if (site-share site)
       message
-      (rpc:call-with-room call size (lambda () (protobuf:copy-message message))
-                          :options options)))
+      (rpc:call-with-room call size options (lambda () (protobuf:copy-message message)))))
 
 (define-hot (sending-options :inline t) ((call inproc-call)) options
   (if (rpc:client-p call)
@@ -131,7 +127,7 @@ the client. False if it had ended already."
   (when (null (compare-and-swap (line-claim line) nil t))
     (let ((client (line-client line)) (server (line-server line)))
       (when trailers
-        (setf (rpc:extra-trailer-fields (ensure-extra client)) (rpc:metadata-fields trailers)))
+        (setf (rpc:extra-trailer-fields (ensure-extra client)) (rpc:metadata-entries trailers)))
       (apply #'rpc:end-call server server-end)
       (apply #'rpc:end-call client client-end)
       (after-end line)

@@ -86,7 +86,7 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
   (destructuring-bind (&key (messages :copy) threads on interceptors call-credentials
                          compression &allow-other-keys)
       arguments
-    (rpc:find-encoding compression)
+    (rpc:check-compression compression)
     (unless (member messages '(:copy :share))
       (misuse ":messages is :copy or :share, not ~S." messages))
     (unless (typep on '(or null loop:event-loop)) (misuse ":on is an event loop, not ~S." on))

@@ -202,7 +202,7 @@ SCHEDULED is this thread's."
   "The operation SEND-METADATA of a handler."
   (let ((client (line-client (call-line call))))
     (when (call-fields client) (misuse "The headers of ~A were sent before." call))
-    (setf (call-fields client) (rpc:metadata-fields metadata))
+    (setf (call-fields client) (rpc:metadata-entries metadata))
     (notify client)))
 
 (defun server-reply (call message)

@@ -12,14 +12,14 @@
   (declare (ignore wait-for-ready) (dynamic-extent options))
   (when options
     (client:check-call-options options)
-    (rpc:find-encoding compression))
+    (rpc:check-compression compression))
   (let* ((site (channel-site channel))
          (deadline (if (or options *call*)
                        (client:absolute-deadline timeout deadline
                                                  (if (or timeout deadline) (site-now site) 0))
                        0))
          (fields (if (or metadata call-credentials)
-                     (rpc:metadata-fields
+                     (rpc:metadata-entries
                       (append (rpc:check-metadata metadata)
                               (when call-credentials
                                 (rpc:credentials-metadata call-credentials method))))
@@ -58,8 +58,8 @@ lately, once there is room for another and its copy."
   (let ((octets (server:route-long-octets route)))
     (if (zerop octets)
         (server:answer-of route request call)
-        (rpc:call-with-room call (* 2 octets) (lambda () (server:answer-of route request call))
-                            :options (host-options host)))))
+        (rpc:call-with-room call (* 2 octets) (host-options host)
+                            (lambda () (server:answer-of route request call))))))
 
 (defun copy-answer (site host route call answer size)
   "As SITE-COPY, of an ANSWER of SIZE octets, or one of a ROUTE that has given long ones lately."

@@ -64,7 +64,7 @@ that the peer had not taken."
   (incoming nil :type (or null arrival)) ; a stack: the owner's to push on, the receiver's to take
   (received nil :type (or null arrival)) ; the receiving thread's: oldest first
   (arriving nil :type (or null arrival)) ; the loop's: octets, to be filled up and queued
-  (partial nil :type (or null partial)) ; the loop's: a message of which a part has arrived
+  (partial nil) ; the loop's: a message of which a part has arrived
   (queued-octets 0 :type sb-ext:word)   ; in INCOMING, RECEIVED and ARRIVING; atomic
   (held 0 :type index)                  ; charged to the link for a part of a message or a request
   (withheld 0 :type index)              ; window not given back since too much is queued: the loop
@@ -84,7 +84,7 @@ that the peer had not taken."
   (outgoing-filter nil :type (or null function))
   (timer nil :type (or null timer))     ; the deadline's
   (timers '() :type list)               ; those of AFTER
-  (compression nil :type (or null compression))
+  (compression nil)
   (metadata '() :type list)             ; to be sent with the headers
   (outbox '() :type list)               ; the loop's: what waits for a stream, newest first,
   (outbox-octets 0 :type index)         ; and how long it is
@@ -93,7 +93,7 @@ that the peer had not taken."
   (trailers '() :type list)             ; to be sent, or decoded from what came
   (trailer-fields #() :type simple-vector)
   (outcome nil :type (or null outcome))
-  (wait nil :type (or null wait-clock)) ; what the call waited for, see stage.lisp
+  (wait nil) ; what the call waited for, see stage.lisp
   (arrived 0 :type index))              ; how many messages of a stream have come
 
 (declaim (sb-ext:freeze-type extra))

@@ -15,7 +15,9 @@
 :server-streaming or :bidi), the message types, and the symbol of its generic function."
   (name "" :type simple-string)
   (service-name "" :type simple-string)
-  (path-field (hpack:string-field ":path" "/") :type hpack:field)
+  (path "" :type simple-string :read-only t) ; "/package.Service/Method"
+  (path-field nil)                      ; the wire's: the header field of PATH, once it was made
+  (route nil)                           ; what the path led to within the image last time
   (kind :unary :type (member :unary :client-streaming :server-streaming :bidi))
   (request-type nil :type protobuf:message-type)
   (response-type nil :type protobuf:message-type)
@@ -24,13 +26,10 @@
 (declaim (sb-ext:freeze-type rpc-method))
 
 (document-functions
+  rpc-method-path "The :path of METHOD, \"/package.Service/Method\"."
   rpc-method-name "The name of METHOD within its service, such as \"SayHello\"."
   rpc-method-service-name "The full name of METHOD's service, such as \"helloworld.Greeter\"."
   rpc-method-kind "The kind of METHOD: :unary, :client-streaming, :server-streaming or :bidi.")
-
-(defun rpc-method-path (method)
-  "The :path of METHOD as a string, \"/package.Service/Method\"."
-  (hpack:field-value-string (rpc-method-path-field method)))
 
 (defmethod print-object ((method rpc-method) stream)
   (print-unreadable-object (method stream :type t)
@@ -217,7 +216,7 @@ made for. FIND-TYPE maps the full name of a message type to the type."
      :service-name (coerce (subseq full-name 0 dot) 'simple-string)
      :kind (method-kind (protobuf:method-descriptor-client-streaming-p descriptor)
                         (protobuf:method-descriptor-server-streaming-p descriptor))
-     :path-field (hpack:string-field ":path" (protobuf:method-descriptor-path descriptor))
+     :path (coerce (protobuf:method-descriptor-path descriptor) 'simple-string)
      :request-type (funcall find-type (protobuf:method-descriptor-input descriptor))
      :response-type (funcall find-type (protobuf:method-descriptor-output descriptor)))))
 
@@ -287,7 +286,7 @@ returns a call, to RECEIVE from and, if :open, to SEND on"))
                                           (usage kind)))
       (ensure-method #',function
                      :name ,name :service-name ,full-name :kind ,kind
-                     :path-field (hpack:string-field ":path" ,(format nil "/~A/~A" full-name name))
+                     :path ,(coerce (format nil "/~A/~A" full-name name) 'simple-string)
                      :request-type (protobuf:intern-message-type ,request)
                      :response-type (protobuf:intern-message-type ,response)
                      :function-name ',function)

@@ -18,15 +18,8 @@
 
 (defglobal **room-turn** (sb-thread:make-mutex :name "clgrpc room"))
 
-(defun crowded-p (call)
-  "True if the connection of CALL, if it has one, has octets waiting for its peer to take them."
-  (let ((link (and (wire-call-p call) (wire-call-link call))))
-    (and link
-         (< +long-octets+
-            (http2:accounting-queued-octets (http2:connection-accounting (link-http2 link)))))))
-
 (defun promise-p (call octets)
-  (promise-octets octets :reserve-fifths (if (crowded-p call) 2 1)))
+  (promise-octets octets :reserve-fifths (if (operate crowded call) 2 1)))
 
 (defun ensure-promise (call octets options)
   "Return once OCTETS of the heap are promised for a message of CALL. Signal an RPC-ERROR if CALL
@@ -57,8 +50,9 @@ sleep."
                    (t (setf turn (sb-thread:grab-mutex **room-turn** :timeout 0.1)))))
         (when turn (sb-thread:release-mutex **room-turn**))))))
 
-(defun call-with-room (call octets function &key (options (wire-call-options call)))
-  "Call FUNCTION, which makes a message of CALL that is OCTETS long, when there is room for it."
+(defun call-with-room (call octets options function)
+  "Call FUNCTION, which makes a message of CALL that is OCTETS long, when there is room for it;
+OPTIONS say how long to wait for that."
   (declare (type function function))
   (operate note-long-message call octets)
   (ensure-promise call octets options)

@@ -56,6 +56,11 @@
   (declare (ignore call))
   0)
 
+(defun no-compression (call)
+  "The operation COMPRESSION of a transport that compresses nothing."
+  (declare (ignore call))
+  :identity)
+
 (defun decoded-item (call item start end)
   "The operation DECODE of a transport that queues nothing but messages."
   (declare (ignore call start end))
@@ -103,13 +108,19 @@ room, wait for it if WAIT-P is true, else return false.")
     "End the call with STATUS, its text MESSAGE, DETAILS (octets or nil) and the alist TRAILERS.")
   (after (call seconds function) ()
     "Call FUNCTION without arguments after SECONDS, unless the call has ended by then.")
-  (change-encoding (call encoding) (:default #'not-carried)
-    "Compress what is sent from now on with ENCODING, or not if that is nil, if the peer accepts it.
+  (change-encoding (call name) (:default #'not-carried)
+    "Compress what is sent from now on as NAME, of CALL-COMPRESSION, says, if the peer accepts that.
 Signal MISUSE if it is too late.")
   (leave (call) (:default #'nothing)
     "The user who received has lost interest: end the call if it runs.")
   (await-metadata (call) (:default #'nothing)
     "Wait until the peer's headers are there.")
+  (metadata (call fields) (:default #'entries-metadata)
+    "The alist of FIELDS, a vector of the peer's metadata in the form of the transport.")
+  (compression (call) (:default #'no-compression)
+    "How messages that are sent are compressed, a keyword of CALL-COMPRESSION.")
+  (received-compressed (call) (:default #'nothing)
+    "True if the message that was decoded last came compressed.")
   ;; what the call's loop does
   (abort (call status text ended-by) (:thread :loop)
     "End the call from this side at once, with STATUS and TEXT; ENDED-BY as in RPC-ERROR-ENDED-BY.")
@@ -153,6 +164,8 @@ Signal MISUSE if it is too late.")
     "What has gone wrong with what the call waits for, as text, or nil.")
   (unsent-octets (call) (:thread :loop :default #'no-octets)
     "How many octets that the user has sent the peer has not taken.")
+  (crowded (call) (:default #'nothing)
+    "True if the call's connection has octets waiting for its peer to take them.")
   (other-end (call) (:default #'nothing)
     "The call at the other end, if that is in this image.")
   ;; futures, which CALL-ASYNC returns

@@ -110,7 +110,7 @@ handler that computes long asks now and then. From any thread."
   "The initial metadata that CALL's peer sent, an alist, decoded now. On a client it waits for the
 peer's headers; nil if the call ended without any. From any thread."
   (operate await-metadata call)
-  (fields-metadata (or (call-fields call) #())))
+  (operate metadata call (or (call-fields call) #())))
 
 (defun call-trailers (call)
   "On a client the trailing metadata of CALL, an alist, nil before it has ended; in a handler the
@@ -118,7 +118,7 @@ trailers it will send. SETFable in a handler. From any thread."
   (let ((extra (call-extra call)))
     (cond ((null extra) '())
           ((plusp (length (extra-trailer-fields extra)))
-           (fields-metadata (extra-trailer-fields extra)))
+           (operate metadata call (extra-trailer-fields extra)))
           (t (extra-trailers extra)))))
 
 (defun (setf call-trailers) (metadata call)
@@ -222,3 +222,31 @@ handlers that returned their call. From any thread."
   (unless (stringp message) (misuse "The message of a status is a string, not ~S." message))
   (operate finish call status message (details-octets details status message) trailers)
   nil)
+
+;;; Compression of messages
+
+(defun check-compression (name)
+  "Return NAME, :gzip, :deflate, :identity or nil, if messages can be compressed so. Signal MISUSE
+for anything else, and if libz is not there."
+  (case name
+    ((nil :identity))
+    ((:gzip :deflate)
+     (multiple-value-bind (open reason) (os:open-zlib)
+       (unless open (misuse "There is no compression here: ~A." reason))))
+    (t (misuse "~S is no compression; there are :gzip, :deflate and :identity." name)))
+  name)
+
+(defun call-compression (call)
+  "How messages sent on CALL are compressed: :gzip, :deflate, or :identity, which is not at all.
+SETFable in a handler before it has sent metadata or a message; the new value holds unless the
+client cannot read that, when messages go uncompressed. From any thread."
+  (operate compression call))
+
+(defun (setf call-compression) (name call)
+  (operate change-encoding call (check-compression name))
+  name)
+
+(defun received-compressed-p (call)
+  "True if the message of CALL that was decoded last, which is the request of a handler or what
+RECEIVE returned, came compressed. By the thread that receives."
+  (operate received-compressed call))

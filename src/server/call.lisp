@@ -23,7 +23,7 @@
 
 (declaim (sb-ext:freeze-type server-call))
 
-(defmethod rpc:call-began-ns ((call server-call))
+(defmethod wire:call-began-ns ((call server-call))
   (let ((started (server-call-started call)))
     (and (integerp started) started)))
 
@@ -45,14 +45,14 @@ a reading of the clock is too much for a unary call of which nobody is told. On 
   "Have CALL's handler run, once."
   (unless (server-call-started call)
     (setf (server-call-started call) t)
-    (rpc:mark-call call rpc:+due+)
+    (wire:mark-call call wire:+due+)
     (run-call call))
   nil)
 
 (define-hot run-call ((call server-call)) null
   "Have CALL's handler run where its method's do."
   (cond ((runs-inline-p (the route (server-call-route call))
-                        (= 1 (hub-open (the hub (rpc:wire-call-endpoint call)))))
+                        (= 1 (hub-open (the hub (wire:wire-call-endpoint call)))))
          (loop:defer (wire-call-loop call) #'run-inline call))
         ((output-waits-p (the link (wire-call-link call)))
          (hold-up call))
@@ -87,7 +87,7 @@ or that of CALL, takes the call out of the ticket: so nothing keeps a call that 
          (schedule-timer (loop:event-loop-wheel loop) (make-timer #'refuse-waiting ticket)
                          (+ (loop:event-loop-now loop)
                             (seconds-ns (options-reserve-wait-seconds
-                                         (rpc:wire-call-options call))))))))))
+                                         (wire:wire-call-options call))))))))))
 
 (defun use-ticket (ticket)
   "The call of TICKET, for whoever uses it first; for others nil."
@@ -156,7 +156,7 @@ longer. On the loop."
          (value nil)
          (condition
            (with-user-code (call)
-             (setf request (rpc:wire-decode call request 0 0)
+             (setf request (wire:wire-decode call request 0 0)
                    value (answer-of route request call)))))
     (when (tracing-p :server)
       (tell-handler call :handler-ended :outcome (cond (condition (rpc-error-status condition))
@@ -169,7 +169,7 @@ longer. On the loop."
 there is no room."
   (let ((route (the route (server-call-route call))))
     (if (or (zerop (route-long-octets route))
-            (eq call (hub-probe (the hub (rpc:wire-call-endpoint call)))))
+            (eq call (hub-probe (the hub (wire:wire-call-endpoint call)))))
         0
         (promise-answer route))))
 
@@ -199,7 +199,7 @@ there is no room."
   "Run CALL's handler on the loop."
   (let ((promised 0))
     (cond ((call-status call))          ; cancelled before it began
-          ((rpc:overdue-p call) (rpc:deadline-passed call))
+          ((wire:overdue-p call) (wire:deadline-passed call))
           ((or (output-waits-p (the link (wire-call-link call)))
                (answers-wait-p (the link (wire-call-link call))))
            (hold-up call))
@@ -220,7 +220,7 @@ there is no room."
 method have lost the loop by now and run still."
   (let ((route (server-call-route call)) (link (wire-call-link call)))
     (if (eq :inline (route-execution route))
-        (and (plusp (rpc:link-late link))
+        (and (plusp (wire:link-late link))
              (not (loop:share-open-p (server-reserve (hub-server (link-owner link)))
                                      (ensure-share link))))
         (not (runs-inline-p route (= 1 (hub-open (link-owner link))))))))
@@ -232,8 +232,8 @@ the reserve, is true."
     (loop:charge-thread (server-reserve (hub-server (link-owner link))) change
                         (lambda ()
                           (when (funcall function)
-                            (incf (rpc:link-late link) change)
-                            (rpc:link-share link))))))
+                            (incf (wire:link-late link) change)
+                            (wire:link-share link))))))
 
 (defmethod loop:note-late ((call server-call))
   (ensure-share (wire-call-link call))
@@ -251,19 +251,19 @@ the reserve, is true."
 (defun uncharge-handler (call)
   "The handler of CALL, which has lost the loop, has returned."
   (charge call -1 (lambda () (eq :charged (shiftf (server-call-late call) :returned))))
-  (rpc:wake-callbacks (wire-call-link call)))
+  (wire:wake-callbacks (wire-call-link call)))
 
 (defun server-callback-returned (call)
   "The operation CALLBACK-RETURNED."
   (let ((extra (call-extra call)))
     (charge call -1 (lambda () (eq :charged (shiftf (rpc:extra-scheduled extra) :returned))))
-    (rpc:wake-callbacks (wire-call-link call))))
+    (wire:wake-callbacks (wire-call-link call))))
 
 (defun run-on-reserve-thread (call)
   (let ((promised 0))
     (cond ((call-status call))          ; cancelled before it began
-          ((rpc:overdue-p call)
-           (loop:post (wire-call-loop call) (lambda () (rpc:deadline-passed call))))
+          ((wire:overdue-p call)
+           (loop:post (wire-call-loop call) (lambda () (wire:deadline-passed call))))
           ((answers-wait-p (wire-call-link call))
            (put-off call #'hold-up))
           ((null (setf promised (promise-for call)))
@@ -280,11 +280,11 @@ the reserve, is true."
   "Run CALL's handler on this thread, which does not run the loop; PROMISED octets are promised for
 its answer."
   (let ((value '+abandoned+)
-        (start (setf (server-call-started call) (rpc:wire-now call))))
+        (start (setf (server-call-started call) (wire:wire-now call))))
     (unwind-protect (setf value (run-handler call))
       (settle-answer promised)
       (conclude-elsewhere call (if (eq value '+abandoned+) (abandoned-condition call) value))
-      (note-duration (server-call-route call) (- (rpc:wire-now call) start)))))
+      (note-duration (server-call-route call) (- (wire:wire-now call) start)))))
 
 (defun abandoned-condition (call)
   "The RPC-ERROR of CALL whose handler is left by force, as when its thread is ended in the
@@ -322,9 +322,9 @@ POST-REPLY should do that while the baton is lent. On the loop."
       t
       (let ((outcome (progn
                        (note-time call)
-                       (rpc:ensure-headers call)
-                       (handler-case (and (not (rpc:compresses-p call :auto))
-                                          (rpc:write-message call message nil))
+                       (wire:ensure-headers call)
+                       (handler-case (and (not (wire:compresses-p call :auto))
+                                          (wire:write-message call message nil))
                          ((or error storage-condition) (error)
                            (bad-answer-condition call message error))))))
         (case outcome
@@ -355,20 +355,20 @@ POST-REPLY should do that while the baton is lent. On the loop."
 
 (defun post-reply (call message)
   "Encode MESSAGE in this thread and have the loop send it, and an :ok end."
-  (let* ((octets (handler-case (rpc:encode-message call message :auto)
+  (let* ((octets (handler-case (wire:encode-message call message :auto)
                    ((or error storage-condition) (error)
                      (bad-answer-condition call message error))))
          (bad (rpc:failure-p octets))
          (link (wire-call-link call))
-         (size (if bad 0 (rpc:encoded-length octets))))
+         (size (if bad 0 (wire:encoded-length octets))))
     (note-answering link size)
     (loop:post (wire-call-loop call)
                (lambda ()
                  (note-answering link (- size))
                  (cond ((call-status call))
                        (bad (finish-with-condition call octets))
-                       (t (rpc:ensure-headers call)
-                          (rpc:write-encoded call octets nil)
+                       (t (wire:ensure-headers call)
+                          (wire:write-encoded call octets nil)
                           (server-finish call :ok "" nil '())))))))
 
 (defun finish-with-condition (call condition)
@@ -408,34 +408,34 @@ sent: a handler may signal anything in its slots."
       (let ((extra (ensure-extra call)))
         (setf (rpc:extra-trailers extra) (append (rpc:extra-trailers extra) trailers))))
     (note-time call)
-    (rpc:mark-call call rpc:+end+)
+    (wire:mark-call call wire:+end+)
     (end-call call status :message message :details details :ended-by :local)
-    (rpc:stop-timers call)
+    (wire:stop-timers call)
     (write-end call))
   nil)
 
 (defun finish-from-anywhere (call status message details trailers)
   "The operation FINISH."
-  (rpc:wire-post call (lambda () (server-finish call status message details trailers))))
+  (wire:wire-post call (lambda () (server-finish call status message details trailers))))
 
 (defun server-abort (call status text ended-by)
   "The operation ABORT: end CALL with STATUS, telling peer and handler."
   (declare (ignore ended-by))
   (unless (call-status call)
     (server-finish call status text nil '())
-    (when (rpc:callbacks-p call) (rpc:wire-schedule call))))
+    (when (rpc:callbacks-p call) (wire:wire-schedule call))))
 
 (defun server-send-metadata (call metadata)
   "The operation SEND-METADATA. From any thread."
   (check-metadata-size call metadata)
-  (when (plusp (shiftf (rpc:wire-call-speech call)
-                       (logior rpc:+begun+ (rpc:wire-call-speech call))))
+  (when (plusp (shiftf (wire:wire-call-speech call)
+                       (logior wire:+begun+ (wire:wire-call-speech call))))
     (misuse "The headers of ~A were sent before." call))
-  (rpc:wire-post call
+  (wire:wire-post call
                  (lambda ()
                    (unless (or (call-status call) (wire-call-headers-sent call))
                      (setf (rpc:extra-metadata (ensure-extra call)) metadata)
-                     (rpc:ensure-headers call)))))
+                     (wire:ensure-headers call)))))
 
 (defun server-close-send (call)
   "The operation CLOSE-SEND."
@@ -447,12 +447,12 @@ sent: a handler may signal anything in its slots."
   "The operation DELIVER of methods that take one message."
   (cond ((server-call-request call)
          (operate abort call :unimplemented "more than one request message" :local))
-        ((rpc:to-keep-p call (- end start)) ; decoded by the handler's thread
-         (when (rpc:hold call (- end start))
-           (setf (server-call-request call) (rpc:keep-octets call octets start end))))
-        (t (let ((message (handler-case (values (rpc:parse-incoming call octets start end nil))
+        ((wire:to-keep-p call (- end start)) ; decoded by the handler's thread
+         (when (wire:hold call (- end start))
+           (setf (server-call-request call) (wire:keep-octets call octets start end))))
+        (t (let ((message (handler-case (values (wire:parse-incoming call octets start end nil))
                             (protobuf:protobuf-error (error)
-                              (rpc:unparsable-condition call error start)))))
+                              (wire:unparsable-condition call error start)))))
              (if (rpc:failure-p message)
                  (operate abort call :internal (rpc-error-message message) :local)
                  (setf (server-call-request call) message)))))
@@ -468,12 +468,12 @@ sent: a handler may signal anything in its slots."
 
 (define-hot deliver-to-stream ((call server-call) (octets octets) (start index) (end index)) null
   "The operation DELIVER of methods that take a stream."
-  (rpc:deliver-streamed call octets start end)
+  (wire:deliver-streamed call octets start end)
   (start-call call))
 
 (define-hot half-close-stream ((call server-call)) null
   "The operation HALF-CLOSE of methods that take a stream."
-  (rpc:half-close-streamed call)
+  (wire:half-close-streamed call)
   (unless (call-status call) (start-call call))
   nil)
 

@@ -16,31 +16,31 @@ is found out once: an encoding, :identity, or the rejection of requests that hav
           (t (setf (request-incoming request) (if (eq :identity memo) nil memo))))))
 
 (defun encoding-memo (value)
-  (let ((encoding (rpc:parse-encoding value)))
+  (let ((encoding (wire:parse-encoding value)))
     (case encoding
       ((nil) :identity)
-      (:unknown (list :unimplemented (rpc:unknown-encoding-text value)))
+      (:unknown (list :unimplemented (wire:unknown-encoding-text value)))
       (t encoding))))
 
 (defun begin-compression (call incoming default)
   "Give CALL its compression: INCOMING is an encoding, :unknown or nil, as its request said, DEFAULT
 the encoding for answers, if the client accepts it, or nil."
-  (let ((compression (rpc:ensure-compression call)))
-    (setf (rpc:compression-incoming compression) (if (eq incoming :unknown) nil incoming)
-          (rpc:compression-outgoing compression) (acceptable-encoding call default))))
+  (let ((compression (wire:ensure-compression call)))
+    (setf (wire:compression-incoming compression) (if (eq incoming :unknown) nil incoming)
+          (wire:compression-outgoing compression) (acceptable-encoding call default))))
 
 (defun acceptable-encoding (call encoding)
   "ENCODING if CALL's client accepts that, else nil."
   (find encoding (server-call-accepted call)))
 
-(defun server-change-encoding (call encoding)
+(defun server-change-encoding (call name)
   "The operation CHANGE-ENCODING."
-  (when (or (plusp (rpc:wire-call-speech call)) (call-status call))
+  (when (or (plusp (wire:wire-call-speech call)) (call-status call))
     (misuse "It is too late to change the compression of ~A." call))
-  (setf (rpc:compression-outgoing (rpc:ensure-compression call))
-        (acceptable-encoding call encoding)))
+  (setf (wire:compression-outgoing (wire:ensure-compression call))
+        (acceptable-encoding call (wire:find-encoding name))))
 
 (defun encode-compression-fields (call encoder buffer)
   "Append to CALL's first header block what it says of compression: called only if it has one."
-  (rpc:encode-encodings call encoder buffer)
-  (rpc:encode-accepted-encodings encoder buffer))
+  (wire:encode-encodings call encoder buffer)
+  (wire:encode-accepted-encodings encoder buffer))

@@ -53,7 +53,7 @@
             ((= kind http2:+kind-grpc-encoding+)
              (read-encoding request field))
             ((= kind http2:+kind-grpc-accept-encoding+)
-             (setf (request-accepted request) (rpc:accepted-encodings field))))))
+             (setf (request-accepted request) (wire:accepted-encodings field))))))
   (cond ((not (request-content-type request))
          (setf (request-rejection request)
                '(415 "This is a gRPC server: requests are POSTs, content-type application/grpc.")))
@@ -63,7 +63,7 @@
         ((null (request-route request)))
         ((null (route-method (request-route request)))
          (setf (request-rejection request) '(:unimplemented "unknown service or method")))
-        ((not (rpc:sound-metadata-p (request-fields request)))
+        ((not (wire:sound-metadata-p (request-fields request)))
          (setf (request-rejection request)
                '(:internal "metadata whose name ends in -bin is not base64")))
         ((eql 0 (request-timeout request))
@@ -77,8 +77,8 @@
     (if (and (request-p memo) (eq (request-table memo) (hub-routes hub)))
         memo
         (let ((request (if (hpack:field-list-repeated-p list) (make-request) (hub-request hub))))
-          (setf (request-fields request) (rpc:list-custom-fields list (rpc:link-last-fields link))
-                (rpc:link-last-fields link) (request-fields request))
+          (setf (request-fields request) (wire:list-custom-fields list (wire:link-last-fields link))
+                (wire:link-last-fields link) (request-fields request))
           (read-request request (hub-routes hub) list)
           (setf (hpack:field-list-memo list) request)
           request))))
@@ -98,9 +98,9 @@
          (request (request-of (the hub hub) list link))
          (now (loop:event-loop-now (link-loop link))))
     (declare (type (unsigned-byte 62) now))
-    (incf (rpc:link-calls link))
+    (incf (wire:link-calls link))
     (incf (hub-open hub))
-    (incf (guest-open (the guest (rpc:link-guest link))))
+    (incf (guest-open (the guest (wire:link-guest link))))
     (let* ((route (request-route request))
            (method (and route (route-method route)))
            (timeout (request-timeout request))
@@ -120,10 +120,10 @@
       (when (or (request-incoming request) (hub-encoding hub))
         (begin-compression call (request-incoming request) (hub-encoding hub)))
       (cond ((request-rejection request) (reject-request call (request-rejection request)))
-            ((call-refused-p hub link (rpc:link-guest link))
+            ((call-refused-p hub link (wire:link-guest link))
              (reject-request call '(:resource-exhausted
                                     "the server has too many calls (max-calls)")))
-            (t (rpc:start-deadline call)
+            (t (wire:start-deadline call)
                (when (eq :bidi (rpc-method-kind method)) (start-call call))))
       (when ended (end-of-request call))))
   nil)
@@ -134,7 +134,7 @@
            (setf (server-call-request call) nil)
            (server-finish call status text nil '()))
           ;; answered when the request is whole
-          (t (rpc:mark-call call rpc:+end+)
+          (t (wire:mark-call call wire:+end+)
              (end-call call :unknown :message text :ended-by :local)))))
 
 (define-hot server-data ((stream http2:stream) (octets octets) (start index) (end index)
@@ -143,7 +143,7 @@
   "The sink's on-data."
   (let ((call (http2:stream-user stream)))
     (cond (call
-           (rpc:receive-data (the server-call call) octets start end)
+           (wire:receive-data (the server-call call) octets start end)
            (when ended (end-of-request call)))
           (t (http2:consume-data stream (- end start))))
     nil))
@@ -159,7 +159,7 @@
          (setf (call-half-closed call) t)
          (destructuring-bind (http-status text) (shiftf (server-call-request call) nil)
            (write-plain-answer (wire-call-stream call) http-status text)))
-        ((rpc:wire-call-partial call)
+        ((wire:wire-call-partial call)
          (setf (call-half-closed call) t)
          (operate abort call :internal "the request ends within a message" :local))
         (t (operate half-close call)
@@ -170,13 +170,13 @@
   "The sink's on-reset: the peer, or the end of the connection, has cancelled the call."
   (let ((call (http2:stream-user stream)))
     (when (and call (not (call-status call)))
-      (rpc:mark-call call rpc:+end+)
+      (wire:mark-call call wire:+end+)
       (end-call call :cancelled :ended-by :transport
                                 :message "the caller has cancelled or gone"
                                 :cause (format nil "~A from ~(~A~)"
                                                (http2:error-code-name error-code) source))
-      (rpc:stop-timers call)
-      (when (rpc:callbacks-p call) (rpc:wire-schedule call)))))
+      (wire:stop-timers call)
+      (when (rpc:callbacks-p call) (wire:wire-schedule call)))))
 
 (defun server-stream-closed (stream)
   "The sink's on-stream-closed: the last the core says of STREAM."
@@ -185,18 +185,18 @@
       (let ((link (wire-call-link call)))
         (setf (wire-call-stream call) nil)
         (forget-unstarted call)
-        (rpc:release-call call)
+        (wire:release-call call)
         (http2:release-stream stream)
         (incf (hub-calls (link-owner link)))
         (decf (hub-open (link-owner link)))
-        (decf (guest-open (rpc:link-guest link)))
-        (when (and (zerop (decf (rpc:link-calls link))) (rpc:link-draining link))
-          (rpc:close-link link "drained"))))))
+        (decf (guest-open (wire:link-guest link)))
+        (when (and (zerop (decf (wire:link-calls link))) (wire:link-draining link))
+          (wire:close-link link "drained"))))))
 
 (define-load-time-global **server-sink**
-    (http2:make-sink :on-output #'rpc:link-output :on-headers #'server-headers
+    (http2:make-sink :on-output #'wire:link-output :on-headers #'server-headers
                      :on-data #'server-data :on-trailers #'server-trailers
-                     :on-reset #'server-reset :on-writable #'rpc:wire-writable
+                     :on-reset #'server-reset :on-writable #'wire:wire-writable
                      :on-stream-closed #'server-stream-closed
                      :on-settings #'link-ready :on-ping-ack #'server-ping-ack
-                     :on-close #'rpc:link-http2-closed))
+                     :on-close #'wire:link-http2-closed))

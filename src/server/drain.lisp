@@ -14,8 +14,8 @@
 (defun drain-link (link)
   "Let LINK's calls end, and LINK with the last of them. On its loop."
   (let ((loop (link-loop link)))
-    (http2:send-goaway (rpc:link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
-    (http2:send-ping (rpc:link-http2 link) +drain-ping+)
+    (http2:send-goaway (wire:link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
+    (http2:send-ping (wire:link-http2 link) +drain-ping+)
     (schedule-timer (loop:event-loop-wheel loop) (make-timer #'drain-further link)
                     (+ (loop:event-loop-now loop) +drain-ping-ns+))))
 
@@ -25,12 +25,12 @@
 
 (defun drain-further (link)
   "LINK's peer begins no more calls: end LINK with the last that it has. On its loop."
-  (unless (rpc:link-draining link)
-    (setf (rpc:link-draining link) t)
-    (http2:send-goaway (rpc:link-http2 link) http2:+no-error+)
-    (when (zerop (rpc:link-calls link)) (rpc:close-link link "drained"))))
+  (unless (wire:link-draining link)
+    (setf (wire:link-draining link) t)
+    (http2:send-goaway (wire:link-http2 link) http2:+no-error+)
+    (when (zerop (wire:link-calls link)) (wire:close-link link "drained"))))
 
-(defmethod rpc:link-due ((hub hub) link event)
+(defmethod wire:link-due ((hub hub) link event)
   (ecase event
     ((:idle :age) (drain-link link))
-    (:grace (rpc:abandon-link link :unavailable "the connection is too old"))))
+    (:grace (wire:abandon-link link :unavailable "the connection is too old"))))

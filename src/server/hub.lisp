@@ -11,20 +11,20 @@ that do not speak gRPC, or (status text)."
   (fields #() :type simple-vector)
   (route nil :type (or null route))
   (timeout nil :type (or null (unsigned-byte 62)))
-  (incoming nil :type (or symbol rpc:encoding)) ; as BEGIN-COMPRESSION has it
+  (incoming nil :type (or symbol wire:encoding)) ; as BEGIN-COMPRESSION has it
   (accepted '() :type list)             ; encodings
   (content-type nil :type boolean)
   (rejection nil :type list))
 
 (declaim (sb-ext:freeze-type request))
 
-(defstruct (hub (:include rpc:endpoint) (:copier nil))
+(defstruct (hub (:include wire:endpoint) (:copier nil))
   "CALLS counts those that ended, OPEN those under way, of which there may be MAX-OPEN; ANSWERING
 the octets of answers on their way to the loop (atomic); REQUEST is the scratch that headers are
 read into."
   (server nil)
   (routes nil :type route-table)
-  (encoding nil :type (or null rpc:encoding)) ; of answers, if nobody says otherwise
+  (encoding nil :type (or null wire:encoding)) ; of answers, if nobody says otherwise
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
   (calls 0 :type (unsigned-byte 62))
   (open 0 :type fixnum)
@@ -48,17 +48,17 @@ read into."
   (length (hub-links hub)))
 
 (defun add-link (hub link)
-  (setf (rpc:link-place link) (vector-push-extend link (hub-links hub))))
+  (setf (wire:link-place link) (vector-push-extend link (hub-links hub))))
 
 (defun remove-link (hub link)
   (let* ((links (hub-links hub))
-         (place (rpc:link-place link)))
+         (place (wire:link-place link)))
     ;; one that could not even be opened was never added
     (when (and (< place (length links)) (eq link (aref links place)))
       (let* ((end (1- (length links)))
              (last (aref links end)))
         (setf (aref links place) last
-              (rpc:link-place last) place
+              (wire:link-place last) place
               (aref links end) nil
               (fill-pointer links) end)))))
 

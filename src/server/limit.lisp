@@ -1,6 +1,6 @@
 ;;;; What the peers together may have a server do, beyond what each connection is held to by itself:
 ;;;; calls, handlers that run, answers that wait. What is too much is turned away early, before
-;;;; anything is done for it. (Connections: peer.lisp. Octets: rpc/held.lisp.)
+;;;; anything is done for it. (Connections: peer.lisp. Octets: wire/held.lisp.)
 ;;;;
 ;;;; Limits of the whole server are shared out among its loops, so that each counts by itself.
 
@@ -15,7 +15,7 @@
 (defun link-share (link whole)
   "A share for LINK, part of that of its peer, WHOLE: alone four fifths of what that may have and is
 not kept for other connections."
-  (let ((options (rpc:link-options link)))
+  (let ((options (wire:link-options link)))
     (loop:make-share :whole whole
                      :weight 4
                      :kept (ash (options-reserve-threads options) -2)
@@ -39,7 +39,7 @@ sixteenth is left."
          (refused (not (and (plusp free)
                             (or (= 1 (guest-open guest))
                                 (<= (1- (guest-open guest)) (* 7 (- free kept)))
-                                (and (= 1 (rpc:link-calls link)) (< (ash kept -1) free)))))))
+                                (and (= 1 (wire:link-calls link)) (< (ash kept -1) free)))))))
     (when refused
       (complain hub :max-calls (link-peer-name link)))
     refused))
@@ -50,58 +50,58 @@ sixteenth is left."
 (defun queued-limit (link)
   "How much of its answers LINK may have queued: less while all links of its hub have much."
   (let* ((hub (link-owner link))
-         (share (share-out (ash (rpc:total-held-limit link) -1) (hub-server hub))))
+         (share (share-out (ash (wire:total-held-limit link) -1) (hub-server hub))))
     (if (< (+ (hub-answering hub) (http2:pool-queued-octets (hub-pool hub))) share)
-        (options-max-queued-octets (rpc:link-options link))
+        (options-max-queued-octets (wire:link-options link))
         +least-queued-octets+)))
 
 (define-hot answers-wait-p ((link link)) boolean
   "True if so many answers wait for LINK's peer to take them that no more of its calls may begin."
-  (let* ((answers (rpc:link-answers link))
-         (waiting (+ (if answers (the index (rpc:answers-coming answers)) 0)
+  (let* ((answers (wire:link-answers link))
+         (waiting (+ (if answers (the index (wire:answers-coming answers)) 0)
                      (http2:accounting-queued-octets
-                      (http2:connection-accounting (rpc:link-http2 link))))))
+                      (http2:connection-accounting (wire:link-http2 link))))))
     (and (< +least-queued-octets+ waiting)
          (< (the index (queued-limit link)) waiting))))
 
 (define-hot (output-waits-p :inline t) ((link link)) boolean
   "True if so much of LINK's output is not sent that no more of its calls are to begin: it may be
 header blocks, which no window holds back. On the loop."
-  (< (options-max-unsent-octets (rpc:link-options link))
-     (loop:connection-unsent (the loop:connection (rpc:link-socket link)))))
+  (< (options-max-unsent-octets (wire:link-options link))
+     (loop:connection-unsent (the loop:connection (wire:link-socket link)))))
 
 (defun ensure-answers (link)
   "The ANSWERS of LINK. From any thread."
-  (or (rpc:link-answers link)
-      (let ((new (rpc:make-answers)))
-        (or (sb-ext:compare-and-swap (rpc:link-answers link) nil new)
+  (or (wire:link-answers link)
+      (let ((new (wire:make-answers)))
+        (or (sb-ext:compare-and-swap (wire:link-answers link) nil new)
             new))))
 
 (defun note-answering (link count)
   "COUNT octets of an answer are on their way to the loop of LINK, or have come there."
-  (sb-ext:atomic-incf (rpc:answers-coming (ensure-answers link)) count)
+  (sb-ext:atomic-incf (wire:answers-coming (ensure-answers link)) count)
   (sb-ext:atomic-incf (hub-answering (link-owner link)) count))
 
 (defun hold-up (call)
   "Have CALL wait until its link's peer has taken enough. On the loop."
   (let ((link (wire-call-link call)))
     (unless (call-status call)
-      (enqueue call (rpc:answers-held-up (ensure-answers link)))
+      (enqueue call (wire:answers-held-up (ensure-answers link)))
       ;; it may have done so meanwhile
-      (rpc:answers-left (link-owner link) link))))
+      (wire:answers-left (link-owner link) link))))
 
 (defun leave-held-up (link call)
   "CALL, of LINK, waits no more, if it did."
-  (let ((answers (rpc:link-answers link)))
-    (when answers (remove-from-fifo call (rpc:answers-held-up answers)))))
+  (let ((answers (wire:link-answers link)))
+    (when answers (remove-from-fifo call (wire:answers-held-up answers)))))
 
-(defmethod rpc:answers-left ((hub hub) link)
+(defmethod wire:answers-left ((hub hub) link)
   ;; what is unsent now may be sent in this turn
   (loop:defer (link-loop link) #'start-held-up link))
 
 (defun start-held-up (link)
   "Start the call of LINK that was held up first, unless too much waits still, and later the next."
-  (let ((queue (rpc:answers-held-up (rpc:link-answers link))))
+  (let ((queue (wire:answers-held-up (wire:link-answers link))))
     (when (and (fifo-items queue) (not (answers-wait-p link)) (not (output-waits-p link)))
       (let ((call (dequeue queue)))
         (unless (call-status call) (run-call call))
@@ -109,11 +109,11 @@ header blocks, which no window holds back. On the loop."
 
 (defun ensure-share (link)
   "What LINK, which is to have a thread, has of the reserve. On its loop."
-  (or (rpc:link-share link)
-      (setf (rpc:link-share link)
-            (link-share link (peer-entry-share (seat-entry (rpc:link-seat link)))))))
+  (or (wire:link-share link)
+      (setf (wire:link-share link)
+            (link-share link (peer-entry-share (seat-entry (wire:link-seat link)))))))
 
 (defun forget-waiting (link)
   "LINK has ended: of its calls those that wait for a thread need none any more."
-  (when (rpc:link-share link)
-    (loop:leave-reserve (server-reserve (hub-server (link-owner link))) (rpc:link-share link))))
+  (when (wire:link-share link)
+    (loop:leave-reserve (server-reserve (hub-server (link-owner link))) (wire:link-share link))))

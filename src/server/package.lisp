@@ -3,14 +3,16 @@
 (defpackage #:clgrpc.server
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
-                    (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc) (#:os #:clgrpc.os))
+                    (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc) (#:wire #:clgrpc.wire)
+                    (#:os #:clgrpc.os))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.rpc
                 #:call #:call-status #:call-rpc-method #:call-extra #:call-fields #:call-deadline
                 #:call-half-closed #:ensure-extra #:end-call #:notify #:with-user-code #:*call*
-                #:operate #:link #:link-loop #:link-owner #:wire-call
-                #:wire-call-link #:wire-call-loop #:wire-call-stream #:wire-call-headers-sent
-                #:rpc-method #:rpc-method-kind #:rpc-error-status #:rpc-error-message)
+                #:operate #:rpc-method #:rpc-method-kind #:rpc-error-status #:rpc-error-message)
+  (:import-from #:clgrpc.wire
+                #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
+                #:wire-call-stream #:wire-call-headers-sent)
   (:export
    #:server #:start-server #:stop-server #:server-address #:server-addresses #:server-statistics
    #:server-running-p #:server-service-names #:server-started #:server-stopping
@@ -19,5 +21,5 @@
    #:server-entrances #:ensure-entrance #:note-emptied
    #:entrance-address #:close-entrance #:entrance-busy-p #:abandon-entrance #:entrance-calls
    #:route #:route-method #:route-binding #:route-interceptors #:route-service #:route-kept
-   #:route-table #:route-table-epoch #:make-routes #:route-of #:answer-of #:sendable-end
+   #:route-table #:route-table-epoch #:make-routes #:method-route #:answer-of #:sendable-end
    #:bad-answer-condition #:route-p #:route-long-octets #:note-long-answer #:note-short-answer))

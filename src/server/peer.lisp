@@ -113,7 +113,7 @@ many: alone seven eighths of what is not kept for other peers."
 
 (defun link-peer-name (link)
   "What the peer of LINK is called."
-  (peer-entry-name (seat-entry (rpc:link-seat link))))
+  (peer-entry-name (seat-entry (wire:link-seat link))))
 
 ;;; Counting; the lock is held
 
@@ -162,7 +162,7 @@ that were looked at longest ago; else the newest."
     (loop repeat +seats-per-look+
           for seat = (ring-first ready)
           while seat
-          do (when (zerop (rpc:link-calls (seat-link seat))) (return seat))
+          do (when (zerop (wire:link-calls (seat-link seat))) (return seat))
              (quit-ring seat)
              (enter-ring seat ready)
           finally (return (ring-last ready)))))
@@ -237,7 +237,7 @@ is, and the seat that is given up for it, or nil."
     (complain hub option (peer-entry-name (seat-entry seat)))
     (loop:post (link-loop link)
                (lambda ()
-                 (rpc:expel-link link (format nil "others need the place (~(~A~))" option))))))
+                 (wire:expel-link link (format nil "others need the place (~(~A~))" option))))))
 
 (defun admit (hub transport)
   "Count the new connection TRANSPORT, and return its seat; or nil if it may not be. On HUB's loop."
@@ -256,8 +256,8 @@ is, and the seat that is given up for it, or nil."
 (defun note-seat-taken (hub seat link)
   "LINK has been begun for SEAT. On HUB's loop."
   (let ((census (server-census (hub-server hub))))
-    (setf (rpc:link-seat link) seat
-          (rpc:link-guest link) (ensure-guest hub seat))
+    (setf (wire:link-seat link) seat
+          (wire:link-guest link) (ensure-guest hub seat))
     (sb-thread:with-mutex ((census-lock census))
       (setf (seat-link seat) link)
       (enter-ring seat (peer-entry-unready (seat-entry seat))))))
@@ -273,8 +273,8 @@ is, and the seat that is given up for it, or nil."
 (defun link-ready (http2)
   "The sink's on-settings: with the first ones the connection is ready."
   (let* ((link (http2:connection-user http2))
-         (seat (rpc:link-seat link)))
-    (trace-event :handshaker :settings-received :role :server :peer (rpc:link-peer link))
+         (seat (wire:link-seat link)))
+    (trace-event :handshaker :settings-received :role :server :peer (wire:link-peer link))
     (unless (seat-ready seat)
       (let ((census (server-census (hub-server (link-owner link)))))
         (sb-thread:with-mutex ((census-lock census))

@@ -31,7 +31,7 @@
     (values hpack:encoder buffer)
   (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
     (hpack:encode-fields encoder buffer **response-fields**)
-    (when (rpc:compression-of call) (encode-compression-fields call encoder buffer))
+    (when (wire:compression-of call) (encode-compression-fields call encoder buffer))
     (values encoder buffer)))
 
 (defun write-answer-head (call)
@@ -40,13 +40,13 @@
     (multiple-value-bind (encoder buffer) (write-headers-start stream call)
       (let ((extra (call-extra call)))
         (when (and extra (rpc:extra-metadata extra))
-          (rpc:encode-metadata (rpc:extra-metadata extra) encoder buffer)))
+          (wire:encode-metadata (rpc:extra-metadata extra) encoder buffer)))
       (http2:end-headers stream nil))))
 
 (defun header-list-limit (link)
   "How large a header list may be that is sent on LINK. From any thread."
-  (min (http2:connection-peer-max-header-list (rpc:link-http2 link))
-       (options-max-header-list-octets (rpc:link-options link))))
+  (min (http2:connection-peer-max-header-list (wire:link-http2 link))
+       (options-max-header-list-octets (wire:link-options link))))
 
 (defconstant +constant-octets+ 300
   "More than :status, content-type, the two fields of compression and grpc-status take in a header
@@ -58,7 +58,7 @@ list.")
 
 (defun check-metadata-size (call metadata)
   "Signal an RPC-ERROR if METADATA is more than CALL's client takes."
-  (let ((size (rpc:metadata-octets metadata))
+  (let ((size (wire:metadata-octets metadata))
         (limit (header-list-limit (wire-call-link call))))
     (when (> (+ size +constant-octets+) limit)
       (error (rpc:make-rpc-error
@@ -93,7 +93,7 @@ room: a long text is cut, details or trailers for which there is none are left o
     (flet ((fits-p (octets)
              (and (<= octets (- left kept))
                   (decf left octets))))
-      (unless (fits-p (rpc:metadata-octets trailers))
+      (unless (fits-p (wire:metadata-octets trailers))
         (push :trailers left-out)
         (setf trailers '())
         (when (eq :ok status)
@@ -107,11 +107,11 @@ room: a long text is cut, details or trailers for which there is none are left o
     (let ((room (min +text-octets+ (- left 32 (length **grpc-message**)))))
       (when (and (plusp (length text)) (plusp room))
         (hpack:encode-literal encoder buffer **grpc-message**
-                              (rpc:encode-status-message text room) :plain)))
+                              (wire:encode-status-message text room) :plain)))
     (when details
       (hpack:encode-literal encoder buffer **grpc-status-details**
                             (ascii-octets (encode-base64 details :padding nil)) :plain))
-    (rpc:encode-metadata trailers encoder buffer)
+    (wire:encode-metadata trailers encoder buffer)
     (when left-out
       (log-event :warning :status-cut :method (rpc:call-path call) :peer (rpc:call-peer call)
                                       :status (call-status call) :left-out left-out))))
@@ -123,7 +123,7 @@ room: a long text is cut, details or trailers for which there is none are left o
     (multiple-value-bind (encoder buffer)
         (if (wire-call-headers-sent call)
             (http2:begin-headers stream)
-            (progn (rpc:mark-call call rpc:+headers+)
+            (progn (wire:mark-call call wire:+headers+)
                    (write-headers-start stream call)))
       (write-status call encoder buffer)
       (http2:end-headers stream t))

@@ -22,10 +22,10 @@
 
 (defun await-room (call)
   "Have CALL wait until there is room for its answer. On the loop."
-  (let* ((hub (rpc:wire-call-endpoint call))
+  (let* ((hub (wire:wire-call-endpoint call))
          (loop (wire-call-loop call))
          (now (loop:event-loop-now loop))
-         (due (+ now (seconds-ns (options-room-wait-seconds (rpc:wire-call-options call))))))
+         (due (+ now (seconds-ns (options-room-wait-seconds (wire:wire-call-options call))))))
     (unless (call-status call)
       (let ((place (isolate-ring (make-room-place call due))))
         (setf (server-call-started call) place)

@@ -100,11 +100,11 @@ room for one."
   nil)
 
 (defstruct (route-table (:copier nil))
-  "The routes of a server by path octets; not changed once it is made. When a service is defined
+  "The routes of a server by path; not changed once it is made. When a service is defined
 anew, hubs get another, of the next epoch."
   (server nil)
   (epoch 0 :type fixnum)
-  (routes (make-hash-table :test 'equalp) :type hash-table))
+  (routes (make-hash-table :test 'equal) :type hash-table))
 
 (defun execution-of (execution function-name)
   "What EXECUTION, the argument of start-server, says of the method named FUNCTION-NAME."
@@ -134,7 +134,7 @@ anew, hubs get another, of the next epoch."
             do (misuse ":execution names ~S, which is no method of the services." name))))
 
 (defun add-route (table method service execution interceptors)
-  (let ((path (hpack:field-value (rpc:rpc-method-path-field method)))
+  (let ((path (rpc:rpc-method-path method))
         (function (fdefinition (rpc:rpc-method-function-name method))))
     (when (gethash path (route-table-routes table))
       (misuse "Two of the services have the method ~A." (rpc:rpc-method-path method)))
@@ -154,5 +154,15 @@ anew, hubs get another, of the next epoch."
         (setf (hpack:field-memo field) (find-route table field)))))
 
 (defun find-route (table field)
-  (or (gethash (hpack:field-value field) (route-table-routes table))
+  (or (gethash (hpack:field-value-string field) (route-table-routes table))
       (make-route :server (route-table-server table) :epoch (route-table-epoch table))))
+
+(define-hot method-route ((table route-table) (method rpc-method)) (or null route)
+  "The route of TABLE to METHOD, within the image, or nil if it has none."
+  (let ((memo (rpc:rpc-method-route method)))
+    (if (and (route-p memo)
+             (eq (route-server memo) (route-table-server table))
+             (= (route-epoch memo) (route-table-epoch table)))
+        memo
+        (let ((route (gethash (rpc:rpc-method-path method) (route-table-routes table))))
+          (when route (setf (rpc:rpc-method-route method) route))))))

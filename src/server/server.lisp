@@ -16,7 +16,7 @@
    (entrances :initform '() :accessor server-entrances)
    (execution :initarg :execution :reader server-execution)
    (loop-count :initarg :loop-count :reader server-loop-count)
-   (ledger :initform (rpc:make-ledger) :reader server-ledger)
+   (ledger :initform (wire:make-ledger) :reader server-ledger)
    (census :accessor server-census)
    (refusals :initform (make-refusals) :reader server-refusals)
    (interceptors :initarg :interceptors :initform '() :reader server-interceptors)
@@ -127,7 +127,7 @@ thread."
                                 :loop-count loops
                                 :interceptors (rpc:check-interceptors interceptors)
                                 :credentials credentials
-                                :encoding (rpc:find-encoding compression)
+                                :encoding (wire:find-encoding compression)
                                 :reserve (loop:make-reserve
                                           :threads (options-reserve-threads options)
                                           :queue (options-reserve-queue options)
@@ -215,20 +215,20 @@ be have yet to go."
          (transport (if credentials
                         (loop:make-tls-transport (hub-loop hub) transport credentials :server)
                         transport))
-         (link (rpc:open-link hub (hub-loop hub) transport :server **server-sink**
+         (link (wire:open-link hub (hub-loop hub) transport :server **server-sink**
                               (hub-options hub) (hub-pool hub))))
-    (trace-event :server :connection-begun :peer (rpc:link-peer link))
+    (trace-event :server :connection-begun :peer (wire:link-peer link))
     (add-link hub link)
     (note-seat-taken hub seat link)
     ;; while the server is starting somebody may know its address already
     (when (member (server-state server) '(:draining :stopped)) (drain-link link))))
 
-(defmethod rpc:link-ended ((hub hub) link)
-  (trace-event :server :connection-ended :peer (rpc:link-peer link)
-                                         :reason (rpc:link-failure link))
+(defmethod wire:link-ended ((hub hub) link)
+  (trace-event :server :connection-ended :peer (wire:link-peer link)
+                                         :reason (wire:link-failure link))
   (remove-link hub link)
   (forget-waiting link)
-  (give-seat-up hub (rpc:link-seat link))
+  (give-seat-up hub (wire:link-seat link))
   (let ((server (hub-server hub)))
     (when (and (zerop (hub-link-count hub)) (not (server-running-p server)))
       (note-emptied server))))
@@ -274,7 +274,7 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
 
 (defun abandon-links (hub)
   "End every link of HUB, with its calls. On its loop."
-  (map-links (lambda (link) (rpc:abandon-link link :unavailable "the server is stopping")) hub))
+  (map-links (lambda (link) (wire:abandon-link link :unavailable "the server is stopping")) hub))
 
 (defun call-on-loops (server function)
   "Call FUNCTION with each hub of SERVER on its loop, and wait for that, but no longer than a loop

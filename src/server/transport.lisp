@@ -3,16 +3,19 @@
 (in-package #:clgrpc.server)
 
 (rpc:define-transport-end **request-operations** (:server)
-  :send #'rpc:wire-send :close-send #'server-close-send :send-metadata #'server-send-metadata
-  :reply #'server-reply :finish #'finish-from-anywhere :after #'rpc:wire-after
+  :send #'wire:wire-send :close-send #'server-close-send :send-metadata #'server-send-metadata
+  :reply #'server-reply :finish #'finish-from-anywhere :after #'wire:wire-after
   :change-encoding #'server-change-encoding
-  :abort #'server-abort :post #'rpc:wire-post :schedule #'rpc:wire-schedule
-  :callback-returned #'server-callback-returned :room #'rpc:wire-room
+  :abort #'server-abort :post #'wire:wire-post :schedule #'wire:wire-schedule
+  :callback-returned #'server-callback-returned :room #'wire:wire-room
   :write-head #'write-answer-head :deliver #'deliver-request :half-close #'half-close-request
-  :decode #'rpc:wire-decode :taken #'rpc:wire-taken :note-long-message #'server-note-long-message
+  :decode #'wire:wire-decode :taken #'wire:wire-taken :note-long-message #'server-note-long-message
   :drive #'server-drive
-  :now #'rpc:wire-now :peer #'rpc:wire-peer :security #'rpc:wire-security :stage #'rpc:wire-stage
-  :stages #'rpc:wire-stages :unsent-octets #'rpc:wire-unsent-octets)
+  :metadata #'wire:wire-metadata :compression #'wire:wire-compression
+  :received-compressed #'wire:wire-received-compressed :crowded #'wire:wire-crowded
+  :now #'wire:wire-now :peer #'wire:wire-peer :security #'wire:wire-security
+  :stage #'wire:wire-stage
+  :stages #'wire:wire-stages :unsent-octets #'wire:wire-unsent-octets)
 
 (rpc:define-transport-end **stream-operations** (:server :like **request-operations**)
   :deliver #'deliver-to-stream :half-close #'half-close-stream)

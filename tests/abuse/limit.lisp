@@ -164,13 +164,13 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
       (is-true (wait-until (lambda () (< 65536 (queued-octets server)))))
       (throw-and-reset attacker 200 1000000)
       (with-attacker (decent address) (is-true (served-p decent)))
-      (let ((answers (clgrpc.rpc::link-answers
-                      (find-if #'clgrpc.rpc::link-answers
+      (let ((answers (clgrpc.wire::link-answers
+                      (find-if #'clgrpc.wire::link-answers
                                (server::hub-links (first (server::server-hubs server)))))))
         ;; one of the two that asked for much may wait still
         (is-true (wait-until
                   (lambda ()
-                    (null (rest (fifo-items (clgrpc.rpc::answers-held-up answers)))))))))))
+                    (null (rest (fifo-items (clgrpc.wire::answers-held-up answers)))))))))))
 
 (defun throw-and-reset (attacker count length)
   "Make COUNT calls with requests of LENGTH octets, and reset each when it is whole."
@@ -206,10 +206,10 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
                                           `(:data ,id ,(subseq half at (min (+ at 16384)
                                                                             (length half)))))))))
              (with-attacker (decent address) (is-true (served-p decent)))
-             (is (<= (rpc:ledger-held (server::server-ledger server)) 450000)))
+             (is (<= (wire:ledger-held (server::server-ledger server)) 450000)))
         (dolist (attacker attackers) (close-socket (attacker-socket attacker))))
-      (is (wait-until (lambda () (zerop (rpc:ledger-held (server::server-ledger server)))))
-          "~D octets charged" (rpc:ledger-held (server::server-ledger server)))
+      (is (wait-until (lambda () (zerop (wire:ledger-held (server::server-ledger server)))))
+          "~D octets charged" (wire:ledger-held (server::server-ledger server)))
       (check-nothing-held server))))
 
 (test connections-that-cannot-be-begun-are-not-counted
@@ -217,7 +217,7 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
   (with-probe (channel :server server :options '(:max-connections-per-peer 5)
                        :events (:accept-function-error))
       (:ask #'answer)
-    (sb-int:encapsulate 'rpc:open-link 'fails
+    (sb-int:encapsulate 'wire:open-link 'fails
                         (lambda (original owner loop transport &rest more)
                           (declare (ignore original owner loop more))
                           (loop:close-transport transport)
@@ -225,7 +225,7 @@ not have returned for the next to run elsewhere. Neither do quick ones bring the
     (unwind-protect
          (with-connected (attackers 6 (grpc:server-address server))
            (is (every #'turned-away-p attackers)))
-      (sb-int:unencapsulate 'rpc:open-link 'fails))
+      (sb-int:unencapsulate 'wire:open-link 'fails))
     (is-true (wait-until (lambda ()
                            (zerop (hash-table-count (server::census-peers
                                                      (server::server-census server)))))))

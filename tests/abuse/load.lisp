@@ -175,7 +175,7 @@ connection of who sends them."
   (loop for hub in (server::server-hubs server)
         sum (loop for link across (server::hub-links hub)
                   when link             ; a loop may be about to put one there
-                    sum (rpc::link-held link))))
+                    sum (wire::link-held link))))
 
 (defun check-nothing-held (server)
   (is (wait-until (lambda () (zerop (held-octets server)))) "~D octets held" (held-octets server)))

@@ -20,7 +20,7 @@
   (loop for hub in (server::server-hubs server)
         sum (loop for link across (server::hub-links hub)
                   sum (clgrpc.http2:accounting-queued-octets
-                       (clgrpc.http2:connection-accounting (rpc:link-http2 link))))))
+                       (clgrpc.http2:connection-accounting (wire:link-http2 link))))))
 
 (defmacro with-long-answers ((address server &rest options) &body body)
   `(with-victim (,address :server ,server :options (list ,@options)
@@ -84,7 +84,7 @@ When those have been cancelled, or taken, they are."
                            (lambda (hub)
                              (loop for link across (server::hub-links hub)
                                    do (incf total (loop:connection-unsent
-                                                   (rpc:link-socket link))))))
+                                                   (wire:link-socket link))))))
     total))
 
 (test errors-that-nobody-reads

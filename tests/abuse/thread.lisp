@@ -13,8 +13,8 @@
   "How many threads each connection of SERVER holds that has had one, the most first."
   (sort (loop for hub in (server::server-hubs server)
               append (loop for link across (server::hub-links hub)
-                           when (rpc:link-share link)
-                             collect (loop:share-running (rpc:link-share link))))
+                           when (wire:link-share link)
+                             collect (loop:share-running (wire:link-share link))))
         #'>))
 
 (defun talk (attacker)

@@ -1,5 +1,5 @@
-;;;; See src/rpc/account.lisp: what became of a call, at both ends, in every stage that one can end
-;;;; in.
+;;;; See account.lisp of src/rpc and src/wire: what became of a call, at both ends, in every stage
+;;;; that one can end in.
 
 (in-package #:clgrpc.tests.client)
 (in-suite :clgrpc.client)

@@ -1,4 +1,4 @@
-;;;; See src/rpc/life.lisp: peers that fall silent, connections without calls, old connections.
+;;;; See src/wire/life.lisp: peers that fall silent, connections without calls, old connections.
 
 (in-package #:clgrpc.tests.client)
 (in-suite :clgrpc.client)
@@ -73,7 +73,7 @@
            (slots ()
              (loop for link across (clgrpc.server::hub-links
                                   (first (clgrpc.server::server-hubs server)))
-                   sum (length (clgrpc.http2::connection-table (clgrpc.rpc::link-http2 link))))))
+                   sum (length (clgrpc.http2::connection-table (clgrpc.wire::link-http2 link))))))
       (burst)
       (is (plusp (slots)))
       (is (wait-until (lambda () (and (zerop (slots)) (= 1 (connections server))))))

@@ -115,14 +115,14 @@ RPC-ERROR it signals, and how many requests the server got."
   "Call FUNCTION while the next COUNT connections that servers accept are closed as soon as they
 are."
   (let ((left (list count)))
-    (sb-int:encapsulate 'rpc:open-link 'resets
+    (sb-int:encapsulate 'wire:open-link 'resets
                         (lambda (original owner loop transport role &rest more)
                           (cond ((and (eq role :server) (plusp (sb-ext:atomic-decf (car left))))
                                  (loop:close-transport transport)
                                  (error "closed for the test"))
                                 (t (apply original owner loop transport role more)))))
     (unwind-protect (funcall function)
-      (sb-int:unencapsulate 'rpc:open-link 'resets))))
+      (sb-int:unencapsulate 'wire:open-link 'resets))))
 
 (defun turn-away-all (server)
   "Have the connections of SERVER end in order."

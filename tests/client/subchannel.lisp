@@ -278,7 +278,7 @@ well."
         (is (await-signal running))
         (loop:post (client::subchannel-loop subchannel)
                    (lambda ()
-                     (let ((http2 (rpc:link-http2 (client::subchannel-link subchannel))))
+                     (let ((http2 (wire:link-http2 (client::subchannel-link subchannel))))
                        (setf (http2::connection-highest-id http2) (- #x7FFFFFFF 4)))
                      (signal-it done)))
         (is (await-signal done))

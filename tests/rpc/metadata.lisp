@@ -1,22 +1,7 @@
-;;;; Metadata: what may be sent, and what comes back of what was sent.
+;;;; Metadata: what may be sent.
 
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.rpc)
-
-(defun through-hpack (metadata)
-  "METADATA as the other end would see it, and the field list it came in."
-  (let ((encoder (hpack:make-encoder)) (decoder (hpack:make-decoder))
-        (buffer (make-buffer)) (list (hpack:make-field-list)))
-    (hpack:begin-block encoder buffer)
-    (rpc:encode-metadata (rpc:check-metadata metadata) encoder buffer)
-    (hpack:decode-block decoder (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer)
-                        list)
-    (values (rpc:fields-metadata (rpc:list-custom-fields list #())) list)))
-
-(test metadata-round-trip
-  (let ((metadata `(("x-trace" . "abc") ("x-trace" . "def") ("empty" . "")
-                    ("blob-bin" . ,(octets-of 0 255 128)) ("none-bin" . ,(octets-of)))))
-    (is (equalp metadata (through-hpack metadata)))))
 
 (test metadata-refused
   "What gRPC reserves, or HTTP/2 cannot carry, is the caller's error, named."
@@ -25,30 +10,13 @@
                  (("x" . "é")) (("x" . 5)) (("x-bin" . "text")) ("x")))
     (signals misuse (rpc:check-metadata bad))))
 
-(test joined-binary-values
-  "Several binary values may come in one field, with padding or without; what is no base64 is
-dropped."
-  (is (equalp `(("k-bin" . ,(octets-of 1)) ("k-bin" . ,(octets-of 2 3)))
-              (rpc:fields-metadata (vector (hpack:string-field "k-bin" "AQ==,AgM")))))
-  (is (null (rpc:fields-metadata (vector (hpack:string-field "k-bin" "!!"))))))
-
-(test repeated-metadata-is-shared
-  "A peer that sends the same fields again costs no new vector."
-  (multiple-value-bind (metadata list) (through-hpack '(("x-a" . "1") ("x-b" . "2")))
-    (declare (ignore metadata))
-    (let ((first (rpc:list-custom-fields list #())))
-      (is (eq first (rpc:list-custom-fields list first)))
-      (is (not (eq first (rpc:list-custom-fields list (subseq first 0 1))))))))
-
-(test binary-values-that-are-none
-  "Whether the binary values of metadata are base64 is known before anybody asks for them."
-  (flet ((sound-p (&rest pairs)
-           (rpc:sound-metadata-p (coerce (loop for (name value) in pairs
-                                               collect (hpack:string-field name value))
-                                         'vector))))
-    (is-true (sound-p))
-    (is-true (sound-p '("x" "!!!") '("-bin" "!!!") '("x-bins" "!!!") '("a-bin" "AQ")))
-    (dolist (value '("" "AQ==" "AQ" "AQ==,AgM" "AQ , AgM" "," "AQ,"))
-      (is-true (sound-p (list "k-bin" value)) "~S" value))
-    (dolist (value '("!" "A" "AQ=" "AQ,!" "=" "AQ== AQ" "AQ==AQ" "é"))
-      (is (not (sound-p '("a-bin" "AQ") (list "k-bin" value))) "~S" value))))
+(test metadata-within-the-image
+  "What the other end gets is as if it had been sent: no blanks at the ends, octets of its own."
+  (let* ((octets (octets-of 1 2))
+         (entries (rpc:metadata-entries `(("x" . " a b ") ("y-bin" . ,octets))))
+         (seen (rpc::entries-metadata nil entries)))
+    (is (equalp `(("x" . "a b") ("y-bin" . ,(octets-of 1 2))) seen))
+    (setf (aref octets 0) 9
+          (cdr (first seen)) "changed")
+    (is (equalp `(("x" . "a b") ("y-bin" . ,(octets-of 1 2)))
+                (rpc::entries-metadata nil entries)))))

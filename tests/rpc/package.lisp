@@ -1,6 +1,6 @@
 (defpackage #:clgrpc.tests.rpc
   (:use #:cl #:clgrpc.base #:fiveam)
-  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:hpack #:clgrpc.hpack) (#:loop #:clgrpc.loop)
+  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:loop #:clgrpc.loop)
                     (#:protobuf #:clgrpc.protobuf)))
 
 (in-package #:clgrpc.tests.rpc)

@@ -98,21 +98,21 @@ message costs its own octets at each end that decodes it, not more."
 
 (test half-messages-are-bounded
   "A message that is put together takes little more than four times what has come of it."
-  (let ((partial (rpc::make-partial))
+  (let ((partial (wire::make-partial))
         (octets (make-octets 3000000)))
-    (rpc::write-prefix octets 0 (1- (ash 1 31)))
+    (wire::write-prefix octets 0 (1- (ash 1 31)))
     (loop with at = 0
           while (< at (length octets))
           do (let ((end (min (length octets) (+ at 16384))))
-               (setf at (if (< (rpc::partial-prefix-fill partial) rpc::+prefix-octets+)
-                            (rpc::add-to-prefix partial octets at end)
-                            (rpc::add-to-partial partial octets at end)))
-               (unless (<= (length (rpc::partial-body partial))
-                           (max 65536 (* 5 (rpc::partial-fill partial))))
-                 (fail "~D octets for ~D" (length (rpc::partial-body partial))
-                       (rpc::partial-fill partial)))))
-    (is (< 2900000 (rpc::partial-fill partial)))
-    (give-octets-back (rpc::partial-body partial))))
+               (setf at (if (< (wire::partial-prefix-fill partial) wire::+prefix-octets+)
+                            (wire::add-to-prefix partial octets at end)
+                            (wire::add-to-partial partial octets at end)))
+               (unless (<= (length (wire::partial-body partial))
+                           (max 65536 (* 5 (wire::partial-fill partial))))
+                 (fail "~D octets for ~D" (length (wire::partial-body partial))
+                       (wire::partial-fill partial)))))
+    (is (< 2900000 (wire::partial-fill partial)))
+    (give-octets-back (wire::partial-body partial))))
 
 ;;; Beside long messages
 
@@ -183,7 +183,7 @@ waits or a callback, at either end; in the end nothing is charged to the connect
   (loop for hub in (server::server-hubs server)
         sum (loop for link across (server::hub-links hub)
                   when link             ; a loop may be about to put one there
-                    sum (rpc::link-held link))))
+                    sum (wire::link-held link))))
 
 (defun endless (note)
   (lambda () note))

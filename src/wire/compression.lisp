@@ -5,7 +5,7 @@
 ;;;; libz is opened when the first channel is made, to know what may be offered to servers, or when
 ;;;; a server first needs it; where there is none, `identity` is all that is spoken.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.wire)
 
 (defstruct (encoding (:constructor make-encoding (name field)) (:copier nil))
   "A way to compress messages: NAME for users, FIELD for the peer."
@@ -31,15 +31,8 @@
   (if (os:open-zlib) **accept-all** **accept-identity**))
 
 (defun find-encoding (name)
-  "The encoding that a user means by NAME: :gzip or :deflate; nil for :identity, or nil. Signal
-MISUSE for anything else, and if libz is not there."
-  (case name
-    ((nil :identity) nil)
-    ((:gzip :deflate)
-     (multiple-value-bind (open reason) (os:open-zlib)
-       (unless open (misuse "There is no compression here: ~A." reason)))
-     (find name **encodings** :key #'encoding-name))
-    (t (misuse "~S is no compression; there are :gzip, :deflate and :identity." name))))
+  "The encoding that a user means by NAME: see RPC:CHECK-COMPRESSION. Nil for :identity, or nil."
+  (find (check-compression name) **encodings** :key #'encoding-name))
 
 (defun encoding-named (octets start end)
   "That of our encodings whose name is OCTETS from START to END, or nil."

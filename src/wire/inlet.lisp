@@ -5,7 +5,7 @@
 ;;;; arrive, so that a message larger than the window gets through, until so much is queued unread
 ;;;; that the stream's is withheld; the reader's progress releases it.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.wire)
 
 (defconstant +shortest-batch+ 512
   "How long the second batch of a read is at least.")

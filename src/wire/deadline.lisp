@@ -1,6 +1,6 @@
 ;;;; The timers of a call: its deadline, and what its user asks for with AFTER.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.wire)
 
 (define-hot start-deadline ((call wire-call)) null
   "If CALL has a deadline, have it end when that passes. On the loop."

@@ -6,7 +6,7 @@
 ;;;; (loop/gather.lisp). Any other thread encodes privately, charges the octets to the call's send
 ;;;; budget and posts.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.wire)
 
 (define-hot (ensure-headers :inline t) ((call wire-call)) null
   "Send our headers of CALL if they have not gone yet. On its loop."
@@ -50,7 +50,7 @@ From any thread."
       (declare (dynamic-extent #'encode))
       (if (<= size +long-octets+)
           (encode)
-          (call-with-room call (long-room call size compress) #'encode)))))
+          (call-with-room call (long-room call size compress) (wire-call-options call) #'encode)))))
 
 (define-hot encode-sized ((call wire-call) (type protobuf:message-type) message (size index)
                           compress)
@@ -114,6 +114,13 @@ On the loop; CALL has a stream and its headers are sent."
       (http2:send-data (wire-call-stream call) (parcel-taken encoded) 0 (parcel-end encoded) last t)
       (http2:send-data (wire-call-stream call) encoded 0 (length encoded) last))
   nil)
+
+(defun wire-crowded (call)
+  "The operation CROWDED."
+  (let ((link (wire-call-link call)))
+    (and link
+         (< +long-octets+
+            (http2:accounting-queued-octets (http2:connection-accounting (link-http2 link)))))))
 
 (define-hot wire-room ((call wire-call)) fixnum
   "The operation ROOM."

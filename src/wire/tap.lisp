@@ -6,7 +6,7 @@
 ;;;; written may end within a frame: how much of that is to come is kept, beside the link, since
 ;;;; links that nobody traces should not pay for it.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.wire)
 
 (defglobal **taps** (make-hash-table :test 'eq :weakness :key :synchronized t)
   "For each link the octets of its output that still belong to a frame that has been told; a vector,

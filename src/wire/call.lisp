@@ -2,7 +2,7 @@
 ;;;; a call does is in the files after this: arriving.lisp, callback.lisp, sending.lisp and
 ;;;; deadline.lisp; what it may keep of a peer's octets, in held.lisp.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.wire)
 
 (defstruct (ledger (:copier nil))
   "The octets that all links of a server, or of a subchannel, are charged with."

@@ -1,34 +1,34 @@
 ;;;; Messages put together from pieces.
 
-(in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
+(in-package #:clgrpc.tests.wire)
+(in-suite :clgrpc.wire)
 
 (defun put-together (octets sizes)
   "Give a PARTIAL the OCTETS, a message with its prefix, in pieces of SIZES in turn. Return the body
 and the longest vector it needed."
-  (let ((partial (rpc::make-partial)) (at 0) (longest 0))
+  (let ((partial (wire::make-partial)) (at 0) (longest 0))
     (loop for size in sizes
           for end = (min (length octets) (+ at size))
           do (loop while (< at end)
-                   do (setf at (if (< (rpc::partial-prefix-fill partial) rpc::+prefix-octets+)
-                                   (rpc::add-to-prefix partial octets at end)
-                                   (rpc::add-to-partial partial octets at end)))
-                      (setf longest (max longest (length (rpc::partial-body partial)))))
+                   do (setf at (if (< (wire::partial-prefix-fill partial) wire::+prefix-octets+)
+                                   (wire::add-to-prefix partial octets at end)
+                                   (wire::add-to-partial partial octets at end)))
+                      (setf longest (max longest (length (wire::partial-body partial)))))
              (when (= at (length octets)) (return)))
-    (is-true (rpc::partial-complete-p partial))
-    (values (subseq-octets (rpc::partial-body partial) 0 (rpc::partial-length partial)) longest)))
+    (is-true (wire::partial-complete-p partial))
+    (values (subseq-octets (wire::partial-body partial) 0 (wire::partial-length partial)) longest)))
 
 (defun message-octets (length)
-  (let ((octets (make-octets (+ rpc::+prefix-octets+ length))))
-    (rpc::write-prefix octets 0 length)
-    (loop for i from rpc::+prefix-octets+ below (length octets)
+  (let ((octets (make-octets (+ wire::+prefix-octets+ length))))
+    (wire::write-prefix octets 0 length)
+    (loop for i from wire::+prefix-octets+ below (length octets)
           do (setf (aref octets i) (mod (* 7 i) 251)))
     octets))
 
 (test prefix
   "One octet that says it is not compressed, four of length, the most significant first."
   (let ((octets (make-octets 7)))
-    (is (= 6 (rpc::write-prefix octets 1 #x01020304)))
+    (is (= 6 (wire::write-prefix octets 1 #x01020304)))
     (is (equalp (octets-of 0 0 1 2 3 4 0) octets))))
 
 (test pieces
@@ -38,20 +38,20 @@ and the longest vector it needed."
       (dolist (size '(1 2 3 7 64 16384))
         (when (< (/ length size) 5000)
           (let ((sizes (make-list (ceiling (length octets) size) :initial-element size)))
-            (is (equalp (subseq-octets octets rpc::+prefix-octets+ (length octets))
+            (is (equalp (subseq-octets octets wire::+prefix-octets+ (length octets))
                         (put-together octets sizes)))))))))
 
 (test claims-cost-nothing
   "What a peer claims to send takes no memory, only what it sends does."
-  (let ((partial (rpc::make-partial))
+  (let ((partial (wire::make-partial))
         (octets (make-octets 1000)))
-    (rpc::write-prefix octets 0 #xFFFFFFFF)
-    (let ((at (rpc::add-to-prefix partial octets 0 1000)))
+    (wire::write-prefix octets 0 #xFFFFFFFF)
+    (let ((at (wire::add-to-prefix partial octets 0 1000)))
       (is (= 5 at))
-      (is (= 1000 (rpc::add-to-partial partial octets at 1000))))
-    (is (not (rpc::partial-complete-p partial)))
-    (is (= #xFFFFFFFF (rpc::partial-length partial)))
-    (is (<= (length (rpc::partial-body partial)) 65536))))
+      (is (= 1000 (wire::add-to-partial partial octets at 1000))))
+    (is (not (wire::partial-complete-p partial)))
+    (is (= #xFFFFFFFF (wire::partial-length partial)))
+    (is (<= (length (wire::partial-body partial)) 65536))))
 
 (test growth-is-geometric
   "A megabyte in small pieces is not copied over and over."
@@ -66,32 +66,32 @@ together in octets of its own length."
   (flet ((lengths (length)
            (let ((lengths '()) (fill 0))
              (loop while (< fill length)
-                   do (let ((new (rpc::grown-length length fill 16384)))
+                   do (let ((new (wire::grown-length length fill 16384)))
                         (push new lengths)
                         (setf fill new)))
              (nreverse lengths))))
     (is (equal '(16384 65536 262144 1048591) (lengths 1048591)))
     (is (equal '(16384 65536 262144 1048576 4194304 16777231) (lengths 16777231)))
     (is (equal '(20000) (lengths 20000))))
-  (is (= 1048591 (length (rpc::fresh-body 1048591 1048591))))
-  (is (< 262144 (length (rpc::fresh-body 262145 1048591)))))
+  (is (= 1048591 (length (wire::fresh-body 1048591 1048591))))
+  (is (< 262144 (length (wire::fresh-body 262145 1048591)))))
 
 (test parcels-are-taken-once
   "Of two threads that receive on one call, which they must not, one gets the octets: the store would
 have them twice otherwise, and give them to two calls."
   (dolist (length '(0 20000))
     (let* ((octets (make-octets length))
-           (parcel (rpc::make-parcel octets length)))
-      (is (eq octets (rpc:parcel-taken parcel)))
-      (signals misuse (rpc:parcel-taken parcel))))
+           (parcel (wire::make-parcel octets length)))
+      (is (eq octets (wire:parcel-taken parcel)))
+      (signals misuse (wire:parcel-taken parcel))))
   (loop repeat 200
-        do (let* ((parcel (rpc::make-parcel (make-octets 10) 10))
+        do (let* ((parcel (wire::make-parcel (make-octets 10) 10))
                   (go (sb-thread:make-semaphore))
                   (threads (loop repeat 2
                                  collect (sb-thread:make-thread
                                           (lambda ()
                                             (sb-thread:wait-on-semaphore go)
-                                            (handler-case (progn (rpc:parcel-taken parcel) 1)
+                                            (handler-case (progn (wire:parcel-taken parcel) 1)
                                               (misuse () 0)))))))
              (sb-thread:signal-semaphore go 2)
              (is (= 1 (reduce #'+ (mapcar #'sb-thread:join-thread threads)))))))

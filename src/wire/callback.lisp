@@ -1,7 +1,7 @@
-;;;; Callbacks of calls: they run after all connections of the turn were read, never within the
-;;;; protocol core, and with the baton lent.
+;;;; Callbacks of calls on the wire: they run after all connections of the turn were read, never
+;;;; within the protocol core, and with the baton lent.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.wire)
 
 (defstruct (waiting (:include ring) (:constructor make-waiting (call)) (:copier nil))
   "The place of a CALL whose callbacks wait for a thread."
@@ -40,9 +40,6 @@ baton is lost; then nothing of the loop may be touched."
         (resume-callbacks call (make-rpc-error :internal :ended-by :local
                                                :message "callback left by a non-local exit"))))))
 
-(defun abort-with (call condition)
-  (operate abort call (rpc-error-status condition) (rpc-error-message condition) :local))
-
 (defun resume-callbacks (call condition)
   "Go on on the loop, which this thread does not run any more, after a callback of CALL that ended
 with CONDITION or nil."
@@ -53,43 +50,9 @@ with CONDITION or nil."
                (setf (extra-scheduled (call-extra call)) nil)
                (wire-schedule call))))
 
-(define-hot (room-p :inline t) ((call call)) boolean
-  "True while less than the send budget of CALL is unsent."
-  (plusp (the fixnum (operate room call))))
-
-(define-hot answers-leave-p ((call call)) boolean
-  "False if CALL, a handler's, has more queued than its send budget, since its peer does not take
-it: more messages would only make more answers. The transport says when to go on."
-  (or (client-p call)
-      (room-p call)))
-
 (defconstant +messages-at-once+ 16
   "How many messages a callback gets for one lending of the baton: few enough that the watchdog does
 not take many quick ones for one that overstays.")
-
-(define-hot message-due-p ((call call) (extra extra)) boolean
-  "True if a message of CALL is to be given to its callback."
-  (and (extra-on-message extra)
-       (or (extra-received extra) (call-incoming call))
-       (answers-leave-p call)
-       (deliverable-p call)))
-
-(define-hot due-callback ((call call) (extra extra)) (or null function)
-  "The callback of CALL, other than that for messages, that is to run next."
-  (cond ((and (extra-on-half-close extra) (all-received-p call extra))
-         (shiftf (extra-on-half-close extra) nil))
-        ((and (extra-on-cancel extra) (cancelled-p call))
-         (shiftf (extra-on-cancel extra) nil))
-        ((and (extra-on-ended extra) (call-status call))
-         (shiftf (extra-on-ended extra) nil))
-        ((due-on-writable call extra))))
-
-(define-hot due-on-writable ((call call) (extra extra)) (or null function)
-  "The callback of CALL for room to send, if it is wanted and there is room."
-  (when (and (extra-on-writable extra) (extra-writable-wanted extra) (not (call-status call))
-             (room-p call))
-    (setf (extra-writable-wanted extra) nil)
-    (extra-on-writable extra)))
 
 (define-hot run-with-messages ((call wire-call) (extra extra)) boolean
   "Give messages of CALL to its callback, as long as this thread runs the loop. As RUN-CALLBACK."
@@ -149,12 +112,3 @@ returned, wherever that is, so no two of a call ever run at once."
                       (return nil))
                     (run-callback call function)))
         (return nil)))))
-
-(define-hot all-received-p ((call call) (extra extra)) boolean
-  "True if the peer has ended its side well and its last message has been taken."
-  (and (null (call-incoming call))
-       (null (extra-received extra))
-       (null (extra-arriving extra))
-       (if (client-p call)
-           (eq :ok (call-status call))
-           (and (call-half-closed call) (not (call-status call))))))

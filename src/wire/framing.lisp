@@ -8,7 +8,7 @@
 ;;;; It has one owner at a time, from the thread that encodes to the connection that has sent it, or
 ;;;; from the PARTIAL to the thread that decodes; the last one puts the octets back.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.wire)
 
 (defconstant +prefix-octets+ 5 "Length of the prefix of a message.")
 

@@ -13,7 +13,7 @@
 ;;;;
 ;;;; What is made of all this, for people, is in account.lisp.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.wire)
 
 (defconstant +mantissa-bits+ 14)
 (defconstant +span-bits+ 20)

@@ -3,7 +3,7 @@
 ;;;; for a turn, one timer for whatever may be due (life.lisp).
 ;;;; Everything here runs on the link's loop.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.wire)
 
 (defconstant +fill-octets+ (* 14 (+ 16384 9))
   "How much queued DATA goes into the output at once: 14 frames. Over loopback 64 KB at a time carry

@@ -9,7 +9,7 @@
 ;;;; baton lent; while it waits for that it stays as it came, so that what is held for peers is
 ;;;; what they have really sent.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.wire)
 
 (define-hot (compression-of :inline t) ((call call)) (or null compression)
   "What is known of the compression of CALL, or nil."
@@ -35,21 +35,14 @@
 
 ;;; What users ask for
 
-(defun call-compression (call)
-  "How messages sent on CALL are compressed: :gzip, :deflate, or :identity, which is not at all.
-SETFable in a handler before it has sent metadata or a message; the new value holds unless the
-client cannot read that, when messages go uncompressed. From any thread."
+(defun wire-compression (call)
+  "The operation COMPRESSION."
   (let* ((compression (compression-of call))
          (encoding (and compression (compression-outgoing compression))))
     (if encoding (encoding-name encoding) :identity)))
 
-(defun (setf call-compression) (name call)
-  (operate change-encoding call (find-encoding name))
-  name)
-
-(defun received-compressed-p (call)
-  "True if the message of CALL that was decoded last, which is the request of a handler or what
-RECEIVE returned, came compressed. By the thread that receives."
+(defun wire-received-compressed (call)
+  "The operation RECEIVED-COMPRESSED."
   (let ((compression (compression-of call)))
     (and compression (compression-received compression))))
 

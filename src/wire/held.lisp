@@ -5,7 +5,7 @@
 ;;;; nobody reads hold up only themselves, until half of max-held-octets waits on the link: then it
 ;;;; is dammed, and opened at a quarter.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.wire)
 
 (define-hot (ledger-of :inline t) ((link link)) ledger
   (endpoint-ledger (the endpoint (link-owner link))))

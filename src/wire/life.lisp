@@ -4,7 +4,7 @@
 ;;;; anyway, when octets last came and how many streams there were; nothing is noted when octets
 ;;;; come or calls end, so calls pay nothing for it. An option of 0 seconds is never.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.wire)
 
 (defconstant +keepalive-ping+ #x616C697665
   "The payload of the PINGs that ask whether the peer is alive. Whatever comes is an answer.")

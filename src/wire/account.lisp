@@ -1,0 +1,123 @@
+;;;; Where the time of a call on the wire went, computed from its marks (stage.lisp) when somebody
+;;;; asks: the operations STAGE, STAGES and UNSENT-OCTETS.
+
+(in-package #:clgrpc.wire)
+
+(defgeneric call-began-ns (call)
+  (:documentation "When the handler of CALL, a server's, began to run, a time, or nil."))
+
+(defun wire-unsent-octets (call)
+  "The operation UNSENT-OCTETS."
+  (let ((extra (call-extra call))
+        (stream (wire-call-stream call)))
+    (+ (if extra (+ (extra-unsent-octets extra) (extra-outbox-octets extra)) 0)
+       (if stream (http2:stream-queued-octets stream) 0))))
+
+(defun stuck-p (call)
+  "True if CALL, which has sent its headers, has more to send than its peer takes."
+  (let ((stream (wire-call-stream call)))
+    (and stream (plusp (http2:stream-queued-octets stream)))))
+
+(defun wire-stage (call)
+  "The operation STAGE."
+  (let ((marks (wire-call-marks call)))
+    (if (client-p call)
+        (cond ((not (marked-p marks +headers+))
+               (let ((clock (endpoint-clock (wire-call-endpoint call))))
+                 (if clock (wait-clock-stage clock) :queue)))
+              ((stuck-p call) :send)
+              ((marked-p marks +answer+) :receive)
+              (t :wait))
+        (cond ((not (marked-p marks +due+)) :receive)
+              ((null (call-began-ns call)) :queue)
+              ((or (stuck-p call) (marked-p marks +headers+)) :send)
+              (t :answer)))))
+
+;;; The plist
+
+(defun call-waits (call)
+  "What CALL, a client's, waited for before it had a stream: totals as in a WAIT-CLOCK, and the
+attempts to connect, or nil."
+  (let* ((extra (call-extra call))
+         (wait (and extra (extra-wait extra))))
+    (cond ((null wait) nil)
+          ((wait-clock-done wait)
+           (values (wait-clock-totals wait) (wait-clock-attempts wait)))
+          (t (clock-difference (endpoint-clock (wire-call-endpoint call)) wait
+                               (operate now call))))))
+
+(defun client-spans (call total)
+  "The stages of CALL, a client's, so far: a list of (stage . ns), oldest first."
+  (let* ((marks (wire-call-marks call))
+         (headers (mark-ns marks +headers+))
+         (answer (mark-ns marks +answer+))
+         (waits (call-waits call))
+         (named (if waits
+                    (loop for stage in *waiting-stages*
+                          for ns across waits
+                          unless (eq stage :queue) collect (cons stage ns))
+                    '())))
+    (append named
+            (list (cons :queue (- (or headers total) (reduce #'+ named :key #'cdr))))
+            (when headers (list (cons :wait (- (or answer total) headers))))
+            (when answer (list (cons :receive (- total answer)))))))
+
+(defun server-spans (call total)
+  "As CLIENT-SPANS, of a handler's CALL."
+  (let* ((marks (wire-call-marks call))
+         (due (mark-ns marks +due+))
+         (headers (mark-ns marks +headers+))
+         (began-ns (call-began-ns call))
+         (began (and began-ns (min total (- began-ns (wire-call-born-ns call)))))
+         (answered (and headers (min total headers))))
+    (append (list (cons :receive (or due total)))
+            (when due (list (cons :queue (- (or began total) due))))
+            (when began (list (cons :answer (- (or answered total) began))))
+            (when (and began answered) (list (cons :send (- total answered)))))))
+
+(defun messages-sent (call)
+  (if (sends-one-p call)
+      (if (if (client-p call)
+              (marked-p (wire-call-marks call) +headers+)
+              (eq :ok (call-status call)))
+          1
+          0)
+      (ash (wire-call-speech call) (- (integer-length (1- +spoken-message+))))))
+
+(defun messages-received (call)
+  (let ((extra (call-extra call))
+        (client (client-p call))
+        (kind (rpc-method-kind (call-rpc-method call))))
+    (cond ((not (or (eq kind :unary) (eq kind (if client :client-streaming :server-streaming))))
+           (if extra (extra-arrived extra) 0))
+          ((if client (eq :ok (call-status call)) (marked-p (wire-call-marks call) +due+)) 1)
+          (t 0))))
+
+(defconstant +shortest-told-ns+ 1000
+  "Stages shorter than that are of one turn of the loop.")
+
+(defun wire-stages (call)
+  "The operation STAGES."
+  (let* ((outcome (call-outcome call))
+         (status (call-status call))
+         (born (wire-call-born-ns call))
+         (total (cond ((mark-ns (wire-call-marks call) +end+))
+                      ((zerop born) 0)  ; its loop has not begun it yet
+                      (t (max 0 (- (operate now call) born)))))
+         (unsent (if outcome (outcome-unsent outcome) (call-unsent-octets call))))
+    (append
+     (list :total (ns-seconds total))
+     (unless (eq :ok status)
+       (list :stage (if outcome (outcome-stage outcome) (call-stage call))))
+     (loop for (stage . ns) in (if (client-p call)
+                                   (client-spans call total)
+                                   (server-spans call total))
+           when (>= ns +shortest-told-ns+)
+             append (list stage (ns-seconds ns)))
+     (let ((attempts (nth-value 1 (call-waits call))))
+       (when (and attempts (plusp attempts)) (list :attempts attempts)))
+     (when (call-rpc-method call)
+       (list :messages-sent (messages-sent call) :messages-received (messages-received call)))
+     (when (plusp unsent) (list :unsent-octets unsent))
+     (when (plusp (call-deadline call))
+       (list :remaining (ns-seconds (- (call-deadline call) (+ born total))))))))

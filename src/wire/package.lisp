@@ -1,0 +1,48 @@
+;;;; What both ends of a call share over HTTP: links, calls on streams, framing, compression.
+
+(defpackage #:clgrpc.wire
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
+                    (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf))
+  (:import-from #:sb-ext #:defglobal)
+  (:import-from #:clgrpc.rpc
+                #:+arrival-octets+ #:+long-octets+ #:abort-with #:arrival #:arrival-end
+                #:arrival-item #:arrival-size #:binary-name-p #:call #:call-deadline #:call-extra
+                #:call-half-closed #:call-outcome #:call-peer #:call-rpc-method #:call-stage
+                #:call-status #:call-unsent-octets #:call-with-room #:callbacks-p
+                #:charged-arrival #:check-compression #:client-p #:deadline #:deadline-in
+                #:due-callback #:ensure-extra #:extra #:extra-arrived #:extra-arriving
+                #:extra-compression #:extra-held #:extra-on-message #:extra-outbox
+                #:extra-outbox-octets #:extra-partial #:extra-queued-octets #:extra-scheduled
+                #:extra-timer #:extra-timers #:extra-unsent-octets #:extra-wait #:extra-withheld
+                #:extra-writable-wanted #:incoming-type #:make-rpc-error #:may-send-p
+                #:message-due-p #:notify #:operate #:outcome #:outcome-stage #:outcome-unsent
+                #:outgoing #:outgoing-type #:pop-incoming #:push-arrival #:push-incoming #:room-p
+                #:rpc-method-kind #:rpc-method-path #:rpc-method-path-field #:sends-one-p
+                #:uncharge #:wait-for-call #:with-user-code)
+  (:export
+   #:wire-metadata #:wire-compression #:wire-received-compressed #:wire-crowded #:method-path-field
+   #:+answer+ #:+begun+ #:+due+ #:+end+ #:+headers+ #:+over+ #:+parcel-octets+ #:+spoken-message+
+   #:+unattended+ #:abandon-link #:accepted-encodings #:accepted-encodings-field #:answers-coming
+   #:answers-held-up #:answers-left #:call-began-ns #:close-link #:close-sending #:compresses-p
+   #:compression-incoming #:compression-of #:compression-outgoing #:deadline-passed
+   #:decode-status-message #:deliver-streamed #:encode-accepted-encodings #:encode-encodings
+   #:encode-message #:encode-metadata #:encode-status-message #:encode-unless-short
+   #:encoded-length #:encoding #:endpoint #:ensure-compression #:ensure-headers #:enter-stage
+   #:error-code-status #:expel-link #:fields-metadata #:find-encoding #:half-close-streamed
+   #:hold #:http-status-status #:keep-octets #:ledger-held #:link #:link-answers #:link-born-ns
+   #:link-calls #:link-draining #:link-due #:link-ended #:link-failure #:link-goaway #:link-guest
+   #:link-http2 #:link-http2-closed #:link-last-fields #:link-late #:link-loop #:link-options
+   #:link-output #:link-owner #:link-peer #:link-place #:link-seat #:link-share #:link-socket
+   #:list-custom-fields #:make-answers #:make-ledger #:make-wait-clock #:mark-call #:marked-p
+   #:metadata-octets #:open-link #:overdue-p #:parcel #:parcel-end #:parcel-octets #:parcel-taken
+   #:parse-encoding #:parse-incoming #:queue-incoming #:quoted-octets #:read-clock-for-call
+   #:receive-data #:release-call #:seal-batch #:sound-metadata-p #:start-deadline #:stop-timers
+   #:stop-waiting #:to-keep-p #:total-held-limit #:undecoded-p #:unknown-encoding-text #:unmarked
+   #:unparsable-condition #:wait-clock-stage #:wake-callbacks #:wire-after #:wire-call
+   #:wire-call-born-ns #:wire-call-endpoint #:wire-call-headers-sent #:wire-call-link
+   #:wire-call-loop #:wire-call-marks #:wire-call-options #:wire-call-partial
+   #:wire-call-send-closed #:wire-call-speech #:wire-call-stream #:wire-call-unattended
+   #:wire-decode #:wire-now #:wire-peer #:wire-post #:wire-room #:wire-schedule #:wire-security
+   #:wire-send #:wire-stage #:wire-stages #:wire-taken #:wire-unsent-octets #:wire-writable
+   #:write-encoded #:write-half-close #:write-message #:write-outbox))

@@ -1,0 +1,28 @@
+;;;; The names of encodings, in headers and to users.
+
+(in-package #:clgrpc.tests.wire)
+(in-suite :clgrpc.wire)
+
+(defun shown (encodings)
+  (mapcar #'princ-to-string encodings))
+
+(test encodings-for-users
+  (is (null (wire:find-encoding nil)))
+  (is (null (wire:find-encoding :identity)))
+  (is (search "gzip" (princ-to-string (wire:find-encoding :gzip))))
+  (dolist (name '(:zstd "gzip" t 1)) (signals misuse (wire:find-encoding name))))
+
+(test encodings-in-headers
+  (flet ((parse (text) (wire:parse-encoding (ascii-octets text)))
+         (accepted (text)
+           (wire:accepted-encodings (hpack:string-field "grpc-accept-encoding" text))))
+    (is (eq (wire:find-encoding :gzip) (parse "gzip")))
+    (is (eq (wire:find-encoding :deflate) (parse "deflate")))
+    (is (null (parse "identity")))
+    (is (eq :unknown (wire:parse-encoding (octets-of 103 255 0))))
+    (is (search "\"gÿ\\x00\"" (wire:unknown-encoding-text (octets-of 103 255 0))))
+    (is (null (accepted (map 'string #'code-char (octets-of 255 44 255)))))
+    (dolist (text '("" "GZIP" "gzip,deflate" "snappy")) (is (eq :unknown (parse text))))
+    (loop for (text . names) in '(("") ("identity") ("gzip" :gzip) ("snappy, gzip ,br" :gzip)
+                                  ("identity,deflate,gzip" :deflate :gzip) (",,,"))
+          do (is (equal (mapcar #'wire:find-encoding names) (accepted text)) "~S" text))))

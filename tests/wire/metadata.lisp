@@ -1,0 +1,47 @@
+;;;; Metadata as header fields: what comes back of what was sent.
+
+(in-package #:clgrpc.tests.wire)
+(in-suite :clgrpc.wire)
+
+(defun through-hpack (metadata)
+  "METADATA as the other end would see it, and the field list it came in."
+  (let ((encoder (hpack:make-encoder)) (decoder (hpack:make-decoder))
+        (buffer (make-buffer)) (list (hpack:make-field-list)))
+    (hpack:begin-block encoder buffer)
+    (wire:encode-metadata (rpc:check-metadata metadata) encoder buffer)
+    (hpack:decode-block decoder (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer)
+                        list)
+    (values (wire:fields-metadata (wire:list-custom-fields list #())) list)))
+
+(test metadata-round-trip
+  (let ((metadata `(("x-trace" . "abc") ("x-trace" . "def") ("empty" . "")
+                    ("blob-bin" . ,(octets-of 0 255 128)) ("none-bin" . ,(octets-of)))))
+    (is (equalp metadata (through-hpack metadata)))))
+
+(test joined-binary-values
+  "Several binary values may come in one field, with padding or without; what is no base64 is
+dropped."
+  (is (equalp `(("k-bin" . ,(octets-of 1)) ("k-bin" . ,(octets-of 2 3)))
+              (wire:fields-metadata (vector (hpack:string-field "k-bin" "AQ==,AgM")))))
+  (is (null (wire:fields-metadata (vector (hpack:string-field "k-bin" "!!"))))))
+
+(test repeated-metadata-is-shared
+  "A peer that sends the same fields again costs no new vector."
+  (multiple-value-bind (metadata list) (through-hpack '(("x-a" . "1") ("x-b" . "2")))
+    (declare (ignore metadata))
+    (let ((first (wire:list-custom-fields list #())))
+      (is (eq first (wire:list-custom-fields list first)))
+      (is (not (eq first (wire:list-custom-fields list (subseq first 0 1))))))))
+
+(test binary-values-that-are-none
+  "Whether the binary values of metadata are base64 is known before anybody asks for them."
+  (flet ((sound-p (&rest pairs)
+           (wire:sound-metadata-p (coerce (loop for (name value) in pairs
+                                               collect (hpack:string-field name value))
+                                         'vector))))
+    (is-true (sound-p))
+    (is-true (sound-p '("x" "!!!") '("-bin" "!!!") '("x-bins" "!!!") '("a-bin" "AQ")))
+    (dolist (value '("" "AQ==" "AQ" "AQ==,AgM" "AQ , AgM" "," "AQ,"))
+      (is-true (sound-p (list "k-bin" value)) "~S" value))
+    (dolist (value '("!" "A" "AQ=" "AQ,!" "=" "AQ== AQ" "AQ==AQ" "é"))
+      (is (not (sound-p '("a-bin" "AQ") (list "k-bin" value))) "~S" value))))
