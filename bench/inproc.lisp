@@ -58,7 +58,7 @@
 
 (defun start-loop ()
   "A loop that callers run while they wait."
-  (let ((loop (loop:make-event-loop :reserve (loop:make-reserve) :attended t)))
+  (let ((loop (loop:make-event-loop :reserve (loop:make-reserve) :caller-driven t)))
     (loop:launch-event-loop loop)
     loop))
 

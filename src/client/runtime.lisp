@@ -1,4 +1,4 @@
-;;;; The loops of all channels of an image. Callers drive them by turns (loop/drive.lisp), each
+;;;; The loops of all channels of an image. Callers drive them by turns (loop/driving.lisp), each
 ;;;; caller the loop of its own call; threads of one reserve run them when no caller does, and run
 ;;;; what callers leave behind, such as completions.
 ;;;;
@@ -49,7 +49,8 @@ each garbage collection 30 µs longer.")
   (let* ((reserve (if **client-loops**
                       (client-loop-reserve (first **client-loops**))
                       (loop:make-reserve)))
-         (event-loop (loop:make-event-loop :name "clgrpc client" :reserve reserve :attended t)))
+         (event-loop (loop:make-event-loop :name "clgrpc client" :reserve reserve
+                                           :caller-driven t)))
     (loop:launch-event-loop event-loop)
     (first (push (make-client-loop event-loop reserve) **client-loops**))))
 

@@ -49,11 +49,6 @@
   "The word after BATON, with STATE."
   (logior state (ash (ldb (byte 60 0) (1+ (ash baton -3))) 3)))
 
-;;; See watchdog.lisp
-(declaim (type boolean **watchdog-asleep**) (type nanoseconds **next-look-ns**))
-(defglobal **watchdog-asleep** nil)
-(defglobal **next-look-ns** 0)          ; when it will look next, while it sleeps till then; or 0
-
 (defvar *event-loop* nil
   "The loop that this thread runs or ran last; others may run it since.")
 
@@ -235,7 +230,7 @@ RUN-ON-RESERVE. Return true if one will try."
                              (setf (event-loop-overtaken loop) t)
                              (trace-event :loop :overtaken :loop loop)
                              (note-late (event-loop-user loop))
-                             (run-as-holder loop)))
+                             (funcall (event-loop-run loop) loop)))
                          :if-busy if-busy))))
 
 (defun request-runner (loop)
@@ -247,5 +242,5 @@ since those there are may all wait for LOOP. Return true if one will try."
                          (lambda ()
                            (with-taken-loop (loop (take loop))
                              (trace-event :loop :taken :loop loop)
-                             (run-as-holder loop)))
+                             (funcall (event-loop-run loop) loop)))
                          :if-busy :exceed))))

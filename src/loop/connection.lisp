@@ -113,15 +113,15 @@ it is not read. On the loop. Signal SOCKET-ERROR, and close TRANSPORT, if it can
        (mark-dirty connection)
        (or (connection-buffer connection)
            (setf (connection-buffer connection) (borrow-buffer loop))))
-      (t (void-buffer loop)))))
+      (t (discard-buffer loop)))))
 
-(defun void-buffer (loop)
-  "A buffer whose octets nobody will send, for those who still write to a closed connection."
-  (let ((void (event-loop-void loop)))
-    (clear-buffer void)
-    (if (> (buffer-room void) +pooled-buffer-octets+)
-        (setf (event-loop-void loop) (make-buffer :size 0))
-        void)))
+(defun discard-buffer (loop)
+  "A buffer whose octets are never sent, for output to a connection that is closed."
+  (let ((buffer (event-loop-discard-buffer loop)))
+    (clear-buffer buffer)
+    (if (> (buffer-room buffer) +pooled-buffer-octets+)
+        (setf (event-loop-discard-buffer loop) (make-buffer :size 0))
+        buffer)))
 
 (define-hot (connection-output :inline t) ((connection connection)) buffer
   "The buffer to append CONNECTION's output to; it will be flushed when the turn ends. Valid until

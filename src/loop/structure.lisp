@@ -1,91 +1,103 @@
 ;;;; The data of a loop and of what lives on it. All turn state is in the EVENT-LOOP structure, so
-;;;; that whichever thread runs the loop finds it there. Only that thread touches what is here,
+;;;; that any thread that runs the loop finds it there. Only that thread touches what is here,
 ;;;; except for the inbox, the poller's wake function and the atomic counts.
 ;;;;
-;;;; A SOURCE is whatever has a descriptor on the loop. Its token, which events carry, is its
-;;;; descriptor and above it a generation that no two sources of a loop share, so an event that was
-;;;; fetched for a descriptor since closed and opened again finds nobody.
+;;;; A SOURCE is anything that has a descriptor on the loop. Events carry its token: the descriptor
+;;;; and, above it, a generation that no two sources of a loop share. So an event that was fetched
+;;;; for a descriptor finds no source if the descriptor has been closed and opened again since.
 ;;;;
 ;;;; States of a connection: :open → (:closing, output is sent) → (:lingering, the peer is waited
 ;;;; for) → :closed; :aborting stands for :closed until the flush at the end of the turn. A
-;;;; connection is in READY at most once (QUEUED), in DIRTY at most once (DIRTY).
+;;;; connection is in READY at most once (flag QUEUED), and in DIRTY at most once (flag DIRTY).
 
 (in-package #:clgrpc.loop)
 
 (defconstant +pool-buffers+ 1024
   "How many unused buffers a loop keeps.")
 
-(defstruct (event-loop (:constructor %make-event-loop (name clock poller random)) (:copier nil))
+(defstruct (driving (:copier nil))
+  "What a caller-driven loop knows of its callers. See driving.lisp and, for the last four slots,
+gathering.lisp."
+  (calls 0 :type sb-ext:word)           ; calls under way; atomic
+  (waiters 0 :type sb-ext:word)         ; sleeping threads, and calls no thread waits for; atomic
+  (candidate nil :type (or null function)) ; wakes the waiter that would drive; atomic
+  (woke nil :type boolean)              ; whether the last turn has woken a waiter
+  (served nil :type boolean)            ; a call with a waiting thread has ended since STEP-BACK
+  (crowded nil :type boolean)           ; a call has begun while another was under way
+  (owner nil)                           ; the call whose caller drives, while one does
+  (yielding nil :type boolean)          ; user code of another call is due: the driver leaves
+  (sent-ns 0 :type nanoseconds)         ; when the last message was sent from outside the loop
+  (burst 0 :type index)                 ; messages sent in a row, each soon after the one before
+  (gathered-ns 0 :type nanoseconds)     ; since when output waits for more; 0 if none does
+  (sweeper 0 :type sb-ext:word))        ; 1 while a sweeper is there or about to come; atomic
+
+(declaim (sb-ext:freeze-type driving))
+
+(defmethod print-object ((driving driving) stream)
+  (print-unreadable-object (driving stream :type t)
+    (format stream "~D calls, ~D waiters" (driving-calls driving) (driving-waiters driving))))
+
+(defstruct (event-loop (:constructor %make-event-loop
+                           (name clock poller random reserve driving run))
+                       (:copier nil))
   "See MAKE-EVENT-LOOP."
-  (name "" :type string :read-only t)
-  (clock nil :type function :read-only t)
+  (name "" :type string :read-only t)   ; for people
+  (clock nil :type function :read-only t) ; returns the time in nanoseconds
   (poller nil :type poller :read-only t)
   (random nil :type random-state :read-only t) ; for what is left to chance on the loop
+  (reserve nil :type (or null reserve) :read-only t) ; runs the loop when its own thread cannot
+  (driving nil :type (or null driving) :read-only t) ; nil if the loop has a thread of its own
+  (run nil :type function :read-only t) ; (loop): runs it, for a thread that has taken its baton
   (wheel (make-timer-wheel) :type timer-wheel :read-only t)
-  (inbox (make-inbox) :type inbox :read-only t)
-  (now 0 :type nanoseconds)
-  (turns 0 :type (unsigned-byte 62))
+  (inbox (make-inbox) :type inbox :read-only t) ; what has been posted
+  (now 0 :type nanoseconds)             ; when the turn began, or the last NOTE-TIME
+  (turns 0 :type (unsigned-byte 62))    ; how many turns have been made
   ;; life
   (state :new :type (member :new :running :stopped))
-  (stopping nil :type boolean)
-  (baton 0 :type sb-ext:word)           ; see baton.lisp
-  (asked 0 :type sb-ext:word)           ; the baton, lent, that is to be overtaken
-  (thread nil :type (or null sb-thread:thread)) ; that has the baton
-  (user nil)                            ; whose user code ran last, see CALL-USER
-  (runner nil :type (or null sb-thread:thread)) ; that LAUNCH-EVENT-LOOP made
-  (overtaken nil :type boolean)         ; RUNNER is no more than a thread of RESERVE
-  (reserve nil :type (or null reserve)) ; runs the loop when its thread cannot
+  (stopping nil :type boolean)          ; the loop ends after this turn
+  (baton 0 :type sb-ext:word)           ; who runs the loop; see baton.lisp
+  (asked 0 :type sb-ext:word)           ; the lent baton that a thread was last asked to overtake
+  (thread nil :type (or null sb-thread:thread)) ; the one that has the baton
+  (user nil)                            ; the argument of the last CALL-USER
+  (runner nil :type (or null sb-thread:thread)) ; the one that LAUNCH-EVENT-LOOP has made
+  (overtaken nil :type boolean)         ; RUNNER is like any thread of RESERVE now
   (blind nil :type boolean)             ; events were fetched and then lost
-  ;; see watchdog.lisp
-  (long-turn 0 :type (unsigned-byte 62)) ; the TURNS of one that two looks have seen
-  (late-turn 0 :type (unsigned-byte 62)) ; the same, where it is one function's
-  ;; see drive.lisp
-  (attended nil :type boolean)          ; callers drive by turns; left alone, a reserve thread does
-  (calls 0 :type sb-ext:word)           ; atomic
-  (waiters 0 :type sb-ext:word)         ; atomic
-  (candidate nil :type (or null function)) ; atomic
-  (woke nil :type boolean)              ; somebody at the end of the last turn
-  (served nil :type boolean)
-  (crowded nil :type boolean)
-  (driven-for nil)
-  (yielding nil :type boolean)
-  ;; see gather.lisp
-  (sent-ns 0 :type nanoseconds)
-  (burst 0 :type index)
-  (gathered-ns 0 :type nanoseconds)
-  (sweeper 0 :type sb-ext:word)         ; atomic
-  (lock (sb-thread:make-mutex :name "clgrpc loop") :read-only t)
-  (stopped (sb-thread:make-waitqueue) :read-only t)
-  ;; sources, by descriptor
-  (sources (make-array 64 :initial-element nil) :type simple-vector)
-  (generation 0 :type (unsigned-byte 30))
-  (unconnected '() :type list)          ; sources that are to be released but may have no descriptor
-  (connections 0 :type sb-ext:word)     ; atomic: listeners on other loops count and compare
-  ;; work of the turn
-  (ready (make-array 64 :initial-element 0) :type simple-vector)
+  (lock (sb-thread:make-mutex :name "clgrpc loop") :read-only t) ; for STATE
+  (stopped (sb-thread:make-waitqueue) :read-only t) ; told when STATE changes
+  ;; turns that take long; see watchdog.lisp
+  (long-turn 0 :type (unsigned-byte 62)) ; the TURNS of a turn that two looks have seen
+  (late-turn 0 :type (unsigned-byte 62)) ; the same, if both looks have seen the same function
+  ;; sources
+  (sources (make-array 64 :initial-element nil) :type simple-vector) ; by descriptor
+  (generation 0 :type (unsigned-byte 30)) ; of the last source
+  (unconnected '() :type list)          ; sources to be released that may have no descriptor yet
+  (connections 0 :type sb-ext:word)     ; listeners on other loops change and compare it; atomic
+  ;; work of the turn; a SPARE vector takes the place of one that is being worked off
+  (ready (make-array 64 :initial-element 0) :type simple-vector) ; connections to be read
   (ready-count 0 :type index)
   (ready-spare (make-array 64 :initial-element 0) :type simple-vector)
-  (dirty (make-array 64 :initial-element 0) :type simple-vector)
+  (dirty (make-array 64 :initial-element 0) :type simple-vector) ; connections to be flushed
   (dirty-count 0 :type index)
   (dirty-spare (make-array 64 :initial-element 0) :type simple-vector)
-  (ring (make-array 128 :initial-element 0) :type simple-vector)
-  (ring-start 0 :type index)
-  (ring-count 0 :type index)
-  (current nil)                         ; the connection whose turn it is
-  (flushed-at 0 :type nanoseconds)
-  (last (make-array 64 :initial-element 0) :type simple-vector) ; for the end of the turn
-  (last-count 0 :type index)
+  (ring (make-array 128 :initial-element 0) :type simple-vector) ; deferred: function, argument, …
+  (ring-start 0 :type index)            ; where in RING the next function is
+  (ring-count 0 :type index)            ; how many functions RING has
+  (current nil)                         ; the connection that is being read or flushed
+  (flushed-at 0 :type nanoseconds)      ; when all output was last sent, or the turn began
+  (last (make-array 64 :initial-element 0) :type simple-vector) ; of CALL-LAST, as RING
+  (last-count 0 :type index)            ; how many places of LAST are taken
   ;; buffers
-  (input (make-octets 0) :type octets)
+  (input (make-octets 0) :type octets)  ; what connections are read into
   (pool (make-array +pool-buffers+ :initial-element nil) :type simple-vector :read-only t)
-  (lingerers (make-fifo) :type fifo :read-only t) ; of connections; most linger no more
-  (lingering 0 :type index)             ; how many do
-  (pool-count 0 :type index)
-  (pool-octets 0 :type index)
-  (void (make-buffer :size 0) :type buffer)
+  (pool-count 0 :type index)            ; how many unused buffers are in POOL
+  (pool-octets 0 :type index)           ; how long they are together
+  (discard-buffer (make-buffer :size 0) :type buffer) ; output of connections that are closed
   (tls-area nil :type (or null os:tls-area)) ; see tls.lisp
-  ;; what a layer above has on it
-  (datum nil)                           ; its own, of which the loop knows nothing
+  ;; connections that wait for their peer to close
+  (lingerers (make-fifo) :type fifo :read-only t) ; these and some that linger no more
+  (lingering 0 :type index)             ; how many linger
+  ;; what a layer above keeps here
+  (datum nil)                           ; the layer's own; the loop does not look at it
   (at-stop '() :type list)              ; functions, see CALL-AT-STOP
   (after-closing '() :type list))       ; functions, see CALL-AFTER-CLOSING
 
@@ -103,6 +115,10 @@ loop's clock. On the loop."
   event-loop-reserve "The reserve whose threads run LOOP when its own cannot, or NIL."
   event-loop-turns "How many turns LOOP has made; it grows only when there is something to do."
   event-loop-connections "How many connections LOOP has, with those just accepted for it.")
+
+(define-hot (driving-of :inline t) ((loop event-loop)) driving
+  "What LOOP, a caller-driven one, knows of its callers."
+  (the driving (event-loop-driving loop)))
 
 (define-hot note-time ((loop event-loop)) null
   "Have EVENT-LOOP-NOW be now, in the middle of a turn. On the loop."
@@ -125,12 +141,11 @@ loop's clock. On the loop."
 ;;; Sources
 
 (defstruct (source (:constructor nil) (:copier nil))
-  "ON-EVENT (source flags) is called with each event, ON-RELEASE (source) when the loop stops;
-connections have their own way."
+  "What has a descriptor on a loop. Connections use neither of the functions."
   (loop nil :type event-loop)
-  (token 0 :type os:event-token)
-  (on-event nil :type (or null function))
-  (on-release nil :type (or null function)))
+  (token 0 :type os:event-token)        ; 0 while LOOP does not watch the descriptor
+  (on-event nil :type (or null function)) ; (source flags), called with each event
+  (on-release nil :type (or null function))) ; (source), called when LOOP stops
 
 (defun grow-vector (vector length)
   "Return VECTOR, or if it is shorter than LENGTH a longer copy."
@@ -200,21 +215,22 @@ For pollers that are level-triggered.")
 ;;; Connections
 
 (defstruct (handler (:copier nil))
-  "What a kind of connections does, each called on the loop:
-INPUT (connection octets start end) takes octets, valid only during the call, and returns the index
-of the first that it did not consume; those come again, contiguous, with more behind them. How many
-it leaves is limited by nothing but itself. If its second value is true it could have consumed more,
-but others are to have their turn: what it left comes again in the next turn, alone.
-FILL (connection) is called before what is in the output is sent, and again when all of it was sent
-if it had appended some: it may append more. The buffer that CONNECTION-OUTPUT returned before is
-not valid after it.
-CLOSED (connection reason) is called exactly once; REASON is NIL if the peer or we closed in order,
-otherwise a text or a condition.
-SENT (connection octets start end), if there is one, is called with the octets that were sent while
-a tracer of HTTP/2 frames is on."
+  "What a kind of connections does. Each function is called on the loop."
+  ;; (connection octets start end) takes octets, which are valid only during the call, and returns
+  ;; the index of the first that it did not consume. Those come again, contiguous, with more behind
+  ;; them; nothing but INPUT itself limits how many it leaves. A second value of true means that it
+  ;; could have consumed more but lets others have their turn: what it left comes again, alone, in
+  ;; the next turn.
   (input nil :type function :read-only t)
+  ;; (connection) is called before output is sent, and again after all of it was sent if FILL had
+  ;; appended some. FILL may append more. The buffer that CONNECTION-OUTPUT returned before is not
+  ;; valid afterwards.
   (fill #'identity :type function :read-only t)
+  ;; (connection reason) is called exactly once. REASON is NIL if the peer or we closed in order,
+  ;; otherwise a text or a condition.
   (closed (constantly nil) :type function :read-only t)
+  ;; (connection octets start end), if not nil, is called with the octets that were sent while a
+  ;; tracer of HTTP/2 frames is on.
   (sent nil :type (or null function) :read-only t))
 
 (declaim (sb-ext:freeze-type handler))
@@ -226,30 +242,30 @@ a tracer of HTTP/2 frames is on."
   "See MAKE-CONNECTION."
   (transport nil :type transport :read-only t)
   (handler nil :type handler :read-only t)
-  (user nil)
+  (user nil)                            ; the owner's datum
   (state :open :type (member :open :closing :lingering :aborting :closed))
-  (reason nil)                          ; why it is aborted
-  (flags 0 :type (unsigned-byte 11))
-  (leftover nil :type (or null buffer))
-  (buffer nil :type (or null buffer))
-  (max-unsent 0 :type index)
-  (timer nil :type (or null timer))
-  (local-text nil :type (or null string)))
+  (reason nil)                          ; why the connection is aborted
+  (flags 0 :type (unsigned-byte 11))    ; see DEFINE-FLAGS below
+  (leftover nil :type (or null buffer)) ; input that the handler has not consumed
+  (buffer nil :type (or null buffer))   ; output that has not been sent
+  (max-unsent 0 :type index)            ; with more octets than these unsent it is not read
+  (timer nil :type (or null timer))     ; ends the wait for the peer while it is being closed
+  (local-text nil :type (or null string))) ; see CONNECTION-LOCAL
 
 (declaim (sb-ext:freeze-type connection))
 
 (define-flags connection flags
-  told                                  ; the owner: that it has closed
-  queued
-  dirty
-  readable                              ; nothing has said yet that a read would block
-  ended                                 ; a short read is not the end of what can be read
-  stopped
-  throttled
-  postponed                             ; the owner has left what it could have consumed
-  blocked                               ; the last write would block, or did in part
-  read-wants-write
-  write-wants-read)
+  told                                  ; the owner knows that it has closed
+  queued                                ; it is in the loop's READY
+  dirty                                 ; it is in the loop's DIRTY
+  readable                              ; no read has said since the last event that it would block
+  ended                                 ; the peer has ended: a short read is not the last
+  stopped                               ; see STOP-READING
+  throttled                             ; it is not read because of its unsent output
+  postponed                             ; the handler has left input that it could have consumed
+  blocked                               ; the last write would block, or was taken in part
+  read-wants-write                      ; reading goes on once the descriptor can be written
+  write-wants-read)                     ; writing goes on once the descriptor can be read
 
 (document-functions
   make-handler "Return a handler with the functions given; INPUT is needed. See the type HANDLER."

@@ -48,17 +48,8 @@ first.")
   (turns 0 :type (unsigned-byte 62))    ; how many it had made
   (at 0 :type index))                   ; which deferred function was next
 
-(defglobal **watchdog-lock** (sb-thread:make-mutex :name "clgrpc watchdog"))
-(defglobal **watchdog-bell** (sb-thread:make-waitqueue))
 (defglobal **watchdog** nil)
 (defglobal **watched** '())
-
-(defun wake-watchdog ()
-  "Have the watchdog tick."
-  (sb-thread:with-mutex (**watchdog-lock**)
-    (setf **watchdog-asleep** nil)
-    (sb-thread:condition-notify **watchdog-bell**))
-  nil)
 
 (defun watch-loop (loop)
   "Have the watchdog look after LOOP, which runs."
@@ -182,7 +173,7 @@ has been collected since."
                    (ask asked)))
                 ((= state +lent+) (setf lent t))
                 ((and (= state +free+)
-                      (event-loop-attended loop)
+                      (event-loop-driving loop)
                       (or still (timer-may-be-due-p loop)))
                  (ask (request-runner loop)))))))))
 

@@ -197,7 +197,9 @@ come at once."
           (let ((best (loop repeat 10 minimize (seconds-to-come count))))
             (is (< best 0.02) "~D messages came after ~,1F ms" count (* 1000 best)))))
       (let ((loop (client::subchannel-loop (client::channel-subchannel channel))))
-        (is (wait-until (lambda () (zerop (clgrpc.loop::event-loop-sweeper loop))))
+        (is (wait-until (lambda ()
+                          (zerop (clgrpc.loop::driving-sweeper
+                                  (clgrpc.loop::event-loop-driving loop)))))
             "nobody looks for more of them for long")))))
 
 (test messages-sent-in-bursts

@@ -71,7 +71,7 @@
   "Call FUNCTION with a loop that runs, with a thread of its own unless it is ATTENDED."
   (let* ((reserve (loop:make-reserve))
          (event-loop (loop:make-event-loop :name "handlers" :reserve reserve
-                                           :attended attended)))
+                                           :caller-driven attended)))
     (loop:launch-event-loop event-loop)
     (unwind-protect (funcall function event-loop)
       (loop:stop-event-loop event-loop)

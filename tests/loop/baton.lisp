@@ -149,16 +149,16 @@
     (check 'overtake '(clgrpc.loop::seize loop clgrpc.loop::baton) :runner :overtaker)
     (check 'resume '((not (in-event-loop-p loop)) (return nil)) :runner :busy-overtaker)))
 
-;;; Nobody is left waiting: who gives an attended loop up, and who counts on another thread
+;;; Nobody is left waiting: a thread gives a caller-driven loop up while another begins to wait
 
-(defparameter *attended-places*
-  (append '((clgrpc.loop::event-loop-calls . :calls)
-            (clgrpc.loop::event-loop-waiters . :waiters)
-            (clgrpc.loop::event-loop-candidate . :candidate)
-            (clgrpc.loop::event-loop-attended . :attended)
-            (clgrpc.loop::event-loop-served . :ignored)
-            (clgrpc.loop::event-loop-driven-for . :ignored)
-            (clgrpc.loop::event-loop-yielding . :ignored)
+(defparameter *driving-places*
+  (append '((clgrpc.loop::driving-calls . :calls)
+            (clgrpc.loop::driving-waiters . :waiters)
+            (clgrpc.loop::driving-candidate . :candidate)
+            (clgrpc.loop::event-loop-driving . :driving)
+            (clgrpc.loop::driving-served . :ignored)
+            (clgrpc.loop::driving-owner . :ignored)
+            (clgrpc.loop::driving-yielding . :ignored)
             (clgrpc.loop::event-loop-blind . :never)
             (clgrpc.loop::event-loop-stopping . :never)
             (clgrpc.loop::event-loop-inbox . :ignored)
@@ -167,11 +167,12 @@
             (clgrpc.base::inbox-wakers . :wakers))
           *baton-places*))
 
-(defparameter *attended-stubs*
+(defparameter *driving-stubs*
   (append '((clgrpc.loop::request-runner (loop)
              (declare (ignore loop))
              (ask-value :write :requested t)
              t)
+            (clgrpc.loop::driving-of (loop) (declare (ignore loop)) nil)
             (clgrpc.loop::work-left-p (loop) (declare (ignore loop)) nil)
             (clgrpc.loop::timer-before-look-p (loop) (declare (ignore loop)) nil)
             (clgrpc.loop::poller-wake (poller)
@@ -186,31 +187,32 @@
             (await-request () (ask-value :await :requested #'identity)))
           *baton-stubs*))
 
-(defun explore-attended (programs &optional (definitions (attended-definitions)))
+(defun explore-driving (programs &optional (definitions (driving-definitions)))
   "Explore PROGRAMS from a loop that thread 0 drives, with one call under way, another's."
   (explore (append (list (cons :baton (baton-word 1)) (cons :thread 0))
                    (list (cons :calls 1))
                    (loop for place in '(:waiters :dozing :wakers :items :data :sections)
                          collect (cons place 0))
-                   (list (cons :attended t))
+                   (list (cons :driving t))
                    (loop for place in '(:ignored :never :requested :answered :asleep :inside
                                         :candidate :rung)
                          collect (cons place nil)))
            (compile-programs definitions
                              (append *baton-functions*
-                                     '(clgrpc.loop::call-served clgrpc.loop::step-back
+                                     '(clgrpc.loop::call-served clgrpc.loop::wait-as-waiter
+                                       clgrpc.loop::step-back
                                        clgrpc.loop::request-runner-if-free
                                        clgrpc.loop::waited-for-p clgrpc.loop::wake-loop post
                                        confirm-wake doze-inbox rouse-inbox
                                        clgrpc.base::become-waker))
-                             *attended-places* *attended-stubs* programs)
+                             *driving-places* *driving-stubs* programs)
            (lambda (memory done)
              (unless (every #'identity done) (error "Somebody waits forever: ~S" memory)))))
 
-(defun attended-definitions ()
+(defun driving-definitions ()
   (append (baton-definitions)
-          (read-definitions "loop/drive.lisp" '#:clgrpc.loop)
-          (read-definitions "loop/loop.lisp" '#:clgrpc.loop)
+          (read-definitions "loop/driving.lisp" '#:clgrpc.loop)
+          (read-definitions "loop/task.lisp" '#:clgrpc.loop)
           (read-definitions "base/queue.lisp" '#:clgrpc.base)))
 
 (defparameter *driver* '(progn (section) (clgrpc.loop::step-back loop)))
@@ -267,22 +269,22 @@
                             (list *last-candidate*))
         do (let ((complaint (complaint-of
                              (lambda ()
-                               (explore-attended (list* *driver* *reserve-thread* others))))))
+                               (explore-driving (list* *driver* *reserve-thread* others))))))
              (is (null complaint) "~S: ~A" others complaint)))
   (is (null (complaint-of
              (lambda ()
-               (explore-attended (list *driver* *leaving-candidate* *asking-waiter*))))))
+               (explore-driving (list *driver* *leaving-candidate* *asking-waiter*))))))
   (flet ((check (name form &rest others)
            (is-true (complaint-of
                      (lambda ()
-                       (explore-attended (list* *driver* others)
-                                         (without form name (attended-definitions)))))
+                       (explore-driving (list* *driver* others)
+                                         (without form name (driving-definitions)))))
                     "~S of ~S is not missed" form name)))
     (check 'clgrpc.loop::step-back '(sb-thread:barrier (:memory)) *waiter* *reserve-thread*)
     (check 'clgrpc.loop::step-back '(t (clgrpc.loop::request-runner loop))
            *waiter* *reserve-thread*)
-    (check 'clgrpc.loop::call-served '(when (clgrpc.loop::waited-for-p loop)
-                                       (clgrpc.loop::request-runner-if-free loop))
+    (check 'clgrpc.loop::wait-as-waiter '(when (clgrpc.loop::waited-for-p clgrpc.loop::driving)
+                                          (clgrpc.loop::request-runner-if-free loop))
            *leaving-candidate* *asking-waiter*)
     (check 'clgrpc.loop::step-back '(not (inbox-empty-p (clgrpc.loop::event-loop-inbox loop)))
            *poster* *reserve-thread*)))

@@ -155,7 +155,8 @@ others had calls, leaves it to the caller again."
                 (declare (ignore call))
                 (if (plusp (number-of note))
                     (let ((answer (ask (car channel-box) (note (1- (number-of note))))))
-                      (push (clgrpc.loop::event-loop-driven-for (client-loop (car channel-box)))
+                      (push (clgrpc.loop::driving-owner
+                             (clgrpc.loop::event-loop-driving (client-loop (car channel-box))))
                             (car drivers))
                       (note (1+ (number-of answer))))
                     note)))

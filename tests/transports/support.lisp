@@ -86,7 +86,7 @@ server."))
 (defmethod call-over ((transport (eql :in-process-loop)) function service server-options
                       channel-options)
   (let* ((reserve (loop:make-reserve))
-         (event-loop (loop:make-event-loop :name "handlers" :reserve reserve :attended t)))
+         (event-loop (loop:make-event-loop :name "handlers" :reserve reserve :caller-driven t)))
     (loop:launch-event-loop event-loop)
     (unwind-protect
          (call-in-process function service server-options

@@ -5,8 +5,8 @@
 (in-suite :clgrpc.loop)
 
 (defparameter *gather-places*
-  '((clgrpc.loop::event-loop-gathered-ns . :gathered)
-    (clgrpc.loop::event-loop-sweeper . :sweeper)
+  '((clgrpc.loop::driving-gathered-ns . :gathered)
+    (clgrpc.loop::driving-sweeper . :sweeper)
     (clgrpc.loop::event-loop-reserve . :reserve)))
 
 (defparameter *gather-stubs*
@@ -14,6 +14,7 @@
      (declare (ignore function if-busy))
      (when reserve (ask-value :add :sweepers 1))
      reserve)
+    (clgrpc.loop::driving-of (loop) (declare (ignore loop)) nil)
     (sweep (loop) (declare (ignore loop)) nil)))
 
 (defparameter *gatherer* '(clgrpc.loop::begin-gathering loop 7))
@@ -35,7 +36,7 @@
                  (error "Nobody sweeps: ~S" memory))))))
 
 (defun gather-definitions ()
-  (read-definitions "loop/gather.lisp" '#:clgrpc.loop))
+  (read-definitions "loop/gathering.lisp" '#:clgrpc.loop))
 
 (test nothing-gathered-is-forgotten
   (dolist (reserve '(t nil))

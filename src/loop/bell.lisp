@@ -1,0 +1,21 @@
+;;;; The watchdog's bell: how a thread that moves a baton wakes the watchdog (watchdog.lisp), which
+;;;; sleeps while no baton moves.
+
+(in-package #:clgrpc.loop)
+
+(declaim (type boolean **watchdog-asleep**) (type nanoseconds **next-look-ns**))
+(defglobal **watchdog-asleep** nil
+  "True while the watchdog sleeps until a baton moves.")
+(defglobal **next-look-ns** 0
+  "When the watchdog, which sleeps until then, will look at the loops next; 0 while it looks.")
+
+(defglobal **watchdog-lock** (sb-thread:make-mutex :name "clgrpc watchdog")
+  "Guards what the watchdog knows.")
+(defglobal **watchdog-bell** (sb-thread:make-waitqueue))
+
+(defun wake-watchdog ()
+  "Have the watchdog tick."
+  (sb-thread:with-mutex (**watchdog-lock**)
+    (setf **watchdog-asleep** nil)
+    (sb-thread:condition-notify **watchdog-bell**))
+  nil)

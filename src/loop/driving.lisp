@@ -1,0 +1,291 @@
+;;;; Driving: on a caller-driven loop, which has no thread of its own, the thread that waits for an
+;;;; answer runs the loop itself. So no thread sleeps between the answer's arrival and its reader.
+;;;;
+;;;; One thread can run a loop at a time, so a caller drives while its call is the only one under
+;;;; way on the loop. As soon as there is a second call, a reserve thread runs the loop; at the end
+;;;; of a turn it wakes the threads whose answers have come. The reserve thread gives the loop back
+;;;;   - when a call that a thread waited for was alone from its beginning to its end;
+;;;;   - when the only call under way is that of the candidate: a thread that would drive and has
+;;;;     just been woken. Otherwise a slow moment would leave that thread to be woken for each
+;;;;     message until its call ends.
+;;;; While no call is under way, a reserve thread takes the loop after a while (the watchdog sees to
+;;;; that), since keepalive and timers need somebody.
+;;;;
+;;;; A waiter counts on another thread to run the loop: it is a thread that sleeps, or a call that
+;;;; no thread waits for. No waiter is left alone, because each of two threads that race first says
+;;;; what it does and then looks at what the other has said:
+;;;;
+;;;;      a thread that begins to wait           the thread that gives the loop up
+;;;;   1. adds 1 to WAITERS                      frees the baton
+;;;;   2. full barrier                           full barrier
+;;;;   3. if the baton is free, asks for         if there are WAITERS, asks for
+;;;;      a reserve thread                       a reserve thread
+;;;;
+;;;; At least one of them sees the other. A thread that posts does the same with the inbox in the
+;;;; place of WAITERS. If the only waiter is the candidate, step 3 on the right wakes it instead; it
+;;;; finds the loop free and drives. The candidate may stop waiting just then, while another waiter
+;;;; has come; so a thread that stops waiting looks once more whether others wait.
+;;;;
+;;;; A driver runs user code of its own call, OWNER, only. When user code of another call is due, it
+;;;; leaves the loop to a reserve thread (YIELDING).
+;;;;
+;;;; On any loop, user code that waits in our own API may go on running the loop, below itself on
+;;;; the stack (DRIVE-ON). So a handler and a peer that speak by turns change no thread. Other user
+;;;; code never runs there: when some is due, a reserve thread overtakes the loop.
+
+(in-package #:clgrpc.loop)
+
+(define-hot enter-call ((loop event-loop) (future-p boolean)) null
+  "A call on LOOP begins; with FUTURE-P no thread is going to drive for it. From any thread."
+  (let ((driving (event-loop-driving loop)))
+    (when driving
+      (when (plusp (atomic-incf (driving-calls driving)))
+        (setf (driving-crowded driving) t))
+      (when future-p (atomic-incf (driving-waiters driving)))))
+  nil)
+
+(define-hot leave-call ((loop event-loop) (future-p boolean)) null
+  "A call that ENTER-CALL counted has ended. From any thread."
+  (let ((driving (event-loop-driving loop)))
+    (when driving
+      (atomic-decf (driving-calls driving))
+      (if future-p
+          (atomic-decf (driving-waiters driving))
+          (setf (driving-served driving) t))))
+  nil)
+
+(defun call-served (loop function candidate)
+  "Call FUNCTION, which waits for something to happen on LOOP, while another thread runs LOOP.
+CANDIDATE is a function that wakes this thread, if FUNCTION returns as soon as it is woken and finds
+that LEFT-TO-DRIVE-P; otherwise nil."
+  (declare (type function function))
+  (if (event-loop-driving loop)
+      (wait-as-waiter loop function candidate)
+      (funcall function)))
+
+(defun wait-as-waiter (loop function candidate)
+  "See CALL-SERVED. LOOP is caller-driven."
+  (declare (type function function))
+  (let ((driving (driving-of loop)))
+    (when candidate (setf (driving-candidate driving) candidate))
+    (atomic-incf (driving-waiters driving))
+    (sb-thread:barrier (:memory))
+    (unwind-protect
+         (progn
+           (request-runner-if-free loop)
+           (funcall function))
+      (when candidate (compare-and-swap (driving-candidate driving) candidate nil))
+      (atomic-decf (driving-waiters driving))
+      (sb-thread:barrier (:memory))
+      ;; the thread that gave the loop up may have taken this one for a candidate that would drive
+      (when (waited-for-p driving) (request-runner-if-free loop)))))
+
+(defun request-runner-if-free (loop)
+  (when (= +free+ (baton-state (event-loop-baton loop)))
+    (request-runner loop)))
+
+(define-hot may-drive-p ((loop event-loop)) boolean
+  "True if LOOP is caller-driven and this thread, which runs no other loop, may be a driver."
+  (and (event-loop-driving loop)
+       (or (null *event-loop*) (not (in-event-loop-p *event-loop*)))))
+
+(define-hot drivable-p ((loop event-loop)) boolean
+  "True if this thread, whose call is under way on LOOP, may run that if nobody does."
+  (let ((driving (event-loop-driving loop)))
+    (and driving
+         (= 1 (driving-calls driving))
+         (not (event-loop-stopping loop))
+         (may-drive-p loop))))
+
+(define-hot left-to-drive-p ((loop event-loop)) boolean
+  "True if nobody runs LOOP, and this thread may."
+  (and (= +free+ (baton-state (event-loop-baton loop)))
+       (drivable-p loop)))
+
+(define-hot waited-for-p ((driving driving)) boolean
+  "True if a waiter counts on another thread to run the loop of DRIVING. One whose call has ended
+does not, though it cannot say so before it has a processor."
+  (and (plusp (driving-waiters driving))
+       (plusp (driving-calls driving))))
+
+(define-hot deserted-p ((loop event-loop)) boolean
+  "True if LOOP, which a reserve thread runs, may be left to the next caller."
+  (let ((driving (event-loop-driving loop)))
+    (cond ((not (and driving
+                     (driving-served driving)
+                     (zerop (driving-calls driving))))
+           nil)
+          ((driving-crowded driving)    ; there was more than one call: they are likely to come back
+           (setf (driving-crowded driving) nil
+                 (driving-served driving) nil))
+          (t (not (work-left-p loop))))))
+
+(define-hot wanted-back-p ((loop event-loop)) boolean
+  "True if the only call under way on LOOP, which a reserve thread runs, is that of the candidate,
+which has just been woken."
+  (let ((driving (event-loop-driving loop)))
+    (cond ((not (and driving
+                     (driving-woke driving)
+                     (driving-candidate driving)
+                     (= 1 (driving-calls driving))
+                     (= 1 (driving-waiters driving))))
+           nil)
+          ((driving-crowded driving)    ; as in DESERTED-P
+           (setf (driving-crowded driving) nil))
+          (t (not (or (work-left-p loop)
+                      (not (inbox-empty-p (event-loop-inbox loop)))))))))
+
+(define-hot work-left-p ((loop event-loop)) boolean
+  "True if LOOP, a caller-driven one, has something to do at once; output that is gathered waits."
+  (or (plusp (event-loop-ready-count loop))
+      (and (plusp (event-loop-dirty-count loop))
+           (zerop (driving-gathered-ns (driving-of loop))))
+      (plusp (event-loop-ring-count loop))))
+
+(define-hot (timer-before-look-p :inline t) ((loop event-loop)) boolean
+  "True if a timer of LOOP, which nobody is left to run, may be due before the watchdog looks."
+  (< (timer-wheel-earliest-ns (event-loop-wheel loop)) **next-look-ns**))
+
+(define-hot step-back ((loop event-loop)) null
+  "Give up the baton of LOOP, a caller-driven one, which this thread holds. If something is left to
+do, or a waiter counts on another thread, a reserve thread comes; if the candidate is the only
+waiter, it comes itself."
+  (let ((driving (driving-of loop))
+        (work (or (work-left-p loop) (event-loop-blind loop))))
+    (setf (driving-served driving) nil
+          (driving-owner driving) nil
+          (driving-yielding driving) nil)
+    (doze-inbox (event-loop-inbox loop))
+    (hand-over loop)
+    (sb-thread:barrier (:memory))
+    (let ((candidate (driving-candidate driving)))
+      (cond ((or work
+                 (not (inbox-empty-p (event-loop-inbox loop)))
+                 (> (driving-calls driving) 1)
+                 (> (driving-waiters driving) 1)
+                 (event-loop-stopping loop))
+             (request-runner loop))
+            ((not (waited-for-p driving)))
+            (candidate (funcall candidate))
+            (t (request-runner loop))))
+    (when (or **watchdog-asleep** (timer-before-look-p loop)) (wake-watchdog)))
+  nil)
+
+(define-hot drive ((loop event-loop) (done-p function) argument) boolean
+  "If LOOP is caller-driven and nobody runs it, the one call under way on it is this thread's, and
+this thread runs no other loop: run LOOP until (DONE-P ARGUMENT) is true, or another thread needs
+it, or user code of ARGUMENT, a call, loses it. Return false if none of this was done. An interrupt
+(C-c) is taken only in user code and while waiting for events; then a reserve thread runs LOOP, and
+a thread that continues waits in another way."
+  (and (drivable-p loop)
+       (with-taken-loop (loop (take loop))
+         (block driving
+           (handler-bind ((sb-sys:interactive-interrupt
+                            (lambda (interrupt)
+                              (when (holds-baton-p loop) ; in user code the watchdog sees to it
+                                (enter-debugger loop interrupt)
+                                (return-from driving)))))
+             (drive-as-holder loop done-p argument)))
+         t)))
+
+(define-hot drive-as-holder ((loop event-loop) (done-p function) argument) null
+  (let ((driving (driving-of loop)))
+    (setf (driving-owner driving) argument
+          (driving-burst driving) 0)
+    (rouse-inbox (event-loop-inbox loop))
+    (unwind-protect
+         (progn
+           (inbox-phase loop)
+           (flush-phase loop)
+           (loop until (or (funcall done-p argument)
+                           (> (driving-calls driving) 1)
+                           (driving-yielding driving)
+                           (event-loop-stopping loop))
+                 while (run-turn loop)))
+      (when (in-event-loop-p loop) (step-back loop))))
+  nil)
+
+(defun enter-debugger (loop interrupt)
+  "This thread, which drives LOOP, was interrupted while it waited for events. Return if the user
+continues it."
+  (setf (event-loop-blind loop) t)
+  (step-back loop)
+  (signal interrupt)                    ; to handlers outside, which have not seen it yet
+  (with-simple-restart (continue "Wait on.")
+    (invoke-debugger interrupt)))
+
+;;; Waiting in user code that the loop itself runs
+
+(define-hot drive-on ((loop event-loop) (done-p function) argument) boolean
+  "If this thread runs LOOP and is in user code now, go on running LOOP, so that no other thread has
+to take it over: until (DONE-P ARGUMENT) is true; until other user code is due, which would have to
+wait for this code to return; or until another thread posts, as handlers elsewhere do, which need a
+thread that does nothing but run the loop. Return false if this thread does not run LOOP."
+  (sb-sys:without-interrupts
+    (when (eq :lent (claim loop))
+      (unwind-protect
+           (sb-sys:allow-with-interrupts (drive-on-as-holder loop done-p argument))
+        (when (in-event-loop-p loop) (lend loop)))
+      t)))
+
+(define-hot drive-on-as-holder ((loop event-loop) (done-p function) argument) null
+  (flush-phase loop)
+  (last-phase loop)
+  (loop with posted of-type boolean = nil
+        until (or posted
+                  (plusp (event-loop-ring-count loop))
+                  (event-loop-stopping loop)
+                  (funcall done-p argument))
+        while (wait-and-dispatch loop)
+        do (setf posted (not (inbox-empty-p (event-loop-inbox loop))))
+           (read-phase loop)
+           (end-turn loop))
+  nil)
+
+(define-hot not-for-driver-p ((loop event-loop) (argument t)) boolean
+  "True if the thread that runs LOOP, which is this one, drives for another call than ARGUMENT. Then
+it will leave LOOP to a reserve thread, which may run user code of ARGUMENT."
+  (let ((driving (event-loop-driving loop)))
+    (and driving
+         (driving-owner driving)
+         (not (eq argument (driving-owner driving)))
+         (setf (driving-yielding driving) t))))
+
+;;; Running something on a loop at once
+
+(define-hot run-now ((loop event-loop) (function function)) boolean
+  "Call FUNCTION, without arguments, on LOOP and return true if this thread runs LOOP, or if LOOP is
+caller-driven and no thread runs it. From any thread."
+  (nth-value 1 (call-now loop function #'flush-phase)))
+
+(define-hot run-or-post ((loop event-loop) (function function)) boolean
+  "Have FUNCTION called, without arguments, on LOOP: by RUN-NOW if that is possible, else by POST.
+Return false if LOOP has stopped. From any thread."
+  (or (run-now loop function)
+      (post loop function)))
+
+(define-hot call-now ((loop event-loop) (function function) (flush function)) (values t boolean)
+  "See RUN-NOW. FLUSH, a function of LOOP, then sends what FUNCTION has written if LOOP had to be
+taken for it. Return the value of FUNCTION as well, the first of the two values."
+  (multiple-value-bind (value done) (call-with-baton loop function)
+    (cond (done (values value t))
+          ((and (event-loop-driving loop)
+                (not (event-loop-stopping loop))
+                (with-taken-loop (loop (take loop))
+                  (setf value (run-aside loop function flush))
+                  t))
+           (values value t))
+          (t (values nil nil)))))
+
+(define-hot run-aside ((loop event-loop) (function function) (flush function)) t
+  "Call FUNCTION on LOOP, whose baton this thread has just taken, then FLUSH with LOOP, and step
+back. Return the value of FUNCTION. Timers that are due run first: a thread that comes often enough
+may be the only one that ever runs LOOP."
+  (unwind-protect
+       (progn (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
+              (inbox-phase loop)
+              (timer-phase loop)
+              (prog1 (funcall function)
+                (funcall flush loop)
+                (last-phase loop)))
+    (step-back loop)))

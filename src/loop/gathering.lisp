@@ -1,0 +1,106 @@
+;;;; Gathering: a thread that sends message after message from outside a loop that no thread runs
+;;;; does not write each message by itself. The first +SINGLE-SENDS+ messages of a burst leave at
+;;;; once. The messages that follow closely stay in the output until
+;;;;   - there is enough output (+FLUSH-OCTETS+);
+;;;;   - anything else is done with the loop: the sender waits, ends its side or begins a call; a
+;;;;     timer is due; another thread comes;
+;;;;   - +GATHERING-NS+ have passed.
+;;;; For a sender that then does something else for long there is a sweeper: a reserve thread that
+;;;; sends output that has waited long enough. It comes with a burst, and leaves after some looks
+;;;; that have found nothing.
+;;;;
+;;;; Only a thread that has the baton sets GATHERED-NS, and only with GATHERED-NS set may it give up
+;;;; a loop that has output. No output is forgotten: a thread that gathers first sets GATHERED-NS
+;;;; and then looks whether there is a sweeper; a sweeper first says that it leaves (SWEEPER is 0)
+;;;; and then looks at GATHERED-NS. A full barrier stands between, on both sides.
+
+(in-package #:clgrpc.loop)
+
+(defconstant +single-sends+ 4
+  "So many messages in a row are written one by one.")
+(defconstant +burst-gap-ns+ 50000
+  "A message that follows the last one after so long is not in a row with it: a write for each is
+cheap enough.")
+(defconstant +gathering-ns+ 150000
+  "Output waits for more no longer than this and what a thread takes to wake, some 50 µs.")
+(defconstant +empty-looks+ 5
+  "After so many looks in a row that found nothing gathered the sweeper leaves.")
+
+(define-hot run-to-send ((loop event-loop) (function function)) (values t boolean)
+  "As RUN-NOW, for FUNCTION that sends one of perhaps many messages: what it writes may be gathered.
+Return its value as well, the first of the two values."
+  (call-now loop function #'flush-or-gather))
+
+(define-hot flush-or-gather ((loop event-loop)) null
+  "This thread, which has just taken LOOP for that, has sent a message: send the output of LOOP,
+unless it may wait for the messages that are to follow."
+  (unless (gather-p loop) (flush-phase loop))
+  nil)
+
+(define-hot gather-p ((loop event-loop)) boolean
+  "Note that a message has been sent on LOOP. Return true if it may wait for those that follow."
+  (let* ((driving (driving-of loop))
+         (now (event-loop-now loop))
+         (since (driving-gathered-ns driving)))
+    (setf (driving-burst driving) (if (< (- now (driving-sent-ns driving)) +burst-gap-ns+)
+                                      (1+ (driving-burst driving))
+                                      0)
+          (driving-sent-ns driving) now)
+    (cond ((or (< (driving-burst driving) +single-sends+)
+               (zerop (event-loop-dirty-count loop))
+               (plusp (event-loop-ready-count loop))
+               (plusp (event-loop-ring-count loop))
+               (> (driving-calls driving) 1)
+               (waited-for-p driving)
+               (enough-gathered-p loop))
+           nil)
+          ((zerop since) (begin-gathering loop now))
+          (t (< (- now since) +gathering-ns+)))))
+
+(define-hot enough-gathered-p ((loop event-loop)) boolean
+  (loop for i of-type index below (event-loop-dirty-count loop)
+        thereis (let ((connection (svref (event-loop-dirty loop) i)))
+                  (declare (type connection connection))
+                  (>= (connection-unsent connection) +flush-octets+))))
+
+(define-hot begin-gathering ((loop event-loop) (now nanoseconds)) boolean
+  "Let the output of LOOP wait from NOW on, if there is a sweeper that will send it in the end."
+  (let ((driving (driving-of loop)))
+    (setf (driving-gathered-ns driving) now)
+    (sb-thread:barrier (:memory))
+    (or (plusp (driving-sweeper driving))
+        (plusp (compare-and-swap (driving-sweeper driving) 0 1))
+        (and (run-on-reserve (event-loop-reserve loop) (lambda () (sweep loop)) :if-busy :exceed) t)
+        (progn                          ; the reserve is closed
+          (setf (driving-sweeper driving) 0
+                (driving-gathered-ns driving) 0)
+          nil))))
+
+(defun sweep (loop)
+  "Send what is gathered on LOOP and has waited long enough, until nothing has been for a while."
+  (let ((driving (driving-of loop)) (empty 0) (pause-ns +gathering-ns+))
+    (declare (type fixnum empty))
+    (loop until (await-stop loop (ns-seconds pause-ns))
+          do (let* ((since (driving-gathered-ns driving))
+                    (age (- (the nanoseconds (funcall (event-loop-clock loop))) since)))
+               (setf pause-ns +gathering-ns+)
+               (cond ((zerop since)
+                      (when (and (> (incf empty) +empty-looks+) (leave-sweeping-p driving))
+                        (return)))
+                     (t (setf empty 0)
+                        (if (< age +gathering-ns+)
+                            (setf pause-ns (- +gathering-ns+ age))
+                            (send-gathered loop))))))))
+
+(defun leave-sweeping-p (driving)
+  "True if the sweeper of the loop of DRIVING, which this thread is, may leave."
+  (setf (driving-sweeper driving) 0)
+  (sb-thread:barrier (:memory))
+  (or (zerop (driving-gathered-ns driving))
+      ;; there may be another already
+      (plusp (compare-and-swap (driving-sweeper driving) 0 1))))
+
+(defun send-gathered (loop)
+  "Send what is gathered on LOOP, unless another thread runs LOOP and so sends it."
+  (with-taken-loop (loop (take loop))
+    (run-aside loop (constantly nil) #'flush-phase)))

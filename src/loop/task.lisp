@@ -1,0 +1,84 @@
+;;;; Tasks: what a loop is to do later. There are several ways of "later":
+;;;;
+;;;;   asked for by         from         done
+;;;;   POST                 any thread   in the next inbox phase; the loop is woken for it
+;;;;   DEFER                the loop     after the reading of this turn, or in the next turn; user
+;;;;                                     code runs in such functions only
+;;;;   CALL-LAST            the loop     at the end of this turn, after the output has been sent
+;;;;   CALL-AFTER-CLOSING   the loop     at the end of each turn in which a connection has gone
+;;;;   a timer              the loop     when it is due; see EVENT-LOOP-WHEEL
+;;;;   MARK-READY, -DIRTY   the loop     a connection's next read, and next flush; connection.lisp
+
+(in-package #:clgrpc.loop)
+
+(define-hot defer ((loop event-loop) (function function) (argument t)) null
+  "Have FUNCTION called with ARGUMENT after the reading of this turn, or in the next turn if that is
+over. First come, first served. On the loop."
+  (let ((ring (event-loop-ring loop))
+        (count (event-loop-ring-count loop)))
+    (declare (type simple-vector ring))
+    (when (= (* 2 count) (length ring))
+      (setf ring (grow-ring loop)))
+    (let ((at (logand (+ (event-loop-ring-start loop) (* 2 count)) (1- (length ring)))))
+      (setf (svref ring at) function
+            (svref ring (1+ at)) argument
+            (event-loop-ring-count loop) (1+ count))
+      nil)))
+
+(define-hot read-clock ((loop event-loop)) nanoseconds
+  "The time now by LOOP's clock, in nanoseconds: in the middle of a turn that is later than
+EVENT-LOOP-NOW. From any thread."
+  (funcall (event-loop-clock loop)))
+
+(define-hot call-last ((loop event-loop) (function function) (argument t)) null
+  "Have FUNCTION called with ARGUMENT at the end of the turn, after the flush. It is not user code
+and calls nothing of the loop. By the holder of the baton."
+  (let ((count (event-loop-last-count loop)))
+    (when (= count (length (event-loop-last loop)))
+      (setf (event-loop-last loop) (grow-vector (event-loop-last loop) (* 2 count))))
+    (setf (svref (event-loop-last loop) count) function
+          (svref (event-loop-last loop) (1+ count)) argument
+          (event-loop-last-count loop) (+ 2 count))
+    nil))
+
+(defun call-after-closing (loop function)
+  "Have FUNCTION called with LOOP at the end of each turn in which a connection of LOOP has gone, as
+CALL-LAST does; one that is added again only once. On the loop, or before it is started."
+  (pushnew function (event-loop-after-closing loop))
+  nil)
+
+(define-hot grow-ring ((loop event-loop)) simple-vector
+  (let* ((old (event-loop-ring loop))
+         (start (event-loop-ring-start loop))
+         (new (make-array (* 2 (length old)) :initial-element 0)))
+    (replace new old :start2 start)
+    (replace new old :start1 (- (length old) start) :end2 start)
+    (setf (event-loop-ring-start loop) 0
+          (event-loop-ring loop) new)))
+
+(define-hot post ((loop event-loop) item) boolean
+  "Have ITEM, a function without arguments or what has a method for RUN-POSTED, called on LOOP;
+those that one thread posts are called in order. Return false if LOOP has stopped, so that it will
+not be called. From any thread."
+  (let* ((inbox (event-loop-inbox loop))
+         (answer (push-inbox inbox item)))
+    (when (eq t answer)
+      (wake-loop loop)
+      (confirm-wake inbox))
+    (not (eq :closed answer))))
+
+(define-hot wake-loop ((loop event-loop)) null
+  "Something was pushed while the consumer slept: wake it, or, if nobody runs LOOP, have somebody do
+so."
+  (unless (and (= +free+ (baton-state (event-loop-baton loop)))
+               (request-runner loop))
+    (funcall (poller-wake (event-loop-poller loop)) (event-loop-poller loop)))
+  nil)
+
+(defgeneric run-posted (item)
+  (:documentation "Do what ITEM, which was given to POST, stands for. On the loop."))
+
+(define-hot call-posted (item) t
+  (if (functionp item)
+      (funcall item)
+      (run-posted item)))

@@ -1,0 +1,226 @@
+;;;; The turn of a loop: wait for events → read every ready connection once → deferred functions →
+;;;; inbox → timers → one send for each connection that has output → what is to come last, such as
+;;;; waking the threads that wait for what this turn brought. Each phase takes what was there when
+;;;; the phase began; what it causes is for later phases or the next turn, which then does not wait.
+;;;; Nothing here allocates. Timers are looked at in the middle of a long turn as well.
+
+(in-package #:clgrpc.loop)
+
+(defconstant +flush-interval-ns+ 200000
+  "In a long turn all output is sent after so long.")
+(defconstant +longest-wait-ns+ (* 3600 +ns-per-second+)
+  "Timers may be due in centuries; the loop looks up now and then.")
+(defconstant +functions-per-look+ 16
+  "After so many deferred functions the turn looks whether some output should be sent or a timer is
+due; once the watchdog has found it long, after each.")
+
+;;; Phases
+
+(define-hot wait-time-ns ((loop event-loop)) (signed-byte 62)
+  "How long the turn that begins may wait for events: 0 if there is work, -1 if nothing is due.
+Unless it is 0, the inbox counts as asleep."
+  (if (or (plusp (event-loop-ready-count loop))
+          (plusp (event-loop-dirty-count loop))
+          (plusp (event-loop-ring-count loop)))
+      0
+      (let* ((due (next-due-ns (event-loop-wheel loop)))
+             (wait (cond ((null due) -1)
+                         (t (min (max 0 (- due (the nanoseconds
+                                                    (funcall (event-loop-clock loop)))))
+                                 +longest-wait-ns+)))))
+        (declare (type (signed-byte 62) wait))
+        (if (or (zerop wait) (doze-inbox (event-loop-inbox loop)))
+            wait
+            0))))
+
+(define-hot dispatch-events ((loop event-loop) (count (integer 0 256))) null
+  (let ((tokens (poller-tokens (event-loop-poller loop)))
+        (flags (poller-flags (event-loop-poller loop))))
+    (loop for i of-type (integer 0 256) below count
+          do (let ((source (find-source loop (aref tokens i)))
+                   (flags (aref flags i)))
+               (typecase source
+                 (null)
+                 (connection (note-event source flags))
+                 (t (guarding (:event-handler-error :source source)
+                      (funcall (the function (source-on-event source)) source flags))))))
+    nil))
+
+(define-hot wait-and-dispatch ((loop event-loop)) boolean
+  "Wait for events and note them. Return false if an interrupt has given the baton away meanwhile.
+If one unwinds, what events were fetched is lost, and the next to wait asks for all anew."
+  (when (event-loop-blind loop) (watch-anew loop))
+  (let* ((poller (event-loop-poller loop))
+         (wait (wait-time-ns loop))
+         (count -1))
+    (declare (type (integer -1 256) count))
+    (unwind-protect
+         (setf count (if (zerop wait)
+                         (funcall (poller-wait poller) poller 0)
+                         (sb-sys:with-interrupts (funcall (poller-wait poller) poller wait))))
+      (when (minusp count) (setf (event-loop-blind loop) t)))
+    (when (in-event-loop-p loop)
+      (unless (zerop wait) (rouse-inbox (event-loop-inbox loop)))
+      ;; woken by a post: others who are about to post get to do so, and share one send
+      (when (and (zerop count) (event-loop-driving loop)
+                 (not (inbox-empty-p (event-loop-inbox loop))))
+        (sb-thread:thread-yield))
+      (setf (event-loop-now loop) (funcall (event-loop-clock loop))
+            (event-loop-flushed-at loop) (event-loop-now loop))
+      (incf (event-loop-turns loop))
+      (dispatch-events loop count)
+      t)))
+
+(defun watch-anew (loop)
+  "Have the poller report again whatever it has to say of each source."
+  (setf (event-loop-blind loop) nil)
+  (let ((poller (event-loop-poller loop)))
+    (loop for source across (event-loop-sources loop)
+          when source
+            do (funcall (poller-remove poller) poller (source-descriptor source))
+               (funcall (poller-add poller) poller (source-descriptor source)
+                        (source-token source)))))
+
+(defmacro do-work ((connection loop list count spare) &body body)
+  "Do BODY for each CONNECTION that is in the work list LIST of LOOP when this begins; what is added
+meanwhile is for the next time. If BODY signals an error, it is logged, the connection is aborted,
+and the rest has its turn."
+  `(let ((work (,list ,loop))
+         (work-count (,count ,loop))
+         (i 0))
+     (declare (type simple-vector work) (type index work-count i))
+     (setf (,list ,loop) (,spare ,loop)
+           (,spare ,loop) work
+           (,count ,loop) 0)
+     (loop while (< i work-count)
+           do (let ((failure
+                      (nth-value
+                       1 (guarding (:connection-handler-error
+                                    :connection (event-loop-current ,loop))
+                           (loop while (< i work-count)
+                                 do (let ((,connection (svref work i)))
+                                      (declare (type connection ,connection))
+                                      (setf (svref work i) 0
+                                            (event-loop-current ,loop) ,connection)
+                                      (incf i)
+                                      ,@body))))))
+                (when failure
+                  (connection-failed (the connection (event-loop-current ,loop)) failure))))
+     (setf (event-loop-current ,loop) nil)))
+
+(defun connection-failed (connection condition)
+  "The handler of CONNECTION signalled CONDITION."
+  (setf (connection-dirty connection) nil) ; it may be on the list twice then, which does not matter
+  (abort-connection connection condition))
+
+(define-hot read-phase ((loop event-loop)) null
+  (when (plusp (event-loop-ready-count loop))
+    (do-work (connection loop event-loop-ready event-loop-ready-count event-loop-ready-spare)
+      (setf (connection-queued connection) nil)
+      (read-connection connection)
+      (when (>= (connection-unsent connection) +flush-octets+)
+        (flush-connection connection))))
+  nil)
+
+(define-hot flush-phase ((loop event-loop)) null
+  (let ((driving (event-loop-driving loop)))
+    (when driving (setf (driving-gathered-ns driving) 0)))
+  (when (plusp (event-loop-dirty-count loop))
+    (do-work (connection loop event-loop-dirty event-loop-dirty-count event-loop-dirty-spare)
+      (flush-and-close connection)))
+  nil)
+
+(define-hot flush-large ((loop event-loop)) null
+  "In the middle of a turn: run the timers that are due, and send the output that has grown large,
+or all if the last time was long ago."
+  (let ((now (funcall (event-loop-clock loop))))
+    (declare (type nanoseconds now))
+    (run-timers loop now)
+    (cond ((> (- now (event-loop-flushed-at loop)) +flush-interval-ns+)
+           (flush-phase loop)
+           (setf (event-loop-flushed-at loop) now))
+          (t (loop for i of-type index below (event-loop-dirty-count loop)
+                   do (let ((connection (svref (event-loop-dirty loop) i)))
+                        (declare (type connection connection))
+                        (when (>= (connection-unsent connection) +flush-octets+)
+                          (let ((failure (nth-value
+                                          1 (guarding (:connection-handler-error
+                                                       :connection connection)
+                                              (flush-connection connection)))))
+                            (when failure (abort-connection connection failure))))))))
+    nil))
+
+(define-hot run-next-deferred ((loop event-loop)) null
+  (let* ((ring (event-loop-ring loop))
+         (at (event-loop-ring-start loop))
+         (function (svref ring at))
+         (argument (svref ring (1+ at))))
+    (setf (svref ring at) 0
+          (svref ring (1+ at)) 0
+          (event-loop-ring-start loop) (logand (+ at 2) (1- (length ring))))
+    (decf (event-loop-ring-count loop))
+    (funcall (the function function) argument)
+    nil))
+
+(define-hot deferred-phase ((loop event-loop)) boolean
+  "Run what was deferred. Return false if user code in it has lost the baton."
+  (let ((count (event-loop-ring-count loop))
+        (done 0))
+    (declare (type index count done))
+    (loop while (< done count)
+          do (guarding (:deferred-function-error :loop loop)
+               (loop while (< done count)
+                     do (incf done)
+                        (run-next-deferred loop)
+                        (unless (in-event-loop-p loop) (return-from deferred-phase nil))
+                        (when (or (zerop (mod done +functions-per-look+))
+                                  (= (event-loop-long-turn loop) (event-loop-turns loop)))
+                          (flush-large loop))))
+             (unless (in-event-loop-p loop) (return-from deferred-phase nil)))
+    t))
+
+(define-hot inbox-phase ((loop event-loop)) null
+  (let ((inbox (event-loop-inbox loop)))
+    (loop while (nth-value 1 (guarding (:posted-function-error :loop loop)
+                               (drain-inbox inbox #'call-posted))))
+    nil))
+
+(define-hot run-timers ((loop event-loop) (now nanoseconds)) null
+  "Run the timers that are due at NOW."
+  (when (timers-due-p (event-loop-wheel loop) now)
+    (loop while (nth-value 1 (guarding (:timer-function-error :loop loop)
+                               (advance-wheel (event-loop-wheel loop) now)))))
+  nil)
+
+(define-hot timer-phase ((loop event-loop)) null
+  (run-timers loop (event-loop-now loop)))
+
+(define-hot last-phase ((loop event-loop)) null
+  (let ((last (event-loop-last loop))
+        (i 0))
+    (declare (type index i))
+    (loop while (< i (event-loop-last-count loop))
+          do (let ((function (shiftf (svref last i) 0))
+                   (argument (shiftf (svref last (1+ i)) 0)))
+               (incf i 2)
+               (guarding (:last-function-error :loop loop)
+                 (funcall (the function function) argument))))
+    (setf (event-loop-last-count loop) 0)
+    (let ((driving (event-loop-driving loop)))
+      (when driving (setf (driving-woke driving) (plusp i))))
+    nil))
+
+(define-hot run-turn ((loop event-loop)) boolean
+  "One turn. Return false if the baton was lost in it."
+  (when (wait-and-dispatch loop)
+    (read-phase loop)
+    (when (deferred-phase loop)
+      (end-turn loop)
+      t)))
+
+(define-hot end-turn ((loop event-loop)) null
+  "What comes in a turn after reading and deferred functions."
+  (inbox-phase loop)
+  (timer-phase loop)
+  (flush-phase loop)
+  (last-phase loop))
