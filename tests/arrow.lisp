@@ -11,9 +11,9 @@
 
 (defparameter *cycle-limits*
   '(("rpc" 9) ("wire" 10) ("client" 5) ("server" 11) ("inproc" 6) ("loop" 6)
-    ("async" 5) ("protobuf" 30))
+    ("async" 5))
   "How many files of a folder may form one cycle, where that is not *CYCLE-LIMIT*; 1 is none. The
-goal is 1 for client, wire, server and inproc, 6 for protobuf and no other row.")
+goal is 1 for client, wire, server and inproc, and no other row.")
 
 (defparameter *cycle-limit* 3
   "How many files of a folder may form one cycle if *CYCLE-LIMITS* does not name the folder.")

@@ -130,9 +130,6 @@ MESSAGE, which is of STRUCTURE, holds there."
 
 ;;; Oneofs
 
-(defun slot-keyword (slot)
-  (intern (slot-name slot) :keyword))
-
 (defun case-reader (oneof structure wrapper symbol)
   "The function that tells which field of ONEOF is present."
   (let ((index (place-index structure (oneof-slot-case oneof)))
@@ -152,9 +149,6 @@ MESSAGE, which is of STRUCTURE, holds there."
         (values (and case (funcall (cdr (assoc case readers)) message)) case)))))
 
 ;;; Names and documentation
-
-(defun public-name (control symbol &rest arguments)
-  (intern (apply #'format nil control symbol arguments) (symbol-package symbol)))
 
 (defun has-presence-p (slot)
   (member (slot-presence slot) '(:bit :value :oneof)))

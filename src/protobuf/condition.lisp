@@ -124,3 +124,6 @@ errors of the same file, in the order in which they were found; printed are the 
   proto-syntax-error-expected "What should have stood there, or nil."
   proto-syntax-error-text "The error as one sentence."
   proto-syntax-error-others "The further errors of the same file, a list of PROTO-SYNTAX-ERRORs.")
+
+(defun reinitialize-error-type (condition name)
+  (setf (slot-value condition 'type) name))

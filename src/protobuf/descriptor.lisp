@@ -266,6 +266,13 @@ first."
 (defglobal **symbol-files** (make-hash-table :test 'equal :synchronized t))
 (defglobal **extension-descriptors** (make-hash-table :test 'equal :synchronized t))
 
+(defvar *built-ins* (make-hash-table :test 'equal)
+  "Import path to true for a file that is defined in every image, or to its text.")
+
+(defun built-in (name)
+  "True if the file NAME is defined in every image; its text if it is one to be defined; or nil."
+  (values (gethash name *built-ins*)))
+
 (defun find-file-descriptor (name)
   "Return the descriptor of the loaded file whose import path is NAME, or nil."
   (values (gethash name **files**)))
@@ -335,3 +342,16 @@ FIND-EXTENSION-DESCRIPTOR, in place of what the file of that name declared befor
                (setf (gethash (descriptor-full-name descriptor) **symbol-files**) file))
              file)
   (setf (gethash (descriptor-name file) **files**) file))
+
+;;; For the files that make descriptors
+
+(defmacro reverse-places (&rest places)
+  "Bring the lists in PLACES, which were pushed, into the order of the source."
+  `(setf ,@(loop for place in places append `(,place (reverse ,place)))))
+
+(defun hash-text (text)
+  "The 64-bit FNV-1a hash of TEXT in hexadecimal."
+  (let ((hash #xCBF29CE484222325))
+    (loop for char across text
+          do (setf hash (ldb (byte 64 0) (* #x100000001B3 (logxor hash (char-code char))))))
+    (format nil "~16,'0X" hash)))

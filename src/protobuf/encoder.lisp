@@ -17,16 +17,6 @@
   '(optimize (speed 1) (safety 1) (debug 0) (compilation-speed 2) (sb-ext:inhibit-warnings 3))
   "How generated coders are compiled: checked; only the leaves they call are not.")
 
-(defun constant-size (tag)
-  (length (tag-octets tag)))
-
-(defun slot-wire (slot)
-  (cond ((eq :message (slot-kind slot)) (if (slot-delimited-p slot) 3 2))
-        (t (scalar-wire (slot-scalar slot)))))
-
-(defun slot-tag (slot)
-  (tag-of (slot-number slot) (slot-wire slot)))
-
 (defun present-value-test (slot)
   "A form that is true if VALUE, what SLOT with implicit presence holds, must be written."
   (ecase (slot-kind slot)

@@ -7,10 +7,6 @@
 (defun syntax-is (syntax)
   (eq syntax (file-descriptor-syntax (parser-file *parser*))))
 
-(defmacro reverse-places (&rest places)
-  "Bring the lists in PLACES, which were pushed, into the order of the source."
-  `(setf ,@(loop for place in places append `(,place (reverse ,place)))))
-
 ;;; Fields
 
 (defparameter *scalar-names*
@@ -29,7 +25,7 @@
     (cond ((and (eq :identifier (token-kind token))
                 (or (scalar-type (token-value token)) (token-is "group")))
            (note-problem token "expected ~A, found ~A" what (describe-token token))
-           (token-value (next)))
+           (token-value (consume-token)))
           (t (expect-full-name what)))))
 
 (defun parse-field-type (field)
@@ -37,7 +33,7 @@
   (let* ((token (this-token))
          (scalar (and (eq :identifier (token-kind token)) (scalar-type (token-value token)))))
     (cond (scalar
-           (next)
+           (consume-token)
            (setf (field-descriptor-type field) scalar))
           ((accept "group")
            (when (syntax-is :editions)
@@ -72,7 +68,7 @@ the message descriptor around it, or nil for an extension in a file."
     (cond ((not oneof) (parse-label field))
           ((token-is-any '("optional" "required" "repeated"))
            (note-problem first "a field of a oneof has no label")
-           (next)))
+           (consume-token)))
     (note-at field :type (this-token))
     (let ((map (parse-field-kind field)))
       (parse-field-rest field owner scope first)
@@ -238,14 +234,14 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
              (:bytes (let ((octets (expect-string "a string, the default")))
                        (values (c-escaped octets) octets)))
              (:group (parse-refusal (this-token) "a message has no default"))
-             ((nil) (let ((token (next)))
+             ((nil) (let ((token (consume-token)))
                       (values (if (eq :identifier (token-kind token)) (token-value token) "")
                               nil))))))))
 
 (defun parse-integer-default (range)
   (destructuring-bind (minimum maximum) range
     (when (and (zerop minimum) (token-is "-"))
-      (next)
+      (consume-token)
       (note-problem (this-token) "expected a default that is not negative"))
     (expect-integer "an integer, the default," :maximum maximum :signed (minusp minimum))))
 
@@ -255,7 +251,7 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
          (value (cond ((accept "inf") sb-ext:double-float-positive-infinity)
                       ((accept "nan") (double-nan))
                       ((member (token-kind token) '(:integer :float))
-                       (to-double (number-value (next) nil)))
+                       (to-double (number-value (consume-token) nil)))
                       (t (parse-failure token "a number, the default"))))
          (signed (if (and negative (not (sb-ext:float-nan-p value))) (- value) value)))
     (if (eq type :float)
@@ -345,7 +341,7 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
   "Consume \"export\" or \"local\" before a type, if the edition has that; return what it says."
   (when (and (token-is-any '("export" "local"))
              (equal "2024" (file-descriptor-edition (parser-file *parser*))))
-    (let ((visibility (if (accept "export") :export (progn (next) :local))))
+    (let ((visibility (if (accept "export") :export (progn (consume-token) :local))))
       (unless (token-is-any '("message" "enum"))
         (parse-failure (this-token) "\"message\" or \"enum\", since only types have a visibility"))
       visibility)))
@@ -561,7 +557,7 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
     (unless (string= "" (file-descriptor-package file))
       (note-problem token "there is one package statement only"))
     (note-at file :name token)
-    (next)
+    (consume-token)
     (setf (file-descriptor-package file)
           (format nil "~{~A~^.~}" (loop collect (expect-name "the name of a package")
                                         while (accept "."))))
@@ -586,7 +582,7 @@ descriptor.proto writes it, and as a value; of a named type both wait for the li
              (call-recovering (lambda () (parse-file-statement file)))
              (when (token-is "}")
                (note-problem (this-token) "this \"}\" closes nothing")
-               (next)))))
+               (consume-token)))))
 
 (defun parse-proto (text name)
   "Return the unlinked descriptor of the file NAME whose source is TEXT. Signal PROTO-SYNTAX-ERROR

@@ -1,42 +1,16 @@
-;;;; Where .proto files are found, what they are called, and how one is read with all it imports.
+;;;; Where .proto files are found, and how one is read with all it imports.
 ;;;;
-;;;; A file's name is its path below a root, as imports write it. Without flags, the roots of a file
-;;;; are: the directory of the Lisp source that asks for it, its own, the one that its package
-;;;; implies (foo.bar in /protos/foo/bar/ implies /protos/), *IMPORT-ROOTS*, the directory of the
-;;;; ASDF system around and the roots of the systems this depends on. No name leads out of its root
-;;;; but through the links that its owner has made there. A built-in name means the
-;;;; built-in file wherever one is; a name found nowhere means the file of that name in the image.
+;;;; Without flags, the roots of a file are: the directory of the Lisp source that asks for it, its
+;;;; own, the one that its package implies (foo.bar in /protos/foo/bar/ implies /protos/),
+;;;; *IMPORT-ROOTS*, the directory of the ASDF system around and the roots of the systems this
+;;;; depends on. A built-in name means the built-in file wherever one is; a name found nowhere means
+;;;; the file of that name in the image.
 
 (in-package #:clgrpc.protobuf)
 
 (defvar *import-roots* '()
   "Directories in which every DEFINE-PROTO looks for imports, after its own :IMPORT-PATHS and the
 directories of the files themselves.")
-
-;;; Directories
-
-(defun source-directory ()
-  "The directory that relative paths of a DEFINE-PROTO are meant from."
-  (let ((source (or *compile-file-truename* *load-truename*)))
-    (if source
-        (directory-of source)
-        ;; resolved, so that an error can say where
-        (or (probe-file *default-pathname-defaults*) *default-pathname-defaults*))))
-
-(defun directory-of (pathname)
-  (make-pathname :name nil :type nil :version nil :defaults pathname))
-
-(defun directory-pathname (path)
-  (let ((name (namestring path)))
-    (parse-native (if (and (plusp (length name)) (char/= #\/ (char name (1- (length name)))))
-                      (concatenate 'string name "/")
-                      name))))
-
-(defun parse-native (name)
-  (sb-ext:parse-native-namestring name))
-
-(defun absolute-directories (paths base)
-  (mapcar (lambda (path) (merge-pathnames (directory-pathname path) base)) paths))
 
 (defun read-source (truename)
   (with-open-file (stream truename :element-type 'octet)
@@ -49,62 +23,6 @@ directories of the files themselves.")
   (loop for place in places
         for found = (probe-file (merge-pathnames (parse-native name) place))
           thereis (and found (pathname-name found) found))) ; no directory
-
-;;; Names
-
-(defun control-character-p (char)
-  (or (< (char-code char) 32) (<= 127 (char-code char) 159)))
-
-(defun file-name-p (name)
-  "True if NAME can be the name of a file: it leads down from the directory that it is meant from,
-as protoc wants of a \"virtual path\", and is one line."
-  (flet ((part-p (part) (not (member part '("" "." "..") :test #'string=))))
-    (and (every #'part-p (split-name name #\/))
-         (not (find #\\ name))
-         (notany #'control-character-p name)
-         (not (and (> (length name) 1) (letter-p (char name 0)) (char= #\: (char name 1)))))))
-
-(defun file-name-text (name)
-  "What to say of NAME, which is no FILE-NAME-P."
-  (format nil "\"~A\" is no name of a file: there is no \".\", \"..\" or nothing between slashes, ~
-               no backslash, drive or control character"
-          (substitute-if #\? #'control-character-p name)))
-
-(defun name-below (truename roots)
-  "The path of the file TRUENAME below the first of ROOTS that it is below, or nil."
-  (let ((full (sb-ext:native-namestring truename)))
-    (dolist (root roots)
-      (let ((prefix (ignore-errors (sb-ext:native-namestring (truename root)))))
-        (when (and prefix
-                   (> (length full) (length prefix))
-                   (string= prefix full :end2 (length prefix)))
-          (return (subseq full (length prefix))))))))
-
-(defun implied-root (truename package)
-  "The directory from which the names of the file TRUENAME, which declares PACKAGE, and its like
-begin: the one above, if the last directories are the parts of PACKAGE; else its own."
-  (let* ((own (directory-of truename))
-         (parts (and (string/= "" package) (split-name package)))
-         (directories (pathname-directory own))
-         (rest (- (length directories) (length parts))))
-    (if (and (plusp rest) (equal parts (nthcdr rest directories)))
-        (make-pathname :directory (subseq directories 0 rest) :defaults own)
-        own)))
-
-(defun split-name (name &optional (separator #\.))
-  (loop for start = 0 then (1+ end)
-        for end = (position separator name :start start)
-        collect (subseq name start end)
-        while end))
-
-(defun import-name (path truename roots package)
-  "The name under which the file TRUENAME, asked for as PATH, is imported."
-  (let ((implied (implied-root truename package)))
-    (cond ((name-below truename roots))
-          ((and (string/= "" package) (not (equal implied (directory-of truename))))
-           (name-below truename (list implied)))
-          ((file-name-p path) path)
-          (t (name-below truename (list (directory-of truename)))))))
 
 ;;; ASDF's systems
 
@@ -153,15 +71,6 @@ on."
   (let ((system (system-around directory)))
     (and system (system-places system))))
 
-;;; Files that every image has
-
-(defvar *built-ins* (make-hash-table :test 'equal)
-  "Import path to true for a file that is defined in every image, or to its text.")
-
-(defun built-in (name)
-  "True if the file NAME is defined in every image; its text if it is one to be defined; or nil."
-  (values (gethash name *built-ins*)))
-
 (defun import-text (name places)
   "The text of the file that an import of NAME means, or nil if there is none or it is a built-in
 one that is defined; and its truename, if it was read."
@@ -198,6 +107,25 @@ is called with a name that imports itself and the names on the way to that, the 
                (pop way)
                (setf (gethash (first step) states) :left)
                (funcall leave (first step))))))))
+
+(defun link-file (file find roots &optional (world (make-world)))
+  "Resolve and check FILE, parsed from source, in place and return it. FIND maps the path of an
+import to its linked file descriptor, or nil; ROOTS are the directories in which it looks; WORLD is
+that of the files linked before FILE. Signal PROTO-SYNTAX-ERROR."
+  (let ((*linker* (make-linker :file file :world world)))
+    (resolve-imports file find roots)
+    (start-records file)
+    (interpret-options file nil)
+    (resolve-features file)
+    (state-facts file)
+    (unless (linker-missing-p *linker*) (interpret-options file t))
+    (end-stage file)
+    (check-rules file)
+    (check-style-and-use file)
+    (fail-on-problems)
+    (store-options file)
+    (setf (file-descriptor-places file) nil)
+    file))
 
 (defun load-protos (name text places)
   "Parse and link TEXT as the file NAME and every import that is not registered as it now reads.

@@ -450,48 +450,6 @@ has errors."
   (when (linker-problems *linker*) (explain-map-conflicts file))
   (end-stage file))
 
-(defun link-file (file find roots &optional (world (make-world)))
-  "Resolve and check FILE, parsed from source, in place and return it. FIND maps the path of an
-import to its linked file descriptor, or nil; ROOTS are the directories in which it looks; WORLD is
-that of the files linked before FILE. Signal PROTO-SYNTAX-ERROR."
-  (let ((*linker* (make-linker :file file :world world)))
-    (resolve-imports file find roots)
-    (start-records file)
-    (interpret-options file nil)
-    (resolve-features file)
-    (state-facts file)
-    (unless (linker-missing-p *linker*) (interpret-options file t))
-    (end-stage file)
-    (check-rules file)
-    (check-style-and-use file)
-    (fail-on-problems)
-    (store-options file)
-    (setf (file-descriptor-places file) nil)
-    file))
-
-(defun link-read-file (file find &optional (world (make-world)))
-  "As LINK-FILE, with FILE read from octets: its options are interpreted already, and what sources
-may not say is not asked, since a set does not keep all that would allow it."
-  (let ((*linker* (make-linker :file file :world world :read-p t)))
-    (resolve-imports file find '())
-    (map-optioned (lambda (descriptor inside)
-                    (declare (ignore inside))
-                    (let ((octets (descriptor-source-option-octets descriptor)))
-                      (when octets
-                        (setf (gethash descriptor (linker-records *linker*))
-                              (read-options octets (options-type descriptor))))))
-                  file)
-    (resolve-features file)
-    (state-facts file)
-    (check-rules file)
-    (fail-on-problems)
-    (map-optioned (lambda (descriptor inside)
-                    (declare (ignore inside))
-                    (restore-options descriptor))
-                  file)
-    (setf (file-descriptor-places file) nil)
-    file))
-
 (defun start-records (file)
   "Begin the options of what has some without an option being written: the entry messages of maps,
 and for descriptor.proto, methods with a block."

@@ -206,3 +206,7 @@ sub-message knows its size already."
        (setf at (truly-the index (funcall (message-type-writer type) value octets at))))
       (enum-type (put-varint (enum-number-of type value)))
       (t (setf at (truly-the index (funcall (the function value-putter) value octets at)))))))
+
+(defun write-key (key stream)
+  "Write KEY, of a map, in brackets."
+  (format stream "[~A]" (if (stringp key) (visible-text key :limit 60 :quoted t) key)))

@@ -55,10 +55,9 @@ is in CONTENTS."
 
 (declaim (inline message-type-reader message-type-sizer message-type-writer))
 (defstruct (message-type (:constructor %make-message-type (name)) (:copier nil))
-  "A message type, one per full name. PARSER is a function of octets, start and end that returns a
-message; SIZER one of a message that returns its size in octets; WRITER one of a message, octets and
-start that returns the end, to be called right after the sizer. READER, the parser's inside, is one
-of octets, start, end and a READING."
+  "A message type, one per full name. READER is a function of octets, start, end and a READING that
+returns a message; SIZER one of a message that returns its size in octets; WRITER one of a message,
+octets and start that returns the end, to be called right after the sizer."
   (name "" :type string :read-only t)
   (symbol nil :type symbol)
   (descriptor nil :type (or null message-descriptor))
@@ -66,7 +65,6 @@ of octets, start, end and a READING."
   (extensions nil :type (or null hash-table)) ; number to slot; replaced, never changed
   (message-set-p nil :type boolean)
   (requirement -1 :type fixnum)         ; see NEEDS-CHECK-P
-  (parser #'identity :type function)
   (reader #'identity :type function)
   (sizer #'identity :type function)
   (writer #'identity :type function))
@@ -75,7 +73,6 @@ of octets, start, end and a READING."
   message-type-name "The full name of the message type: \"helloworld.HelloReply\"."
   message-type-symbol "The symbol that names the type in Lisp, or nil before it is defined."
   message-type-descriptor "The descriptor of the message type, or nil before it is defined."
-  message-type-parser "A function of octets, start and end that returns a message of the type."
   message-type-sizer "A function of a message of the type that returns its serialized size in octets
 and leaves the sizes of its parts in it for the writer."
   message-type-writer "A function of a message of the type, octets and start that writes the message
@@ -139,11 +136,6 @@ them it is to be when all has been read."
          (plusp stop)
          (progn (shorten-octets spare start stop) t))))
 
-(declaim (type fixnum **max-message-depth** **max-decoded-octets** **max-receive-octets**))
-(defglobal **max-receive-octets** (option-default :max-receive-octets))
-(defglobal **max-message-depth** (option-default :max-message-depth))
-(defglobal **max-decoded-octets** (option-default :max-decoded-octets))
-
 (defmacro read-twice ((reading size &key (depth '**max-message-depth**)
                                       (decoded-octets '**max-decoded-octets**) spare)
                       form)
@@ -158,66 +150,6 @@ in READING."
            (let ((,reading (make-reading ,levels ,allowance t ,spare)))
              (declare (dynamic-extent ,reading))
              ,form)))))
-
-;;; Required fields (operation.lisp)
-
-(declaim (inline needs-check-p check-required))
-(defun needs-check-p (type)
-  "True if messages of TYPE may lack a required field, themselves or deeper."
-  (declare (type message-type type))
-  (let ((known (message-type-requirement type)) (none (truly-the fixnum (* 2 **epoch**))))
-    (cond ((= known none) nil)
-          ((= known (1+ none)) t)
-          (t (look-for-requirement type)))))
-
-(defun check-required (type message)
-  "Signal REQUIRED-FIELD-MISSING if MESSAGE of TYPE or one inside it lacks a required field."
-  (when (needs-check-p type) (need-required message)))
-
-(defmacro check-slice (octets start end)
-  `(unless (<= ,start ,end (length ,octets))
-     (misuse "There are no octets ~D to ~D in a vector of ~D." ,start ,end (length ,octets))))
-
-(define-hot parse-whole ((type message-type) (octets octets) (start index) (end index)) message
-  "PARSE-OCTETS without options."
-  (check-slice octets start end)
-  (let ((message (truly-the message
-                            (read-twice (reading (- end start))
-                              (funcall (message-type-reader type) octets start end reading)))))
-    (check-required type message)
-    message))
-
-(define-hot parse-received
-    ((type message-type) (octets octets) (start index) (end index) (depth index)
-     (decoded-octets index) (consume boolean) &key (partial t nil))
-    (values message boolean)
-  "As PARSE-OCTETS, of octets that were received. With CONSUME, OCTETS belong to the message from
-now on if the second value is true."
-  (check-slice octets start end)
-  (let* ((kept nil)
-         (message (truly-the message
-                             (read-twice (reading (- end start)
-                                                  :depth depth :decoded-octets decoded-octets
-                                                  :spare (and consume octets))
-                               (let ((message (funcall (message-type-reader type)
-                                                       octets start end reading)))
-                                 (when (and consume message) (setf kept (keep-spare reading)))
-                                 message)))))
-    (unless partial (check-required type message))
-    (values message kept)))
-
-(define-hot parse-octets
-    ((type message-type) (octets octets) (start index) (end index)
-     &key (depth index **max-message-depth**) (decoded-octets index **max-decoded-octets**)
-     (partial t nil))
-    message
-  "Return the message of TYPE whose serialized form is the octets START to END, at most DEPTH levels
-deep and with messages that take at most DECODED-OCTETS of memory over eight times its size. Signal
-PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
-  (values (parse-received type octets start end depth decoded-octets nil :partial partial)))
-
-(define-compiler-macro parse-octets (&whole form type octets start end &rest options)
-  (if options form `(parse-whole ,type ,octets ,start ,end)))
 
 (defglobal **message-types** (make-hash-table :test 'equal :synchronized t))
 
@@ -236,9 +168,7 @@ before its definition is loaded; until then its coders signal MISUSE."
                       (misuse "The message type ~A is not defined." full-name))))
     (setf (message-type-reader type) undefined
           (message-type-sizer type) undefined
-          (message-type-writer type) undefined
-          (message-type-parser type)
-          (lambda (octets start end) (parse-octets type octets start end)))
+          (message-type-writer type) undefined)
     type))
 
 (defun find-message-type (designator)
@@ -255,6 +185,12 @@ a message type) means, or nil."
 
 (defun need-message-type (designator)
   (or (find-message-type designator) (misuse "There is no message type ~S." designator)))
+
+(defun make-message (type)
+  "Return a fresh empty message of TYPE, a symbol, full name or message type."
+  (let ((layout (message-type-layout (need-message-type type))))
+    (unless layout (misuse "The message type ~A is not defined." type))
+    (funcall (the function (layout-maker layout)))))
 
 ;;; The layout of a message stands on the property list of its structure's name; a cache by the
 ;;; address of SBCL's own layout of the structure, checked, takes a fifth of the time.

@@ -91,3 +91,7 @@ if there is a package of that name that is no place for them."
         (dolist (method (service-descriptor-methods service))
           (setf (method-descriptor-symbol method)
                 (intern (lisp-name (descriptor-name method)) own)))))))
+
+(defun public-name (control symbol &rest arguments)
+  "The symbol in the package of SYMBOL whose name CONTROL makes of SYMBOL and ARGUMENTS."
+  (intern (apply #'format nil control symbol arguments) (symbol-package symbol)))

@@ -2,75 +2,6 @@
 
 (in-package #:clgrpc.protobuf)
 
-(defun make-message (type)
-  "Return a fresh empty message of TYPE, a symbol, full name or message type."
-  (let ((layout (message-type-layout (need-message-type type))))
-    (unless layout (misuse "The message type ~A is not defined." type))
-    (funcall (the function (layout-maker layout)))))
-
-;;; Required fields. Which types need a look is found once for each state of all definitions.
-
-(defun find-requirement (type seen)
-  "True if messages of TYPE, or ones inside them but for the types SEEN, may lack a required field."
-  (let ((layout (message-type-layout type)) (table (message-type-extensions type)))
-    (flet ((requires-p (slot)
-             (let ((slot (or (slot-entry-value slot) slot)))
-               (or (slot-required-p slot)
-                   (and (eq :message (slot-kind slot))
-                        (not (gethash (slot-type-object slot) seen))
-                        (find-requirement (slot-type-object slot) seen))))))
-      (setf (gethash type seen) t)
-      (or (and layout (some #'requires-p (layout-slots layout)))
-          (and table (loop for slot being the hash-values of table thereis (requires-p slot)))))))
-
-(defun look-for-requirement (type)
-  (let ((epoch **epoch**)
-        (needed (and (find-requirement type (make-hash-table :test 'eq)) t)))
-    (setf (message-type-requirement type) (+ (* 2 epoch) (if needed 1 0)))
-    needed))
-
-(defun need-required (message)
-  (let ((path (missing-path message)))
-    (when path
-      (error 'required-field-missing :path path
-                                     :type (message-type-name (message-type-of message))))))
-
-(defun missing-path (message)
-  "The path from MESSAGE to a required field that it lacks, or nil."
-  (let* ((message (current message)) (layout (message-layout message))
-         (table (message-type-extensions (layout-type layout))))
-    (flet ((below (slot)
-             (let ((value (or (slot-entry-value slot) slot)))
-               (and (eq :message (slot-kind value))
-                    (needs-check-p (slot-type-object value))
-                    (missing-below message slot)))))
-      (or (loop for slot across (layout-slots layout)
-                  thereis (if (and (slot-required-p slot) (not (slot-present-p message slot)))
-                              (slot-path slot)
-                              (and (slot-present-p message slot) (below slot))))
-          (and table (some #'below (remove :extension (present-slots message)
-                                           :key #'slot-presence :test-not #'eq)))))))
-
-(defun slot-path (slot)
-  (let ((field (slot-field slot)))
-    (if (field-descriptor-extendee field)
-        (format nil "[~A]" (descriptor-full-name field))
-        (descriptor-name field))))
-
-(defun missing-below (message slot)
-  "The path from MESSAGE through its present SLOT to a required field that is lacking, or nil."
-  (let ((value (slot-user-value message slot)))
-    (flet ((path (message control &rest arguments)
-             (let ((path (missing-path message)))
-               (and path (format nil "~A~?.~A" (slot-path slot) control arguments path)))))
-      (ecase (slot-label slot)
-        (:singular (path value ""))
-        (:repeated (loop for message across value
-                         for i from 0 thereis (path message "[~D]" i)))
-        (:map (do-map ((key message) value nil)
-                (let ((path (path message "~A" (with-output-to-string (out) (write-key key out)))))
-                  (when path (return path)))))))))
-
 ;;; Writing
 
 (defun serialized-size (message)
@@ -139,6 +70,51 @@ there is no room in INTO."
 
 ;;; Reading
 
+(defmacro check-slice (octets start end)
+  `(unless (<= ,start ,end (length ,octets))
+     (misuse "There are no octets ~D to ~D in a vector of ~D." ,start ,end (length ,octets))))
+
+(define-hot parse-whole ((type message-type) (octets octets) (start index) (end index)) message
+  "PARSE-OCTETS without options."
+  (check-slice octets start end)
+  (let ((message (truly-the message
+                            (read-twice (reading (- end start))
+                              (funcall (message-type-reader type) octets start end reading)))))
+    (check-required type message)
+    message))
+
+(define-hot parse-received
+    ((type message-type) (octets octets) (start index) (end index) (depth index)
+     (decoded-octets index) (consume boolean) &key (partial t nil))
+    (values message boolean)
+  "As PARSE-OCTETS, of octets that were received. With CONSUME, OCTETS belong to the message from
+now on if the second value is true."
+  (check-slice octets start end)
+  (let* ((kept nil)
+         (message (truly-the message
+                             (read-twice (reading (- end start)
+                                                  :depth depth :decoded-octets decoded-octets
+                                                  :spare (and consume octets))
+                               (let ((message (funcall (message-type-reader type)
+                                                       octets start end reading)))
+                                 (when (and consume message) (setf kept (keep-spare reading)))
+                                 message)))))
+    (unless partial (check-required type message))
+    (values message kept)))
+
+(define-hot parse-octets
+    ((type message-type) (octets octets) (start index) (end index)
+     &key (depth index **max-message-depth**) (decoded-octets index **max-decoded-octets**)
+     (partial t nil))
+    message
+  "Return the message of TYPE whose serialized form is the octets START to END, at most DEPTH levels
+deep and with messages that take at most DECODED-OCTETS of memory over eight times its size. Signal
+PROTOBUF-ERROR, also if a required field is missing, unless PARTIAL."
+  (values (parse-received type octets start end depth decoded-octets nil :partial partial)))
+
+(define-compiler-macro parse-octets (&whole form type octets start end &rest options)
+  (if options form `(parse-whole ,type ,octets ,start ,end)))
+
 (defun parse-message (type octets &key (start 0) (end (length octets)) into partial
                                     (max-message-depth **max-message-depth**)
                                     (max-decoded-octets **max-decoded-octets**))
@@ -161,9 +137,6 @@ PROTOBUF-ERROR if OCTETS are no such message, and REQUIRED-FIELD-MISSING unless 
           (setf message (merge-message into message))
           (unless partial (check-required type message)))
         message))))
-
-(defun reinitialize-error-type (condition name)
-  (setf (slot-value condition 'type) name))
 
 ;;; Length-delimited messages: the size as a varint before each
 

@@ -30,7 +30,7 @@
    ;; message.lisp
    #:message #:message-p #:message-of-type-p #:message-type #:message-type-name
    #:message-type-symbol #:message-type-descriptor
-   #:message-type-parser #:message-type-sizer #:message-type-writer #:message-type-defined-p
+   #:message-type-sizer #:message-type-writer #:message-type-defined-p
    #:find-message-type #:intern-message-type #:message-type-of #:make-message
    #:unknown-fields
    #:enum-type #:enum-type-name #:enum-type-descriptor #:find-enum-type #:enum-number #:enum-keyword

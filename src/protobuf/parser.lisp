@@ -35,7 +35,7 @@
   (let ((tokens (parser-tokens *parser*)))
     (svref tokens (min (1+ (parser-at *parser*)) (1- (length tokens))))))
 
-(defun next ()
+(defun consume-token ()
   "Consume and return the current token; the end is never passed."
   (prog1 (this-token)
     (when (< (1+ (parser-at *parser*)) (length (parser-tokens *parser*)))
@@ -78,14 +78,14 @@
 
 (defun accept (text)
   "Consume the current token if it is TEXT; return it or nil."
-  (when (token-is text) (next)))
+  (when (token-is text) (consume-token)))
 
 (defun expect (text &optional (expected (format nil "\"~A\"" text)))
   (or (accept text) (parse-failure (this-token) expected)))
 
 (defun expect-kind (kind what)
   (if (eq kind (token-kind (this-token)))
-      (token-value (next))
+      (token-value (consume-token))
       (parse-failure (this-token) what)))
 
 (defun expect-name (what)
@@ -98,7 +98,7 @@
         (let ((buffer (make-buffer)))
           (append-octets buffer octets)
           (loop while (eq :string (token-kind (this-token)))
-                do (append-octets buffer (token-value (next))))
+                do (append-octets buffer (token-value (consume-token))))
           (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer)))
         octets)))
 
@@ -148,9 +148,9 @@ error and counts as 0."
               ((token-is "{" token) (incf depth))
               ((token-is "}" token)
                (when (zerop depth) (return))
-               (when (zerop (decf depth)) (next) (return)))
-              ((and (token-is ";" token) (zerop depth)) (next) (return))))
-      (next))))
+               (when (zerop (decf depth)) (consume-token) (return)))
+              ((and (token-is ";" token) (zerop depth)) (consume-token) (return))))
+      (consume-token))))
 
 (defun call-recovering (function)
   "Call FUNCTION; on a syntax error note it and skip the statement."
@@ -230,7 +230,7 @@ error and counts as 0."
   (let* ((negative (accept "-")) (token (this-token)))
     (case (token-kind token)
       (:identifier
-       (next)
+       (consume-token)
        (cond ((not negative) (list :identifier (token-value token)))
              ((token-is "inf" token) sb-ext:double-float-negative-infinity)
              ((token-is "nan" token) (list :identifier "nan"))
@@ -238,13 +238,13 @@ error and counts as 0."
              (t (parse-refusal (this-token) "expected a number, inf or nan after \"-\", found ~A"
                                (describe-token token)))))
       (:string (if negative (parse-failure token "a number after \"-\"") (expect-string)))
-      ((:integer :float) (number-value (next) negative))
+      ((:integer :float) (number-value (consume-token) negative))
       (t (parse-failure token "the value of an option")))))
 
 (defun parse-option-value ()
   "Consume the value of an option, which may be an aggregate."
   (cond ((token-is "{") (parse-braced-value))
-        ((and (token-is "-") (token-is "{" (token-after))) (next) (parse-braced-value))
+        ((and (token-is "-") (token-is "{" (token-after))) (consume-token) (parse-braced-value))
         (t (parse-constant))))
 
 (defun matching-brace ()

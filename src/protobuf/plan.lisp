@@ -89,14 +89,20 @@
 (defun slot-packed-p (slot)
   (field-descriptor-packed-p (slot-field slot)))
 
-;;; Fingerprints
+(defun constant-size (tag)
+  (length (tag-octets tag)))
 
-(defun hash-text (text)
-  "The 64-bit FNV-1a hash of TEXT in hexadecimal."
-  (let ((hash #xCBF29CE484222325))
-    (loop for char across text
-          do (setf hash (ldb (byte 64 0) (* #x100000001B3 (logxor hash (char-code char))))))
-    (format nil "~16,'0X" hash)))
+(defun slot-wire (slot)
+  (cond ((eq :message (slot-kind slot)) (if (slot-delimited-p slot) 3 2))
+        (t (scalar-wire (slot-scalar slot)))))
+
+(defun slot-tag (slot)
+  (tag-of (slot-number slot) (slot-wire slot)))
+
+(defun slot-keyword (slot)
+  (intern (slot-name slot) :keyword))
+
+;;; Fingerprints
 
 (defun field-facts (field entries)
   "All that layout and coders of a message, JSON's too, depend on in FIELD. ENTRIES are the

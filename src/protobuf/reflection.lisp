@@ -121,6 +121,20 @@
                 (slot-content message (slot-bits slot))
                 (logandc2 (slot-content message (slot-bits slot)) (ash 1 (slot-bit slot)))))))
 
+(defun present-slots (message)
+  "The slots of the fields and extensions that are present in MESSAGE, of the current layout, by
+number."
+  (let ((fields (loop for slot across (layout-slots (message-layout message))
+                      when (slot-present-p message slot) collect slot)))
+    (merge 'list (sort fields #'< :key #'slot-number) (present-extensions message)
+           #'< :key #'slot-number)))
+
+(defun slot-path (slot)
+  (let ((field (slot-field slot)))
+    (if (field-descriptor-extendee field)
+        (format nil "[~A]" (descriptor-full-name field))
+        (descriptor-name field))))
+
 ;;; Messages of other layouts
 
 (defun current-message (message symbol)

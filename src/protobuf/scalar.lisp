@@ -130,47 +130,6 @@
 
 ;;; What accessors accept
 
-(defun double-nan ()
-  (bits-double #x7FF8000000000000))
-
-(defun infinite-or-nan-p (value)
-  (or (sb-ext:float-infinity-p value) (sb-ext:float-nan-p value)))
-
-(defun to-double (value)
-  "VALUE, a real, as a double; a rational that is too large becomes an infinity."
-  (typecase value
-    (double-float value)
-    (single-float (if (infinite-or-nan-p value)
-                      (cond ((sb-ext:float-nan-p value) (double-nan))
-                            ((plusp value) sb-ext:double-float-positive-infinity)
-                            (t sb-ext:double-float-negative-infinity))
-                      (coerce value 'double-float)))
-    (fixnum (coerce value 'double-float))
-    (t (or (rational-double (the rational value))
-           (if (plusp value)
-               sb-ext:double-float-positive-infinity
-               sb-ext:double-float-negative-infinity)))))
-
-(defun to-single (value)
-  "VALUE, a real, as a single float; what is too large becomes an infinity."
-  (typecase value
-    (single-float value)
-    (double-float
-     (cond ((sb-ext:float-nan-p value) (bits-single #x7FC00000))
-           ((> value (float most-positive-single-float 1d0)) (to-single-large value))
-           ((< value (float most-negative-single-float 1d0)) (- (to-single-large (- value))))
-           (t (sb-int:with-float-traps-masked (:underflow :inexact) (coerce value 'single-float)))))
-    (t (or (rational-single (the rational value))
-           (if (plusp value)
-               sb-ext:single-float-positive-infinity
-               sb-ext:single-float-negative-infinity)))))
-
-(defun to-single-large (value)
-  "VALUE, which is above the greatest single float, rounded."
-  (if (< value 3.4028235677973366d38)
-      most-positive-single-float
-      sb-ext:single-float-positive-infinity))
-
 (defun to-text (value)
   (typecase value
     (text value)

@@ -341,6 +341,29 @@ in it."
                                                      (descriptor-name field)))
                                      :value (written-value field value))))))
 
+(defun link-read-file (file find &optional (world (make-world)))
+  "As LINK-FILE, with FILE read from octets: its options are interpreted already, and what sources
+may not say is not asked, since a set does not keep all that would allow it."
+  (let ((*linker* (make-linker :file file :world world :read-p t)))
+    (resolve-imports file find '())
+    (map-optioned (lambda (descriptor inside)
+                    (declare (ignore inside))
+                    (let ((octets (descriptor-source-option-octets descriptor)))
+                      (when octets
+                        (setf (gethash descriptor (linker-records *linker*))
+                              (read-options octets (options-type descriptor))))))
+                  file)
+    (resolve-features file)
+    (state-facts file)
+    (check-rules file)
+    (fail-on-problems)
+    (map-optioned (lambda (descriptor inside)
+                    (declare (ignore inside))
+                    (restore-options descriptor))
+                  file)
+    (setf (file-descriptor-places file) nil)
+    file))
+
 ;;; Sets
 
 (defun link-set (set)

@@ -78,47 +78,6 @@ code, so they are compiled in half the time without care."
         ,@(loop for bits in (plan-bits plan) collect `(,bits 0 :type (unsigned-byte 60)))))
     (declaim (sb-ext:freeze-type ,(plan-structure plan)))))
 
-;;; Places of a structure at run time
-
-(eval-when (:compile-toplevel :load-toplevel :execute)
-  (defparameter *storages*
-    '((t sb-kernel:%instance-ref t)
-      (sb-vm:word sb-kernel:%raw-instance-ref/word (unsigned-byte 64))
-      (sb-vm:signed-word sb-kernel:%raw-instance-ref/signed-word (signed-byte 64))
-      (single-float sb-kernel:%raw-instance-ref/single single-float)
-      (double-float sb-kernel:%raw-instance-ref/double double-float))
-    "The ways in which SBCL stores a place of a structure: name, accessor, type."))
-
-(defun place-storage (structure place)
-  "Where in instances of STRUCTURE the place is whose accessor is PLACE, and how it is stored."
-  (let ((row (find place (sb-kernel:dd-slots (sb-kernel:find-defstruct-description structure))
-                   :key #'sb-kernel:dsd-name)))
-    (values (sb-kernel:dsd-index row) (sb-kernel:dsd-raw-type row))))
-
-(defun note-places (structure)
-  "Remember for PLACE-VALUE where the places of STRUCTURE are."
-  (dolist (row (sb-kernel:dd-slots (sb-kernel:find-defstruct-description structure)))
-    (setf (get (sb-kernel:dsd-name row) 'place)
-          (cons (sb-kernel:dsd-index row) (sb-kernel:dsd-raw-type row)))))
-
-(macrolet ((with-storage (form)
-             `(destructuring-bind (index . storage) (get place 'place)
-                (declare (type index index))
-                (ecase storage
-                  ,@(loop for (storage reader type) in *storages*
-                          collect `(,storage
-                                    (symbol-macrolet ((held (,reader message index)))
-                                      (macrolet ((typed (form) `(the ,',type ,form)))
-                                        ,form))))))))
-  (defun place-value (message place)
-    "What MESSAGE holds at the place of its structure whose accessor is PLACE."
-    (declare (type message message))
-    (with-storage (typed held)))
-  (defun (setf place-value) (new message place)
-    (declare (type message message))
-    (with-storage (setf held (typed new)))
-    new))
-
 ;;; Forms on one slot; MESSAGE is of the hidden structure, VALUE what the user gave.
 
 (defun kind-type-name (slot)

@@ -157,10 +157,6 @@ level."
           (string (write-key item out)))
         (setf first nil)))))
 
-(defun write-key (key stream)
-  "Write KEY, of a map, in brackets."
-  (format stream "[~A]" (if (stringp key) (visible-text key :limit 60 :quoted t) key)))
-
 (defun failure-text (control arguments)
   "What CONTROL and ARGUMENTS format, of which some may come from a peer: visible and not long."
   (multiple-value-bind (text cut)

@@ -9,6 +9,11 @@
 
 (in-package #:clgrpc.protobuf)
 
+(declaim (type fixnum **max-message-depth** **max-decoded-octets** **max-receive-octets**))
+(defglobal **max-receive-octets** (option-default :max-receive-octets))
+(defglobal **max-message-depth** (option-default :max-message-depth))
+(defglobal **max-decoded-octets** (option-default :max-decoded-octets))
+
 ;;; Failures
 
 (defun fail-read (position control &rest arguments)

@@ -1,0 +1,84 @@
+;;;; What .proto files are called and where relative paths begin. A file's name is its path below a
+;;;; root, as imports write it. No name leads out of its root but through the links that its owner
+;;;; has made there.
+
+(in-package #:clgrpc.protobuf)
+
+(defun source-directory ()
+  "The directory that relative paths of a DEFINE-PROTO are meant from."
+  (let ((source (or *compile-file-truename* *load-truename*)))
+    (if source
+        (directory-of source)
+        ;; resolved, so that an error can say where
+        (or (probe-file *default-pathname-defaults*) *default-pathname-defaults*))))
+
+(defun directory-of (pathname)
+  (make-pathname :name nil :type nil :version nil :defaults pathname))
+
+(defun directory-pathname (path)
+  (let ((name (namestring path)))
+    (parse-native (if (and (plusp (length name)) (char/= #\/ (char name (1- (length name)))))
+                      (concatenate 'string name "/")
+                      name))))
+
+(defun parse-native (name)
+  (sb-ext:parse-native-namestring name))
+
+(defun absolute-directories (paths base)
+  (mapcar (lambda (path) (merge-pathnames (directory-pathname path) base)) paths))
+
+(defun split-name (name &optional (separator #\.))
+  (loop for start = 0 then (1+ end)
+        for end = (position separator name :start start)
+        collect (subseq name start end)
+        while end))
+
+;;; Names
+
+(defun control-character-p (char)
+  (or (< (char-code char) 32) (<= 127 (char-code char) 159)))
+
+(defun file-name-p (name)
+  "True if NAME can be the name of a file: it leads down from the directory that it is meant from,
+as protoc wants of a \"virtual path\", and is one line."
+  (flet ((part-p (part) (not (member part '("" "." "..") :test #'string=))))
+    (and (every #'part-p (split-name name #\/))
+         (not (find #\\ name))
+         (notany #'control-character-p name)
+         (not (and (> (length name) 1) (letter-p (char name 0)) (char= #\: (char name 1)))))))
+
+(defun file-name-text (name)
+  "What to say of NAME, which is no FILE-NAME-P."
+  (format nil "\"~A\" is no name of a file: there is no \".\", \"..\" or nothing between slashes, ~
+               no backslash, drive or control character"
+          (substitute-if #\? #'control-character-p name)))
+
+(defun name-below (truename roots)
+  "The path of the file TRUENAME below the first of ROOTS that it is below, or nil."
+  (let ((full (sb-ext:native-namestring truename)))
+    (dolist (root roots)
+      (let ((prefix (ignore-errors (sb-ext:native-namestring (truename root)))))
+        (when (and prefix
+                   (> (length full) (length prefix))
+                   (string= prefix full :end2 (length prefix)))
+          (return (subseq full (length prefix))))))))
+
+(defun implied-root (truename package)
+  "The directory from which the names of the file TRUENAME, which declares PACKAGE, and its like
+begin: the one above, if the last directories are the parts of PACKAGE; else its own."
+  (let* ((own (directory-of truename))
+         (parts (and (string/= "" package) (split-name package)))
+         (directories (pathname-directory own))
+         (rest (- (length directories) (length parts))))
+    (if (and (plusp rest) (equal parts (nthcdr rest directories)))
+        (make-pathname :directory (subseq directories 0 rest) :defaults own)
+        own)))
+
+(defun import-name (path truename roots package)
+  "The name under which the file TRUENAME, asked for as PATH, is imported."
+  (let ((implied (implied-root truename package)))
+    (cond ((name-below truename roots))
+          ((and (string/= "" package) (not (equal implied (directory-of truename))))
+           (name-below truename (list implied)))
+          ((file-name-p path) path)
+          (t (name-below truename (list (directory-of truename)))))))

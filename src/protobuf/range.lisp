@@ -1,0 +1,35 @@
+;;;; Ranges of the octets that a message is read from: what of them is to be kept, or read later,
+;;;; and how ranges are joined. A list of ranges, (start . end), has the latest first.
+
+(in-package #:clgrpc.protobuf)
+
+(define-hot note-range ((ranges list) (start index) (end index)) list
+  "RANGES, the latest first, with START to END added; a range that follows the latest extends it."
+  (if (and ranges (consp (first ranges)) (eql start (cdr (first ranges))))
+      (setf (cdr (first ranges)) end)
+      (push (cons start end) ranges))
+  ranges)
+
+(defun gather-ranges (octets ranges)
+  "Join the RANGES of OCTETS, the latest first; a range may also be an octet vector itself."
+  (declare (type octets octets))
+  (let* ((ranges (reverse ranges))
+         (size (loop for range in ranges
+                     sum (if (consp range) (- (cdr range) (car range)) (length range))
+                       of-type index))
+         (all (make-array size :element-type 'octet))
+         (at 0))
+    (declare (type index at))
+    (dolist (range ranges all)
+      (setf at (if (consp range)
+                   (copy-octets octets (car range) (cdr range) all at)
+                   (copy-octets range 0 (length range) all at))))))
+
+(defun read-pieces (type octets pieces reading)
+  "Read the message of TYPE that the ranges PIECES of OCTETS, the latest first, are together."
+  (declare (type message-type type) (type octets octets))
+  (let ((reader (message-type-reader type)))
+    (if (null (rest pieces))
+        (funcall reader octets (car (first pieces)) (cdr (first pieces)) reading)
+        (let ((all (gather-ranges octets pieces)))
+          (funcall reader all 0 (length all) reading)))))

@@ -1,0 +1,73 @@
+;;;; Required fields (protobuf.dev, "Language Guide (proto 2)"): whether a message lacks one, itself
+;;;; or in a message inside it. Which types need a look is found once for each state of all
+;;;; definitions, **EPOCH**.
+
+(in-package #:clgrpc.protobuf)
+
+(defun find-requirement (type seen)
+  "True if messages of TYPE, or ones inside them but for the types SEEN, may lack a required field."
+  (let ((layout (message-type-layout type)) (table (message-type-extensions type)))
+    (flet ((requires-p (slot)
+             (let ((slot (or (slot-entry-value slot) slot)))
+               (or (slot-required-p slot)
+                   (and (eq :message (slot-kind slot))
+                        (not (gethash (slot-type-object slot) seen))
+                        (find-requirement (slot-type-object slot) seen))))))
+      (setf (gethash type seen) t)
+      (or (and layout (some #'requires-p (layout-slots layout)))
+          (and table (loop for slot being the hash-values of table thereis (requires-p slot)))))))
+
+(defun look-for-requirement (type)
+  (let ((epoch **epoch**)
+        (needed (and (find-requirement type (make-hash-table :test 'eq)) t)))
+    (setf (message-type-requirement type) (+ (* 2 epoch) (if needed 1 0)))
+    needed))
+
+(declaim (inline needs-check-p check-required))
+(defun needs-check-p (type)
+  "True if messages of TYPE may lack a required field, themselves or deeper."
+  (declare (type message-type type))
+  (let ((known (message-type-requirement type)) (none (truly-the fixnum (* 2 **epoch**))))
+    (cond ((= known none) nil)
+          ((= known (1+ none)) t)
+          (t (look-for-requirement type)))))
+
+(defun missing-path (message)
+  "The path from MESSAGE to a required field that it lacks, or nil."
+  (let* ((message (current message)) (layout (message-layout message))
+         (table (message-type-extensions (layout-type layout))))
+    (flet ((below (slot)
+             (let ((value (or (slot-entry-value slot) slot)))
+               (and (eq :message (slot-kind value))
+                    (needs-check-p (slot-type-object value))
+                    (missing-below message slot)))))
+      (or (loop for slot across (layout-slots layout)
+                  thereis (if (and (slot-required-p slot) (not (slot-present-p message slot)))
+                              (slot-path slot)
+                              (and (slot-present-p message slot) (below slot))))
+          (and table (some #'below (remove :extension (present-slots message)
+                                           :key #'slot-presence :test-not #'eq)))))))
+
+(defun missing-below (message slot)
+  "The path from MESSAGE through its present SLOT to a required field that is lacking, or nil."
+  (let ((value (slot-user-value message slot)))
+    (flet ((path (message control &rest arguments)
+             (let ((path (missing-path message)))
+               (and path (format nil "~A~?.~A" (slot-path slot) control arguments path)))))
+      (ecase (slot-label slot)
+        (:singular (path value ""))
+        (:repeated (loop for message across value
+                         for i from 0 thereis (path message "[~D]" i)))
+        (:map (do-map ((key message) value nil)
+                (let ((path (path message "~A" (with-output-to-string (out) (write-key key out)))))
+                  (when path (return path)))))))))
+
+(defun need-required (message)
+  (let ((path (missing-path message)))
+    (when path
+      (error 'required-field-missing :path path
+                                     :type (message-type-name (message-type-of message))))))
+
+(defun check-required (type message)
+  "Signal REQUIRED-FIELD-MISSING if MESSAGE of TYPE or one inside it lacks a required field."
+  (when (needs-check-p type) (need-required message)))
