@@ -45,8 +45,7 @@
         (hpack:encode-literal encoder buffer **grpc-timeout**
                               (rpc:encode-timeout (- (call-deadline call) (wire:wire-now call)))
                               :plain))
-      (let ((extra (call-extra call)))
-        (when extra (wire:encode-metadata (rpc:extra-metadata extra) encoder buffer)))
+      (wire:encode-metadata (rpc:outgoing-metadata call) encoder buffer)
       (http2:end-headers stream nil))))
 
 (defconstant +constant-octets+ 16384
@@ -54,23 +53,21 @@
 
 (defun request-list-octets (call)
   "How large the header list of CALL's request is at most, as RFC 9113 section 6.5.2 counts."
-  (let ((extra (call-extra call)))
-    (+ (loop for field in (list **post** **https** **te-trailers** **content-type** **user-agent**
-                                (wire:method-path-field (call-rpc-method call))
-                                (subchannel-authority (client-call-subchannel call))
-                                (wire:accepted-encodings-field))
-             sum (hpack:field-size field))
-       ;; grpc-encoding and grpc-timeout
-       (if (wire:compression-of call) 52 0)
-       (if (plusp (call-deadline call)) 53 0)
-       (if extra (wire:metadata-octets (rpc:extra-metadata extra)) 0))))
+  (+ (loop for field in (list **post** **https** **te-trailers** **content-type** **user-agent**
+                              (wire:method-path-field (call-rpc-method call))
+                              (subchannel-authority (client-call-subchannel call))
+                              (wire:accepted-encodings-field))
+           sum (hpack:field-size field))
+     ;; grpc-encoding and grpc-timeout
+     (if (wire:compression-of call) 52 0)
+     (if (plusp (call-deadline call)) 53 0)
+     (wire:metadata-octets (rpc:outgoing-metadata call))))
 
 (define-hot too-large-headers-p ((call client-call) (link link)) boolean
   "True if LINK's server takes no header list as large as that of CALL, which has been ended then."
-  (let ((limit (http2:connection-peer-max-header-list (wire:link-http2 link)))
-        (extra (call-extra call)))
+  (let ((limit (http2:connection-peer-max-header-list (wire:link-http2 link))))
     (and (or (< limit +constant-octets+)
-             (and extra (rpc:extra-metadata extra)))
+             (rpc:outgoing-metadata call))
          (refuse-headers call limit (request-list-octets call)))))
 
 (defun refuse-headers (call limit size)
@@ -100,7 +97,7 @@
 
 (defun client-close-send (call)
   "The operation CLOSE-SEND. From any thread."
-  (setf (wire:wire-call-speech call) (logior wire:+over+ (wire:wire-call-speech call)))
+  (setf (wire:wire-outlet-over (wire:ensure-wire-outlet call)) t)
   (wire:wire-post call
                  (lambda ()
                    (unless (or (call-status call) (wire-call-send-closed call))
@@ -223,7 +220,7 @@ more than :ok."
       (setf (hpack:field-list-memo list) :ok))
     (note-accepted-encodings call list)
     (when (plusp (length fields))
-      (setf (rpc:extra-trailer-fields (ensure-extra call)) fields))
+      (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) fields))
     (cond ((null code)
            (end-client-call call :unknown "the response has no valid grpc-status"))
           ((plusp code) (end-with-error call (rpc:code-status code) message details))

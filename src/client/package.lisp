@@ -7,8 +7,8 @@
                     (#:wire #:clgrpc.wire))
   (:import-from #:sb-ext #:compare-and-swap #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.rpc
-                #:call #:call-status #:call-rpc-method #:call-extra #:call-fields #:call-deadline
-                #:call-incoming #:ensure-extra #:end-call #:notify #:operate #:cancel
+                #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
+                #:call-incoming #:end-call #:notify #:operate #:cancel
                 #:rpc-method #:rpc-method-kind #:rpc-error-message)
   (:import-from #:clgrpc.wire
                 #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop

@@ -37,15 +37,17 @@
 (defun resend-p (call)
   "True if CALL, which its server says it has not seen, is to be made again."
   (and (not (wire:marked-p (wire:wire-call-marks call) wire:+answer+))
-       (not (and (call-extra call) (rpc:extra-resent (call-extra call))))
+       (not (let ((parts (wire:call-wire-parts call)))
+              (and parts (wire:wire-parts-resent parts))))
        (or (client-call-message call)
-           (< (wire:wire-call-speech call) wire:+spoken-message+))))
+           (let ((outlet (wire:call-wire-outlet call)))
+             (or (null outlet) (zerop (wire:wire-outlet-spoken outlet)))))))
 
 (defun resend (call)
   "Make CALL again, once its stream is closed."
-  (let ((extra (ensure-extra call)))
-    (setf (rpc:extra-resent extra) t
-          (rpc:extra-wait extra) nil
+  (let ((parts (wire:ensure-wire-parts call)))
+    (setf (wire:wire-parts-resent parts) t
+          (wire:wire-parts-wait parts) nil
           (wire:wire-call-marks call) (wire:unmarked (wire:wire-call-marks call)))
     (loop:defer (wire-call-loop call) #'submit-again call)))
 

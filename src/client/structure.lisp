@@ -46,7 +46,7 @@ call that is its own future: see WIRE-CALL-UNATTENDED and future.lisp."
   (the subchannel (wire-call-endpoint call)))
 
 (define-hot (client-call-wait-for-ready :inline t) ((call client-call)) boolean
-  (let ((extra (call-extra call)))
-    (and extra (rpc:extra-wait-for-ready extra))))
+  (let ((intent (rpc:call-intent call)))
+    (and intent (rpc:intent-wait-for-ready intent))))
 
 (declaim (sb-ext:global **client-sink**)) ; call.lisp

@@ -34,12 +34,12 @@
                       (subchannel-encoding (channel-subchannel channel)))))
     (when encoding (begin-compression call encoding))
     (when (or metadata call-credentials)
-      (setf (rpc:extra-metadata (ensure-extra call))
+      (setf (rpc:intent-metadata (rpc:ensure-intent call))
             (append (rpc:check-metadata metadata)
                     (when call-credentials
                       (credentials-metadata channel call-credentials method)))))
     (when wait-for-ready
-      (setf (rpc:extra-wait-for-ready (ensure-extra call)) t))
+      (setf (rpc:intent-wait-for-ready (rpc:ensure-intent call)) t))
     (ecase (rpc-method-kind method)
       (:unary
        (cond (async (submit-call call (only-request method request)) call)

@@ -32,15 +32,15 @@
 
 (defun begin-waiting (subchannel call)
   "CALL waits from now on for SUBCHANNEL to have a connection."
-  (let ((extra (ensure-extra call)))
-    (unless (rpc:extra-wait extra)
-      (setf (rpc:extra-wait extra)
+  (let ((parts (wire:ensure-wire-parts call)))
+    (unless (wire:wire-parts-wait parts)
+      (setf (wire:wire-parts-wait parts)
             (wire:read-clock-for-call (subchannel-clock subchannel) (subchannel-now subchannel))))))
 
 (defun stop-waiting (call)
   "CALL has a stream, or has ended."
-  (let* ((extra (call-extra call))
-         (wait (and extra (rpc:extra-wait extra)))
+  (let* ((parts (wire:call-wire-parts call))
+         (wait (and parts (wire:wire-parts-wait parts)))
          (subchannel (client-call-subchannel call)))
     (when wait
       (wire:stop-waiting (subchannel-clock subchannel) wait (subchannel-now subchannel)))))

@@ -10,6 +10,8 @@
   :write-head #'write-request-head :deliver #'deliver-response
   :decode #'wire:wire-decode :taken #'wire:wire-taken
   :drive #'client-drive :park #'client-park
+  :new-parts #'wire:new-wire-parts :new-inlet #'wire:new-wire-inlet
+  :new-outlet #'wire:new-wire-outlet
   :metadata #'wire:wire-metadata :compression #'wire:wire-compression
   :received-compressed #'wire:wire-received-compressed :crowded #'wire:wire-crowded
   :now #'wire:wire-now :peer #'wire:wire-peer :security #'wire:wire-security

@@ -127,7 +127,8 @@ the client. False if it had ended already."
   (when (null (compare-and-swap (line-claim line) nil t))
     (let ((client (line-client line)) (server (line-server line)))
       (when trailers
-        (setf (rpc:extra-trailer-fields (ensure-extra client)) (rpc:metadata-entries trailers)))
+        (setf (rpc:ending-trailer-fields (rpc:ensure-ending client))
+              (rpc:metadata-entries trailers)))
       (apply #'rpc:end-call server server-end)
       (apply #'rpc:end-call client client-end)
       (after-end line)
@@ -161,8 +162,8 @@ look."
   nil)
 
 (defun own-trailers (line)
-  (let ((extra (call-extra (line-server line))))
-    (and extra (rpc:extra-trailers extra))))
+  (let ((ending (rpc:call-ending (line-server line))))
+    (and ending (rpc:ending-trailers ending))))
 
 (define-hot end-well ((line line)) null
   "The handler has done what it should."
@@ -244,9 +245,9 @@ channel is closed."
 
 (define-hot stop-timers ((call inproc-call)) null
   "CALL has ended: no timer of AFTER is needed any more."
-  (let ((extra (call-extra call)))
-    (when extra
-      (dolist (timer (rpc:extra-timers extra))
+  (let ((reactions (rpc:call-reactions call)))
+    (when reactions
+      (dolist (timer (rpc:reactions-timers reactions))
         (stop-timer (call-site call) timer))))
   nil)
 

@@ -8,7 +8,7 @@
   (:import-from #:sb-ext #:defglobal #:define-load-time-global #:compare-and-swap #:atomic-incf
                 #:atomic-decf)
   (:import-from #:clgrpc.rpc
-                #:call #:call-status #:call-rpc-method #:call-extra #:call-fields #:call-deadline
-                #:call-half-closed #:ensure-extra #:notify #:operate #:*call* #:with-user-code
+                #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
+                #:call-half-closed #:notify #:operate #:*call* #:with-user-code
                 #:rpc-method #:rpc-method-kind)
   (:export #:server-channel #:service-channel #:inproc-channel))

@@ -16,13 +16,13 @@
   "Have CONSUMER's body consume MESSAGE; when that is left, the call is over, and the handler that
 sends is unwound."
   (let ((done nil)
-        (extra (call-extra (line-client line))))
+        (inlet (rpc:call-inlet (line-client line))))
     (setf (consumer-inside consumer) t)
     (unwind-protect
          (progn
            (with-consumer-context (consumer)
              (funcall (the function (consumer-function consumer))
-                      (rpc:filtered (and extra (rpc:extra-incoming-filter extra)) message)))
+                      (rpc:filtered (and inlet (rpc:inlet-filter inlet)) message)))
            (setf done t))
       (setf (consumer-inside consumer) nil)
       (unless done (leave line))))
@@ -102,17 +102,17 @@ sends is unwound."
 (define-hot sending-room ((call inproc-call)) fixnum
   "The operation ROOM: of the budget of CALL's sender, what the other end has not taken yet."
   (let* ((line (call-line call))
-         (extra (call-extra (other-end call)))
+         (inlet (rpc:call-inlet (other-end call)))
          (budget (options-send-budget-octets (sending-options call))))
     (- budget
-       (if extra (the index (rpc:extra-queued-octets extra)) 0)
+       (if inlet (the index (rpc:inlet-queued-octets inlet)) 0)
        (if (and (rpc:client-p call) (eq :waiting (line-phase line))) (line-held-octets line) 0))))
 
 (define-hot (room-left-p :inline t) ((call inproc-call)) boolean
   "True if SENDING-ROOM is not used up: mostly nothing at all waits at the other end."
-  (let ((extra (call-extra (other-end call))))
-    (or (and extra
-             (zerop (the index (rpc:extra-queued-octets extra)))
+  (let ((inlet (rpc:call-inlet (other-end call))))
+    (or (and inlet
+             (zerop (the index (rpc:inlet-queued-octets inlet)))
              (not (eq :waiting (line-phase (call-line call)))))
         (plusp (sending-room call)))))
 
@@ -142,21 +142,23 @@ while it waits."
 
 (define-hot hand-over ((receiver inproc-call) message) boolean
   "Give MESSAGE to RECEIVER's callback, if it has one that does not run, and nothing is before it."
-  (let ((extra (call-extra receiver)))
-    (and extra
-         (rpc:extra-on-message extra)
+  (let ((reactions (rpc:call-reactions receiver)))
+    (and reactions
+         (rpc:reactions-on-message reactions)
          (eq :caller (site-execution (call-site receiver)))
-         (null (rpc:extra-scheduled extra))
-         (null (compare-and-swap (rpc:extra-scheduled extra) nil t))
+         (null (rpc:reactions-scheduled reactions))
+         (null (compare-and-swap (rpc:reactions-scheduled reactions) nil t))
          (let ((message (and (null (rpc:call-incoming receiver))
-                             (null (rpc:extra-received extra))
+                             (null (rpc:call-received receiver))
                              (null (mail-for receiver))
                              (null (line-ready (call-line receiver)))
                              (null (call-status receiver))
                              (or (rpc:client-p receiver) (room-left-p receiver))
                              message)))
            (run-due receiver (and message
-                                  (rpc:filtered (rpc:extra-incoming-filter extra) message)))
+                                  (rpc:filtered (let ((inlet (rpc:call-inlet receiver)))
+                                                  (and inlet (rpc:inlet-filter inlet)))
+                                                message)))
            (and message t)))))
 
 (define-hot queue-message ((call inproc-call) (receiver inproc-call) message (size index) wait-p)
@@ -175,7 +177,7 @@ more."
          (when (line-driver (call-line call)) (wake-driver (call-line call)))
          t)
         (wait-p nil)
-        (t (setf (rpc:extra-writable-wanted (ensure-extra call)) t)
+        (t (setf (rpc:outlet-writable-wanted (rpc:ensure-outlet call)) t)
            (note-waiting call)
            ;; room may have been made before anybody could see that it is wanted
            (when (and (plusp (sending-room call)) (rpc:callbacks-p call)) (operate schedule call))
@@ -201,8 +203,8 @@ waits for room may send again."
 
 (define-hot next-message ((call inproc-call)) t
   "The oldest message for CALL, or nil if none is there now."
-  (let ((extra (call-extra call)))
-    (if (and extra (rpc:extra-received extra))
+  (let ((inlet (rpc:call-inlet call)))
+    (if (and inlet (rpc:inlet-received inlet))
         (rpc:pop-incoming call)
         (let ((queued (rpc:call-incoming call)))
           (sb-thread:barrier (:read))
@@ -211,14 +213,14 @@ waits for room may send again."
                    ;; it is in another processor's cache, and so is what was made with it
                    (prefetch-behind mail +cache-line-octets+)
                    (setf (svref (mail call) +mail+) nil)
-                   (rpc:filtered (and extra (rpc:extra-incoming-filter extra)) mail))
+                   (rpc:filtered (and inlet (rpc:inlet-filter inlet)) mail))
                   (queued (rpc:pop-incoming call))))))))
 
 (define-hot receivable-p ((call inproc-call)) t
   (or (mail-for call)
       (rpc:call-incoming call)
       (call-half-closed call)
-      (let ((extra (call-extra call))) (and extra (rpc:extra-received extra) t))))
+      (and (rpc:call-received call) t)))
 
 (define-hot receive-queued ((call inproc-call)) t
   "As RPC:RECEIVE-QUEUED."
@@ -256,12 +258,12 @@ waits for room may send again."
           ((eq :ok (call-status call)) nil)
           ((call-status call) (error (rpc:call-condition call)))
           (t
-           (let ((extra (call-extra call))
+           (let ((inlet (rpc:call-inlet call))
                  (message (if (line-ready line)
                               (pop (line-ready line))
                               (next-request line))))
              (if message
-                 (rpc:filtered (and extra (rpc:extra-incoming-filter extra)) message)
+                 (rpc:filtered (and inlet (rpc:inlet-filter inlet)) message)
                  (receive-queued call)))))))
 
 (define-hot client-receive ((call inproc-call)) t

@@ -102,7 +102,7 @@ lately, once there is room for another and its copy."
     (cond ((and reply
                 (null condition)
                 (null (inproc-call-line call))
-                (null (call-extra call))
+                (null (rpc:call-parts call))
                 (or (zerop deadline) (< (site-now site) deadline)))
            (setf (call-status call) :ok)
            (when (tracing-p :call) (rpc:tell-end call))

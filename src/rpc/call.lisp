@@ -5,98 +5,11 @@
 ;;;; Invariants. One loop owns a call. Only its owner sets STATUS, once, as the last store of what
 ;;;; ends the call, and HALF-CLOSED, as the last store after the peer's final message was queued; so
 ;;;; a reader that sees either and then finds the queue empty has seen everything. Messages wait in
-;;;; INCOMING, a stack that the owner pushes on and the one receiving thread takes whole; short ones
-;;;; that come with one read are pushed together. What few calls need is in EXTRA, made when first
-;;;; needed. A call object handed to users is never used again for another call.
+;;;; the inlet's INCOMING, a stack that the owner pushes on and the one receiving thread takes
+;;;; whole; short ones that come with one read are pushed together. What few calls need is in PARTS
+;;;; (part.lisp), made when first needed. A call object handed to users is never used again for another call.
 
 (in-package #:clgrpc.rpc)
-
-(defconstant +arrival-octets+ 64
-  "What an ARRIVAL costs besides its octets, so that empty ones cannot pile up for nothing.")
-
-(defstruct (arrival (:copier nil))
-  "What arrived together. ITEM is octets with short messages from AT to END, each behind four octets
-of its length, or one message, as OPERATIONS' DECODE takes it. The call is charged with SIZE until
-the last message is taken."
-  (next nil :type (or null arrival))
-  (item nil)
-  (size 0 :type index)
-  (at 0 :type index)
-  (end 0 :type index))
-
-(declaim (sb-ext:freeze-type arrival))
-
-(defmethod print-object ((arrival arrival) stream)
-  (print-unreadable-object (arrival stream :type t)
-    (format stream "~D octets charged" (arrival-size arrival))))
-
-(defstruct (gate (:copier nil))
-  "RINGING is the loop's: whoever sleeps here will be woken when the turn ends. SLEEPERS counts the
-threads that sleep here or are about to."
-  (ringing nil :type boolean)
-  (sleepers 0 :type sb-ext:word)
-  (futex (os:make-futex) :type os:futex))
-
-(declaim (sb-ext:freeze-type gate))
-
-(defstruct (outcome (:copier nil))
-  "How a call ended, unless it is :ok and no more than that. STAGE is what the call was at then, as
-CALL-STAGE has it, TROUBLE what had gone wrong with that before, as text, or nil, UNSENT the octets
-that the peer had not taken."
-  (message "" :type string)
-  (details nil :type (or null octets))
-  (ended-by :peer :type symbol)
-  (cause nil)
-  (sent t)
-  (stage nil :type symbol)
-  (trouble nil :type (or null string))
-  (unsent 0 :type index))
-
-(declaim (sb-ext:freeze-type outcome))
-
-(defmethod print-object ((outcome outcome) stream)
-  (print-unreadable-object (outcome stream :type t)
-    (write-visible (outcome-message outcome) stream :limit 200 :quoted t)
-    (format stream ", ended by ~(~A~)" (outcome-ended-by outcome))))
-
-(defstruct (extra (:copier nil))
-  "What only some calls need; see the slots of CALL."
-  (incoming nil :type (or null arrival)) ; a stack: the owner's to push on, the receiver's to take
-  (received nil :type (or null arrival)) ; the receiving thread's: oldest first
-  (arriving nil :type (or null arrival)) ; the loop's: octets, to be filled up and queued
-  (partial nil) ; the loop's: a message of which a part has arrived
-  (queued-octets 0 :type sb-ext:word)   ; in INCOMING, RECEIVED and ARRIVING; atomic
-  (held 0 :type index)                  ; charged to the link for a part of a message or a request
-  (withheld 0 :type index)              ; window not given back since too much is queued: the loop
-                                        ; writes it, the receiver reads it
-  (unsent-octets 0 :type sb-ext:word)   ; posted or queued and not yet on its way; atomic
-  (writable-wanted t :type boolean)      ; on-writable is to be called when there is room
-  ;; true if the callbacks that are due will be run: T, or, see server/call.lisp, while or after one
-  ;; runs :RUNNING, :CHARGED or :RETURNED; or the place in the row of those who wait for a thread
-  (scheduled nil :type (or symbol ring))
-  (gate nil :type (or null gate))
-  (on-message nil :type (or null function))
-  (on-half-close nil :type (or null function))
-  (on-cancel nil :type (or null function))
-  (on-writable nil :type (or null function))
-  (on-ended nil :type (or null function)) ; the user's, see ON-END
-  (incoming-filter nil :type (or null function))
-  (outgoing-filter nil :type (or null function))
-  (timer nil :type (or null timer))     ; the deadline's
-  (timers '() :type list)               ; those of AFTER
-  (compression nil)
-  (metadata '() :type list)             ; to be sent with the headers
-  (outbox '() :type list)               ; the loop's: what waits for a stream, newest first,
-  (outbox-octets 0 :type index)         ; and how long it is
-  (wait-for-ready nil :type boolean)
-  (resent nil :type boolean)            ; a server has refused it once, see client/resend.lisp
-  (trailers '() :type list)             ; to be sent, or decoded from what came
-  (trailer-fields #() :type simple-vector)
-  (outcome nil :type (or null outcome))
-  (wait nil) ; what the call waited for, see stage.lisp
-  (arrived 0 :type index))              ; how many messages of a stream have come
-
-(declaim (sb-ext:freeze-type extra))
 
 (defstruct (call (:include loop:future) (:constructor nil) (:copier nil))
   "An RPC at one of its ends. What CALL-ASYNC returns is its own future."
@@ -104,9 +17,9 @@ that the peer had not taken."
   (operations (misuse "A call has a transport.") :type operations)
   (deadline 0 :type deadline)
   (fields nil :type (or null simple-vector)) ; the peer's initial metadata, once it is there
-  (status nil :type symbol)
-  (half-closed nil :type boolean)
-  (extra nil :type (or null extra)))
+  (status nil :type symbol)             ; a keyword once the call has ended
+  (half-closed nil :type boolean)       ; the peer's last message has been queued
+  (parts nil :type (or null parts)))    ; what few calls need, by subject
 
 (document-functions
   call-rpc-method "The RPC-METHOD of CALL: see RPC-METHOD-PATH. From any thread."
@@ -129,16 +42,51 @@ any thread."
   "The path of CALL's method, or nil if it has none."
   (and (call-rpc-method call) (rpc-method-path (call-rpc-method call))))
 
-(define-hot ensure-extra ((call call)) extra
-  "The EXTRA of CALL, made now if there is none. From any thread."
-  (or (call-extra call)
-      (let ((new (make-extra)))
-        (or (sb-ext:compare-and-swap (call-extra call) nil new) new))))
+(defmacro define-part (name lambda-list documentation)
+  "Define CALL-NAME, the part NAME of a call or nil, and ENSURE-NAME, which has it made if there is
+none: by the operation NEW-NAME if LAMBDA-LIST is (call), since transports have more to keep there,
+else by MAKE-NAME."
+  (flet ((name (control) (intern (format nil control name) '#:clgrpc.rpc)))
+    `(progn
+       (define-hot (,(name "CALL-~A") :inline t) ((call call)) (or null ,name)
+         ,(format nil "~A, or nil." documentation)
+         (let ((parts (call-parts call)))
+           (and parts (,(name "PARTS-~A") parts))))
+       (define-hot ,(name "ENSURE-~A") ((call call)) ,name
+         ,(format nil "~A, made now if there is none. From any thread." documentation)
+         (let ((parts (ensure-parts call)))
+           (or (,(name "PARTS-~A") parts)
+               (let ((new ,(if lambda-list
+                               `(operate ,(name "NEW-~A") call)
+                               `(,(name "MAKE-~A")))))
+                 (or (sb-ext:compare-and-swap (,(name "PARTS-~A") parts) nil new) new))))))))
+
+(define-hot ensure-parts ((call call)) parts
+  "The PARTS of CALL, made now if there are none. From any thread."
+  (or (call-parts call)
+      (let ((new (operate new-parts call)))
+        (or (sb-ext:compare-and-swap (call-parts call) nil new) new))))
+
+(define-part inlet (call) "What comes in for CALL")
+(define-part outlet (call) "What goes out of CALL")
+(define-part reactions () "What CALL's user wants to be called for")
+(define-part ending () "How CALL ended, or is to")
+(define-part intent () "What CALL's user has asked for")
+
+(define-hot (outgoing-metadata :inline t) ((call call)) list
+  "The metadata that CALL's user wants to be sent with the headers, an alist."
+  (let ((intent (call-intent call)))
+    (if intent (intent-metadata intent) '())))
 
 (define-hot (call-incoming :inline t) ((call call)) (or null arrival)
   "What waits for the receiving thread beyond what it has taken."
-  (let ((extra (call-extra call)))
-    (and extra (extra-incoming extra))))
+  (let ((inlet (call-inlet call)))
+    (and inlet (inlet-incoming inlet))))
+
+(define-hot (call-received :inline t) ((call call)) (or null arrival)
+  "What the receiving thread has taken, and not received yet."
+  (let ((inlet (call-inlet call)))
+    (and inlet (inlet-received inlet))))
 
 ;;; What both ends of every transport know of a call
 
@@ -200,17 +148,18 @@ user has said that nothing more will be."
 ;;; gate's futex, so who has looked before it does not fall asleep after it. Who is to sleep says so
 ;;; before that look; where nobody does, a ring costs no call of the kernel.
 
-(defun ensure-gate (extra)
-  (or (extra-gate extra)
-      (let ((new (make-gate)))
-        (or (sb-ext:compare-and-swap (extra-gate extra) nil new) new))))
+(defun ensure-gate (call)
+  (let ((parts (ensure-parts call)))
+    (or (parts-gate parts)
+        (let ((new (make-gate)))
+          (or (sb-ext:compare-and-swap (parts-gate parts) nil new) new)))))
 
 (define-hot notify ((call call)) null
   "Wake whoever waits for CALL; on the loop, at the end of the turn, with all others. To be called
 after the store that they wait for."
   (sb-thread:barrier (:memory))
-  (let* ((extra (call-extra call))
-         (gate (and extra (extra-gate extra))))
+  (let* ((parts (call-parts call))
+         (gate (and parts (parts-gate parts))))
     (when gate
       (let ((loop loop:*event-loop*))
         (cond ((not (and loop (loop:holds-baton-p loop))) (ring gate))
@@ -222,8 +171,8 @@ after the store that they wait for."
 (define-hot (notify-sleeper :inline t) ((call call)) null
   "As NOTIFY, for other threads than loops' and after an atomic operation: costs next to nothing if
 nobody sleeps."
-  (let* ((extra (call-extra call))
-         (gate (and extra (extra-gate extra))))
+  (let* ((parts (call-parts call))
+         (gate (and parts (parts-gate parts))))
     (when (and gate (plusp (gate-sleepers gate))) (ring gate)))
   nil)
 
@@ -252,14 +201,14 @@ itself. The wait ends with the call, which its deadline or its connection ends a
 
 (defun gate-ringer (call)
   "A function that wakes whoever sleeps at CALL's gate."
-  (let ((gate (ensure-gate (ensure-extra call))))
+  (let ((gate (ensure-gate call)))
     (lambda () (ring gate))))
 
 (defun park (call ready-p &optional (leave-p (constantly nil)))
   "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended; then return what
 that was. Return nil also if LEAVE-P, which is asked whenever somebody rings, is true."
   (declare (type function ready-p leave-p))
-  (let* ((gate (ensure-gate (ensure-extra call)))
+  (let* ((gate (ensure-gate call))
          (futex (gate-futex gate)))
     (sb-ext:atomic-incf (gate-sleepers gate))
     (unwind-protect
@@ -276,15 +225,15 @@ that was. Return nil also if LEAVE-P, which is asked whenever somebody rings, is
 (define-hot charged-arrival ((call call) item (size index)) arrival
   "An arrival of ITEM, of SIZE octets, that CALL has been charged with. On CALL's loop."
   (let ((total (+ size +arrival-octets+)))
-    (sb-ext:atomic-incf (extra-queued-octets (ensure-extra call)) total)
+    (sb-ext:atomic-incf (inlet-queued-octets (ensure-inlet call)) total)
     (make-arrival :item item :size total)))
 
 (define-hot push-arrival ((call call) (arrival arrival)) null
   "Queue ARRIVAL, of CHARGED-ARRIVAL. On CALL's loop."
-  (loop with extra = (ensure-extra call)
-        for old = (extra-incoming extra)
+  (loop with inlet = (ensure-inlet call)
+        for old = (inlet-incoming inlet)
         do (setf (arrival-next arrival) old)
-        until (eq old (sb-ext:compare-and-swap (extra-incoming extra) old arrival)))
+        until (eq old (sb-ext:compare-and-swap (inlet-incoming inlet) old arrival)))
   (notify call)
   nil)
 
@@ -294,30 +243,30 @@ that was. Return nil also if LEAVE-P, which is asked whenever somebody rings, is
     (push-arrival call arrival)
     (arrival-size arrival)))
 
-(define-hot uncharge ((extra extra) (size index)) index
+(define-hot uncharge ((inlet inlet) (size index)) index
   "Take SIZE, or what there is if that is less, off the queued octets; return what was taken off.
 From any thread."
   (loop
-    (let ((old (extra-queued-octets extra)))
-      (when (= old (sb-ext:compare-and-swap (extra-queued-octets extra) old (- old (min old size))))
+    (let ((old (inlet-queued-octets inlet)))
+      (when (= old (sb-ext:compare-and-swap (inlet-queued-octets inlet) old (- old (min old size))))
         (return (min old size))))))
 
-(define-hot oldest-arrival ((extra extra)) (or null arrival)
-  "What of EXTRA's call is to be received next; it stays where it is. Only by the receiving thread."
-  (or (extra-received extra)
-      (when (extra-incoming extra)
-        (let ((newest (loop for old = (extra-incoming extra)
-                            until (eq old (sb-ext:compare-and-swap (extra-incoming extra) old nil))
+(define-hot oldest-arrival ((inlet inlet)) (or null arrival)
+  "What of INLET's call is to be received next; it stays where it is. Only by the receiving thread."
+  (or (inlet-received inlet)
+      (when (inlet-incoming inlet)
+        (let ((newest (loop for old = (inlet-incoming inlet)
+                            until (eq old (sb-ext:compare-and-swap (inlet-incoming inlet) old nil))
                             finally (return old)))
               (oldest nil))
           (loop while newest
                 do (shiftf newest (arrival-next newest) oldest newest))
-          (setf (extra-received extra) oldest)))))
+          (setf (inlet-received inlet) oldest)))))
 
-(define-hot leave-arrival ((call call) (extra extra) (arrival arrival)) null
+(define-hot leave-arrival ((call call) (inlet inlet) (arrival arrival)) null
   "The last message of ARRIVAL, the oldest, is taken."
-  (setf (extra-received extra) (arrival-next arrival))
-  (operate taken call (uncharge extra (arrival-size arrival)))
+  (setf (inlet-received inlet) (arrival-next arrival))
+  (operate taken call (uncharge inlet (arrival-size arrival)))
   nil)
 
 (define-hot (filtered :inline t) ((filter (or null function)) message) t
@@ -327,8 +276,8 @@ From any thread."
 (define-hot pop-incoming ((call call)) t
   "The oldest message queued, or nil. Signal an RPC-ERROR, which ends CALL as well, if it is none.
 Only by the receiving thread."
-  (let* ((extra (call-extra call))
-         (arrival (and extra (oldest-arrival extra))))
+  (let* ((inlet (call-inlet call))
+         (arrival (and inlet (oldest-arrival inlet))))
     (when arrival
       (let ((item (arrival-item arrival)))
         (cond ((typep item 'octets)
@@ -336,15 +285,15 @@ Only by the receiving thread."
                       (end (+ start (u32be item (arrival-at arrival)))))
                  (declare (type index start end))
                  (setf (arrival-at arrival) end)
-                 (when (= end (arrival-end arrival)) (leave-arrival call extra arrival))
-                 (filtered (extra-incoming-filter extra) (operate decode call item start end))))
-              (t (leave-arrival call extra arrival)
-                 (filtered (extra-incoming-filter extra) (operate decode call item 0 0))))))))
+                 (when (= end (arrival-end arrival)) (leave-arrival call inlet arrival))
+                 (filtered (inlet-filter inlet) (operate decode call item start end))))
+              (t (leave-arrival call inlet arrival)
+                 (filtered (inlet-filter inlet) (operate decode call item 0 0))))))))
 
 (defun receivable-p (call)
   (or (call-incoming call)
       (call-half-closed call)
-      (let ((extra (call-extra call))) (and extra (extra-received extra) t))))
+      (and (call-received call) t)))
 
 ;;; The end of a call
 
@@ -361,7 +310,7 @@ Only by the receiving thread."
   "Store how CALL ended and wake its waiters. On CALL's loop. Return false if it had ended already."
   (unless (call-status call)
     (unless (and (eq status :ok) (null details) (zerop (length (the string message))))
-      (setf (extra-outcome (ensure-extra call))
+      (setf (ending-outcome (ensure-ending call))
             (make-outcome :message message :details details :ended-by ended-by :cause cause
                           :sent sent :stage (call-stage call) :trouble (call-trouble call)
                           :unsent (call-unsent-octets call))))
@@ -369,14 +318,14 @@ Only by the receiving thread."
     (setf (call-status call) status)
     (when (tracing-p :call) (tell-end call))
     (notify call)
-    (let ((extra (call-extra call)))
-      (when (and extra (extra-on-ended extra)) (operate schedule call)))
+    (let ((reactions (call-reactions call)))
+      (when (and reactions (reactions-on-ended reactions)) (operate schedule call)))
     t))
 
 (defun call-outcome (call)
   "The OUTCOME of CALL, or nil if it runs or ended with a mere :ok."
-  (let ((extra (call-extra call)))
-    (and extra (extra-outcome extra))))
+  (let ((ending (call-ending call)))
+    (and ending (ending-outcome ending))))
 
 (defun call-condition (call)
   "Return the RPC-ERROR that stands for how CALL ended. It must have ended."

@@ -34,19 +34,24 @@
    #:credentials-metadata
    ;; transport.lisp
    #:define-transport-end #:operate #:nothing #:contract-table
+   ;; part.lisp
+   #:parts #:call-parts #:ensure-parts #:new-parts #:parts-reactions #:inlet #:call-inlet
+   #:ensure-inlet #:new-inlet #:inlet-received #:inlet-queued-octets #:inlet-arrived #:inlet-filter
+   #:outlet #:call-outlet #:ensure-outlet #:new-outlet #:outlet-unsent-octets
+   #:outlet-writable-wanted #:reactions #:call-reactions #:ensure-reactions
+   #:reactions-on-message #:reactions-on-half-close #:reactions-on-writable #:reactions-scheduled
+   #:reactions-timers #:call-ending #:ensure-ending #:ending-outcome #:ending-trailers
+   #:ending-trailer-fields #:call-intent #:ensure-intent #:intent-metadata
+   #:intent-wait-for-ready #:outgoing-metadata #:call-received
    ;; call.lisp, verb.lisp, trouble.lisp
    #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed
-   #:call-extra #:call-incoming #:extra #:ensure-extra
-   #:extra-metadata #:extra-trailers #:extra-trailer-fields #:extra-outcome
-   #:outcome-message #:outcome-details #:outcome-stage #:call-outcome #:extra-wait #:call-stage
+   #:call-incoming
+   #:outcome-message #:outcome-details #:outcome-stage #:call-outcome #:call-stage
    #:call-trouble #:call-role #:call-path #:tell-end #:stage-text
-   #:call-unsent-octets #:extra-wait-for-ready #:extra-resent #:extra-queued-octets
-   #:extra-incoming-filter
-   #:extra-outgoing-filter #:extra-on-message #:extra-on-half-close #:extra-on-writable
-   #:extra-scheduled #:extra-writable-wanted #:extra-timers #:filtered #:room-p #:*call*
+   #:call-unsent-octets #:filtered #:room-p #:*call*
    #:notify #:wait-for-call
    #:push-incoming #:pop-incoming #:+arrival-octets+ #:make-arrival #:arrival-next
-   #:extra-received #:notify-sleeper #:deliverable-p #:end-call
+   #:notify-sleeper #:deliverable-p #:end-call
    #:call-condition #:callbacks-p #:message-due-p #:due-callback #:due-on-writable
    #:receive-queued #:receive-each #:client-p #:outgoing-type #:incoming-type #:may-send-p
    #:check-message #:outgoing
@@ -62,7 +67,5 @@
    #:+long-octets+ #:call-with-room
    ;; for the wire
    #:abort-with #:arrival #:arrival-end #:arrival-item #:arrival-size #:binary-name-p
-   #:charged-arrival #:check-compression #:extra-arrived #:extra-arriving #:extra-compression
-   #:extra-held #:extra-outbox #:extra-outbox-octets #:extra-partial #:extra-timer
-   #:extra-unsent-octets #:extra-withheld #:outcome #:outcome-unsent #:push-arrival #:sends-one-p
+   #:charged-arrival #:check-compression #:outcome #:outcome-unsent #:push-arrival #:sends-one-p
    #:uncharge))

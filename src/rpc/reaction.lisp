@@ -16,34 +16,35 @@ it: more messages would only make more answers. The transport says when to go on
   (or (client-p call)
       (room-p call)))
 
-(define-hot message-due-p ((call call) (extra extra)) boolean
+(define-hot message-due-p ((call call) (reactions reactions)) boolean
   "True if a message of CALL is to be given to its callback."
-  (and (extra-on-message extra)
-       (or (extra-received extra) (call-incoming call))
+  (and (reactions-on-message reactions)
+       (or (call-received call) (call-incoming call))
        (answers-leave-p call)
        (deliverable-p call)))
 
-(define-hot due-callback ((call call) (extra extra)) (or null function)
+(define-hot due-callback ((call call) (reactions reactions)) (or null function)
   "The callback of CALL, other than that for messages, that is to run next."
-  (cond ((and (extra-on-half-close extra) (all-received-p call extra))
-         (shiftf (extra-on-half-close extra) nil))
-        ((and (extra-on-cancel extra) (cancelled-p call))
-         (shiftf (extra-on-cancel extra) nil))
-        ((and (extra-on-ended extra) (call-status call))
-         (shiftf (extra-on-ended extra) nil))
-        ((due-on-writable call extra))))
+  (cond ((and (reactions-on-half-close reactions) (all-received-p call))
+         (shiftf (reactions-on-half-close reactions) nil))
+        ((and (reactions-on-cancel reactions) (cancelled-p call))
+         (shiftf (reactions-on-cancel reactions) nil))
+        ((and (reactions-on-ended reactions) (call-status call))
+         (shiftf (reactions-on-ended reactions) nil))
+        ((due-on-writable call reactions))))
 
-(define-hot due-on-writable ((call call) (extra extra)) (or null function)
+(define-hot due-on-writable ((call call) (reactions reactions)) (or null function)
   "The callback of CALL for room to send, if it is wanted and there is room."
-  (when (and (extra-on-writable extra) (extra-writable-wanted extra) (not (call-status call))
-             (room-p call))
-    (setf (extra-writable-wanted extra) nil)
-    (extra-on-writable extra)))
+  (when (and (reactions-on-writable reactions) (not (call-status call)))
+    (let ((outlet (ensure-outlet call)))
+      (when (and (outlet-writable-wanted outlet) (room-p call))
+        (setf (outlet-writable-wanted outlet) nil)
+        (reactions-on-writable reactions)))))
 
-(define-hot all-received-p ((call call) (extra extra)) boolean
+(define-hot all-received-p ((call call)) boolean
   "True if the peer has ended its side well and its last message has been taken."
   (and (null (call-incoming call))
-       (null (extra-received extra))
+       (null (call-received call))
        (if (client-p call)
            (eq :ok (call-status call))
            (and (call-half-closed call) (not (call-status call))))))

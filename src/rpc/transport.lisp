@@ -144,6 +144,13 @@ Signal MISUSE if it is too late.")
     "The user has taken messages that were charged with OCTETS.")
   (note-long-message (call octets) (:default #'nothing)
     "A message of OCTETS, which is long, is about to be encoded.")
+  ;; what is made when it is first needed
+  (new-parts (call) (:default #'new-parts)
+    "New PARTS, of the transport's own kind.")
+  (new-inlet (call) (:default #'new-inlet)
+    "A new INLET, of the transport's own kind.")
+  (new-outlet (call) (:default #'new-outlet)
+    "A new OUTLET, of the transport's own kind.")
   ;; how a thread waits
   (drive (call ready-p) (:default #'nothing)
     "Run the loop, if this thread may, until (READY-P CALL) or the end; true if that came.")

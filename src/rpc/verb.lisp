@@ -7,9 +7,9 @@
 (define-hot (outgoing :inline t) ((call call) message) t
   "MESSAGE as the filter of CALL has it, which must be of the type that CALL's method, if there is
 one, sends."
-  (let* ((extra (call-extra call))
+  (let* ((outlet (call-outlet call))
          (method (call-rpc-method call))
-         (message (filtered (and extra (extra-outgoing-filter extra)) message)))
+         (message (filtered (and outlet (outlet-filter outlet)) message)))
     (if method
         (check-message method (outgoing-type call) message)
         message)))
@@ -115,14 +115,14 @@ peer's headers; nil if the call ended without any. From any thread."
 (defun call-trailers (call)
   "On a client the trailing metadata of CALL, an alist, nil before it has ended; in a handler the
 trailers it will send. SETFable in a handler. From any thread."
-  (let ((extra (call-extra call)))
-    (cond ((null extra) '())
-          ((plusp (length (extra-trailer-fields extra)))
-           (operate metadata call (extra-trailer-fields extra)))
-          (t (extra-trailers extra)))))
+  (let ((ending (call-ending call)))
+    (cond ((null ending) '())
+          ((plusp (length (ending-trailer-fields ending)))
+           (operate metadata call (ending-trailer-fields ending)))
+          (t (ending-trailers ending)))))
 
 (defun (setf call-trailers) (metadata call)
-  (setf (extra-trailers (ensure-extra call)) (check-metadata metadata)))
+  (setf (ending-trailers (ensure-ending call)) (check-metadata metadata)))
 
 (defun send-metadata (call metadata)
   "Send METADATA, an alist, as the initial metadata of CALL, a handler's call, now. Signal MISUSE if
@@ -138,29 +138,29 @@ headers, or a message, were sent already. From any thread."
 ;;; The reactive style: callbacks on the call's loop
 
 (defmacro define-callback (name slot documentation)
-  "Define NAME (call function), which stores FUNCTION in SLOT of the extra and has the loop run what
-is due already."
+  "Define NAME (call function), which stores FUNCTION in SLOT of the call's REACTIONS and has the
+loop run what is due already."
   `(defun ,name (call function)
      ,(format nil "~A Runs on the call's loop, so it must not wait. Return CALL. From any thread."
               documentation)
      (operate post call
               (lambda ()
-                (setf (,slot (ensure-extra call)) function)
+                (setf (,slot (ensure-reactions call)) function)
                 (operate schedule call)))
      call))
 
-(define-callback on-message extra-on-message
+(define-callback on-message reactions-on-message
   "Call FUNCTION with each message of CALL that arrives, those waiting already first. In a handler
 messages wait while more than the send budget (options-send-budget-octets) of its answers is
 queued.")
 
-(define-callback on-half-close extra-on-half-close
+(define-callback on-half-close reactions-on-half-close
   "Call FUNCTION without arguments once the peer's last message has been taken.")
 
-(define-callback on-cancel extra-on-cancel
+(define-callback on-cancel reactions-on-cancel
   "Call FUNCTION without arguments if CALL ends otherwise than :ok.")
 
-(define-callback on-writable extra-on-writable
+(define-callback on-writable reactions-on-writable
   "Call FUNCTION without arguments now if there is room to send, and whenever after TRY-SEND was
 refused there is room again.")
 
@@ -170,9 +170,9 @@ several functions the first given is called first. Runs on the call's loop, so i
 Return CALL. From any thread."
   (operate post call
            (lambda ()
-             (let* ((extra (ensure-extra call))
-                    (before (extra-on-ended extra)))
-               (setf (extra-on-ended extra)
+             (let* ((reactions (ensure-reactions call))
+                    (before (reactions-on-ended reactions)))
+               (setf (reactions-on-ended reactions)
                      (if before
                          (lambda () (funcall before) (funcall function))
                          function))
@@ -183,22 +183,23 @@ Return CALL. From any thread."
   "Have INCOMING, a function of a message, replace each message that is received on CALL, a stream,
 and OUTGOING each that is sent on it. For interceptors, which give them before CALL is used: those
 of an outer one see what comes first and what goes last. Return CALL."
-  (let ((extra (ensure-extra call)))
+  (let ((inlet (ensure-inlet call))
+        (outlet (ensure-outlet call)))
     (flet ((combined (first second)
              (cond ((null first) second)
                    ((null second) first)
                    (t (lambda (message) (funcall second (funcall first message)))))))
-      (setf (extra-incoming-filter extra) (combined (extra-incoming-filter extra) incoming)
-            (extra-outgoing-filter extra) (combined outgoing (extra-outgoing-filter extra)))))
+      (setf (inlet-filter inlet) (combined (inlet-filter inlet) incoming)
+            (outlet-filter outlet) (combined outgoing (outlet-filter outlet)))))
   call)
 
 (define-hot (callbacks-p :inline t) ((call call)) boolean
   "True if CALL has callbacks of its user."
-  (let ((extra (call-extra call)))
-    (and extra
-         (or (extra-on-message extra) (extra-on-half-close extra) (extra-on-cancel extra)
-             (extra-on-ended extra)
-             (extra-on-writable extra))
+  (let ((reactions (call-reactions call)))
+    (and reactions
+         (or (reactions-on-message reactions) (reactions-on-half-close reactions)
+             (reactions-on-cancel reactions) (reactions-on-ended reactions)
+             (reactions-on-writable reactions))
          t)))
 
 (defun after (call seconds function)

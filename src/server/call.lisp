@@ -30,7 +30,7 @@
 (define-hot (note-time :inline t) ((call server-call)) null
   "Have what is noted of CALL from now on, in this turn, be true to the moment, not to the turn; but
 a reading of the clock is too much for a unary call of which nobody is told. On the loop."
-  (when (or (call-extra call)
+  (when (or (rpc:call-parts call)
             (tracing-p :call)
             (let ((route (server-call-route call)))
               (and route (route-interceptors route)))
@@ -237,12 +237,12 @@ the reserve, is true."
 
 (defmethod loop:note-late ((call server-call))
   (ensure-share (wire-call-link call))
-  (let ((extra (call-extra call)))
-    (case (and extra (rpc:extra-scheduled extra))
+  (let ((reactions (rpc:call-reactions call)))
+    (case (and reactions (rpc:reactions-scheduled reactions))
       ((:running :returned)             ; a callback: nothing is to be noted of the method
        (charge call 1 (lambda ()
-                        (when (eq :running (rpc:extra-scheduled extra))
-                          (setf (rpc:extra-scheduled extra) :charged)))))
+                        (when (eq :running (rpc:reactions-scheduled reactions))
+                          (setf (rpc:reactions-scheduled reactions) :charged)))))
       (t (note-overstay (server-call-route call))
          (charge call 1 (lambda ()
                           (unless (server-call-late call)
@@ -255,8 +255,9 @@ the reserve, is true."
 
 (defun server-callback-returned (call)
   "The operation CALLBACK-RETURNED."
-  (let ((extra (call-extra call)))
-    (charge call -1 (lambda () (eq :charged (shiftf (rpc:extra-scheduled extra) :returned))))
+  (let ((reactions (rpc:call-reactions call)))
+    (charge call -1 (lambda ()
+                      (eq :charged (shiftf (rpc:reactions-scheduled reactions) :returned))))
     (wire:wake-callbacks (wire-call-link call))))
 
 (defun run-on-reserve-thread (call)
@@ -405,8 +406,8 @@ sent: a handler may signal anything in its slots."
   "End CALL. On the loop."
   (unless (call-status call)
     (when trailers
-      (let ((extra (ensure-extra call)))
-        (setf (rpc:extra-trailers extra) (append (rpc:extra-trailers extra) trailers))))
+      (let ((ending (rpc:ensure-ending call)))
+        (setf (rpc:ending-trailers ending) (append (rpc:ending-trailers ending) trailers))))
     (note-time call)
     (wire:mark-call call wire:+end+)
     (end-call call status :message message :details details :ended-by :local)
@@ -428,13 +429,12 @@ sent: a handler may signal anything in its slots."
 (defun server-send-metadata (call metadata)
   "The operation SEND-METADATA. From any thread."
   (check-metadata-size call metadata)
-  (when (plusp (shiftf (wire:wire-call-speech call)
-                       (logior wire:+begun+ (wire:wire-call-speech call))))
+  (when (shiftf (wire:wire-outlet-begun (wire:ensure-wire-outlet call)) t)
     (misuse "The headers of ~A were sent before." call))
   (wire:wire-post call
                  (lambda ()
                    (unless (or (call-status call) (wire-call-headers-sent call))
-                     (setf (rpc:extra-metadata (ensure-extra call)) metadata)
+                     (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
                      (wire:ensure-headers call)))))
 
 (defun server-close-send (call)

@@ -35,7 +35,9 @@ the encoding for answers, if the client accepts it, or nil."
 
 (defun server-change-encoding (call name)
   "The operation CHANGE-ENCODING."
-  (when (or (plusp (wire:wire-call-speech call)) (call-status call))
+  (when (or (let ((outlet (wire:call-wire-outlet call)))
+              (and outlet (wire:wire-outlet-begun outlet)))
+            (call-status call))
     (misuse "It is too late to change the compression of ~A." call))
   (setf (wire:compression-outgoing (wire:ensure-compression call))
         (acceptable-encoding call (wire:find-encoding name))))

@@ -7,8 +7,8 @@
                     (#:os #:clgrpc.os))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.rpc
-                #:call #:call-status #:call-rpc-method #:call-extra #:call-fields #:call-deadline
-                #:call-half-closed #:ensure-extra #:end-call #:notify #:with-user-code #:*call*
+                #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
+                #:call-half-closed #:end-call #:notify #:with-user-code #:*call*
                 #:operate #:rpc-method #:rpc-method-kind #:rpc-error-status #:rpc-error-message)
   (:import-from #:clgrpc.wire
                 #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop

@@ -38,9 +38,8 @@
   "The operation WRITE-HEAD."
   (let ((stream (wire-call-stream call)))
     (multiple-value-bind (encoder buffer) (write-headers-start stream call)
-      (let ((extra (call-extra call)))
-        (when (and extra (rpc:extra-metadata extra))
-          (wire:encode-metadata (rpc:extra-metadata extra) encoder buffer)))
+      (when (rpc:outgoing-metadata call)
+        (wire:encode-metadata (rpc:outgoing-metadata call) encoder buffer))
       (http2:end-headers stream nil))))
 
 (defun header-list-limit (link)
@@ -73,9 +72,9 @@ list.")
                       (if (eq status :ok) :index :plain)))
 
 (define-hot write-status ((call server-call) (encoder hpack:encoder) (buffer buffer)) null
-  (let* ((extra (call-extra call))
-         (outcome (and extra (rpc:extra-outcome extra)))
-         (trailers (and extra (rpc:extra-trailers extra))))
+  (let* ((ending (rpc:call-ending call))
+         (outcome (and ending (rpc:ending-outcome ending)))
+         (trailers (and ending (rpc:ending-trailers ending))))
     (if (or outcome trailers)
         (write-whole-status call outcome trailers encoder buffer)
         (write-status-code (call-status call) encoder buffer))

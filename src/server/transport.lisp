@@ -11,6 +11,8 @@
   :write-head #'write-answer-head :deliver #'deliver-request :half-close #'half-close-request
   :decode #'wire:wire-decode :taken #'wire:wire-taken :note-long-message #'server-note-long-message
   :drive #'server-drive
+  :new-parts #'wire:new-wire-parts :new-inlet #'wire:new-wire-inlet
+  :new-outlet #'wire:new-wire-outlet
   :metadata #'wire:wire-metadata :compression #'wire:wire-compression
   :received-compressed #'wire:wire-received-compressed :crowded #'wire:wire-crowded
   :now #'wire:wire-now :peer #'wire:wire-peer :security #'wire:wire-security

@@ -8,9 +8,9 @@
 
 (defun wire-unsent-octets (call)
   "The operation UNSENT-OCTETS."
-  (let ((extra (call-extra call))
+  (let ((outlet (call-wire-outlet call))
         (stream (wire-call-stream call)))
-    (+ (if extra (+ (extra-unsent-octets extra) (extra-outbox-octets extra)) 0)
+    (+ (if outlet (+ (outlet-unsent-octets outlet) (wire-outlet-outbox-octets outlet)) 0)
        (if stream (http2:stream-queued-octets stream) 0))))
 
 (defun stuck-p (call)
@@ -38,8 +38,8 @@
 (defun call-waits (call)
   "What CALL, a client's, waited for before it had a stream: totals as in a WAIT-CLOCK, and the
 attempts to connect, or nil."
-  (let* ((extra (call-extra call))
-         (wait (and extra (extra-wait extra))))
+  (let* ((parts (call-wire-parts call))
+         (wait (and parts (wire-parts-wait parts))))
     (cond ((null wait) nil)
           ((wait-clock-done wait)
            (values (wait-clock-totals wait) (wait-clock-attempts wait)))
@@ -82,14 +82,15 @@ attempts to connect, or nil."
               (eq :ok (call-status call)))
           1
           0)
-      (ash (wire-call-speech call) (- (integer-length (1- +spoken-message+))))))
+      (let ((outlet (call-wire-outlet call)))
+        (if outlet (wire-outlet-spoken outlet) 0))))
 
 (defun messages-received (call)
-  (let ((extra (call-extra call))
+  (let ((inlet (call-inlet call))
         (client (client-p call))
         (kind (rpc-method-kind (call-rpc-method call))))
     (cond ((not (or (eq kind :unary) (eq kind (if client :client-streaming :server-streaming))))
-           (if extra (extra-arrived extra) 0))
+           (if inlet (inlet-arrived inlet) 0))
           ((if client (eq :ok (call-status call)) (marked-p (wire-call-marks call) +due+)) 1)
           (t 0))))
 

@@ -17,28 +17,18 @@
   (ledger (make-ledger) :type ledger)
   (clock nil :type (or null wait-clock))) ; a subchannel's
 
-(deftype speech ()
-  "What a call's user has sent: as bits whether anything (headers count), and the end; above them
-how many messages."
-  '(unsigned-byte 62))
-
-(defconstant +begun+ 1 "In SPEECH: something was sent.")
-(defconstant +over+ 2 "In SPEECH: nothing more will be sent.")
-(defconstant +spoken-message+ 4 "What a message that was sent adds to SPEECH.")
-
 (defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
   "A call on a stream of HTTP/2, at either end."
   (endpoint nil :type endpoint)
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
   (stream nil :type (or null http2:stream))
   (born-ns 0 :type nanoseconds)
-  (marks 0 :type marks)                 ; the loop's, once it begins the call
-  (speech 0 :type speech))
+  (marks 0 :type marks))                ; the loop's, once it begins the call
 
 (define-hot (wire-call-partial :inline t) ((call wire-call)) (or null partial)
   "The message of CALL that is not whole yet, or nil. On its loop."
-  (let ((extra (call-extra call)))
-    (and extra (extra-partial extra))))
+  (let ((inlet (call-wire-inlet call)))
+    (and inlet (wire-inlet-partial inlet))))
 
 (define-hot (wire-call-loop :inline t) ((call wire-call)) loop:event-loop
   "The event loop of CALL."

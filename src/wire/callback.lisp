@@ -11,12 +11,12 @@
 
 (define-hot wire-schedule ((call wire-call)) null
   "The operation SCHEDULE."
-  (let ((extra (ensure-extra call)))
-    (when (or (null (extra-scheduled extra))
-              (and (waiting-p (extra-scheduled extra))
+  (let ((reactions (ensure-reactions call)))
+    (when (or (null (reactions-scheduled reactions))
+              (and (waiting-p (reactions-scheduled reactions))
                    (call-status call)   ; so they wait no longer
-                   (progn (quit-ring (extra-scheduled extra)) t)))
-      (setf (extra-scheduled extra) t)
+                   (progn (quit-ring (reactions-scheduled reactions)) t)))
+      (setf (reactions-scheduled reactions) t)
       (loop:defer (wire-call-loop call) #'run-callbacks call))
     nil))
 
@@ -30,7 +30,7 @@ baton is lost; then nothing of the loop may be touched."
                       (declare (ignore argument))
                       (with-user-code (call) (funcall function))))
                (declare (dynamic-extent #'run))
-               (setf (extra-scheduled (the extra (call-extra call))) :running)
+               (setf (reactions-scheduled (the reactions (call-reactions call))) :running)
                (loop:call-user (wire-call-loop call) #'run call))
            (setf abandoned nil)
            (cond ((eq baton :lost) (resume-callbacks call condition) nil)
@@ -47,21 +47,21 @@ with CONDITION or nil."
   (loop:post (wire-call-loop call)
              (lambda ()
                (when condition (abort-with call condition))
-               (setf (extra-scheduled (call-extra call)) nil)
+               (setf (reactions-scheduled (call-reactions call)) nil)
                (wire-schedule call))))
 
 (defconstant +messages-at-once+ 16
   "How many messages a callback gets for one lending of the baton: few enough that the watchdog does
 not take many quick ones for one that overstays.")
 
-(define-hot run-with-messages ((call wire-call) (extra extra)) boolean
+(define-hot run-with-messages ((call wire-call) (reactions reactions)) boolean
   "Give messages of CALL to its callback, as long as this thread runs the loop. As RUN-CALLBACK."
   (let ((message nil))                  ; kept until its callback returns, if that is run once more
     (flet ((run ()
              (loop repeat +messages-at-once+
-                   while (or message (message-due-p call extra))
+                   while (or message (message-due-p call reactions))
                    do (setf message (or message (pop-incoming call)))
-                      (funcall (the function (extra-on-message extra)) message)
+                      (funcall (the function (reactions-on-message reactions)) message)
                       (setf message nil)
                    while (loop:in-event-loop-p (wire-call-loop call)))))
       (declare (dynamic-extent #'run))
@@ -77,7 +77,7 @@ have no thread more for another that does. Those of a call that has ended never 
     (let ((place (isolate-ring (make-waiting call))))
       (enter-ring place (or (link-waiting-calls link)
                             (setf (link-waiting-calls link) (make-ring))))
-      (setf (extra-scheduled (call-extra call)) place)
+      (setf (reactions-scheduled (call-reactions call)) place)
       t)))
 
 (defun wake-callbacks (link)
@@ -90,25 +90,25 @@ those that are due, and the next after it."
   (let ((place (and (link-waiting-calls link) (ring-first (link-waiting-calls link)))))
     (when place
       (quit-ring place)
-      (setf (extra-scheduled (call-extra (waiting-call place))) t)
+      (setf (reactions-scheduled (call-reactions (waiting-call place))) t)
       (loop:defer (link-loop link) #'run-callbacks (waiting-call place))
       (loop:defer (link-loop link) #'run-waiting-callbacks link))))
 
 (define-hot run-callbacks ((call wire-call)) null
   "Run the callbacks of CALL that are due, one after the other: SCHEDULED is true until the last has
 returned, wherever that is, so no two of a call ever run at once."
-  (let ((extra (ensure-extra call)) (link (wire-call-link call)))
+  (let ((reactions (ensure-reactions call)) (link (wire-call-link call)))
     (loop
       (when (and link (plusp (link-late link)) (callbacks-wait-p call link))
         (return nil))
       (when (loop:not-for-driver-p (wire-call-loop call) call)
         (loop:defer (wire-call-loop call) #'run-callbacks call)
         (return nil))
-      (unless (if (message-due-p call extra)
-                  (run-with-messages call extra)
-                  (let ((function (due-callback call extra)))
+      (unless (if (message-due-p call reactions)
+                  (run-with-messages call reactions)
+                  (let ((function (due-callback call reactions)))
                     (unless function
-                      (setf (extra-scheduled extra) nil)
+                      (setf (reactions-scheduled reactions) nil)
                       (return nil))
                     (run-callback call function)))
         (return nil)))))

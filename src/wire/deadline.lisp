@@ -6,7 +6,7 @@
   "If CALL has a deadline, have it end when that passes. On the loop."
   (when (plusp (call-deadline call))
     (let ((timer (make-timer #'deadline-passed call)))
-      (setf (extra-timer (ensure-extra call)) timer)
+      (setf (wire-parts-timer (ensure-wire-parts call)) timer)
       (schedule-timer (loop:event-loop-wheel (wire-call-loop call)) timer (call-deadline call))))
   nil)
 
@@ -23,14 +23,15 @@
 (define-hot stop-timers ((call wire-call)) null
   "CALL has ended: no timer of it is needed any more. A peer may make and cancel calls without end
 whose timers would be due much later."
-  (let ((extra (call-extra call))
-        (wheel (loop:event-loop-wheel (wire-call-loop call))))
-    (when extra
-      (when (extra-timer extra)
-        (cancel-timer wheel (shiftf (extra-timer extra) nil)))
-      (when (extra-timers extra)
-        (dolist (timer (shiftf (extra-timers extra) '()))
-          (cancel-timer wheel timer)))))
+  (let ((parts (call-wire-parts call)))
+    (when parts
+      (let ((wheel (loop:event-loop-wheel (wire-call-loop call)))
+            (reactions (parts-reactions parts)))
+        (when (wire-parts-timer parts)
+          (cancel-timer wheel (shiftf (wire-parts-timer parts) nil)))
+        (when reactions
+          (dolist (timer (shiftf (reactions-timers reactions) '()))
+            (cancel-timer wheel timer))))))
   nil)
 
 (defun wire-after (call seconds function)
@@ -43,12 +44,12 @@ whose timers would be due much later."
                      ((loop:not-for-driver-p loop call) (loop:defer loop #'run call))
                      (t (run-callback call function))))
              (ring (call)
-               (let ((extra (ensure-extra call)))
-                 (setf (extra-timers extra) (delete timer (extra-timers extra))))
+               (let ((reactions (ensure-reactions call)))
+                 (setf (reactions-timers reactions) (delete timer (reactions-timers reactions))))
                (loop:defer loop #'run call)))
       (setf timer (make-timer #'ring call))
       (wire-post call (lambda ()
                         (unless (call-status call)
-                          (push timer (extra-timers (ensure-extra call)))
+                          (push timer (reactions-timers (ensure-reactions call)))
                           (schedule-timer (loop:event-loop-wheel loop) timer due))))))
   nil)

@@ -1,6 +1,6 @@
 ;;;; Which messages of a call are compressed (gRPC's document "Compression"). A call has a
-;;;; COMPRESSION in its extra if it compresses or its peer says that it does; without one, which is
-;;;; the common case, nothing here runs.
+;;;; COMPRESSION among its parts if it compresses or its peer says that it does; without one, which
+;;;; is the common case, nothing here runs.
 ;;;;
 ;;;; Ours are compressed if the user of channel, server or call wants it, the peer has not said that
 ;;;; it cannot read that, the message is long enough to gain by it, and no SEND says otherwise. The
@@ -12,15 +12,15 @@
 (in-package #:clgrpc.wire)
 
 (define-hot (compression-of :inline t) ((call call)) (or null compression)
-  "What is known of the compression of CALL, or nil."
-  (let ((extra (call-extra call)))
-    (and extra (extra-compression extra))))
+  "The COMPRESSION of CALL, or nil if it has none."
+  (let ((parts (call-wire-parts call)))
+    (and parts (wire-parts-compression parts))))
 
 (defun ensure-compression (call)
   "The COMPRESSION of CALL, which has one from now on."
-  (let ((extra (ensure-extra call)))
-    (or (extra-compression extra)
-        (setf (extra-compression extra) (make-compression)))))
+  (let ((parts (ensure-wire-parts call)))
+    (or (wire-parts-compression parts)
+        (setf (wire-parts-compression parts) (make-compression)))))
 
 (define-hot (compresses-p :inline t) ((call call) compress) boolean
   "True if messages of CALL may be compressed; COMPRESS as for SEND."

@@ -32,7 +32,7 @@
 (define-hot hold ((call wire-call) (count index)) boolean
   "Charge COUNT octets that CALL keeps to its link. False if that is too much: CALL has been ended."
   (let ((link (the link (wire-call-link call))))
-    (incf (extra-held (ensure-extra call)) count)
+    (incf (wire-inlet-held (ensure-wire-inlet call)) count)
     (charge-link link count)
     (cond ((> (link-held link) (link-held-limit link))
            (operate abort call :resource-exhausted
@@ -83,16 +83,16 @@ holds too much."
 
 (define-hot release-held ((call wire-call)) null
   "Take what CALL holds off its link."
-  (let* ((extra (call-extra call))
-         (held (if extra (shiftf (extra-held extra) 0) 0)))
+  (let* ((inlet (call-wire-inlet call))
+         (held (if inlet (shiftf (wire-inlet-held inlet) 0) 0)))
     (when (plusp held) (discharge call held)))
   nil)
 
 (define-hot release-call ((call wire-call)) null
   "CALL's stream is closed: its link is charged with nothing of it any more."
-  (let ((extra (call-extra call)))
+  (let ((inlet (call-wire-inlet call)))
     (release-held call)
-    (when extra
+    (when inlet
       (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; atomic, hence a raw word
-        (discharge call (uncharge extra (extra-queued-octets extra))))))
+        (discharge call (uncharge inlet (inlet-queued-octets inlet))))))
   nil)

@@ -19,9 +19,9 @@
 (define-hot open-batch ((call wire-call) (need index)) arrival
   "A batch of CALL with room for NEED octets: the first of a read is as long as its message, the
 next longer and longer."
-  (let* ((extra (ensure-extra call))
+  (let* ((inlet (ensure-wire-inlet call))
          (link (the link (wire-call-link call)))
-         (full (extra-arriving extra))
+         (full (wire-inlet-arriving inlet))
          (length (if full
                      (max need +shortest-batch+
                           (min +parcel-octets+ (* 2 (length (the octets (arrival-item full))))))
@@ -31,12 +31,12 @@ next longer and longer."
         (push-arrival call full)
         (push call (link-arriving link)))
     (charge-link link (arrival-size new))
-    (setf (extra-arriving extra) new)))
+    (setf (wire-inlet-arriving inlet) new)))
 
 (define-hot add-to-batch ((call wire-call) (octets octets) (start index) (end index)) null
   "Queue the message in OCTETS, a short one, as soon as the read has been worked through."
-  (let* ((extra (call-extra call))
-         (batch (and extra (extra-arriving extra)))
+  (let* ((inlet (call-wire-inlet call))
+         (batch (and inlet (wire-inlet-arriving inlet)))
          (size (- end start))
          (need (+ 4 size)))
     (unless (and batch (<= (+ (arrival-end batch) need) (length (the octets (arrival-item batch)))))
@@ -50,8 +50,8 @@ next longer and longer."
 
 (define-hot seal-batch ((call wire-call)) null
   "Queue what has arrived."
-  (let* ((extra (call-extra call))
-         (batch (and extra (shiftf (extra-arriving extra) nil))))
+  (let* ((inlet (call-wire-inlet call))
+         (batch (and inlet (shiftf (wire-inlet-arriving inlet) nil))))
     (when batch
       (push-arrival call batch)
       (when (callbacks-p call) (wire-schedule call))))
@@ -113,7 +113,7 @@ next longer and longer."
         (release-held call)
         (deliver-message call (aref (partial-prefix partial) 0)
                          (partial-body partial) 0 (partial-length partial))
-        (setf (extra-partial (the extra (call-extra call))) nil)
+        (setf (wire-inlet-partial (the wire-inlet (call-wire-inlet call))) nil)
         (give-octets-back (partial-body partial))))
     at))
 
@@ -157,7 +157,7 @@ message was put together in; packed if CALL's peer may compress."
                  (when (acceptable-prefix-p call (aref octets at) (- next body))
                    (deliver-message call (aref octets at) octets body next))
                  (setf at next)))
-              (t (setf (extra-partial (ensure-extra call)) (make-partial))))))
+              (t (setf (wire-inlet-partial (ensure-wire-inlet call)) (make-partial))))))
     (give-window call (- end start))))
 
 (define-hot queue-limit ((call wire-call)) index
@@ -171,39 +171,39 @@ much."
         (* 2 +arrival-octets+))))
 
 (define-hot give-window ((call wire-call) (count index)) null
-  (let ((extra (call-extra call))
+  (let ((inlet (call-wire-inlet call))
         (stream (wire-call-stream call)))
     (cond ((null stream))               ; closed by what was delivered
-          ((or (null extra) (< (extra-queued-octets extra) (queue-limit call)))
+          ((or (null inlet) (< (inlet-queued-octets inlet) (queue-limit call)))
            (http2:consume-data stream count))
-          (t (incf (extra-withheld extra) count)
-             (trace-event :flowctl :window-withheld :call call :octets (extra-withheld extra))
+          (t (incf (wire-inlet-withheld inlet) count)
+             (trace-event :flowctl :window-withheld :call call :octets (wire-inlet-withheld inlet))
              (credit-link call stream)
              (sb-thread:barrier (:memory))
              ;; the reader may have emptied the queue before it could see that we starve
              (release-window call)))
     nil))
 
-(define-hot enough-taken-p ((call wire-call) (extra extra)) boolean
+(define-hot enough-taken-p ((call wire-call) (inlet wire-inlet)) boolean
   "True if the window that was withheld of CALL can be given back: half of what may be queued was
 taken."
-  (< (extra-queued-octets extra) (ash (queue-limit call) -1)))
+  (< (inlet-queued-octets inlet) (ash (queue-limit call) -1)))
 
 (defun release-window (call)
   "Give back the window that was withheld, unless more has come meanwhile than was taken. On the
 loop."
-  (let ((extra (call-extra call)))
-    (when (and (plusp (extra-withheld extra)) (enough-taken-p call extra))
-      (let ((count (shiftf (extra-withheld extra) 0)))
+  (let ((inlet (call-wire-inlet call)))
+    (when (and (plusp (wire-inlet-withheld inlet)) (enough-taken-p call inlet))
+      (let ((count (shiftf (wire-inlet-withheld inlet) 0)))
         (trace-event :flowctl :window-given-back :call call :octets count)
         (when (wire-call-stream call)
           (http2:consume-data (wire-call-stream call) count))))))
 
 (define-hot wire-taken ((call wire-call) (size index)) null
   "The operation TAKEN."
-  (let ((extra (ensure-extra call)))
+  (let ((inlet (ensure-wire-inlet call)))
     (discharge call size)
-    (when (and (plusp (extra-withheld extra)) (enough-taken-p call extra))
+    (when (and (plusp (wire-inlet-withheld inlet)) (enough-taken-p call inlet))
       (wire-post call (lambda () (release-window call))))
     nil))
 
@@ -289,7 +289,7 @@ decoded by whoever receives."
     (cond ((not (to-keep-p call size)) (add-to-batch call octets start end))
           (t (queue-incoming call (keep-octets call octets start end) size)
              (when (callbacks-p call) (wire-schedule call))))
-    (incf (extra-arrived (the extra (call-extra call))))
+    (incf (inlet-arrived (the wire-inlet (call-wire-inlet call))))
     nil))
 
 (define-hot half-close-streamed ((call wire-call)) null

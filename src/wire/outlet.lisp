@@ -124,14 +124,17 @@ On the loop; CALL has a stream and its headers are sent."
 
 (define-hot wire-room ((call wire-call)) fixnum
   "The operation ROOM."
-  (let* ((extra (call-extra call))
+  (let* ((outlet (call-wire-outlet call))
          (stream (wire-call-stream call)))
     (- (options-send-budget-octets (wire-call-options call))
-       (if extra (+ (the index (extra-unsent-octets extra)) (extra-outbox-octets extra)) 0)
+       (if outlet
+           (+ (the index (outlet-unsent-octets outlet)) (wire-outlet-outbox-octets outlet))
+           0)
        (if stream (http2:stream-queued-octets stream) 0))))
 
 (define-hot (sendable-p :inline t) ((call wire-call)) boolean
-  (may-send-p call (logtest +over+ (wire-call-speech call))))
+  (let ((outlet (call-wire-outlet call)))
+    (may-send-p call (and outlet (wire-outlet-over outlet)))))
 
 (define-hot wire-send ((call wire-call) message wait-p compress) boolean
   "The operation SEND."
@@ -140,8 +143,9 @@ On the loop; CALL has a stream and its headers are sent."
              (and wait-p
                   (progn (wait-for-call call #'room-p)
                          (sendable-p call))))
-         (setf (wire-call-speech call)
-               (logior +begun+ (+ +spoken-message+ (wire-call-speech call))))
+         (let ((outlet (ensure-wire-outlet call)))
+           (setf (wire-outlet-begun outlet) t)
+           (incf (wire-outlet-spoken outlet)))
          (send-message call message compress)
          t)
         (wait-p nil)
@@ -163,7 +167,7 @@ is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND
 
 (define-hot refuse-to-send ((call wire-call)) null
   "There is no room for TRY-SEND: have ON-WRITABLE called once there is. Return nil."
-  (setf (extra-writable-wanted (ensure-extra call)) t)
+  (setf (outlet-writable-wanted (ensure-outlet call)) t)
   (sb-thread:barrier (:memory))
   ;; the loop may have made room before it could see that it is wanted
   (when (and (room-p call) (callbacks-p call))
@@ -187,15 +191,15 @@ is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND
 
 (defun put-into-outbox (call encoded)
   "Keep ENCODED, of ENCODE-MESSAGE, until CALL has a stream. On the loop."
-  (let ((extra (ensure-extra call)))
-    (incf (extra-outbox-octets extra) (encoded-length encoded))
-    (push encoded (extra-outbox extra))))
+  (let ((outlet (ensure-wire-outlet call)))
+    (incf (wire-outlet-outbox-octets outlet) (encoded-length encoded))
+    (push encoded (wire-outlet-outbox outlet))))
 
 (defun write-outbox (call)
   "Send what has waited for CALL's stream, and the half-close if that waits too."
-  (let* ((extra (call-extra call))
-         (frames (and extra (nreverse (shiftf (extra-outbox extra) '())))))
-    (when frames (setf (extra-outbox-octets extra) 0))
+  (let* ((outlet (call-wire-outlet call))
+         (frames (and outlet (nreverse (shiftf (wire-outlet-outbox outlet) '())))))
+    (when frames (setf (wire-outlet-outbox-octets outlet) 0))
     (loop for (encoded . more) on frames
           do (write-encoded call encoded (and (wire-call-send-closed call) (null more))))
     (when (and (null frames) (wire-call-send-closed call)) (write-half-close call))
@@ -209,12 +213,12 @@ is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND
 
 (defun post-encoded (call encoded)
   "Have the loop send ENCODED, of ENCODE-MESSAGE, charging it to CALL's budget until it does."
-  (let ((extra (ensure-extra call))
+  (let ((outlet (ensure-outlet call))
         (size (encoded-length encoded)))
-    (sb-ext:atomic-incf (extra-unsent-octets extra) size)
+    (sb-ext:atomic-incf (outlet-unsent-octets outlet) size)
     (wire-post call
                (lambda ()
-                 (sb-ext:atomic-decf (extra-unsent-octets extra) size)
+                 (sb-ext:atomic-decf (outlet-unsent-octets outlet) size)
                  (send-encoded call encoded)
                  (when (and (wire-call-stream call) (not (call-status call)) (room-p call))
                    (notify call)

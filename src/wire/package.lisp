@@ -6,23 +6,27 @@
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal)
   (:import-from #:clgrpc.rpc
+                #:parts #:call-parts #:ensure-parts #:new-parts #:parts-reactions #:inlet
+                #:call-inlet #:ensure-inlet #:inlet-queued-octets #:inlet-arrived #:outlet
+                #:call-outlet #:ensure-outlet #:outlet-unsent-octets #:outlet-writable-wanted
+                #:reactions #:call-reactions #:ensure-reactions #:reactions-on-message
+                #:reactions-scheduled #:reactions-timers
                 #:+arrival-octets+ #:+long-octets+ #:abort-with #:arrival #:arrival-end
-                #:arrival-item #:arrival-size #:binary-name-p #:call #:call-deadline #:call-extra
+                #:arrival-item #:arrival-size #:binary-name-p #:call #:call-deadline
                 #:call-half-closed #:call-outcome #:call-peer #:call-rpc-method #:call-stage
                 #:call-status #:call-unsent-octets #:call-with-room #:callbacks-p
                 #:charged-arrival #:check-compression #:client-p #:deadline #:deadline-in
-                #:due-callback #:ensure-extra #:extra #:extra-arrived #:extra-arriving
-                #:extra-compression #:extra-held #:extra-on-message #:extra-outbox
-                #:extra-outbox-octets #:extra-partial #:extra-queued-octets #:extra-scheduled
-                #:extra-timer #:extra-timers #:extra-unsent-octets #:extra-wait #:extra-withheld
-                #:extra-writable-wanted #:incoming-type #:make-rpc-error #:may-send-p
+                #:due-callback #:incoming-type #:make-rpc-error #:may-send-p
                 #:message-due-p #:notify #:operate #:outcome #:outcome-stage #:outcome-unsent
                 #:outgoing #:outgoing-type #:pop-incoming #:push-arrival #:push-incoming #:room-p
                 #:rpc-method-kind #:rpc-method-path #:rpc-method-path-field #:sends-one-p
                 #:uncharge #:wait-for-call #:with-user-code)
   (:export
+   #:new-wire-parts #:new-wire-inlet #:new-wire-outlet #:call-wire-parts #:ensure-wire-parts
+   #:wire-parts-resent #:wire-parts-wait #:call-wire-outlet #:ensure-wire-outlet #:wire-outlet-begun
+   #:wire-outlet-over #:wire-outlet-spoken
    #:wire-metadata #:wire-compression #:wire-received-compressed #:wire-crowded #:method-path-field
-   #:+answer+ #:+begun+ #:+due+ #:+end+ #:+headers+ #:+over+ #:+parcel-octets+ #:+spoken-message+
+   #:+answer+ #:+due+ #:+end+ #:+headers+ #:+parcel-octets+
    #:+unattended+ #:abandon-link #:accepted-encodings #:accepted-encodings-field #:answers-coming
    #:answers-held-up #:answers-left #:call-began-ns #:close-link #:close-sending #:compresses-p
    #:compression-incoming #:compression-of #:compression-outgoing #:deadline-passed
@@ -42,7 +46,7 @@
    #:unparsable-condition #:wait-clock-stage #:wake-callbacks #:wire-after #:wire-call
    #:wire-call-born-ns #:wire-call-endpoint #:wire-call-headers-sent #:wire-call-link
    #:wire-call-loop #:wire-call-marks #:wire-call-options #:wire-call-partial
-   #:wire-call-send-closed #:wire-call-speech #:wire-call-stream #:wire-call-unattended
+   #:wire-call-send-closed #:wire-call-stream #:wire-call-unattended
    #:wire-decode #:wire-now #:wire-peer #:wire-post #:wire-room #:wire-schedule #:wire-security
    #:wire-send #:wire-stage #:wire-stages #:wire-taken #:wire-unsent-octets #:wire-writable
    #:write-encoded #:write-half-close #:write-message #:write-outbox))

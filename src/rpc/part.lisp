@@ -1,0 +1,113 @@
+;;;; The parts of a call that only some calls need, by subject, each made when it is first needed:
+;;;; what comes in, what goes out, what its user wants to be called for, how it ended, what its user
+;;;; has asked for. A transport may include more in PARTS, INLET and OUTLET (the operations
+;;;; NEW-PARTS, NEW-INLET and NEW-OUTLET).
+
+(in-package #:clgrpc.rpc)
+
+(defconstant +arrival-octets+ 64
+  "What an ARRIVAL costs besides its octets, so that empty ones cannot pile up for nothing.")
+
+(defstruct (arrival (:copier nil))
+  "What arrived together."
+  (next nil :type (or null arrival))
+  (item nil)                            ; octets with short messages, each behind four octets of
+                                        ; its length, or one message, as the operation DECODE has it
+  (size 0 :type index)                  ; charged to the call until the last message is taken
+  (at 0 :type index)                    ; where the next of the short messages begins
+  (end 0 :type index))                  ; where the last of them ends
+
+(declaim (sb-ext:freeze-type arrival))
+
+(defmethod print-object ((arrival arrival) stream)
+  (print-unreadable-object (arrival stream :type t)
+    (format stream "~D octets charged" (arrival-size arrival))))
+
+(defstruct (gate (:copier nil))
+  "Where threads sleep that wait for a call."
+  (ringing nil :type boolean)           ; the loop's: those who sleep are woken when the turn ends
+  (sleepers 0 :type sb-ext:word)        ; threads that sleep here or are about to; atomic
+  (futex (os:make-futex) :type os:futex))
+
+(declaim (sb-ext:freeze-type gate))
+
+(defstruct (outcome (:copier nil))
+  "How a call ended, unless it is :ok and no more than that."
+  (message "" :type string)             ; the text of the status
+  (details nil :type (or null octets))  ; of grpc-status-details-bin
+  (ended-by :peer :type symbol)         ; as RPC-ERROR-ENDED-BY has it
+  (cause nil)                           ; the frame, code or errno behind it, or nil
+  (sent t)                              ; false if the request certainly never got there
+  (stage nil :type symbol)              ; what the call was at, as CALL-STAGE has it
+  (trouble nil :type (or null string))  ; what had gone wrong with that before
+  (unsent 0 :type index))               ; octets that the peer had not taken
+
+(declaim (sb-ext:freeze-type outcome))
+
+(defmethod print-object ((outcome outcome) stream)
+  (print-unreadable-object (outcome stream :type t)
+    (write-visible (outcome-message outcome) stream :limit 200 :quoted t)
+    (format stream ", ended by ~(~A~)" (outcome-ended-by outcome))))
+
+(defstruct (inlet (:copier nil))
+  "What comes in: the queue of the messages that arrived."
+  (incoming nil :type (or null arrival)) ; a stack: the owner's to push on, the receiver's to take
+  (received nil :type (or null arrival)) ; the receiving thread's: oldest first
+  (queued-octets 0 :type sb-ext:word)   ; what is charged for all that waits here; atomic
+  (arrived 0 :type index)               ; how many messages of a stream have come
+  (filter nil :type (or null function))) ; of interceptors: see FILTER-MESSAGES
+
+(defstruct (outlet (:copier nil))
+  "What goes out."
+  (unsent-octets 0 :type sb-ext:word)   ; posted to the loop and not yet on their way; atomic
+  (writable-wanted t :type boolean)     ; ON-WRITABLE is to be called when there is room
+  (filter nil :type (or null function))) ; of interceptors: see FILTER-MESSAGES
+
+(defstruct (reactions (:copier nil))
+  "What the user of a call wants to be called for, on its loop."
+  (on-message nil :type (or null function))
+  (on-half-close nil :type (or null function))
+  (on-cancel nil :type (or null function))
+  (on-writable nil :type (or null function))
+  (on-ended nil :type (or null function)) ; see ON-END
+  ;; true if the callbacks that are due will be run: T, or, see server/call.lisp, while or after one
+  ;; runs :RUNNING, :CHARGED or :RETURNED; or the place in the row of those who wait for a thread
+  (scheduled nil :type (or symbol ring))
+  (timers '() :type list))              ; those of AFTER
+
+(defstruct (ending (:copier nil))
+  "How a call ended, or is to."
+  (outcome nil :type (or null outcome)) ; nil if it is :ok and no more than that
+  (trailers '() :type list)             ; a handler's: to be sent, an alist
+  (trailer-fields #() :type simple-vector)) ; that came, in the form of the transport
+
+(defstruct (intent (:copier nil))
+  "What the user of a call has asked for."
+  (metadata '() :type list)             ; to be sent with the headers, an alist
+  (wait-for-ready nil :type boolean))
+
+(defstruct (parts (:copier nil))
+  "The parts of a call, each nil until it is needed."
+  (gate nil :type (or null gate))       ; where threads sleep that wait for the call
+  (inlet nil :type (or null inlet))
+  (outlet nil :type (or null outlet))
+  (reactions nil :type (or null reactions))
+  (ending nil :type (or null ending))
+  (intent nil :type (or null intent)))
+
+(declaim (sb-ext:freeze-type reactions ending intent))
+
+(defun new-parts (call)
+  "The operation NEW-PARTS of a transport that keeps no more."
+  (declare (ignore call))
+  (make-parts))
+
+(defun new-inlet (call)
+  "The operation NEW-INLET of a transport that keeps no more."
+  (declare (ignore call))
+  (make-inlet))
+
+(defun new-outlet (call)
+  "The operation NEW-OUTLET of a transport that keeps no more."
+  (declare (ignore call))
+  (make-outlet))

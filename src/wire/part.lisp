@@ -1,0 +1,68 @@
+;;;; The parts of a call on the wire (rpc/part.lisp) have more in them: what of a peer's octets is no
+;;;; message yet, what waits for a stream or for the peer to take it.
+
+(in-package #:clgrpc.wire)
+
+(defstruct (wire-inlet (:include inlet) (:copier nil))
+  "What comes in from a stream of HTTP/2."
+  (arriving nil :type (or null arrival)) ; the loop's: octets, to be filled up and queued
+  (partial nil :type (or null partial)) ; the loop's: a message of which a part has arrived
+  (held 0 :type index)                  ; charged to the link for a part of a message or a request
+  (withheld 0 :type index))             ; window not given back since too much is queued: the loop
+                                        ; writes it, the receiver reads it
+
+(defstruct (wire-outlet (:include outlet) (:copier nil))
+  "What goes out on a stream of HTTP/2."
+  (begun nil :type boolean)             ; the user has sent something, be it headers
+  (over nil :type boolean)              ; the user has said that no more messages will be sent
+  (spoken 0 :type index)                ; how many messages the user has sent
+  (outbox '() :type list)               ; the loop's: what waits for a stream, newest first,
+  (outbox-octets 0 :type index))        ; and how long it is
+
+(defstruct (wire-parts (:include parts) (:copier nil))
+  "The parts of a call on a stream of HTTP/2."
+  (timer nil :type (or null timer))     ; the deadline's
+  (compression nil :type (or null compression)) ; of the messages both ways
+  (resent nil :type boolean)            ; a server has refused it once, see client/resend.lisp
+  (wait nil :type (or null wait-clock))) ; what the call waited for, see stage.lisp
+
+(declaim (sb-ext:freeze-type inlet outlet parts))
+
+(defun new-wire-parts (call)
+  "The operation NEW-PARTS."
+  (declare (ignore call))
+  (make-wire-parts))
+
+(defun new-wire-inlet (call)
+  "The operation NEW-INLET."
+  (declare (ignore call))
+  (make-wire-inlet))
+
+(defun new-wire-outlet (call)
+  "The operation NEW-OUTLET."
+  (declare (ignore call))
+  (make-wire-outlet))
+
+(define-hot (call-wire-parts :inline t) ((call call)) (or null wire-parts)
+  "The parts of CALL, one on the wire, or nil."
+  (the (or null wire-parts) (call-parts call)))
+
+(define-hot (ensure-wire-parts :inline t) ((call call)) wire-parts
+  "As ENSURE-PARTS, of a call on the wire."
+  (the wire-parts (ensure-parts call)))
+
+(define-hot (call-wire-inlet :inline t) ((call call)) (or null wire-inlet)
+  "What comes in for CALL, one on the wire, or nil."
+  (the (or null wire-inlet) (call-inlet call)))
+
+(define-hot (ensure-wire-inlet :inline t) ((call call)) wire-inlet
+  "As ENSURE-INLET, of a call on the wire."
+  (the wire-inlet (ensure-inlet call)))
+
+(define-hot (call-wire-outlet :inline t) ((call call)) (or null wire-outlet)
+  "What goes out of CALL, one on the wire, or nil."
+  (the (or null wire-outlet) (call-outlet call)))
+
+(define-hot (ensure-wire-outlet :inline t) ((call call)) wire-outlet
+  "As ENSURE-OUTLET, of a call on the wire."
+  (the wire-outlet (ensure-outlet call)))
