@@ -4,12 +4,12 @@
 (in-package #:clgrpc.async)
 
 (defstruct (event (:include handle) (:constructor %make-event) (:conc-name %event-) (:copier nil))
-  "A function that is called once, or each PERIOD-NS, unless that is 0."
-  (function nil :type callback)
-  (event-cb nil :type callback)
-  (timer nil :type (or null timer))
-  (period-ns 0 :type nanoseconds)
-  (freed nil :type boolean))
+  "A function that is called at some time, or each PERIOD-NS."
+  (function nil :type callback)         ; without arguments
+  (event-cb nil :type callback)         ; gets errors in FUNCTION
+  (timer nil :type (or null timer))     ; nil until the event is added
+  (period-ns 0 :type nanoseconds)       ; 0: it happens once each time it is added
+  (freed nil :type boolean))            ; it is not to be added any more
 
 (defun timeout-ns (seconds)
   (if seconds

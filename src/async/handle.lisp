@@ -1,23 +1,22 @@
 ;;;; Handles: what a user of the library has on a loop (timers, sockets, servers, notifiers and so
 ;;;; on), and how the user's callbacks are run.
 ;;;;
-;;;; A handle that is in use counts as one of its loop's USES. A loop begun by START-EVENT-LOOP ends
-;;;; with its last use; it looks at the end of the turn, so that a callback may give up one thing
-;;;; and begin another. Handles are made and used by the thread that runs the loop; every function
-;;;; for users posts to the loop if it is called by another.
+;;;; A handle that is in use counts as one of its loop's USES, unless UNREF says otherwise. A loop
+;;;; begun by START-EVENT-LOOP ends with its last use; it looks at the end of the turn, so a
+;;;; callback may give up one thing and begin another. The thread that runs the loop makes and uses
+;;;; handles; a function for users that is called by another thread posts to the loop.
 ;;;;
-;;;; An error in a callback: if the loop catches errors, the callback is left and its event callback
-;;;; gets the condition, or the log. If not, handlers outside the loop see it, and then the
-;;;; debugger, with restarts. They are made only then, on top of the error, so that a callback in
-;;;; which nothing goes wrong pays for one handler and no more.
+;;;; An error in a callback: if the loop catches errors, the callback is left, and the condition
+;;;; goes to its event callback or to the log. If not, handlers outside the loop see it, and then
+;;;; the debugger, with restarts. The restarts are made only then, on top of the error, so a
+;;;; callback in which nothing goes wrong pays for one handler and no more.
 
 (in-package #:clgrpc.async)
 
 (defstruct (handle (:constructor nil) (:copier nil))
-  "What all handles have: their LOOP, and whether they are :IDLE, or in use and count (:HELD) or do
-not (:FREE)."
+  "What a user of the library has on a loop."
   (loop nil :type event-loop)
-  (use :idle :type (member :idle :held :free)))
+  (use :idle :type (member :idle :counted :uncounted))) ; in use it counts among LOOP's USES, or not
 
 (defmethod print-object ((handle handle) stream)
   (print-unreadable-object (handle stream :type t :identity t)
@@ -44,7 +43,7 @@ if it has stopped."
 (defun begin-use (handle)
   "HANDLE is in use from now on."
   (when (eq :idle (handle-use handle))
-    (setf (handle-use handle) :held)
+    (setf (handle-use handle) :counted)
     (incf (program-uses (loop-program (handle-loop handle))))))
 
 (defun give-up-use (loop)
@@ -53,7 +52,7 @@ if it has stopped."
 
 (defun end-use (handle)
   "HANDLE is in use no more."
-  (when (eq :held (shiftf (handle-use handle) :idle))
+  (when (eq :counted (shiftf (handle-use handle) :idle))
     (give-up-use (handle-loop handle))))
 
 (defun end-handle (handle function)
@@ -72,12 +71,17 @@ if it has stopped."
                (not (loop:connections-closing-p loop)))
       (stop-event-loop loop))))
 
+(defun exit-event-loop (&key (loop *event-loop*))
+  "Have LOOP end after the current turn. From any thread."
+  (when loop (stop-event-loop loop))
+  nil)
+
 (defun unref (handle)
   "Have HANDLE, while it is in use, not keep its loop from ending. Return HANDLE. From any thread."
   (let ((loop (handle-loop handle)))
     (on-loop (loop)
-      (when (eq :held (handle-use handle))
-        (setf (handle-use handle) :free)
+      (when (eq :counted (handle-use handle))
+        (setf (handle-use handle) :uncounted)
         (give-up-use loop)))
     handle))
 
@@ -85,8 +89,8 @@ if it has stopped."
   "Undo UNREF. Return HANDLE. From any thread."
   (let ((loop (handle-loop handle)))
     (on-loop (loop)
-      (when (eq :free (handle-use handle))
-        (setf (handle-use handle) :held)
+      (when (eq :uncounted (handle-use handle))
+        (setf (handle-use handle) :counted)
         (incf (program-uses (loop-program loop)))))
     handle))
 
@@ -108,21 +112,23 @@ if it has stopped."
         (log-condition :error :callback-error condition :loop loop))
     nil))
 
+(defgeneric call-with-restarts (handle function)
+  (:documentation "Call FUNCTION, without arguments, with the restarts that only handles of HANDLE's
+kind have. Return what becomes of the callback.")
+  (:method ((handle handle) function) (funcall function)))
+
 (defun offer-restarts (loop event-cb handle condition)
-  "Let those outside of LOOP see CONDITION, which a callback for HANDLE has signalled, and then the
-debugger. Return what becomes of the callback."
-  (restart-case (let ((loop:*unguarded* t))
-                  (error condition))
+  "Let handlers outside of LOOP see CONDITION, which a callback for HANDLE has signalled, and then
+the debugger. Return what becomes of the callback."
+  (restart-case (call-with-restarts handle (lambda ()
+                                             (let ((loop:*unguarded* t))
+                                               (error condition))))
     (abort-callback ()
       :report "Leave the callback and go on with the loop."
       nil)
     (continue-event-loop ()
       :report "Leave the callback, report the error where the loop reports them, and go on."
       (report-failure loop event-cb condition))
-    (close-socket ()
-      :report "Leave the callback and close its socket."
-      :test (lambda (condition) (declare (ignore condition)) (typep handle 'socket))
-      (close-socket handle :force t))
     (exit-event-loop ()
       :report "Leave the callback and end the loop."
       (exit-event-loop :loop loop))))

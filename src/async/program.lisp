@@ -33,11 +33,6 @@ that is a function; or else to the log. Signal MISUSE if this thread runs a loop
   "START-EVENT-LOOP with BODY for the function and ARGUMENTS for the keyword arguments."
   `(start-event-loop (lambda () ,@body) ,@arguments))
 
-(defun exit-event-loop (&key (loop *event-loop*))
-  "Have LOOP end after the current turn. From any thread."
-  (when loop (stop-event-loop loop))
-  nil)
-
 (defun add-event-loop-exit-callback (function &key (loop *event-loop*))
   "Have FUNCTION called, without arguments, on LOOP when that ends, before what it has is closed;
 the last one added is called first. From any thread."
@@ -59,10 +54,10 @@ the last one added is called first. From any thread."
 ;;; Signals
 
 (defstruct (signal-watch (:include handle) (:copier nil))
-  "That CALLBACK is called with NUMBER, which the process has got."
-  (number 0 :type (integer 1 64))
-  (callback nil :type callback)
-  (event-cb nil :type callback))
+  "A handler of a signal."
+  (number 1 :type (integer 1 64))       ; of the signal
+  (callback nil :type callback)         ; (number), called when the process has got the signal
+  (event-cb nil :type callback))        ; gets errors in CALLBACK
 
 (defun signal-handler (number function &key event-cb (loop *event-loop*))
   "Have FUNCTION called with NUMBER, that of a signal such as +SIGINT+, on LOOP whenever the process

@@ -5,8 +5,8 @@
 (defstruct (server (:include handle) (:constructor %make-server) (:conc-name %server-)
                    (:copier nil))
   "What listens for connections and makes sockets of them."
-  (listener nil :type (or null loop:listener))
-  (closed nil :type boolean))
+  (listener nil :type (or null loop:listener)) ; accepts its connections
+  (closed nil :type boolean))           ; it accepts no more
 
 (defmethod print-object ((server server) stream)
   (print-unreadable-object (server stream :type t)
@@ -39,8 +39,8 @@
     :max-unsent-octets :read-timeout :write-timeout)
   "What callers of servers and clients may say about their sockets.")
 
-(defun make-manner-from (read-cb incoming arguments)
-  "A manner of what callers of servers and clients say about their sockets, the list ARGUMENTS."
+(defun make-settings-from (read-cb incoming arguments)
+  "The settings of sockets that ARGUMENTS, a plist of callers of servers and clients, ask for."
   (loop for (key) on arguments by #'cddr
         unless (member key *socket-arguments*)
           do (misuse "There is no argument ~S here; about sockets there are~{ ~S~}." key
@@ -54,18 +54,20 @@
       (when tls (loop:check-credentials tls (if incoming :server :client)))
       (when (and stream in-place)
         (misuse "A socket has :STREAM or :IN-PLACE, not both: a stream keeps what is not read."))
-      (make-manner :read-cb (if stream (stream-feeder read-cb) read-cb) :stream (and stream t)
-                   :event-cb event-cb :connect-cb connect-cb :write-cb write-cb
-                   :drain-cb drain-cb :in-place (and (or stream in-place) t) :incoming incoming
-                   :tls tls
-                   :high-water high-water :low-water low-water :max-unsent max-unsent-octets
-                   :read-timeout read-timeout :write-timeout write-timeout))))
+      (make-socket-settings :read-cb (if stream (stream-feeder read-cb) read-cb)
+                            :stream (and stream #'stream-feeder)
+                            :event-cb event-cb :connect-cb connect-cb :write-cb write-cb
+                            :drain-cb drain-cb :in-place (and (or stream in-place) t)
+                            :incoming incoming :tls tls
+                            :high-water high-water :low-water low-water
+                            :max-unsent max-unsent-octets
+                            :read-timeout read-timeout :write-timeout write-timeout))))
 
 ;;; Servers
 
-(defun accept-socket (manner loop transport)
+(defun accept-socket (settings loop transport)
   "The listener's ON-ACCEPT."
-  (let ((socket (%make-socket :loop loop :manner manner)))
+  (let ((socket (%make-socket :loop loop :settings settings)))
     (begin-socket socket)
     (handler-case (open-connection socket transport nil)
       (error (error)
@@ -73,17 +75,17 @@
         (tell-event socket error))
       (:no-error (nothing)
         (declare (ignore nothing))
-        (when (manner-connect-cb manner)
-          (with-callback (socket (manner-event-cb manner))
-            (funcall (manner-connect-cb manner) socket)))))))
+        (when (settings-connect-cb settings)
+          (with-callback (socket (settings-event-cb settings))
+            (funcall (settings-connect-cb settings) socket)))))))
 
 (defun serve (target read-cb &rest arguments
               &key (loop *event-loop*) (loops (list (the-loop loop)))
                 (backlog (option-default :backlog))
                 (max-connections (option-default :max-connections)) reuse-port
               &allow-other-keys)
-  (let* ((manner (make-manner-from read-cb t (without-keys arguments :loop :loops :backlog
-                                                           :max-connections :reuse-port)))
+  (let* ((settings (make-settings-from read-cb t (without-keys arguments :loop :loops :backlog
+                                                               :max-connections :reuse-port)))
          (loop (the-loop (first loops)))
          (options (make-server-options :backlog (if (and backlog (plusp backlog)) backlog 128)
                                        :max-connections max-connections
@@ -91,7 +93,7 @@
          (listener (loop:listen-on target options loops
                               (lambda (loop transport peer)
                                 (declare (ignore peer))
-                                (accept-socket manner loop transport))))
+                                (accept-socket settings loop transport))))
          (server (%make-server :loop loop :listener listener)))
     (on-loop (loop) (begin-use server))
     server))
@@ -167,10 +169,10 @@ thread."
   (let* ((loop (the-loop loop))
          (target (loop:parse-target target))
          (data (and data (output-octets data)))
-         (manner (make-manner-from read-cb nil (without-keys arguments :loop :data
-                                                             :connect-timeout)))
-         (socket (%make-socket :loop loop :manner manner))
-         (result (if (manner-stream manner) (socket-stream socket) socket)))
+         (settings (make-settings-from read-cb nil (without-keys arguments :loop :data
+                                                                 :connect-timeout)))
+         (socket (%make-socket :loop loop :settings settings))
+         (result (if (settings-stream settings) (socket-stream socket) socket)))
     (on-loop (loop)
       (begin-socket socket)
       (when data (write-socket-data socket data))
@@ -181,7 +183,7 @@ thread."
 
 (defun socket-connected (socket target transport condition)
   "The attempt to connect SOCKET has ended."
-  (let ((manner (%socket-manner socket)))
+  (let ((settings (%socket-settings socket)))
     (flet ((fail-socket (condition)
              (close-now socket t)
              (tell-event socket condition)))
@@ -192,9 +194,9 @@ thread."
                  (error (error) (fail-socket error))
                  (:no-error (nothing)
                    (declare (ignore nothing))
-                   (when (manner-connect-cb manner)
-                     (with-callback (socket (manner-event-cb manner))
-                       (funcall (manner-connect-cb manner) socket))))))))))
+                   (when (settings-connect-cb settings)
+                     (with-callback (socket (settings-event-cb settings))
+                       (funcall (settings-connect-cb settings) socket))))))))))
 
 (defun tcp-connect (host port read-cb &rest arguments)
   "Connect to PORT of HOST, a name or a numeric address, and return the socket at once: it can be

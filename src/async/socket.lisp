@@ -1,71 +1,73 @@
-;;;; Sockets for users: a connection with callbacks. Those of a server share one MANNER, which says
-;;;; what their callbacks and marks are; a socket that gets others has a copy of it. What few need
-;;;; (output before there is a connection, time-outs) is in EXTRA.
+;;;; Sockets for users: a connection with callbacks. The sockets of a server share one object of
+;;;; settings: callbacks, marks and time-outs. A socket that gets other callbacks has a copy of it.
 ;;;;
-;;;; READ-CB (socket octets) takes what has come, a fresh vector; of an in-place socket READ-CB
-;;;; (socket octets start end) reads it where the loop has it, until it returns. EVENT-CB
+;;;; READ-CB (socket octets) takes what has come, a fresh vector; the READ-CB of an in-place socket,
+;;;; (socket octets start end), reads it where the loop has it, until it returns. EVENT-CB
 ;;;; (condition) is told why the socket has closed, once, unless we closed it. WRITE-CB (socket) is
-;;;; called each time all output has been given to the system; DRAIN-CB (socket) when it has gone
-;;;; down to LOW-WATER octets after it was more than HIGH-WATER.
+;;;; called each time all output has been given to the system; DRAIN-CB (socket) when the output has
+;;;; gone down to LOW-WATER octets after there was more than HIGH-WATER.
 ;;;;
-;;;; Output is sent at the end of the turn. Who wants to know that it has gone AWAITS it: before
-;;;; each attempt to send, the connection's FILL defers a look at what is left, which the next turn
-;;;; does. A time-out moves nothing when octets come or go but a time; its timer looks at that.
+;;;; Output is sent at the end of the turn. A socket that needs to know when its output has gone
+;;;; AWAITS that: before each attempt to send, the connection's FILL defers a look at what is left,
+;;;; which the next turn does. When octets come or go only a time is noted; the timer of a time-out
+;;;; compares that time when it rings.
 
 (in-package #:clgrpc.async)
 
 (defconstant +high-water-octets+ 65536
   "More unsent output than this is too much, unless the user says otherwise.")
 
-(defstruct manner
-  "What sockets share; callbacks as above. INCOMING ones were accepted by a server."
-  (read-cb nil :type callback)
+(defstruct (socket-settings (:conc-name settings-))
+  "What sockets share; the callbacks are described above."
+  (read-cb nil :type callback)          ; what the connection calls: see STREAM and IN-PLACE
   (event-cb nil :type callback)
-  (connect-cb nil :type callback)
+  (connect-cb nil :type callback)       ; (socket), called once there is a connection
   (write-cb nil :type callback)
   (drain-cb nil :type callback)
-  (in-place nil :type boolean)
-  (stream nil :type boolean)            ; READ-CB gets a stream; see stream.lisp
-  (incoming nil :type boolean)
-  (tls nil :type (or null tls-credentials))
-  (high-water +high-water-octets+ :type index)
-  (low-water (ash +high-water-octets+ -2) :type index)
+  (in-place nil :type boolean)          ; READ-CB reads where the loop has the octets
+  (stream nil :type (or null function)) ; makes READ-CB of a callback that takes a stream
+  (incoming nil :type boolean)          ; a server has accepted the sockets
+  (tls nil :type (or null tls-credentials)) ; nil: they do not speak TLS
+  (high-water +high-water-octets+ :type index) ; more unsent octets than this are too many
+  (low-water (ash +high-water-octets+ -2) :type index) ; then DRAIN-CB waits for so few
   (max-unsent (options-max-unsent-octets loop:**default-options**) :type index)
-  (read-timeout nil :type (or null real))
-  (write-timeout nil :type (or null real)))
+  (read-timeout nil :type (or null real)) ; in seconds; nil: none
+  (write-timeout nil :type (or null real))) ; likewise
 
-(defstruct (extra (:copier nil))
-  "EARLY is output from before there is a connection, STREAM the socket's, if it is used as one. A
-time-out has a timer and NS, and the last time something moved."
-  (early nil :type (or null buffer))
-  (stream nil)
-  (read-timer nil :type (or null timer))
-  (read-ns 0 :type nanoseconds)
-  (read-at 0 :type nanoseconds)
-  (write-timer nil :type (or null timer))
-  (write-ns 0 :type nanoseconds)
-  (written-at 0 :type nanoseconds))
+(defstruct (timeouts (:copier nil))
+  "The time-outs of a socket."
+  (read-timer nil :type (or null timer)) ; nil: there is no time-out
+  (read-ns 0 :type nanoseconds)         ; how long nothing may come
+  (read-at 0 :type nanoseconds)         ; when something came last
+  (write-timer nil :type (or null timer)) ; nil: there is no time-out
+  (write-ns 0 :type nanoseconds)        ; how long output may wait without any being taken
+  (written-at 0 :type nanoseconds))     ; when some was taken last, or began to wait
 
 (defstruct (socket (:include handle) (:constructor %make-socket) (:copier nil)
                    (:conc-name %socket-))
   "A connection to read and write, made by a server or by TCP-CONNECT."
   (connection nil :type (or null loop:connection)) ; nil until there is one
-  (manner nil :type manner)
-  (data nil)
-  (extra nil :type (or null extra))
-  (closed nil :type boolean)
-  (awaits nil :type boolean)
+  (settings nil :type socket-settings)
+  (data nil)                            ; the user's datum
+  (early nil :type (or null buffer))    ; output from before there is a connection
+  (stream nil)                          ; its ASYNC-IO-STREAM, once that is used
+  (timeouts nil :type (or null timeouts)) ; nil while it has none
+  (closed nil :type boolean)            ; for its user; the connection may still send
+  (awaits nil :type boolean)            ; a look at what is left of the output will be deferred
   (choked nil :type boolean))           ; the output went past the high-water mark
 
-(declaim (sb-ext:freeze-type manner extra socket))
+(declaim (sb-ext:freeze-type socket-settings timeouts socket))
 
-(defmethod print-object ((manner manner) stream)
-  (print-unreadable-object (manner stream :type t :identity t)))
+(defmethod print-object ((settings socket-settings) stream)
+  (print-unreadable-object (settings stream :type t :identity t)))
+
+(defmethod print-object ((timeouts timeouts) stream)
+  (print-unreadable-object (timeouts stream :type t :identity t)))
 
 (defmethod print-object ((socket socket) stream)
   (print-unreadable-object (socket stream :type t :identity t)
     (let ((connection (%socket-connection socket)))
-      (format stream "~:[to~;from~] ~A~:[~; closed~]" (manner-incoming (%socket-manner socket))
+      (format stream "~:[to~;from~] ~A~:[~; closed~]" (settings-incoming (%socket-settings socket))
               (if connection (loop:connection-peer connection) "nobody yet")
               (%socket-closed socket)))))
 
@@ -87,13 +89,10 @@ time-out has a timer and NS, and the last time something moved."
 
 (defun socket-unsent-octets (socket)
   "How many octets of SOCKET's output the system has not taken yet. On its loop."
-  (let ((connection (%socket-connection socket)) (extra (%socket-extra socket)))
+  (let ((connection (%socket-connection socket)) (early (%socket-early socket)))
     (cond (connection (loop:connection-unsent connection))
-          ((and extra (extra-early extra)) (buffer-fill (extra-early extra)))
+          (early (buffer-fill early))
           (t 0))))
-
-(defun ensure-extra (socket)
-  (or (%socket-extra socket) (setf (%socket-extra socket) (make-extra))))
 
 ;;; What the connection calls
 
@@ -101,20 +100,21 @@ time-out has a timer and NS, and the last time something moved."
     index
   "The handler's INPUT: READ-CB takes it all."
   (let* ((socket (the socket (loop:connection-user connection)))
-         (manner (%socket-manner socket))
-         (read-cb (manner-read-cb manner))
-         (extra (%socket-extra socket)))
-    (when extra (setf (extra-read-at extra) (loop:event-loop-now (handle-loop socket))))
+         (settings (%socket-settings socket))
+         (read-cb (settings-read-cb settings))
+         (timeouts (%socket-timeouts socket)))
+    (when timeouts
+      (setf (timeouts-read-at timeouts) (loop:event-loop-now (handle-loop socket))))
     (when read-cb
-      (with-callback (socket (manner-event-cb manner))
+      (with-callback (socket (settings-event-cb settings))
         (let ((function (callback-function read-cb)))
-          (if (manner-in-place manner)
+          (if (settings-in-place settings)
               (funcall function socket octets start end)
               (funcall function socket (subseq-octets octets start end))))))
     end))
 
 (define-hot socket-fill ((connection loop:connection)) null
-  "The handler's FILL: have somebody look what is left of the output."
+  "The handler's FILL: defer a look at what is left of the output."
   (let ((socket (the socket (loop:connection-user connection))))
     (when (%socket-awaits socket)
       (loop:defer (loop:connection-loop connection) #'look-at-output socket))
@@ -123,21 +123,22 @@ time-out has a timer and NS, and the last time something moved."
 (defun look-at-output (socket)
   "There was an attempt to send output of SOCKET: tell those who await that it has gone."
   (let* ((connection (%socket-connection socket))
-         (manner (%socket-manner socket))
-         (extra (%socket-extra socket))
+         (settings (%socket-settings socket))
+         (timeouts (%socket-timeouts socket))
          (unsent (loop:connection-unsent connection)))
     (when (and (%socket-awaits socket)
                (member (loop:connection-state connection) '(:open :closing :lingering)))
-      (when extra (setf (extra-written-at extra) (loop:event-loop-now (handle-loop socket))))
+      (when timeouts
+        (setf (timeouts-written-at timeouts) (loop:event-loop-now (handle-loop socket))))
       (when (zerop unsent) (setf (%socket-awaits socket) nil))
-      (when (and (%socket-choked socket) (<= unsent (manner-low-water manner)))
+      (when (and (%socket-choked socket) (<= unsent (settings-low-water settings)))
         (setf (%socket-choked socket) nil)
-        (when (manner-drain-cb manner)
-          (with-callback (socket (manner-event-cb manner))
-            (funcall (manner-drain-cb manner) socket))))
-      (when (and (zerop unsent) (manner-write-cb manner))
-        (with-callback (socket (manner-event-cb manner))
-          (funcall (manner-write-cb manner) socket))))))
+        (when (settings-drain-cb settings)
+          (with-callback (socket (settings-event-cb settings))
+            (funcall (settings-drain-cb settings) socket))))
+      (when (and (zerop unsent) (settings-write-cb settings))
+        (with-callback (socket (settings-event-cb settings))
+          (funcall (settings-write-cb settings) socket))))))
 
 (defun socket-gone (connection reason)
   "The handler's CLOSED."
@@ -159,35 +160,35 @@ time-out has a timer and NS, and the last time something moved."
 
 (defun begin-socket (socket)
   "SOCKET, just made, is in use."
-  (let ((program (loop-program (handle-loop socket))) (manner (%socket-manner socket)))
-    (when (or (manner-read-timeout manner) (manner-write-timeout manner))
-      (set-timeouts socket (manner-read-timeout manner) (manner-write-timeout manner)))
+  (let ((program (loop-program (handle-loop socket))) (settings (%socket-settings socket)))
+    (when (or (settings-read-timeout settings) (settings-write-timeout settings))
+      (set-timeouts socket (settings-read-timeout settings) (settings-write-timeout settings)))
     (begin-use socket)
-    (if (manner-incoming manner)
+    (if (settings-incoming settings)
         (incf (program-incoming program))
         (incf (program-outgoing program)))))
 
 (defun open-connection (socket transport server-name)
-  "TRANSPORT is connected: from now on SOCKET reads and writes it, with TLS if its manner says so.
+  "TRANSPORT is connected: from now on SOCKET reads and writes it, with TLS if its settings say so.
 Signal SOCKET-ERROR or TLS-ERROR, and close TRANSPORT, if that cannot be."
   (let* ((loop (handle-loop socket))
-         (manner (%socket-manner socket))
-         (tls (manner-tls manner))
+         (settings (%socket-settings socket))
+         (tls (settings-tls settings))
          (made nil))
     (unwind-protect
          (let ((transport (if tls
                               (loop:make-tls-transport loop transport tls
-                                                  (if (manner-incoming manner) :server :client)
+                                                  (if (settings-incoming settings) :server :client)
                                                   :server-name server-name)
                               transport)))
            (setf (%socket-connection socket)
                  (loop:make-connection loop transport **socket-handler** :user socket
-                                  :max-unsent-octets (manner-max-unsent manner))
+                                  :max-unsent-octets (settings-max-unsent settings))
                  made t))
       (unless made (loop:close-transport transport)))
-    (when (and tls (not (manner-incoming manner)))
+    (when (and tls (not (settings-incoming settings)))
       (loop:begin-handshake (%socket-connection socket)))
-    (let ((early (and (%socket-extra socket) (shiftf (extra-early (%socket-extra socket)) nil))))
+    (let ((early (shiftf (%socket-early socket) nil)))
       (when early
         (append-octets (loop:connection-output (%socket-connection socket)) (buffer-octets early)
                        :start (buffer-start early) :end (buffer-end early)))))
@@ -197,23 +198,23 @@ Signal SOCKET-ERROR or TLS-ERROR, and close TRANSPORT, if that cannot be."
   "SOCKET is closed for its user."
   (let* ((loop (handle-loop socket))
          (program (loop-program loop))
-         (extra (%socket-extra socket)))
-    (setf (%socket-closed socket) t)
-    (if (manner-incoming (%socket-manner socket))
+         (timeouts (%socket-timeouts socket)))
+    (setf (%socket-closed socket) t
+          (%socket-early socket) nil
+          (%socket-timeouts socket) nil)
+    (if (settings-incoming (%socket-settings socket))
         (decf (program-incoming program))
         (decf (program-outgoing program)))
-    (when extra
-      (stop-timer loop (extra-read-timer extra))
-      (stop-timer loop (extra-write-timer extra))
-      ;; a stream can be read to its end
-      (unless (extra-stream extra) (setf (%socket-extra socket) nil)))))
+    (when timeouts
+      (stop-timer loop (timeouts-read-timer timeouts))
+      (stop-timer loop (timeouts-write-timer timeouts)))))
 
 (defun stop-timer (loop timer)
   (when timer (cancel-timer (loop:event-loop-wheel loop) timer)))
 
 (defun tell-event (handle condition)
   "Give CONDITION to the event callback of HANDLE, a socket, or log it if there is none."
-  (let ((event-cb (manner-event-cb (%socket-manner handle))))
+  (let ((event-cb (settings-event-cb (%socket-settings handle))))
     (when (typep condition 'socket-error) (setf (loop:socket-error-owner condition) handle))
     (cond (event-cb (with-callback (handle nil) (funcall event-cb condition)))
           ((typep condition 'socket-eof))
@@ -239,6 +240,12 @@ thread."
   (declare (ignore text))
   (close-socket socket :force t))
 
+(defmethod call-with-restarts ((socket socket) function)
+  (restart-case (funcall function)
+    (close-socket ()
+      :report "Leave the callback and close its socket."
+      (close-socket socket :force t))))
+
 ;;; Output
 
 (defun output-octets (data)
@@ -250,32 +257,32 @@ thread."
 
 (define-hot write-now ((socket socket) (octets octets) (start index) (end index)) boolean
   "Append the octets to what SOCKET is to send. Return true if it is ready for more."
-  (let ((connection (%socket-connection socket)) (manner (%socket-manner socket)))
+  (let ((connection (%socket-connection socket)) (settings (%socket-settings socket)))
     (cond ((%socket-closed socket) nil)
           (t (append-octets (if connection
                                 (loop:connection-output connection)
                                 (early-output socket))
                             octets :start start :end end)
-             (when (or (manner-write-cb manner) (%socket-extra socket)) (await-output socket))
-             (or (<= (the index (socket-unsent-octets socket)) (manner-high-water manner))
+             (when (or (settings-write-cb settings) (%socket-timeouts socket))
+               (await-output socket))
+             (or (<= (the index (socket-unsent-octets socket)) (settings-high-water settings))
                  (progn (setf (%socket-choked socket) t)
                         (await-output socket)
                         nil))))))
 
 (defun early-output (socket)
-  (let ((extra (ensure-extra socket)))
-    (or (extra-early extra) (setf (extra-early extra) (make-buffer :size 64)))))
+  (or (%socket-early socket) (setf (%socket-early socket) (make-buffer :size 64))))
 
 (defun await-output (socket)
-  "Have somebody look when SOCKET's output has been sent, and when it is not for too long."
+  "Have a look deferred when SOCKET's output has been sent, and its time-out begin."
   (unless (%socket-awaits socket)
     (setf (%socket-awaits socket) t)
-    (let ((extra (%socket-extra socket)))
-      (when (and extra (extra-write-timer extra))
+    (let ((timeouts (%socket-timeouts socket)))
+      (when (and timeouts (timeouts-write-timer timeouts))
         (let ((loop (handle-loop socket)))
-          (setf (extra-written-at extra) (loop:event-loop-now loop))
-          (schedule-timer (loop:event-loop-wheel loop) (extra-write-timer extra)
-                          (+ (loop:event-loop-now loop) (extra-write-ns extra)))))))
+          (setf (timeouts-written-at timeouts) (loop:event-loop-now loop))
+          (schedule-timer (loop:event-loop-wheel loop) (timeouts-write-timer timeouts)
+                          (+ (loop:event-loop-now loop) (timeouts-write-ns timeouts)))))))
   nil)
 
 (define-hot write-socket-data ((socket socket) data &key (start index 0) (end (or null index))
@@ -307,11 +314,14 @@ than that which runs the loop true is returned if SOCKET was not closed."
                  (not (%socket-closed socket))))))))
 
 (defun set-callbacks (socket read-cb write-cb event-cb)
-  (let ((manner (setf (%socket-manner socket) (copy-manner (%socket-manner socket)))))
+  "Have those callbacks that are not nil be SOCKET's from now on."
+  (let* ((settings (setf (%socket-settings socket)
+                         (copy-socket-settings (%socket-settings socket))))
+         (stream (settings-stream settings)))
     (when read-cb
-      (setf (manner-read-cb manner) (if (manner-stream manner) (stream-feeder read-cb) read-cb)))
-    (when write-cb (setf (manner-write-cb manner) write-cb))
-    (when event-cb (setf (manner-event-cb manner) event-cb))))
+      (setf (settings-read-cb settings) (if stream (funcall stream read-cb) read-cb)))
+    (when write-cb (setf (settings-write-cb settings) write-cb))
+    (when event-cb (setf (settings-event-cb settings) event-cb))))
 
 ;;; Input
 
@@ -339,39 +349,42 @@ that is not positive, is never. Signal SOCKET-CLOSED if it is closed. On its loo
   (set-timeouts socket read-seconds write-seconds))
 
 (defun set-timeouts (socket read-seconds write-seconds)
+  "See SET-SOCKET-TIMEOUTS."
   (flet ((ns (seconds)
            (if (and seconds (plusp seconds)) (seconds-ns seconds) 0)))
     (let* ((loop (handle-loop socket))
            (wheel (loop:event-loop-wheel loop))
            (now (loop:event-loop-now loop))
-           (extra (ensure-extra socket)))
-      (stop-timer loop (extra-read-timer extra))
-      (stop-timer loop (extra-write-timer extra))
-      (setf (extra-read-ns extra) (ns read-seconds)
-            (extra-read-at extra) now
-            (extra-write-ns extra) (ns write-seconds)
-            (extra-written-at extra) now
-            (extra-read-timer extra) nil
-            (extra-write-timer extra) nil)
-      (when (plusp (extra-read-ns extra))
-        (setf (extra-read-timer extra) (make-timer #'check-reading socket))
-        (schedule-timer wheel (extra-read-timer extra) (+ now (extra-read-ns extra))))
-      (when (plusp (extra-write-ns extra))
-        (setf (extra-write-timer extra) (make-timer #'check-writing socket))
-        (when (%socket-awaits socket)
-          (schedule-timer wheel (extra-write-timer extra) (+ now (extra-write-ns extra)))))
+           (read-ns (ns read-seconds))
+           (write-ns (ns write-seconds))
+           (old (%socket-timeouts socket))
+           (read-timer (and (plusp read-ns) (make-timer #'check-reading socket)))
+           (write-timer (and (plusp write-ns) (make-timer #'check-writing socket))))
+      (when old
+        (stop-timer loop (timeouts-read-timer old))
+        (stop-timer loop (timeouts-write-timer old)))
+      (setf (%socket-timeouts socket)
+            (and (or read-timer write-timer)
+                 (make-timeouts :read-timer read-timer :read-ns read-ns :read-at now
+                                :write-timer write-timer :write-ns write-ns :written-at now)))
+      (when read-timer (schedule-timer wheel read-timer (+ now read-ns)))
+      (when (and write-timer (%socket-awaits socket))
+        (schedule-timer wheel write-timer (+ now write-ns)))
       nil)))
 
 (defun check-reading (socket)
-  (let ((extra (%socket-extra socket)))
-    (check-time socket (extra-read-timer extra) (+ (extra-read-at extra) (extra-read-ns extra))
+  "The timer of the time-out for reading has rung."
+  (let ((timeouts (%socket-timeouts socket)))
+    (check-time socket (timeouts-read-timer timeouts)
+                (+ (timeouts-read-at timeouts) (timeouts-read-ns timeouts))
                 "nothing has come for too long")))
 
 (defun check-writing (socket)
-  (let ((extra (%socket-extra socket)))
+  "The timer of the time-out for writing has rung."
+  (let ((timeouts (%socket-timeouts socket)))
     (when (%socket-awaits socket)
-      (check-time socket (extra-write-timer extra)
-                  (+ (extra-written-at extra) (extra-write-ns extra))
+      (check-time socket (timeouts-write-timer timeouts)
+                  (+ (timeouts-written-at timeouts) (timeouts-write-ns timeouts))
                   "the peer takes nothing"))))
 
 (defun check-time (socket timer end-ns text)

@@ -12,7 +12,7 @@
                            sb-gray:fundamental-character-input-stream
                            sb-gray:fundamental-binary-output-stream
                            sb-gray:fundamental-character-output-stream)
-  ((socket :initarg :socket :reader stream-socket)
+  ((socket :initarg :socket :reader stream-socket)   ; the SOCKET that it reads and writes
    (unread :initform nil :accessor stream-unread)    ; nil or a buffer that is not empty
    (stopped :initform nil :accessor stream-stopped)) ; the socket is not read for now
   (:documentation "A socket as a stream: what :STREAM of TCP-SERVER, TCP-CONNECT, PIPE-SERVER and
@@ -34,11 +34,10 @@ CLOSE is CLOSE-SOCKET, with :ABORT its :FORCE."))
 (defun socket-stream (socket)
   "Return SOCKET, one made with :STREAM true, as the ASYNC-IO-STREAM that its read callback gets.
 Signal MISUSE if it was made without. On its loop."
-  (unless (manner-stream (%socket-manner socket))
+  (unless (settings-stream (%socket-settings socket))
     (misuse "~A was not made with :STREAM true." socket))
-  (let ((extra (ensure-extra socket)))
-    (or (extra-stream extra)
-        (setf (extra-stream extra) (make-instance 'async-io-stream :socket socket)))))
+  (or (%socket-stream socket)
+      (setf (%socket-stream socket) (make-instance 'async-io-stream :socket socket))))
 
 ;;; Input
 
@@ -60,13 +59,13 @@ Signal MISUSE if it was made without. On its loop."
 (defun mind-water (stream)
   "Stop reading the socket of STREAM if too much is unread, and go on if that has gone."
   (let* ((socket (stream-socket stream))
-         (manner (%socket-manner socket))
+         (settings (%socket-settings socket))
          (count (unread-octets stream)))
     (cond ((stream-stopped stream)
-           (when (<= count (manner-low-water manner))
+           (when (<= count (settings-low-water settings))
              (setf (stream-stopped stream) nil)
              (enable-socket socket :read t)))
-          ((> count (manner-high-water manner))
+          ((> count (settings-high-water settings))
            (setf (stream-stopped stream) t)
            (disable-socket socket :read t)))
     nil))

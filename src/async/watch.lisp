@@ -6,9 +6,9 @@
 ;;; Each turn
 
 (defstruct (idler (:include handle) (:conc-name %idler-) (:copier nil))
-  "Calls CALLBACK in each turn."
-  (callback nil :type callback)
-  (event-cb nil :type callback))
+  "A function that is called in each turn."
+  (callback nil :type callback)         ; the function, without arguments
+  (event-cb nil :type callback))        ; gets errors in CALLBACK
 
 (defun idle (function &key event-cb (loop *event-loop*))
   "Have FUNCTION called, without arguments, in each turn of LOOP, which does not sleep as long,
@@ -41,11 +41,11 @@ until FREE-IDLER or CANCEL of what this returns. EVENT-CB gets errors in it. Fro
 
 (defstruct (notifier (:include handle) (:constructor %make-notifier) (:conc-name %notifier-)
                      (:copier nil))
-  "Calls CALLBACK when it is triggered."
-  (callback nil :type callback)
-  (event-cb nil :type callback)
-  (single-shot t :type boolean)
-  (freed nil :type boolean))
+  "A function that other threads have called on the loop."
+  (callback nil :type callback)         ; the function, without arguments
+  (event-cb nil :type callback)         ; gets errors in CALLBACK
+  (single-shot t :type boolean)         ; the first call frees it
+  (freed nil :type boolean))            ; it calls CALLBACK no more
 
 (defun make-notifier (function &key event-cb (single-shot t) (loop *event-loop*))
   "Return a notifier: each TRIGGER-NOTIFIER of it, in any thread, calls FUNCTION, without arguments,
@@ -92,16 +92,17 @@ stopped. From any thread."
 ;;; anew, which reports what is still so.
 
 (defstruct (watched-descriptor (:include loop:source) (:copier nil))
+  "The loop's side of a DESCRIPTOR-WATCH."
   (watch nil))                          ; the DESCRIPTOR-WATCH
 
 (defstruct (descriptor-watch (:include handle) (:conc-name %watch-) (:constructor %make-watch)
                              (:copier nil))
-  "Calls CALLBACK when DESCRIPTOR is what FLAGS say."
-  (descriptor -1 :type fixnum)
-  (flags 0 :type (unsigned-byte 32))
-  (callback nil :type callback)
-  (event-cb nil :type callback)
-  (source nil :type (or null watched-descriptor)))
+  "A function that is called when a descriptor of the user's is readable or writable."
+  (descriptor -1 :type fixnum)          ; the user's, who closes it
+  (flags 0 :type (unsigned-byte 32))    ; the events that the user wants, see POLL-FLAGS
+  (callback nil :type callback)         ; (events), the function
+  (event-cb nil :type callback)         ; gets errors in CALLBACK
+  (source nil :type (or null watched-descriptor))) ; what the loop has for it
 
 (defmethod loop:interest ((source watched-descriptor))
   (%watch-flags (watched-descriptor-watch source)))
