@@ -1,7 +1,8 @@
-;;;; The log: events as data, handed to one function of the user's choice, and by default errors
-;;;; to the standard error. Logging must never be the reason why something fails, so errors in that
-;;;; function are swallowed, and so is what it logs itself. What goes on in detail is for tracers
-;;;; (trace.lisp); functions that write what is logged are in journal.lisp.
+;;;; The log: events as data. They go to *LOG-FUNCTION*, the user's choice, which by default writes
+;;;; errors to the standard error, and to any number of listeners, which libraries add. Logging must
+;;;; never be the reason why something fails, so errors in these functions are swallowed, and so is
+;;;; what they log themselves. What goes on in detail is for tracers (trace.lisp); functions that
+;;;; write what is logged are in journal.lisp.
 
 (in-package #:clgrpc.base)
 
@@ -12,7 +13,32 @@ EVENT &rest PLIST) with each event, in whatever thread it happens, at times an e
 it should be quick: LOG-WRITER returns one that writes lines, LOG-IN-BACKGROUND one that hands on
 to another which may take its time. LEVEL is :debug, :info, :warning, :error or, of a tracer (see
 TRACERS), :trace; EVENT a keyword, PLIST what is known about it; doc/observability.md lists them.
-Errors in it are swallowed. Set it globally; a binding reaches one thread only.")
+Errors in it are swallowed. Set it globally; a binding reaches one thread only. It belongs to the
+program: a library that wants to hear of events has ADD-LOG-LISTENER.")
+
+(declaim (type list **log-listeners**))
+(defglobal **log-listeners** '()
+  "Functions, or symbols that name some, that hear of each event as *LOG-FUNCTION* does. The list is
+replaced, never changed.")
+
+(defun add-log-listener (listener)
+  "Have LISTENER, a function or a symbol that names one, called with each event as *LOG-FUNCTION*
+is, and beside it, until REMOVE-LOG-LISTENER. One that is there already is not called twice. Return
+LISTENER. From any thread."
+  (unless (typep listener '(and (or symbol function) (not null)))
+    (misuse "A log listener is a function, or a symbol that names one, not ~S." listener))
+  (sb-ext:atomic-update **log-listeners**
+                        (lambda (listeners) (adjoin listener listeners)))
+  listener)
+
+(defun remove-log-listener (listener)
+  "Undo ADD-LOG-LISTENER. Return false if LISTENER was not there. From any thread."
+  (let ((there nil))
+    (sb-ext:atomic-update **log-listeners**
+                          (lambda (listeners)
+                            (setf there (and (member listener listeners) t))
+                            (remove listener listeners)))
+    there))
 
 (declaim (type (or null function) **line-function**))
 (defglobal **line-function** nil
@@ -27,17 +53,24 @@ its own writes, as that of LOG-WRITER does. From any thread."
     (apply **line-function** level event plist)))
 
 (defun log-nothing (&rest event)
-  "What the log function is while it runs."
+  "What the log function is in a thread that runs it, or a listener: no listener hears of an event
+then."
   (declare (ignore event)))
 
 (defun log-event (level event &rest plist)
-  "Tell *LOG-FUNCTION*, if there is one, of EVENT. Return nothing; never signal. From any thread."
+  "Tell *LOG-FUNCTION*, if there is one, and the listeners of EVENT. Return nothing; never signal.
+From any thread."
   (let ((function (or *log-function*
-                      (and (eq :trace level) **line-function**))))
-    (when function
+                      (and (eq :trace level) **line-function**)))
+        (listeners **log-listeners**))
+    (unless (or (eq function #'log-nothing)
+                (not (or function listeners)))
       (let ((*log-function* #'log-nothing))
-        (handler-case (apply function level event plist)
-          (serious-condition () nil)))))
+        (flet ((tell (function)
+                 (handler-case (apply function level event plist)
+                   (serious-condition () nil))))
+          (when function (tell function))
+          (mapc #'tell listeners)))))
   (values))
 
 ;;; Backtraces: a line for each frame, with what a peer sent as bounded and as visible as elsewhere
@@ -75,5 +108,5 @@ its own writes, as that of LOG-WRITER does. From any thread."
 (defun log-condition (level event condition &rest plist)
   "LOG-EVENT with :condition and, as text, the :backtrace of the point where it is called: from
 within a HANDLER-BIND, that is where CONDITION was signalled."
-  (when *log-function*
+  (when (or *log-function* **log-listeners**)
     (apply #'log-event level event :condition condition :backtrace (backtrace-text) plist)))

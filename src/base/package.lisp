@@ -90,7 +90,7 @@
    ;; visible.lisp
    #:visible-text #:write-visible #:unsafe-char-p #:bounded-text #:with-bounded-text
    ;; log.lisp, trace.lisp, journal.lisp
-   #:*log-function* #:log-event #:log-condition
+   #:*log-function* #:add-log-listener #:remove-log-listener #:log-event #:log-condition
    #:tracers #:tracer-table #:tracer #:tracer-name #:tracer-text #:tracer-aliases #:tracer-meaning
    #:tracing-p #:trace-event
    #:log-writer #:log-errors #:log-in-background #:flush-log #:read-environment

@@ -52,6 +52,65 @@
     (finishes (log-event :info :started))
     (is (= 1 calls))))
 
+(defmacro with-log-listener ((listener) &body body)
+  "Evaluate BODY while LISTENER is a log listener."
+  (let ((function (gensym "LISTENER")))
+    `(let ((,function ,listener))
+       (add-log-listener ,function)
+       (unwind-protect (progn ,@body)
+         (remove-log-listener ,function)))))
+
+(test log-listeners-hear-of-events
+  "Any number of them, beside the log function, and without one."
+  (let ((first '()) (second '()) (own '()))
+    (with-log-listener ((lambda (&rest event) (push event first)))
+      (with-log-listener ((lambda (&rest event) (push event second)))
+        (let ((*log-function* (lambda (&rest event) (push event own))))
+          (log-event :info :started :port 80)))
+      (let ((*log-function* nil))
+        (log-event :error :failed)))
+    (let ((*log-function* nil)) (log-event :error :unheard))
+    (is (equal '((:error :failed) (:info :started :port 80)) first))
+    (is (equal '((:info :started :port 80)) second))
+    (is (equal '((:info :started :port 80)) own))))
+
+(test log-listeners-are-added-once
+  (let ((count 0))
+    (flet ((listener (&rest event) (declare (ignore event)) (incf count)))
+      (is (eq #'listener (add-log-listener #'listener)))
+      (add-log-listener #'listener)
+      (let ((*log-function* nil)) (log-event :info :started))
+      (is-true (remove-log-listener #'listener))
+      (is-false (remove-log-listener #'listener))
+      (let ((*log-function* nil)) (log-event :info :started))
+      (is (= 1 count))))
+  (signals misuse (add-log-listener nil))
+  (signals misuse (add-log-listener "no function")))
+
+(test log-listeners-do-not-disturb
+  "Errors in one are no other's concern, and what they log is not heard."
+  (let ((calls 0) (heard 0) (*log-function* (lambda (&rest event)
+                                              (declare (ignore event))
+                                              (error "broken"))))
+    (with-log-listener ((lambda (&rest event) (declare (ignore event)) (incf heard)))
+      (with-log-listener ((lambda (&rest event)
+                            (declare (ignore event))
+                            (incf calls)
+                            (log-event :error :again)
+                            (error "broken")))
+        (finishes (log-event :info :started))
+        (is (= 1 calls))
+        (is (= 1 heard))))))
+
+(test log-listeners-get-backtraces
+  (let ((heard nil) (*log-function* nil))
+    (with-log-listener ((lambda (&rest event) (setf heard event)))
+      (log-condition :error :failed (make-condition 'simple-error :format-control "broken")))
+    (destructuring-bind (level name &key condition backtrace) heard
+      (is (equal '(:error :failed) (list level name)))
+      (is (string= "broken" (princ-to-string condition)))
+      (is (stringp backtrace)))))
+
 (test log-conditions-with-backtrace
   (let* ((event nil)
          (*log-function* (lambda (&rest rest) (setf event rest))))
