@@ -291,6 +291,7 @@
                (:file "timeout")
                (:file "metadata")
                (:file "method")
+               (:file "channel")
                (:file "interceptor")
                (:file "transport")
                (:file "part")
@@ -299,7 +300,11 @@
                (:file "trouble")
                (:file "reaction")
                (:file "room")
-               (:file "account")))
+               (:file "account")
+               (:file "stub")
+               (:file "future")
+               (:file "dropped")
+               (:file "runtime")))
 
 (defsystem "clgrpc/wire"
   :description "What both ends of a call share over HTTP/2: links, framing, streams of messages."
@@ -326,12 +331,11 @@
                (:file "account")))
 
 (defsystem "clgrpc/client"
-  :description "Channels, subchannels, stubs, futures."
+  :description "Channels over the network, subchannels, stubs."
   :depends-on ("clgrpc/wire" "alexandria")
   :pathname "src/client/"
   :serial t
   :components ((:file "package")
-               (:file "runtime")
                (:file "structure")
                (:file "subchannel")
                (:file "dropped")
@@ -340,9 +344,7 @@
                (:file "call")
                (:file "transport")
                (:file "channel")
-               (:file "interceptor")
-               (:file "stub")
-               (:file "future")))
+               (:file "stub")))
 
 (defsystem "clgrpc/server"
   :description "Servers, listeners, dispatch, drain."
@@ -638,7 +640,13 @@
                (:file "call")
                (:file "transport")
                (:file "verb")
-               (:file "trouble")))
+               (:file "trouble")
+               (:file "channel")
+               (:file "interceptor")
+               (:file "stub")
+               (:file "future")
+               (:file "dropped")
+               (:file "runtime")))
 
 (defsystem "clgrpc/tests/wire"
   :depends-on ("clgrpc/wire" "fiveam")

@@ -59,6 +59,8 @@
                 #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata #:call-trailers
                 #:call-peer #:call-stages #:call-security #:call-compression #:received-compressed-p
                 #:send-metadata #:time-remaining #:call-deadline #:after
+                #:close-channel #:channel-target #:channel-state #:ensure-connected
+                #:wait-for-state-change #:call-async
                 ;; reactive handlers
                 #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish
                 ;; interceptors
@@ -76,8 +78,7 @@
                 #:aborted #:out-of-range #:unimplemented #:internal #:unavailable #:data-loss
                 #:unauthenticated)
   (:import-from #:clgrpc.client
-                #:make-channel #:close-channel #:with-channel #:channel-target #:channel-state
-                #:ensure-connected #:wait-for-state-change #:call-async)
+                #:make-channel #:with-channel)
   (:import-from #:clgrpc.server
                 #:server #:start-server #:stop-server #:server-address #:server-addresses
                 #:server-running-p #:server-statistics #:server-service-names #:server-started

@@ -377,16 +377,6 @@ deadline is that of the deadline, and what was said of it its cause."
   "The operation DRIVE."
   (drive-for (wire-call-loop call) call ready-p))
 
-(defun drive-for (loop call ready-p)
-  "Drive LOOP until READY-P is true of CALL or that has ended; say whether that came. A thread
-inside a handler never drives: what it would run might wait for it."
-  (declare (type function ready-p))
-  (flet ((done-p (call) (or (call-status call) (funcall ready-p call))))
-    (declare (dynamic-extent #'done-p))
-    (and (null rpc:*call*)
-         (loop:drive loop #'done-p call)
-         (done-p call))))
-
 (defun client-park (call ready-p)
   "The operation PARK."
   (declare (type function ready-p))

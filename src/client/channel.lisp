@@ -1,5 +1,5 @@
-;;;; Channels: what stubs are called on. A channel may be used from any thread; making one never
-;;;; blocks and connects nothing: the first call does, or ENSURE-CONNECTED.
+;;;; Channels over the network (rpc/channel.lisp). Making one never blocks and connects nothing: the
+;;;; first call does, or ENSURE-CONNECTED.
 
 (in-package #:clgrpc.client)
 
@@ -10,20 +10,17 @@
                           :reader channel-plaintext-credentials))
   (:documentation "A channel over the network; made by MAKE-CHANNEL, ended by CLOSE-CHANNEL."))
 
-(document-functions
-  channel-target "The target that CHANNEL was made for, a string. From any thread.")
+(defclass intercepted-channel (interception wire-channel) ()
+  (:documentation "A channel over the network whose calls go through interceptors."))
 
 (defmethod print-object ((channel wire-channel) stream)
   (print-unreadable-object (channel stream :type t)
     (format stream "~A ~(~A~)" (channel-target channel) (channel-state channel))))
 
-(defgeneric channel-secure-p (channel)
-  (:documentation "True if nobody on the way can read what CHANNEL sends.")
-  (:method ((channel rpc:channel)) nil)
-  (:method ((channel wire-channel))
-    (let ((credentials (subchannel-credentials (channel-subchannel channel))))
-      ;; whoever is not asked who he is may be in between
-      (and credentials (loop:tls-credentials-verify credentials)))))
+(defmethod channel-secure-p ((channel wire-channel))
+  (let ((credentials (subchannel-credentials (channel-subchannel channel))))
+    ;; whoever is not asked who he is may be in between
+    (and credentials (loop:tls-credentials-verify credentials))))
 
 (defun make-channel (target &rest arguments &key credentials compression interceptors
                                              call-credentials plaintext-credentials
@@ -93,12 +90,6 @@ it would have characters that it cannot have (RFC 3986)."
                another alphabet has a form in it, xn--…" name))
     (hpack:string-field ":authority" name)))
 
-(defgeneric close-channel (channel)
-  (:documentation "End CHANNEL: its open calls end with :cancelled, its connection is closed in
-order. Closing again does nothing. Saving the image closes all channels. One that is dropped without
-being closed is closed some time after a garbage collection has found it, once its calls have ended,
-with a warning in the log. From any thread, but not from a callback."))
-
 (defmethod close-channel ((channel wire-channel))
   (sb-ext:cancel-finalization channel)
   (close-subchannel (channel-subchannel channel)))
@@ -135,10 +126,6 @@ close it on exit."
        (declare (dynamic-extent #',function))
        (call-with-channel ,target (list ,@options) #',function))))
 
-(defgeneric channel-state (channel)
-  (:documentation "The connectivity of CHANNEL: :idle, :connecting, :ready, :transient-failure or
-:shutdown. From any thread."))
-
 (defmethod channel-state ((channel wire-channel))
   (if (slot-boundp channel 'subchannel)
       (subchannel-state (channel-subchannel channel))
@@ -154,11 +141,6 @@ that, or NIL after TIMEOUT seconds."
       (loop thereis (funcall function (channel-state channel))
             while (loop:await-notice (subchannel-changed subchannel) (subchannel-lock subchannel)
                                      end)))))
-
-(defgeneric ensure-connected (channel &key timeout)
-  (:documentation "Connect CHANNEL if it is not, and wait until it is ready, TIMEOUT seconds, 10 by
-default, at most. Return CHANNEL. Signal :unavailable with the reason if an attempt fails,
-:deadline-exceeded if the time is up. From any thread but a loop's."))
 
 (defmethod ensure-connected ((channel wire-channel) &key (timeout 10))
   (let ((subchannel (channel-subchannel channel)))
@@ -182,11 +164,6 @@ default, at most. Return CHANNEL. Signal :unavailable with the reason if an atte
   (format nil "not connected to ~A within ~A s, but ~A~@[; ~A~]" (target-text subchannel) seconds
           (rpc:stage-text :client (wire:wait-clock-stage (subchannel-clock subchannel)))
           (subchannel-failure subchannel)))
-
-(defgeneric wait-for-state-change (channel state &key timeout)
-  (:documentation "Wait until the state of CHANNEL is another than STATE, TIMEOUT seconds, 10 by
-default, at most; return the new state, or NIL if it is STATE still. The state may have changed more
-than once. From any thread but a loop's."))
 
 (defmethod wait-for-state-change ((channel wire-channel) state &key (timeout 10))
   (check-type state (member :idle :connecting :ready :transient-failure :shutdown))

@@ -1,4 +1,4 @@
-;;;; The client: channels, connections with back-off, calls, futures.
+;;;; The client: channels over the network, connections with back-off, calls.
 
 (defpackage #:clgrpc.client
   (:use #:cl #:clgrpc.base)
@@ -9,21 +9,19 @@
   (:import-from #:clgrpc.rpc
                 #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
                 #:call-incoming #:end-call #:notify #:operate #:cancel
-                #:rpc-method #:rpc-method-kind #:rpc-error-message)
+                #:rpc-method #:rpc-method-kind #:rpc-error-message
+                ;; channels
+                #:close-channel #:channel-target #:channel-state #:channel-secure-p
+                #:channel-plaintext-credentials #:ensure-connected #:wait-for-state-change
+                #:interception #:credentials-metadata
+                #:client-loop #:client-loop-loop #:client-loop-reserve #:acquire-client-loop
+                #:release-client-loop #:drive-for #:when-dropped #:report-dropped #:end-elsewhere
+                ;; stubs
+                #:check-call-options #:absolute-deadline #:request-generator #:only-request
+                #:fail-or-retry #:never #:send-requests #:pump-requests)
   (:import-from #:clgrpc.wire
                 #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint
                 #:wire-call-unattended)
-  (:import-from #:clgrpc.loop #:future #:future-done-p #:await #:attach)
   (:export
-   ;; for the in-process channel
-   #:client-loop #:acquire-timer-loop #:release-timer-loop #:client-loop-loop
-   #:client-loop-reserve
-   #:when-dropped #:report-dropped
-   #:interception #:channel-secure-p #:check-call-options #:absolute-deadline #:request-generator
-   #:only-request #:fail-or-retry #:never #:drive-for #:pump-requests
-   #:send-requests
-   #:channel-interceptors #:channel-call-credentials
-   ;; channel.lisp to future.lisp
-   #:wire-channel #:make-channel #:close-channel #:with-channel #:channel-target #:channel-state
-   #:ensure-connected #:wait-for-state-change #:call-async))
+   #:wire-channel #:make-channel #:with-channel))

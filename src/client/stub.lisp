@@ -10,15 +10,6 @@
 
 (in-package #:clgrpc.client)
 
-(define-hot check-call-options ((options list)) null
-  "Signal MISUSE if a keyword of the plist OPTIONS is none that a stub takes."
-  (let ((known '(:timeout :deadline :metadata :wait-for-ready :call-credentials :compression)))
-    (loop for name in options by #'cddr
-          unless (or (member name known)
-                     (eq name :async))  ; of CALL-ASYNC
-            do (misuse "A stub takes no ~S, but~{ ~(~S~)~^,~}." name known)))
-  nil)
-
 (defmethod rpc:invoke ((channel wire-channel) method request &rest options
                        &key timeout deadline metadata wait-for-ready async call-credentials
                          (compression nil compression-p))
@@ -68,26 +59,6 @@
   "The time now, by the clock of CHANNEL's loop."
   (loop:read-clock (subchannel-loop (channel-subchannel channel))))
 
-(defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
-  "A deadline before that, ten seconds after the machine was started, is some other number: times in
-seconds, since 1900 or 1970, are below it.")
-
-(defun absolute-deadline (timeout deadline now)
-  "The deadline that TIMEOUT, seconds from NOW or nil, DEADLINE, absolute ns or nil, and the current
-call give. NOW matters only with one of those."
-  (unless (typep timeout '(or null (real 0))) (misuse "TIMEOUT is seconds, not ~S." timeout))
-  (unless (typep deadline '(or null rpc:deadline))
-    (misuse "DEADLINE is nanoseconds of the monotonic clock, not ~S." deadline))
-  (when (and deadline (< 0 deadline +least-deadline-ns+ now))
-    (misuse "DEADLINE is nanoseconds of the monotonic clock, such as CALL-DEADLINE returns; ~D ~
-             looks like seconds of a calendar, and :timeout takes how many from now." deadline))
-  (rpc:earlier-deadline (rpc:earlier-deadline (or deadline 0)
-                                              (if timeout
-                                                  (rpc:deadline-in (max 1 (seconds-ns timeout))
-                                                                   now)
-                                                  0))
-                        (if rpc:*call* (call-deadline rpc:*call*) 0)))
-
 (defun make-call (channel method deadline unattended now)
   "A call of METHOD on CHANNEL, its own future if it is UNATTENDED. It begins NOW, or if that is 0
 when its loop begins it."
@@ -98,10 +69,6 @@ when its loop begins it."
    :operations (if (member (rpc-method-kind method) '(:unary :client-streaming))
                    **single-operations**
                    **stream-operations**)))
-
-(define-hot only-request ((method rpc-method) request) t
-  "REQUEST, if METHOD takes it."
-  (rpc:check-message method (rpc:rpc-method-request-type method) request))
 
 (define-hot submit-call ((call client-call) request) null
   "Hand CALL to its loop with its only REQUEST, or nil: written straight into the output if this
@@ -165,14 +132,6 @@ and wait for the end of CALL. If this is left otherwise, at whatever moment, can
            (rpc:wait-for-call call #'never))
       (client-leave call))))
 
-(defun fail-or-retry (call channel method request options)
-  "Signal the RPC-ERROR of CALL, which these arguments of INVOKE have led to; with the restart
-RETRY-CALL return what another call returns."
-  (restart-case (error (rpc:call-condition call))
-    (rpc:retry-call ()
-      :report "Make the call again."
-      (apply #'rpc:invoke channel method request options))))
-
 (defun reply-of (call)
   "Return the reply of CALL, which answers once and has ended, and CALL, or signal its RPC-ERROR."
   (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
@@ -180,38 +139,7 @@ RETRY-CALL return what another call returns."
             (if reply (wire:wire-decode call reply 0 0) (rpc:pop-incoming call)))
           call))
 
-(defun never (call)
-  "What a waiter waits for who waits for the end of CALL."
-  (declare (ignore call))
-  nil)
-
 ;;; Streams of requests
-
-(defun request-generator (request)
-  "A function that returns the messages of REQUEST one by one, then nil."
-  (typecase request
-    (function request)
-    (list (lambda () (pop request)))
-    (vector (let ((at 0))
-              (lambda () (when (< at (length request))
-                           (prog1 (aref request at) (incf at))))))
-    (t (misuse "A stream of requests is a sequence, a generator function or :open, not ~S."
-               request))))
-
-(defun send-requests (call generator)
-  "Send what GENERATOR gives, as this thread and the peer can, then close. Stops if CALL ends; an
-error in GENERATOR cancels CALL."
-  (declare (type function generator))
-  (let ((done nil))
-    (unwind-protect
-         (handler-case
-             (loop for message = (funcall generator)
-                   while (and message (rpc:send call message))
-                   finally (setf done t))
-           ;; how the call ended is for REPLY-OF to say
-           (rpc:rpc-error (error) (if (call-status call) (setf done t) (error error))))
-      (unless done (client-leave call))))
-  (rpc:close-send call))
 
 (defun sending-at-once (call generator)
   "A generator for SEND-REQUESTS of those messages that GENERATOR, which never waits, gives and for
@@ -230,15 +158,6 @@ If somebody else runs the loop he gathers what is sent, and this gives every mes
             next
             (funcall generator))))))
 
-(defun pump-requests (call generator)
-  "Have the loop send what GENERATOR gives as the peer takes it, then close."
-  (declare (type function generator))
-  (let ((next nil))
-    (labels ((pump ()
-               (loop
-                 (when (call-status call) (return))
-                 (setf next (or next (funcall generator)))
-                 (cond ((null next) (return (rpc:close-send call)))
-                       ((rpc:try-send call next) (setf next nil))
-                       (t (return))))))
-      (rpc:on-writable call #'pump))))
+;;; Futures
+
+(loop:define-completions (call client-call) (client-call-completions call))

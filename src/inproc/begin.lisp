@@ -51,7 +51,7 @@
   (register line)
   (let ((server (line-server line))
         (source (shiftf (line-source line) nil)))
-    (when source (client:pump-requests (line-client line) source))
+    (when source (rpc:pump-requests (line-client line) source))
     (when (rpc:callbacks-p server) (operate schedule server))))
 
 (define-hot keeps-p ((route server:route)) boolean
@@ -136,7 +136,7 @@ of its channel."
     (if server
         (server:server-reserve server)
         (let ((client-loop (ensure-client-loop site)))
-          (and client-loop (client:client-loop-reserve client-loop))))))
+          (and client-loop (rpc:client-loop-reserve client-loop))))))
 
 (defun begin-on-thread (line site)
   (flet ((run ()

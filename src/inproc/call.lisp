@@ -217,18 +217,18 @@ channel is closed."
       (sb-thread:with-mutex ((site-lock site))
         (or (site-client-loop site)
             (and (site-open site)
-                 (let ((client-loop (client:acquire-timer-loop)) (target (site-target site)))
+                 (let ((client-loop (rpc:acquire-timer-loop)) (target (site-target site)))
                    ;; channels and calls refer to the site: who has none has dropped it
-                   (client:when-dropped site (lambda ()
-                                               (client:report-dropped target)
-                                               (client:release-timer-loop client-loop)))
+                   (rpc:when-dropped site (lambda ()
+                                               (rpc:report-dropped target)
+                                               (rpc:release-timer-loop client-loop)))
                    (setf (site-client-loop site) client-loop)))))))
 
 (defun run-timer (site timer due-ns)
   "Have TIMER ring at DUE-NS."
   (let ((client-loop (ensure-client-loop site)))
     (when client-loop
-      (let ((event-loop (client:client-loop-loop client-loop)))
+      (let ((event-loop (rpc:client-loop-loop client-loop)))
         (loop:run-or-post event-loop
                           (lambda ()
                             (schedule-timer (loop:event-loop-wheel event-loop) timer due-ns)))))))
@@ -237,7 +237,7 @@ channel is closed."
   "Undo RUN-TIMER; with SITE's channel its timers are gone."
   (let ((client-loop (site-client-loop site)))
     (when client-loop
-      (let ((event-loop (client:client-loop-loop client-loop)))
+      (let ((event-loop (rpc:client-loop-loop client-loop)))
         (loop:run-or-post event-loop
                           (lambda ()
                             (when (timer-pending-p timer)
@@ -255,7 +255,7 @@ channel is closed."
   "Have FUNCTION called on a thread that may wait."
   (let ((client-loop (ensure-client-loop site)))
     (unless (and client-loop
-                 (loop:run-on-reserve (client:client-loop-reserve client-loop) function
+                 (loop:run-on-reserve (rpc:client-loop-reserve client-loop) function
                                       :if-busy :insist))
       (funcall function))))
 

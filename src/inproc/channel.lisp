@@ -10,17 +10,17 @@
   (:documentation "A channel whose calls stay in the image; made by SERVER-CHANNEL, or by
 MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 
-(defclass intercepted-inproc-channel (client:interception inproc-channel) ()
+(defclass intercepted-inproc-channel (rpc:interception inproc-channel) ()
   (:documentation "An in-process channel whose calls go through interceptors."))
 
-(defmethod client:channel-target ((channel inproc-channel))
+(defmethod rpc:channel-target ((channel inproc-channel))
   (site-target (channel-site channel)))
 
 (defmethod print-object ((channel inproc-channel) stream)
   (print-unreadable-object (channel stream :type t)
-    (format stream "~A ~(~A~)" (client:channel-target channel) (client:channel-state channel))))
+    (format stream "~A ~(~A~)" (rpc:channel-target channel) (rpc:channel-state channel))))
 
-(defmethod client:channel-secure-p ((channel inproc-channel))
+(defmethod rpc:channel-secure-p ((channel inproc-channel))
   t)
 
 ;;; Hosts
@@ -146,9 +146,9 @@ that listens on that address. From any thread; end it with CLOSE-CHANNEL."
   (sb-ext:cancel-finalization site)
   (let ((client-loop (sb-thread:with-mutex ((site-lock site))
                        (shiftf (site-client-loop site) nil))))
-    (when client-loop (client:release-timer-loop client-loop))))
+    (when client-loop (rpc:release-timer-loop client-loop))))
 
-(defmethod client:close-channel ((channel inproc-channel))
+(defmethod rpc:close-channel ((channel inproc-channel))
   (let* ((site (channel-site channel))
          (host (site-host site)))
     (when (sb-thread:with-mutex ((channel-lock channel))
@@ -161,17 +161,17 @@ that listens on that address. From any thread; end it with CLOSE-CHANNEL."
       (release-site site)))
   nil)
 
-(defmethod client:channel-state ((channel inproc-channel))
+(defmethod rpc:channel-state ((channel inproc-channel))
   (if (site-open (channel-site channel)) :ready :shutdown))
 
-(defmethod client:wait-for-state-change ((channel inproc-channel) state &key (timeout 10))
+(defmethod rpc:wait-for-state-change ((channel inproc-channel) state &key (timeout 10))
   (let ((end (loop:notice-end timeout)))
     (sb-thread:with-mutex ((channel-lock channel))
-      (loop for now = (client:channel-state channel)
+      (loop for now = (rpc:channel-state channel)
             unless (eq now state) return now
             while (loop:await-notice (channel-closed channel) (channel-lock channel) end)))))
 
-(defmethod client:ensure-connected ((channel inproc-channel) &key timeout)
+(defmethod rpc:ensure-connected ((channel inproc-channel) &key timeout)
   (declare (ignore timeout))
   (let ((site (channel-site channel)))
     (unless (site-open site) (misuse "~A is closed." channel))

@@ -71,7 +71,7 @@
                 (begin-driven line event-loop)
                 (funcall ready-p call)))
          (declare (dynamic-extent #'ready-p))
-         (client:drive-for event-loop (line-client line) #'ready-p))
+         (rpc:drive-for event-loop (line-client line) #'ready-p))
     (setf (line-driver line) nil)))
 
 (defun no-drive (call ready-p)
@@ -282,7 +282,7 @@ SCHEDULED is this thread's."
 (defun reserve-of-future (call)
   "The operation RESERVE-OF-FUTURE."
   (let ((client-loop (ensure-client-loop (call-site call))))
-    (and client-loop (client:client-loop-reserve client-loop))))
+    (and client-loop (rpc:client-loop-reserve client-loop))))
 
 ;;; The two ends
 

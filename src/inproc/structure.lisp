@@ -86,7 +86,7 @@ needed, for timers and threads. WAITING and WATCHED are of waiting.lisp."
   (share nil :type boolean)
   (execution :caller :type (or (member :caller :threads) loop:event-loop))
   (open t :type boolean)
-  (client-loop nil :type (or null client:client-loop))
+  (client-loop nil :type (or null rpc:client-loop))
   (handlers 0 :type sb-ext:word)        ; on threads of their own; atomic
   (waiting nil :type (or null simple-vector))
   (watched nil :type boolean)

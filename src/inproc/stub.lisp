@@ -11,18 +11,18 @@
                          compression)
   (declare (ignore wait-for-ready) (dynamic-extent options))
   (when options
-    (client:check-call-options options)
+    (rpc:check-call-options options)
     (rpc:check-compression compression))
   (let* ((site (channel-site channel))
          (deadline (if (or options *call*)
-                       (client:absolute-deadline timeout deadline
+                       (rpc:absolute-deadline timeout deadline
                                                  (if (or timeout deadline) (site-now site) 0))
                        0))
          (fields (if (or metadata call-credentials)
                      (rpc:metadata-entries
                       (append (rpc:check-metadata metadata)
                               (when call-credentials
-                                (rpc:credentials-metadata call-credentials method))))
+                                (rpc:credentials-metadata channel call-credentials method))))
                      (load-time-value (vector)))))
     (unless (site-open site) (misuse "~A is closed." channel))
     (if (and (eq :unary (rpc-method-kind method))
@@ -31,7 +31,7 @@
         (multiple-value-bind (reply call) (call-unary site method request deadline fields)
           (if (eq :ok (call-status call))
               (values reply call)
-              (client:fail-or-retry call channel method request (copy-list options))))
+              (rpc:fail-or-retry call channel method request (copy-list options))))
         (invoke-line channel site method request deadline fields async (copy-list options)))))
 
 (define-hot call-unary ((site site) (method rpc-method) request (deadline rpc:deadline) fields)
@@ -41,7 +41,7 @@
          (route (and host (route-to host method))))
     (if (and route
              (<= (protobuf:measure (rpc:rpc-method-request-type method)
-                                   (client:only-request method request))
+                                   (rpc:only-request method request))
                  (min (options-max-receive-octets (host-options host))
                       (options-max-send-octets (site-options site))))
              (not (and (plusp deadline) (<= deadline (site-now site)))))
@@ -126,7 +126,7 @@ If this is left otherwise, cancel the call."
          (progn
            (when (eq :waiting (line-phase line))
              (begin-for-receiver line))
-           (rpc:wait-for-call client #'client:never))
+           (rpc:wait-for-call client #'rpc:never))
       (client-leave client))
     (values (line-reply line) client)))
 
@@ -156,7 +156,7 @@ If this is left otherwise, cancel the call."
   (let ((client (line-client line)))
     (unless (call-status client)
       (handler-case (setf (line-request line)
-                          (pass client (client:only-request (rpc:call-rpc-method client) request)))
+                          (pass client (rpc:only-request (rpc:call-rpc-method client) request)))
         (rpc:rpc-error (error)
           ;; one that the server has refused has ended the call; the caller's own limit is his error
           (unless (call-status client)
@@ -168,7 +168,7 @@ If this is left otherwise, cancel the call."
   (let* ((kind (rpc-method-kind method))
          (generator (and (member kind '(:client-streaming :bidi))
                          (not (eq request :open))
-                         (client:request-generator request)))
+                         (rpc:request-generator request)))
          (host (host-of site))
          (line (line-to site host (and host (route-to host method)) method deadline fields))
          (client (line-client line)))
@@ -197,7 +197,7 @@ If this is left otherwise, cancel the call."
                     (progn
                       ;; what makes the requests may wait for the handler
                       (when (functionp request) (begin-elsewhere line))
-                      (client:send-requests client generator)))
+                      (rpc:send-requests client generator)))
                 (finish-blocking line channel method request options))))
       (:bidi
        (setf (line-source line) generator)
@@ -211,7 +211,7 @@ If this is left otherwise, cancel the call."
   (multiple-value-bind (reply client) (await-reply line)
     (cond ((eq :ok (call-status client)) (values reply client))
           ((functionp request) (error (rpc:call-condition client)))
-          (t (client:fail-or-retry client channel method request options)))))
+          (t (rpc:fail-or-retry client channel method request options)))))
 
 ;;; Futures
 

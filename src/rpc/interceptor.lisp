@@ -4,7 +4,9 @@
 ;;;; streams and the ends of calls that outlive their handler or stub, they learn by FILTER-MESSAGES
 ;;;; and ON-END (verb.lisp).
 ;;;;
-;;;; A server or channel without interceptors pays nothing for them.
+;;;; A server or channel without interceptors pays nothing for them: channels with interceptors or
+;;;; call credentials are of a class of their own, a subclass of INTERCEPTION, so that calls on
+;;;; others do not even look for them.
 
 (in-package #:clgrpc.rpc)
 
@@ -47,10 +49,40 @@ call in the caller's thread."
     (list (cons "authorization"
                 (concatenate 'string "Bearer " (if (functionp token) (funcall token) token))))))
 
-(defun credentials-metadata (credentials method)
-  "The metadata that CREDENTIALS, a function of a method's path, give for a call of METHOD."
+(defun credentials-metadata (channel credentials method)
+  "The metadata that CREDENTIALS, a function of a method's path, give for a call of METHOD on
+CHANNEL. Signal :unauthenticated if anybody on the way could read them."
+  (unless (or (channel-secure-p channel) (channel-plaintext-credentials channel))
+    (error (make-rpc-error
+            :unauthenticated :ended-by :local :sent nil
+            :message (format nil "call credentials are not sent to ~A without TLS; ~
+                                  :plaintext-credentials t of its channel allows that"
+                             (channel-target channel)))))
   (unless (typep credentials '(or function symbol))
     (misuse "Call credentials are a function of the method's path, such as BEARER-TOKEN returns, ~
              not ~S."
             credentials))
   (check-metadata (funcall credentials (rpc-method-path method))))
+
+;;; Channels
+
+(defclass interception ()
+  ((interceptors :initarg :interceptors :reader channel-interceptors)
+   (call-credentials :initarg :call-credentials :reader channel-call-credentials))
+  (:documentation "What a channel whose calls go through interceptors is besides."))
+
+(document-functions
+  channel-interceptors "The functions around the calls of CHANNEL, the outermost first."
+  channel-call-credentials "A function of a method's path that returns metadata, or nil.")
+
+(defmethod invoke :around ((channel interception) method request &rest options)
+  (let ((credentials (channel-call-credentials channel)))
+    (invoke-intercepted
+     (channel-interceptors channel) method request options
+     (lambda (request options)
+       (apply #'call-next-method channel method request
+              (if credentials
+                  (list* :metadata (append (getf options :metadata)
+                                           (credentials-metadata channel credentials method))
+                         options)
+                  options))))))

@@ -44,14 +44,6 @@ file; a server is given instances of its subclasses, whose methods are the handl
   direct-channel "The channel by which the service object given is called directly, once it was, or
 nil.")
 
-(defclass channel () ()
-  (:documentation "What stubs are called on. The client's and the in-process channel are its
-subclasses; all may be used from any thread."))
-
-(defgeneric invoke (channel method request &key timeout deadline metadata &allow-other-keys)
-  (:documentation "Make the call that a stub stands for. METHOD is an RPC-METHOD; REQUEST and the
-values depend on its kind as `DESIGN` lays down: see the documentation of stubs."))
-
 (defun service-methods (service)
   "The list of the RPC-METHODs of SERVICE, an instance of a service class."
   (loop for class in (sb-mop:class-precedence-list (class-of service))

@@ -5,7 +5,7 @@
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop)
                     (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal)
-  (:import-from #:clgrpc.loop #:cancel)
+  (:import-from #:clgrpc.loop #:cancel #:future-done-p #:await)
   (:export
    ;; status.lisp
    #:rpc-error #:rpc-error-status #:rpc-error-message #:rpc-error-details #:rpc-error-details-octets
@@ -25,13 +25,16 @@
    #:rpc-method-path-field #:rpc-method-route #:rpc-method-kind #:rpc-method-request-type
    #:rpc-method-response-type
    #:rpc-method-function-name #:find-rpc-method #:descriptor-rpc-method #:service #:service-methods
-   #:channel #:invoke #:service-target #:direct-channel #:method-function #:binding
+   #:service-target #:direct-channel #:method-function #:binding
    #:binding-function #:ensure-binding
    #:define-service #:watch-services #:forget-watcher
    #:call-compression #:received-compressed-p
    ;; interceptor.lisp
    #:check-interceptors #:call-intercepted #:invoke-intercepted #:bearer-token
-   #:credentials-metadata
+   #:credentials-metadata #:interception
+   ;; channel.lisp
+   #:channel #:invoke #:channel-target #:channel-state #:close-channel #:ensure-connected
+   #:wait-for-state-change #:channel-secure-p #:channel-plaintext-credentials
    ;; transport.lisp
    #:define-transport-end #:operate #:nothing #:contract-table
    ;; part.lisp
@@ -63,6 +66,13 @@
    ;; account.lisp
    #:call-stages #:explain-call
    #:rpc-error-stages #:rpc-error-reason #:failure-p
+   ;; stub.lisp, future.lisp
+   #:check-call-options #:absolute-deadline #:request-generator #:only-request #:send-requests
+   #:pump-requests #:fail-or-retry #:never #:call-async
+   ;; dropped.lisp, runtime.lisp
+   #:when-dropped #:report-dropped #:end-elsewhere #:client-loop #:client-loop-loop
+   #:client-loop-reserve #:acquire-client-loop #:release-client-loop #:acquire-timer-loop
+   #:release-timer-loop #:drive-for
    ;; room.lisp
    #:+long-octets+ #:call-with-room
    ;; for the wire

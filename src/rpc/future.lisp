@@ -1,23 +1,22 @@
 ;;;; Calls without waiting: CALL-ASYNC returns a future, of those that src/loop/future.lisp has. It
 ;;;; is the call itself, whose reply is its value. Completions never run on the loop or under a
-;;;; lock: a reserve thread runs them.
+;;;; lock: a reserve thread runs them. Each transport says where it keeps them, by
+;;;; LOOP:DEFINE-COMPLETIONS for its class of calls.
 
-(in-package #:clgrpc.client)
-
-(loop:define-completions (call client-call) (client-call-completions call))
+(in-package #:clgrpc.rpc)
 
 (defmethod loop:future-completions :before ((call call))
   (check-future call))
 
 (defun check-future (call)
   "Signal MISUSE unless CALL, a call, is its own future."
-  (unless (and (rpc:client-p call) (operate future-p call))
+  (unless (and (client-p call) (operate future-p call))
     (misuse "~S is not a future of CALL-ASYNC." call)))
 
-(defmethod print-object ((call client-call) stream)
-  (if (and (wire-call-unattended call) (null (call-status call)))
+(defmethod print-object :around ((call call) stream)
+  (if (and (client-p call) (null (call-status call)) (operate future-p call))
       (print-unreadable-object (call stream :type t)
-        (format stream "pending ~A" (rpc:call-path call)))
+        (format stream "pending ~A" (call-path call)))
       (call-next-method)))
 
 (defun call-async (function channel request &rest options)
@@ -40,10 +39,10 @@ call. From any thread."
 (defmethod await ((call call) &key timeout)
   (check-future call)
   (when timeout (loop:await-settlement call timeout))
-  (rpc:wait-for-call call #'never)
-  (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
+  (wait-for-call call #'never)
+  (unless (eq :ok (call-status call)) (error (call-condition call)))
   (let ((reply (operate reply-of-future call)))
-    (if (rpc:failure-p reply)
+    (if (failure-p reply)
         (error reply)
         (values reply call))))
 

@@ -11,7 +11,7 @@
 ;;;; A loop ends with its last channel, the reserve with the last loop: an image without channels
 ;;;; has no thread of ours.
 
-(in-package #:clgrpc.client)
+(in-package #:clgrpc.rpc)
 
 (defconstant +least-client-loops+ 4
   "The default of MAX-CLIENT-LOOPS on a machine with few processors: a caller who drives a loop of
@@ -104,3 +104,15 @@ each garbage collection 30 µs longer.")
       (loop:stop-event-loop (client-loop-loop client-loop))
       (loop:join-event-loop (client-loop-loop client-loop))
       (when last (loop:close-reserve (client-loop-reserve client-loop) 1)))))
+
+;;; Driving
+
+(defun drive-for (loop call ready-p)
+  "Drive LOOP until READY-P is true of CALL or that has ended; say whether that came. A thread
+inside a handler never drives: what it would run might wait for it."
+  (declare (type function ready-p))
+  (flet ((done-p (call) (or (call-status call) (funcall ready-p call))))
+    (declare (dynamic-extent #'done-p))
+    (and (null *call*)
+         (loop:drive loop #'done-p call)
+         (done-p call))))

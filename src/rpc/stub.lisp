@@ -1,0 +1,93 @@
+;;;; What the stubs of all channels share: the options of a call, its requests, and its error, from
+;;;; which it may be made again.
+;;;;
+;;;; A stream of requests is sent by the thread that has called the stub (SEND-REQUESTS), or as the
+;;;; peer takes it, while that thread receives (PUMP-REQUESTS).
+
+(in-package #:clgrpc.rpc)
+
+(define-hot check-call-options ((options list)) null
+  "Signal MISUSE if a keyword of the plist OPTIONS is none that a stub takes."
+  (let ((known '(:timeout :deadline :metadata :wait-for-ready :call-credentials :compression)))
+    (loop for name in options by #'cddr
+          unless (or (member name known)
+                     (eq name :async))  ; of CALL-ASYNC
+            do (misuse "A stub takes no ~S, but~{ ~(~S~)~^,~}." name known)))
+  nil)
+
+(defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
+  "A deadline before that, ten seconds after the machine was started, is some other number: times in
+seconds, since 1900 or 1970, are below it.")
+
+(defun absolute-deadline (timeout deadline now)
+  "The deadline that TIMEOUT, seconds from NOW or nil, DEADLINE, absolute ns or nil, and the current
+call give. NOW matters only with one of those."
+  (unless (typep timeout '(or null (real 0))) (misuse "TIMEOUT is seconds, not ~S." timeout))
+  (unless (typep deadline '(or null deadline))
+    (misuse "DEADLINE is nanoseconds of the monotonic clock, not ~S." deadline))
+  (when (and deadline (< 0 deadline +least-deadline-ns+ now))
+    (misuse "DEADLINE is nanoseconds of the monotonic clock, such as CALL-DEADLINE returns; ~D ~
+             looks like seconds of a calendar, and :timeout takes how many from now." deadline))
+  (earlier-deadline (earlier-deadline (or deadline 0)
+                                      (if timeout
+                                          (deadline-in (max 1 (seconds-ns timeout)) now)
+                                          0))
+                    (if *call* (call-deadline *call*) 0)))
+
+(define-hot only-request ((method rpc-method) request) t
+  "REQUEST, if METHOD takes it."
+  (check-message method (rpc-method-request-type method) request))
+
+(defun fail-or-retry (call channel method request options)
+  "Signal the RPC-ERROR of CALL, which these arguments of INVOKE have led to; with the restart
+RETRY-CALL return what another call returns."
+  (restart-case (error (call-condition call))
+    (retry-call ()
+      :report "Make the call again."
+      (apply #'invoke channel method request options))))
+
+(defun never (call)
+  "What a waiter waits for who waits for the end of CALL."
+  (declare (ignore call))
+  nil)
+
+;;; Streams of requests
+
+(defun request-generator (request)
+  "A function that returns the messages of REQUEST one by one, then nil."
+  (typecase request
+    (function request)
+    (list (lambda () (pop request)))
+    (vector (let ((at 0))
+              (lambda () (when (< at (length request))
+                           (prog1 (aref request at) (incf at))))))
+    (t (misuse "A stream of requests is a sequence, a generator function or :open, not ~S."
+               request))))
+
+(defun send-requests (call generator)
+  "Send what GENERATOR gives, as this thread and the peer can, then close. Stops if CALL ends; an
+error in GENERATOR cancels CALL."
+  (declare (type function generator))
+  (let ((done nil))
+    (unwind-protect
+         (handler-case
+             (loop for message = (funcall generator)
+                   while (and message (send call message))
+                   finally (setf done t))
+           ;; how the call ended is for the stub to say
+           (rpc-error (error) (if (call-status call) (setf done t) (error error))))
+      (unless done (operate leave call))))
+  (close-send call))
+
+(defun pump-requests (call generator)
+  "Have the loop send what GENERATOR gives as the peer takes it, then close."
+  (declare (type function generator))
+  (let ((next nil))
+    (labels ((pump ()
+               (loop
+                 (when (call-status call) (return))
+                 (setf next (or next (funcall generator)))
+                 (cond ((null next) (return (close-send call)))
+                       ((try-send call next) (setf next nil))
+                       (t (return))))))
+      (on-writable call #'pump))))

@@ -1,0 +1,61 @@
+;;;; Calls that are their own futures, without a transport.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.rpc)
+
+(defstruct (future-call (:include test-call))
+  (completions '()))
+
+(loop:define-completions (call future-call) (future-call-completions call))
+
+(defun new-future (&key (reply :reply))
+  "A client's call that is its own future, with REPLY."
+  (make-future-call :rpc-method *test-method*
+                    :operations (call-operations-of
+                                 (new-call :client-p t :future-p (constantly t)
+                                           :reply-of-future (constantly reply)
+                                           :reserve-of-future (constantly nil)))))
+
+(defun call-operations-of (call)
+  (rpc::call-operations call))
+
+(test a-future-is-its-call
+  (let ((future (new-future)))
+    (is (search "pending /s.S/M" (princ-to-string future)))
+    (is (not (loop:future-done-p future)))
+    (rpc:end-call future :ok)
+    (is-true (loop:future-done-p future))
+    (is (not (search "pending" (princ-to-string future))))
+    (is (equal (list :reply future) (multiple-value-list (loop:await future))))))
+
+(test a-future-fails-as-its-call
+  (let ((future (new-future)))
+    (rpc:end-call future :aborted :message "why")
+    (loop repeat 2 do (signals rpc:aborted (loop:await future))))
+  (let ((future (new-future :reply (rpc:make-rpc-error :internal))))
+    (rpc:end-call future :ok)
+    (signals rpc:internal (loop:await future))))
+
+(test completions-run-without-a-reserve
+  (let ((future (new-future)) (outcomes '()))
+    (loop:attach future (lambda (reply &rest others)
+                          (declare (ignore others))
+                          (push reply outcomes)))
+    (rpc:end-call future :ok)
+    (is (equal '() outcomes))
+    (loop:run-completions future)
+    (is (equal '(:reply) outcomes))))
+
+(test only-some-calls-are-futures
+  (signals misuse (loop:await (new-call)))
+  (signals misuse (loop:await (new-call :client-p t :future-p (constantly nil))))
+  (let ((cancelled '()))
+    (flet ((stub (channel request &key async)
+             (declare (ignore channel request))
+             (is-true async)
+             (new-call :client-p t :future-p (constantly nil)
+                       :abort (lambda (call status text ended-by)
+                                (declare (ignore call text ended-by))
+                                (push status cancelled)))))
+      (signals misuse (rpc:call-async #'stub nil nil))
+      (is (equal '(:cancelled) cancelled)))))
