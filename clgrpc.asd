@@ -457,6 +457,7 @@
                (:file "runner")
                (:file "architecture")
                (:file "arrow")
+               (:file "slot")
                (:file "documentation")
                (:file "chapters"))
   :perform (test-op (operation system)

@@ -9,7 +9,7 @@
 (in-package #:clgrpc.base)
 
 (define-condition invalid-base64 (clgrpc-error)
-  ((position :initarg :position :reader invalid-base64-position))
+  ((position :initarg :position :reader invalid-base64-position)) ; of the first wrong character
   (:report (lambda (condition stream)
              (format stream "Invalid base64 at character ~D." (invalid-base64-position condition))))
   (:documentation "Text that must be base64 is not. POSITION is the offset of the first wrong

@@ -8,7 +8,7 @@
   (:documentation "The root of all errors that clgrpc signals."))
 
 (define-condition misuse (clgrpc-error)
-  ((text :initarg :text :reader misuse-text))
+  ((text :initarg :text :reader misuse-text)) ; what was wrong
   (:report (lambda (condition stream) (write-string (misuse-text condition) stream)))
   (:documentation "The caller used clgrpc in a way it does not allow; nothing was sent or
 changed."))
@@ -21,8 +21,10 @@ changed."))
   (error 'misuse :text (format nil "~?" control arguments)))
 
 (define-condition limit-exceeded (clgrpc-error)
-  ((option :initarg :option :reader limit-exceeded-option)
-   (limit :initarg :limit :reader limit-exceeded-limit)
+  (;; the name of the row of the options table
+   (option :initarg :option :reader limit-exceeded-option)
+   (limit :initarg :limit :reader limit-exceeded-limit) ; its value
+   ;; what was asked for, or nil
    (actual :initarg :actual :initform nil :reader limit-exceeded-actual))
   (:report (lambda (condition stream)
              (format stream "Limit ~(~A~) of ~D exceeded~@[ by a value of ~D~]."

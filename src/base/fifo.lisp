@@ -8,7 +8,7 @@
 
 (defstruct (fifo (:copier nil))
   "Items, oldest first."
-  (items '() :type list)
+  (items '() :type list)                ; oldest first
   (tail '() :type list))                ; the last cell of ITEMS
 
 (declaim (sb-ext:freeze-type fifo))

@@ -19,7 +19,7 @@
   '(unsigned-byte 48))
 
 (define-condition heap-full (storage-condition)
-  ((octets :initarg :octets :reader heap-full-octets))
+  ((octets :initarg :octets :reader heap-full-octets)) ; how many were wanted
   (:report (lambda (condition stream)
              (format stream "The heap has no room for ~D octets." (heap-full-octets condition))))
   (:documentation "There is no room in the heap for something long. Nothing was changed."))
@@ -85,9 +85,9 @@
 ;;; A look at every page, which takes a tenth of a millisecond for each gigabyte
 
 (defstruct (survey (:copier nil))
-  "What the pages were like when USED octets were allocated."
+  "What the pages of the heap were like at some moment."
   (epoch nil)                           ; of the collection before
-  (used 0 :type heap-octets)
+  (used 0 :type heap-octets)            ; how much was allocated then
   (wide 0 :type heap-octets)            ; free, in holes of a 32nd of the heap and more
   (copied 0 :type heap-octets)          ; what a full collection copies
   (spare 0 :type fixnum))               ; free at the worst moment of one

@@ -22,9 +22,9 @@
 (defstruct (journal (:copier nil))
   "A queue of entries and the thread that empties it."
   (consumer nil :type function :read-only t) ; called with a list of entries, and how many were lost
-  (limit +journal-entries+ :type fixnum :read-only t)
-  (lock (sb-thread:make-mutex :name "clgrpc log") :read-only t)
-  (wake (sb-thread:make-semaphore) :read-only t)
+  (limit +journal-entries+ :type fixnum :read-only t) ; the most entries that may wait
+  (lock (sb-thread:make-mutex :name "clgrpc log") :read-only t) ; held to change the slots below
+  (wake (sb-thread:make-semaphore) :read-only t) ; tells the thread that there is something to do
   (entries '() :type list)              ; those that wait, newest first
   (count 0 :type fixnum)                ; how many these are
   (octets 0 :type fixnum)               ; what they take, about

@@ -18,9 +18,9 @@
 (in-package #:clgrpc.base)
 
 (define-condition json-error (clgrpc-error)
-  ((line :initarg :line :reader json-error-line)
-   (column :initarg :column :reader json-error-column)
-   (text :initarg :text :reader json-error-text))
+  ((line :initarg :line :reader json-error-line) ; from 1
+   (column :initarg :column :reader json-error-column) ; from 1
+   (text :initarg :text :reader json-error-text)) ; what was expected
   (:report (lambda (condition stream)
              (format stream "Invalid JSON at line ~D, column ~D: ~A."
                      (json-error-line condition) (json-error-column condition)
@@ -37,12 +37,12 @@ what was expected."))
   "Longest number read: the exact decimal form of a double has up to 1,077 characters.")
 
 (defstruct (json-reader (:constructor %make-json-reader (octets end max-depth)) (:copier nil))
-  "Where reading stands: what of OCTETS lies between POSITION and END is still to be read."
-  (octets (make-octets 0) :type octets)
-  (position 0 :type index)
-  (end 0 :type index)
-  (depth 0 :type index)
-  (max-depth 0 :type index))
+  "Where reading stands in a text."
+  (octets (make-octets 0) :type octets) ; the text, in UTF-8
+  (position 0 :type index)              ; what is to be read begins here
+  (end 0 :type index)                   ; and ends here
+  (depth 0 :type index)                 ; how many values are open around POSITION
+  (max-depth 0 :type index))            ; how many may be
 
 (document-functions
   json-reader-position "Where in its octets READER stands. SETFable to where it stood before."

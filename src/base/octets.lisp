@@ -177,10 +177,10 @@ Signal an error if either range is out of bounds."
 
 (declaim (inline %make-buffer buffer-octets buffer-start buffer-end))
 (defstruct (buffer (:constructor %make-buffer (octets)) (:copier nil))
-  "A run of octets, START to END of the vector OCTETS, filled at the end and consumed at the start."
-  (octets (make-octets 0) :type octets)
-  (start 0 :type index)
-  (end 0 :type index))
+  "A run of octets, filled at the end and consumed at the start."
+  (octets (make-octets 0) :type octets) ; the vector that holds the run
+  (start 0 :type index)                 ; where it begins
+  (end 0 :type index))                  ; where it ends
 (declaim (sb-ext:freeze-type buffer))
 
 (document-functions

@@ -16,14 +16,14 @@
 
 (defstruct (option-row (:copier nil))
   "A row of the options table. See OPTION-TABLE."
-  (name :none :type keyword)
-  (scope :method :type option-scope)
+  (name :none :type keyword)            ; of the option, as keyword arguments spell it
+  (scope :method :type option-scope)    ; what it may be given to
   (only nil :type (member nil :server :channel)) ; the end that has it, if not both of its scope do
-  (default nil :type (or real boolean))
+  (default nil :type (or real boolean)) ; its value where nothing is given
   (minimum nil :type (or null real))    ; the smallest value allowed, nil for a boolean
   (maximum nil :type (or null real))    ; the largest
-  (unit "" :type string)
-  (reason "" :type string))
+  (unit "" :type string)                ; of the value, as text
+  (reason "" :type string))             ; what it is for, understood when it is shown alone
 
 (defmethod print-object ((row option-row) stream)
   (print-unreadable-object (row stream :type t)

@@ -13,8 +13,8 @@
 
 (defstruct (ring (:constructor %make-ring) (:copier nil))
   "A link of a list, or its head; in no list it is alone, both its neighbours are itself."
-  (before nil :type (or null ring))
-  (after nil :type (or null ring)))
+  (before nil :type (or null ring))     ; the link before it
+  (after nil :type (or null ring)))     ; the link behind it
 
 (document-functions
   ring-p "True of a link of a list, or its head.")
@@ -60,9 +60,9 @@
 ;;; Standings and rankings
 
 (defstruct (standing (:include ring) (:constructor %make-standing (owner)) (:copier nil))
-  "How many places OWNER has: COUNT."
-  (owner nil :read-only t)
-  (count 0 :type index))
+  "How many places an owner has."
+  (owner nil :read-only t)              ; whose places they are
+  (count 0 :type index))                ; how many
 
 (defun make-standing (owner)
   "Return a standing of OWNER, who has no place."
@@ -73,9 +73,10 @@
     (format stream "~D of ~A" (standing-count standing) (standing-owner standing))))
 
 (defstruct (ranking (:constructor make-ranking ()) (:copier nil))
-  "See above; ROWS are heads of rings, or nil where none was needed yet."
-  (total 0 :type index)
-  (most 0 :type index)
+  "Owners by how many places they have; see above."
+  (total 0 :type index)                 ; how many places are taken
+  (most 0 :type index)                  ; the greatest count
+  ;; by count: the head of the ring of owners with it, or nil where none was needed yet
   (rows (make-array 8 :initial-element nil) :type simple-vector))
 
 (declaim (sb-ext:freeze-type standing ranking))

@@ -31,14 +31,13 @@
 start.")
 
 (defstruct (timer (:constructor make-timer (function argument)) (:copier nil))
-  "Calls FUNCTION with ARGUMENT when it is due. Used again and again; in at most one wheel at a
-time."
-  (function nil :type function :read-only t)
-  (argument nil :read-only t)
-  (due-ns 0 :type nanoseconds)
-  (slot +idle+ :type (integer -1 448))
-  (next nil :type (or null timer))
-  (previous nil :type (or null timer)))
+  "Calls a function when it is due. Used again and again; in at most one wheel at a time."
+  (function nil :type function :read-only t) ; what is called
+  (argument nil :read-only t)           ; what it is called with
+  (due-ns 0 :type nanoseconds)          ; when it is due
+  (slot +idle+ :type (integer -1 448))  ; its slot of the wheel, or +IDLE+
+  (next nil :type (or null timer))      ; in its slot
+  (previous nil :type (or null timer))) ; in its slot
 
 (declaim (sb-ext:freeze-type timer))
 
@@ -49,10 +48,12 @@ ARGUMENT."
 
 (defstruct (timer-wheel (:constructor make-timer-wheel ()) (:copier nil))
   "Timers by when they are due."
-  (tick 0 :type (unsigned-byte 42))
-  (count 0 :type index)
+  (tick 0 :type (unsigned-byte 42))     ; up to which the wheel has turned
+  (count 0 :type index)                 ; how many timers are in it
   (earliest-ns most-positive-fixnum :type nanoseconds) ; no timer is due before
+  ;; the first timer of each slot, or nil
   (slots (make-array (1+ +expired+) :initial-element nil) :type (simple-vector 449))
+  ;; for each level, a bit for each slot with timers
   (maps (make-array +levels+ :element-type '(unsigned-byte 64) :initial-element 0)
    :type (simple-array (unsigned-byte 64) (7))))
 

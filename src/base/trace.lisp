@@ -8,13 +8,12 @@
 (in-package #:clgrpc.base)
 
 (defstruct (tracer (:copier nil))
-  "A row of the table of tracers: NAME a keyword; TEXT how GRPC_TRACE spells it; ALIASES other
-spellings; MASK its bit."
-  (name :none :type keyword)
-  (text "" :type string)
-  (aliases '() :type list)
-  (meaning "" :type string)
-  (mask 0 :type fixnum))
+  "A row of the table of tracers."
+  (name :none :type keyword)            ; a keyword
+  (text "" :type string)                ; how GRPC_TRACE spells it
+  (aliases '() :type list)              ; other spellings of it
+  (meaning "" :type string)             ; what it shows
+  (mask 0 :type fixnum))                ; its bit
 
 (defmethod print-object ((tracer tracer) stream)
   (print-unreadable-object (tracer stream :type t)

@@ -57,7 +57,7 @@ before those in it."
 ;;; Printing within bounds
 
 (defclass bounded-stream (sb-gray:fundamental-character-output-stream)
-  ((target :initarg :target :reader bounded-stream-target)
+  ((target :initarg :target :reader bounded-stream-target) ; the stream to write to
    (room :initarg :room :accessor bounded-stream-room) ; characters that may still be written
    (leave :initarg :leave :reader bounded-stream-leave)) ; called when there is no more room
   (:documentation "A stream for a certain number of characters."))

@@ -13,10 +13,10 @@
                     (:copier nil))
   "Decodes the header blocks of one direction of one connection. See MAKE-DECODER."
   (ceiling 0 :type index)                  ; what a size update may raise the limit to
-  (list-octets 0 :type index)
-  (common nil :type (or null simple-vector)) ; caches by raw octets
-  (literals nil :type (or null simple-vector))
-  (blocks nil :type (or null simple-vector)))
+  (list-octets 0 :type index)           ; the most that the fields of a block may take
+  (common nil :type (or null simple-vector)) ; cache shared with other decoders
+  (literals nil :type (or null simple-vector)) ; cache of literals, made when needed
+  (blocks nil :type (or null simple-vector))) ; cache of whole blocks, likewise
 (declaim (freeze-type decoder))
 
 (defun make-decoder (&key (table-octets +initial-table-octets+) (list-octets 16384) common)

@@ -25,8 +25,8 @@
   (ceiling 0 :type index)                       ; our own limit, whatever the peer offers
   (pending nil :type (or null index))           ; the limit that the next block must announce
   (least 0 :type index)                         ; the least limit since the last block
-  (heads **no-numbers** :type numbers)
-  (links **no-numbers** :type numbers)
+  (heads **no-numbers** :type numbers)  ; the index of the entries: by bucket, the newest number
+  (links **no-numbers** :type numbers)  ; by slot of the ring, the number before it in the bucket
   (encoded nil :type (or null simple-vector))   ; what ENCODE-FIELDS knows by heart
   (settled 0 :type index))                      ; TABLE-INSERTED at its last call
 (declaim (freeze-type encoder))
@@ -240,11 +240,11 @@ not change."
 (defconstant +encoded-count+ 8 "How many vectors of fields an encoder knows by heart at most.")
 
 (defstruct (encoded (:constructor make-encoded (fields octets inserted count)) (:copier nil))
-  "OCTETS are what FIELDS are encoded as while the dynamic table is as INSERTED and COUNT say."
-  (fields #() :type simple-vector :read-only t)
-  (octets (make-octets 0) :type octets :read-only t)
-  (inserted 0 :type index :read-only t)
-  (count 0 :type index :read-only t))
+  "What FIELDS are encoded as while the dynamic table is in the state noted here."
+  (fields #() :type simple-vector :read-only t) ; a vector that callers give again and again
+  (octets (make-octets 0) :type octets :read-only t) ; their encoded form
+  (inserted 0 :type index :read-only t) ; TABLE-INSERTED at that time
+  (count 0 :type index :read-only t))   ; TABLE-COUNT at that time
 (declaim (freeze-type encoded))
 
 (define-hot (current-p :inline t) ((encoded encoded) (encoder encoder)) boolean

@@ -5,7 +5,8 @@
 (in-package #:clgrpc.hpack)
 
 (define-condition hpack-error (clgrpc-error)
-  ((text :initarg :text :reader hpack-error-text)
+  ((text :initarg :text :reader hpack-error-text) ; what is wrong
+   ;; an index into the octets that were given
    (position :initarg :position :reader hpack-error-position))
   (:report (lambda (condition stream)
              (format stream "Bad header block at octet ~D: ~A."

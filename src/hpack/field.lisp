@@ -19,21 +19,19 @@
                       (name value sensitive-p
                        &aux (size (+ (length name) (length value) +field-overhead-octets+))))
                   (:copier nil))
-  "A header field: octets of NAME and VALUE, SIZE as RFC 7541 section 4.1 counts it, SENSITIVE-P if
-no table may ever hold it. KIND (fixnum, 0 at first) and MEMO (anything, NIL at first) are free for
-the layers above to remember what they found out about it."
-  (name (make-octets 0) :type octets :read-only t)
-  (value (make-octets 0) :type octets :read-only t)
-  (size 0 :type index :read-only t)
-  (sensitive-p nil :type boolean :read-only t)
-  (kind 0 :type fixnum)
-  (memo nil)
-  (name-memo nil :type (or null simple-string))
-  (value-memo nil :type (or null simple-string))
-  ;; the encoder's: hashes of name and of both (0 = not computed), and the answer of STATIC-MATCH
-  (name-hash 0 :type hash)
-  (hash 0 :type hash)
-  (static +static-unknown+ :type octet))
+  "A header field. KIND and MEMO are free for the layers above to remember what they found out
+about it."
+  (name (make-octets 0) :type octets :read-only t) ; the octets of the name
+  (value (make-octets 0) :type octets :read-only t) ; the octets of the value
+  (size 0 :type index :read-only t)     ; as RFC 7541 section 4.1 counts it
+  (sensitive-p nil :type boolean :read-only t) ; if no table may ever hold it
+  (kind 0 :type fixnum)                 ; 0 at first
+  (memo nil)                            ; nil at first
+  (name-memo nil :type (or null simple-string)) ; the name as a string, made when needed
+  (value-memo nil :type (or null simple-string)) ; the value as a string, made when needed
+  (name-hash 0 :type hash)              ; the encoder's hash of the name; 0: not computed yet
+  (hash 0 :type hash)                   ; its hash of name and value
+  (static +static-unknown+ :type octet)) ; the answer of STATIC-MATCH
 (declaim (freeze-type field))
 
 (document-functions

@@ -8,24 +8,24 @@
 (in-package #:clgrpc.hpack)
 
 (defstruct (repeat (:constructor make-repeat (fields octets inserted count limit)) (:copier nil))
-  (fields #() :type simple-vector :read-only t)
-  (octets 0 :type index :read-only t)
-  ;; the state of the dynamic table for which the block means these fields and changes nothing
-  (inserted 0 :type index :read-only t)
-  (count 0 :type index :read-only t)
-  (limit 0 :type index :read-only t)
-  (memo nil))
+  "A header block that a peer has sent before, octet for octet. It means the same fields, and
+changes nothing, while the dynamic table is in the state noted here."
+  (fields #() :type simple-vector :read-only t) ; what the block means
+  (octets 0 :type index :read-only t)   ; the sum of their sizes
+  (inserted 0 :type index :read-only t) ; TABLE-INSERTED at that time
+  (count 0 :type index :read-only t)    ; TABLE-COUNT at that time
+  (limit 0 :type index :read-only t)    ; TABLE-LIMIT at that time
+  (memo nil))                           ; whatever the layers above made of the block
 (declaim (freeze-type repeat))
 
 (defstruct (field-list (:constructor make-field-list ()) (:copier nil))
-  "The fields of one header block, reusable for the next: the first COUNT elements of the vector
-FIELDS. OCTETS is the sum of the sizes of all fields of the block; if that passed the decoder's
-limit, OVERFLOW-P is true and the fields past it are missing."
-  (fields #() :type simple-vector)
-  (count 0 :type index)
-  (octets 0 :type index)
+  "The fields of one header block, reusable for the next."
+  (fields #() :type simple-vector)      ; the first COUNT elements are the fields
+  (count 0 :type index)                 ; how many there are
+  (octets 0 :type index)                ; the sum of the sizes of all fields of the block
+  ;; whether that passed the decoder's limit: the fields past it are missing
   (overflow-p nil :type boolean)
-  (repeat nil :type (or null repeat)))
+  (repeat nil :type (or null repeat)))  ; what FIELDS are a copy of, if the block came before
 (declaim (freeze-type field-list))
 
 (document-functions

@@ -14,11 +14,12 @@
   "The limit of both tables of a new connection (RFC 9113 section 6.5.2).")
 
 (defstruct (table (:constructor nil) (:copier nil))
-  (ring #() :type simple-vector)
-  (inserted 0 :type index)
-  (count 0 :type index)
-  (octets 0 :type index)
-  (limit +initial-table-octets+ :type index))
+  "A dynamic table; decoder and encoder include it."
+  (ring #() :type simple-vector)        ; the live entries, each at its number modulo the capacity
+  (inserted 0 :type index)              ; the number of the newest entry
+  (count 0 :type index)                 ; how many entries are alive
+  (octets 0 :type index)                ; the sum of their sizes
+  (limit +initial-table-octets+ :type index)) ; the most that OCTETS may be
 
 (define-hot (table-slot :inline t) ((table table) (number hash)) index
   "The slot of the ring for entry NUMBER, or the bucket of a hash; not while the ring is empty."

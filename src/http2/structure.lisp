@@ -34,59 +34,56 @@ function that does nothing, except ON-OUTPUT, which has no default.
   ON-SETTINGS (connection): the peer's settings are in force.
   ON-PING-ACK (connection payload): the answer to SEND-PING.
   ON-CLOSE (connection error-code text): the connection is finished; flush and close it."
+  ;; the buffer to append to
   (on-output (lambda (connection) (misuse "The sink of ~S has no ON-OUTPUT." connection))
    :type function)
-  (on-headers #'ignore-call :type function)
-  (on-data #'ignore-call :type function)
-  (on-trailers #'ignore-call :type function)
-  (on-reset #'ignore-call :type function)
-  (on-writable #'ignore-call :type function)
-  (on-stream-closed #'ignore-call :type function)
-  (on-goaway #'ignore-call :type function)
-  (on-settings #'ignore-call :type function)
-  (on-ping-ack #'ignore-call :type function)
-  (on-close #'ignore-call :type function))
+  (on-headers #'ignore-call :type function) ; a request, or a final response
+  (on-data #'ignore-call :type function) ; content
+  (on-trailers #'ignore-call :type function) ; the last fields of the peer's side
+  (on-reset #'ignore-call :type function) ; a stream ended early
+  (on-writable #'ignore-call :type function) ; a stream's queue has become short
+  (on-stream-closed #'ignore-call :type function) ; the last call for a stream
+  (on-goaway #'ignore-call :type function) ; the peer opens or takes no more streams
+  (on-settings #'ignore-call :type function) ; the peer's settings are in force
+  (on-ping-ack #'ignore-call :type function) ; the answer to a PING of ours
+  (on-close #'ignore-call :type function)) ; the connection is finished
 
 (defstruct (accounting (:copier nil) (:predicate nil))
-  "What a peer makes one connection hold and do. QUEUED-OCTETS: DATA waiting for windows;
-CONTROL-FRAMES: answers appended since the output was last empty; BLOCK-OCTETS: the unfinished
-header block. RESETS-DUE to PING-STRIKES are of patience.lisp. The others count events since the
-connection began; CALLS-SERVED those of NOTE-CALL-SERVED."
-  (queued-octets 0 :type index)
-  (control-frames 0 :type event-count)
-  (block-octets 0 :type index)
-  (streams-opened 0 :type event-count)
-  (streams-refused 0 :type event-count)
-  (resets-received 0 :type event-count)
-  (resets-sent 0 :type event-count)
-  (pings-received 0 :type event-count)
-  (settings-received 0 :type event-count)
-  (empty-frames 0 :type event-count)
-  (malformed-messages 0 :type event-count)
-  (resets-due 0 :type time-ns)
-  (idle-due 0 :type time-ns)
-  (calls-served 0 :type event-count)
-  (resets-borne 0 :type event-count)
-  (pinged-ns 0 :type time-ns)
-  (opened-at-ping 0 :type event-count)
-  (open-at-ping 0 :type index)
-  (data-since-ping nil :type boolean)
-  (updates-earned 0 :type (unsigned-byte 31))
-  (ping-strikes 0 :type event-count))
+  "What a peer makes one connection hold and do: amounts at present, counts since the connection
+began, and the state of its rate limits (patience.lisp)."
+  (queued-octets 0 :type index)         ; DATA that waits for windows or a turn
+  (control-frames 0 :type event-count)  ; answers appended since the output was last empty
+  (block-octets 0 :type index)          ; of the header block that is being collected
+  (streams-opened 0 :type event-count)  ; by either side
+  (streams-refused 0 :type event-count) ; of the peer, above our limit
+  (resets-received 0 :type event-count) ; RST_STREAM frames of the peer
+  (resets-sent 0 :type event-count)     ; RST_STREAM frames of ours
+  (pings-received 0 :type event-count)  ; PING frames, answers to ours among them
+  (settings-received 0 :type event-count) ; SETTINGS frames, acknowledgements not counted
+  (empty-frames 0 :type event-count)    ; DATA frames without content that ended nothing
+  (malformed-messages 0 :type event-count) ; requests, responses, trailers that broke section 8
+  (resets-due 0 :type time-ns)          ; when the whole burst of resets is allowed again
+  (idle-due 0 :type time-ns)            ; the same for frames that carry nothing
+  (calls-served 0 :type event-count)    ; calls of NOTE-CALL-SERVED, which each earn a reset
+  (resets-borne 0 :type event-count)    ; resets that earned ones have paid for, or that lapsed
+  (pinged-ns 0 :type time-ns)           ; when the peer's last PING came
+  (opened-at-ping 0 :type event-count)  ; STREAMS-OPENED at that time
+  (open-at-ping 0 :type index)          ; how many streams were open at that time
+  (data-since-ping nil :type boolean)   ; whether we have sent DATA since
+  (updates-earned 0 :type (unsigned-byte 31)) ; WINDOW_UPDATEs and late frames still free of charge
+  (ping-strikes 0 :type event-count))   ; PINGs that came too soon, one after the other (gRFC A8)
 
 ;;; Pools and connections point to streams, which are defined after them; until then the compiler
 ;;; notes that it does not know the type.
 (declaim (sb-ext:muffle-conditions sb-ext:compiler-note))
 
 (defstruct (pool (:constructor make-pool ()) (:copier nil) (:predicate nil))
-  "What the connections of one thread may share: streams to use again, the list a header block is
-decoded into, and fields that their peers have in common; and the DATA octets that they have queued
-together. Never used by two threads at once."
-  (streams nil :type (or null stream))
-  (stream-count 0 :type index)
-  (queued-octets 0 :type index)
-  (field-list nil :type (or null hpack:field-list))
-  (common (hpack:make-common-fields) :type simple-vector))
+  "What the connections of one thread may share. Never used by two threads at once."
+  (streams nil :type (or null stream))  ; streams to use again, chained by NEXT
+  (stream-count 0 :type index)          ; how many these are
+  (queued-octets 0 :type index)         ; DATA queued on all connections together
+  (field-list nil :type (or null hpack:field-list)) ; to decode a header block into
+  (common (hpack:make-common-fields) :type simple-vector)) ; fields that many peers send
 
 (defmethod print-object ((pool pool) stream)
   (print-unreadable-object (pool stream :type t :identity t)
@@ -110,54 +107,55 @@ together. Never used by two threads at once."
                             stream-window connection-window))
                        (:copier nil))
   "One end of an HTTP/2 connection."
-  (server-p nil :type boolean)
-  (sink nil :type sink)
-  (options nil :type options)
-  (user nil)
-  (pool nil :type pool)
-  (accounting (make-accounting) :type accounting)
-  (phase +awaiting-preface+ :type (unsigned-byte 3))
-  (output nil :type (or null buffer))
-  (encoder nil :type hpack:encoder)
-  (decoder nil :type hpack:decoder)
-  (error-text "" :type simple-string)
-  ;; Streams. HIGHEST-ID is the last one the client opened; SKIPPED-* the newest gap it left below.
-  (table #() :type simple-vector)
-  (seed (hash-seed) :type (unsigned-byte 62)) ; see STREAM-SLOT
-  (stream-count 0 :type index)
-  (highest-id -1 :type (signed-byte 32))
-  (skipped-low 0 :type stream-id)
-  (skipped-high 0 :type stream-id)
-  (opening nil :type (or null stream))
-  (current nil :type (or null stream))
+  (server-p nil :type boolean)          ; which end
+  (sink nil :type sink)                 ; what it calls
+  (options nil :type options)           ; what limits it
+  (user nil)                            ; whatever the owner wants to find with it
+  (pool nil :type pool)                 ; shared with other connections of the thread
+  (accounting (make-accounting) :type accounting) ; what the peer has made it do
+  (phase +awaiting-preface+ :type (unsigned-byte 3)) ; a constant above
+  (output nil :type (or null buffer))   ; to append to; nil until it is borrowed
+  (encoder nil :type hpack:encoder)     ; of our header blocks
+  (decoder nil :type hpack:decoder)     ; of the peer's
+  (error-text "" :type simple-string)   ; what was wrong last, for logs
+  ;; Streams
+  (table #() :type simple-vector)       ; chains of streams that are not finished; see STREAM-SLOT
+  (seed (hash-seed) :type (unsigned-byte 62)) ; of the choice of chains
+  (stream-count 0 :type index)          ; how many streams are in the table
+  (highest-id -1 :type (signed-byte 32)) ; the last identifier that the client has used
+  (skipped-low 0 :type stream-id)       ; the newest gap that it left below: its first identifier
+  (skipped-high 0 :type stream-id)      ; and its last
+  (opening nil :type (or null stream))  ; the client's new stream, until its headers are sent
+  (current nil :type (or null stream))  ; the stream for which a sink function runs
+  ;; the streams that we reset and know one by one (reset.lisp), in order
   (resets (load-time-value (make-array 0 :element-type '(unsigned-byte 32)))
    :type (simple-array (unsigned-byte 32) (*)))
-  (reset-count 0 :type index)
-  (reset-forgotten 0 :type stream-id)
-  (goaway-sent +no-goaway+ :type (signed-byte 32))
-  (goaway-received +no-goaway+ :type (signed-byte 32))
-  ;; Sending: the peer's settings and the ring of writers
-  (send-window +default-window+ :type window)
-  (peer-stream-window +default-window+ :type window)
-  (peer-frame-octets +default-frame-octets+ :type (unsigned-byte 24))
-  (peer-max-streams 100 :type (unsigned-byte 32))
-  (peer-max-header-list #xFFFFFFFF :type (unsigned-byte 32))
-  (ring-head nil :type (or null stream))
-  (ring-tail nil :type (or null stream))
-  (open-mark -1 :type fixnum)
+  (reset-count 0 :type index)           ; how many of RESETS are in use
+  (reset-forgotten 0 :type stream-id)   ; the highest one that is no longer among them
+  (goaway-sent +no-goaway+ :type (signed-byte 32)) ; the last stream that our GOAWAY named
+  (goaway-received +no-goaway+ :type (signed-byte 32)) ; the one that the peer's GOAWAY named
+  ;; Sending
+  (send-window +default-window+ :type window) ; how much DATA the peer still takes
+  (peer-stream-window +default-window+ :type window) ; what a new stream's window begins with
+  (peer-frame-octets +default-frame-octets+ :type (unsigned-byte 24)) ; the peer's largest frame
+  (peer-max-streams 100 :type (unsigned-byte 32)) ; how many streams the peer allows
+  (peer-max-header-list #xFFFFFFFF :type (unsigned-byte 32)) ; the peer's advice (6.5.2)
+  (ring-head nil :type (or null stream)) ; the ring of writers (queue.lisp): the next one
+  (ring-tail nil :type (or null stream)) ; and the last one
+  (open-mark -1 :type fixnum)           ; where in the output an unended header block begins, or -1
   ;; Receiving
-  (stream-window 0 :type window)
-  (connection-window 0 :type window)
-  (receive-window +default-window+ :type window)
-  (unreturned 0 :type window)
-  (due nil :type (or null stream))
-  (block-id 0 :type stream-id)
-  (block-flags 0 :type (unsigned-byte 9))
-  (block-buffer nil :type (or null buffer))
+  (stream-window 0 :type window)        ; the full window of a stream
+  (connection-window 0 :type window)    ; the full window of the connection
+  (receive-window +default-window+ :type window) ; how much the peer may still send
+  (unreturned 0 :type window)           ; what was consumed and not yet given back
+  (due nil :type (or null stream))      ; streams whose WINDOW_UPDATE is to be written
+  (block-id 0 :type stream-id)          ; the stream of the header block that is being collected
+  (block-flags 0 :type (unsigned-byte 9)) ; the flags of its HEADERS
+  (block-buffer nil :type (or null buffer)) ; what has come of it
   ;; Time; a deadline of 0 is none
-  (settings-deadline 0 :type time-ns)
-  (preface-deadline 0 :type time-ns)
-  (last-receive-ns 0 :type time-ns))
+  (settings-deadline 0 :type time-ns)   ; by which our SETTINGS must be acknowledged
+  (preface-deadline 0 :type time-ns)    ; by which the peer's preface and SETTINGS must come
+  (last-receive-ns 0 :type time-ns))    ; the NOW of the last RECEIVE-OCTETS
 
 ;;; Streams
 
@@ -174,37 +172,33 @@ together. Never used by two threads at once."
 
 (defstruct (segment (:constructor make-segment (octets start end storable)) (:copier nil)
                     (:predicate nil))
-  "Octets queued on a stream. If STORABLE they go back to the store of clgrpc.base."
-  (octets (make-octets 0) :type octets)
-  (start 0 :type index)
-  (end 0 :type index)
-  (storable nil :type boolean)
-  (next nil :type (or null segment)))
+  "Octets queued on a stream."
+  (octets (make-octets 0) :type octets) ; that hold them
+  (start 0 :type index)                 ; the first that is not sent yet
+  (end 0 :type index)                   ; behind the last
+  (storable nil :type boolean)          ; whether OCTETS go back to the store of clgrpc.base
+  (next nil :type (or null segment)))   ; in the stream's queue
 
 (defstruct (stream (:constructor %make-stream (connection id)) (:copier nil))
-  "An HTTP/2 stream. NEXT chains its bucket of the table, or the pool; LINK the ring of writers;
-DUE those whose WINDOW_UPDATE is to be written. RECEIVE-WINDOW is what the peer may still send,
-UNCONSUMED what the owner holds, CREDITED how much of that the connection's window has back already,
-UNRETURNED what was consumed and not yet given back. CONTENT-LEFT is what content-length promises
-and did not come yet, or -1."
-  (id 0 :type stream-id)
-  (state +idle+ :type state)
-  (flags 0 :type (unsigned-byte 8))
-  (connection nil :type connection)
-  (user nil)
-  (next nil :type (or null stream))
-  (link nil :type (or null stream))
-  (due nil :type (or null stream))
-  (send-window 0 :type window)
-  (receive-window 0 :type window)
-  (unreturned 0 :type window)
-  (unconsumed 0 :type window)
-  (credited 0 :type window)
-  (content-left -1 :type fixnum)
-  (queue-head nil :type (or null segment))
-  (queue-tail nil :type (or null segment))
-  (queued-octets 0 :type index)
-  (trailers-function nil :type (or null function)))
+  "An HTTP/2 stream."
+  (id 0 :type stream-id)                ; its identifier
+  (state +idle+ :type state)            ; of RFC 9113 section 5.1 (state.lisp)
+  (flags 0 :type (unsigned-byte 8))     ; the constants above
+  (connection nil :type connection)     ; that it belongs to
+  (user nil)                            ; whatever the owner wants to find with it
+  (next nil :type (or null stream))     ; in its chain of the table, or in the pool
+  (link nil :type (or null stream))     ; in the ring of writers
+  (due nil :type (or null stream))      ; in the list of those whose WINDOW_UPDATE is to be written
+  (send-window 0 :type window)          ; how much DATA the peer still takes
+  (receive-window 0 :type window)       ; how much the peer may still send
+  (unreturned 0 :type window)           ; what was consumed and not yet given back
+  (unconsumed 0 :type window)           ; what the owner holds
+  (credited 0 :type window)             ; how much of that the connection's window has back already
+  (content-left -1 :type fixnum)        ; what content-length promises and did not come yet, or -1
+  (queue-head nil :type (or null segment)) ; the first queued segment
+  (queue-tail nil :type (or null segment)) ; the last one
+  (queued-octets 0 :type index)         ; how many octets are queued
+  (trailers-function nil :type (or null function))) ; writes the trailers behind the queue
 
 (declaim (sb-ext:freeze-type sink accounting pool segment stream connection))
 

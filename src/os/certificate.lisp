@@ -62,8 +62,8 @@ the text as WHAT, if there is none or one is damaged."
 
 (defstruct (certificate (:constructor %make-certificate (der)) (:copier nil))
   "See CERTIFICATE-DER and the other readers."
-  (der (make-octets 0) :type octets :read-only t)
-  (facts nil :type list))
+  (der (make-octets 0) :type octets :read-only t) ; its octets
+  (facts nil :type list))               ; what OpenSSL said of it, as a plist, asked for when needed
 
 (document-functions
   certificate-der "The octets of the certificate, DER (RFC 5280). From any thread.")

@@ -9,13 +9,13 @@
   (+rtld-now+ "RTLD_NOW" 2))
 
 (defstruct (library (:copier nil))
-  "FILES are the names to try, in order; FUNCTIONS those of its functions; ADDRESSES theirs once it
-is open; ON-FORGET is called before the core is saved."
-  (files '() :type list)
-  (functions '() :type list)
+  "A foreign library and the functions of it that are called."
+  (files '() :type list)                ; the names to try, in order
+  (functions '() :type list)            ; the C names of the functions
+  ;; those of FUNCTIONS, once the library is open
   (addresses nil :type (or null (simple-array sb-ext:word (*))))
   (failure nil :type (or null string))  ; why it cannot be opened
-  (on-forget nil :type symbol))
+  (on-forget nil :type symbol))         ; a function to call before the core is saved
 
 (declaim (sb-ext:freeze-type library))
 

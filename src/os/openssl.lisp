@@ -7,7 +7,7 @@
 (in-package #:clgrpc.os)
 
 (define-condition tls-error (clgrpc-error)
-  ((text :initarg :text :reader tls-error-text))
+  ((text :initarg :text :reader tls-error-text)) ; what is wrong, and why
   (:report (lambda (condition stream) (write-string (tls-error-text condition) stream)))
   (:documentation "A certificate, key or other part of TLS credentials cannot be used, or OpenSSL is
 not there. TEXT says what and why. Nothing was sent."))

@@ -293,12 +293,12 @@ TLS-ERROR if there is no OpenSSL. From any thread; to be freed with FREE-TLS-CON
 ;;; Areas
 
 (defstruct (tls-area (:constructor %make-tls-area (reading writing)) (:copier nil))
-  "READING has what the peer of the session at work sent, WRITING what is to be sent to it. OCTETS
-is where they are received and from where they are sent. LENT is true while a session has the area;
-while none has it, both are empty."
-  (reading 0 :type foreign-pointer :read-only t)
-  (writing 0 :type foreign-pointer :read-only t)
-  (lent nil :type boolean)
+  "Where a TLS session works: the memory BIOs of OpenSSL and the octets on their way from and to
+the socket. Both BIOs are empty while no session has the area."
+  (reading 0 :type foreign-pointer :read-only t) ; BIO with what the peer has sent
+  (writing 0 :type foreign-pointer :read-only t) ; BIO with what is to be sent to it
+  (lent nil :type boolean)              ; true while a session has the area
+  ;; where they are received, and from where they are sent
   (octets (make-octets (* 5 +record-octets+)) :type octets :read-only t))
 
 (declaim (sb-ext:freeze-type tls-area))

@@ -56,10 +56,11 @@ thread."
   '(member :gzip :deflate))
 
 (defstruct (zlib-stream (:constructor make-zlib-stream (sap kind level)) (:copier nil))
-  "A z_stream at SAP. KIND: 0 and 1 compress to gzip and deflate, 2 and 3 decompress them."
-  (sap (int-sap 0) :type system-area-pointer :read-only t)
+  "A z_stream of zlib."
+  (sap (int-sap 0) :type system-area-pointer :read-only t) ; its address
+  ;; 0 and 1 compress to gzip and deflate, 2 and 3 decompress them
   (kind 0 :type (integer 0 3) :read-only t)
-  (level 0 :type (integer 0 9)))
+  (level 0 :type (integer 0 9)))        ; of compression
 
 (declaim (sb-ext:freeze-type zlib-stream))
 

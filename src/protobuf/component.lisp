@@ -14,7 +14,8 @@
 (in-package #:clgrpc.protobuf)
 
 (defclass proto-file (asdf:cl-source-file)
-  ((type :initform "proto")
+  ((type :initform "proto")             ; of the file's name, as ASDF asks for it
+   ;; directories, relative to that of the system
    (import-paths :initarg :import-paths :initform '() :reader component-import-paths))
   (:documentation "The ASDF component (:proto-file \"name\"), the file name.proto. :IMPORT-PATHS is
 a list of directories, relative to that of the system, in which its imports are found first. After

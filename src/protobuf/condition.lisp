@@ -6,7 +6,7 @@
 (in-package #:clgrpc.protobuf)
 
 (define-condition field-type-error (clgrpc-error type-error)
-  ((field :initarg :field :reader field-type-error-field))
+  ((field :initarg :field :reader field-type-error-field)) ; the full name of the field
   (:report (lambda (condition stream)
              (format stream "The field ~A takes ~A, not ~A."
                      (field-type-error-field condition)
@@ -30,9 +30,11 @@ changed. FIELD is the field's full name; EXPECTED-TYPE and DATUM are those of TY
         (t (format nil "an object of type ~S" type))))
 
 (define-condition protobuf-error (clgrpc-error)
-  ((type :initarg :type :initform nil :reader protobuf-error-type)
+  (;; the full name of the message type asked for, or nil
+   (type :initarg :type :initform nil :reader protobuf-error-type)
+   ;; the index of the octet where reading stopped, or nil
    (position :initarg :position :initform nil :reader protobuf-error-position)
-   (text :initarg :text :reader protobuf-error-text))
+   (text :initarg :text :reader protobuf-error-text)) ; what was wrong
   (:report (lambda (condition stream)
              (format stream "Cannot read ~:[a message~;~:*~A~]~@[ at octet ~D~]: ~A."
                      (protobuf-error-type condition) (protobuf-error-position condition)
@@ -47,7 +49,8 @@ wrong."))
   protobuf-error-text "What is wrong with the octets, as text.")
 
 (define-condition required-field-missing (protobuf-error)
-  ((path :initarg :path :reader required-field-missing-path))
+  (;; from the message to the field, as text
+   (path :initarg :path :reader required-field-missing-path))
   (:default-initargs :text "a required field is missing")
   (:report (lambda (condition stream)
              (format stream "~:[A message~;~:*~A~] lacks the required field ~A."
@@ -59,9 +62,10 @@ PATH says which: \"parts[2].size\". With :PARTIAL nobody asks."))
   required-field-missing-path "The way from the message to the field that it lacks, as text.")
 
 (define-condition message-text-error (protobuf-error)
-  ((format :initarg :format :reader message-text-error-format)
-   (line :initarg :line :reader message-text-error-line)
-   (column :initarg :column :reader message-text-error-column)
+  ((format :initarg :format :reader message-text-error-format) ; :json or :text
+   (line :initarg :line :reader message-text-error-line) ; from 1
+   (column :initarg :column :reader message-text-error-column) ; from 1
+   ;; of the field that was being read, as text
    (path :initarg :path :initform "" :reader message-text-error-path))
   (:report (lambda (condition stream)
              (format stream "Cannot read ~:[a message~;~:*~A~] from ~A at line ~D, column ~
@@ -83,7 +87,7 @@ in which field."))
   message-text-error-path "The field that was being read, as text: \"orders[2].price\".")
 
 (define-condition message-print-error (protobuf-error)
-  ((format :initarg :format :reader message-print-error-format))
+  ((format :initarg :format :reader message-print-error-format)) ; :json or :text
   (:report (lambda (condition stream)
              (format stream "Cannot write ~:[a message~;~:*~A~] as ~A: ~A."
                      (protobuf-error-type condition)
@@ -100,11 +104,13 @@ an Any of an unknown type in JSON."))
   "The errors of one file that the text of a PROTO-SYNTAX-ERROR has.")
 
 (define-condition proto-syntax-error (clgrpc-error)
-  ((file :initarg :file :reader proto-syntax-error-file)
-   (line :initarg :line :reader proto-syntax-error-line)
-   (column :initarg :column :reader proto-syntax-error-column)
+  ((file :initarg :file :reader proto-syntax-error-file) ; as imports write it
+   (line :initarg :line :reader proto-syntax-error-line) ; from 1
+   (column :initarg :column :reader proto-syntax-error-column) ; from 1
+   ;; what should have stood there, or nil
    (expected :initarg :expected :initform nil :reader proto-syntax-error-expected)
-   (text :initarg :text :reader proto-syntax-error-text)
+   (text :initarg :text :reader proto-syntax-error-text) ; what is wrong, as a sentence
+   ;; further errors of the same file
    (others :initarg :others :initform '() :accessor proto-syntax-error-others))
   (:report (lambda (condition stream)
              (let* ((others (proto-syntax-error-others condition))

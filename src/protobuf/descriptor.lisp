@@ -9,118 +9,115 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (descriptor (:copier nil) (:constructor nil))
-  "What every declaration has. COMMENT is the text of the comment at it, or nil. OPTIONS are as
-written; OPTION-OCTETS is what they mean, a serialized google.protobuf.…Options message without the
-options that are for the source only, or nil if that is empty; SOURCE-OPTION-OCTETS has all."
-  (name "" :type string)
-  (full-name "" :type string)
-  (comment nil :type (or null string))
-  (options '() :type list)
+  "What every declaration has."
+  (name "" :type string)                ; the last part of the full name
+  (full-name "" :type string)           ; with the package and the messages around
+  (comment nil :type (or null string))  ; the text of the comment at it, or nil
+  (options '() :type list)              ; as written: a list of OPTIONs
+  ;; what they mean: a serialized google.protobuf.…Options message, without the options that are for
+  ;; the source only; nil if it is empty
   (option-octets nil :type (or null octets))
-  (source-option-octets nil :type (or null octets))
-  (features nil :type list)
-  (line 1 :type index)
-  (column 1 :type index))
+  (source-option-octets nil :type (or null octets)) ; the same with all options
+  (features nil :type list)             ; the resolved features, as a plist
+  (line 1 :type index)                  ; where it stands, from 1
+  (column 1 :type index))               ; where it stands, from 1
 
 (defstruct (option (:copier nil))
-  "One option as written. NAME is a list of strings, or of (string) for a part in parentheses. VALUE
-is a string of octets, an integer, a float, (:identifier name) or (:aggregate fields)."
-  (name '() :type list)
+  "One option as written."
+  (name '() :type list)                 ; strings, or (string) for a part in parentheses
+  ;; octets, an integer, a float, (:identifier name) or (:aggregate fields)
   (value nil)
-  (line 1 :type index)
-  (column 1 :type index))
+  (line 1 :type index)                  ; where it stands, from 1
+  (column 1 :type index))               ; where it stands, from 1
 
 (defstruct (file-descriptor (:include descriptor) (:copier nil))
-  "A .proto file. NAME and FULL-NAME are its path as imports write it. PLACES says for a file that
-is not linked yet where each part of a declaration stands; see NOTE-AT. SOURCE is the native name of
-the file on disk that it was read from, or nil."
-  (package "" :type string)
-  (syntax :proto2 :type (member :proto2 :proto3 :editions))
-  (edition nil :type (or null string))
-  (dependencies '() :type list)
-  (public-dependencies '() :type list)
-  (weak-dependencies '() :type list)
-  (option-dependencies '() :type list)
+  "A .proto file. NAME and FULL-NAME are its path as imports write it."
+  (package "" :type string)             ; the name of its package, "" for none
+  (syntax :proto2 :type (member :proto2 :proto3 :editions)) ; the language it is written in
+  (edition nil :type (or null string))  ; as written, or nil
+  (dependencies '() :type list)         ; the names of all files that it imports
+  (public-dependencies '() :type list)  ; those of them that are imported publicly
+  (weak-dependencies '() :type list)    ; those that are imported weakly
+  (option-dependencies '() :type list)  ; files that are imported for their options only
+  ;; where each part of a declaration stands, until the file is linked; see NOTE-AT
   (places nil :type (or null hash-table))
-  (messages '() :type list)
-  (enums '() :type list)
-  (extensions '() :type list)
-  (services '() :type list)
-  (fingerprint "" :type string)
+  (messages '() :type list)             ; declared in the file, not in one of its messages
+  (enums '() :type list)                ; declared in the file, not in one of its messages
+  (extensions '() :type list)           ; declared in the file, not in one of its messages
+  (services '() :type list)             ; declared in the file
+  (fingerprint "" :type string)         ; a hash of the source
+  ;; the native name of the file on disk that it was read from, or nil
   (source nil :type (or null string)))
 
 (defstruct (message-descriptor (:include descriptor) (:copier nil))
-  "A message type. RESERVED-RANGES are lists of (first . last), both inclusive, EXTENSION-RANGES
-such structures. VISIBILITY is what the declaration says, nil if nothing."
-  (fields '() :type list)
-  (oneofs '() :type list)
-  (messages '() :type list)
-  (enums '() :type list)
-  (extensions '() :type list)
-  (extension-ranges '() :type list)
-  (reserved-ranges '() :type list)
-  (reserved-names '() :type list)
-  (map-entry-p nil :type boolean)
-  (message-set-p nil :type boolean)
-  (visibility nil :type (member nil :local :export))
-  (symbol nil :type symbol))
+  "A message type."
+  (fields '() :type list)               ; in the order of the source
+  (oneofs '() :type list)               ; in the order of the source
+  (messages '() :type list)             ; declared inside it, map entries among them
+  (enums '() :type list)                ; declared inside it
+  (extensions '() :type list)           ; declared inside it
+  (extension-ranges '() :type list)     ; EXTENSION-RANGEs
+  (reserved-ranges '() :type list)      ; of numbers: (first . last), both inclusive
+  (reserved-names '() :type list)       ; that no field may have
+  (map-entry-p nil :type boolean)       ; true of the entry type of a map field
+  (message-set-p nil :type boolean)     ; true if its extensions are written as items
+  (visibility nil :type (member nil :local :export)) ; what the declaration says, or nil
+  (symbol nil :type symbol))            ; the name of the Lisp type
 
 (defstruct (extension-range (:include descriptor) (:copier nil))
-  "Field numbers of a message, FIRST to LAST, that extensions may have."
-  (first 1 :type integer)
-  (last 1 :type integer))
+  "Field numbers of a message that extensions may have."
+  (first 1 :type integer)               ; the lowest
+  (last 1 :type integer))               ; the highest
 
 (defstruct (field-descriptor (:include descriptor) (:copier nil))
-  "A field or extension. TYPE is a keyword such as :int32, :message, :enum or :group. ONEOF is the
-name of the oneof it belongs to, PRESENCE one of :implicit, :explicit, :required, :repeated.
-DEFAULT-TEXT is the default that is written, if one is, as descriptor.proto writes it."
-  (number 0 :type fixnum)
-  (label :optional :type (member :optional :required :repeated))
-  (labelled-p nil :type boolean)
-  (type nil :type (or null keyword))
-  (type-name nil :type (or null string))
-  (oneof nil :type (or null string))
-  (proto3-optional-p nil :type boolean)
-  (extendee nil :type (or null string))
-  (default nil)
+  "A field or extension."
+  (number 0 :type fixnum)               ; its number
+  (label :optional :type (member :optional :required :repeated)) ; as written, or implied
+  (labelled-p nil :type boolean)        ; true if the label is written
+  (type nil :type (or null keyword))    ; such as :int32, :message, :enum or :group
+  (type-name nil :type (or null string)) ; the full name of its message or enum type, or nil
+  (oneof nil :type (or null string))    ; the name of the oneof that it belongs to, or nil
+  (proto3-optional-p nil :type boolean) ; true of an `optional` field in proto3
+  (extendee nil :type (or null string)) ; the full name of the message that it extends, or nil
+  (default nil)                         ; the value, or nil for the type's own
+  ;; the default, if one is written, as descriptor.proto writes it
   (default-text nil :type (or null string octets))
-  (json-name "" :type string)
-  (presence :implicit :type keyword)
-  (packed-p nil :type boolean)
-  (closed-p nil :type boolean)
-  (unchecked-p nil :type boolean)
-  (delimited-p nil :type boolean)
-  (map-p nil :type boolean))
+  (json-name "" :type string)           ; its name in JSON
+  (presence :implicit :type keyword)    ; :implicit, :explicit, :required or :repeated
+  (packed-p nil :type boolean)          ; whether repeated values are written packed
+  (closed-p nil :type boolean)          ; whether its enum is closed
+  (unchecked-p nil :type boolean)       ; whether its strings need not be UTF-8
+  (delimited-p nil :type boolean)       ; whether its message is written as a group
+  (map-p nil :type boolean))            ; whether it is a map
 
 (defstruct (oneof-descriptor (:include descriptor) (:copier nil))
   "A oneof; its fields are those of the message whose ONEOF is this name.")
 
 (defstruct (enum-descriptor (:include descriptor) (:copier nil))
-  "An enum type. CLOSED-P: numbers without a name are unknown fields."
-  (values '() :type list)
-  (reserved-ranges '() :type list)
-  (reserved-names '() :type list)
-  (closed-p nil :type boolean)
-  (visibility nil :type (member nil :local :export))
-  (symbol nil :type symbol))
+  "An enum type."
+  (values '() :type list)               ; ENUM-VALUE-DESCRIPTORs in the order of the source
+  (reserved-ranges '() :type list)      ; of numbers: (first . last), both inclusive
+  (reserved-names '() :type list)       ; that no value may have
+  (closed-p nil :type boolean)          ; whether numbers without a name are unknown fields
+  (visibility nil :type (member nil :local :export)) ; what the declaration says, or nil
+  (symbol nil :type symbol))            ; the name of the Lisp type
 
 (defstruct (enum-value-descriptor (:include descriptor) (:copier nil))
   "One named number of an enum."
-  (number 0 :type (signed-byte 32)))
+  (number 0 :type (signed-byte 32)))    ; its number
 
 (defstruct (service-descriptor (:include descriptor) (:copier nil))
-  "A service. SYMBOL names its Lisp class."
-  (methods '() :type list)
-  (symbol nil :type symbol))
+  "A service."
+  (methods '() :type list)              ; in the order of the source
+  (symbol nil :type symbol))            ; the name of the Lisp class
 
 (defstruct (method-descriptor (:include descriptor) (:copier nil))
-  "A method. SYMBOL names its generic function; INPUT and OUTPUT are full names of messages, for
-FIND-MESSAGE-TYPE or INTERN-MESSAGE-TYPE."
-  (input "" :type string)
-  (output "" :type string)
-  (client-streaming-p nil :type boolean)
-  (server-streaming-p nil :type boolean)
-  (symbol nil :type symbol))
+  "A method."
+  (input "" :type string)               ; the full name of the message it takes
+  (output "" :type string)              ; the full name of the message it returns
+  (client-streaming-p nil :type boolean) ; whether it takes a stream of them
+  (server-streaming-p nil :type boolean) ; whether it returns a stream of them
+  (symbol nil :type symbol))            ; the name of the generic function
 
 (document-functions
   descriptor-name "The name of what DESCRIPTOR declares, as written; of a file, its import path."

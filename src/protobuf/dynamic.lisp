@@ -12,10 +12,10 @@
 
 (defstruct (type-pool (:constructor %make-type-pool ()) (:copier nil))
   "Message and enum types of descriptors that no code was made for, by full name."
-  (files '() :type list)
-  (messages (make-hash-table :test 'equal) :type hash-table)
-  (enums (make-hash-table :test 'equal) :type hash-table)
-  (extensions (make-hash-table :test 'equal) :type hash-table))
+  (files '() :type list)                ; the file descriptors
+  (messages (make-hash-table :test 'equal) :type hash-table) ; full name to message type
+  (enums (make-hash-table :test 'equal) :type hash-table) ; full name to enum type
+  (extensions (make-hash-table :test 'equal) :type hash-table)) ; full name to slot
 
 (document-functions
   type-pool-files "The descriptors of the files that POOL was made of.")
@@ -89,10 +89,9 @@ serves as :FINDER for JSON and text format."
 ;;; Reading
 
 (defstruct (gathered (:copier nil) (:constructor make-gathered (slot)))
-  "What was found of SLOT in the octets: ITEMS as READ-ITEMS gives them; of maps, ranges of
-entries."
-  (slot nil :type slot)
-  (items '() :type list))
+  "What was found of one slot in the octets."
+  (slot nil :type slot)                 ; the slot
+  (items '() :type list))               ; as READ-ITEMS gives them; of maps, ranges of entries
 
 (defun dynamic-reader (layout)
   "The function that reads a message of LAYOUT."

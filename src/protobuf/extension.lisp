@@ -14,10 +14,10 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (extension (:constructor %make-extension (name)) (:copier nil))
-  "An extension field, one per full name for the life of the image. SLOT is its current definition."
-  (name "" :type string :read-only t)
-  (symbol nil :type symbol)
-  (slot nil :type (or null slot)))
+  "An extension field, one per full name for the life of the image."
+  (name "" :type string :read-only t)   ; the full name
+  (symbol nil :type symbol)             ; its accessor
+  (slot nil :type (or null slot)))      ; its current definition
 
 (defmethod print-object ((extension extension) stream)
   (print-unreadable-object (extension stream :type t) (princ (extension-name extension) stream)))
@@ -146,8 +146,9 @@ it."
 ;;; Reading extensions out of unknown fields, whose form has been checked
 
 (defstruct (finding (:copier nil) (:constructor make-finding (slot)))
-  "What was found of SLOT: ITEMS are its values, the latest first; of messages, ranges of octets."
-  (slot nil :type slot)
+  "What was found of one slot among the unknown fields."
+  (slot nil :type slot)                 ; the slot
+  ;; its values, the latest first; of messages, ranges of octets
   (items '() :type list))
 
 (defun read-items (slot tag octets at end)

@@ -14,8 +14,9 @@
   "In an index table: the place of a removed key.")
 
 (defstruct (key-index (:constructor make-key-index (table seed)) (:copier nil))
-  (table (make-array 0 :element-type '(unsigned-byte 32)) :type index-table)
-  (seed 0 :type (unsigned-byte 62))
+  "A hash table from the keys of a map to their positions; see above."
+  (table (make-array 0 :element-type '(unsigned-byte 32)) :type index-table) ; of entries
+  (seed 0 :type (unsigned-byte 62))     ; of the hash
   (used 0 :type index))                 ; entries that are not 0
 
 (declaim (inline mix))

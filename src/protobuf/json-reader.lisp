@@ -10,7 +10,8 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (json-input (:include input (format :json)) (:copier nil))
-  (reader (make-json-reader "") :type json-reader))
+  "A text in JSON that is being read."
+  (reader (make-json-reader "") :type json-reader)) ; where reading stands
 
 (defun json-wrong (input control &rest arguments)
   "Signal MESSAGE-TEXT-ERROR where INPUT stands."

@@ -9,8 +9,10 @@
 (defstruct (json-output (:include writing (format :json)) (:conc-name output-) (:copier nil))
   "Where JSON is written and how."
   (proto-names nil)                     ; these are as MESSAGE-JSON has them
-  (enum-numbers nil)
+  (enum-numbers nil)                    ; whether enums are written as numbers
+  ;; whether fields without presence are written though they are zero
   (defaults nil)
+  ;; how many spaces a level is indented by, or nil for one line
   (indent nil :type (or null (integer 0 16)))
   (level 0 :type fixnum)                ; how many objects and arrays are open
   (fresh t))                            ; true if nothing stands yet in the innermost of them

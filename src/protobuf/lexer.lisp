@@ -10,13 +10,15 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (token (:copier nil))
-  (kind :end :type (member :identifier :integer :float :string :symbol :end))
+  "A token of a .proto source."
+  (kind :end :type (member :identifier :integer :float :string :symbol :end)) ; what it is
+  ;; of an identifier or symbol a string, of a number a number, of a string octets
   (value nil)
-  (radix 10 :type (member 8 10 16))
-  (line 1 :type index)
-  (column 1 :type index)
-  (leading nil :type (or null string))
-  (trailing nil :type (or null string)))
+  (radix 10 :type (member 8 10 16))     ; of an integer
+  (line 1 :type index)                  ; where it begins, from 1
+  (column 1 :type index)                ; where it begins, from 1
+  (leading nil :type (or null string))  ; the comment that ends on the line before it, or nil
+  (trailing nil :type (or null string))) ; the comment that begins on its line behind it, or nil
 
 (defun describe-token (token)
   "Say in a few words what TOKEN is, for messages."
@@ -26,13 +28,14 @@
     (t (format nil "\"~A\"" (token-value token)))))
 
 (defstruct (lexer (:copier nil))
-  (text "" :type (simple-array character (*)))
-  (file "" :type string)
-  (at 0 :type index)
-  (line 1 :type index)
-  (column 1 :type index)
+  "Where tokenizing stands."
+  (text "" :type (simple-array character (*))) ; the source
+  (file "" :type string)                ; its name, for errors
+  (at 0 :type index)                    ; the index of the next character
+  (line 1 :type index)                  ; of that character, from 1
+  (column 1 :type index)                ; of that character, from 1
   (name-end 0 :type index)              ; where the last identifier ended
-  (problems '() :type list))
+  (problems '() :type list))            ; what is wrong so far, the latest first
 
 (defun lexer-complain (lexer control &rest arguments)
   "Note an error where LEXER stands."

@@ -26,12 +26,12 @@
       (complain range :number "the range ends before it begins"))))
 
 (defstruct (span (:constructor make-span (first last range place reach)) (:copier nil))
-  "A RANGE from FIRST to LAST, one of a list in which it has the PLACE. REACH is the span, this one
-or before it in a vector, whose LAST is the greatest."
-  (first 0 :type integer)
-  (last 0 :type integer)
-  (range nil)
-  (place 0 :type index)
+  "One range of numbers of a list of ranges."
+  (first 0 :type integer)               ; its lowest number
+  (last 0 :type integer)                ; its highest number
+  (range nil)                           ; what it was made of
+  (place 0 :type index)                 ; in the list
+  ;; the span, this one or before it in a vector, whose LAST is the greatest
   (reach nil :type (or null span)))
 
 (defun spans (ranges)

@@ -11,13 +11,13 @@
 
 (defstruct (proto-map (:constructor make-proto-map (key-kind value-kind value-type)) (:copier nil))
   "The value of a map field: see MAP-VALUE, MAP-COUNT, MAP-REMOVE, DO-MAP, MAP-ALIST."
-  (key-kind :string :type keyword)
-  (value-kind :string :type keyword)
-  (value-type nil)
-  (keys #() :type simple-vector)
-  (vals #() :type simple-vector)
-  (count 0 :type index)
-  (index nil :type (or null key-index)))
+  (key-kind :string :type keyword)      ; the kind of the keys
+  (value-kind :string :type keyword)    ; the kind of the values
+  (value-type nil)                      ; the message or enum type of the values, or nil
+  (keys #() :type simple-vector)        ; in the order they came
+  (vals #() :type simple-vector)        ; the value of each
+  (count 0 :type index)                 ; how many entries there are
+  (index nil :type (or null key-index))) ; from keys to places, if there are many
 
 (defmethod print-object ((map proto-map) stream)
   (print-unreadable-object (map stream :type t)

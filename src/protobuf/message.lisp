@@ -14,59 +14,58 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (extras (:constructor make-extras (unknown entries epoch)) (:copier nil))
-  "What a message holds besides the fields of its type: the octets of UNKNOWN fields, and the
-extensions it has as an alist from slot to what is held, by number. EPOCH is the one up to which
-extensions have been looked for among the unknown fields."
-  (unknown nil :type (or null octets))
+  "What a message holds besides the fields of its type, if it has extensions."
+  (unknown nil :type (or null octets))  ; the octets of unknown fields
+  ;; the extensions: an alist from slot to what is held, by number
   (entries '() :type list)
+  ;; up to which extensions have been looked for among the unknown fields
   (epoch 0 :type fixnum))
 (declaim (sb-ext:freeze-type extras))
 
 (declaim (inline message-extra (setf message-extra) message-size (setf message-size)))
 (defstruct (message (:conc-name nil) (:constructor nil) (:copier nil) (:predicate message-p))
   "The root of all messages."
-  (message-extra nil :type (or null octets extras message))
-  (message-size 0 :type index))
+  (message-extra nil :type (or null octets extras message)) ; see above
+  (message-size 0 :type index))         ; what the size pass has found, for the write pass
 
 (document-functions
   message-p "True if OBJECT is a message, of whatever type.")
 
 (defstruct (dynamic-message (:include message) (:conc-name dynamic-) (:copier nil)
                             (:constructor make-dynamic-message (layout contents)))
-  "A message of a type that is known from its descriptor alone (dynamic.lisp): what its slots hold
-is in CONTENTS."
-  (layout nil)
-  (contents #() :type simple-vector))
+  "A message of a type that is known from its descriptor alone (dynamic.lisp)."
+  (layout nil)                          ; its LAYOUT
+  (contents #() :type simple-vector))   ; what its slots hold
 (declaim (sb-ext:freeze-type dynamic-message))
 
 (defstruct (layout (:copier nil))
-  "One definition of a message type. SLOTS are those of its plan (plan.lisp)."
-  (type nil)
-  (fingerprint "" :type string)
-  (structure nil :type symbol)
-  (maker nil :type (or null function))
-  (slots #() :type simple-vector)
-  (json nil)                            ; views (textual.lisp), made when needed
-  (text nil)
-  (reader #'identity :type function)
-  (sizer #'identity :type function)
-  (writer #'identity :type function)
-  (copier #'identity :type function))   ; copier.lisp
+  "One definition of a message type."
+  (type nil)                            ; the message type
+  (fingerprint "" :type string)         ; of all that the structure and the coders depend on
+  (structure nil :type symbol)          ; the name of the hidden structure
+  (maker nil :type (or null function))  ; makes an empty message
+  (slots #() :type simple-vector)       ; of its plan (plan.lisp)
+  (json nil)                            ; its view for JSON (textual.lisp), made when needed
+  (text nil)                            ; its view for the text format, likewise
+  (reader #'identity :type function)    ; as MESSAGE-TYPE-READER
+  (sizer #'identity :type function)     ; as MESSAGE-TYPE-SIZER
+  (writer #'identity :type function)    ; as MESSAGE-TYPE-WRITER
+  (copier #'identity :type function))   ; copies a message (copier.lisp)
 
 (declaim (inline message-type-reader message-type-sizer message-type-writer))
 (defstruct (message-type (:constructor %make-message-type (name)) (:copier nil))
-  "A message type, one per full name. READER is a function of octets, start, end and a READING that
-returns a message; SIZER one of a message that returns its size in octets; WRITER one of a message,
-octets and start that returns the end, to be called right after the sizer."
-  (name "" :type string :read-only t)
-  (symbol nil :type symbol)
-  (descriptor nil :type (or null message-descriptor))
-  (layout nil :type (or null layout))
+  "A message type, one per full name."
+  (name "" :type string :read-only t)   ; the full name
+  (symbol nil :type symbol)             ; that names the type in Lisp, or nil before it is defined
+  (descriptor nil :type (or null message-descriptor)) ; the current one, or nil
+  (layout nil :type (or null layout))   ; the current definition, or nil
   (extensions nil :type (or null hash-table)) ; number to slot; replaced, never changed
-  (message-set-p nil :type boolean)
+  (message-set-p nil :type boolean)     ; whether its extensions are written as items
   (requirement -1 :type fixnum)         ; see NEEDS-CHECK-P
+  ;; a function of octets, start, end and a READING that returns a message, or nil to be read again
   (reader #'identity :type function)
-  (sizer #'identity :type function)
+  (sizer #'identity :type function)     ; a function of a message that returns its size in octets
+  ;; a function of a message, octets and start that returns the end; called right after SIZER
   (writer #'identity :type function))
 
 (document-functions
@@ -104,17 +103,16 @@ octets behind the end, if there are so many, may be overwritten.")
 (declaim (inline make-reading reading-depth reading-allowance reading-deferred-p reading-spare
                  reading-kept-start reading-kept-stop))
 (defstruct (reading (:constructor make-reading (depth allowance deferred-p spare)) (:copier nil))
-  "The state of reading one message with all that is in it: how many levels may still be entered,
-how many octets of memory its messages may still take, and whether sub-messages are read after their
-parents (decoder.lisp). SPARE are octets that nobody needs afterwards: a field of bytes that is at
-least half of them is not copied but gets them as its value, and KEPT-START to KEPT-STOP is what of
-them it is to be when all has been read."
-  (depth 0 :type fixnum)
-  (allowance 0 :type fixnum)
+  "The state of reading one message with all that is in it."
+  (depth 0 :type fixnum)                ; how many levels may still be entered
+  (allowance 0 :type fixnum)            ; how many octets of memory its messages may still take
+  ;; whether sub-messages are read after their parents (decoder.lisp)
   (deferred-p nil :type boolean)
+  ;; octets that nobody needs afterwards: a field of bytes that is at least half of them is not
+  ;; copied but gets them as its value
   (spare nil :type (or null octets))
-  (kept-start 0 :type index)
-  (kept-stop 0 :type index))
+  (kept-start 0 :type index)            ; what of SPARE that value is to be begins here
+  (kept-stop 0 :type index))            ; and ends here; 0 while no field has taken them
 (declaim (sb-ext:freeze-type reading))
 
 (define-hot bytes-at ((octets octets) (start index) (stop index) (reading reading)) octets
@@ -225,14 +223,13 @@ a message type) means, or nil."
 ;;; Enums
 
 (defstruct (enum-type (:constructor %make-enum-type (name)) (:copier nil))
-  "An enum type, one per full name. KEYWORDS holds the keyword of each number from 0 where there is
-one, the tables serve all other numbers and the way back."
-  (name "" :type string :read-only t)
-  (symbol nil :type symbol)
-  (descriptor nil :type (or null enum-descriptor))
-  (keywords #() :type simple-vector)
-  (sparse (make-hash-table) :type hash-table)
-  (numbers (make-hash-table :test 'eq) :type hash-table)
+  "An enum type, one per full name."
+  (name "" :type string :read-only t)   ; the full name
+  (symbol nil :type symbol)             ; that names the type in Lisp
+  (descriptor nil :type (or null enum-descriptor)) ; the current one, or nil
+  (keywords #() :type simple-vector)    ; the keyword of each number from 0 where there is one
+  (sparse (make-hash-table) :type hash-table) ; the keywords of all other numbers
+  (numbers (make-hash-table :test 'eq) :type hash-table) ; keyword to number
   (texts nil))                          ; names as written (textual.lisp), made when needed
 
 (document-functions

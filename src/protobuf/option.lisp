@@ -8,7 +8,7 @@
 (in-package #:clgrpc.protobuf)
 
 (define-condition wrong-value (error)
-  ((text :initarg :text :reader wrong-value-text))
+  ((text :initarg :text :reader wrong-value-text)) ; what is wrong
   (:documentation "The value of an option does not suit its type; internal to this file."))
 
 (defun wrong-value (control &rest arguments)

@@ -9,11 +9,12 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (parser (:copier nil))
-  (tokens #() :type simple-vector)
-  (at 0 :type index)
-  (file nil :type (or null file-descriptor))
-  (problems '() :type list)
-  (depth 0 :type index))
+  "Where parsing stands."
+  (tokens #() :type simple-vector)      ; of the source
+  (at 0 :type index)                    ; the index of the next token
+  (file nil :type (or null file-descriptor)) ; what has been parsed so far
+  (problems '() :type list)             ; what is wrong so far, the latest first
+  (depth 0 :type index))                ; how deep the parser is nested
 
 (defvar *parser*)
 (setf (documentation '*parser* 'variable) "The parser at work.")

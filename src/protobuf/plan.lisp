@@ -13,42 +13,47 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (slot (:copier nil))
-  (field nil :type (or null field-descriptor))
+  "A field as it is laid out, or an extension."
+  (field nil :type (or null field-descriptor)) ; its descriptor
   (number 0 :type (unsigned-byte 31))   ; above 29 bits in message sets only
-  (name "" :type string)
-  (kind :int32 :type keyword)
-  (label :singular :type (member :singular :repeated :map))
+  (name "" :type string)                ; its Lisp name
+  (kind :int32 :type keyword)           ; the type, :message for groups too
+  (label :singular :type (member :singular :repeated :map)) ; how many values it holds
+  ;; how it is told whether it is present; see above
   (presence :implicit :type (member :implicit :bit :value :oneof :elements
                                         :extension))
-  (type-name nil :type (or null string))
+  (type-name nil :type (or null string)) ; the full name of its message or enum type, or nil
   (type nil :type (or null message-type enum-type)) ; see SLOT-TYPE-OBJECT
   (item-p nil :type boolean)            ; an extension written as an item of a message set
-  (default nil)
+  (default nil)                         ; what is held or returned while it is absent
   (place nil :type (or symbol index))   ; of a slot of a structure, or of CONTENTS (dynamic.lisp)
-  (bits nil :type (or symbol index))
-  (bit 0 :type (unsigned-byte 6))
-  (oneof nil)
+  (bits nil :type (or symbol index))    ; of :bit, the place of the word with the bit
+  (bit 0 :type (unsigned-byte 6))       ; of :bit, which bit of it
+  (oneof nil)                           ; the ONEOF-SLOT that it belongs to, or nil
   (size nil :type (or symbol index))    ; where the size of a packed varint field is kept
-  (entry-key nil :type (or null slot))
-  (entry-value nil :type (or null slot))
-  (reader nil :type symbol))
+  (entry-key nil :type (or null slot))  ; of a map, the slot of the keys
+  (entry-value nil :type (or null slot)) ; of a map, the slot of the values
+  (reader nil :type symbol))            ; the symbol of its accessor
 
 (defstruct (oneof-slot (:copier nil))
-  (name "" :type string)
-  (descriptor nil)
+  "A oneof as it is laid out."
+  (name "" :type string)                ; its Lisp name
+  (descriptor nil)                      ; of the oneof
+  ;; the place of the number of the field that is present, 0 for none
   (case nil :type (or symbol index))
-  (value nil :type (or symbol index))
-  (reader nil :type symbol)
-  (slots '() :type list))
+  (value nil :type (or symbol index))   ; the place of that field's value
+  (reader nil :type symbol)             ; the symbol of its accessor
+  (slots '() :type list))               ; its fields
 
 (defstruct (plan (:copier nil))
-  (message nil :type (or null message-descriptor))
-  (fingerprint "" :type string)
-  (structure nil :type symbol)
-  (maker nil :type symbol)
-  (slots '() :type list)
-  (oneofs '() :type list)
-  (bits '() :type list))
+  "How a message is laid out."
+  (message nil :type (or null message-descriptor)) ; its descriptor
+  (fingerprint "" :type string)         ; of all that layout and coders depend on
+  (structure nil :type symbol)          ; the name of the hidden structure
+  (maker nil :type symbol)              ; the name of the function that makes an empty one
+  (slots '() :type list)                ; of its fields, in the order of the source
+  (oneofs '() :type list)               ; its ONEOF-SLOTs
+  (bits '() :type list))                ; the places of words with presence bits
 
 (defun plan-full-name (plan)
   (descriptor-full-name (plan-message plan)))
@@ -166,13 +171,14 @@ MAP-ENTRIES around."
 
 (defstruct (layout-state (:conc-name state-) (:copier nil))
   "What is known of a PLAN while its slots are made."
-  (plan nil :type plan)
+  (plan nil :type plan)                 ; what is being made
   (place nil :type function)            ; from a name to a place
   (names (make-hash-table :test 'equal) :type hash-table) ; of the slots so far
+  ;; Lisp names of oneofs, which places of fields must avoid
   (oneof-names (make-hash-table :test 'equal) :type hash-table)
   (oneofs (make-hash-table :test 'equal) :type hash-table) ; by the names in the .proto file
   (entries nil :type hash-table)        ; see MAP-ENTRIES
-  (bit-count 0 :type index)
+  (bit-count 0 :type index)             ; how many presence bits are taken
   (word nil :type (or symbol index)))   ; of the last bit
 
 (defun state-place-of (state name)

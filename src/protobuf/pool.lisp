@@ -16,10 +16,10 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (declared (:constructor make-declared (thing file &optional owner)) (:copier nil))
-  "A THING with a full name, a descriptor or :PACKAGE, the FILE it is from and, of a field its
-message, of an enum value its enum."
-  (thing nil)
-  (file nil :type (or null file-descriptor))
+  "Something with a full name, as it is found by name."
+  (thing nil)                           ; a descriptor or :PACKAGE
+  (file nil :type (or null file-descriptor)) ; that declares it
+  ;; of a field its message, of an enum value its enum, else nil
   (owner nil))
 
 (defconstant +longest-name+ 512
@@ -39,22 +39,22 @@ public imports, of which N can put N × N files in sight.")
   (reach +most-imports-in-sight+ :type fixnum)) ; imports that may still come in sight
 
 (defstruct (linker (:copier nil))
-  "READ-P: the file comes from a descriptor set. HIDDEN and NEAREST tell of the last failed lookup:
-the file that has the name but is not imported, and the name in the scope that decided."
-  (file nil :type (or null file-descriptor))
-  (world (make-world) :type world)
+  "The state of linking one file."
+  (file nil :type (or null file-descriptor)) ; the file
+  (world (make-world) :type world)      ; what it shares with files that are linked along
   (imports '() :type list)              ; the files in sight
   (option-imports '() :type list)       ; those that are so for options only
   (sight (make-hash-table :test 'eq) :type hash-table) ; to T or :OPTIONS, both of these
   (packages (make-hash-table :test 'equal) :type hash-table) ; of the files in sight
-  (records (make-hash-table :test 'eq) :type hash-table)
-  (problems '() :type list)
-  (problem-count 0 :type index)
+  (records (make-hash-table :test 'eq) :type hash-table) ; descriptor to the RECORD of its options
+  (problems '() :type list)             ; what is wrong so far, the latest first
+  (problem-count 0 :type index)         ; how many there were, also those not kept
   (troubled (make-hash-table :test 'eq) :type hash-table) ; what has an error, or needs what has one
   (missing-p nil :type boolean)         ; an import is not found, so what it declares is not known
-  (read-p nil :type boolean)
+  (read-p nil :type boolean)            ; whether the file comes from a descriptor set
+  ;; of the last look-up that failed: the file that has the name but is not imported
   (hidden nil :type (or null file-descriptor))
-  (nearest nil :type (or null string)))
+  (nearest nil :type (or null string))) ; and the name in the scope that decided
 
 (defvar *linker*)
 (setf (documentation '*linker* 'variable) "The linker at work.")

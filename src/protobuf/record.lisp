@@ -10,8 +10,9 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (record (:constructor make-record (message &key literal-p)) (:copier nil))
+  "A message of which only the descriptor is known, such as the options of a declaration."
   (message nil :type message-descriptor) ; whose fields these are
-  (entries '() :type list)
+  (entries '() :type list)              ; (field . value), in order
   (tail '() :type list)                 ; the last cons of ENTRIES that ADD-ENTRY made
   (index nil :type (or null hash-table)) ; field to values, of long ones
   (oneofs nil :type (or null hash-table)) ; name to field; see CHECK-UNSET

@@ -15,17 +15,20 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
 (defstruct (scalar (:copier nil))
-  (kind nil :type keyword)
-  (lisp-type t)
-  (default nil)
-  (wire 0 :type (integer 0 5))
-  (element t)
-  (take nil)
-  (size nil)
-  (put nil)
-  (reader nil :type (or null function)) ; these three are filled by sequence.lisp
-  (sizer nil :type (or null function))
-  (putter nil :type (or null function))))
+  "A kind of value that is no message. TAKE, SIZE and PUT are forms in the manner of wire.lisp,
+with VALUE bound."
+  (kind nil :type keyword)              ; such as :int32
+  (lisp-type t)                         ; of one value
+  (default nil)                         ; the value of an absent field
+  (wire 0 :type (integer 0 5))          ; the wire type
+  (element t)                           ; the element type of the vector of a repeated field
+  (take nil)                            ; reads a value
+  (size nil)                            ; measures one
+  (put nil)                             ; writes one
+  ;; a function that does TAKE; this and the next two are set by sequence.lisp
+  (reader nil :type (or null function))
+  (sizer nil :type (or null function))  ; one that does SIZE
+  (putter nil :type (or null function)))) ; one that does PUT
 
 (deftype text ()
   "The strings that messages hold."

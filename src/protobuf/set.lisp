@@ -11,10 +11,10 @@
 ;;; Fields of a message in octets
 
 (defstruct (slice (:constructor make-slice (octets start end)) (:copier nil))
-  "The OCTETS from START to END. What is nested is not copied at each level."
-  (octets nil :type octets)
-  (start 0 :type index)
-  (end 0 :type index))
+  "A part of octets: what is nested in it is not copied at each level."
+  (octets nil :type octets)             ; that hold it
+  (start 0 :type index)                 ; where it begins
+  (end 0 :type index))                  ; where it ends
 
 (defun slice-of (octets)
   (if (slice-p octets) octets (make-slice octets 0 (length octets))))

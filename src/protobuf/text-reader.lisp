@@ -9,12 +9,11 @@
 (in-package #:clgrpc.protobuf)
 
 (defstruct (text-input (:include input (format :text)) (:copier nil))
-  "The token that comes next: its KIND (:word, :number, :string, :symbol, :end), where it begins,
-and its VALUE: a string, (digits exponent radix float-p), octets, or a character. AT is what
-follows."
-  (at 0 :type index)
-  (kind :end :type keyword)
-  (token 0 :type index)
+  "A text in text format that is being read, with the token that comes next."
+  (at 0 :type index)                    ; behind the token
+  (kind :end :type keyword)             ; :word, :number, :string, :symbol or :end
+  (token 0 :type index)                 ; where the token begins
+  ;; a string, (digits exponent radix float-p), octets, or a character
   (value nil))
 
 (defun text-wrong (input control &rest arguments)
@@ -339,10 +338,10 @@ pass over the closing one."
                  (and table (loop for slot being the hash-values of table collect slot))))))
 
 (defstruct (gathering (:conc-name gathering-) (:copier nil) (:constructor make-gathering (message)))
-  "What has been read of MESSAGE: SLOTS that stood, ITEMS of repeated ones, the latest first."
-  (message nil :type message)
-  (slots '() :type list)
-  (items '() :type list))
+  "What has been read of a message."
+  (message nil :type message)           ; the message
+  (slots '() :type list)                ; that stood in the text
+  (items '() :type list))               ; of repeated slots, the latest first, by slot
 
 (defun note-text-field (input gathering slot)
   "Make sure that SLOT may stand (again)."

@@ -10,7 +10,7 @@
 (defstruct (text-output (:include writing (format :text)) (:copier nil))
   "Where text is written and how."
   (single-line nil)                     ; these two are as MESSAGE-TEXT has them
-  (unknown nil)
+  (unknown nil)                         ; whether unknown fields are written
   (level 0 :type fixnum)                ; how many braces are open
   (fresh t))                            ; true if nothing has been written
 

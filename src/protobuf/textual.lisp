@@ -14,13 +14,13 @@
 ;;; Views
 
 (defstruct (view (:constructor make-view (ordered indices)) (:copier nil))
-  "A layout as texts see it: ORDERED are its slots by number, INDICES maps what a field may be
-called to where it is among them. For JSON, KEYS and PROTO-KEYS are what is written before the value
-of each, FORM is the name of a type with a form of its own, or nil."
-  (ordered #() :type simple-vector)
+  "A layout as texts see it."
+  (ordered #() :type simple-vector)     ; its slots by number
+  ;; from what a field may be called to where it is among them
   (indices (make-hash-table) :type hash-table)
-  (keys #() :type simple-vector)
-  (proto-keys #() :type simple-vector)
+  (keys #() :type simple-vector)        ; for JSON: what is written before the value of each
+  (proto-keys #() :type simple-vector)  ; the same with the names of the .proto file
+  ;; for JSON: the name of a type with a form of its own, or nil
   (form nil :type symbol))
 
 (defun slot-proto-name (slot)
@@ -79,10 +79,10 @@ beside it."
 ;;; Enums
 
 (defstruct (enum-names (:constructor make-enum-names (descriptor)) (:copier nil))
-  "The names of the values of DESCRIPTOR, aliases among them, and back."
-  (descriptor nil)
-  (numbers (make-hash-table :test 'equal) :type hash-table)
-  (names (make-hash-table) :type hash-table))
+  "The names of the values of an enum, aliases among them, and back."
+  (descriptor nil)                      ; of the enum
+  (numbers (make-hash-table :test 'equal) :type hash-table) ; name to number
+  (names (make-hash-table) :type hash-table)) ; number to name
 
 (defun enum-names-of (type)
   (let ((known (enum-type-texts type)) (descriptor (enum-type-descriptor type)))
@@ -106,19 +106,18 @@ beside it."
 ;;; Failures and the path to them
 
 (defstruct (input (:copier nil))
-  "A text that is being read: FORMAT is :json or :text, PATH what is being read now, the innermost
-first: slots, indices and keys. FINDER maps the full name of a message type in an Any to the type,
-or to nil. ALLOWANCE is how many octets of memory the messages may still take."
-  (format :json :type (member :json :text))
-  (octets (make-octets 0) :type octets)
-  (ignore-unknown nil)
-  (partial nil)
-  (finder #'find-message-type :type function)
-  (type-name nil)
+  "A text that is being read."
+  (format :json :type (member :json :text)) ; which text format it has
+  (octets (make-octets 0) :type octets) ; the text, in UTF-8
+  (ignore-unknown nil)                  ; whether fields that the type does not have are skipped
+  (partial nil)                         ; whether required fields may be missing
+  (finder #'find-message-type :type function) ; from the full name of a type in an Any to it, or nil
+  (type-name nil)                       ; of the outermost message, for errors
+  ;; to what is being read, the innermost first: slots, indices and keys
   (path '() :type list)
-  (depth 0 :type index)
-  (max-depth **max-message-depth** :type index)
-  (allowance 0 :type fixnum))
+  (depth 0 :type index)                 ; how many messages are open
+  (max-depth **max-message-depth** :type index) ; how many may be, below the outermost
+  (allowance 0 :type fixnum))           ; octets of memory that messages may still take
 
 (defmacro with-step ((input item) &body body)
   "Run BODY with ITEM, a slot, an index or a key, added to the path of INPUT."
@@ -245,8 +244,8 @@ name of a type behind the last slash."
 
 (defstruct (writing (:copier nil))
   "Where a message is written as a text, and how far that may go."
-  (format :json :type (member :json :text))
-  (buffer (make-buffer) :type buffer)
+  (format :json :type (member :json :text)) ; which text format is written
+  (buffer (make-buffer) :type buffer)   ; what has been written
   (finder #'find-message-type :type function) ; from the name of a type in an Any to it, or nil
   (type-name nil)                       ; of the outermost message, for errors
   (levels 0 :type fixnum)               ; how many more messages may be entered

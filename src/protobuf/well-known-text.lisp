@@ -58,8 +58,9 @@
 ;;; Reading: a cursor of characters; every part throws NIL if it does not fit
 
 (defstruct (cursor (:constructor make-cursor (text)) (:copier nil))
-  (text "" :type simple-string)
-  (at 0 :type index))
+  "A text that is being read from its beginning to its end."
+  (text "" :type simple-string)         ; the text
+  (at 0 :type index))                   ; the index of the next character
 
 (defmacro reading-text ((cursor text) &body body)
   "Run BODY with CURSOR at the beginning of TEXT; return its values if it read all of TEXT, nil if a

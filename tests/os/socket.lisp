@@ -161,9 +161,10 @@ none."
                  (os:send-octets client octets 0 1000)
                  (os:receive-octets server octets 0 1000))))
         (work)
-        (let ((before (sb-ext:get-bytes-consed)))
-          (work)
-          (is (> 1000 (- (sb-ext:get-bytes-consed) before))))))))
+        (is (> 1000 (loop repeat 3      ; since what other threads allocate meanwhile counts as well
+                          minimize (let ((before (sb-ext:get-bytes-consed)))
+                                     (work)
+                                     (- (sb-ext:get-bytes-consed) before)))))))))
 
 (defun closed-on-exec-p (descriptor)
   "True if DESCRIPTOR does not live on in a program that is run: O_CLOEXEC of its flags, in octal."
