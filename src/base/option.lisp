@@ -331,6 +331,12 @@ The threads may all wait, themselves, for calls to this server that wait for a t
     "After so long without work a reserve thread ends. Starting one anew costs 0.1 ms; idle ones
 make garbage collection longer."))
   (:channel
+   (replay-octets 0 0 1073741824 "octets"
+    "What a stream of requests has sent is kept up to so much, until its response begins, so that a
+call that its server has not seen can be made again. 0 keeps nothing, which costs nothing: then only
+calls that have sent no message yet, or have one request only, are made again.")
+   (total-replay-octets 16777216 0 1099511627776 "octets"
+    "What all calls of a channel together keep (replay-octets); past it a call keeps nothing.")
    (connect-timeout-seconds 20 0.01 600 "seconds"
     "How long one attempt to connect may take (gRPC connection back-off document).")
    (backoff-initial-seconds 1 0.001 600 "seconds"

@@ -1,5 +1,5 @@
-;;;; A call as the client has it: its request headers, what comes back, and how it ends (gRPC over
-;;;; HTTP/2, "Requests" and "Responses"; status mapping of the gRPC documents).
+;;;; A call as the client has it: on its stream, what comes back, and how it ends (gRPC over HTTP/2,
+;;;; "Responses"; status mapping of the gRPC documents).
 ;;;;
 ;;;; A caller that may run the channel's loop writes its request straight into the output; others
 ;;;; encode it and post the call. A single reply is decoded where it arrived, unless it is long;
@@ -7,61 +7,6 @@
 ;;;; what it sends waits in its outbox.
 
 (in-package #:clgrpc.client)
-
-;;; Request
-
-(defmacro define-field (name field-name value)
-  `(defglobal ,name (hpack:string-field ,field-name ,value)))
-
-(define-field **post** ":method" "POST")
-(define-field **http** ":scheme" "http")
-(define-field **https** ":scheme" "https")
-(define-field **te-trailers** "te" "trailers")
-(define-field **content-type** "content-type" "application/grpc")
-(define-field **user-agent** "user-agent"
-  #.(format nil "grpc-lisp-clgrpc/~A" (asdf:component-version (asdf:find-system "clgrpc"))))
-
-(defglobal **grpc-timeout** (ascii-octets "grpc-timeout"))
-
-(defun write-request-head (call)
-  "The operation WRITE-HEAD."
-  (let ((stream (wire-call-stream call)))
-    (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
-      (hpack:encode-field encoder buffer **post** :index)
-      (hpack:encode-field encoder buffer
-                          (if (subchannel-credentials (client-call-subchannel call))
-                              **https**
-                              **http**)
-                          :index)
-      (hpack:encode-field encoder buffer (wire:method-path-field (call-rpc-method call)) :index)
-      (hpack:encode-field encoder buffer
-                          (subchannel-authority (client-call-subchannel call)) :index)
-      (hpack:encode-field encoder buffer **te-trailers** :index)
-      (hpack:encode-field encoder buffer **content-type** :index)
-      (hpack:encode-field encoder buffer **user-agent** :index)
-      (wire:encode-accepted-encodings encoder buffer)
-      (wire:encode-encodings call encoder buffer)
-      (when (plusp (call-deadline call))
-        (hpack:encode-literal encoder buffer **grpc-timeout**
-                              (rpc:encode-timeout (- (call-deadline call) (wire:wire-now call)))
-                              :plain))
-      (wire:encode-metadata (rpc:outgoing-metadata call) encoder buffer)
-      (http2:end-headers stream nil))))
-
-(defconstant +constant-octets+ 16384
-  "A server that takes longer header lists takes all that has no metadata.")
-
-(defun request-list-octets (call)
-  "How large the header list of CALL's request is at most, as RFC 9113 section 6.5.2 counts."
-  (+ (loop for field in (list **post** **https** **te-trailers** **content-type** **user-agent**
-                              (wire:method-path-field (call-rpc-method call))
-                              (subchannel-authority (client-call-subchannel call))
-                              (wire:accepted-encodings-field))
-           sum (hpack:field-size field))
-     ;; grpc-encoding and grpc-timeout
-     (if (wire:compression-of call) 52 0)
-     (if (plusp (call-deadline call)) 53 0)
-     (wire:metadata-octets (rpc:outgoing-metadata call))))
 
 (define-hot too-large-headers-p ((call client-call) (link link)) boolean
   "True if LINK's server takes no header list as large as that of CALL, which has been ended then."
@@ -89,10 +34,10 @@
                :peer (wire:link-peer link) :stream (http2:stream-id stream))
   (unless (too-large-headers-p call link)
     (wire:ensure-headers call)
-    (when request (setf (client-call-message call) request))
-    (if (client-call-message call)
-        (write-request call)
-        (wire:write-outbox call)))
+    (when request (setf (client-call-request call) request))
+    (cond ((client-call-request call) (write-request call))
+          (t (wire:write-replay call stream)
+             (wire:write-outbox call))))
   nil)
 
 (defun client-close-send (call)
@@ -112,7 +57,7 @@
 (defun client-headers (stream list ended)
   "The sink's on-headers. A block that the server repeats remembers the metadata of a good
 response."
-  (let ((call (http2:stream-user stream))
+  (let ((call (committed-call stream))
         (memo (hpack:field-list-memo list)))
     (when (and call (not (call-status call)))
       (forget-request call)
@@ -160,8 +105,8 @@ response."
     null
   "The sink's on-data."
   (let ((call (http2:stream-user stream)))
-    (cond (call
-           (wire:receive-data (the client-call call) octets start end)
+    (cond ((client-call-p call)
+           (wire:receive-data call octets start end)
            (when (and ended (not (call-status call)))
              (client-abort call :internal "the server ended the stream without a status" :peer)))
           (t (http2:consume-data stream (- end start))))
@@ -170,12 +115,12 @@ response."
 (define-hot deliver-response ((call client-call) (octets octets) (start index) (end index)) null
   "The operation DELIVER of methods that answer once. A long reply is left to the thread that
 asked."
-  (cond ((client-call-message call)
+  (cond ((client-call-reply call)
          (operate abort call :unimplemented "more than one response message" :local))
         ((not (wire:to-keep-p call (- end start)))
-         (setf (client-call-message call) (parse-reply call octets start end)))
+         (setf (client-call-reply call) (parse-reply call octets start end)))
         ((wire:hold call (- end start))
-         (setf (client-call-message call) (wire:keep-octets call octets start end))))
+         (setf (client-call-reply call) (wire:keep-octets call octets start end))))
   nil)
 
 (define-hot parse-reply ((call client-call) (octets octets) (start index) (end index)) t
@@ -195,7 +140,7 @@ asked."
 (defun client-trailers (stream list)
   "The sink's on-trailers."
   (let ((call (http2:stream-user stream)))
-    (when (and call (not (call-status call))) (end-with-trailers call list))))
+    (when (and (client-call-p call) (not (call-status call))) (end-with-trailers call list))))
 
 (defun status-number (value)
   "The number that VALUE of grpc-status is, or nil if it is none."
@@ -233,12 +178,12 @@ more than :ok."
 should be."
   (cond ((wire:wire-call-partial call)
          (end-client-call call :internal "the response ends within a message"))
-        ((and (answers-once-p call) (null (client-call-message call)))
+        ((and (answers-once-p call) (null (client-call-reply call)))
          (end-client-call call :unimplemented "the server sent no response message"))
         (t (when (and (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
                       (not (wire-call-unattended call)))
              ;; where RECEIVE looks
-             (wire:queue-incoming call (shiftf (client-call-message call) nil) 0))
+             (wire:queue-incoming call (shiftf (client-call-reply call) nil) 0))
            (end-client-call call :ok ""))))
 
 (defun end-with-error (call status message details)
@@ -252,7 +197,9 @@ should be."
 (defun client-reset (stream error-code source)
   "The sink's on-reset."
   (let ((call (http2:stream-user stream)))
-    (when (and call (not (call-status call)))
+    (when (and (client-call-p call) (not (call-status call)))
+      (when (fail-over call)
+        (return-from client-reset nil))
       (when (and (or (eq source :goaway) (= error-code http2:+refused-stream+))
                  (resend-p call))
         (return-from client-reset (resend call)))
@@ -284,12 +231,9 @@ should be."
 
 (defun client-stream-closed (stream)
   "The sink's on-stream-closed."
-  (let ((call (http2:stream-user stream)))
-    (when call
-      (let* ((link (wire-call-link call))
-             (subchannel (link-owner link)))
-        (setf (wire-call-stream call) nil)
-        (wire:release-call call)
+  (let ((link (leave-stream stream)))
+    (when link
+      (let ((subchannel (link-owner link)))
         (http2:release-stream stream)
         (decf (wire:link-calls link))
         (cond ((wire:link-draining link) (leave-link subchannel link))
@@ -355,6 +299,8 @@ deadline is that of the deadline, and what was said of it its cause."
     (when (and (wire-call-unattended call)
                (compare-and-swap (client-call-completions call) '() :done)) ; true if there are any
       (loop:run-completions call))
+    (when (call-attempts call) (wire:reset-attempts call))
+    (when (wire:call-replay call) (wire:drop-replay call))
     (let ((stream (wire-call-stream call)))
       (when (and stream (http2:stream-open-p stream))
         (http2:reset-stream stream (if (eq status :ok) http2:+no-error+ http2:+cancel+))))
@@ -408,22 +354,22 @@ deadline is that of the deadline, and what was said of it its cause."
 (defun decode-reply (call)
   "Decode the reply of CALL, a long one, unless another thread has: in its place comes the message,
 or the RPC-ERROR that says what is wrong with it, which is returned."
-  (let ((item (client-call-message call)))
+  (let ((item (client-call-reply call)))
     (when (wire:undecoded-p item)
       (let ((new (make-undecoded item)))
-        (setf item (compare-and-swap (client-call-message call) item new))
+        (setf item (compare-and-swap (client-call-reply call) item new))
         (when (wire:undecoded-p item) (setf item new))))
     (when (typep item 'undecoded)
       (sb-thread:with-mutex ((undecoded-lock item))
-        (when (eq item (client-call-message call))
-          (setf (client-call-message call)
+        (when (eq item (client-call-reply call))
+          (setf (client-call-reply call)
                 (handler-case (wire:wire-decode call (undecoded-reply item) 0 0)
                   (rpc:rpc-error (error) error))))))
-    (client-call-message call)))
+    (client-call-reply call)))
 
 (defun reply-of-future (call)
   "The operation REPLY-OF-FUTURE."
-  (let ((reply (client-call-message call)))
+  (let ((reply (client-call-reply call)))
     (if (or (wire:undecoded-p reply) (typep reply 'undecoded))
         (decode-reply call)
         reply)))

@@ -19,7 +19,7 @@
                 ;; stubs
                 #:check-call-options #:absolute-deadline #:request-generator #:only-request
                 #:fail-or-retry #:never #:send-requests #:pump-requests)
-  (:import-from #:clgrpc.wire
+  (:import-from #:clgrpc.wire #:call-attempts
                 #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint
                 #:wire-call-unattended)

@@ -2,7 +2,8 @@
 
 (in-package #:clgrpc.client)
 
-(defstruct (subchannel (:include wire:endpoint (clock (wire:make-wait-clock))) (:copier nil))
+(defstruct (subchannel (:include wire:endpoint (clock (wire:make-wait-clock))
+                                      (replays (wire:make-ledger))) (:copier nil))
   "What a channel is on its loop. It does not know the channel, so that the collector finds one that
 its user has dropped (dropped.lisp)."
   (name "" :type string)                ; the channel's target, as it was given
@@ -34,11 +35,12 @@ its user has dropped (dropped.lisp)."
             (subchannel-state subchannel) (subchannel-failure subchannel))))
 
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
-  "MESSAGE is the only request, a message or encoded, until the response begins (resend.lisp); then,
-of a method that answers once, the reply as RPC:WIRE-DECODE takes it. COMPLETIONS are those of a
-call that is its own future: see WIRE-CALL-UNATTENDED and future.lisp."
-  (message nil)
-  (completions '() :type loop:completions))
+  "A call as the client has it, and its first attempt, or the one that is under way if there are no
+others (attempt.lisp)."
+  (request nil)                         ; the only one, a message or encoded, until the response
+                                        ; begins (request.lisp)
+  (reply nil)                           ; of a method that answers once, as WIRE-DECODE takes it
+  (completions '() :type loop:completions)) ; of a call that is its own future (future.lisp)
 
 (declaim (sb-ext:freeze-type client-call))
 

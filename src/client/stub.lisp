@@ -42,6 +42,7 @@
        (submit-call call (only-request method request))
        call)
       (:client-streaming
+       (wire:begin-replay call)
        (cond ((null generator) (submit-call call nil) call)
              (async (submit-call call nil)
                     (pump-requests call generator)
@@ -51,6 +52,7 @@
                       ((functionp request) (error (rpc:call-condition call)))
                       (t (fail-or-retry call channel method request options))))))
       (:bidi
+       (wire:begin-replay call)
        (submit-call call nil)
        (when generator (pump-requests call generator))
        call))))
@@ -83,7 +85,7 @@ loop has just stopped, since the channel was closed, end CALL."
     (flet ((begin-here () (begin-call call (if encoded nil request))))
       (declare (dynamic-extent #'begin-here))
       (when request (wire:close-sending call))
-      (setf (client-call-message call) encoded)
+      (setf (client-call-request call) encoded)
       (loop:enter-call loop (wire-call-unattended call))
       (unwind-protect
            (setf submitted (or (loop:run-now loop #'begin-here)
@@ -94,7 +96,7 @@ loop has just stopped, since the channel was closed, end CALL."
 (define-hot post-call ((call client-call) request) (eql t)
   "Have the loop start CALL with its only REQUEST, or nil."
   (when request
-    (setf (client-call-message call) (wire:encode-message call request nil)))
+    (setf (client-call-request call) (wire:encode-message call request nil)))
   (unless (loop:post (wire-call-loop call) call)
     (end-client-call call :cancelled "the channel was closed" :ended-by :local :sent nil))
   t)
@@ -135,7 +137,7 @@ and wait for the end of CALL. If this is left otherwise, at whatever moment, can
 (defun reply-of (call)
   "Return the reply of CALL, which answers once and has ended, and CALL, or signal its RPC-ERROR."
   (unless (eq :ok (call-status call)) (error (rpc:call-condition call)))
-  (values (let ((reply (shiftf (client-call-message call) nil)))
+  (values (let ((reply (shiftf (client-call-reply call) nil)))
             (if reply (wire:wire-decode call reply 0 0) (rpc:pop-incoming call)))
           call))
 

@@ -200,7 +200,7 @@ many streams it allows."
                       (next-stream link))))
     (cond (stream (start-on-stream call link stream request))
           (t (when request
-               (setf (client-call-message call) (wire:encode-message call request nil)))
+               (setf (client-call-request call) (wire:encode-message call request nil)))
              (submit-later subchannel call)))))
 
 (defun submit-later (subchannel call)

@@ -7,7 +7,8 @@
 ;;;; a reader that sees either and then finds the queue empty has seen everything. Messages wait in
 ;;;; the inlet's INCOMING, a stack that the owner pushes on and the one receiving thread takes
 ;;;; whole; short ones that come with one read are pushed together. What few calls need is in PARTS
-;;;; (part.lisp), made when first needed. A call object handed to users is never used again for another call.
+;;;; (part.lisp), made when first needed. A call object handed to users is never used again for
+;;;; another call.
 
 (in-package #:clgrpc.rpc)
 

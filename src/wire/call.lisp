@@ -15,6 +15,7 @@
   (loop nil :type loop:event-loop)
   (options nil :type options)
   (ledger (make-ledger) :type ledger)
+  (replays nil :type (or null ledger))  ; a channel's: octets of requests that are kept
   (clock nil :type (or null wait-clock))) ; a subchannel's
 
 (defstruct (wire-call (:include call) (:constructor nil) (:copier nil))

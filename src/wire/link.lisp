@@ -227,7 +227,7 @@ has taken long, is for the next turn."
   "End every call on LINK with STATUS and TEXT."
   (http2:map-streams (lambda (stream)
                        (let ((call (http2:stream-user stream)))
-                         (when call (operate abort call status text :local))))
+                         (when (typep call 'call) (operate abort call status text :local))))
                      (link-http2 link)))
 
 (defun abandon-link (link status text)

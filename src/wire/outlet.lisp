@@ -84,10 +84,6 @@ returns. Signal an RPC-ERROR if MESSAGE is too long."
   "True if ITEM is a message that WIRE-DECODE has yet to decode."
   (typep item '(or parcel packed)))
 
-(define-hot (encoded-length :inline t) ((encoded (or octets parcel))) index
-  "How many octets ENCODED, of ENCODE-MESSAGE, will be sent as."
-  (if (typep encoded 'parcel) (parcel-end encoded) (length encoded)))
-
 (define-hot write-message ((call wire-call) message (last boolean)) boolean
   "Send MESSAGE, with END_STREAM if LAST. Return false, with nothing sent, if it is so long that the
 loop should not wait for its encoding: then ENCODE-MESSAGE with the baton lent, and WRITE-ENCODED.
@@ -121,6 +117,16 @@ On the loop; CALL has a stream and its headers are sent."
     (and link
          (< +long-octets+
             (http2:accounting-queued-octets (http2:connection-accounting (link-http2 link)))))))
+
+(defun write-or-keep (call encoded last)
+  "As WRITE-ENCODED, but CALL goes on to have ENCODED if what it sends is kept."
+  (let ((replay (call-replay call)))
+    (cond ((and replay (keep-for-replay call replay encoded))
+           (write-kept (wire-call-stream call) encoded last)
+           (dolist (attempt (call-attempts call))
+             (write-kept (attempt-stream attempt) encoded last)))
+          (t (reset-attempts call)      ; which could not have the rest
+             (write-encoded call encoded last)))))
 
 (define-hot wire-room ((call wire-call)) fixnum
   "The operation ROOM."
@@ -157,6 +163,7 @@ is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND
   (flet ((write-it () (send-on-loop call message)))
     (declare (dynamic-extent #'write-it))
     (unless (and (not (compresses-p call compress))
+                 (null (call-replay call))
                  (values (loop:run-to-send (wire-call-loop call) #'write-it)))
       (let ((encoded (encode-message call message compress)))
         (flet ((send-it () (send-encoded call encoded)))
@@ -186,7 +193,7 @@ is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND
   (cond ((or (call-status call) (wire-call-send-closed call)))
         ((wire-call-stream call)
          (ensure-headers call)
-         (write-encoded call encoded nil))
+         (write-or-keep call encoded nil))
         (t (put-into-outbox call encoded))))
 
 (defun put-into-outbox (call encoded)
@@ -201,14 +208,19 @@ is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND
          (frames (and outlet (nreverse (shiftf (wire-outlet-outbox outlet) '())))))
     (when frames (setf (wire-outlet-outbox-octets outlet) 0))
     (loop for (encoded . more) on frames
-          do (write-encoded call encoded (and (wire-call-send-closed call) (null more))))
+          do (write-or-keep call encoded (and (wire-call-send-closed call) (null more))))
     (when (and (null frames) (wire-call-send-closed call)) (write-half-close call))
     (notify call)
     (when (callbacks-p call) (wire-schedule call))))
 
+(defun end-side (stream)
+  "End our side of STREAM by an empty DATA frame (RFC 9113 section 8.1)."
+  (http2:send-data stream (load-time-value (make-octets 0)) 0 0 t))
+
 (defun write-half-close (call)
-  "End our side of CALL by an empty DATA frame (RFC 9113 section 8.1). On its loop."
-  (http2:send-data (wire-call-stream call) (load-time-value (make-octets 0)) 0 0 t)
+  "End our side of CALL, and of its other attempts. On its loop."
+  (end-side (wire-call-stream call))
+  (dolist (attempt (call-attempts call)) (end-side (attempt-stream attempt)))
   nil)
 
 (defun post-encoded (call encoded)

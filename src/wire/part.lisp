@@ -1,5 +1,5 @@
-;;;; The parts of a call on the wire (rpc/part.lisp) have more in them: what of a peer's octets is no
-;;;; message yet, what waits for a stream or for the peer to take it.
+;;;; The parts of a call on the wire (rpc/part.lisp) have more in them: what of a peer's octets is
+;;;; no message yet, what waits for a stream or for the peer to take it.
 
 (in-package #:clgrpc.wire)
 
@@ -24,6 +24,8 @@
   (timer nil :type (or null timer))     ; the deadline's
   (compression nil :type (or null compression)) ; of the messages both ways
   (resent nil :type boolean)            ; a server has refused it once, see client/resend.lisp
+  (replay nil)                          ; nil or, of a client's stream, its REPLAY
+  (attempts '() :type list)             ; further ones that are under way, see client/attempt.lisp
   (wait nil :type (or null wait-clock))) ; what the call waited for, see stage.lisp
 
 (declaim (sb-ext:freeze-type inlet outlet parts))

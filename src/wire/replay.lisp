@@ -1,0 +1,69 @@
+;;;; What a stream of requests has sent, kept until its response begins, so that the call may be made
+;;;; again, or be tried on another stream: only if the options of its channel say so (replay-octets),
+;;;; and as long as there is room for it, of the call's own and of the channel's.
+;;;; All of it on the call's loop.
+
+(in-package #:clgrpc.wire)
+
+(defstruct (replay (:copier nil))
+  "The messages that a call has sent, none of which has been answered."
+  (messages '() :type list)             ; as ENCODE-MESSAGE returns them, newest first
+  (octets 0 :type index))               ; how long they are, charged to the channel's ledger
+
+(declaim (sb-ext:freeze-type replay))
+
+(defmethod print-object ((replay replay) stream)
+  (print-unreadable-object (replay stream :type t)
+    (format stream "~D messages, ~D octets" (length (replay-messages replay))
+            (replay-octets replay))))
+
+(define-hot (call-replay :inline t) ((call wire-call)) (or null replay)
+  "The REPLAY of CALL, or nil if what it sends is not kept, or no longer."
+  (let ((parts (call-wire-parts call)))
+    (and parts (the (or null replay) (wire-parts-replay parts)))))
+
+(defun begin-replay (call)
+  "Have what CALL, which has not begun, sends be kept, if its options say so."
+  (when (plusp (options-replay-octets (wire-call-options call)))
+    (setf (wire-parts-replay (ensure-wire-parts call)) (make-replay))))
+
+(defun drop-replay (call)
+  "What CALL has sent is not needed any more. Its octets are left to the collector: they may be
+queued still."
+  (let ((replay (call-replay call)))
+    (when replay
+      (sb-ext:atomic-decf (ledger-held (endpoint-replays (wire-call-endpoint call)))
+                          (replay-octets replay))
+      (setf (wire-parts-replay (ensure-wire-parts call)) nil))))
+
+(define-hot (encoded-length :inline t) ((encoded (or octets parcel))) index
+  "How many octets ENCODED, of ENCODE-MESSAGE, will be sent as."
+  (if (typep encoded 'parcel) (parcel-end encoded) (length encoded)))
+
+(defun keep-for-replay (call replay encoded)
+  "Keep ENCODED, which CALL sends, in REPLAY; or, if that is too much, nothing of CALL any more.
+Return true if it is kept."
+  (let ((ledger (endpoint-replays (wire-call-endpoint call)))
+        (size (encoded-length encoded))
+        (options (wire-call-options call)))
+    (cond ((and (<= (+ size (replay-octets replay)) (options-replay-octets options))
+                (<= (+ size (ledger-held ledger)) (options-total-replay-octets options)))
+           (sb-ext:atomic-incf (ledger-held ledger) size)
+           (incf (replay-octets replay) size)
+           (push encoded (replay-messages replay))
+           t)
+          (t (drop-replay call) nil))))
+
+(define-hot write-kept ((stream http2:stream) encoded (last boolean)) null
+  "Send ENCODED, of ENCODE-MESSAGE, on STREAM; the call goes on to have it."
+  (etypecase encoded
+    (octets (http2:send-data stream encoded 0 (length encoded) last))
+    (parcel (http2:send-data stream (parcel-octets encoded) 0 (parcel-end encoded) last)))
+  nil)
+
+(defun write-replay (call stream)
+  "Send on STREAM the messages that CALL has sent so far."
+  (let ((replay (call-replay call)))
+    (when replay
+      (dolist (encoded (reverse (replay-messages replay)))
+        (write-kept stream encoded nil)))))
