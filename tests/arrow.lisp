@@ -272,7 +272,7 @@ returns them, define to the names of the files that do."
     ("wire" "protobuf" 20) ("wire" "rpc" 80)
     ("client" "base" 50) ("client" "loop" 60) ("client" "hpack" 20) ("client" "http2" 40)
     ("client" "os" 10) ("client" "protobuf" 10) ("client" "rpc" 90)
-    ("client" "wire" 120)
+    ("client" "wire" 140)
     ("server" "base" 80) ("server" "os" 10) ("server" "loop" 50) ("server" "hpack" 20)
     ("server" "http2" 40) ("server" "protobuf" 10) ("server" "rpc" 80)
     ("server" "wire" 120)

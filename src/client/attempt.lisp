@@ -1,6 +1,6 @@
-;;;; Attempts of a call beside its own (wire/attempt.lisp): how they begin, which of them commits the
-;;;; call, what becomes of the others. When and how many are made is the policy's to say. All of it
-;;;; on the call's loop.
+;;;; Attempts of a call beside its own (wire/attempt.lisp): how they begin, which of them commits
+;;;; the call, what becomes of the others. When and how many are made is the policy's to say. All of
+;;;; it on the call's loop.
 
 (in-package #:clgrpc.client)
 

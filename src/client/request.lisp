@@ -1,6 +1,6 @@
-;;;; The only request of a call, kept apart from its reply until that begins, so that the call may be
-;;;; made again: as it is while its caller waits in the stub, else encoded. What streams of requests
-;;;; have sent is kept by wire/replay.lisp.
+;;;; The only request of a call, kept apart from its reply until that begins, so that the call may
+;;;; be made again: as it is while its caller waits in the stub, else encoded. What streams of
+;;;; requests have sent is kept by wire/replay.lisp.
 
 (in-package #:clgrpc.client)
 

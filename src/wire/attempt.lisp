@@ -1,7 +1,7 @@
-;;;; Attempts. A client's call is its first attempt, and those that follow one that has failed use the
-;;;; same object, since nothing of the failed one is needed any more. Those that run beside another
-;;;; are objects of their own. These have nothing but their stream, for nothing has come on it: the
-;;;; attempt whose answer begins commits the call, which goes on with that stream as its own
+;;;; Attempts. A client's call is its first attempt, and those that follow one that has failed use
+;;;; the same object, since nothing of the failed one is needed any more. Those that run beside
+;;;; another are objects of their own. These have nothing but their stream, for nothing has come on
+;;;; it: the attempt whose answer begins commits the call, which goes on with that stream as its own
 ;;;; (client/attempt.lisp); the streams of the others are reset.
 ;;;;
 ;;;; The user of a stream is its call, or the attempt that the stream is of.

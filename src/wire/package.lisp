@@ -8,7 +8,8 @@
   (:import-from #:clgrpc.rpc
                 #:parts #:call-parts #:ensure-parts #:new-parts #:parts-reactions #:inlet
                 #:call-inlet #:ensure-inlet #:inlet-queued-octets #:inlet-arrived #:outlet
-                #:call-outlet #:call-path #:ensure-outlet #:outlet-unsent-octets #:outlet-writable-wanted
+                #:call-outlet #:call-path #:ensure-outlet #:outlet-unsent-octets
+                #:outlet-writable-wanted
                 #:reactions #:call-reactions #:ensure-reactions #:reactions-on-message
                 #:reactions-scheduled #:reactions-timers
                 #:+arrival-octets+ #:+long-octets+ #:abort-with #:arrival #:arrival-end
@@ -22,9 +23,11 @@
                 #:rpc-method-kind #:rpc-method-path #:rpc-method-path-field #:sends-one-p
                 #:uncharge #:wait-for-call #:with-user-code)
   (:export
-   #:attempt #:make-attempt #:attempt-call #:attempt-link #:attempt-stream #:call-attempts #:endpoint-replays #:forget-attempt #:reset-attempt
+   #:attempt #:make-attempt #:attempt-call #:attempt-link #:attempt-stream #:call-attempts
+   #:endpoint-replays #:forget-attempt #:reset-attempt
    #:reset-attempts
-   #:wire-parts-attempts #:call-replay #:begin-replay #:drop-replay #:write-replay #:write-kept #:end-side
+   #:wire-parts-attempts #:call-replay #:begin-replay #:drop-replay #:write-replay #:write-kept
+   #:end-side
    #:new-wire-parts #:new-wire-inlet #:new-wire-outlet #:call-wire-parts #:ensure-wire-parts
    #:wire-parts-resent #:wire-parts-wait #:call-wire-outlet #:ensure-wire-outlet #:wire-outlet-begun
    #:wire-outlet-over #:wire-outlet-spoken

@@ -1,6 +1,6 @@
-;;;; What a stream of requests has sent, kept until its response begins, so that the call may be made
-;;;; again, or be tried on another stream: only if the options of its channel say so (replay-octets),
-;;;; and as long as there is room for it, of the call's own and of the channel's.
+;;;; What a stream of requests has sent, kept until its response begins, so that the call may be
+;;;; made again, or be tried on another stream: only if the options of its channel say so
+;;;; (replay-octets), and as long as there is room for it, of the call's own and of the channel's.
 ;;;; All of it on the call's loop.
 
 (in-package #:clgrpc.wire)
