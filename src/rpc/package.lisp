@@ -43,8 +43,8 @@
    #:outlet #:call-outlet #:ensure-outlet #:new-outlet #:outlet-unsent-octets
    #:outlet-writable-wanted #:reactions #:call-reactions #:ensure-reactions
    #:reactions-on-message #:reactions-on-half-close #:reactions-on-writable #:reactions-scheduled
-   #:reactions-timers #:call-ending #:ensure-ending #:ending-outcome #:ending-trailers
-   #:ending-trailer-fields #:call-intent #:ensure-intent #:intent-metadata
+   #:reactions-timers #:reactions-due #:call-ending #:ensure-ending #:ending-outcome
+   #:ending-trailers #:ending-trailer-fields #:call-intent #:ensure-intent #:intent-metadata
    #:intent-wait-for-ready #:outgoing-metadata #:call-received
    ;; call.lisp, verb.lisp, trouble.lisp
    #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed

@@ -73,7 +73,8 @@
   ;; true if the callbacks that are due will be run: T, or, see server/call.lisp, while or after one
   ;; runs :RUNNING, :CHARGED or :RETURNED; or the place in the row of those who wait for a thread
   (scheduled nil :type (or symbol ring))
-  (timers '() :type list))              ; those of AFTER
+  (timers '() :type list)               ; those of AFTER
+  (due '() :type list))                 ; the loop's: functions of AFTER whose time has come
 
 (defstruct (ending (:copier nil))
   "How a call ended, or is to."

@@ -25,7 +25,9 @@ it: more messages would only make more answers. The transport says when to go on
 
 (define-hot due-callback ((call call) (reactions reactions)) (or null function)
   "The callback of CALL, other than that for messages, that is to run next."
-  (cond ((and (reactions-on-half-close reactions) (all-received-p call))
+  (cond ((and (reactions-due reactions) (not (call-status call)))
+         (pop (reactions-due reactions)))
+        ((and (reactions-on-half-close reactions) (all-received-p call))
          (shiftf (reactions-on-half-close reactions) nil))
         ((and (reactions-on-cancel reactions) (cancelled-p call))
          (shiftf (reactions-on-cancel reactions) nil))

@@ -11,7 +11,7 @@
                 #:call-outlet #:call-path #:ensure-outlet #:outlet-unsent-octets
                 #:outlet-writable-wanted
                 #:reactions #:call-reactions #:ensure-reactions #:reactions-on-message
-                #:reactions-scheduled #:reactions-timers
+                #:reactions-due #:reactions-scheduled #:reactions-timers
                 #:+arrival-octets+ #:+long-octets+ #:abort-with #:arrival #:arrival-end
                 #:arrival-item #:arrival-size #:binary-name-p #:call #:call-deadline
                 #:call-half-closed #:call-outcome #:call-peer #:call-rpc-method #:call-stage

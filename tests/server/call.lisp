@@ -658,6 +658,31 @@ its user chooses what becomes of the call."
         (grpc:close-send call)
         (is (= 1 (number-of (grpc:receive call))))))))
 
+(test callbacks-run-after-what-after-has-called
+  "A function given to AFTER is one of the call's callbacks: those that it sets run, as do others
+when it has returned."
+  (with-probe (channel)
+      (:watch (lambda (note call)
+                (grpc:after call 0.001
+                            (lambda ()
+                              (grpc:on-writable call (lambda ()
+                                                       (grpc:try-send call note)
+                                                       (grpc:finish call)))))
+                call)
+       :chat (lambda (request call)
+               (declare (ignore request))
+               (grpc:on-message call (lambda (note)
+                                       (grpc:after call 0.001 (lambda () (grpc:send call note)))))
+               (grpc:on-half-close call (lambda () (grpc:finish call)))
+               call))
+    (is (equal '(7) (numbers (watch channel (note 7)))))
+    (let ((call (chat channel :open)))
+      (dotimes (i 3)
+        (grpc:send call (note i))
+        (is (= i (number-of (grpc:receive call)))))
+      (grpc:close-send call)
+      (is (null (grpc:receive call))))))
+
 (test after-and-errors
   "AFTER calls on the loop while the call is open, and not once it has ended."
   (let ((late 0) (seen (make-signal)))
