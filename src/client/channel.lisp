@@ -107,7 +107,7 @@ it would have characters that it cannot have (RFC 3986)."
                         (lambda ()
                           (shut-down subchannel)
                           (sb-thread:signal-semaphore done)))
-      (sb-thread:wait-on-semaphore done :timeout 10)
+      (loop:await-semaphore done :timeout-seconds 10)
       (release-client-loop (subchannel-client-loop subchannel)))
     (loop:forget-ending subchannel))
   nil)

@@ -393,7 +393,8 @@ the turn. Not from the handler's FILL. On the loop."
 
 (defun socket-failure (connection)
   "The condition that says what has become of CONNECTION's socket."
-  (let ((errno (os:socket-option (source-descriptor connection) os:+sol-socket+ os:+so-error+)))
+  (let ((errno (funcall (network-failure (event-loop-network (connection-loop connection)))
+                        (source-descriptor connection))))
     (failure-reason connection (if (plusp errno) (- errno) (- os:+econnreset+)))))
 
 (defun stop-reading (connection)

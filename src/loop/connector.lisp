@@ -113,11 +113,12 @@ for."
   "Open a socket, begin to connect it to ADDRESS and watch it. Return true, or note why not."
   (let* ((text (os:address-text address))
          (family (os:address-family address))
-         (socket (os:open-socket family))
-         (result (if (os:failed-p socket) socket (os:connect-socket socket address))))
+         (network (event-loop-network (connector-loop connector)))
+         (socket (funcall (network-open network) family))
+         (result (if (os:failed-p socket)
+                     socket
+                     (funcall (network-connect network) socket address))))
     (when (or (not (os:failed-p result)) (= result (- os:+einprogress+)))
-      (unless (= family os:+af-unix+)
-        (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-nodelay+ 1))
       (let ((attempt (%make-attempt :loop (connector-loop connector) :connector connector
                                     :address text :socket socket :on-event #'attempt-event
                                     :on-release #'identity))) ; the connector gives it up
@@ -126,7 +127,7 @@ for."
           (push attempt (connector-attempts connector))
           (tell-progress connector :attempt :address text)
           (return-from begin-attempt t))))
-    (unless (os:failed-p socket) (os:close-descriptor socket))
+    (unless (os:failed-p socket) (funcall (network-close network) socket))
     (note-errno connector result text)
     nil))
 
@@ -144,12 +145,15 @@ for."
 (defun attempt-event (attempt flags)
   "The socket of ATTEMPT has become connected, or never will."
   (when (logtest flags (logior +writable+ +failed+))
-    (let ((errno (os:socket-option (attempt-socket attempt) os:+sol-socket+ os:+so-error+))
-          (connector (attempt-connector attempt))
-          (socket (leave-attempt attempt)))
+    (let* ((connector (attempt-connector attempt))
+           (network (event-loop-network (connector-loop connector)))
+           (errno (funcall (network-failure network) (attempt-socket attempt)))
+           (socket (leave-attempt attempt)))
       (cond ((zerop errno)
-             (end-connector connector (make-tcp-transport socket (attempt-address attempt)) nil))
-            (t (os:close-descriptor socket)
+             (end-connector connector (funcall (network-transport network) socket
+                                               (attempt-address attempt))
+                            nil))
+            (t (funcall (network-close network) socket)
                (note-errno connector (- (abs errno)) (attempt-address attempt))
                (try-next-address connector))))))
 
@@ -169,7 +173,8 @@ for."
     (cancel-timer wheel (connector-deadline connector))
     (cancel-timer wheel (connector-delay connector))
     (loop while (connector-attempts connector)
-          do (os:close-descriptor (leave-attempt (first (connector-attempts connector)))))
+          do (funcall (network-close (event-loop-network loop))
+                      (leave-attempt (first (connector-attempts connector)))))
     (let ((failure (nth-value 1 (guarding (:connect-function-error :connector connector)
                                   (funcall (connector-on-done connector) transport condition)))))
       (when (and failure transport) (close-unowned loop transport failure)))))

@@ -220,9 +220,11 @@ continues it."
   "If this thread runs LOOP and is in user code now, go on running LOOP, so that no other thread has
 to take it over: until (DONE-P ARGUMENT) is true; until other user code is due, which would have to
 wait for this code to return; or until another thread posts, as handlers elsewhere do, which need a
-thread that does nothing but run the loop. Return false if this thread does not run LOOP."
+thread that does nothing but run the loop. Return false if this thread does not run LOOP, or LOOP is
+of a simulated world."
   (sb-sys:without-interrupts
-    (when (eq :lent (claim loop))
+    (when (and (not (world-wait (event-loop-world loop)))
+               (eq :lent (claim loop)))
       (unwind-protect
            (sb-sys:allow-with-interrupts (drive-on-as-holder loop done-p argument))
         (when (in-event-loop-p loop) (lend loop)))

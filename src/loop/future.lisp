@@ -162,7 +162,7 @@ AWAIT-TIMEOUT."
       (attach future (lambda (value error)
                        (declare (ignore value error))
                        (sb-thread:signal-semaphore settled)))
-      (unless (sb-thread:wait-on-semaphore settled :timeout timeout-seconds)
+      (unless (await-semaphore settled :timeout-seconds timeout-seconds)
         (error 'await-timeout :future future)))))
 
 (defgeneric await (future &key timeout)

@@ -42,10 +42,12 @@
     (format stream "~A~:[~; closed~]" (listener-address listener)
             (minusp (listener-socket listener)))))
 
+(defun listener-network (listener)
+  (event-loop-network (listener-loop listener)))
+
 ;;; Opening
 
-(defun listen-failed (socket address result)
-  (unless (minusp socket) (os:close-descriptor socket))
+(defun listen-failed (address result)
   (if (stringp result)
       (error 'socket-error :operation "listen on" :address address :reason result)
       (error (errno-condition result "listen on" address))))
@@ -56,25 +58,16 @@
     (multiple-value-bind (addresses failure)
         (if (target-addresses target)
             (target-addresses target)
-            (os:resolve-host (target-host target) (target-port target)))
-      (unless addresses (listen-failed -1 text (or failure "no such host")))
+            (funcall (network-resolve (world-network *world*))
+                     (target-host target) (target-port target)))
+      (unless addresses (listen-failed text (or failure "no such host")))
       (first addresses))))
 
 (defun open-listening-socket (target address options)
   "Return a socket that listens on ADDRESS, that of TARGET."
-  (let ((socket (os:open-socket (os:address-family address)))
-        (unix (= os:+af-unix+ (os:address-family address))))
-    (flet ((must (result)
-             (when (os:failed-p result) (listen-failed socket (target-text target) result))))
-      (must socket)
-      (cond (unix (must (bind-unix-socket socket address (options-unix-socket-mode options))))
-            (t (must (os:set-socket-option socket os:+sol-socket+ os:+so-reuseaddr+ 1))
-               (must (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-nodelay+ 1))
-               (when (options-reuse-port options)
-                 (must (os:set-socket-option socket os:+sol-socket+ os:+so-reuseport+ 1)))
-               (must (os:bind-socket socket address))))
-      (must (os:listen-socket socket (options-backlog options))))
-    socket))
+  (let ((result (funcall (network-listen (world-network *world*)) address options)))
+    (when (os:failed-p result) (listen-failed (target-text target) result))
+    result))
 
 (defun listen-on (text options loops on-accept &key (on-full (constantly nil)))
   "Listen on TEXT, that of a target (see target.lisp; port 0: any free one; of several
@@ -92,7 +85,8 @@ connections are accepted while the first of LOOPS runs."
          (listener (%make-listener
                     :loop (first loops) :socket socket :loops loops :on-accept on-accept
                     :on-full on-full
-                    :address (os:address-text (os:socket-address socket))
+                    :address (os:address-text
+                              (funcall (network-local-address (world-network *world*)) socket))
                     :file (listening-file address)
                     :max-connections (options-max-connections options)
                     :on-release #'release-listener
@@ -101,7 +95,7 @@ connections are accepted while the first of LOOPS runs."
                                 (accept-connections listener)))))
     (setf (listener-pause listener) (make-timer #'accept-connections listener))
     (unless (post (first loops) (lambda () (add-listener listener)))
-      (close-listening-socket socket (listener-file listener))
+      (close-listening-socket listener socket)
       (misuse "~A has stopped; it cannot listen." (first loops)))
     listener))
 
@@ -118,7 +112,12 @@ connections are accepted while the first of LOOPS runs."
   (cancel-timer (event-loop-wheel (listener-loop listener)) (listener-pause listener))
   (remove-source listener)
   (let ((socket (shiftf (listener-socket listener) -1)))
-    (unless (minusp socket) (close-listening-socket socket (listener-file listener)))))
+    (unless (minusp socket) (close-listening-socket listener socket))))
+
+(defun close-listening-socket (listener socket)
+  "Close SOCKET, that of LISTENER, with its file if it has one."
+  (remove-listening-file (listener-file listener))
+  (funcall (network-close (listener-network listener)) socket))
 
 (defun close-listener (listener)
   "Accept no more connections on LISTENER but those that wait already, so that their peers are told
@@ -175,8 +174,9 @@ sockets: there it is the listener's own."
   (multiple-value-bind (loop total) (least-loaded (listener-loops listener))
     (cond ((>= total (listener-max-connections listener))
            (warn-of listener :too-many-connections :connections total)
-           (os:close-descriptor socket))
-          (t (let ((transport (make-tcp-transport socket (peer-text listener))))
+           (funcall (network-close (listener-network listener)) socket))
+          (t (let ((transport (funcall (network-transport (listener-network listener))
+                                       socket (peer-text listener))))
                (count-transport transport loop)
                (cond ((in-event-loop-p loop) (hand-to-owner listener loop transport))
                      ((post loop (lambda () (hand-to-owner listener loop transport))))
@@ -217,7 +217,8 @@ nothing but errors comes, even such as are a connection's, the listener pauses."
   (let ((good nil) (result 0))
     (dotimes (i +accepts-per-turn+ (or good (pause-listener listener result)))
       (when (minusp (listener-socket listener)) (return))
-      (setf result (os:accept-socket (listener-socket listener) (listener-peer listener)))
+      (setf result (funcall (network-accept (listener-network listener))
+                            (listener-socket listener) (listener-peer listener)))
       (cond ((not (os:failed-p result))
              (setf good t)
              (deal-connection listener result))

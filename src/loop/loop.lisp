@@ -9,18 +9,21 @@
   "How long JOIN-EVENT-LOOP waits: longer than any turn, unless user code holds the loop up for
 good.")
 
-(defun make-event-loop (&key (name "clgrpc loop") (clock #'monotonic-ns)
-                          (poller (make-poller-by-default))
-                          (random (sb-ext:seed-random-state t))
+(defun make-event-loop (&key (name "clgrpc loop") (clock (world-clock *world*))
+                          (poller (funcall (world-make-poller *world*)))
+                          (random (funcall (world-make-random *world*)))
                           reserve caller-driven)
-  "Return a loop that nobody runs yet. NAME is for people; CLOCK, a function that returns
-nanoseconds, and POLLER are those of the machine unless they are given, and RANDOM, a random-state
-for what is left to chance, is a new one. With a RESERVE, its threads take the loop over when user
-code overstays or is about to wait. CALLER-DRIVEN, which needs a RESERVE, means that the loop has no
-thread of its own: callers run it in turn (see DRIVE), and a reserve thread when no caller does.
-STOP-EVENT-LOOP must be called at some time, even if it was never started."
-  (let ((loop (%make-event-loop name clock poller random reserve
-                                (and caller-driven (make-driving)) #'run-as-holder)))
+  "Return a loop that nobody runs yet, of this thread's world. NAME is for people; CLOCK, a function
+that returns nanoseconds, POLLER and RANDOM, a random-state for what is left to chance, are those of
+the world unless they are given. With a RESERVE, its threads take the loop over when user code
+overstays or is about to wait. CALLER-DRIVEN, which needs a RESERVE, means that the loop has no
+thread of its own: callers run it in turn (see DRIVE), and a reserve thread when no caller does. In
+a simulated world neither is so: the simulator runs the loop. STOP-EVENT-LOOP must be called at some
+time, even if it was never started."
+  (let ((loop (if (simulated-p)
+                  (%make-event-loop name clock poller random nil nil #'run-as-holder)
+                  (%make-event-loop name clock poller random reserve
+                                    (and caller-driven (make-driving)) #'run-as-holder))))
     (setf (event-loop-input loop) (make-octets (+ +copied-leftover-octets+ +read-octets+))
           (event-loop-now loop) (funcall clock)
           (poller-interest poller) (lambda (token)
@@ -49,14 +52,16 @@ stopped then, unless the exit leaves it to its reserve. Signal MISUSE if it runs
   "Run LOOP in a thread of its own, or, if it is caller-driven, let callers drive it from now on.
 Signal MISUSE if it runs, or ran, already."
   (begin-running loop)
-  (if (event-loop-driving loop)
-      (doze-inbox (event-loop-inbox loop)) ; the first post has somebody come
-      (handler-bind ((error (lambda (error)
-                              (declare (ignore error))
-                              (stop-event-loop loop))))
-        (setf (event-loop-runner loop)
-              (sb-thread:make-thread #'run-in-thread :name (event-loop-name loop)
-                                                     :arguments (list loop)))))
+  (cond ((simulated-p (event-loop-world loop))
+         (funcall (world-start-loop (event-loop-world loop)) loop))
+        ((event-loop-driving loop)
+         (doze-inbox (event-loop-inbox loop))) ; the first post has somebody come
+        (t (handler-bind ((error (lambda (error)
+                                   (declare (ignore error))
+                                   (stop-event-loop loop))))
+             (setf (event-loop-runner loop)
+                   (sb-thread:make-thread #'run-in-thread :name (event-loop-name loop)
+                                                          :arguments (list loop))))))
   nil)
 
 (defun begin-running (loop)
@@ -121,7 +126,7 @@ that its peers do not take at once is lost. Stopping again does nothing. From an
 
 (defun await-stop (loop timeout-seconds)
   "Wait until LOOP has stopped; return false if that takes longer than TIMEOUT-SECONDS."
-  (let ((end (+ (monotonic-ns) (seconds-ns timeout-seconds))))
+  (let ((end (notice-end timeout-seconds)))
     (sb-thread:with-mutex ((event-loop-lock loop))
       (loop until (eq :stopped (event-loop-state loop))
             always (await-notice (event-loop-stopped loop) (event-loop-lock loop) end)))))
@@ -176,6 +181,32 @@ else does the rest. On the loop."
         (event-loop-dirty-count loop) 0)
   (last-phase loop)
   t)
+
+;;; Loops of simulated worlds, which the simulator runs turn by turn
+
+(defun make-turn (loop)
+  "Make one turn of LOOP, which runs in a simulated world, in this thread."
+  (with-taken-loop (loop (take loop))
+    (let ((done nil))
+      (unwind-protect
+           (progn (unless (event-loop-stopping loop) (run-turn loop))
+                  (if (event-loop-stopping loop)
+                      (end-running loop)
+                      (hand-over loop))
+                  (setf done t))
+        (when (and (not done) (in-event-loop-p loop)) (pass-on loop)))))
+  nil)
+
+(defun next-turn-ns (loop)
+  "When LOOP, which no thread runs now, is to make its next turn unless its poller knows of events:
+0 if there is something to do, the time when a timer is due, or nil."
+  (if (or (event-loop-stopping loop)
+          (plusp (event-loop-ready-count loop))
+          (plusp (event-loop-dirty-count loop))
+          (plusp (event-loop-ring-count loop))
+          (not (inbox-empty-p (event-loop-inbox loop))))
+      0
+      (next-due-ns (event-loop-wheel loop))))
 
 ;;; Signals
 

@@ -9,8 +9,11 @@
   (:import-from #:sb-ext #:defglobal #:define-load-time-global #:compare-and-swap #:atomic-incf
                 #:atomic-decf)
   (:export
+   ;; world.lisp
+   #:world #:make-world #:world-client-loops #:*world* #:simulated-p #:network #:make-network
+   #:notice-end #:await-notice #:await-semaphore #:await-futex
    ;; guard.lisp
-   #:guarding #:*unguarded* #:await-notice #:notice-end #:**default-options**
+   #:guarding #:*unguarded* #:**default-options**
    ;; image.lisp
    #:end-before-save #:forget-ending
    ;; condition.lisp
@@ -34,7 +37,8 @@
    #:transport-more #:transport-failure
    #:make-tcp-transport
    ;; structure.lisp
-   #:event-loop #:event-loop-name #:event-loop-now #:event-loop-wheel #:event-loop-turns
+   #:event-loop #:event-loop-name #:event-loop-world #:event-loop-poller #:event-loop-now
+   #:event-loop-wheel #:event-loop-turns
    #:event-loop-reserve #:event-loop-random #:event-loop-connections #:event-loop-state
    #:event-loop-stopping
    #:event-loop-datum #:event-loop-running-p #:in-event-loop-p #:note-time
@@ -63,6 +67,7 @@
    ;; driving.lisp and gathering.lisp
    #:enter-call #:leave-call #:call-served #:drive #:may-drive-p #:left-to-drive-p #:drive-on
    #:not-for-driver-p #:run-now #:run-to-send #:run-or-post
+   #:make-turn #:next-turn-ns
    ;; scheme.lisp
    #:scheme #:register-scheme #:find-scheme #:scheme-name #:scheme-resolver #:scheme-open
    #:scheme-listen

@@ -21,6 +21,7 @@
 
 (defstruct (reserve (:constructor %make-reserve (max-threads max-queue idle-seconds)) (:copier nil))
   "See MAKE-RESERVE."
+  (world *world* :type world :read-only t) ; that has its threads
   (max-threads 0 :type index :read-only t)
   (max-queue 0 :type index :read-only t)
   (idle-seconds 0 :type real :read-only t)
@@ -57,8 +58,8 @@ unwinding loop looks for somebody to run it, keeps the process waiting for a min
                        (queue (option-default :reserve-queue))
                        (idle-seconds (option-default :reserve-idle-seconds)))
   "Return a reserve of up to THREADS threads, with room for QUEUE functions that wait for one. A
-thread that had nothing to do for IDLE-SECONDS ends."
-  (%make-reserve threads queue idle-seconds))
+thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at once."
+  (%make-reserve threads queue (if (simulated-p) 0 idle-seconds)))
 
 (defun reserve-thread-count (reserve)
   "How many threads RESERVE has now."
@@ -153,10 +154,16 @@ thread."
 
 ;;; Threads
 
+(defun start-thread (world function)
+  "Have a new thread of WORLD call FUNCTION."
+  (let ((start (world-start-thread world)))
+    (if start
+        (funcall start function "clgrpc reserve")
+        (sb-thread:make-thread function :name "clgrpc reserve"))))
+
 (defun start-worker (reserve function share if-busy)
   (let ((worker (make-worker :function function :share share)))
-    (handler-case (sb-thread:make-thread #'work :name "clgrpc reserve"
-                                                :arguments (list reserve worker))
+    (handler-case (start-thread (reserve-world reserve) (lambda () (work reserve worker)))
       (error (error)
         (log-event :error :no-reserve-thread :reserve reserve :condition error)
         (sb-thread:with-mutex ((reserve-lock reserve))
@@ -224,7 +231,7 @@ something waits still."
 
 (defun await-function (reserve worker)
   "Wait until WORKER, which is idle, has something to do, unless nothing comes up in time."
-  (let ((end (+ (monotonic-ns) (seconds-ns (reserve-idle-seconds reserve)))))
+  (let ((end (notice-end (reserve-idle-seconds reserve))))
     (sb-thread:with-mutex ((reserve-lock reserve))
       (loop until (or (worker-function worker) (reserve-closed reserve))
             while (await-notice (worker-woken worker) (reserve-lock reserve) end))
@@ -247,7 +254,7 @@ long enough or RESERVE is closed."
   "Take no more functions, and wait, TIMEOUT-SECONDS at most, until those taken before have ended
 and with them all threads. Return true if they have. Threads whose function does not return are
 left; they end when it does. Not from a thread of RESERVE."
-  (let* ((end (+ (monotonic-ns) (seconds-ns timeout-seconds)))
+  (let* ((end (notice-end timeout-seconds))
          (ended (sb-thread:with-mutex ((reserve-lock reserve))
                   (setf (reserve-closed reserve) t)
                   (dolist (worker (reserve-idle reserve))

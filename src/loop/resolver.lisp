@@ -23,11 +23,13 @@
 LOOP; FAILURE is nil or why there are none, as text."
   (flet ((answer (addresses failure)
            (post loop (lambda () (funcall function addresses failure)))))
-    (unless (run-on-resolver loop (lambda ()
-                                    (multiple-value-bind (addresses failure)
-                                        (os:resolve-host host port)
-                                      (answer addresses failure))))
-      (answer '() "too many look-ups are waiting"))))
+    (flet ((ask ()
+             (multiple-value-bind (addresses failure)
+                 (funcall (network-resolve (event-loop-network loop)) host port)
+               (answer addresses failure))))
+      (cond ((simulated-p (event-loop-world loop)) (ask))
+            ((run-on-resolver loop #'ask))
+            (t (answer '() "too many look-ups are waiting"))))))
 
 (defstruct (look-up (:include source) (:constructor %make-look-up) (:copier nil))
   "A question after the addresses of TARGET that has a time limit."

@@ -42,6 +42,7 @@ gathering.lisp."
                        (:copier nil))
   "See MAKE-EVENT-LOOP."
   (name "" :type string :read-only t)   ; for people
+  (world *world* :type world :read-only t) ; the one that the loop was made in
   (clock nil :type function :read-only t) ; returns the time in nanoseconds
   (poller nil :type poller :read-only t)
   (random nil :type random-state :read-only t) ; for what is left to chance on the loop
@@ -105,6 +106,8 @@ gathering.lisp."
 
 (document-functions
   event-loop-name "The name of LOOP, for people."
+  event-loop-world "The WORLD that LOOP was made in."
+  event-loop-poller "The POLLER of LOOP."
   event-loop-state "One of :new, :running and :stopped."
   event-loop-stopping "True once LOOP is to stop after the current turn, or has."
   event-loop-datum "What a layer above keeps with LOOP: anything, nil at first. SETFable."
@@ -119,6 +122,9 @@ loop's clock. On the loop."
 (define-hot (driving-of :inline t) ((loop event-loop)) driving
   "What LOOP, a caller-driven one, knows of its callers."
   (the driving (event-loop-driving loop)))
+
+(defun event-loop-network (loop)
+  (world-network (event-loop-world loop)))
 
 (define-hot note-time ((loop event-loop)) null
   "Have EVENT-LOOP-NOW be now, in the middle of a turn. On the loop."
@@ -295,7 +301,9 @@ For pollers that are level-triggered.")
   "The address of CONNECTION's own end, as text; empty if it is not known any more. On the loop."
   (or (connection-local-text connection)
       (let ((address (and (plusp (connection-token connection))
-                          (os:socket-address (source-descriptor connection)))))
+                          (funcall (network-local-address (event-loop-network
+                                                          (connection-loop connection)))
+                                (source-descriptor connection)))))
         (if address
             (setf (connection-local-text connection) (os:address-text address))
             ""))))

@@ -40,14 +40,13 @@ kernel's calls do."
             (t (os:set-file-mode path mode))))))
 
 (defun listening-file (address)
-  "What CLOSE-LISTENING-SOCKET must know of the file of ADDRESS, on which we listen: its path and
+  "What REMOVE-LISTENING-FILE must know of the file of ADDRESS, on which we listen: its path and
 its identity, or nil if there is none."
   (let ((path (unix-file-path address)))
     (when path (cons path (os:socket-file-identity path)))))
 
-(defun close-listening-socket (socket file)
-  "Close SOCKET and remove FILE, of LISTENING-FILE, unless that is another's by now."
+(defun remove-listening-file (file)
+  "Remove FILE, of LISTENING-FILE, unless that is another's by now."
   (destructuring-bind (&optional path &rest identity) file
     (when (and identity (equal identity (os:socket-file-identity path)))
-      (os:remove-file path)))
-  (os:close-descriptor socket))
+      (os:remove-file path))))

@@ -218,7 +218,7 @@ that was. Return nil also if LEAVE-P, which is asked whenever somebody rings, is
              (sb-thread:barrier (:memory))
              (let ((answer (funcall ready-p call)))
                (when (or answer (call-status call) (funcall leave-p)) (return answer))
-               (os:wait-for-futex futex value))))
+               (loop:await-futex futex value))))
       (sb-ext:atomic-decf (gate-sleepers gate)))))
 
 ;;; The queue of messages that arrived

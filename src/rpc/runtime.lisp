@@ -1,4 +1,4 @@
-;;;; The loops of all channels of an image. Callers drive them by turns (loop/driving.lisp), each
+;;;; The loops of all channels of a world. Callers drive them by turns (loop/driving.lisp), each
 ;;;; caller the loop of its own call; threads of one reserve run them when no caller does, and run
 ;;;; what callers leave behind, such as completions.
 ;;;;
@@ -33,30 +33,33 @@ each garbage collection 30 µs longer.")
     (format stream "~A, ~D subchannels" (client-loop-loop client-loop)
             (client-loop-subchannels client-loop))))
 
-(defglobal **client-loops** '()
-  "Every CLIENT-LOOP there is, the newest first.")
+(defun client-loops (&optional (world loop:*world*))
+  "Every CLIENT-LOOP of WORLD, the newest first."
+  (loop:world-client-loops world))
+
 (defglobal **client-loops-lock** (sb-thread:make-mutex :name "clgrpc client loops"))
 
 (defun client-loop-limit (options)
   "How many client loops there may be, as OPTIONS of a channel say."
   (let ((limit (options-max-client-loops options)))
     (if (zerop limit)
-        (max +least-client-loops+ (min +most-client-loops+ (os:processor-count)))
+        (max +least-client-loops+
+             (if (loop:simulated-p) 0 (min +most-client-loops+ (os:processor-count))))
         limit)))
 
 (defun add-client-loop ()
   "Return a new client loop, which runs. The lock is held."
-  (let* ((reserve (if **client-loops**
-                      (client-loop-reserve (first **client-loops**))
+  (let* ((reserve (if (client-loops)
+                      (client-loop-reserve (first (client-loops)))
                       (loop:make-reserve)))
          (event-loop (loop:make-event-loop :name "clgrpc client" :reserve reserve
                                            :caller-driven t)))
     (loop:launch-event-loop event-loop)
-    (first (push (make-client-loop event-loop reserve) **client-loops**))))
+    (first (push (make-client-loop event-loop reserve) (loop:world-client-loops loop:*world*)))))
 
 (defun least-used-loop ()
   "The client loop that has the fewest subchannels, or nil. The lock is held."
-  (first (sort (copy-list **client-loops**) #'< :key #'client-loop-subchannels)))
+  (first (sort (copy-list (client-loops)) #'< :key #'client-loop-subchannels)))
 
 (defun acquire-client-loop (options)
   "Return the client loop for a new subchannel that has OPTIONS, until RELEASE-CLIENT-LOOP."
@@ -65,7 +68,7 @@ each garbage collection 30 µs longer.")
     (let* ((least (least-used-loop))
            (client-loop (if (or (null least)
                                 (and (plusp (client-loop-subchannels least))
-                                     (< (length **client-loops**) (client-loop-limit options))))
+                                     (< (length (client-loops)) (client-loop-limit options))))
                             (add-client-loop)
                             least)))
       (incf (client-loop-subchannels client-loop))
@@ -93,17 +96,18 @@ each garbage collection 30 µs longer.")
 
 (defun end-if-unused-loop (client-loop)
   "End CLIENT-LOOP if nothing uses it, and the reserve if that was the last loop."
-  (multiple-value-bind (unused last)
-      (sb-thread:with-mutex (**client-loops-lock**)
-        (when (and (zerop (client-loop-subchannels client-loop))
-                   (zerop (client-loop-timers client-loop))
-                   (member client-loop **client-loops**))
-          (setf **client-loops** (remove client-loop **client-loops**))
-          (values t (null **client-loops**))))
-    (when unused
-      (loop:stop-event-loop (client-loop-loop client-loop))
-      (loop:join-event-loop (client-loop-loop client-loop))
-      (when last (loop:close-reserve (client-loop-reserve client-loop) 1)))))
+  (let ((world (loop:event-loop-world (client-loop-loop client-loop))))
+    (multiple-value-bind (unused last)
+        (sb-thread:with-mutex (**client-loops-lock**)
+          (when (and (zerop (client-loop-subchannels client-loop))
+                     (zerop (client-loop-timers client-loop))
+                     (member client-loop (client-loops world)))
+            (setf (loop:world-client-loops world) (remove client-loop (client-loops world)))
+            (values t (null (client-loops world)))))
+      (when unused
+        (loop:stop-event-loop (client-loop-loop client-loop))
+        (loop:join-event-loop (client-loop-loop client-loop))
+        (when last (loop:close-reserve (client-loop-reserve client-loop) 1))))))
 
 ;;; Driving
 

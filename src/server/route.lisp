@@ -114,7 +114,8 @@ anew, hubs get another, of the next epoch."
     (unless (member chosen '(:inline :blocking :auto))
       (misuse "~S is no execution: :inline, :blocking, :auto, or an alist from method to one."
               chosen))
-    chosen))
+    ;; no thread can take over the loop of a simulated world
+    (if (and (eq :auto chosen) (loop:simulated-p)) :blocking chosen)))
 
 (defun make-routes (server services execution &key (epoch 1) interceptors)
   "Return the ROUTE-TABLE of SERVER for SERVICES, a list of service objects, with INTERCEPTORS."

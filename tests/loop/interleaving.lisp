@@ -15,13 +15,13 @@
 
 ;;; States
 
-(defstruct (world (:copier nil))
+(defstruct (moment (:copier nil))
   "MEMORY is an alist from places to values, sorted; each thread of THREADS a list of its LOG,
 newest first, its BUFFER of (place . value) and :BARRIER, oldest first, and whether it is DONE."
   (memory '())
   (threads '()))
 
-(defun world-key (world)
+(defun moment-key (moment)
   "62 bits that stand for WORLD; that two of a million have the same is as likely as not to be seen
 ever."
   (declare (optimize speed))
@@ -34,7 +34,7 @@ ever."
              (loop while (consp object)
                    do (setf seed (hash (pop object) (mix seed 40503))))
              (mix (mix seed (sxhash object)) 7)))
-    (hash (world-threads world) (hash (world-memory world) 1))))
+    (hash (moment-threads moment) (hash (moment-memory moment) 1))))
 
 (defun place-value (memory place)
   (cdr (assoc place memory :test #'equal)))
@@ -50,7 +50,7 @@ ever."
 (defvar *this-thread* nil)
 
 (defun ask (&rest question)
-  "The answer to QUESTION, from the log or, by leaving the program, from the world."
+  "The answer to QUESTION, from the log or, by leaving the program, from the moment."
   (if *log*
       (pop *log*)
       (throw 'step question)))
@@ -107,15 +107,15 @@ it."
       (equal '(:barrier :read) question)
       (equal '(:barrier :write) question)))
 
-(defun advance-thread (world index programs)
-  "The world after the next step of thread INDEX, and what private steps follow it; NIL if it is
+(defun advance-thread (moment index programs)
+  "The moment after the next step of thread INDEX, and what private steps follow it; NIL if it is
 blocked."
-  (destructuring-bind (log buffer done) (nth index (world-threads world))
-    (let ((memory (world-memory world))
+  (destructuring-bind (log buffer done) (nth index (moment-threads moment))
+    (let ((memory (moment-memory moment))
           (program (nth index programs)))
       (flet ((next ()
-               (make-world :memory memory
-                           :threads (loop for old in (world-threads world)
+               (make-moment :memory memory
+                           :threads (loop for old in (moment-threads moment)
                                           for i from 0
                                           collect (if (= i index) (list log buffer done) old)))))
         (unless done
@@ -141,17 +141,17 @@ blocked."
   (or (member (first question) '(:read :barrier))
       (and (eq :cas (first question)) (not (eql value (third question))))))
 
-(defun flushes (world index)
-  "The worlds in which one more store of thread INDEX has reached memory."
-  (destructuring-bind (log buffer done) (nth index (world-threads world))
+(defun flushes (moment index)
+  "The moments in which one more store of thread INDEX has reached memory."
+  (destructuring-bind (log buffer done) (nth index (moment-threads moment))
     (loop with passed = '()
           for (entry . rest) on buffer
           until (eq entry :barrier)
           unless (member (car entry) passed :key #'car :test #'equal)
-            collect (make-world
-                     :memory (with-place (world-memory world) (car entry) (cdr entry))
+            collect (make-moment
+                     :memory (with-place (moment-memory moment) (car entry) (cdr entry))
                      :threads (let ((left (append (reverse passed) rest)))
-                                (loop for old in (world-threads world)
+                                (loop for old in (moment-threads moment)
                                       for i from 0
                                       collect (if (= i index)
                                                   (list log (member-if-not
@@ -160,31 +160,32 @@ blocked."
                                                   old))))
           do (push entry passed))))
 
-(defun successors (world programs)
+(defun successors (moment programs)
   (loop for i below (length programs)
-        for next = (advance-thread world i programs)
+        for next = (advance-thread moment i programs)
         when next collect next
-        append (flushes world i)))
+        append (flushes moment i)))
 
 (defun explore (memory programs check)
   "Visit every state that PROGRAMS, functions, can reach from MEMORY, an alist. CHECK is called with
 the memory of each state in which nothing more can happen, and the list of which threads are done.
 Return how many states there are."
   (let ((seen (make-hash-table))
-        (todo (list (make-world :memory memory
+        (todo (list (make-moment :memory memory
                                 :threads (loop for nil in programs collect (list '() '() nil))))))
-    (setf (gethash (world-key (first todo)) seen) t)
+    (setf (gethash (moment-key (first todo)) seen) t)
     (loop while todo
-          do (let* ((world (pop todo))
-                    (key (world-key world))
-                    (next (remove key (successors world programs) :key #'world-key)))
+          do (let* ((moment (pop todo))
+                    (key (moment-key moment))
+                    (next (remove key (successors moment programs) :key #'moment-key)))
                (if next
-                   (dolist (world next)
-                     (let ((key (world-key world)))
+                   (dolist (moment next)
+                     (let ((key (moment-key moment)))
                        (unless (gethash key seen)
                          (setf (gethash key seen) t)
-                         (push world todo))))
-                   (funcall check (world-memory world) (mapcar #'third (world-threads world))))))
+                         (push moment todo))))
+                   (funcall check (moment-memory moment)
+                            (mapcar #'third (moment-threads moment))))))
     (hash-table-count seen)))
 
 ;;; From sources to programs

@@ -1,0 +1,45 @@
+;;;; The machine, as the world that threads are in unless they say otherwise (world.lisp): its
+;;;; network is the kernel's sockets and the system's resolver.
+
+(in-package #:clgrpc.loop)
+
+(defun open-by-kernel (family)
+  "The machine's NETWORK-OPEN."
+  (let ((socket (os:open-socket family)))
+    (unless (or (os:failed-p socket) (= family os:+af-unix+))
+      (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-nodelay+ 1))
+    socket))
+
+(defun failure-by-kernel (socket)
+  "The machine's NETWORK-FAILURE."
+  (os:socket-option socket os:+sol-socket+ os:+so-error+))
+
+(defun listen-by-kernel (address options)
+  "The machine's NETWORK-LISTEN."
+  (let ((socket (os:open-socket (os:address-family address)))
+        (unix (= os:+af-unix+ (os:address-family address))))
+    (flet ((must (result)
+             (when (os:failed-p result)
+               (unless (os:failed-p socket) (os:close-descriptor socket))
+               (return-from listen-by-kernel result))))
+      (must socket)
+      (cond (unix (must (bind-unix-socket socket address (options-unix-socket-mode options))))
+            (t (must (os:set-socket-option socket os:+sol-socket+ os:+so-reuseaddr+ 1))
+               (must (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-nodelay+ 1))
+               (when (options-reuse-port options)
+                 (must (os:set-socket-option socket os:+sol-socket+ os:+so-reuseport+ 1)))
+               (must (os:bind-socket socket address))))
+      (must (os:listen-socket socket (options-backlog options))))
+    socket))
+
+(setf *world*
+      (make-world
+       :clock #'monotonic-ns
+       :make-poller 'make-poller-by-default
+       :make-random (lambda () (sb-ext:seed-random-state t))
+       ;; by name, since tests replace functions of clgrpc.os for a while
+       :network (make-network :open 'open-by-kernel :connect 'os:connect-socket
+                              :failure 'failure-by-kernel :listen 'listen-by-kernel
+                              :accept 'os:accept-socket :local-address 'os:socket-address
+                              :close 'os:close-descriptor :transport 'make-tcp-transport
+                              :resolve 'os:resolve-host)))

@@ -1,0 +1,109 @@
+;;;; Worlds. A world says what time it is for the loops that are made in it, what they connect to
+;;;; and listen on, who runs them, and how a thread starts or waits. The machine is the world of all
+;;;; threads that say nothing else. The simulator (src/sim) makes worlds of its own: there one
+;;;; thread at a time runs, and the simulator says which.
+;;;;
+;;;; A loop and a reserve belong for life to the world in which they are made. A thread that waits
+;;;; does so in the world that it is in, which is *WORLD*.
+
+(in-package #:clgrpc.loop)
+
+(deftype operation ()
+  "What is called: a function, or its name."
+  '(or symbol function))
+
+(defstruct (network (:copier nil))
+  "The sockets of a world, as functions that answer as the kernel's calls of clgrpc.os do: a result
+below 0 is a negated errno. A descriptor is whatever number they, the transports and the pollers of
+the world agree on."
+  (open nil :type operation :read-only t)          ; (family): a descriptor
+  (connect nil :type operation :read-only t)       ; (descriptor address)
+  (failure nil :type operation :read-only t)       ; (descriptor): a positive errno, or 0
+  (listen nil :type operation :read-only t)        ; (address options): a descriptor
+  (accept nil :type operation :read-only t)        ; (descriptor octets): a descriptor
+  (local-address nil :type operation :read-only t) ; (descriptor): octets, or nil
+  (close nil :type operation :read-only t)         ; (descriptor)
+  (transport nil :type operation :read-only t)     ; (descriptor peer): a transport
+  ;; (host port): a list of addresses and, if there are none, why, as text
+  (resolve nil :type operation :read-only t))
+
+(defstruct (world (:copier nil))
+  "See above. START-LOOP, START-THREAD and WAIT are a simulated world's: on the machine they are
+nil, since its threads run, start and sleep by themselves."
+  (clock nil :type function :read-only t)          ; (): the time in nanoseconds
+  (make-poller nil :type operation :read-only t)   ; (): for a new loop
+  (make-random nil :type operation :read-only t)   ; (): a random-state for a new loop
+  (network nil :type network :read-only t)
+  (start-loop nil :type (or null function) :read-only t) ; (loop): have it run
+  (start-thread nil :type (or null function) :read-only t) ; (function name): have that called
+  ;; (predicate end-ns): return true once PREDICATE is, or, if that is nil, something has happened;
+  ;; false at END-NS, which may be nil
+  (wait nil :type (or null function) :read-only t)
+  (client-loops '() :type list))        ; those of the channels, which the client keeps here
+
+(declaim (sb-ext:freeze-type network world))
+
+(document-functions
+  make-network "Return a network of the functions given; see the type NETWORK."
+  make-world "Return a world of the functions given; see the type WORLD."
+  world-client-loops "What clients keep for WORLD: a list. SETFable.")
+
+(defmethod print-object ((world world) stream)
+  (print-unreadable-object (world stream :type t :identity t)
+    (write-string (if (world-wait world) "simulated" "the machine") stream)))
+
+(declaim (type world *world*))
+(defvar *world*)
+(setf (documentation '*world* 'variable) "The world that this thread is in.")
+
+(defun simulated-p (&optional (world *world*))
+  "True if WORLD is no machine: it has no threads that run by themselves."
+  (and (world-wait world) t))
+
+(defun world-now ()
+  "The time now in the world of this thread, in nanoseconds."
+  (funcall (world-clock *world*)))
+
+;;; Waiting
+
+(defun notice-end (seconds)
+  "The END-NS of AWAIT-NOTICE that is SECONDS, a real, from now."
+  (+ (world-now) (seconds-ns seconds)))
+
+(defun await-notice (queue mutex end-ns)
+  "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS,
+see NOTICE-END. Return false if it is past that. There may be no reason for the waking."
+  (let ((left (- end-ns (world-now))))
+    (and (plusp left)
+         (cond ((simulated-p)
+                (sb-thread:release-mutex mutex)
+                (unwind-protect (funcall (world-wait *world*) nil end-ns)
+                  (sb-thread:grab-mutex mutex)))
+               ((sb-thread:condition-wait queue mutex :timeout (ns-seconds left)))
+               ;; after a time-out the mutex is not held
+               (t (sb-thread:grab-mutex mutex)
+                  (< (monotonic-ns) end-ns)))
+         t)))
+
+(defun await-semaphore (semaphore &key (count 1) timeout-seconds)
+  "Wait until SEMAPHORE can be lowered by COUNT, and lower it; false if that takes longer than
+TIMEOUT-SECONDS, or, if they are nil, never."
+  (if (simulated-p)
+      (and (funcall (world-wait *world*)
+                    (lambda () (<= count (sb-thread:semaphore-count semaphore)))
+                    (and timeout-seconds (notice-end timeout-seconds)))
+           (sb-thread:try-semaphore semaphore count))
+      (sb-thread:wait-on-semaphore semaphore :n count :timeout timeout-seconds)))
+
+(defun await-futex (futex value)
+  "Sleep until FUTEX, which has had VALUE, has another. There may be no reason for the return."
+  (declare (type os:futex futex))
+  (if (simulated-p)
+      (funcall (world-wait *world*) (lambda () (/= value (aref futex 0))) nil)
+      (os:wait-for-futex futex value))
+  nil)
+
+(defun end-thread (thread)
+  "Wait for the end of THREAD, which has said that it is about to end; NIL is none. Return true."
+  (when (and thread (not (simulated-p))) (sb-thread:join-thread thread :default nil))
+  t)
