@@ -13,7 +13,7 @@ BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls
                live echo inproc
 
 .DEFAULT_GOAL := bin/clgrpc
-.PHONY: FORCE install test demo conformance soak bench profile clean help $(BENCH_PARTS:%=bench-%)
+.PHONY: FORCE install test demo conformance simulate soak bench profile clean help $(BENCH_PARTS:%=bench-%)
 
 bin/clgrpc: $(SOURCES) bin/lisp | install
 	@CLGRPC_OUTPUT=bin/clgrpc.new $(LISP) --load scripts/build.lisp >bin/build.log 2>&1 </dev/null \
@@ -43,6 +43,9 @@ conformance: bin/clgrpc
 	@scripts/install --conformance
 	@tests/conformance/run $(SUITES)
 
+simulate: | install
+	@scripts/simulate $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST))
+
 soak: | install
 	@scripts/soak $(SOAK)
 
@@ -68,6 +71,7 @@ help:
 	@echo 'make conformance  fetch and run h2spec, the interop programs of grpc-go, grpcurl, ConnectRPC (need Go)'
 	@echo '                  and the protobuf conformance runner, and compare with protoc;'
 	@echo '                  SUITES="h2spec-tls protobuf protoc" runs some'
+	@echo 'make simulate     run servers and clients in the simulator, SEEDS=1000 seeds from FIRST=1 on'
 	@echo 'make soak         do everything at once for an hour, or SOAK=600 seconds, and see that'
 	@echo '                  memory, threads and descriptors stay what they were'
 	@echo 'make bench        measure beside grpc-go (needs Go), tonic, nghttpd, grpchan: about 25 minutes;'

@@ -86,6 +86,7 @@
   :pathname "src/loop/"
   :serial t
   :components ((:file "package")
+               (:file "world")
                (:file "guard")
                (:file "image")
                (:file "condition")
@@ -108,6 +109,7 @@
                (:file "scheme")
                (:file "target")
                (:file "unix")
+               (:file "machine")
                (:file "listener")
                (:file "resolver")
                (:file "connector")
@@ -402,6 +404,22 @@
                (:file "health")
                (:file "reflection")))
 
+(defsystem "clgrpc/sim"
+  :description "Servers and clients as they are on a virtual network and clock, from a seed."
+  :depends-on ("clgrpc")
+  :pathname "src/sim/"
+  :serial t
+  :components ((:file "package")
+               (:file "chance")
+               (:file "agenda")
+               (:file "trace")
+               (:file "structure")
+               (:file "network")
+               (:file "schedule")
+               (:file "fault")
+               (:file "simulation")
+               (:file "seed")))
+
 (defsystem "clgrpc/examples"
   :description "A greeter, a RouteGuide and its client, as users write them."
   :depends-on ("clgrpc")
@@ -454,7 +472,7 @@
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
                "clgrpc/tests/client" "clgrpc/tests/transports" "clgrpc/tests/inproc"
                "clgrpc/tests/services"
-               "clgrpc/tests/abuse" "clgrpc/tests/promise"
+               "clgrpc/tests/sim" "clgrpc/tests/abuse" "clgrpc/tests/promise"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
   :serial t
@@ -468,6 +486,22 @@
   :perform (test-op (operation system)
                     (declare (ignore operation system))
                     (uiop:symbol-call '#:clgrpc.tests '#:test-system)))
+
+(defsystem "clgrpc/tests/sim"
+  :depends-on ("clgrpc/sim" "clgrpc/tests/server" "clgrpc/tests/support" "fiveam")
+  :pathname "tests/sim/"
+  :serial t
+  :components ((:file "package")
+               (:file "mix")
+               (:file "driver")
+               (:file "chance")
+               (:file "agenda")
+               (:file "network")
+               (:file "schedule")
+               (:file "simulation")
+               (:file "seed"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.sim)))
 
 (defsystem "clgrpc/tests/support"
   :description "Programs as peers, for the tests of several layers."

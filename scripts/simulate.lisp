@@ -1,0 +1,8 @@
+;;;; Run the simulator's driver with the command line's arguments; scripts/simulate --help explains
+;;;; them.
+
+(load (merge-pathnames "load.lisp" *load-truename*))
+(in-package #:clgrpc.scripts)
+
+(load-strictly "clgrpc/tests/sim")
+(quit (uiop:symbol-call '#:clgrpc.tests.sim '#:main (rest sb-ext:*posix-argv*)))

@@ -1,0 +1,82 @@
+;;;; What is to happen at a given time: a binary heap, ordered by time and, at the same time, by
+;;;; what was added first.
+
+(in-package #:clgrpc.sim)
+
+(defstruct (plan (:constructor make-plan (due number function argument)) (:copier nil))
+  "FUNCTION is to be called with ARGUMENT at DUE."
+  (due 0 :type nanoseconds :read-only t)
+  (number 0 :type index :read-only t)   ; how many were added before
+  (function nil :type function :read-only t)
+  (argument nil :read-only t))
+
+(defstruct (agenda (:copier nil))
+  "The plans of a simulation."
+  (plans (make-array 64 :initial-element 0) :type simple-vector)
+  (count 0 :type index)
+  (added 0 :type index))                ; plans in all
+
+(declaim (sb-ext:freeze-type plan agenda))
+
+(defmethod print-object ((plan plan) stream)
+  (print-unreadable-object (plan stream :type t)
+    (format stream "at ~,6F s" (ns-seconds (plan-due plan)))))
+
+(defmethod print-object ((agenda agenda) stream)
+  (print-unreadable-object (agenda stream :type t)
+    (format stream "~D plans" (agenda-count agenda))))
+
+(define-hot (before-p :inline t) ((a plan) (b plan)) boolean
+  (or (< (plan-due a) (plan-due b))
+      (and (= (plan-due a) (plan-due b))
+           (< (plan-number a) (plan-number b)))))
+
+(define-hot add-plan ((agenda agenda) (due nanoseconds) (function function) (argument t)) null
+  "Have FUNCTION called with ARGUMENT at DUE."
+  (let ((plan (make-plan due (agenda-added agenda) function argument))
+        (at (agenda-count agenda)))
+    (declare (type index at))
+    (incf (agenda-added agenda))
+    (when (= at (length (agenda-plans agenda)))
+      (setf (agenda-plans agenda)
+            (replace (make-array (* 2 at) :initial-element 0) (agenda-plans agenda))))
+    (setf (agenda-count agenda) (1+ at))
+    (let ((plans (agenda-plans agenda)))
+      (loop while (plusp at)
+            do (let* ((up (ash (1- at) -1))
+                      (parent (svref plans up)))
+                 (unless (before-p plan parent) (return))
+                 (setf (svref plans at) parent
+                       at up)))
+      (setf (svref plans at) plan)))
+  nil)
+
+(define-hot next-plan-ns ((agenda agenda)) (or null nanoseconds)
+  "When the first plan is due, or NIL if there is none."
+  (if (zerop (agenda-count agenda))
+      nil
+      (plan-due (svref (agenda-plans agenda) 0))))
+
+(define-hot take-plan ((agenda agenda)) plan
+  "Take the first plan, of which there is one at least, out of AGENDA."
+  (let* ((plans (agenda-plans agenda))
+         (first (svref plans 0))
+         (end (1- (agenda-count agenda)))
+         (last (svref plans end))
+         (at 0))
+    (declare (type index end at))
+    (setf (agenda-count agenda) end
+          (svref plans end) 0)
+    (when (plusp end)
+      (loop
+        (let ((child (1+ (* 2 at))))
+          (declare (type index child))
+          (unless (< child end) (return))
+          (when (and (< (1+ child) end)
+                     (before-p (svref plans (1+ child)) (svref plans child)))
+            (incf child))
+          (unless (before-p (svref plans child) last) (return))
+          (setf (svref plans at) (svref plans child)
+                at child)))
+      (setf (svref plans at) last))
+    first))

@@ -1,0 +1,47 @@
+;;;; Random numbers that depend on a seed alone: SplitMix64 (Steele, Lea and Flood).
+
+(in-package #:clgrpc.sim)
+
+(deftype word ()
+  "What a CHANCE makes."
+  '(unsigned-byte 64))
+
+(defstruct (chance (:constructor %make-chance (state)) (:copier nil) (:predicate nil))
+  "A source of random numbers. See MAKE-CHANCE."
+  (state 0 :type word))
+
+(declaim (sb-ext:freeze-type chance))
+
+(defmethod print-object ((chance chance) stream)
+  (print-unreadable-object (chance stream :type t)
+    (format stream "~16,'0X" (chance-state chance))))
+
+(define-hot (mix :inline t) ((z word)) word
+  (let* ((z (ldb (byte 64 0) (* (logxor z (ash z -30)) #xBF58476D1CE4E5B9)))
+         (z (ldb (byte 64 0) (* (logxor z (ash z -27)) #x94D049BB133111EB))))
+    (logxor z (ash z -31))))
+
+(defun make-chance (seed)
+  "Return a source of the random numbers that SEED, an integer, stands for."
+  (%make-chance (mix (ldb (byte 64 0) (* (1+ seed) #x9E3779B97F4A7C15)))))
+
+(define-hot random-word ((chance chance)) (unsigned-byte 62)
+  (ldb (byte 62 0)
+       (mix (setf (chance-state chance)
+                  (ldb (byte 64 0) (+ (chance-state chance) #x9E3779B97F4A7C15))))))
+
+(define-hot below ((chance chance) (n (integer 1 #.(ash 1 61)))) (unsigned-byte 62)
+  "Return a random integer of CHANCE from 0 to N - 1."
+  (mod (random-word chance) n))
+
+(defun between (chance least most)
+  "Return a random integer of CHANCE from LEAST to MOST."
+  (+ least (below chance (1+ (- most least)))))
+
+(defun chance-p (chance n)
+  "True once in N times, by CHANCE."
+  (zerop (below chance n)))
+
+(defun pick (chance sequence)
+  "Return a random element of SEQUENCE, by CHANCE."
+  (elt sequence (below chance (length sequence))))

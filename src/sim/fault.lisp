@@ -1,0 +1,88 @@
+;;;; Faults: what goes wrong on the network and with the hosts. Each is recorded in the trace.
+
+(in-package #:clgrpc.sim)
+
+(defun cut (a b)
+  "Reset every connection between the hosts A and B, at both ends. New ones can be made."
+  (record-at a :cut (host-name b))
+  (dolist (host (list a b))
+    (let ((other (if (eq host a) b a)))
+      (loop for socket across (host-sockets host)
+            when (and socket
+                      (member (socket-state socket) '(:connected :connecting))
+                      (eq other (socket-far-host socket)))
+              do (fail-socket socket os:+econnreset+)))))
+
+(defun partition (a b)
+  "Let nothing through between the hosts A and B until HEAL. Connections stay, and what is sent
+waits."
+  (let ((simulation (host-simulation a)))
+    (unless (parted-p simulation a b)
+      (record-at a :partition (host-name b))
+      (push (cons a b) (simulation-partitions simulation))))
+  nil)
+
+(defun heal (a b)
+  "End the partition between the hosts A and B; what waits goes on."
+  (let* ((simulation (host-simulation a))
+         (pair (parted-p simulation a b)))
+    (when pair
+      (record-at a :heal (host-name b))
+      (setf (simulation-partitions simulation) (remove pair (simulation-partitions simulation)))
+      (resume-flights simulation)))
+  nil)
+
+(defun slow (host octets-per-second)
+  "Have HOST get no more than OCTETS-PER-SECOND on each connection from now on; NIL, as many as
+come."
+  (record-at host :slow octets-per-second)
+  (setf (host-octets-per-second host) octets-per-second)
+  nil)
+
+(defun crash-host (host)
+  "End what is seen of HOST's process from outside, at once: its connections are reset, and nothing
+listens."
+  (setf (host-up host) nil)
+  (loop for socket across (copy-seq (host-sockets host))
+        do (case (and socket (socket-state socket))
+             ((:connected :connecting)
+              (let ((flight (socket-flight socket)))
+                (clear-fifo flight)
+                (when (socket-peer socket) (transmit socket :reset))
+                (setf (socket-failure socket) os:+econnreset+
+                      (socket-incoming socket) '())
+                (tell socket (logior loop:+readable+ loop:+failed+))))
+             (:listening
+              (dolist (peer (shiftf (socket-backlog socket) '())) (reset-socket peer))
+              (remhash (socket-port socket) (host-ports host))))))
+
+(defun end-processes (host drain)
+  "Stop HOST's servers, giving calls DRAIN seconds, and close its channels. Waits."
+  (let ((loop:*world* (host-world host)))
+    (dolist (process (shiftf (host-processes host) '()))
+      (typecase process
+        (server:server (server:stop-server process :drain drain))
+        (t (rpc:close-channel process))))))
+
+(defun stop-host (host &key (drain 10))
+  "Have HOST's process end in order: its servers give running calls DRAIN seconds. Waits for that."
+  (record-at host :stops :drain drain)
+  (setf (host-leaving host) t)
+  (end-processes host drain)
+  (setf (host-up host) nil)
+  nil)
+
+(defun restart-host (host &key (down 1) drain)
+  "Have HOST's process end, and begin anew after DOWN virtual seconds. With DRAIN, seconds, it ends
+in order, see STOP-HOST; else as if it was killed: its connections are reset at once. Does not wait:
+return the task that does this, or NIL if HOST is going down already."
+  (unless (shiftf (host-leaving host) t)
+    (start-task (format nil "restart ~A" (host-name host))
+                (lambda ()
+                  (cond (drain (stop-host host :drain drain))
+                        (t (record-at host :killed)
+                           (crash-host host)
+                           (end-processes host 0)))
+                  (wait-for down)
+                  (boot-host host))
+                :host host)))

@@ -1,0 +1,384 @@
+;;;; The virtual network: what hosts send each other arrives after a while that chance says, in
+;;;; order on each connection, as TCP has it. A packet that is lost comes later, since TCP sends it
+;;;; again. What is sent between hosts that are parted waits until that is healed. A connection is
+;;;; reset by a peer whose process has gone, or that closes it with octets unread.
+
+(in-package #:clgrpc.sim)
+
+(defconstant +resend-ns+ 200000000
+  "How much later a packet comes that was lost: the least time-out of Linux for sending it again.")
+
+(defun record-for (socket event &rest arguments)
+  (let ((host (socket-host socket)))
+    (apply #'record-at host event :connection (socket-connection socket) arguments)))
+
+;;; Sockets of a host, by descriptor
+
+(defconstant +first-descriptor+ 3 "As those of a process whose standard streams have the others.")
+
+(defun open-socket (host)
+  "A new socket of HOST, with the least descriptor that is free."
+  (let* ((sockets (host-sockets host))
+         (free (or (position nil sockets :start +first-descriptor+) (length sockets))))
+    (when (= free (length sockets))
+      (setf sockets (replace (make-array (* 2 free) :initial-element nil) sockets)
+            (host-sockets host) sockets))
+    (let ((socket (make-socket host free)))
+      (setf (socket-room socket) (ash 4096 (below (simulation-chance (host-simulation host)) 6))
+            (svref sockets free) socket))))
+
+(defun find-socket (host descriptor)
+  "The socket of HOST with DESCRIPTOR."
+  (or (svref (host-sockets host) descriptor)
+      (error "~A has no descriptor ~D." host descriptor)))
+
+;;; Telling the loop
+
+(defun tell (socket flags)
+  "FLAGS, as LOOP:+READABLE+, are news of SOCKET."
+  (let ((poller (socket-poller socket)))
+    (when (and poller (zerop (socket-flags socket)))
+      (push socket (pending-sockets (loop:poller-state poller))))
+    (setf (socket-flags socket) (logior flags (socket-flags socket)))))
+
+(defun current-flags (socket)
+  "What may be said of SOCKET now."
+  (logior (if (or (socket-incoming socket) (socket-ended socket) (socket-backlog socket)
+                  (plusp (socket-failure socket)))
+              loop:+readable+
+              0)
+          (if (socket-ended socket) loop:+ended+ 0)
+          (if (plusp (socket-failure socket)) loop:+failed+ 0)
+          (if (and (eq :connected (socket-state socket)) (< (socket-unread socket)
+                                                            (socket-room socket)))
+              loop:+writable+
+              0)))
+
+;;; Sending
+
+(defun parted-p (simulation a b)
+  "True if the hosts A and B cannot reach each other."
+  (find-if (lambda (pair) (or (and (eq a (car pair)) (eq b (cdr pair)))
+                              (and (eq b (car pair)) (eq a (cdr pair)))))
+           (simulation-partitions simulation)))
+
+(defun latency-ns (simulation)
+  "How long the next packet takes."
+  (let ((chance (simulation-chance simulation)))
+    (+ (between chance (simulation-least-latency-ns simulation)
+                (simulation-most-latency-ns simulation))
+       (if (< (below chance 1000) (simulation-losses simulation)) +resend-ns+ 0))))
+
+(defun launch (socket octets)
+  "Have what comes next of SOCKET's flight, OCTETS long, arrive after a while."
+  (let* ((simulation (host-simulation (socket-host socket)))
+         (rate (host-octets-per-second (socket-far-host socket)))
+         (now (simulation-now simulation))
+         (due (+ (max (+ now (latency-ns simulation)) (socket-last-due socket))
+                 (if rate (floor (* octets +ns-per-second+) rate) 0))))
+    (setf (socket-last-due socket) due)
+    (add-plan (simulation-agenda simulation) due #'arrive socket)))
+
+(defun transmit (socket item)
+  "Send ITEM, octets or one of :connect, :accepted, :refused, :end and :reset, to SOCKET's peer."
+  (enqueue item (socket-flight socket))
+  (launch socket (if (symbolp item) 0 (length item))))
+
+(defun resume-flights (simulation)
+  "What waits because a partition was there goes on, unless there is another. Plans that find
+nothing do nothing."
+  (dolist (socket (reverse (shiftf (simulation-stalled simulation) '())))
+    (dolist (item (fifo-items (socket-flight socket)))
+      (launch socket (if (symbolp item) 0 (length item))))))
+
+(defun arrive (socket)
+  "What SOCKET has sent first arrives, unless its way is cut off."
+  (let* ((host (socket-host socket))
+         (simulation (host-simulation host)))
+    (cond ((null (fifo-items (socket-flight socket))))
+          ((parted-p simulation host (socket-far-host socket))
+           (pushnew socket (simulation-stalled simulation)))
+          (t (let ((item (dequeue (socket-flight socket))))
+               (if (eq :connect item)
+                   (arrive-at-listener socket)
+                   (arrive-at-peer (socket-peer socket) socket item)))))))
+
+(defun fail-socket (socket errno)
+  "SOCKET is of no use any more."
+  (unless (eq :closed (socket-state socket))
+    (setf (socket-failure socket) errno
+          (socket-incoming socket) '()
+          (socket-incoming-start socket) 0)
+    (clear-fifo (socket-flight socket))
+    (tell socket (logior loop:+readable+ loop:+writable+ loop:+failed+))))
+
+(defun arrive-at-peer (peer sender item)
+  "ITEM of SENDER has come to PEER."
+  (cond ((symbolp item)
+         (record-for peer item)
+         (ecase item
+           (:accepted
+            (if (eq :closed (socket-state peer))
+                (transmit peer :reset)
+                (progn (setf (socket-state peer) :connected)
+                       (tell peer loop:+writable+))))
+           (:end
+            (setf (socket-ended peer) t)
+            (tell peer (logior loop:+readable+ loop:+ended+)))
+           (:reset (fail-socket peer os:+econnreset+))))
+        ((eq :closed (socket-state peer))
+         (when (zerop (socket-failure sender)) (transmit peer :reset)))
+        ((zerop (socket-failure peer))
+         (record-for peer :octets item)
+         (setf (socket-incoming peer) (nconc (socket-incoming peer) (list item)))
+         (tell peer loop:+readable+))))
+
+(defun arrive-at-listener (socket)
+  "The connection that SOCKET begins has come to where it is to be accepted, or refused."
+  (let* ((host (socket-far-host socket))
+         (listener (and (host-up host) (gethash (socket-far-port socket) (host-ports host)))))
+    (cond (listener
+           (let ((peer (open-socket host)))
+             (setf (socket-peer socket) peer
+                   (socket-peer peer) socket
+                   (socket-state peer) :connected
+                   (socket-connection peer) (socket-connection socket)
+                   (socket-port peer) (socket-port listener)
+                   (socket-far-host peer) (socket-host socket)
+                   (socket-far-port peer) (socket-port socket)
+                   (socket-backlog listener) (nconc (socket-backlog listener) (list peer)))
+             (record-for peer :accepts)
+             (tell listener loop:+readable+)
+             (transmit peer :accepted)))
+          (t
+           ;; nobody is there who could send this
+           (let ((simulation (host-simulation host)))
+             (add-plan (simulation-agenda simulation)
+                       (+ (simulation-now simulation) (latency-ns simulation))
+                       #'be-refused socket))))))
+
+(defun be-refused (socket)
+  (unless (eq :closed (socket-state socket))
+    (record-for socket :refused)
+    (fail-socket socket os:+econnrefused+)))
+
+;;; Transports
+
+(defun read-socket (transport octets start end)
+  "As recv(2)."
+  (let* ((socket (loop:transport-state transport))
+         (at start))
+    (declare (type octets octets) (type index start end at))
+    (cond ((plusp (socket-failure socket)) (- (socket-failure socket)))
+          (t (loop while (and (< at end) (socket-incoming socket))
+                   do (let* ((first (first (socket-incoming socket)))
+                             (from (socket-incoming-start socket))
+                             (count (min (- end at) (- (length first) from))))
+                        (replace octets first :start1 at :start2 from :end2 (+ from count))
+                        (incf at count)
+                        (cond ((= (+ from count) (length first))
+                               (pop (socket-incoming socket))
+                               (setf (socket-incoming-start socket) 0))
+                              (t (setf (socket-incoming-start socket) (+ from count))))))
+             (cond ((< start at)
+                    (note-read socket (- at start))
+                    (- at start))
+                   ((socket-ended socket) 0)
+                   (t loop:+wants-read+))))))
+
+(defun note-read (socket count)
+  "The process has read COUNT octets of SOCKET: its peer has room again, and hears of it if it waits
+for that."
+  (let ((peer (socket-peer socket)))
+    (decf (socket-unread peer) count)
+    (when (shiftf (socket-blocked peer) nil)
+      (let ((simulation (host-simulation (socket-host socket))))
+        (add-plan (simulation-agenda simulation)
+                  (+ (simulation-now simulation) (latency-ns simulation))
+                  #'become-writable peer)))))
+
+(defun become-writable (socket)
+  (unless (eq :closed (socket-state socket)) (tell socket loop:+writable+)))
+
+(defun write-socket (transport octets start end)
+  "As send(2)."
+  (declare (type octets octets) (type index start end))
+  (let* ((socket (loop:transport-state transport))
+         (count (min (- end start) (- (socket-room socket) (socket-unread socket)))))
+    (cond ((plusp (socket-failure socket)) (- os:+epipe+))
+          ((= start end) 0)
+          ((not (plusp count))
+           (setf (socket-blocked socket) t)
+           loop:+wants-write+)
+          (t (when (< count (- end start)) (setf (socket-blocked socket) t))
+             (incf (socket-unread socket) count)
+             (send-packets socket octets start (+ start count))
+             count))))
+
+(defun send-packets (socket octets start end)
+  "Send OCTETS from START to END, now and then in pieces."
+  (let ((chance (simulation-chance (host-simulation (socket-host socket)))))
+    (loop while (< start end)
+          do (let ((stop (if (chance-p chance 4)
+                             (+ start 1 (below chance (- end start)))
+                             end)))
+               (transmit socket (subseq octets start stop))
+               (setf start stop)))))
+
+(defun shut-socket (transport)
+  (let ((socket (loop:transport-state transport)))
+    (unless (or (shiftf (socket-shut socket) t) (plusp (socket-failure socket)))
+      (transmit socket :end))))
+
+(defun close-socket (socket)
+  "As close(2)."
+  (let ((host (socket-host socket)) (before (shiftf (socket-state socket) :closed)))
+    (setf (svref (host-sockets host) (socket-descriptor socket)) nil
+          (socket-poller socket) nil
+          (socket-flags socket) 0)
+    (case before
+      (:listening
+       (remhash (socket-port socket) (host-ports host))
+       (dolist (peer (shiftf (socket-backlog socket) '())) (reset-socket peer)))
+      (:connected
+       (cond ((plusp (socket-failure socket)))
+             ((socket-incoming socket) (transmit socket :reset))
+             ((not (shiftf (socket-shut socket) t)) (transmit socket :end)))))
+    0))
+
+(defun reset-socket (socket)
+  "Close SOCKET, which is connected, and have its peer know by a reset."
+  (unless (eq :closed (socket-state socket))
+    (clear-fifo (socket-flight socket))
+    (when (and (socket-peer socket) (zerop (socket-failure socket))) (transmit socket :reset))
+    (setf (socket-shut socket) t
+          (socket-incoming socket) '())
+    (close-socket socket)))
+
+(defparameter *kind*
+  (loop:make-transport-kind :name "simulated" :read #'read-socket :write #'write-socket
+                            :shutdown #'shut-socket
+                            :close (lambda (transport)
+                                     (close-socket (loop:transport-state transport))))
+  "The kind of all transports of simulations.")
+
+;;; The network of a host
+
+(defun host-address (host port)
+  "The address, as the kernel's, of PORT of HOST."
+  (os:make-address (format nil "10.0.0.~D" (host-number host)) port))
+
+(defun find-host-at (simulation address)
+  "The host of SIMULATION that has ADDRESS, or nil."
+  (and (= 10 (aref address 4))
+       (find (aref address 7) (simulation-hosts simulation) :key #'host-number)))
+
+(defun free-port (host)
+  (loop for port = (incf (host-next-port host))
+        unless (gethash port (host-ports host)) return port))
+
+(defun connect-socket (host descriptor address)
+  "As connect(2)."
+  (let* ((socket (find-socket host descriptor))
+         (simulation (host-simulation host))
+         (far-host (find-host-at simulation address)))
+    (cond ((null far-host) (- os:+ehostunreach+))
+          (t (setf (socket-state socket) :connecting
+                   (socket-connection socket) (incf (simulation-connections simulation))
+                   (socket-port socket) (free-port host)
+                   (socket-far-host socket) far-host
+                   (socket-far-port socket) (os:address-port address))
+             (record-for socket :connects :to (host-name far-host) (os:address-port address))
+             (transmit socket :connect)
+             (- os:+einprogress+)))))
+
+(defun listen-at (host address)
+  "As bind(2) and listen(2) on ADDRESS."
+  (let ((port (if (zerop (os:address-port address)) (free-port host) (os:address-port address))))
+    (cond ((not (or (zerop (aref address 4))
+                    (eq host (find-host-at (host-simulation host) address))))
+           (- os:+ehostunreach+))
+          ((gethash port (host-ports host)) (- os:+eaddrinuse+))
+          (t (let ((socket (open-socket host)))
+               (setf (socket-state socket) :listening
+                     (socket-port socket) port
+                     (gethash port (host-ports host)) socket)
+               (record-for socket :listens :port port)
+               (socket-descriptor socket))))))
+
+(defun accept-socket (host descriptor octets)
+  "As accept(2): write the peer's address into OCTETS."
+  (let* ((listener (find-socket host descriptor))
+         (socket (pop (socket-backlog listener))))
+    (cond (socket
+           (replace octets (host-address (socket-far-host socket) (socket-far-port socket)))
+           (socket-descriptor socket))
+          (t (- os:+eagain+)))))
+
+(defun resolve-name (host name port)
+  "The addresses of the host called NAME, each with PORT; if there are none why, as text."
+  (let ((found (if (string= name "localhost")
+                   host
+                   (find name (simulation-hosts (host-simulation host))
+                         :key #'host-name :test #'string=))))
+    (if found
+        (values (list (host-address found port)) nil)
+        (values '() "no such host"))))
+
+(defun make-host-network (host)
+  (loop:make-network
+   :open (lambda (family)
+           (declare (ignore family))
+           (socket-descriptor (open-socket host)))
+   :connect (lambda (descriptor address) (connect-socket host descriptor address))
+   :failure (lambda (descriptor) (socket-failure (find-socket host descriptor)))
+   :listen (lambda (address options)
+             (declare (ignore options))
+             (listen-at host address))
+   :accept (lambda (descriptor octets) (accept-socket host descriptor octets))
+   :local-address (lambda (descriptor)
+                    (host-address host (socket-port (find-socket host descriptor))))
+   :close (lambda (descriptor) (close-socket (find-socket host descriptor)))
+   :transport (lambda (descriptor peer)
+                (loop:make-transport *kind* descriptor peer (find-socket host descriptor)))
+   :resolve (lambda (name port) (resolve-name host name port))))
+
+;;; Pollers
+
+(defun watch-socket (poller descriptor token)
+  (let ((socket (find-socket (pending-host (loop:poller-state poller)) descriptor)))
+    (setf (socket-poller socket) poller
+          (socket-token socket) token
+          (socket-flags socket) 0)
+    (let ((flags (current-flags socket)))
+      (unless (zerop flags) (tell socket flags)))
+    0))
+
+(defun forget-socket (poller descriptor)
+  (let* ((pending (loop:poller-state poller))
+         (socket (svref (host-sockets (pending-host pending)) descriptor)))
+    (when socket
+      (setf (socket-poller socket) nil
+            (socket-flags socket) 0
+            (pending-sockets pending) (delete socket (pending-sockets pending))))
+    0))
+
+(defun report (poller timeout-ns)
+  "Report some of what is pending, never waiting."
+  (declare (ignore timeout-ns))
+  (let* ((pending (loop:poller-state poller))
+         (chance (simulation-chance (host-simulation (pending-host pending))))
+         (count 0))
+    (setf (pending-sockets pending) (remove-if-not #'socket-poller (pending-sockets pending)))
+    (loop while (and (pending-sockets pending) (< count 64))
+          do (let ((socket (pick chance (pending-sockets pending))))
+               (setf (pending-sockets pending) (delete socket (pending-sockets pending))
+                     (aref (loop:poller-tokens poller) count) (socket-token socket)
+                     (aref (loop:poller-flags poller) count) (shiftf (socket-flags socket) 0))
+               (incf count))
+          until (chance-p chance 4))
+    count))
+
+(defun make-host-poller (host)
+  (loop:make-poller :add #'watch-socket :remove #'forget-socket :wait #'report
+                    :wake #'identity :close #'identity :state (make-pending host)))

@@ -1,0 +1,24 @@
+;;;; The simulator: processes of servers and clients as they are, on a virtual network and a virtual
+;;;; clock, from a seed. doc/simulation.md says how to use it.
+
+(defpackage #:clgrpc.sim
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc)
+                    (#:server #:clgrpc.server))
+  (:export
+   ;; chance.lisp
+   #:chance #:make-chance #:below #:between #:chance-p #:pick
+   ;; trace.lisp
+   #:note #:simulation-trace #:simulation-digest #:write-story
+   ;; structure.lisp
+   #:simulation #:*simulation* #:simulation-seed #:simulation-chance #:simulation-now
+   #:simulation-steps #:host #:host-name #:host-up #:host-processes #:simulation-error
+   #:simulation-hang
+   ;; schedule.lisp
+   #:now #:wait-until #:wait-for #:at #:start-task #:task-done-p
+   ;; fault.lisp
+   #:cut #:partition #:heal #:slow #:restart-host #:stop-host
+   ;; simulation.lisp
+   #:with-simulation #:call-with-simulation #:add-host #:on-host #:idle-p
+   ;; seed.lisp
+   #:run-seeds #:seed-failed #:seed-failed-seed #:seed-failed-condition))

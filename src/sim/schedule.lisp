@@ -1,0 +1,260 @@
+;;;; Who runs. At any time one thread does: the body of WITH-SIMULATION, which while it waits is the
+;;;; scheduler, or the thread of a task, to which the scheduler has given the turn and from which it
+;;;; gets it back when the task waits or ends. A step is a turn of a loop that has something to do,
+;;;; or of a task that can go on; chance picks among them. Each takes some virtual time. When nobody
+;;;; has anything to do, time goes on to when something is due: a plan, a timer, the end of a wait.
+;;;;
+;;;; What a task waits for is a predicate, which the scheduler asks, so that a thread is woken only
+;;;; if it can go on. One that waits for a notice of another thread has none: it looks again after
+;;;; each change.
+
+(in-package #:clgrpc.sim)
+
+(defconstant +most-step-ns+ 20000
+  "How long a step takes at most.")
+
+(defun now ()
+  "Return the virtual time, in seconds since the simulation of this thread began."
+  (elapsed-seconds *simulation*))
+
+(defun seconds-from-now (simulation seconds)
+  (+ (simulation-now simulation) (seconds-ns seconds)))
+
+;;; The turn of a task
+
+(defun run-worker (worker)
+  "What the thread of WORKER does: task after task."
+  (loop
+    (sb-thread:wait-on-semaphore (worker-turn worker))
+    (let ((task (worker-task worker)))
+      (unless task (return))
+      (run-task-body task)
+      (let ((simulation (host-simulation (task-host task))))
+        (setf (task-state task) :done
+              (task-worker task) nil
+              (worker-task worker) nil)
+        (push worker (simulation-idle-threads simulation))
+        (sb-thread:signal-semaphore (simulation-turn simulation))))))
+
+(defun run-task-body (task)
+  "Call the function of TASK, which begins, in its host's world."
+  (let* ((host (task-host task))
+         (*simulation* (host-simulation host))
+         (loop:*world* (host-world host)))
+    (catch 'end-task
+      (unless (task-killed task)
+        (handler-bind ((error (lambda (error)
+                                (record-at host :task-error (task-name task) error)
+                                (throw 'end-task nil))))
+          (funcall (task-function task)))))))
+
+(defun start-worker ()
+  "A new worker, whose thread waits for its turn."
+  (let ((worker (make-worker))
+        (log *log-function*))
+    (setf (worker-thread worker)
+          (sb-thread:make-thread (lambda ()
+                                   (let ((*log-function* log)) (run-worker worker)))
+                                 :name "clgrpc simulated"))
+    worker))
+
+(defun give-turn (task)
+  "Let TASK run until it waits or ends."
+  (let ((simulation (host-simulation (task-host task))))
+    (unless (task-worker task)
+      (let ((worker (or (pop (simulation-idle-threads simulation))
+                        (start-worker))))
+        (setf (task-worker task) worker
+              (worker-task worker) task)))
+    (setf (task-state task) :running
+          (simulation-task simulation) task)
+    (sb-thread:signal-semaphore (worker-turn (task-worker task)))
+    (sb-thread:wait-on-semaphore (simulation-turn simulation))
+    (setf (simulation-task simulation) nil)
+    (when (eq :done (task-state task))
+      (setf (simulation-tasks simulation) (delete task (simulation-tasks simulation))))))
+
+(defun wait-in-task (simulation task predicate end-ns)
+  "Give the turn back until TASK, which this thread runs, can go on; return false at END-NS."
+  (when (task-killed task) (throw 'end-task nil))
+  (setf (task-predicate task) predicate
+        (task-end-ns task) end-ns
+        (task-seen task) (simulation-changes simulation)
+        (task-state task) :waiting)
+  (let ((worker (task-worker task)))
+    (sb-thread:signal-semaphore (simulation-turn simulation))
+    (sb-thread:wait-on-semaphore (worker-turn worker)))
+  (when (task-killed task) (throw 'end-task nil))
+  (or (not (past-p simulation end-ns))
+      (and predicate (funcall predicate))))
+
+(defun past-p (simulation end-ns)
+  (and end-ns (<= end-ns (simulation-now simulation))))
+
+(defun task-ready-p (simulation task)
+  "True if TASK can go on."
+  (or (eq :new (task-state task))
+      (task-killed task)
+      (past-p simulation (task-end-ns task))
+      (if (task-predicate task)
+          (funcall (task-predicate task))
+          (/= (task-seen task) (simulation-changes simulation)))))
+
+;;; Steps
+
+(defun run-plans (simulation)
+  "Do what is due. Return true if something was."
+  (loop with agenda = (simulation-agenda simulation)
+        with before = (simulation-changes simulation)
+        for due = (next-plan-ns agenda)
+        while (and due (<= due (simulation-now simulation)))
+        do (let ((plan (take-plan agenda)))
+             (incf (simulation-changes simulation))
+             (funcall (plan-function plan) (plan-argument plan)))
+        finally (return (/= before (simulation-changes simulation)))))
+
+(defun loop-ready-p (simulation running)
+  "True if the loop of RUNNING has something to do."
+  (or (pending-sockets (running-loop-pending running))
+      (let ((due (loop:next-turn-ns (running-loop-loop running))))
+        (and due (<= due (simulation-now simulation))))))
+
+(defun stopped-p (running)
+  (eq :stopped (loop:event-loop-state (running-loop-loop running))))
+
+(defun find-candidates (simulation)
+  "The loops and tasks that can go on."
+  (let ((candidates (simulation-candidates simulation)))
+    (setf (fill-pointer candidates) 0)
+    (when (some #'stopped-p (simulation-loops simulation))
+      (setf (simulation-loops simulation)
+            (remove-if #'stopped-p (simulation-loops simulation))))
+    (dolist (running (simulation-loops simulation))
+      (when (loop-ready-p simulation running) (vector-push-extend running candidates)))
+    (dolist (task (simulation-tasks simulation))
+      (when (task-ready-p simulation task) (vector-push-extend task candidates)))
+    candidates))
+
+(defun next-event-ns (simulation)
+  "When something is due next, or nil."
+  (let ((next (next-plan-ns (simulation-agenda simulation))))
+    (flet ((consider (ns)
+             (when (and ns (or (null next) (< ns next))) (setf next ns))))
+      (dolist (running (simulation-loops simulation))
+        (consider (loop:next-turn-ns (running-loop-loop running))))
+      (dolist (task (simulation-tasks simulation))
+        (consider (task-end-ns task))))
+    next))
+
+(defun run-loop (running)
+  "Have the loop of RUNNING make a turn."
+  (let ((loop:*world* (host-world (running-loop-host running))))
+    (loop:make-turn (running-loop-loop running))))
+
+(defun polls-p (task)
+  "True if TASK only looks whether it can go on."
+  (and (eq :waiting (task-state task)) (null (task-predicate task))))
+
+(defun give-step (simulation chosen)
+  "Have CHOSEN, a loop or a task, go on."
+  (etypecase chosen
+    (running-loop
+     (incf (simulation-changes simulation))
+     (run-loop chosen))
+    (task
+     (let ((polled (polls-p chosen)))
+       (give-turn chosen)
+       (unless (and polled (polls-p chosen)) (incf (simulation-changes simulation)))))))
+
+(defun make-step (simulation)
+  "Do what is due, or make one step. Return false if there is nothing to do now."
+  (or (run-plans simulation)
+      (let ((candidates (find-candidates simulation))
+            (chance (simulation-chance simulation)))
+        (when (plusp (length candidates))
+          (incf (simulation-steps simulation))
+          (incf (simulation-now simulation) (1+ (below chance +most-step-ns+)))
+          (give-step simulation (pick chance candidates))
+          t))))
+
+(defun step-or-pass-time (simulation end-ns)
+  "Make a step, or let time pass until something is due, but not past END-NS unless that is nil.
+Return false if nothing will ever be."
+  (or (make-step simulation)
+      (let ((next (next-event-ns simulation)))
+        (cond ((and end-ns (or (null next) (<= end-ns next)))
+               (setf (simulation-now simulation) (max end-ns (simulation-now simulation)))
+               t)
+              (next
+               (setf (simulation-now simulation) (max next (simulation-now simulation)))
+               t)))))
+
+(defun check-progress (simulation end-ns)
+  "Signal SIMULATION-HANG if this has taken too long."
+  (cond ((<= (simulation-most-steps simulation) (simulation-steps simulation))
+         (incf (simulation-most-steps simulation) 100000) ; for the clean-up
+         (hang simulation "it made ~D steps" (simulation-steps simulation)))
+        ((and (null end-ns) (<= (simulation-end-ns simulation) (simulation-now simulation)))
+         (incf (simulation-end-ns simulation) (seconds-ns 60))
+         (hang simulation "nothing happened until ~,3F s" (elapsed-seconds simulation)))))
+
+(defun hang (simulation control &rest arguments)
+  (let ((text (format nil "What is waited for does not come: ~?." control arguments)))
+    (record (simulation-history simulation) (simulation-now simulation) nil :hang text)
+    (error 'simulation-hang :text text)))
+
+(defun wait-in-body (simulation predicate end-ns)
+  "Have the others run until PREDICATE, which may be nil, is true, or something has changed; false
+at END-NS."
+  (loop
+    (cond ((and predicate (funcall predicate)) (return t))
+          ((past-p simulation end-ns) (return nil)))
+    (check-progress simulation end-ns)
+    (let ((changes (simulation-changes simulation)))
+      (unless (step-or-pass-time simulation end-ns)
+        (hang simulation "nothing more can happen after ~,6F s" (elapsed-seconds simulation)))
+      (when (and (null predicate) (/= changes (simulation-changes simulation)))
+        (return t)))))
+
+(defun wait-in-simulation (simulation predicate end-ns)
+  "The WAIT of worlds."
+  (when (and loop:*event-loop* (loop:in-event-loop-p loop:*event-loop*))
+    (error 'simulation-error
+           :text "What runs on a loop of a simulation must not wait: a handler of :execution ~
+                  :inline, a callback."))
+  (let ((task (simulation-task simulation)))
+    (if task
+        (wait-in-task simulation task predicate end-ns)
+        (wait-in-body simulation predicate end-ns))))
+
+;;; What users call
+
+(defun wait-until (predicate &key (timeout nil))
+  "Let the simulation of this thread go on until PREDICATE, a function without arguments, returns
+true, and return that it does; NIL after TIMEOUT virtual seconds, unless that is NIL. Signal
+SIMULATION-HANG if that does not come in the time that the simulation has. Not in what a loop runs."
+  (wait-in-simulation *simulation* predicate
+                      (and timeout (seconds-from-now *simulation* timeout))))
+
+(defun wait-for (seconds)
+  "Let SECONDS of virtual time pass. Not in what a loop runs."
+  (wait-in-simulation *simulation* (constantly nil) (seconds-from-now *simulation* seconds))
+  nil)
+
+(defun at (seconds function)
+  "Have FUNCTION, without arguments, called in SECONDS of virtual time; it is not to wait."
+  (add-plan (simulation-agenda *simulation*) (seconds-from-now *simulation* seconds)
+            (lambda (function) (funcall (the function function))) function))
+
+(defun start-task (name function &key (host (current-host)))
+  "Have FUNCTION, without arguments, run as a thread of HOST's process; it may wait. Return the
+task. An error in it ends it and is recorded in the trace. See TASK-DONE-P."
+  (let ((task (make-task name host function))
+        (simulation (host-simulation host)))
+    (setf (simulation-tasks simulation) (append (simulation-tasks simulation) (list task)))
+    (incf (simulation-changes simulation))
+    task))
+
+(defun task-done-p (task)
+  "True once TASK has ended."
+  (eq :done (task-state task)))

@@ -1,0 +1,64 @@
+;;;; Many seeds: a scenario, a function of a seed, is run for one after another; the first that
+;;;; fails is run once more to tell its story.
+
+(in-package #:clgrpc.sim)
+
+(define-condition seed-failed (clgrpc-error)
+  ((seed :initarg :seed :reader seed-failed-seed)
+   (condition :initarg :condition :reader seed-failed-condition)
+   (story :initarg :story :reader seed-failed-story)
+   (rerun :initarg :rerun :reader seed-failed-rerun))
+  (:report (lambda (failure stream)
+             (format stream "Seed ~D failed: ~A~2%~A~%To see it again: ~A"
+                     (seed-failed-seed failure) (seed-failed-condition failure)
+                     (seed-failed-story failure) (seed-failed-rerun failure))))
+  (:documentation "A scenario has failed for a seed. Its report is the story."))
+
+(document-functions
+  seed-failed-seed "The seed for which the scenario failed."
+  seed-failed-condition "The condition that it failed with.")
+
+(defun run-seed (scenario seed options)
+  "Run SCENARIO with SEED. Return the simulation and, if it failed, the condition."
+  (let ((run nil))
+    (handler-case (progn (apply #'call-with-simulation
+                                (lambda (simulation)
+                                  (setf run simulation)
+                                  (funcall scenario simulation))
+                                :seed seed options)
+                         (values run nil))
+      (error (condition) (values run condition)))))
+
+(defun tell-story (scenario seed options rerun)
+  "Run SCENARIO with SEED again, with what tracers tell, and return a SEED-FAILED."
+  (let ((before (tracers)))
+    (setf (tracers) '(:call :server :subchannel :connectivity-state :http))
+    (multiple-value-bind (simulation condition)
+        (unwind-protect (run-seed scenario seed options)
+          (setf (tracers) before))
+      (make-condition 'seed-failed
+                      :seed seed
+                      :condition (or condition "… but not when it was run again, with tracers")
+                      :rerun rerun
+                      :story (with-output-to-string (stream)
+                               (write-story simulation stream))))))
+
+(defun run-seeds (scenario &rest options &key (first 1) (count 100) on-seed rerun
+                  &allow-other-keys)
+  "Run SCENARIO, a function of a simulation that signals an error if something is wrong, for COUNT
+seeds from FIRST on, each in a simulation of its own, made with the other OPTIONS as by
+WITH-SIMULATION. If a seed fails run it again, with what tracers tell, and signal SEED-FAILED, whose
+report is the story; (RERUN seed), if RERUN is given, returns what it says of how to see it again.
+(ON-SEED seed simulation) is called after each. Return how many seeds were run."
+  (let ((options (alexandria:remove-from-plist options :first :count :on-seed :rerun)))
+    (loop for seed from first below (+ first count)
+          do (multiple-value-bind (simulation condition) (run-seed scenario seed options)
+               (when condition
+                 (error (tell-story scenario seed options
+                                    (if rerun
+                                        (funcall rerun seed)
+                                        (format nil "(run-seeds ~(~S~) :first ~D :count 1~{ ~(~S~) ~
+                                                     ~S~})"
+                                                scenario seed options)))))
+               (when on-seed (funcall on-seed seed simulation)))
+          finally (return count))))

@@ -1,0 +1,161 @@
+;;;; A simulation from its beginning to its end, and its hosts.
+
+(in-package #:clgrpc.sim)
+
+;;; Hosts
+
+(defun make-host-world (host)
+  "The world of HOST's process."
+  (let ((simulation (host-simulation host)))
+    (loop:make-world
+     :clock (lambda () (simulation-now simulation))
+     :make-poller (lambda () (make-host-poller host))
+     :make-random (lambda ()
+                    (sb-ext:seed-random-state (below (simulation-chance simulation) (ash 1 32))))
+     :network (make-host-network host)
+     :start-loop (lambda (loop) (start-loop host loop))
+     :start-thread (lambda (function name) (start-task name function :host host))
+     :wait (lambda (predicate end-ns) (wait-in-simulation simulation predicate end-ns)))))
+
+(defun start-loop (host loop)
+  (let ((simulation (host-simulation host)))
+    (setf (simulation-loops simulation)
+          (append (simulation-loops simulation)
+                  (list (make-running-loop loop host (loop:poller-state
+                                                      (loop:event-loop-poller loop))))))))
+
+(defun boot-host (host)
+  "Start HOST's process."
+  (record-at host :starts)
+  (incf (host-epoch host))
+  (setf (host-world host) (make-host-world host)
+        (host-up host) t
+        (host-leaving host) nil)
+  (when (host-boot host)
+    (let ((loop:*world* (host-world host)))
+      (let ((processes (funcall (host-boot host))))
+        (setf (host-processes host) (if (listp processes) processes (list processes)))))))
+
+(defun add-host (name &optional boot)
+  "Return a new host called NAME, a string by which channels and servers name it (\"NAME:PORT\"), in
+the simulation of this thread. BOOT, a function without arguments, is called now, and after each
+restart, in the host's process; it returns the servers and channels it has started, one or a list,
+which end with the process."
+  (let ((host (%make-host :simulation *simulation* :name name :boot boot
+                          :number (1+ (length (simulation-hosts *simulation*))))))
+    (setf (simulation-hosts *simulation*) (append (simulation-hosts *simulation*) (list host)))
+    (boot-host host)
+    host))
+
+(defun current-host ()
+  "The host in whose process this thread is."
+  (find loop:*world* (simulation-hosts *simulation*) :key #'host-world))
+
+(defmacro on-host ((host) &body body)
+  "Evaluate BODY in the process of HOST: channels and servers that it makes are there."
+  `(let ((loop:*world* (host-world ,host))) ,@body))
+
+;;; What is written in the log is part of the trace
+
+(defun note-log (simulation level event plist)
+  (unless (eq :debug level)
+    (let ((host (and (loop:simulated-p) (current-host))))
+      (apply #'record (simulation-history simulation) (simulation-now simulation)
+             (and host (host-name host)) event level
+             (loop for (key value) on plist by #'cddr
+                   unless (member key '(:backtrace :thread :tracer))
+                     append (list key value))))))
+
+(defun note (control &rest arguments)
+  "Add to the trace the text that the format CONTROL makes of ARGUMENTS."
+  (let ((host (current-host)))
+    (record (simulation-history *simulation*) (simulation-now *simulation*)
+            (and host (host-name host)) :note (apply #'format nil control arguments))))
+
+(defun simulation-trace (simulation)
+  "Return all that has happened in SIMULATION as text, a line for each: the virtual time in seconds,
+the host, what happened. The same seed gives the same text."
+  (with-output-to-string (stream)
+    (loop for entry across (history-entries (simulation-history simulation))
+          do (write-line (entry-line entry) stream))))
+
+(defun simulation-digest (simulation)
+  "Return an integer that stands for the trace of SIMULATION: equal for equal traces."
+  (history-digest (simulation-history simulation)))
+
+(defun write-story (simulation &optional (stream *standard-output*) (most 200))
+  "Write how SIMULATION went to STREAM: the last MOST lines of its trace."
+  (let* ((entries (history-entries (simulation-history simulation)))
+         (start (max 0 (- (length entries) most))))
+    (when (plusp start) (format stream "… ~D lines before~%" start))
+    (loop for i from start below (length entries)
+          do (write-line (entry-line (aref entries i)) stream))))
+
+;;; Life
+
+(defun end-tasks (simulation)
+  "End what has not ended by itself."
+  (loop for task = (first (simulation-tasks simulation))
+        while task
+        do (setf (task-killed task) t)
+           (give-turn task)))
+
+(defun end-threads (simulation)
+  (dolist (worker (shiftf (simulation-idle-threads simulation) '()))
+    (sb-thread:signal-semaphore (worker-turn worker))
+    (sb-thread:join-thread (worker-thread worker) :default nil)))
+
+(defun close-simulation (simulation)
+  "End everything that SIMULATION has begun."
+  (unwind-protect
+       (handler-case (dolist (host (simulation-hosts simulation)) (end-processes host 0))
+         (simulation-error () nil))
+    (end-tasks simulation)
+    (dolist (running (copy-list (simulation-loops simulation)))
+      (let ((loop:*world* (host-world (running-loop-host running))))
+        (loop:stop-event-loop (running-loop-loop running))))
+    (setf (simulation-loops simulation) '())
+    (end-threads simulation)))
+
+(defun call-with-simulation (function &key (seed 1) (latency '(0.0001 0.002)) (losses 0)
+                                        (limit 600) (steps 1000000))
+  "See WITH-SIMULATION."
+  (when *simulation* (misuse "This thread is in a simulation already."))
+  (let* ((chance (make-chance seed))
+         (simulation (%make-simulation
+                      :seed seed :chance chance
+                      :now +beginning-ns+
+                      :end-ns (+ +beginning-ns+ (seconds-ns limit))
+                      :least-latency-ns (seconds-ns (first latency))
+                      :most-latency-ns (seconds-ns (second latency))
+                      :losses losses
+                      :most-steps steps))
+         (*simulation* simulation)
+         (*log-function* (lambda (level event &rest plist)
+                           (note-log simulation level event plist)))
+         (loop:*world* loop:*world*))
+    (setf loop:*world* (host-world (add-host "home")))
+    (unwind-protect (funcall function simulation)
+      (close-simulation simulation))))
+
+(defmacro with-simulation ((simulation &rest options) &body body)
+  "Evaluate BODY with SIMULATION bound to a new simulation, which this thread is in until BODY ends;
+then everything in it ends. Servers and channels that BODY makes live in its virtual network, on
+the host \"home\" unless ON-HOST says otherwise; time passes while BODY waits, for a call or by
+WAIT-FOR. OPTIONS: :SEED, an integer, 1 by default, from which everything that is left to chance
+comes; :LATENCY, the least and the most seconds that a packet takes, (0.0001 0.002) by default;
+:LOSSES, how many of a thousand packets are lost and sent again, 0 by default; :LIMIT, after how
+many virtual seconds it is a hang, 600 by default, that BODY waits; :STEPS, after how many steps it
+is, a million by default."
+  (let ((function (gensym "BODY")))
+    `(flet ((,function (,simulation)
+              (declare (ignorable ,simulation))
+              ,@body))
+       (declare (dynamic-extent #',function))
+       (call-with-simulation #',function ,@options))))
+
+(defun idle-p (simulation)
+  "True if nothing of SIMULATION is left to do but what timers may bring."
+  (and (zerop (agenda-count (simulation-agenda simulation)))
+       (null (simulation-tasks simulation))
+       (zerop (length (find-candidates simulation)))))

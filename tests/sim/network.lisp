@@ -1,0 +1,133 @@
+;;;; The virtual network, and what goes wrong on it.
+
+(in-package #:clgrpc.tests.sim)
+(in-suite :clgrpc.sim)
+
+(defun start-echo (&rest options)
+  "A server whose ASK answers with the note it gets, and whose WATCH never ends."
+  (apply #'lab-server:start-probe
+         (list :ask (lambda (note call) (declare (ignore call)) note)
+               :watch (lambda (note call) (declare (ignore note)) call))
+         :listen "server:50051" options))
+
+(defun call-with-echo (function options)
+  (sim:call-with-simulation
+   (lambda (simulation)
+     (let ((server (sim:add-host "server" (lambda () (start-echo :execution :inline))))
+           (client (sim:add-host "client")))
+       (sim:on-host (client)
+         (grpc:with-channel (channel "server:50051" :backoff-initial-seconds 0.1)
+           (funcall function simulation server client channel)))))
+   :latency (getf options :latency '(1/1000 1/1000))
+   :losses (getf options :losses 0)))
+
+(defmacro with-echo ((channel &key (simulation (gensym "SIMULATION")) (server (gensym "SERVER"))
+                                (client (gensym "CLIENT")) options)
+                     &body body)
+  "Evaluate BODY in a simulation in which CHANNEL, of the host CLIENT, leads to an echo on the host
+SERVER; a packet takes a millisecond."
+  `(call-with-echo (lambda (,simulation ,server ,client ,channel)
+                     (declare (ignorable ,simulation ,server ,client ,channel))
+                     ,@body)
+                   ,options))
+
+(defun ask (channel number &rest options)
+  (lab:note-number (apply #'lab.bench:ask channel (lab:make-note :number number) options)))
+
+(defun status-of-asking (channel &rest options)
+  (handler-case (progn (apply #'ask channel 1 options) :ok)
+    (rpc:rpc-error (error) (rpc:rpc-error-status error))))
+
+(defmacro seconds-of (&body body)
+  "The virtual seconds that BODY takes."
+  (let ((start (gensym "START")))
+    `(let ((,start (sim:now)))
+       ,@body
+       (- (sim:now) ,start))))
+
+(test packets-take-their-time
+  (with-echo (channel)
+    (is (= 1 (ask channel 1)))          ; connects
+    (is (< 0.002 (seconds-of (ask channel 2)) 0.0023)))
+  (with-echo (channel :options '(:latency (1/10 1/10)))
+    (is (= 1 (ask channel 1)))
+    (is (< 0.2 (seconds-of (ask channel 2)) 0.2003))))
+
+(test lost-packets-come-later
+  (with-echo (channel :options '(:losses 1000))
+    (is (= 1 (ask channel 1)))
+    (is (< 0.402 (seconds-of (ask channel 2)) 0.4023))))
+
+(test nobody-there
+  (sim:with-simulation (simulation)
+    (sim:add-host "server")
+    (grpc:with-channel (channel "server:50051")
+      (handler-case (progn (ask channel 1) (fail "there is an answer"))
+        (grpc:unavailable (error)
+          (is (search "Connection refused" (princ-to-string error))))))
+    (grpc:with-channel (channel "elsewhere:50051")
+      (handler-case (progn (ask channel 1) (fail "there is an answer"))
+        (grpc:unavailable (error)
+          (is (search "no such host" (princ-to-string error))))))))
+
+(test ports-are-a-hosts-own
+  (with-echo (channel :server server)
+    (sim:on-host (server)
+      (signals grpc:socket-error (start-echo)))
+    ;; the name of another host is no address of this one
+    (signals grpc:socket-error (start-echo))))
+
+(test a-partition-holds-everything-up
+  (with-echo (channel :server server :client client)
+    (is (= 1 (ask channel 1)))
+    (sim:partition client server)
+    (is (eq :deadline-exceeded (status-of-asking channel :timeout 5)))
+    (sim:at 2 (lambda () (sim:heal client server)))
+    (is (< 2 (seconds-of (is (= 2 (ask channel 2)))) 2.01))))
+
+(test a-cut-resets-and-the-next-call-connects-anew
+  (with-echo (channel :server server :client client)
+    (is (= 1 (ask channel 1)))
+    (let ((watch (lab.bench:watch channel (lab:make-note))))
+      (sim:cut client server)
+      (is (eq :unavailable (handler-case (progn (grpc:receive watch) :ok)
+                             (rpc:rpc-error (error) (rpc:rpc-error-status error))))))
+    (is (= 2 (ask channel 2)))))
+
+(test a-killed-host-comes-back
+  (with-echo (channel :server server)
+    (is (= 1 (ask channel 1)))
+    (let ((task (sim:restart-host server :down 3)))
+      (is (null (sim:restart-host server)))
+      (sim:wait-until (lambda () (not (sim:host-up server))))
+      (is (eq :unavailable (status-of-asking channel)))
+      (is (= 2 (ask channel 2 :wait-for-ready t)))
+      (is (sim:task-done-p task))
+      (is-true (sim:host-up server))
+      (is (< 3 (sim:now) 10)))))
+
+(test a-drained-host-finishes-what-it-has-begun
+  (sim:with-simulation (simulation)
+    (let ((server (sim:add-host "server"
+                                (lambda ()
+                                  (lab-server:start-probe
+                                   (list :ask (lambda (note call)
+                                                (grpc:after call 2 (lambda ()
+                                                                     (grpc:reply call note)))
+                                                call))
+                                   :listen "server:50051" :execution :inline)))))
+      (grpc:with-channel (channel "server:50051")
+        (let ((future (grpc:call-async #'lab.bench:ask channel (lab:make-note :number 4))))
+          (sim:wait-for 0.5)
+          (sim:restart-host server :drain 10 :down 1)
+          (is (= 4 (lab:note-number (grpc:await future))))
+          (is (= 5 (ask channel 5 :wait-for-ready t))))))))
+
+(test a-slow-host-gets-its-octets-late
+  (with-echo (channel :server server)
+    (is (= 1 (ask channel 1)))
+    (sim:slow server 10000)
+    (is (< 1 (seconds-of (lab.bench:ask channel (lab:make-note :body (make-octets 10000))))
+           1.1))
+    (sim:slow server nil)
+    (is (> 0.1 (seconds-of (lab.bench:ask channel (lab:make-note :body (make-octets 10000))))))))

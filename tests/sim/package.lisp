@@ -1,0 +1,15 @@
+;;;; The tests of the simulator, and with it of clients and servers: the mix (mix.lisp) runs for a
+;;;; thousand seeds here, and for as many as one likes with scripts/simulate.
+
+(defpackage #:clgrpc.tests.sim
+  (:use #:cl #:clgrpc.base #:fiveam)
+  (:local-nicknames (#:grpc #:clgrpc) (#:sim #:clgrpc.sim) (#:rpc #:clgrpc.rpc)
+                    (#:server #:clgrpc.server) (#:client #:clgrpc.client) (#:loop #:clgrpc.loop)
+                    (#:http2 #:clgrpc.http2) (#:wire #:clgrpc.wire)
+                    (#:support #:clgrpc.tests.support)
+                    (#:lab-server #:clgrpc.tests.server))
+  (:export #:main))
+
+(in-package #:clgrpc.tests.sim)
+
+(def-suite :clgrpc.sim :description "The simulator, and clients and servers in it.")

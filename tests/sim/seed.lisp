@@ -1,0 +1,78 @@
+;;;; Many seeds: what is broken on purpose is found, and the story is told; what is not broken runs
+;;;; a thousand seeds of the mix.
+
+(in-package #:clgrpc.tests.sim)
+(in-suite :clgrpc.sim)
+
+(defun story-of (count)
+  "The story of the first of COUNT seeds for which the mix fails, or nil."
+  (handler-case (progn (apply #'sim:run-seeds 'run-mix :count count *mix-options*)
+                       nil)
+    (sim:seed-failed (failure) (princ-to-string failure))))
+
+(defun call-with-mutant (name function body)
+  "Call BODY while NAME, the name of a function, means FUNCTION, of that function and its
+arguments."
+  (unwind-protect (progn (sb-int:encapsulate name 'mutant function)
+                         (funcall body))
+    (sb-int:unencapsulate name 'mutant)))
+
+(test a-wrong-answer-is-found-and-its-story-told
+  (let ((story (call-with-mutant 'handle-ask
+                                 (lambda (handle mix note call)
+                                   (if (= 77 (mod (lab:note-number note) 100))
+                                       (message-of (begun-job mix note) 2)
+                                       (funcall handle mix note call)))
+                                 (lambda () (story-of 1)))))
+    (is (null story)))
+  (let ((story (call-with-mutant 'message-of
+                                 (lambda (make job index)
+                                   ;; now and then the octets of another message
+                                   (if (and (= 7 (job-number job)) (= 1 index))
+                                       (lab:make-note :number (+ 1 (* +messages+ 7)) :text "mix"
+                                                      :body (make-octets 3))
+                                       (funcall make job index)))
+                                 (lambda () (story-of 20)))))
+    (is (search "message 1 is not what was sent" story))
+    (is (search "job 7 ended: ok" story))
+    (is (search "frame-received" story))
+    (is (search "(run-seeds run-mix :first " story))))
+
+(test a-broken-deadline-is-found
+  (let ((story (call-with-mutant 'wire:start-deadline (constantly nil)
+                                 (lambda () (story-of 50)))))
+    (is (search "after its deadline" story))))
+
+(test an-early-end-is-found
+  "A server that stops without letting its calls end, though it says that it does."
+  (let ((story (call-with-mutant 'server::drain-link
+                                 (lambda (drain link)
+                                   (declare (ignore drain))
+                                   (wire:abandon-link link :unavailable "going"))
+                                 (lambda () (story-of 300)))))
+    (is (search "no fault explains" story))))
+
+(test a-call-made-again-is-found
+  "Of streams what has been sent is not kept, so that they cannot be made again."
+  (let ((story (call-with-mutant 'client::resend-p (constantly t) (lambda () (story-of 200)))))
+    (is (search "its handler got 2 of 20 messages" story))))
+
+(test octets-that-stay-charged-are-found
+  (let ((story (call-with-mutant 'wire:release-call (constantly nil)
+                                 (lambda () (story-of 200)))))
+    (is (search "octets charged" story))))
+
+(test the-story-says-when-it-cannot-be-told-again
+  "A scenario that does not depend on its seed alone."
+  (let ((count 0))
+    (handler-case (sim:run-seeds (lambda (simulation)
+                                   (declare (ignore simulation))
+                                   (when (= 3 (incf count)) (error "Only now.")))
+                                 :count 5)
+      (sim:seed-failed (failure)
+        (is (= 3 (sim:seed-failed-seed failure)))
+        (is (search "but not when it was run again" (princ-to-string failure)))))
+    (is (= 4 count))))
+
+(test a-thousand-seeds-of-the-mix
+  (is (= 1000 (apply #'sim:run-seeds 'run-mix :count 1000 *mix-options*))))
