@@ -360,6 +360,7 @@
   :serial t
   :components ((:file "package")
                (:file "route")
+               (:file "structure")
                (:file "hub")
                (:file "refusal")
                (:file "peer")
@@ -368,6 +369,9 @@
                (:file "room")
                (:file "compression")
                (:file "reply")
+               (:file "answer")
+               (:file "execution")
+               (:file "delivery")
                (:file "transport")
                (:file "drain")
                (:file "dispatch")

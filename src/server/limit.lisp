@@ -82,31 +82,6 @@ header blocks, which no window holds back. On the loop."
   (sb-ext:atomic-incf (wire:answers-coming (ensure-answers link)) count)
   (sb-ext:atomic-incf (hub-answering (link-owner link)) count))
 
-(defun hold-up (call)
-  "Have CALL wait until its link's peer has taken enough. On the loop."
-  (let ((link (wire-call-link call)))
-    (unless (call-status call)
-      (enqueue call (wire:answers-held-up (ensure-answers link)))
-      ;; it may have done so meanwhile
-      (wire:answers-left (link-owner link) link))))
-
-(defun leave-held-up (link call)
-  "CALL, of LINK, waits no more, if it did."
-  (let ((answers (wire:link-answers link)))
-    (when answers (remove-from-fifo call (wire:answers-held-up answers)))))
-
-(defmethod wire:answers-left ((hub hub) link)
-  ;; what is unsent now may be sent in this turn
-  (loop:defer (link-loop link) #'start-held-up link))
-
-(defun start-held-up (link)
-  "Start the call of LINK that was held up first, unless too much waits still, and later the next."
-  (let ((queue (wire:answers-held-up (wire:link-answers link))))
-    (when (and (fifo-items queue) (not (answers-wait-p link)) (not (output-waits-p link)))
-      (let ((call (dequeue queue)))
-        (unless (call-status call) (run-call call))
-        (loop:defer (link-loop link) #'start-held-up link)))))
-
 (defun ensure-share (link)
   "What LINK, which is to have a thread, has of the reserve. On its loop."
   (or (wire:link-share link)

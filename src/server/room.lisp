@@ -13,21 +13,23 @@
 (defconstant +room-look-ns+ 4000000
   "How often a loop looks whether there is room for the first who waits.")
 
-(defstruct (room-place (:include ring) (:constructor make-room-place (call due-ns)) (:copier nil))
-  "The place of CALL, which waits for room until DUE-NS, among those of its loop that do."
+(defstruct (room-place (:include ring) (:constructor make-room-place (call resume due-ns))
+                       (:copier nil))
+  "The place of a call among those of its loop that wait for room."
   (call nil :type server-call :read-only t)
-  (due-ns 0 :type nanoseconds :read-only t))
+  (resume nil :type function :read-only t) ; which is called with CALL when there may be room
+  (due-ns 0 :type nanoseconds :read-only t)) ; until when CALL waits
 
 (declaim (sb-ext:freeze-type room-place))
 
-(defun await-room (call)
-  "Have CALL wait until there is room for its answer. On the loop."
+(defun await-room (call resume)
+  "Call RESUME with CALL as soon as there may be room for CALL's answer. On the loop."
   (let* ((hub (wire:wire-call-endpoint call))
          (loop (wire-call-loop call))
          (now (loop:event-loop-now loop))
          (due (+ now (seconds-ns (options-room-wait-seconds (wire:wire-call-options call))))))
     (unless (call-status call)
-      (let ((place (isolate-ring (make-room-place call due))))
+      (let ((place (isolate-ring (make-room-place call resume due))))
         (setf (server-call-started call) place)
         (enter-ring place (hub-roomless hub)))
       (unless (hub-room-timer hub)
@@ -69,10 +71,10 @@ loop."
                    ((promise-octets octets)
                     (push octets promised) ; not twice to two of them
                     (stop-awaiting-room place)
-                    (run-call call))
+                    (funcall (room-place-resume place) call))
                    ((probe-p hub call)
                     (stop-awaiting-room place)
-                    (run-call call))
+                    (funcall (room-place-resume place) call))
                    (t (have-collected hub)
                       (return))))
     ;; each has it promised anew when it runs

@@ -1,0 +1,130 @@
+;;;; From what a handler returns, or the condition that ends it, to the end of its call: the answer
+;;;; is written at once if this thread runs the loop and the message is short, else encoded by this
+;;;; thread and posted.
+
+(in-package #:clgrpc.server)
+
+(define-hot reply-now ((call server-call) message) boolean
+  "Send MESSAGE and an :ok end. Return false, with nothing done, if MESSAGE is so long that
+POST-REPLY should do that while the baton is lent. On the loop."
+  (if (call-status call)
+      t
+      (let ((outcome (progn
+                       (note-time call)
+                       (wire:ensure-headers call)
+                       (handler-case (and (not (wire:compresses-p call :auto))
+                                          (wire:write-message call message nil))
+                         ((or error storage-condition) (error)
+                           (bad-answer-condition call message error))))))
+        (case outcome
+          ((t) (unless (zerop (route-long-octets (the route (server-call-route call))))
+                 (note-short-answer (server-call-route call)))
+               (server-finish call :ok "" nil '()) t)
+          ((nil) nil)
+          (t (finish-with-condition call outcome) t)))))
+
+(defun bad-answer-condition (call message error)
+  "The condition that ends CALL because its handler's answer MESSAGE cannot be sent, for ERROR."
+  (if (or (typep error 'rpc:rpc-error) (typep error 'storage-condition))
+      (rpc:error-condition call error)
+      (rpc:error-condition
+       call (make-condition 'simple-error
+                            :format-control "The handler of ~A has returned ~S, which cannot be ~
+                                             sent: ~:[~A~;it should return a ~*~S.~]"
+                            :format-arguments
+                            (list (rpc:call-path call) message (null message) error
+                                  (protobuf:message-type-symbol (rpc:outgoing-type call)))))))
+
+(defun server-reply (call message)
+  "The operation REPLY: send MESSAGE and an :ok end. From user code in any thread."
+  (unless (loop:with-baton ((wire-call-loop call))
+              (reply-now call message)
+            nil)
+    (post-reply call message)))
+
+(defun post-reply (call message)
+  "Encode MESSAGE in this thread and have the loop send it, and an :ok end."
+  (let* ((octets (handler-case (wire:encode-message call message :auto)
+                   ((or error storage-condition) (error)
+                     (bad-answer-condition call message error))))
+         (bad (rpc:failure-p octets))
+         (link (wire-call-link call))
+         (size (if bad 0 (wire:encoded-length octets))))
+    (note-answering link size)
+    (loop:post (wire-call-loop call)
+               (lambda ()
+                 (note-answering link (- size))
+                 (cond ((call-status call))
+                       (bad (finish-with-condition call octets))
+                       (t (wire:ensure-headers call)
+                          (wire:write-encoded call octets nil)
+                          (server-finish call :ok "" nil '())))))))
+
+(defun finish-with-condition (call condition)
+  "End CALL as CONDITION says."
+  (multiple-value-call #'server-finish call (sendable-end call condition)))
+
+(defun sendable-end (call condition)
+  "The status, message, details and trailers with which CONDITION ends CALL, as far as they can be
+sent: a handler may signal anything in its slots."
+  (let ((status (rpc-error-status condition))
+        (message (rpc-error-message condition)))
+    (values (if (eq :ok status) :internal status)
+            (if (stringp message) message (format nil "~@[~A~]" message))
+            (sendable-details call condition)
+            (sendable-trailers call (rpc:rpc-error-trailers condition)))))
+
+(defun sendable-details (call condition)
+  "The octets of CONDITION's details, or nil if they cannot be sent."
+  (handler-case (rpc:rpc-error-details-octets condition)
+    (error (error) (log-bad-answer call error) nil)))
+
+(defun sendable-trailers (call trailers)
+  "TRAILERS, or nil if they cannot be sent."
+  (handler-case (rpc:check-metadata trailers)
+    (error (error) (log-bad-answer call error) '())))
+
+(defun log-bad-answer (call error)
+  (log-event :error :handler-error :condition error
+                                   :method (rpc:rpc-method-path (call-rpc-method call))))
+
+(define-hot server-finish ((call server-call) (status symbol) (message string) details
+                           (trailers list))
+    null
+  "End CALL. On the loop."
+  (unless (call-status call)
+    (when trailers
+      (let ((ending (rpc:ensure-ending call)))
+        (setf (rpc:ending-trailers ending) (append (rpc:ending-trailers ending) trailers))))
+    (note-time call)
+    (wire:mark-call call wire:+end+)
+    (end-call call status :message message :details details :ended-by :local)
+    (wire:stop-timers call)
+    (write-end call))
+  nil)
+
+(defun finish-from-anywhere (call status message details trailers)
+  "The operation FINISH."
+  (wire:wire-post call (lambda () (server-finish call status message details trailers))))
+
+(defun server-abort (call status text ended-by)
+  "The operation ABORT: end CALL with STATUS, telling peer and handler."
+  (declare (ignore ended-by))
+  (unless (call-status call)
+    (server-finish call status text nil '())
+    (when (rpc:callbacks-p call) (wire:wire-schedule call))))
+
+(defun server-send-metadata (call metadata)
+  "The operation SEND-METADATA. From any thread."
+  (check-metadata-size call metadata)
+  (when (shiftf (wire:wire-outlet-begun (wire:ensure-wire-outlet call)) t)
+    (misuse "The headers of ~A were sent before." call))
+  (wire:wire-post call
+                 (lambda ()
+                   (unless (or (call-status call) (wire-call-headers-sent call))
+                     (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
+                     (wire:ensure-headers call)))))
+
+(defun server-close-send (call)
+  "The operation CLOSE-SEND."
+  (misuse "~A ends when its handler returns, or with FINISH; CLOSE-SEND is for clients." call))

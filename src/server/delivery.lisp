@@ -1,0 +1,40 @@
+;;;; The messages of a request, and its end, on their way to the handler: the operations DELIVER and
+;;;; HALF-CLOSE. A unary or server-streaming handler starts when the request is whole and
+;;;; half-closed; a client-streaming one at the first message or the half-close; a bidi one at the
+;;;; headers (dispatch.lisp), since it may speak first.
+
+(in-package #:clgrpc.server)
+
+(define-hot deliver-request ((call server-call) (octets octets) (start index) (end index)) null
+  "The operation DELIVER of methods that take one message."
+  (cond ((server-call-request call)
+         (operate abort call :unimplemented "more than one request message" :local))
+        ((wire:to-keep-p call (- end start)) ; decoded by the handler's thread
+         (when (wire:hold call (- end start))
+           (setf (server-call-request call) (wire:keep-octets call octets start end))))
+        (t (let ((message (handler-case (values (wire:parse-incoming call octets start end nil))
+                            (protobuf:protobuf-error (error)
+                              (wire:unparsable-condition call error start)))))
+             (if (rpc:failure-p message)
+                 (operate abort call :internal (rpc-error-message message) :local)
+                 (setf (server-call-request call) message)))))
+  nil)
+
+(define-hot half-close-request ((call server-call)) null
+  "The operation HALF-CLOSE of methods that take one message."
+  (cond ((call-status call))
+        ((null (server-call-request call))
+         (operate abort call :unimplemented "no request message" :local))
+        (t (start-call call)))
+  nil)
+
+(define-hot deliver-to-stream ((call server-call) (octets octets) (start index) (end index)) null
+  "The operation DELIVER of methods that take a stream."
+  (wire:deliver-streamed call octets start end)
+  (start-call call))
+
+(define-hot half-close-stream ((call server-call)) null
+  "The operation HALF-CLOSE of methods that take a stream."
+  (wire:half-close-streamed call)
+  (unless (call-status call) (start-call call))
+  nil)

@@ -1,0 +1,327 @@
+;;;; Where and when a call's handler runs. Handlers run on the loop after all connections of the
+;;;; turn were read; those of methods that block (see ROUTE) on a reserve thread. A handler on the
+;;;; loop that waits goes on running that until another's code is due. A handler that loses the loop
+;;;; to another thread goes on as if it had been started there: its answer is encoded by its thread
+;;;; and posted. A handler that returns its call keeps it: it answers later with REPLY or FINISH
+;;;; (the reactive style).
+
+(in-package #:clgrpc.server)
+
+;;; Starting the handler
+
+(define-hot start-call ((call server-call)) null
+  "Have CALL's handler run, once."
+  (unless (server-call-started call)
+    (setf (server-call-started call) t)
+    (wire:mark-call call wire:+due+)
+    (run-call call))
+  nil)
+
+(define-hot run-call ((call server-call)) null
+  "Have CALL's handler run where its method's do."
+  (cond ((runs-inline-p (the route (server-call-route call))
+                        (= 1 (hub-open (the hub (wire:wire-call-endpoint call)))))
+         (loop:defer (wire-call-loop call) #'run-inline call))
+        ((output-waits-p (the link (wire-call-link call)))
+         (hold-up call))
+        (t (start-on-reserve call)))
+  nil)
+
+(defun start-on-reserve (call)
+  "Have CALL's handler run on a reserve thread. If it has to wait for one, it does so for a while
+only, since all of them might wait for it. Whoever comes first, the thread, the end of that while,
+or that of CALL, takes the call out of the ticket: so nothing keeps a call that has ended."
+  (let* ((ticket (list call))
+         (link (wire-call-link call))
+         (loop (wire-call-loop call))
+         (reserve (server-reserve (hub-server (link-owner link)))))
+    (setf (server-call-started call) ticket)
+    (multiple-value-bind (place reason)
+        (loop:run-on-reserve reserve
+                             (lambda ()
+                               (let ((call (use-ticket ticket)))
+                                 (when call (run-on-reserve-thread call))))
+                             :share (ensure-share link))
+      (case place
+        ((nil)
+         (complain (link-owner link) (if (eq reason :share) :max-running-handlers :reserve-queue)
+                   (link-peer-name link))
+         (operate abort call :resource-exhausted
+                  (if (eq reason :share)
+                      "the connection has too many handlers (max-running-handlers)"
+                      "the server's queue of calls is full")
+                  :local))
+        (:queued
+         (schedule-timer (loop:event-loop-wheel loop) (make-timer #'refuse-waiting ticket)
+                         (+ (loop:event-loop-now loop)
+                            (seconds-ns (options-reserve-wait-seconds
+                                         (wire:wire-call-options call))))))))))
+
+(defun use-ticket (ticket)
+  "The call of TICKET, for whoever uses it first; for others nil."
+  (let ((call (car ticket)))
+    (and call
+         (eq call (sb-ext:compare-and-swap (car ticket) call nil))
+         call)))
+
+(defun refuse-waiting (ticket)
+  "A call has waited for a reserve thread long enough."
+  (let ((call (use-ticket ticket)))
+    (when call
+      (let ((link (wire-call-link call)))
+        (complain (link-owner link) :reserve-wait-seconds (link-peer-name link)))
+      (operate abort call :resource-exhausted "no thread was free in time (reserve-wait-seconds)"
+               :local))))
+
+(defun forget-unstarted (call)
+  "CALL has ended, maybe before its handler ran: then that is not to keep CALL and its request any
+longer. On the loop."
+  (let ((started (server-call-started call)))
+    (cond ((consp started)
+           (when (use-ticket started) (setf (server-call-request call) nil)))
+          ((ring-p started)
+           (quit-ring started))
+          ((eq t started)
+           (leave-held-up (wire-call-link call) call)))))
+
+;;; Calls that wait until their link's peer has taken more of the answers before them
+
+(defun hold-up (call)
+  "Have CALL wait until its link's peer has taken enough. On the loop."
+  (let ((link (wire-call-link call)))
+    (unless (call-status call)
+      (enqueue call (wire:answers-held-up (ensure-answers link)))
+      ;; it may have done so meanwhile
+      (wire:answers-left (link-owner link) link))))
+
+(defun leave-held-up (link call)
+  "CALL, of LINK, waits no more, if it did."
+  (let ((answers (wire:link-answers link)))
+    (when answers (remove-from-fifo call (wire:answers-held-up answers)))))
+
+(defmethod wire:answers-left ((hub hub) link)
+  ;; what is unsent now may be sent in this turn
+  (loop:defer (link-loop link) #'start-held-up link))
+
+(defun start-held-up (link)
+  "Start the call of LINK that was held up first, unless too much waits still, and later the next."
+  (let ((queue (wire:answers-held-up (wire:link-answers link))))
+    (when (and (fifo-items queue) (not (answers-wait-p link)) (not (output-waits-p link)))
+      (let ((call (dequeue queue)))
+        (unless (call-status call) (run-call call))
+        (loop:defer (link-loop link) #'start-held-up link)))))
+
+;;; Running it
+
+(define-hot (answers-once-p :inline t) ((call server-call)) boolean
+  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))
+               '(:unary :client-streaming))
+       t))
+
+(define-hot handler-request ((call server-call)) t
+  "What the handler gets as its REQUEST."
+  (case (rpc-method-kind (the rpc-method (call-rpc-method call)))
+    ((:unary :server-streaming)
+     (shiftf (server-call-request call) nil))
+    (t call)))
+
+(define-hot (call-handler :inline t) ((route route) request (call call)) t
+  "What the handler of ROUTE returns."
+  (funcall (rpc:binding-function (route-binding route)) (route-service route) request call))
+
+(defun call-handler-intercepted (route request call)
+  "What the handler of ROUTE, and the interceptors around it, return."
+  (rpc:call-intercepted (route-interceptors route) call request
+                        (lambda (request) (call-handler route request call))))
+
+(define-hot (answer-of :inline t) ((route route) request (call call)) t
+  "What the handler of ROUTE, and the interceptors around it if there are any, return."
+  (if (route-interceptors route)
+      (call-handler-intercepted route request call)
+      (call-handler route request call)))
+
+(defun tell-handler (call event &rest plist)
+  (apply #'log-event :trace event :tracer :server
+         :method (rpc:call-path call) :peer (rpc:call-peer call)
+         :thread (sb-thread:thread-name sb-thread:*current-thread*) plist))
+
+(define-hot run-handler ((call server-call)) t
+  "Run CALL's handler. Return its value, or the RPC-ERROR that ended it."
+  (when (tracing-p :server) (tell-handler call :handler-begun))
+  (let* ((route (server-call-route call))
+         (request (handler-request call))
+         (value nil)
+         (condition
+           (with-user-code (call)
+             (setf request (wire:wire-decode call request 0 0)
+                   value (answer-of route request call)))))
+    (when (tracing-p :server)
+      (tell-handler call :handler-ended :outcome (cond (condition (rpc-error-status condition))
+                                                       ((eq value call) :later)
+                                                       (t :returned))))
+    (or condition value)))
+
+(define-hot (promise-for :inline t) ((call server-call)) (or null index)
+  "The octets that were promised for CALL's answer: none unless its method gives long ones; nil if
+there is no room."
+  (let ((route (the route (server-call-route call))))
+    (if (or (zerop (route-long-octets route))
+            (eq call (hub-probe (the hub (wire:wire-call-endpoint call)))))
+        0
+        (promise-answer route))))
+
+(define-hot (run-at-once :inline t) ((call server-call) (promised index)) null
+  "Run CALL's handler, for whose answer PROMISED octets are promised, on the loop."
+  (note-time call)
+  (setf (server-call-started call) (loop:event-loop-now (wire-call-loop call)))
+  (let ((abandoned t))
+    (unwind-protect
+         (multiple-value-bind (value baton)
+             (loop:call-user (wire-call-loop call) #'run-handler call)
+           (setf abandoned nil)
+           (settle-answer promised)
+           (when (eq baton :lost) (late-handler-ended (server-call-route call)))
+           (if (eq baton :kept)
+               (conclude call value)
+               (conclude-elsewhere call value)))
+      (when abandoned
+        (settle-answer promised)
+        (conclude-elsewhere call (abandoned-condition call)))
+      (unless (loop:in-event-loop-p (wire-call-loop call))
+        (when abandoned (late-handler-ended (server-call-route call)))
+        (uncharge-handler call))))
+  nil)
+
+(define-hot run-inline ((call server-call)) null
+  "Run CALL's handler on the loop."
+  (let ((promised 0))
+    (cond ((call-status call))          ; cancelled before it began
+          ((wire:overdue-p call) (wire:deadline-passed call))
+          ((or (output-waits-p (the link (wire-call-link call)))
+               (answers-wait-p (the link (wire-call-link call))))
+           (hold-up call))
+          ((and (plusp (route-late (the route (server-call-route call))))
+                (leaves-loop-p call))
+           (start-on-reserve call))
+          ((null (setf promised (promise-for call)))
+           (await-room call #'run-call))
+          (t (run-at-once call promised))))
+  nil)
+
+;;; Handlers and callbacks that began on the loop and have lost it: each holds a thread, which
+;;; counts for its connection. The thread that takes the loop over and the one that returns from
+;;; user code come in either order, so what is charged is said under the lock of the reserve.
+
+(defun leaves-loop-p (call)
+  "True if the handler of CALL is not to begin on the loop although it was to, since others of its
+method have lost the loop by now and run still."
+  (let ((route (server-call-route call)) (link (wire-call-link call)))
+    (if (eq :inline (route-execution route))
+        (and (plusp (wire:link-late link))
+             (not (loop:share-open-p (server-reserve (hub-server (link-owner link)))
+                                     (ensure-share link))))
+        (not (runs-inline-p route (= 1 (hub-open (link-owner link))))))))
+
+(defun charge (call change function)
+  "Charge the link of CALL with a thread, or with one less, if FUNCTION, called under the lock of
+the reserve, is true."
+  (let ((link (wire-call-link call)))
+    (loop:charge-thread (server-reserve (hub-server (link-owner link))) change
+                        (lambda ()
+                          (when (funcall function)
+                            (incf (wire:link-late link) change)
+                            (wire:link-share link))))))
+
+(defmethod loop:note-late ((call server-call))
+  (ensure-share (wire-call-link call))
+  (let ((reactions (rpc:call-reactions call)))
+    (case (and reactions (rpc:reactions-scheduled reactions))
+      ((:running :returned)             ; a callback: nothing is to be noted of the method
+       (charge call 1 (lambda ()
+                        (when (eq :running (rpc:reactions-scheduled reactions))
+                          (setf (rpc:reactions-scheduled reactions) :charged)))))
+      (t (note-overstay (server-call-route call))
+         (charge call 1 (lambda ()
+                          (unless (server-call-late call)
+                            (setf (server-call-late call) :charged))))))))
+
+(defun uncharge-handler (call)
+  "The handler of CALL, which has lost the loop, has returned."
+  (charge call -1 (lambda () (eq :charged (shiftf (server-call-late call) :returned))))
+  (wire:wake-callbacks (wire-call-link call)))
+
+(defun server-callback-returned (call)
+  "The operation CALLBACK-RETURNED."
+  (let ((reactions (rpc:call-reactions call)))
+    (charge call -1 (lambda ()
+                      (eq :charged (shiftf (rpc:reactions-scheduled reactions) :returned))))
+    (wire:wake-callbacks (wire-call-link call))))
+
+;;; On a reserve thread
+
+(defun run-on-reserve-thread (call)
+  (let ((promised 0))
+    (cond ((call-status call))          ; cancelled before it began
+          ((wire:overdue-p call)
+           (loop:post (wire-call-loop call) (lambda () (wire:deadline-passed call))))
+          ((answers-wait-p (wire-call-link call))
+           (put-off call #'hold-up))
+          ((null (setf promised (promise-for call)))
+           (put-off call (lambda (call) (await-room call #'run-call))))
+          (t (run-and-conclude call promised)))))
+
+(defun put-off (call function)
+  "Have CALL, whose ticket is used, wait as FUNCTION of the loop says."
+  (loop:post (wire-call-loop call) (lambda ()
+                                     (setf (server-call-started call) t)
+                                     (funcall function call))))
+
+(defun run-and-conclude (call promised)
+  "Run CALL's handler on this thread, which does not run the loop; PROMISED octets are promised for
+its answer."
+  (let ((value '+abandoned+)
+        (start (setf (server-call-started call) (wire:wire-now call))))
+    (unwind-protect (setf value (run-handler call))
+      (settle-answer promised)
+      (conclude-elsewhere call (if (eq value '+abandoned+) (abandoned-condition call) value))
+      (note-duration (server-call-route call) (- (wire:wire-now call) start)))))
+
+;;; Its value
+
+(defun abandoned-condition (call)
+  "The RPC-ERROR of CALL whose handler is left by force, as when its thread is ended in the
+debugger."
+  (log-event :error :handler-error :method (rpc:rpc-method-path (call-rpc-method call))
+                                   :condition "The handler was left by a non-local exit.")
+  (rpc:make-rpc-error :internal :message "error in handler" :ended-by :local))
+
+(define-hot conclude ((call server-call) value) null
+  "CALL's handler has returned VALUE, or VALUE is the RPC-ERROR that ended it. On the loop."
+  (cond ((eq value call))               ; answers later
+        ((rpc:failure-p value) (finish-with-condition call value))
+        ((answers-once-p call)
+         (unless (reply-now call value)
+           (loop:call-user (wire-call-loop call)
+                           (lambda (argument)
+                             (declare (ignore argument))
+                             (post-reply call value))
+                           nil)))
+        (t (server-finish call :ok "" nil '())))
+  nil)
+
+(defun conclude-elsewhere (call value)
+  "As CONCLUDE, on a thread that does not run the loop."
+  (if (or (eq value call) (rpc:failure-p value) (not (answers-once-p call)))
+      (loop:post (wire-call-loop call) (lambda () (conclude call value)))
+      (post-reply call value)))
+
+;;; Waiting within a handler
+
+(define-hot server-drive ((call server-call) (ready-p function)) boolean
+  "The operation DRIVE: a handler that waits where its octets arrived goes on running the loop."
+  (flet ((done-p (call) (or (call-status call) (funcall ready-p call))))
+    (declare (dynamic-extent #'done-p))
+    (when (loop:drive-on (wire-call-loop call) #'done-p call)
+      (cond ((done-p call) t)
+            (t (note-waiting (server-call-route call))
+               nil)))))
