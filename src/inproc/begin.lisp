@@ -47,18 +47,18 @@
   "The handler answers later."
   (open-mail line)
   (let ((route (line-route line)))
-    (setf (server:route-kept route) (rpc:binding-function (server:route-binding route))))
+    (setf (route-kept route) (rpc:binding-function (rpc:route-binding route))))
   (register line)
   (let ((server (line-server line))
         (source (shiftf (line-source line) nil)))
     (when source (rpc:pump-requests (line-client line) source))
     (when (rpc:callbacks-p server) (operate schedule server))))
 
-(define-hot keeps-p ((route server:route)) boolean
+(define-hot keeps-p ((route inproc-route)) boolean
   "True if the handler of ROUTE, the very same, has answered later when it was called last."
-  (let ((kept (server:route-kept route)))
+  (let ((kept (route-kept route)))
     (and kept
-         (eq kept (rpc:binding-function (the rpc:binding (server:route-binding route)))))))
+         (eq kept (rpc:binding-function (the rpc:binding (rpc:route-binding route)))))))
 
 (defun answer (line message)
   "Give the client of LINE its reply."

@@ -15,15 +15,25 @@
   "Make the routes of HOST, whose services may have been defined anew."
   (sb-thread:with-mutex ((host-lock host))
     (setf (host-table host)
-          (server:make-routes host (host-services host) :auto
-                              :interceptors (host-interceptors host)
-                              :epoch (if (host-table host)
-                                         (1+ (server:route-table-epoch (host-table host)))
-                                         1)))))
+          (rpc:make-routes host (host-services host) :auto #'make-inproc-route
+                           :interceptors (host-interceptors host)
+                           :epoch (if (host-table host)
+                                      (1+ (rpc:route-table-epoch (host-table host)))
+                                      1)))))
 
-(define-hot route-to ((host host) (method rpc-method)) (or null server:route)
+(define-hot method-route ((table rpc:route-table) (method rpc-method)) (or null inproc-route)
+  "The route of TABLE to METHOD, or nil if it has none. The method remembers it."
+  (let ((memo (rpc:rpc-method-route method)))
+    (if (and (inproc-route-p memo)
+             (eq (rpc:route-server memo) (rpc:route-table-server table))
+             (= (rpc:route-epoch memo) (rpc:route-table-epoch table)))
+        memo
+        (let ((route (gethash (rpc:rpc-method-path method) (rpc:route-table-routes table))))
+          (when route (setf (rpc:rpc-method-route method) route))))))
+
+(define-hot route-to ((host host) (method rpc-method)) (or null inproc-route)
   "The route of HOST to METHOD, or nil if it has none."
-  (flet ((route () (server:method-route (the server:route-table (host-table host)) method)))
+  (flet ((route () (method-route (the rpc:route-table (host-table host)) method)))
     (declare (inline route))
     (or (route)
         (progn (renew-table host) (route)))))
@@ -42,7 +52,7 @@
                      (and (member (rpc-method-kind method) '(:unary :server-streaming)) t)
                      site line))
 
-(define-hot open-line ((site site) (host host) (route server:route) (method rpc-method)
+(define-hot open-line ((site site) (host host) (route inproc-route) (method rpc-method)
                        (deadline rpc:deadline) fields)
     line
   "A line with both ends; the handler has not begun."

@@ -29,7 +29,7 @@
   (let ((line (call-line call)))
     (when (and (line-eager line) (not (rpc:client-p call))
                (eq (line-phase line) sb-thread:*current-thread*))
-      (setf (server:route-kept (line-route line)) nil)
+      (setf (route-kept (line-route line)) nil)
       (error (rpc:make-rpc-error
               :resource-exhausted :call call :ended-by :local
               :message "the handler would wait for its own caller, who does not wait for it")))

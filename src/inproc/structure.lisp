@@ -51,6 +51,12 @@
 
 ;;; Ends
 
+(defstruct (inproc-route (:include rpc:route) (:conc-name route-) (:copier nil))
+  "Where a method leads within the image."
+  (kept nil :type (or null function)))  ; the handler that answered later, last time
+
+(declaim (sb-ext:freeze-type inproc-route))
+
 (defstruct (host (:copier nil))
   "Whom calls are made to. SERVER is nil for a service object by itself. TABLE holds the routes of
 SERVICES. STATE is :abandoned once a server that stops has waited long enough; then ENDING is
@@ -61,7 +67,7 @@ callers', or none; LOCK is for those and for a new TABLE."
   (interceptors '() :type list)
   (options nil :type options)
   (name nil :type (or null string))
-  (table nil :type (or null server:route-table))
+  (table nil :type (or null rpc:route-table))
   (state :open :type (member :open :closed :abandoned))
   (ending '() :type list)
   (tally (make-tally) :type tally)
@@ -131,7 +137,7 @@ handler begins, the newest first, :closed from then on; HELD-OCTETS its size. CL
 whoever ends the call. REPLY is the answer of a method that answers once. *-WAITS says that the
 sender at that end wants to know of room."
   (host nil :type (or null host))       ; nil if there was nobody to call
-  (route nil :type (or null server:route))
+  (route nil :type (or null inproc-route))
   (request nil)
   (client nil :type (or null call))
   (server nil :type (or null call))

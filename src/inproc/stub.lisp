@@ -50,12 +50,12 @@
           (send-only-request line request)
           (await-reply line)))))
 
-(define-hot (answer-in-room :inline t) ((host host) (route server:route) request
+(define-hot (answer-in-room :inline t) ((host host) (route inproc-route) request
                                         (call inproc-call))
     t
   "What the handler of ROUTE, and the interceptors around it, return; if its answers have been long
 lately, once there is room for another and its copy."
-  (let ((octets (server:route-long-octets route)))
+  (let ((octets (rpc:route-long-octets route)))
     (if (zerop octets)
         (server:answer-of route request call)
         (rpc:call-with-room call (* 2 octets) (host-options host)
@@ -64,12 +64,12 @@ lately, once there is room for another and its copy."
 (defun copy-answer (site host route call answer size)
   "As SITE-COPY, of an ANSWER of SIZE octets, or one of a ROUTE that has given long ones lately."
   (cond ((<= size rpc:+long-octets+)
-         (server:note-short-answer route)
+         (rpc:note-short-answer route)
          (site-copy site answer))
-        (t (server:note-long-answer route size)
+        (t (rpc:note-long-answer route size)
            (copy-in-room site call answer size (host-options host)))))
 
-(define-hot call-handler-here ((site site) (host host) (route server:route) (method rpc-method)
+(define-hot call-handler-here ((site site) (host host) (route inproc-route) (method rpc-method)
                                request (deadline rpc:deadline) fields)
     (values t inproc-call)
   "Call the handler of ROUTE with REQUEST, a message that is for it alone. Values as CALL-UNARY."
@@ -93,7 +93,7 @@ lately, once there is room for another and its copy."
                      (let ((size (protobuf:measure type returned)))
                        (when (<= size limit)
                          (setf reply (if (and (<= size rpc:+long-octets+)
-                                              (zerop (server:route-long-octets route)))
+                                              (zerop (rpc:route-long-octets route)))
                                          (site-copy site returned)
                                          (copy-answer site host route call returned size))))))))
                done t)

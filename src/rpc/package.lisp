@@ -69,6 +69,11 @@
    ;; stub.lisp, future.lisp
    #:check-call-options #:absolute-deadline #:request-generator #:only-request #:send-requests
    #:pump-requests #:fail-or-retry #:never #:call-async
+   ;; route.lisp
+   #:route #:route-server #:route-epoch #:route-method #:route-service
+   #:route-binding #:route-interceptors #:route-execution #:route-long-octets #:note-long-answer
+   #:note-short-answer #:execution-of #:make-routes #:route-table #:route-table-server
+   #:route-table-epoch #:route-table-routes
    ;; dropped.lisp, runtime.lisp
    #:when-dropped #:report-dropped #:end-elsewhere #:client-loop #:client-loop-loop
    #:client-loop-reserve #:acquire-client-loop #:release-client-loop #:acquire-timer-loop

@@ -3,7 +3,7 @@
 (in-package #:clgrpc.server)
 
 (defstruct (server-call (:include wire-call) (:constructor make-server-call) (:copier nil))
-  (route nil :type (or null route))
+  (route nil :type (or null server-route))
   (request nil)                         ; a message, or octets not yet decoded
   (accepted '() :type list)             ; the encodings that the client can read
   ;; once the handler is to run: true, the ticket for a thread, or the place among those that wait

@@ -9,7 +9,7 @@ metadata. A rejection is nil or why a request cannot become a call: (HTTP-status
 that do not speak gRPC, or (status text)."
   (table nil :type (or null route-table))
   (fields #() :type simple-vector)
-  (route nil :type (or null route))
+  (route nil :type (or null server-route))
   (timeout nil :type (or null (unsigned-byte 62)))
   (incoming nil :type (or symbol wire:encoding)) ; as BEGIN-COMPRESSION has it
   (accepted '() :type list)             ; encodings

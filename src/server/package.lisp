@@ -9,7 +9,12 @@
   (:import-from #:clgrpc.rpc
                 #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
                 #:call-half-closed #:end-call #:notify #:with-user-code #:*call*
-                #:operate #:rpc-method #:rpc-method-kind #:rpc-error-status #:rpc-error-message)
+                #:operate #:rpc-method #:rpc-method-kind #:rpc-error-status #:rpc-error-message
+                ;; routes
+                #:route #:route-server #:route-epoch #:route-method #:route-service
+                #:route-binding #:route-interceptors #:route-execution #:route-long-octets
+                #:note-long-answer #:note-short-answer #:execution-of #:make-routes #:route-table
+                #:route-table-server #:route-table-epoch #:route-table-routes)
   (:import-from #:clgrpc.wire
                 #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-headers-sent)
@@ -20,6 +25,4 @@
    #:server-services #:server-options #:server-interceptors #:server-reserve
    #:server-entrances #:ensure-entrance #:note-emptied
    #:entrance-address #:close-entrance #:entrance-busy-p #:abandon-entrance #:entrance-calls
-   #:route #:route-method #:route-binding #:route-interceptors #:route-service #:route-kept
-   #:route-table #:route-table-epoch #:make-routes #:method-route #:answer-of #:sendable-end
-   #:bad-answer-condition #:route-p #:route-long-octets #:note-long-answer #:note-short-answer))
+   #:answer-of #:sendable-end #:bad-answer-condition))

@@ -105,7 +105,8 @@ thread."
                                           :threads (options-reserve-threads options)
                                           :queue (options-reserve-queue options)
                                           :idle-seconds (options-reserve-idle-seconds options))))
-         (routes (make-routes server services execution :interceptors interceptors)))
+         (routes (make-routes server services execution #'make-server-route
+                              :interceptors interceptors)))
     (read-environment)
     (check-execution execution routes)
     (when credentials (loop:check-credentials credentials :server))
@@ -150,6 +151,7 @@ thread."
   (handler-case
       (sb-thread:with-mutex ((server-lock server))
         (let ((table (make-routes server (server-services server) (server-execution server)
+                                  #'make-server-route
                                   :interceptors (server-interceptors server)
                                   :epoch (1+ (route-table-epoch
                                               (hub-routes (first (server-hubs server))))))))

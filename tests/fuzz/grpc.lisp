@@ -187,7 +187,8 @@ the loop watches it. ERRORS are those logged."
         (setf *server-world* world
               *hub* (server::make-hub
                      :server server :loop (make-world-loop world) :options options
-                     :routes (server::make-routes server services :inline)
+                     :routes (rpc:make-routes server services :inline
+                                              #'server::make-server-route)
                      :max-open 1000 :ledger (server::server-ledger server))))))
 
 (defun run-grpc-server (kind octets)

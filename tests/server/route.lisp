@@ -20,8 +20,9 @@
 (test remembered-routes
   "A path field remembers its route for one server and one epoch only."
   (let* ((service (make-probe))
-         (table (server::make-routes :one (list service) :inline))
-         (other (server::make-routes :two '() :inline))
+         (table (rpc:make-routes :one (list service) :inline
+                                 #'server::make-server-route))
+         (other (rpc:make-routes :two '() :inline #'server::make-server-route))
          (field (hpack:string-field ":path" "/lab.Bench/Ask"))
          (route (server::route-of table field)))
     (is (eq service (server::route-service route)))

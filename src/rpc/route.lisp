@@ -1,0 +1,75 @@
+;;;; Routes: which handler a method leads to. Who serves, a server or whatever stands for one within
+;;;; the image, makes a table of them for its services. The handler is reached through the method's
+;;;; BINDING, which redefinition swaps. What a transport notes of its routes it adds to the
+;;;; structure, by inclusion.
+
+(in-package #:clgrpc.rpc)
+
+(defstruct (route (:copier nil))
+  "Where a path leads."
+  (server nil)                          ; who serves
+  (epoch 0 :type fixnum)                ; that of the table it is from
+  (method nil :type (or null rpc-method)) ; nil for a path that leads nowhere
+  (service nil)
+  (binding nil :type (or null binding))
+  (interceptors '() :type list)
+  (execution :auto :type (member :inline :blocking :auto))
+  (long-octets 0 :type index))          ; how long its answers have been lately; 0 if none was long
+
+(defmethod print-object ((route route) stream)
+  (print-unreadable-object (route stream :type t)
+    (format stream "~:[unknown~;~:*~A~]" (route-method route))))
+
+;;; Which methods give long answers, see room.lisp: a hint that several threads set without a lock
+
+(defun note-long-answer (route octets)
+  "A handler of ROUTE has a message of OCTETS to send, a long one."
+  (setf (route-long-octets route) (max octets (floor (* 3 (route-long-octets route)) 4))))
+
+(defun note-short-answer (route)
+  "A handler of ROUTE has given a short answer, where there were long ones before."
+  (setf (route-long-octets route)
+        (let ((less (floor (* 3 (route-long-octets route)) 4)))
+          (if (< less +long-octets+) 0 less))))
+
+;;; Tables
+
+(defstruct (route-table (:copier nil))
+  "The routes of who serves by path; not changed once it is made. When a service is defined anew,
+another one, of the next epoch, takes its place."
+  (server nil)
+  (epoch 0 :type fixnum)
+  (routes (make-hash-table :test 'equal) :type hash-table))
+
+(defun execution-of (execution function-name)
+  "What EXECUTION, the argument of start-server, says of the method named FUNCTION-NAME."
+  (let ((chosen (if (listp execution)
+                    (or (cdr (assoc function-name execution)) :auto)
+                    execution)))
+    (unless (member chosen '(:inline :blocking :auto))
+      (misuse "~S is no execution: :inline, :blocking, :auto, or an alist from method to one."
+              chosen))
+    ;; no thread can take over the loop of a simulated world
+    (if (and (eq :auto chosen) (loop:simulated-p)) :blocking chosen)))
+
+(defun make-routes (server services execution make-route &key (epoch 1) interceptors)
+  "Return the ROUTE-TABLE of SERVER for SERVICES, a list of service objects, with INTERCEPTORS.
+MAKE-ROUTE makes a ROUTE of the keywords that are the slots of one."
+  (let ((table (make-route-table :server server :epoch epoch)))
+    (dolist (service services table)
+      (dolist (method (service-methods service))
+        (add-route table make-route method service
+                   (execution-of execution (rpc-method-function-name method))
+                   interceptors)))))
+
+(defun add-route (table make-route method service execution interceptors)
+  (let ((path (rpc-method-path method))
+        (function (fdefinition (rpc-method-function-name method))))
+    (when (gethash path (route-table-routes table))
+      (misuse "Two of the services have the method ~A." path))
+    (setf (gethash path (route-table-routes table))
+          (funcall make-route
+                   :server (route-table-server table) :epoch (route-table-epoch table)
+                   :method method :service service :execution execution
+                   :interceptors interceptors
+                   :binding (ensure-binding function (class-of service))))))
