@@ -116,7 +116,7 @@ response."
   "The operation DELIVER of methods that answer once. A long reply is left to the thread that
 asked."
   (cond ((client-call-reply call)
-         (operate abort call :unimplemented "more than one response message" :local))
+         (rpc:abort-as call (rpc:flaw call 2 nil)))
         ((not (wire:to-keep-p call (- end start)))
          (setf (client-call-reply call) (parse-reply call octets start end)))
         ((wire:hold call (- end start))
@@ -131,11 +131,6 @@ asked."
                        (rpc:rpc-error-message (wire:unparsable-condition call error start))
                        :ended-by :local :cause error)
       nil)))
-
-(define-hot answers-once-p ((call client-call)) boolean
-  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))
-               '(:unary :client-streaming))
-       t))
 
 (defun client-trailers (stream list)
   "The sink's on-trailers."
@@ -176,15 +171,13 @@ more than :ok."
 (defun end-well (call)
   "The server has ended CALL with :ok; so it ends if the messages that came are as many as they
 should be."
-  (cond ((wire:wire-call-partial call)
-         (end-client-call call :internal "the response ends within a message"))
-        ((and (answers-once-p call) (null (client-call-reply call)))
-         (end-client-call call :unimplemented "the server sent no response message"))
-        (t (when (and (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
-                      (not (wire-call-unattended call)))
-             ;; where RECEIVE looks
-             (wire:queue-incoming call (shiftf (client-call-reply call) nil) 0))
-           (end-client-call call :ok ""))))
+  (let ((flaw (rpc:flaw call (if (client-call-reply call) 1 0) (wire:wire-call-partial call))))
+    (cond (flaw (end-client-call-as call flaw))
+          (t (when (and (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
+                        (not (wire-call-unattended call)))
+               ;; where RECEIVE looks
+               (wire:queue-incoming call (shiftf (client-call-reply call) nil) 0))
+             (end-client-call call :ok "")))))
 
 (defun end-with-error (call status message details)
   "End CALL as the server says; MESSAGE and DETAILS are fields or nil. A reply that came is void."
@@ -271,23 +264,19 @@ should be."
 
 ;;; The end
 
-(defun late-p (call)
-  "True if CALL is past its deadline. What its server, or the connection, then says of its end may
-come before our own timer has run: a poller waits in whole milliseconds, and reads first."
-  (wire:overdue-p call))
-
 (defun end-client-call (call status message &rest how &key details (ended-by :peer) cause (sent t))
   "End CALL, and its stream if that still lives. HOW as for END-CALL. An error that comes after the
 deadline is that of the deadline, and what was said of it its cause."
   (declare (ignore details sent))
   (unless (call-status call)
-    (unless (or (eq :ok status) (eq :local ended-by) (not (late-p call)))
+    ;; what the server, or the connection, says of the end of a call may come before our own timer
+    ;; has run: a poller waits in whole milliseconds, and reads first
+    (unless (or (eq :ok status) (eq :local ended-by) (not (rpc:overdue-p call)))
       (setf how (list :ended-by :local
                       :cause (or cause (format nil "~:@(~A~) from the server~@[: ~A~]"
                                                (substitute #\_ #\- (string status))
-                                               (and (plusp (length message)) message))))
-            status :deadline-exceeded
-            message "the deadline passed"))
+                                               (and (plusp (length message)) message)))))
+      (setf (values status message) (rpc:verdict :deadline-passed)))
     (wire:seal-batch call)
     (wire:stop-timers call)
     (loop:leave-call (wire-call-loop call) (wire-call-unattended call))
@@ -306,6 +295,11 @@ deadline is that of the deadline, and what was said of it its cause."
         (http2:reset-stream stream (if (eq status :ok) http2:+no-error+ http2:+cancel+))))
     (when (rpc:callbacks-p call) (wire:wire-schedule call))))
 
+(defun end-client-call-as (call name &rest how)
+  "As END-CLIENT-CALL, with the status and the text of the verdict NAME."
+  (multiple-value-bind (status text) (rpc:verdict name)
+    (apply #'end-client-call call status text how)))
+
 (defun client-abort (call status text ended-by)
   "The operation ABORT."
   (end-client-call call status text :ended-by ended-by
@@ -313,7 +307,8 @@ deadline is that of the deadline, and what was said of it its cause."
 
 (defun client-leave (call)
   "The operation LEAVE. From any thread."
-  (unless (call-status call) (rpc:cancel call "the caller has lost interest")))
+  (unless (call-status call)
+    (operate post call (lambda () (rpc:abort-as call :caller-lost-interest)))))
 
 (defun client-await-metadata (call)
   "The operation AWAIT-METADATA."

@@ -98,7 +98,7 @@ loop has just stopped, since the channel was closed, end CALL."
   (when request
     (setf (client-call-request call) (wire:encode-message call request nil)))
   (unless (loop:post (wire-call-loop call) call)
-    (end-client-call call :cancelled "the channel was closed" :ended-by :local :sent nil))
+    (end-client-call-as call :channel-closed :ended-by :local :sent nil))
   t)
 
 (defun tell-begin (call)
@@ -113,7 +113,7 @@ loop has just stopped, since the channel was closed, end CALL."
     (when (zerop (wire:wire-call-born-ns call))
       (setf (wire:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
     (when (tracing-p :call) (tell-begin call))
-    (cond ((wire:overdue-p call)         ; its answer might be faster than the timer
+    (cond ((rpc:overdue-p call)          ; its answer might be faster than the timer
            (wire:deadline-passed call))
           (t (wire:start-deadline call)
              (submit (client-call-subchannel call) call request))))

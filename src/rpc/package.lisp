@@ -69,6 +69,9 @@
    ;; stub.lisp, future.lisp
    #:check-call-options #:absolute-deadline #:request-generator #:only-request #:send-requests
    #:pump-requests #:fail-or-retry #:never #:call-async
+   ;; verdict.lisp
+   #:verdict #:abort-as #:verdict-error #:overdue-p #:answers-once-p #:takes-one-p #:flaw
+   #:add-trailers
    ;; route.lisp
    #:route #:route-server #:route-epoch #:route-method #:route-service
    #:route-binding #:route-interceptors #:route-execution #:route-long-octets #:note-long-answer

@@ -30,9 +30,7 @@ sleep."
       (refuse-room call octets))))
 
 (defun refuse-room (call octets)
-  (error (make-rpc-error
-          :resource-exhausted :call call :ended-by :local
-          :message (format nil "no room for a message of ~D octets (room-wait-seconds)" octets))))
+  (error (verdict-error :no-room (list octets) :call call)))
 
 (defun await-promise (call octets options)
   "Wait until OCTETS are promised; false if CALL has ended or they are not in time."

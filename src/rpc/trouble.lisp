@@ -69,23 +69,19 @@ ended another call, or a channel could not be used for one."
 
 (defun over-p (call)
   "True if CALL has ended, or is past its deadline, as then the calls are that it has made."
-  (or (call-status call)
-      (and (plusp (call-deadline call)) (<= (call-deadline call) (operate now call)))))
+  (or (call-status call) (overdue-p call)))
 
 (defun error-condition (call error)
   "The RPC-ERROR that ERROR, signalled by CALL's user code, ends the call with, or :RETRY."
   (cond ((and (typep error 'rpc-error) (not (of-another-call-p error call))) error)
         ((and (typep error 'rpc-error) (over-p call))
-         (make-rpc-error :deadline-exceeded :message "the deadline passed" :ended-by :local))
+         (verdict-error :deadline-passed '()))
         (*debug-on-error* (debug-error error))
         (t (log-condition :error :handler-error error
                           :method (and (call-rpc-method call)
                                        (rpc-method-path (call-rpc-method call))))
-           (if (heap-condition-p error)
-               (make-rpc-error :resource-exhausted :message "no memory left for this call"
-                                                   :ended-by :local :cause error)
-               (make-rpc-error :internal :message "error in handler" :ended-by :local
-                                         :cause error)))))
+           (verdict-error (if (heap-condition-p error) :no-memory :handler-error) '()
+                          :cause error))))
 
 (defun note-trouble (error)
   "User code has been left because of what ERROR, an RPC-ERROR, stands for; return ERROR."

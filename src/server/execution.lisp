@@ -196,7 +196,7 @@ there is no room."
   "Run CALL's handler on the loop."
   (let ((promised 0))
     (cond ((call-status call))          ; cancelled before it began
-          ((wire:overdue-p call) (wire:deadline-passed call))
+          ((rpc:overdue-p call) (wire:deadline-passed call))
           ((or (output-waits-p (the link (wire-call-link call)))
                (answers-wait-p (the link (wire-call-link call))))
            (hold-up call))
@@ -262,7 +262,7 @@ the reserve, is true."
 (defun run-on-reserve-thread (call)
   (let ((promised 0))
     (cond ((call-status call))          ; cancelled before it began
-          ((wire:overdue-p call)
+          ((rpc:overdue-p call)
            (loop:post (wire-call-loop call) (lambda () (wire:deadline-passed call))))
           ((answers-wait-p (wire-call-link call))
            (put-off call #'hold-up))

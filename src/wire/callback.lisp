@@ -37,8 +37,7 @@ baton is lost; then nothing of the loop may be touched."
                  (t (when condition (abort-with call condition))
                     t)))
       (when abandoned                   ; its thread is ended by force
-        (resume-callbacks call (make-rpc-error :internal :ended-by :local
-                                               :message "callback left by a non-local exit"))))))
+        (resume-callbacks call (verdict-error :callback-left '()))))))
 
 (defun resume-callbacks (call condition)
   "Go on on the loop, which this thread does not run any more, after a callback of CALL that ended

@@ -10,15 +10,9 @@
       (schedule-timer (loop:event-loop-wheel (wire-call-loop call)) timer (call-deadline call))))
   nil)
 
-(define-hot (overdue-p :inline t) ((call wire-call)) boolean
-  "True if the deadline of CALL has passed, though its timer may not have run yet. From any thread."
-  (let ((deadline (call-deadline call)))
-    (and (plusp deadline)
-         (<= deadline (loop:read-clock (wire-call-loop call))))))
-
 (defun deadline-passed (call)
   "The timer of the deadline of CALL: end it, if it has not."
-  (operate abort call :deadline-exceeded "the deadline passed" :local))
+  (abort-as call :deadline-passed))
 
 (define-hot stop-timers ((call wire-call)) null
   "CALL has ended: no timer of it is needed any more. A peer may make and cancel calls without end

@@ -73,8 +73,7 @@ next longer and longer."
                     :local)
            nil)
           ((> length limit)
-           (operate abort call :resource-exhausted
-                    (format nil "message of ~D octets received, limit ~D" length limit) :local)
+           (abort-as call :too-long-received length limit)
            nil)
           (t t))))
 

@@ -22,9 +22,9 @@
     (refuse-size call size)))
 
 (defun refuse-size (call size)
-  (error (make-rpc-error :resource-exhausted :call call :ended-by :local
-                         :message (format nil "message of ~D octets to send, limit ~D" size
-                                          (options-max-send-octets (wire-call-options call))))))
+  (error (verdict-error :too-long-to-send
+                        (list size (options-max-send-octets (wire-call-options call)))
+                        :call call)))
 
 (define-hot (write-sized :inline t) ((type protobuf:message-type) message (octets octets) (at index)
                                      (size index))

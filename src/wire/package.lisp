@@ -12,7 +12,7 @@
                 #:outlet-writable-wanted
                 #:reactions #:call-reactions #:ensure-reactions #:reactions-on-message
                 #:reactions-due #:reactions-scheduled #:reactions-timers
-                #:+arrival-octets+ #:+long-octets+ #:abort-with #:arrival #:arrival-end
+                #:+arrival-octets+ #:+long-octets+ #:abort-as #:abort-with #:arrival #:arrival-end
                 #:arrival-item #:arrival-size #:binary-name-p #:call #:call-deadline
                 #:call-half-closed #:call-outcome #:call-peer #:call-rpc-method #:call-stage
                 #:call-status #:call-unsent-octets #:call-with-room #:callbacks-p
@@ -21,7 +21,7 @@
                 #:message-due-p #:notify #:operate #:outcome #:outcome-stage #:outcome-unsent
                 #:outgoing #:outgoing-type #:pop-incoming #:push-arrival #:push-incoming #:room-p
                 #:rpc-method-kind #:rpc-method-path #:rpc-method-path-field #:sends-one-p
-                #:uncharge #:wait-for-call #:with-user-code)
+                #:uncharge #:verdict-error #:wait-for-call #:with-user-code)
   (:export
    #:attempt #:make-attempt #:attempt-call #:attempt-link #:attempt-stream #:call-attempts
    #:endpoint-replays #:forget-attempt #:reset-attempt
@@ -45,7 +45,7 @@
    #:link-http2 #:link-http2-closed #:link-last-fields #:link-late #:link-loop #:link-options
    #:link-output #:link-owner #:link-peer #:link-place #:link-seat #:link-share #:link-socket
    #:list-custom-fields #:make-answers #:make-ledger #:make-wait-clock #:mark-call #:marked-p
-   #:metadata-octets #:open-link #:overdue-p #:parcel #:parcel-end #:parcel-octets #:parcel-taken
+   #:metadata-octets #:open-link #:parcel #:parcel-end #:parcel-octets #:parcel-taken
    #:parse-encoding #:parse-incoming #:queue-incoming #:quoted-octets #:read-clock-for-call
    #:receive-data #:release-call #:seal-batch #:sound-metadata-p #:start-deadline #:stop-timers
    #:stop-waiting #:to-keep-p #:total-held-limit #:undecoded-p #:unknown-encoding-text #:unmarked

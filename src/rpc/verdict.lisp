@@ -1,0 +1,105 @@
+;;;; Why calls end, when it is not their users who say so: by name, with the status and the text
+;;;; that every transport and both ends give. The rules that lead to one and that no transport is
+;;;; free to change are here as well: what a deadline does (OVERDUE-P), what is wrong with the
+;;;; messages of a peer that has ended its side (FLAW), which trailers an answer has (ADD-TRAILERS).
+
+(in-package #:clgrpc.rpc)
+
+(defstruct (verdict-row (:copier nil))
+  "A row of the table."
+  (name nil :type keyword)
+  (status nil :type keyword)
+  (text "" :type string))               ; a format control, if the verdict has arguments
+
+(defglobal **verdicts** (vector))
+
+(defmacro define-verdicts (&body rows)
+  "Define the table of ROWS, each (name status text)."
+  `(setf **verdicts**
+         (vector ,@(loop for (name status text) in rows
+                         collect `(make-verdict-row :name ,name :status ,status :text ,text)))))
+
+(define-verdicts
+  ;; time, and who loses interest
+  (:deadline-passed :deadline-exceeded "the deadline passed")
+  (:came-too-late :deadline-exceeded "the deadline passed before the call came")
+  (:caller-lost-interest :cancelled "the caller has lost interest")
+  (:caller-interrupted :cancelled "the caller was interrupted")
+  (:caller-gone :cancelled "the caller has cancelled or gone")
+  (:channel-closed :cancelled "the channel was closed")
+  ;; a request or a response that is none
+  (:unknown-method :unimplemented "unknown service or method")
+  (:no-request :unimplemented "no request message")
+  (:second-request :unimplemented "more than one request message")
+  (:unfinished-request :internal "the request ends within a message")
+  (:no-response :unimplemented "the server sent no response message")
+  (:second-response :unimplemented "more than one response message")
+  (:unfinished-response :internal "the response ends within a message")
+  ;; limits
+  (:too-long-to-send :resource-exhausted "message of ~D octets to send, limit ~D")
+  (:too-long-received :resource-exhausted "message of ~D octets received, limit ~D")
+  (:no-room :resource-exhausted "no room for a message of ~D octets (room-wait-seconds)")
+  (:too-many-calls :resource-exhausted "the server has too many calls (max-calls)")
+  (:too-many-handlers :resource-exhausted
+   "the connection has too many handlers (max-running-handlers)")
+  (:queue-full :resource-exhausted "the server's queue of calls is full")
+  (:no-thread-in-time :resource-exhausted "no thread was free in time (reserve-wait-seconds)")
+  ;; user code
+  (:handler-error :internal "error in handler")
+  (:no-memory :resource-exhausted "no memory left for this call")
+  (:callback-left :internal "callback left by a non-local exit"))
+
+(defun verdict (name &rest arguments)
+  "The status and the text of the verdict NAME, a keyword, with ARGUMENTS as its text wants them."
+  (let ((row (or (find name (the simple-vector **verdicts**) :key #'verdict-row-name)
+                 (misuse "~S is no verdict." name))))
+    (values (verdict-row-status row)
+            (if arguments
+                (apply #'format nil (verdict-row-text row) arguments)
+                (verdict-row-text row)))))
+
+(defun abort-as (call name &rest arguments)
+  "End CALL from this side at once, as the verdict NAME with ARGUMENTS says. On its loop."
+  (multiple-value-bind (status text) (apply #'verdict name arguments)
+    (operate abort call status text :local)))
+
+(defun verdict-error (name arguments &rest initargs)
+  "The RPC-ERROR for what ends a call from this side as the verdict NAME with ARGUMENTS says;
+INITARGS as for MAKE-RPC-ERROR."
+  (multiple-value-bind (status text) (apply #'verdict name arguments)
+    (apply #'make-rpc-error status :message text :ended-by :local initargs)))
+
+;;; Rules
+
+(define-hot (overdue-p :inline t) ((call call)) boolean
+  "True if the deadline of CALL has passed, though no timer may have run yet. From any thread."
+  (let ((deadline (call-deadline call)))
+    (and (plusp deadline)
+         (<= deadline (the nanoseconds (operate now call))))))
+
+(define-hot (answers-once-p :inline t) ((call call)) boolean
+  "True if the handler of CALL gives one answer."
+  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))
+               '(:unary :client-streaming))
+       t))
+
+(define-hot (takes-one-p :inline t) ((call call)) boolean
+  "True if the handler of CALL gets one request."
+  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))
+               '(:unary :server-streaming))
+       t))
+
+(define-hot flaw ((call call) (count index) unfinished) symbol
+  "The verdict for CALL on the COUNT messages that its peer, which says that it has done, has sent,
+or nil if they are as many as they should be. UNFINISHED is true if another has begun."
+  (let ((client-p (client-p call)))
+    (cond (unfinished (if client-p :unfinished-response :unfinished-request))
+          ((not (if client-p (answers-once-p call) (takes-one-p call))) nil)
+          ((zerop count) (if client-p :no-response :no-request))
+          ((< 1 count) (if client-p :second-response :second-request)))))
+
+(defun add-trailers (call trailers)
+  "Have CALL, a handler's that runs, send TRAILERS after those that its handler has given."
+  (when trailers
+    (let ((ending (ensure-ending call)))
+      (setf (ending-trailers ending) (append (ending-trailers ending) trailers)))))

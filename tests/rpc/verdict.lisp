@@ -1,0 +1,68 @@
+;;;; Why calls end, and the rules that lead there.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.rpc)
+
+(test verdicts-have-a-status-and-a-text
+  (is (equal '(:deadline-exceeded "the deadline passed")
+             (multiple-value-list (rpc:verdict :deadline-passed))))
+  (is (equal '(:resource-exhausted "message of 5 octets received, limit 4")
+             (multiple-value-list (rpc:verdict :too-long-received 5 4))))
+  (signals misuse (rpc:verdict :unheard-of))
+  (loop for row across rpc::**verdicts**
+        do (finishes (rpc:status-code (rpc::verdict-row-status row))))
+  (is (= (length rpc::**verdicts**)
+         (length (remove-duplicates rpc::**verdicts** :key #'rpc::verdict-row-name))
+         (length (remove-duplicates rpc::**verdicts** :key #'rpc::verdict-row-text
+                                                      :test #'string=)))))
+
+(test a-verdict-ends-a-call
+  (let* ((ends '())
+         (call (new-call :abort (lambda (call &rest how)
+                                  (declare (ignore call))
+                                  (push how ends)))))
+    (rpc:abort-as call :too-long-received 5 4)
+    (is (equal '((:resource-exhausted "message of 5 octets received, limit 4" :local)) ends))
+    (let ((error (rpc:verdict-error :no-room '(9) :call call)))
+      (is (typep error 'rpc:resource-exhausted))
+      (is (eq call (rpc:rpc-error-call error)))
+      (is (eq :local (rpc:rpc-error-ended-by error)))
+      (is (search "9 octets" (rpc:rpc-error-message error))))))
+
+(test deadlines-pass
+  (let ((call (new-call :now (constantly 100))))
+    (is (not (rpc:overdue-p call)))
+    (loop for (deadline overdue) in '((101 nil) (100 t) (99 t))
+          do (setf (rpc:call-deadline call) deadline)
+             (is (eq overdue (rpc:overdue-p call))))))
+
+(defun call-of (method client-p)
+  (let ((call (new-call :client-p client-p)))
+    (setf (rpc:call-rpc-method call) (rpc:find-rpc-method method))
+    call))
+
+(test what-is-wrong-with-messages
+  "By method: what a handler's call makes of no request, one and two, and a client's of responses."
+  (loop for (method requests responses)
+          in '((words.speaker:echo (:no-request nil :second-request)
+                (:no-response nil :second-response))
+               (words.speaker:spell (:no-request nil :second-request) (nil nil nil))
+               (words.speaker:join (nil nil nil) (:no-response nil :second-response))
+               (words.speaker:talk (nil nil nil) (nil nil nil)))
+        do (loop for count from 0 to 2
+                 for request in requests
+                 for response in responses
+                 do (is (eq request (rpc:flaw (call-of method nil) count nil)))
+                    (is (eq response (rpc:flaw (call-of method t) count nil)))
+                    (is (eq :unfinished-request (rpc:flaw (call-of method nil) count t)))
+                    (is (eq :unfinished-response (rpc:flaw (call-of method t) count t)))))
+  (is-true (rpc:answers-once-p (call-of 'words.speaker:join nil)))
+  (is (not (rpc:takes-one-p (call-of 'words.speaker:join nil)))))
+
+(test trailers-are-added
+  (let ((call (new-call)))
+    (rpc:add-trailers call '())
+    (is (null (rpc:call-ending call)))
+    (setf (rpc:call-trailers call) '(("a" . "1")))
+    (rpc:add-trailers call '(("b" . "2")))
+    (is (equal '(("a" . "1") ("b" . "2")) (rpc:call-trailers call)))))
