@@ -96,7 +96,8 @@ needed, for timers and threads. WAITING and WATCHED are of waiting.lisp."
   (handlers 0 :type sb-ext:word)        ; on threads of their own; atomic
   (waiting nil :type (or null simple-vector))
   (watched nil :type boolean)
-  (clock #'monotonic-ns :type function :read-only t) ; what deadlines of its calls are times of
+  ;; what deadlines of its calls are times of
+  (clock (loop:world-clock loop:*world*) :type function :read-only t)
   (lock (sb-thread:make-mutex :name "clgrpc in-process channel") :read-only t))
 
 (declaim (sb-ext:freeze-type site))

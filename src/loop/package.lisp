@@ -10,8 +10,8 @@
                 #:atomic-decf)
   (:export
    ;; world.lisp
-   #:world #:make-world #:world-client-loops #:*world* #:simulated-p #:network #:make-network
-   #:notice-end #:await-notice #:await-semaphore #:await-futex
+   #:world #:make-world #:world-client-loops #:world-clock #:*world* #:simulated-p #:network
+   #:make-network #:notice-end #:await-notice #:await-semaphore #:await-futex
    ;; guard.lisp
    #:guarding #:*unguarded* #:**default-options**
    ;; image.lisp

@@ -46,6 +46,7 @@ nil, since its threads run, start and sleep by themselves."
 (document-functions
   make-network "Return a network of the functions given; see the type NETWORK."
   make-world "Return a world of the functions given; see the type WORLD."
+  world-clock "The function that returns the time in WORLD, in nanoseconds."
   world-client-loops "What clients keep for WORLD: a list. SETFable.")
 
 (defmethod print-object ((world world) stream)

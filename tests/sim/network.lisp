@@ -3,12 +3,12 @@
 (in-package #:clgrpc.tests.sim)
 (in-suite :clgrpc.sim)
 
-(defun start-echo (&rest options)
+(defun start-echo (&rest options &key (listen "server:50051") &allow-other-keys)
   "A server whose ASK answers with the note it gets, and whose WATCH never ends."
   (apply #'lab-server:start-probe
          (list :ask (lambda (note call) (declare (ignore call)) note)
                :watch (lambda (note call) (declare (ignore note)) call))
-         :listen "server:50051" options))
+         :listen listen options))
 
 (defun call-with-echo (function options)
   (sim:call-with-simulation
@@ -131,3 +131,15 @@ SERVER; a packet takes a millisecond."
            1.1))
     (sim:slow server nil)
     (is (> 0.1 (seconds-of (lab.bench:ask channel (lab:make-note :body (make-octets 10000))))))))
+
+(test channels-within-the-image-have-virtual-time-as-well
+  (sim:with-simulation (simulation)
+    (let* ((server (start-echo :listen "home:50051"))
+           (channel (grpc:server-channel server)))
+      (is (= 1 (ask channel 1)))
+      (is (<= 2 (seconds-of (signals grpc:deadline-exceeded
+                              (grpc:receive (lab.bench:watch channel (lab:make-note)
+                                                             :timeout 2))))
+              2.001))
+      (grpc:close-channel channel)
+      (grpc:stop-server server))))
