@@ -13,11 +13,18 @@
 
 (defun drain-link (link)
   "Let LINK's calls end, and LINK with the last of them. On its loop."
-  (let ((loop (link-loop link)))
+  (let ((loop (link-loop link)) (seat (wire:link-seat link)))
     (http2:send-goaway (wire:link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
     (http2:send-ping (wire:link-http2 link) +drain-ping+)
-    (schedule-timer (loop:event-loop-wheel loop) (make-timer #'drain-further link)
+    (schedule-timer (loop:event-loop-wheel loop)
+                    (or (seat-drain seat)
+                        (setf (seat-drain seat) (make-timer #'drain-further link)))
                     (+ (loop:event-loop-now loop) +drain-ping-ns+))))
+
+(defun forget-drain (link)
+  "LINK has ended: no answer to the PING of DRAIN-LINK is waited for."
+  (let ((timer (seat-drain (wire:link-seat link))))
+    (when timer (cancel-timer (loop:event-loop-wheel (link-loop link)) timer))))
 
 (defun server-ping-ack (http2 payload)
   "The sink's on-ping-ack."

@@ -35,7 +35,8 @@
   (entry nil :type peer-entry :read-only t)
   (link nil :type (or null link))
   (ready nil :type boolean)
-  (leaving nil :type boolean))          ; counts among the LEAVING
+  (leaving nil :type boolean)           ; counts among the LEAVING
+  (drain nil :type (or null timer)))    ; the loop's: see DRAIN-LINK
 
 (declaim (sb-ext:freeze-type peer-entry guest seat))
 

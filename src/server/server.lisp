@@ -204,6 +204,7 @@ be have yet to go."
                                          :reason (wire:link-failure link))
   (remove-link hub link)
   (forget-waiting link)
+  (forget-drain link)
   (give-seat-up hub (wire:link-seat link))
   (let ((server (hub-server hub)))
     (when (and (zerop (hub-link-count hub)) (not (server-running-p server)))

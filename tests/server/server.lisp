@@ -132,6 +132,14 @@
         (is (< seconds 3))
         (is (eql http2:+no-error+ (second (peer-goaway peer))))))))
 
+(test a-drained-connection-leaves-no-timer
+  (with-probe (channel :server server) (:ask #'double)
+    (ask channel (note 1))
+    (let ((hubs (server::server-hubs server)))
+      (is-true (grpc:stop-server server))
+      (dolist (hub hubs)
+        (is (zerop (wheel-count (loop:event-loop-wheel (server::hub-loop hub)))))))))
+
 (test drain-takes-what-is-on-its-way
   "A request that crosses the GOAWAY is still served."
   (with-probe (channel :server server) (:ask #'double :chat #'echo)
