@@ -6,8 +6,10 @@
 ;;;; have (:method, :stream, :connection); SERVER-OPTIONS and CHANNEL-OPTIONS include it and have
 ;;;; the rest. A row that is not for the thing that it is given to is refused by name.
 ;;;;
-;;;; A row counts whole things, and takes integers, if its default is one; but times are reals. One
-;;;; whose default is T or NIL takes T or NIL.
+;;;; An option whose default is an integer counts whole things and takes integers, except that times
+;;;; are reals. An option whose default is T or NIL takes T or NIL.
+;;;;
+;;;; A reason is shown alone, so it must be understood without its neighbours.
 
 (in-package #:clgrpc.base)
 
@@ -167,168 +169,183 @@ channel's.")))))
 (define-options
   (:method
    (max-receive-octets 4194304 0 2147483647 "octets"
-    "Largest message accepted, as in every gRPC; a larger one ends its call with
-:resource-exhausted.")
+    "Largest message accepted; the default is that of every gRPC. A larger message ends its call
+with :resource-exhausted.")
    (max-send-octets 2147483647 0 2147483647 "octets"
-    "Largest message we send; gRPC sets no limit here.")
+    "Largest message sent. gRPC sets no limit here.")
    (max-message-depth 100 1 1000 "levels"
-    "How deep messages and groups may nest in one that is decoded, as in protobuf's other
-implementations. Bounds the stack.")
+    "How many levels of messages and groups may nest in a message that is decoded; the default is
+that of Protocol Buffers' other implementations. It bounds the stack.")
    (max-decoded-octets 33554432 0 1099511627776 "octets"
-    "Memory that the messages inside one message may take when it is decoded, over eight times its
-serialized size. Two octets make an empty message, which takes forty and more: without this 4 MB
-could become 2 GB.")
+    "Memory that the messages inside one message may take when it is decoded, beyond eight times
+its serialized size. Two octets make an empty message that takes forty and more: without this
+limit 4 MB could become 2 GB.")
    (compress-minimum-octets 256 0 2147483647 "octets"
-    "Shorter messages of calls that compress go as they are, unless `send` is told otherwise: gzip
-adds 18 octets and costs 4 µs where all else that a call costs is less.")
+    "Calls that compress send shorter messages as they are, unless `send` is told otherwise: gzip
+adds 18 octets and costs 4 µs, more than all the rest of a call.")
    (compression-level 1 1 9 "zlib's level"
-    "How hard to compress. Level 6, zlib's own default, takes four to six times as long as 1 for a
-fifth fewer octets of text, 3 up to twice as long for a tenth.")
+    "How hard to compress. For text, level 6 (zlib's default) takes four to six times as long as
+level 1 and saves a fifth of the octets; level 3 takes up to twice as long and saves a tenth.")
    (send-budget-octets 65536 1024 16777216 "octets"
     "How much one call may have queued unsent before `send` waits and `try-send` refuses.")
    (room-wait-seconds 10 0 3600 "seconds"
-    "How long a message of more than 64 KB that is to be sent, or a call of a method whose answers
-have been as long lately, may wait for room in the Lisp heap, of which a fifth is kept free; past it
-the call ends with :resource-exhausted."))
+    "How long a call may wait for room in the Lisp heap, a fifth of which is kept free. What waits
+is a message of more than 64 KB that is to be sent, and a call of a method whose recent answers
+were that long. After this time the call ends with :resource-exhausted."))
   (:stream
    (max-concurrent-streams 1000 1 #x7FFFFFFF "streams"
-    "What we advertise. Bounds the calls one connection may have open; RFC 9113 6.5.2 asks for 100
+    "How many calls one connection may have open, as we advertise it. RFC 9113 6.5.2 asks for 100
 or more.")
    (max-header-list-octets 16384 1024 1048576 "octets"
-    "What we advertise and enforce, counted as RFC 9113 6.5.2 says; a server sends no longer list
-either, whatever its handlers say. gRPC peers send 8 to 16 KB at most.")
+    "Size of a header list, counted as RFC 9113 6.5.2 says, that we advertise and enforce. A
+server does not send longer ones either, whatever its handlers ask for. gRPC peers send 8 to 16 KB
+at most.")
    (stream-window-octets 1048576 65535 16777216 "octets"
-    "What a peer may send on one stream before we read it. Bounds memory per call that does not
-read."))
+    "What a peer may send on one stream before we read it. It bounds the memory of a call that
+does not read."))
   (:connection
    (header-table-octets 4096 0 65536 "octets"
-    "HPACK dynamic table we offer for decoding, and the most we use for encoding (RFC 7541 4.2).")
+    "Size of the HPACK dynamic table that we offer for decoding, and the most that we use for
+encoding (RFC 7541 4.2).")
    (max-frame-octets 16384 16384 1048576 "octets"
-    "Largest frame payload we accept; larger frames only lengthen the wait of other streams.")
+    "Largest frame payload accepted. Larger frames only make other streams wait longer.")
    (connection-window-octets 4194304 65535 134217728 "octets"
-    "What a peer may send on all streams of a connection before we read it. Given back as octets
-arrive, also those of calls that do not read, until half of max-held-octets waits.")
+    "What a peer may send on all streams of a connection before we read it. The window is given
+back as octets arrive, even if their calls do not read, until half of max-held-octets waits.")
    (max-held-octets 67108864 65536 1099511627776 "octets"
-    "Messages of one connection that are not whole yet, with the memory that they have been given,
-up to eight times what has come of them, or that nobody has taken. Up to half of it calls that do
-not read keep only themselves from getting more; past half neither they nor the connection get
-window, so that the rest is for messages under way; past it a call that adds to it ends with
+    "Memory for received messages of one connection that are not whole yet (with the buffers made
+for them, up to eight times what has come) or that nobody has taken. Up to half of it, only the
+calls that do not read stop getting window; above half, the connection gets none either, so that
+the rest is left for messages under way; a call that would exceed it ends with
 :resource-exhausted. Two messages of max-receive-octets are always allowed.")
    (max-total-held-octets 0 0 1099511627776 "octets"
-    "What all connections of a server, or of a channel, may hold together (max-held-octets); 0 is a
-quarter of the Lisp heap. Past half of it every connection is held to two of the largest messages;
-past all of it a call that adds to it ends with :resource-exhausted.")
+    "What max-held-octets counts, for all connections of a server or of a channel together; 0
+means a quarter of the Lisp heap. Above half of it, each connection is limited to two of the
+largest messages; a call that would exceed it ends with :resource-exhausted.")
    (max-unsent-octets 1048576 16384 67108864 "octets"
-    "A connection with a longer unsent tail is not read, nor are its calls begun, until the peer
-takes it.")
+    "A connection whose output is longer is not read, and none of its calls are begun, until the
+peer takes the output.")
    (max-queued-control-frames 1000 10 1000000 "frames"
-    "Answers to PING and SETTINGS, and RST_STREAMs, waiting for a peer that does not read.")
+    "Answers to PING and SETTINGS, and RST_STREAMs, that may wait for a peer that does not read.
+One more ends the connection.")
    (max-header-block-octets 65536 4096 1048576 "octets"
-    "One compressed header block with all its CONTINUATIONs; past it the connection ends.")
+    "Size of one compressed header block with all its CONTINUATIONs. A longer one ends the
+connection.")
    (max-reset-burst 4000 1 1000000 "resets"
-    "RST_STREAMs that one connection's peer may send or provoke at once, beyond one for each call
-that has ended with :ok; a client with max-concurrent-streams calls may cancel all of them, time and
-again. Past it the connection ends with ENHANCE_YOUR_CALM (rapid reset, CVE-2023-44487)."
+    "RST_STREAMs that the peer of one connection may send or provoke at once, not counting one for
+each call that has ended with :ok. The default lets a client cancel max-concurrent-streams calls
+several times over. One more ends the connection with ENHANCE_YOUR_CALM (rapid reset,
+CVE-2023-44487)."
     :for :server)
    (max-resets-per-second 200 1 1000000 "resets a second"
-    "How fast that allowance comes back."
+    "How fast the resets of max-reset-burst become available again."
     :for :server)
    (max-idle-frame-burst 1000 1 1000000 "frames"
-    "Frames of one connection's peer that carry nothing, at once: SETTINGS, PRIORITY, empty DATA, a
-server's PINGs, GOAWAY, interim responses after the first of a stream, frames of unknown type,
-and, beyond eight for each DATA frame sent and each stream, WINDOW_UPDATEs and frames without
-content on streams that have ended. Past it the connection ends with ENHANCE_YOUR_CALM.")
+    "Frames that carry nothing and that the peer of one connection may send at once: SETTINGS,
+PRIORITY, empty DATA, a server's PINGs, GOAWAY, frames of unknown type, and interim responses
+after the first of a stream. WINDOW_UPDATEs, and frames without content on streams that have
+ended, count beyond eight for each DATA frame sent and for each stream. One more ends the
+connection with ENHANCE_YOUR_CALM.")
    (max-idle-frames-per-second 100 1 1000000 "frames a second"
-    "How fast that allowance comes back.")
+    "How fast the frames of max-idle-frame-burst become available again.")
    (settings-timeout-seconds 10 0.1 600 "seconds"
     "How long a peer may take to acknowledge SETTINGS (RFC 9113 6.5.3).")
    (preface-timeout-seconds 10 0.1 600 "seconds"
-    "How long a new peer may take until the TLS handshake, if there is one, is over and its preface
-and first SETTINGS are whole.")
+    "How long a new connection may take until its TLS handshake, if any, is over and the peer's
+preface and first SETTINGS are whole.")
    (keepalive-seconds 330 0 1000000000 "seconds"
-    "After so long without an octet from the peer we send a PING (gRFC A8, A9), a client only while
-calls are under way; 0 is never. Servers of other implementations take one each 300 seconds amiss at
-the earliest.")
+    "After this time without an octet from the peer, a PING is sent (gRFC A8, A9); a client sends
+it only while calls are under way. 0 means never. Servers of other implementations tolerate one
+PING each 300 seconds at best.")
    (keepalive-timeout-seconds 20 0.01 3600 "seconds"
-    "How long the peer may be silent after that PING; then its connection is given up and its calls
-end with :unavailable.")
+    "How long the peer may be silent after a keepalive PING. Then its connection is given up and
+its calls end with :unavailable.")
    (keepalive-without-calls nil
-    "Whether a client sends those PINGs also while no call is under way; many servers take that
-amiss."
+    "Whether a client sends keepalive PINGs also while no call is under way. Many servers close
+such a connection."
     :for :channel)
    (max-connection-idle-seconds 1800 0 1000000000 "seconds"
-    "A connection that has been without calls for so long, or a quarter longer, is closed in order:
-by a client, which connects again for the next call, or by a server, with GOAWAY; 0 is never.")
+    "A connection without calls for this time, or up to a quarter longer, is closed in order: a
+client closes it and connects again for the next call; a server sends GOAWAY. 0 means never.")
    (max-connection-age-seconds 0 0 1000000000 "seconds"
-    "A connection as old as that, give or take a tenth, takes no more calls, so that clients come
-back by way of their load balancer; 0 is never.")
+    "A connection of this age, give or take a tenth, takes no more calls, so that clients connect
+again through their load balancer. 0 means never.")
    (max-connection-age-grace-seconds 0 0 1000000000 "seconds"
-    "How long the calls of a connection that is too old may go on; then they end with :unavailable;
-0 is for ever.")
+    "How long the calls of a connection older than max-connection-age-seconds may go on. Then they
+end with :unavailable. 0 means for ever.")
    (min-ping-interval-seconds 300 0 1000000000 "seconds"
-    "A client's PING that follows another sooner than this, with no call begun or ended and no DATA
-sent between, is a strike against it (gRFC A8)."
+    "A client's PING is a strike (max-ping-strikes) if it follows another sooner than this and in
+between no call began or ended and no DATA was sent (gRFC A8)."
     :for :server)
    (ping-without-calls nil
-    "Whether a client may send PINGs that often also without a call under way; if not, that interval
-is two hours at least."
+    "Whether a client may send PINGs at intervals of min-ping-interval-seconds also without a call
+under way; if not, the interval is then two hours at least."
     :for :server)
    (max-ping-strikes 2 0 1000000 "strikes"
-    "With one strike more than this the connection ends with ENHANCE_YOUR_CALM, too_many_pings."
+    "How many PINGs may come too soon (min-ping-interval-seconds). One more ends the connection
+with ENHANCE_YOUR_CALM, too_many_pings."
     :for :server))
   (:listener
    (max-connections 20000 1 1000000 "connections"
-    "Connections a server holds at once, or fewer if the process may have no more descriptors. When
-there are so many and a peer comes that has fewer than another, the peer that has most loses one; if
-it has most itself, its new connection is closed as soon as it is accepted.")
+    "Connections that a server holds at once; fewer if the process may not have that many
+descriptors. When all places are taken and a peer with fewer connections than another comes, the
+peer with the most loses one. If the newcomer itself has the most, its new connection is closed as
+soon as it is accepted.")
    (backlog 4096 1 65535 "connections"
-    "Length of the kernel's queue of connections not yet accepted.")
+    "Length of the kernel's queue of connections that are not yet accepted.")
    (reuse-port nil
-    "Whether other processes of the same user may listen on the same TCP port, if they say so too;
-the kernel deals new connections out to all of them (SO_REUSEPORT).")
+    "Whether other processes of the same user may listen on the same TCP port, if they set this
+option too. The kernel distributes new connections among all of them (SO_REUSEPORT).")
    (unix-socket-mode #o600 0 #o777 "bits"
-    "Who may connect to a unix socket that we listen on, as for chmod: #o600 its owner alone, #o660
-the group as well. The directory's permissions count too."))
+    "Who may connect to a unix socket that the server listens on, as for chmod: #o600 means its
+owner alone, #o660 the group as well. The directory's permissions count too."))
   (:server
    (max-connections-per-peer 10000 1 1000000 "connections"
-    "Connections of one peer: an IPv4 address, an IPv6 network of 64 bits, a user on a unix socket.
-Behind a load balancer all connections come from its addresses. Where descriptors are fewer than
-max-connections, half of what is left at most.")
+    "Connections of one peer: an IPv4 address, an IPv6 network of 64 bits, or a user on a unix
+socket. Behind a load balancer, all connections come from its addresses. If the process has fewer
+descriptors than max-connections needs, one peer gets half of the available ones at most.")
    (max-handshakes 2000 1 1000000 "connections"
-    "Connections of a server that have not yet sent their preface and SETTINGS, or done their TLS
-handshake. When there are so many, each new one has the oldest closed of the peer that has most.")
+    "Connections of a server that have not yet sent their preface and SETTINGS, or finished their
+TLS handshake. When there are this many, each new one closes the oldest of the peer that has the
+most.")
    (spare-descriptors 256 0 1000000 "descriptors"
-    "Of the descriptors that the process may have (RLIMIT_NOFILE) a server leaves so many to others:
-clients, files, logs; a quarter of them at most. What is open when it starts counts besides.")
+    "How many of the descriptors that the process may have (RLIMIT_NOFILE) a server leaves to
+others, such as clients, files and logs; at most a quarter of them. Descriptors that are open when
+the server starts are not counted.")
    (raise-descriptor-limit t
-    "Whether a server that needs more descriptors than the soft limit allows raises that, as far as
-the hard limit does. Programs that the process starts inherit it.")
+    "Whether a server that needs more descriptors than the soft limit allows raises the soft
+limit, up to the hard limit. Programs that the process starts inherit it.")
    (max-calls 100000 1 10000000 "calls"
-    "Calls under way that a server has at once; more end with :resource-exhausted before anything is
-done for them. One peer alone may have four fifths of them, and the more have some, the less each; a
-sixteenth is kept for peers, and half of that for connections, that have none.")
+    "Calls that a server has under way at once; one more ends with :resource-exhausted before
+anything is done for it. A peer may begin another call while it has at most 7 times the number
+that is free beyond a sixteenth: one peer alone may have 82,000 of 100,000, each of two peers
+43,750. Of that sixteenth, all is kept for peers without a call, and half for connections without
+one.")
    (max-running-handlers 1000 1 1000000 "handlers"
-    "Handlers of one connection that run on reserve threads, or wait for one, those of calls that
-were reset while they ran among them; more calls end with :resource-exhausted. As many as streams,
-so that a decent client never comes to it; how many run at once is for reserve-threads to say.")
+    "Handlers of one connection that run on reserve threads or wait for one, including those of
+calls that were reset while they ran. More calls end with :resource-exhausted. The default equals
+max-concurrent-streams, so that a decent client never reaches it; reserve-threads bounds how many
+run at once.")
    (max-queued-octets 33554432 65536 1099511627776 "octets"
-    "Answers of one connection that its peer has no window for or does not take. Past it no more of
-its calls are begun until some have left. While the connections of a server together have as much as
-half of max-total-held-octets, each is held to 64 KB.")
+    "Answers of one connection that its peer has no window for or does not take. Above it, no more
+of its calls are begun until some answers have left. While the connections of a server together
+have half of max-total-held-octets queued, each is limited to 64 KB.")
    (drain-seconds 10 0 3600 "seconds"
     "How long `stop-server` lets running calls end before it cancels them."))
   (:reserve
    (reserve-threads 256 1 4096 "threads"
-    "Threads for handlers that block; they start when needed and end after idling. One connection
-alone may have 110 of 256, and the more have some, the less each; a quarter is kept for connections
-that have none, a sixteenth for peers' addresses that have none, another for handlers on the loop.")
+    "Threads for handlers that block. They start when needed and end after idling
+(reserve-idle-seconds). A connection may take another thread while it has at most 4 times the
+number that is free beyond a quarter: of 256 threads, one connection alone may have 110, and with
+more connections each gets fewer. A quarter is kept for connections without a thread, a sixteenth
+for peers without one, and a sixteenth for handlers that begin on the loop.")
    (reserve-queue 10000 0 1000000 "calls"
-    "Calls that may wait for a reserve thread; more are refused with :resource-exhausted.")
+    "Calls that may wait for a reserve thread. One more is refused with :resource-exhausted.")
    (reserve-wait-seconds 5 0.001 3600 "seconds"
-    "How long a call may wait for a reserve thread; past it, it is refused with :resource-exhausted.
-The threads may all wait, themselves, for calls to this server that wait for a thread.")
+    "How long a call may wait for a reserve thread before it is refused with :resource-exhausted.
+Without such an end, handlers that hold all threads and call this same server would wait for ever.")
    (reserve-idle-seconds 3 0.1 3600 "seconds"
-    "After so long without work a reserve thread ends. Starting one anew costs 0.1 ms; idle ones
+    "A reserve thread ends after this time without work. Starting one anew costs 0.1 ms; idle ones
 make garbage collection longer."))
   (:channel
    (replay-octets 0 0 1073741824 "octets"
@@ -340,18 +357,20 @@ calls that have sent no message yet, or have one request only, are made again.")
    (connect-timeout-seconds 20 0.01 600 "seconds"
     "How long one attempt to connect may take (gRPC connection back-off document).")
    (backoff-initial-seconds 1 0.001 600 "seconds"
-    "First wait after a failed attempt to connect (gRPC connection back-off document).")
+    "How long to wait after the first failed attempt to connect (gRPC connection back-off
+document).")
    (backoff-factor 1.6 1 10 "times"
-    "Growth of that wait with each failed attempt.")
+    "By how much the wait between attempts to connect grows with each failed one.")
    (backoff-jitter 0.2 0 1 "of the wait"
-    "Random part of that wait, so that clients do not come back together.")
+    "Random part of the wait between attempts to connect, so that clients do not all come back at
+once.")
    (backoff-maximum-seconds 120 0.001 3600 "seconds"
-    "Longest such wait.")
+    "Longest wait between attempts to connect.")
    (max-client-loops 0 0 1024 "loops"
-    "The channel gets an event loop of its own while the channels of the image have fewer, else it
-shares one. Blocking callers on different loops do not wait for one another's thread, and loops run
-on different processors; one that is idle keeps a thread and 0.1 MB. 0 is the number of processors,
-but at least 4 and at most 16.")))
+    "A new channel gets an event loop of its own while the channels of the image have fewer loops
+than this; otherwise it shares one. Blocking callers on different loops do not wait for each
+other's thread, and loops run on different processors. An idle loop keeps a thread and 0.1 MB. 0
+means the number of processors, but at least 4 and at most 16.")))
 
 (defun make-options (&rest arguments)
   "Return options for one end of a connection, with the values of the keyword ARGUMENTS and defaults

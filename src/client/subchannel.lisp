@@ -258,7 +258,7 @@ that it is left."
   "True if LINK, which has worked, had a call, other than such as the peer's GOAWAY says it has not
 seen, or lasted as long as the first wait between attempts."
   (let ((http2 (wire:link-http2 link)))
-    (or (and (plusp (http2:accounting-streams-opened (http2:connection-accounting http2)))
+    (or (and (plusp (http2:counters-streams-opened (http2:connection-counters http2)))
              (/= 0 (http2:connection-goaway-received http2)))
         (>= (- (subchannel-now subchannel) (wire:link-born-ns link))
             (seconds-ns (options-backoff-initial-seconds (subchannel-options subchannel)))))))

@@ -1,8 +1,8 @@
 ;;;; The reusable list that a header block is decoded into.
 ;;;;
-;;;; A block that a peer repeats octet for octet is found as a REPEAT: its fields and a memo for the
-;;;; layers above, who may keep there what they made of the block as a whole (that it is valid,
-;;;; which method it calls). A list that still holds a REPEAT's fields need not be filled again.
+;;;; A block that a peer repeats octet for octet is found as a REPEAT: its fields and a memo, where
+;;;; the layers above keep what they made of the whole block (that it is valid, which method it
+;;;; calls). A list that still has a REPEAT's fields need not be filled again.
 ;;;; Invariant: beyond COUNT, FIELDS holds NIL; REPEAT is set only while the list is its copy.
 
 (in-package #:clgrpc.hpack)

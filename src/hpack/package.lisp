@@ -1,9 +1,9 @@
 ;;;; HPACK, the header compression of HTTP/2 (RFC 7541): useful alone. It knows octets and nothing
 ;;;; of frames, streams or gRPC.
 ;;;;
-;;;; Order of the files: error, leaf (octets by the word), huffman (section 5.2, appendix B), field
-;;;; (what the others pass around), list, static (appendix A), table (sections 2.3 and 4), cache (of
-;;;; what a peer repeats verbatim), decoder and encoder (sections 3 to 6).
+;;;; The files in their order: error; leaf (octets by the word); huffman (section 5.2, appendix B);
+;;;; field and list, the data that the others pass around; static (appendix A); table (sections 2.3
+;;;; and 4); cache (of what a peer repeats verbatim); decoder and encoder (sections 3 to 6).
 
 (defpackage #:clgrpc.hpack
   (:use #:cl #:clgrpc.base)

@@ -41,9 +41,9 @@ begin."
     nil))
 
 (defun advance-time (connection now)
-  "Let time pass to NOW, in nanoseconds: a peer that is late with its preface or its
-acknowledgement of our SETTINGS ends the connection. Return when to call this again at the latest,
-or NIL."
+  "Let time pass to NOW, in nanoseconds. If the peer is late with its preface or with the
+acknowledgement of our SETTINGS, the connection ends. Return the latest time to call this again, or
+NIL."
   (let ((settings (connection-settings-deadline connection))
         (preface (connection-preface-deadline connection)))
     (cond ((and (plusp preface) (<= preface now))
@@ -58,8 +58,8 @@ or NIL."
           (t nil))))
 
 (defun shrink-connection (connection)
-  "Give up what CONNECTION has only so as to be fast, if it has no streams: for one that has been
-quiet for long. What it needs again it makes again."
+  "Release what CONNECTION keeps only for speed, if it has no streams. For connections that have
+been quiet for long; what is needed again is made again."
   (when (zerop (connection-stream-count connection))
     (setf (connection-table connection) #())
     (hpack:forget-repeats (connection-decoder connection))

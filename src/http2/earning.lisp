@@ -1,48 +1,50 @@
-;;;; What a peer earns by decent work, so that it is not charged for frames that come with it (see
-;;;; patience.lisp): a call that was served earns the client a reset; DATA of ours, a new stream and
-;;;; a stream that we reset earn WINDOW_UPDATEs and late frames.
+;;;; What a peer earns by decent work, so that it is not charged for frames that go with it
+;;;; (patience.lisp). A call that was served earns its client one reset. DATA of ours, a new stream,
+;;;; and a stream that we reset each earn the peer some WINDOW_UPDATEs and late frames.
 
 (in-package #:clgrpc.http2)
 
 (define-hot (note-call-served :inline t) ((connection connection)) null
-  "Tell the server end CONNECTION that a call on it has got an answer worth having. Each earns its
-client one reset, of those that were not used yet as many as the option max-reset-burst says."
-  (incf (accounting-calls-served (connection-accounting connection)))
+  "Tell the server end CONNECTION that a call on it has got an answer worth having. This earns the
+client one reset. At most as many unused ones are kept as the option max-reset-burst says."
+  (incf (counters-calls-served (connection-counters connection)))
   nil)
 
 (define-hot reset-earned-p ((connection connection)) boolean
-  "True if one more reset is earned by the calls that were served; then that is used up."
-  (let* ((accounting (connection-accounting connection))
-         (served (accounting-calls-served accounting))
+  "True if an earned reset is left; it is then used up."
+  (let* ((counters (connection-counters connection))
+         (served (counters-calls-served counters))
          (kept (options-max-reset-burst (connection-options connection)))
-         (borne (max (accounting-resets-borne accounting) (- served kept))))
+         (borne (max (counters-resets-borne counters) (- served kept))))
     (declare (type event-count borne))
     (and (< borne served)
-         (setf (accounting-resets-borne accounting) (1+ borne))
+         (setf (counters-resets-borne counters) (1+ borne))
          t)))
 
 (defconstant +updates-earned+ 8
-  "How many WINDOW_UPDATEs a DATA frame of ours, a new stream, or one that we reset, is good for.")
-(defconstant +most-updates-earned+ 1000000)
+  "How many WINDOW_UPDATEs a DATA frame of ours, a new stream, or one that we reset, earns.")
+(defconstant +most-updates-earned+ 1000000
+  "How many of them are kept at most.")
 
-(define-hot (earn-updates :inline t) ((accounting accounting)) null
-  (setf (accounting-updates-earned accounting)
-        (min +most-updates-earned+ (+ +updates-earned+ (accounting-updates-earned accounting))))
+(define-hot (earn-updates :inline t) ((counters counters)) null
+  (setf (counters-updates-earned counters)
+        (min +most-updates-earned+ (+ +updates-earned+ (counters-updates-earned counters))))
   nil)
 
 (define-hot (note-data :inline t) ((connection connection)) null
   "DATA with content was sent."
-  (let ((accounting (connection-accounting connection)))
-    (setf (accounting-data-since-ping accounting) t)
-    (earn-updates accounting)))
+  (let ((counters (connection-counters connection)))
+    (setf (counters-data-since-ping counters) t)
+    (earn-updates counters)))
 
 (define-hot work-since-ping-p ((connection connection)) boolean
-  "True if since the last PING a call has begun or ended, or DATA was sent; note how that is now."
-  (let* ((accounting (connection-accounting connection))
-         (opened (accounting-streams-opened accounting))
+  "True if a call began or ended, or DATA was sent, since the last PING; note what is true now for
+the next one."
+  (let* ((counters (connection-counters connection))
+         (opened (counters-streams-opened counters))
          (open (connection-stream-count connection))
-         (opened-before (shiftf (accounting-opened-at-ping accounting) opened))
-         (open-before (shiftf (accounting-open-at-ping accounting) open)))
-    (or (shiftf (accounting-data-since-ping accounting) nil)
+         (opened-before (shiftf (counters-opened-at-ping counters) opened))
+         (open-before (shiftf (counters-open-at-ping counters) open)))
+    (or (shiftf (counters-data-since-ping counters) nil)
         (/= opened opened-before)
         (/= open open-before))))

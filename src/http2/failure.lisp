@@ -18,7 +18,7 @@
   "The queue of STREAM has grown by COUNT octets, or become shorter."
   (let ((connection (stream-connection stream)))
     (incf (stream-queued-octets stream) count)
-    (incf (accounting-queued-octets (connection-accounting connection)) count)
+    (incf (counters-queued-octets (connection-counters connection)) count)
     (incf (pool-queued-octets (connection-pool connection)) count)
     nil))
 

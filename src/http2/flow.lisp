@@ -1,14 +1,18 @@
-;;;; Flow control (RFC 9113 sections 5.2 and 6.9), all window arithmetic of both directions.
+;;;; Flow control (RFC 9113 sections 5.2 and 6.9): all window arithmetic of both directions.
 ;;;;
-;;;; Receiving: a DATA frame charges its whole payload, padding too, to the connection and the
-;;;; stream. The owner gives content back by CONSUME-DATA; padding and what nobody can read is given
-;;;; back here (to the connection by RETURN-TO-CONNECTION, failure.lisp). Once half a window is to
-;;;; be returned it is due, and WRITE-WINDOW-UPDATES, called at each flush, writes one WINDOW_UPDATE
-;;;; for it. For each stream
+;;;; Receiving: a DATA frame charges its whole payload, padding too, to the connection and to the
+;;;; stream. The owner gives content back by CONSUME-DATA; this file gives back padding and what
+;;;; nobody can read (to the connection by RETURN-TO-CONNECTION, failure.lisp). Once half a window
+;;;; is to be returned it is due, and WRITE-WINDOW-UPDATES, called at each flush, writes one
+;;;; WINDOW_UPDATE for it. For each stream
+;;;;
 ;;;;   receive-window + unreturned + unconsumed = the full window, as long as the peer may send.
-;;;; An owner that holds content of one stream for long can give the connection's window back
-;;;; before, by CREDIT-CONNECTION, so that the other streams go on. For each connection
+;;;;
+;;;; An owner that keeps content of one stream for long can give the connection's window back
+;;;; earlier, by CREDIT-CONNECTION, so that the other streams go on. For each connection
+;;;;
 ;;;;   receive-window + unreturned + the sum of (unconsumed - credited) = the full window.
+;;;;
 ;;;; Sending: windows never pass 2^31-1 (6.9.1) and may be negative after SETTINGS (6.9.2).
 
 (in-package #:clgrpc.http2)
@@ -36,9 +40,9 @@
   nil)
 
 (define-hot consume-data ((stream stream) (count (unsigned-byte 31))) null
-  "Give COUNT octets that ON-DATA delivered on STREAM back to the flow-control windows: they were
-read or dropped. What is left when the stream closes is given back by itself, so calls after that
-do nothing. Signal MISUSE if COUNT is more than was delivered."
+  "Give COUNT octets that ON-DATA delivered on STREAM back to the flow-control windows, after they
+were read or dropped. A stream that closes gives back what is left, so later calls do nothing.
+Signal MISUSE if COUNT is more than was delivered."
   (unless (stream-flag-p stream +finished+)
     (let ((left (- (stream-unconsumed stream) count)))
       (when (minusp left)
@@ -52,9 +56,9 @@ do nothing. Signal MISUSE if COUNT is more than was delivered."
   nil)
 
 (define-hot credit-connection ((stream stream)) null
-  "Give all that ON-DATA has delivered on STREAM back to the connection's window, not to the
-stream's: it is held still, but other streams shall not wait for it. CONSUME-DATA later gives back
-the rest."
+  "Give all that ON-DATA has delivered on STREAM back to the connection's window, but not to the
+stream's: the owner still keeps it, but other streams need not wait for it. CONSUME-DATA later gives
+it back to the stream's window."
   (unless (stream-flag-p stream +finished+)
     (let ((count (- (stream-unconsumed stream) (stream-credited stream))))
       (when (plusp count)
@@ -102,7 +106,7 @@ it before each flush must call this."
     (set-stream-flag stream +in-ring+)
     (let ((tail (connection-ring-tail connection)))
       (if tail
-          (setf (stream-link tail) stream)
+          (setf (stream-ring-next tail) stream)
           (setf (connection-ring-head connection) stream))
       (setf (connection-ring-tail connection) stream)))
   nil)
@@ -110,9 +114,9 @@ it before each flush must call this."
 (define-hot leave-ring ((connection connection)) stream
   "Take the first stream out of the ring, which is not empty."
   (let* ((stream (the stream (connection-ring-head connection)))
-         (next (stream-link stream)))
+         (next (stream-ring-next stream)))
     (setf (connection-ring-head connection) next
-          (stream-link stream) nil)
+          (stream-ring-next stream) nil)
     (unless next (setf (connection-ring-tail connection) nil))
     (clear-stream-flag stream +in-ring+)
     stream))

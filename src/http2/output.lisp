@@ -11,7 +11,7 @@
   (let ((buffer (funcall (sink-on-output (connection-sink connection)) connection)))
     (declare (type buffer buffer))
     (when (zerop (buffer-fill buffer))
-      (setf (accounting-control-frames (connection-accounting connection)) 0))
+      (setf (counters-control-frames (connection-counters connection)) 0))
     (setf (connection-output connection) buffer)))
 
 (define-hot (output-buffer :inline t) ((connection connection)) buffer

@@ -18,14 +18,14 @@
    ;; structure.lisp
    #:sink #:make-sink
    #:pool #:make-pool #:pool-queued-octets
-   #:accounting #:accounting-queued-octets #:accounting-control-frames #:accounting-block-octets
-   #:accounting-streams-opened #:accounting-streams-refused #:accounting-resets-received
-   #:accounting-resets-sent #:accounting-pings-received #:accounting-settings-received
-   #:accounting-empty-frames #:accounting-malformed-messages
+   #:counters #:counters-queued-octets #:counters-control-frames #:counters-block-octets
+   #:counters-streams-opened #:counters-streams-refused #:counters-resets-received
+   #:counters-resets-sent #:counters-pings-received #:counters-settings-received
+   #:counters-empty-frames #:counters-malformed-messages
    #:stream #:stream-p #:stream-id #:stream-connection #:stream-user #:stream-queued-octets
    #:stream-state-name #:stream-sendable-p #:stream-receivable-p #:stream-open-p
    #:connection #:connection-p #:connection-role #:connection-user #:connection-options
-   #:connection-sink #:connection-output #:connection-accounting #:connection-stream-count
+   #:connection-sink #:connection-output #:connection-counters #:connection-stream-count
    #:connection-closed-p #:connection-draining-p #:connection-ready-p #:connection-error-text
    #:connection-last-receive-ns #:connection-peer-max-streams #:connection-peer-max-header-list
    #:connection-goaway-received

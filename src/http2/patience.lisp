@@ -1,59 +1,65 @@
-;;;; Patience with frames that cost us more than the peer: resets (RFC 9113 section 10.5; "rapid
-;;;; reset", also those that a peer provokes us to send) and frames that carry nothing. Each kind
-;;;; has an allowance, a burst that comes back at a rate; who overdraws it is told
-;;;; ENHANCE_YOUR_CALM.
+;;;; Patience with frames that cost us more than they cost the peer (RFC 9113 section 10.5): resets
+;;;; ("rapid reset", also those that a peer provokes us to send), frames that carry nothing, answers
+;;;; that the peer does not read.
 ;;;;
-;;;; An allowance is one number, the time at which all of it will be back: a charge puts that off by
-;;;; one interval, and it is overdrawn if that is further away than the burst's intervals. What
-;;;; decent peers do in numbers is not charged: as many resets as calls were served; a PING, by
-;;;; which peers measure bandwidth, if calls or DATA went since; and, as far as DATA and new streams
-;;;; have earned them, WINDOW_UPDATEs and frames that are late, without content on a stream that has
-;;;; ended, of which their sender did not know yet. Other PINGs of clients have a stricter rule, the
-;;;; one of gRFC A8.
+;;;; Resets and idle frames have a rate limit each: a burst that comes back at a rate. A peer that
+;;;; exceeds it is told ENHANCE_YOUR_CALM. The state of a rate limit is one number, the time at
+;;;; which the whole burst will be allowed again. An event moves that time one interval away; the
+;;;; limit is exceeded if it is then further away than the burst's intervals.
+;;;;
+;;;; What decent peers do in numbers is not charged (earning.lisp): as many resets as calls were
+;;;; served; a PING, by which peers measure bandwidth, if calls began or ended, or DATA was sent,
+;;;; since the last one; WINDOW_UPDATEs and late frames, as far as DATA and new streams have earned
+;;;; them. A frame is late if it has no content and its stream has ended, which its sender did not
+;;;; know yet. Other PINGs of clients are strikes, the stricter rule of gRFC A8.
+;;;;
+;;;; Answers are counted while they wait in the output; more than the option
+;;;; max-queued-control-frames end the connection.
 
 (in-package #:clgrpc.http2)
 
-(define-hot charge-allowance ((due time-ns) (now time-ns) (burst (unsigned-byte 31))
+(define-hot charge-rate-limit ((due time-ns) (now time-ns) (burst (unsigned-byte 31))
                               (per-second (unsigned-byte 31)))
     (values time-ns boolean)
-  "Charge one event at NOW to the allowance DUE. Return it anew, and whether it is overdrawn."
+  "Count one event at NOW against the rate limit whose state is DUE. Return the new state, and
+whether the limit is exceeded."
   (let* ((interval (floor 1000000000 (max 1 per-second)))
          (due (+ interval (max due now))))
     (declare (type time-ns due))
     (values due (< (* burst interval) (- due now)))))
 
 (defmacro charge ((connection due burst per-second) text)
-  "Charge the allowance in the slot DUE of CONNECTION's accounting, of which the options BURST and
-PER-SECOND say how large it is; end CONNECTION with TEXT if that overdraws it."
+  "Count one event against the rate limit in the slot DUE of CONNECTION's counters; the options
+BURST and PER-SECOND say how large it is. End CONNECTION with TEXT if the limit is exceeded."
   (flet ((option (name) `(,name (connection-options ,connection))))
-    `(multiple-value-bind (due overdrawn)
-         (charge-allowance (,due (connection-accounting ,connection))
-                           (connection-last-receive-ns ,connection)
-                           ,(option burst) ,(option per-second))
-       (setf (,due (connection-accounting ,connection)) due)
-       (when overdrawn
+    `(multiple-value-bind (due exceeded)
+         (charge-rate-limit (,due (connection-counters ,connection))
+                            (connection-last-receive-ns ,connection)
+                            ,(option burst) ,(option per-second))
+       (setf (,due (connection-counters ,connection)) due)
+       (when exceeded
          (fail-connection ,connection +enhance-your-calm+ ,text))
        nil)))
 
 (define-hot charge-reset ((connection connection)) null
   "The client has reset a stream, or made us reset one."
   (when (and (connection-server-p connection) (not (reset-earned-p connection)))
-    (charge (connection accounting-resets-due options-max-reset-burst
+    (charge (connection counters-resets-due options-max-reset-burst
                         options-max-resets-per-second)
             "too many streams are reset"))
   nil)
 
 (define-hot charge-idle-frame ((connection connection)) null
   "The peer has sent a frame that carries nothing."
-  (charge (connection accounting-idle-due options-max-idle-frame-burst
+  (charge (connection counters-idle-due options-max-idle-frame-burst
                       options-max-idle-frames-per-second)
           "too many frames that carry nothing"))
 
 (define-hot charge-update ((connection connection)) null
   "The peer has sent a WINDOW_UPDATE, or a frame without content on a stream that has ended."
-  (let ((accounting (connection-accounting connection)))
-    (if (plusp (accounting-updates-earned accounting))
-        (decf (accounting-updates-earned accounting))
+  (let ((counters (connection-counters connection)))
+    (if (plusp (counters-updates-earned counters))
+        (decf (counters-updates-earned counters))
         (charge-idle-frame connection)))
   nil)
 
@@ -61,7 +67,7 @@ PER-SECOND say how large it is; end CONNECTION with TEXT if that overdraws it."
   "How rare PINGs should be while no call is under way (gRFC A8).")
 
 (defun shortest-ping-interval (connection)
-  "In nanoseconds, at least so long after a PING another may come."
+  "The nanoseconds that a client must leave between two PINGs."
   (let* ((options (connection-options connection))
          (interval (seconds-ns (options-min-ping-interval-seconds options))))
     (if (and (zerop (connection-stream-count connection))
@@ -71,25 +77,25 @@ PER-SECOND say how large it is; end CONNECTION with TEXT if that overdraws it."
 
 (define-hot charge-ping ((connection connection)) null
   "The peer has sent a PING. A client's that comes too soon is a strike (gRFC A8)."
-  (let* ((accounting (connection-accounting connection))
+  (let* ((counters (connection-counters connection))
          (now (connection-last-receive-ns connection))
-         (before (shiftf (accounting-pinged-ns accounting) now)))
+         (before (shiftf (counters-pinged-ns counters) now)))
     (cond ((work-since-ping-p connection)
-           (setf (accounting-ping-strikes accounting) 0))
+           (setf (counters-ping-strikes counters) 0))
           ((not (connection-server-p connection))
            (charge-idle-frame connection))
           ((and (plusp before)
                 (< (- now before) (the (signed-byte 62) (shortest-ping-interval connection)))
                 (< (options-max-ping-strikes (connection-options connection))
-                   (incf (accounting-ping-strikes accounting))))
+                   (incf (counters-ping-strikes counters))))
            (fail-connection connection +enhance-your-calm+ "too_many_pings"))))
   nil)
 
 (define-hot note-control-frame ((connection connection)) null
   "Count an answer that the peer provoked, before it is written."
-  (let ((accounting (connection-accounting connection)))
+  (let ((counters (connection-counters connection)))
     (output-buffer connection)          ; if it is empty the count begins anew
     (when (< (options-max-queued-control-frames (connection-options connection))
-             (incf (accounting-control-frames accounting)))
+             (incf (counters-control-frames counters)))
       (fail-connection connection +enhance-your-calm+ "answers to too many frames are not read"))
     nil))

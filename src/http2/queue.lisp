@@ -1,11 +1,14 @@
 ;;;; DATA that cannot go out at once: the queue of a stream and the ring of writers.
 ;;;;
-;;;; A stream is in the ring while it has queued octets and room in its own window. Who is in it
-;;;; takes turns: one DATA frame, then to the end of the ring. A stream whose window is used up
-;;;; leaves and comes back with WINDOW_UPDATE or SETTINGS; when the connection's window is used up
-;;;; all keep their places. While the ring is not empty nobody writes around it. An empty DATA frame
-;;;; needs no window (RFC 9113 section 6.9.1), so a queue is never empty and yet waiting: END_STREAM
-;;;; goes with its last octet, and trailers are written when that has left.
+;;;; A stream is in the ring while it has queued octets and room in its own window. Streams in the
+;;;; ring take turns: a stream writes one DATA frame and goes to the end of the ring. A stream whose
+;;;; window is used up leaves the ring and comes back with WINDOW_UPDATE or SETTINGS. When the
+;;;; connection's window is used up, all keep their places. While the ring is not empty no other
+;;;; stream writes.
+;;;;
+;;;; An empty DATA frame needs no window (RFC 9113 section 6.9.1), so an empty queue never waits:
+;;;; END_STREAM goes with the last octet of a queue, and trailers are written when that octet has
+;;;; left.
 
 (in-package #:clgrpc.http2)
 

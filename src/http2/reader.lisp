@@ -1,13 +1,13 @@
 ;;;; From octets to sink calls: the preface (RFC 9113 section 3.4), frames (4.1, 6) and header
 ;;;; blocks (4.3).
 ;;;;
-;;;; Frames are parsed where they lie and taken only when whole; what is left over the caller
-;;;; presents again. A header block in one HEADERS frame is decoded in place; one with CONTINUATIONs
-;;;; is collected first, and while it is, any other frame is a connection error (6.10). A block is
-;;;; always decoded, even if its stream is refused, for the sake of the HPACK table.
+;;;; Frames are parsed where they lie and taken only when whole; the caller presents the rest again.
+;;;; A header block in one HEADERS frame is decoded in place; one with CONTINUATIONs is collected
+;;;; first, and while it is, any other frame is a connection error (6.10). A block is always
+;;;; decoded, even if its stream is refused, for the sake of the HPACK table.
 ;;;;
-;;;; Errors are values, not conditions: FAIL-STREAM and FAIL-CONNECTION return, and whoever may have
-;;;; called them looks at the state again. Only HPACK signals; that is caught once per
+;;;; Errors are values, not conditions: FAIL-STREAM and FAIL-CONNECTION return, and code that may
+;;;; have called them looks at the state again. Only HPACK signals; that is caught once per
 ;;;; RECEIVE-OCTETS. While a sink function runs for a stream it is CONNECTION-CURRENT, so that it
 ;;;; cannot be used again.
 ;;;;
@@ -102,7 +102,7 @@
     (if (or (plusp count) end-stream-p)
         (deliver (on-data connection stream) octets start end end-stream-p)
         (progn
-          (incf (accounting-empty-frames (connection-accounting connection)))
+          (incf (counters-empty-frames (connection-counters connection)))
           (charge-idle-frame connection)))
     nil))
 
@@ -142,13 +142,13 @@
            (reset-absent connection id +protocol-error+ "a stream that depends on itself"))
           ((<= (options-max-concurrent-streams (connection-options connection))
                (connection-stream-count connection))
-           (incf (accounting-streams-refused (connection-accounting connection)))
+           (incf (counters-streams-refused (connection-counters connection)))
            (reset-absent connection id +refused-stream+ "too many streams at once"))
           ((hpack:field-list-overflow-p list)
            (reset-absent connection id +enhance-your-calm+ "header list too large"))
           ((or (= content-length +malformed-message+)
                (and end-stream-p (plusp content-length)))
-           (incf (accounting-malformed-messages (connection-accounting connection)))
+           (incf (counters-malformed-messages (connection-counters connection)))
            (reset-absent connection id +protocol-error+ "malformed request"))
           (t
            (let ((stream (take-stream connection id)))
@@ -159,7 +159,7 @@
     nil))
 
 (define-hot fail-message ((stream stream) (text simple-string)) null
-  (incf (accounting-malformed-messages (connection-accounting (stream-connection stream))))
+  (incf (counters-malformed-messages (connection-counters (stream-connection stream))))
   (fail-stream stream +protocol-error+ text))
 
 (define-hot receive-response ((connection connection) (stream stream) (state state)
@@ -281,15 +281,15 @@
         (connection-block-id connection) id
         (connection-block-flags connection) flags
         (connection-block-buffer connection) (make-buffer :size (* 2 (- end start)))
-        (accounting-block-octets (connection-accounting connection)) 0)
+        (counters-block-octets (connection-counters connection)) 0)
   (collect-block connection octets start end))
 
 (define-hot collect-block ((connection connection) (octets octets) (start index) (end index)) null
   "Add a piece to the header block in progress. Its frame header counts too, so that many empty
 pieces pass the limit as well."
-  (let ((accounting (connection-accounting connection)))
+  (let ((counters (connection-counters connection)))
     (if (< (options-max-header-block-octets (connection-options connection))
-           (incf (accounting-block-octets accounting)
+           (incf (counters-block-octets counters)
                  (+ (- end start) +frame-header-octets+)))
         (fail-block connection)
         (append-octets (the buffer (connection-block-buffer connection)) octets
@@ -316,7 +316,7 @@ if it is there, for a reason of its own."
            (let ((buffer (the buffer (connection-block-buffer connection))))
              (setf (connection-phase connection) +running+
                    (connection-block-buffer connection) nil
-                   (accounting-block-octets (connection-accounting connection)) 0)
+                   (counters-block-octets (connection-counters connection)) 0)
              (receive-block connection (buffer-octets buffer) (buffer-start buffer)
                             (buffer-end buffer) (connection-block-flags connection) id)))))
   nil)
@@ -348,7 +348,7 @@ if it is there, for a reason of its own."
     null
   (let* ((stream (find-stream connection id))
          (step (frame-step connection stream id +receive-reset+)))
-    (incf (accounting-resets-received (connection-accounting connection)))
+    (incf (counters-resets-received (connection-counters connection)))
     (cond ((not (and stream (= +accept+ (step-action step))))
            (charge-update connection)
            (reject-frame connection stream id step))
@@ -388,7 +388,7 @@ if it is there, for a reason of its own."
 (define-hot receive-ping ((connection connection) (octets octets) (start index) (flags flags)) null
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; 64 bits, sometimes an object
   (let ((payload (ping-payload octets start)))
-    (incf (accounting-pings-received (connection-accounting connection)))
+    (incf (counters-pings-received (connection-counters connection)))
     (cond ((logtest flags +flag-ack+)
            (charge-idle-frame connection)
            (unless (connection-closed-p connection)

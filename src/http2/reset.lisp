@@ -1,10 +1,10 @@
 ;;;; Streams that we reset (RFC 9113 sections 5.1, 5.4.2 and 6.4), and what is known of identifiers
 ;;;; that have no stream any more.
 ;;;;
-;;;; Of a stream that is gone, only this is known: identifiers up to HIGHEST-ID are closed; the
-;;;; newest gap below it was never opened; and those that we reset, the RESET-COUNT highest, stand
-;;;; in RESETS in order, since the peer may not know yet: their late frames are no error. When the
-;;;; lowest of them is forgotten, all identifiers up to it count as reset.
+;;;; Identifiers up to HIGHEST-ID are closed. The newest gap below it was never opened. The streams
+;;;; that we reset are known one by one, the RESET-COUNT highest of them, in order, in RESETS: the
+;;;; peer may not know of the reset yet, so its late frames are no error. When the lowest of them is
+;;;; forgotten, all identifiers up to it count as reset.
 
 (in-package #:clgrpc.http2)
 
@@ -37,8 +37,8 @@
     nil))
 
 (define-hot forget-reset ((connection connection) (place index)) index
-  "Forget the lowest of the streams that we reset to make room for one at PLACE. Return the place
-that this has then."
+  "Forget the lowest of the streams that we reset, to make room for one at PLACE. Return its place
+after that."
   (let ((resets (connection-resets connection)))
     (setf (connection-reset-forgotten connection) (logand (aref resets 0) #x7FFFFFFF))
     (replace resets resets :start1 0 :start2 1 :end2 (connection-reset-count connection))
@@ -46,8 +46,8 @@ that this has then."
     (1- place)))
 
 (define-hot remember-reset ((connection connection) (id stream-id)) null
-  "Remember that we reset the stream ID, of which the peer may not know yet."
-  (earn-updates (connection-accounting connection))
+  "Remember that we reset the stream ID; the peer may not know it yet."
+  (earn-updates (connection-counters connection))
   (unless (or (<= id (connection-reset-forgotten connection))
               (reset-known-p connection id))
     (let ((place (reset-place connection id)))
@@ -88,7 +88,7 @@ that this has then."
   (unless (connection-closed-p connection)
     (charge-reset connection))
   (unless (connection-closed-p connection)
-    (incf (accounting-resets-sent (connection-accounting connection)))
+    (incf (counters-resets-sent (connection-counters connection)))
     (emit-frame (connection rst-stream 0 id) code))
   nil)
 
@@ -123,7 +123,7 @@ section 6.4."
           (t
            (remember-reset connection id)
            (setf (stream-state stream) +reset+)
-           (incf (accounting-resets-sent (connection-accounting connection)))
+           (incf (counters-resets-sent (connection-counters connection)))
            (emit-frame (connection rst-stream 0 id) error-code)
            (finish-stream stream)))
     nil))

@@ -111,7 +111,7 @@ sizes only the highest and the last matter, however many there are."
 
 (defun receive-settings (connection octets start end)
   "The peer's SETTINGS with parameters from START to END: apply, acknowledge, tell the owner."
-  (incf (accounting-settings-received (connection-accounting connection)))
+  (incf (counters-settings-received (connection-counters connection)))
   (when (= +awaiting-settings+ (connection-phase connection))
     (setf (connection-phase connection) +running+
           (connection-preface-deadline connection) 0

@@ -93,14 +93,14 @@ the one given, oldest first. It may end streams."
                        (t (%make-stream connection id)))))
     (setf (stream-send-window stream) (connection-peer-stream-window connection)
           (stream-receive-window stream) (connection-stream-window connection))
-    (incf (accounting-streams-opened (connection-accounting connection)))
-    (earn-updates (connection-accounting connection))
+    (incf (counters-streams-opened (connection-counters connection)))
+    (earn-updates (connection-counters connection))
     (insert-stream connection stream)
     stream))
 
 (define-hot recycle-stream ((stream stream)) null
-  "Put STREAM into the pool if neither the owner nor we hold it any more. Those of a connection that
-is finished would keep it."
+  "Put STREAM into the pool if neither the owner nor this connection uses it any more. Streams of a
+finished connection do not go there, since they would keep it from the collector."
   (let* ((connection (stream-connection stream))
          (pool (connection-pool connection)))
     (when (and (= (logior +finished+ +released+)
@@ -119,7 +119,7 @@ is finished would keep it."
     nil))
 
 (defun leave-pool (connection)
-  "Take the streams that were CONNECTION's out of the pool, so that nothing keeps it."
+  "Take the streams that were CONNECTION's out of the pool, so that nothing keeps CONNECTION."
   (let* ((pool (connection-pool connection))
          (stream (shiftf (pool-streams pool) nil)))
     (setf (pool-stream-count pool) 0)
@@ -132,16 +132,16 @@ is finished would keep it."
                (setf stream next)))))
 
 (define-hot release-stream ((stream stream)) null
-  "Tell that the caller keeps no reference to STREAM, which may be used again once it is closed. To
-be called at most once, in or after ON-STREAM-CLOSED or before; never calling it is safe."
+  "Say that the caller keeps no reference to STREAM, which may be used again once it is closed. Call
+it at most once, at any time; never calling it is safe."
   (set-stream-flag stream +released+)
   (recycle-stream stream))
 
 ;;; Identifiers
 
 (define-hot (note-highest-id :inline t) ((connection connection) (id stream-id)) null
-  "The peer opens ID, above all before it; those it left out are closed without having been open
-(5.1.1)."
+  "The peer opens ID, which is above all earlier ones; identifiers that it left out are closed
+without ever having been open (5.1.1)."
   (let ((next (+ 2 (connection-highest-id connection))))
     (when (< next id)
       (setf (connection-skipped-low connection) (logand next #x7FFFFFFF)

@@ -1,5 +1,6 @@
-;;;; The structures: sink (whom we tell), accounting (what a peer costs us), pool (what connections
-;;;; of one loop share), stream and connection. No behaviour; the files that follow have it.
+;;;; The structures: sink (the functions that a connection calls), counters (what a peer makes us
+;;;; hold and do), pool (what connections of one loop share), stream and connection. The behaviour
+;;;; is in the files that follow.
 ;;;;
 ;;;; Invariants: a stream is in its connection's table from the moment it exists until it is
 ;;;; finished; STREAM-COUNT is the number in the table. A stream with queued octets and room in its
@@ -48,7 +49,7 @@ function that does nothing, except ON-OUTPUT, which has no default.
   (on-ping-ack #'ignore-call :type function) ; the answer to a PING of ours
   (on-close #'ignore-call :type function)) ; the connection is finished
 
-(defstruct (accounting (:copier nil) (:predicate nil))
+(defstruct (counters (:copier nil) (:predicate nil))
   "What a peer makes one connection hold and do: amounts at present, counts since the connection
 began, and the state of its rate limits (patience.lisp)."
   (queued-octets 0 :type index)         ; DATA that waits for windows or a turn
@@ -112,7 +113,7 @@ began, and the state of its rate limits (patience.lisp)."
   (options nil :type options)           ; what limits it
   (user nil)                            ; whatever the owner wants to find with it
   (pool nil :type pool)                 ; shared with other connections of the thread
-  (accounting (make-accounting) :type accounting) ; what the peer has made it do
+  (counters (make-counters) :type counters) ; what the peer has made it do
   (phase +awaiting-preface+ :type (unsigned-byte 3)) ; a constant above
   (output nil :type (or null buffer))   ; to append to; nil until it is borrowed
   (encoder nil :type hpack:encoder)     ; of our header blocks
@@ -187,7 +188,7 @@ began, and the state of its rate limits (patience.lisp)."
   (connection nil :type connection)     ; that it belongs to
   (user nil)                            ; whatever the owner wants to find with it
   (next nil :type (or null stream))     ; in its chain of the table, or in the pool
-  (link nil :type (or null stream))     ; in the ring of writers
+  (ring-next nil :type (or null stream)) ; in the ring of writers
   (due nil :type (or null stream))      ; in the list of those whose WINDOW_UPDATE is to be written
   (send-window 0 :type window)          ; how much DATA the peer still takes
   (receive-window 0 :type window)       ; how much the peer may still send
@@ -200,7 +201,7 @@ began, and the state of its rate limits (patience.lisp)."
   (queued-octets 0 :type index)         ; how many octets are queued
   (trailers-function nil :type (or null function))) ; writes the trailers behind the queue
 
-(declaim (sb-ext:freeze-type sink accounting pool segment stream connection))
+(declaim (sb-ext:freeze-type sink counters pool segment stream connection))
 
 (define-hot (stream-flag-p :inline t) ((stream stream) (flag (unsigned-byte 8))) boolean
   (logtest flag (stream-flags stream)))
@@ -275,7 +276,7 @@ began, and the state of its rate limits (patience.lisp)."
    (connection-user "Whatever the owner wants to find with a connection. SETFable.")
    (connection-options "The OPTIONS that limit a connection.")
    (connection-sink "The SINK that a connection calls.")
-   (connection-accounting "What the peer has made a connection do: an ACCOUNTING structure.")
+   (connection-counters "What the peer has made a connection do: a COUNTERS structure.")
    (connection-output
     "The buffer that a connection appends to, or NIL if it has nothing to say since the owner set
 this to NIL. The owner does so each time it takes the buffer away to send it.")
@@ -290,14 +291,14 @@ this to NIL. The owner does so each time it takes the buffer away to send it.")
    (connection-goaway-received
     "The last stream that the peer's GOAWAY says it has seen, 0 for none; -1 without a GOAWAY.")
    (pool-queued-octets "DATA octets queued on all connections of a pool.")
-   (accounting-queued-octets "DATA octets queued on all streams, waiting for windows or a turn.")
-   (accounting-control-frames "Answers appended since the output was last empty.")
-   (accounting-block-octets "Octets of the header block that is being collected.")
-   (accounting-streams-opened "Streams that were opened, by either side.")
-   (accounting-streams-refused "Streams of the peer above our limit.")
-   (accounting-resets-received "RST_STREAM frames received.")
-   (accounting-resets-sent "RST_STREAM frames sent.")
-   (accounting-pings-received "PING frames received, answers to ours among them.")
-   (accounting-settings-received "SETTINGS frames received, acknowledgements not counted.")
-   (accounting-empty-frames "DATA frames received that had no content and ended nothing.")
-   (accounting-malformed-messages "Requests, responses and trailers that broke section 8.")))
+   (counters-queued-octets "DATA octets queued on all streams, waiting for windows or a turn.")
+   (counters-control-frames "Answers appended since the output was last empty.")
+   (counters-block-octets "Octets of the header block that is being collected.")
+   (counters-streams-opened "Streams that were opened, by either side.")
+   (counters-streams-refused "Streams of the peer above our limit.")
+   (counters-resets-received "RST_STREAM frames received.")
+   (counters-resets-sent "RST_STREAM frames sent.")
+   (counters-pings-received "PING frames received, answers to ours among them.")
+   (counters-settings-received "SETTINGS frames received, acknowledgements not counted.")
+   (counters-empty-frames "DATA frames received that had no content and ended nothing.")
+   (counters-malformed-messages "Requests, responses and trailers that broke section 8.")))

@@ -110,9 +110,9 @@ MARK after the start of BUFFER. The pieces move back to front, each to its place
        (options-max-frame-octets (connection-options connection))))
 
 (define-hot reserve-data ((stream stream) (count index)) boolean
-  "True if a DATA frame of COUNT octets on STREAM can go into the output at once: its headers are
-sent, both windows allow it, one frame holds it, nobody is queued and the output is under its cap.
-Then call BEGIN-DATA, else SEND-DATA."
+  "True if a DATA frame of COUNT octets on STREAM can go into the output at once. This is so if the
+stream's headers are sent, both windows and one frame have room, no stream has queued DATA and the
+output is under its cap. Then call BEGIN-DATA, else SEND-DATA."
   (let ((connection (stream-connection stream)))
     (and (sending-state-p (stream-state stream))
          (stream-flag-p stream +sent-headers+)

@@ -20,8 +20,8 @@
     "True if kernels do something."))
 
 (defmacro with-kernel-parts (&body definitions)
-  "Evaluate DEFINITIONS, of what the bodies of kernels use, already when the file is compiled; do
-nothing where kernels are nothing, and have no assembler that knows their instructions."
+  "Evaluate DEFINITIONS, which the bodies of kernels use, already when the file is compiled. Do
+nothing on processors without kernels, whose assembler does not know the instructions."
   (when +kernels-p+
     `(eval-when (:compile-toplevel :load-toplevel :execute) ,@definitions)))
 
@@ -29,12 +29,14 @@ nothing where kernels are nothing, and have no assembler that knows their instru
 (defmacro define-kernel (name arguments results (&key integers vectors vectors-256
                                                       vectors-512 masks shift)
                          documentation &body body)
-  "Define NAME as a function of ARGUMENTS, each a name and one of :SAP, :COUNT, :WORD (64 bits) and
-:OCTETS (a vector, whose data begin +OCTETS-DATA+ behind what is in the register), that returns
-RESULTS, a list of names of unsigned words or (name bits). BODY is assembler for it, whose symbols
-are labels, and sees all of these as registers, and besides INTEGERS, VECTORS (of 16 octets),
-VECTORS-256 (of 32), VECTORS-512 (of 64) with MASKS, and SHIFT, the one that shifts count by;
-it leaves ARGUMENTS as they are."
+  "Define NAME as a function in machine code.
+  ARGUMENTS: names, each with a kind: :SAP, :COUNT, :WORD (64 bits) or :OCTETS, a vector, whose data
+    begin +OCTETS-DATA+ behind what is in the register.
+  RESULTS: names of unsigned words, or (name bits).
+  INTEGERS, VECTORS (of 16 octets), VECTORS-256 (of 32), VECTORS-512 (of 64), MASKS: more registers;
+    SHIFT is the one that instructions take the count of a shift from.
+BODY is assembler: its symbols are labels, and the names above are registers. It must leave
+ARGUMENTS as they are."
   (flet ((argument-type (kind)
            (ecase kind
              (:sap 'sb-sys:system-area-pointer)

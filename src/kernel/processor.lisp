@@ -1,6 +1,7 @@
-;;;; What the processor has. Most kernels need instructions that x86-64 did not have at first, so
-;;;; their callers ask AVX2-P, FAST-BITS-P or AVX512-P. All are found out at each start, so that a
-;;;; core may be carried to an older machine; only whether PEXT and PDEP are fast is kept in it.
+;;;; What the processor has. Most kernels need instructions that not every x86-64 has, so their
+;;;; callers ask AVX2-P, FAST-BITS-P or AVX512-P first. AVX2-P and AVX512-P tell what was found when
+;;;; the process started, so a saved core may be carried to an older machine. Whether PEXT and PDEP
+;;;; are fast is found when the code is loaded and stays in the core.
 
 (in-package #:clgrpc.kernel)
 
@@ -18,8 +19,8 @@
                  (or (/= vendor #x68747541) ; of AMD's, whose name begins so, those from family 19h
                      (<= #x19 (+ (ldb (byte 4 8) version) (ldb (byte 8 20) version))))))
     #-x86-64 nil
-  "True if PEXT and PDEP are fast where they are. A core that is carried to another processor keeps
-it, which costs speed only.")
+  "True if PEXT and PDEP are fast where the processor has them. A core that is carried to another
+processor keeps the value; if it is wrong there, only speed is lost.")
 
 (declaim (inline fast-bits-p))
 (defun fast-bits-p ()

@@ -17,14 +17,14 @@ itself, being no forwarder."
         (not (message-p (message-extra (truly-the message ,message))))))
 
 (defmacro by-storage ((structure place) form)
-  "FORM, compiled for each way in which PLACE of STRUCTURE may be stored; in it (HELD) is what
+  "FORM, compiled for each way in which PLACE of STRUCTURE may be stored; in it (STORED) is what
 MESSAGE, which is of STRUCTURE, holds there."
   `(multiple-value-bind (index storage) (place-storage ,structure ,place)
      (declare (type index index))
      (ecase storage
        ,@(loop for (storage reader type) in *storages*
                collect `(,storage
-                         (macrolet ((held () '(truly-the ,type (,reader message index))))
+                         (macrolet ((stored () '(truly-the ,type (,reader message index))))
                            ,form))))))
 
 (defmacro accessor (lambda-list here elsewhere)
@@ -48,8 +48,8 @@ MESSAGE, which is of STRUCTURE, holds there."
     (macrolet ((checked (label kind form)
                  `(lambda (value) (given (,(accepted-type label kind) field) ,form))))
       (ecase (slot-label slot)
-        (:map (checked :map nil (to-held slot value)))
-        (:repeated (checked :repeated nil (to-held slot value)))
+        (:map (checked :map nil (to-stored slot value)))
+        (:repeated (checked :repeated nil (to-stored slot value)))
         (:singular
          (ecase kind
            (:bool (checked :singular :bool (and value t)))
@@ -90,7 +90,7 @@ MESSAGE, which is of STRUCTURE, holds there."
             (enum-p
              (let ((index (place-index structure place)))
                (reader (enum-keyword-of type (tagged-place index)))))
-            (t (by-storage (structure place) (reader (held))))))))
+            (t (by-storage (structure place) (reader (stored))))))))
 
 (defun setter-function (slot structure wrapper symbol)
   "The setter of SLOT."
@@ -105,16 +105,16 @@ MESSAGE, which is of STRUCTURE, holds there."
          (let ((case (place-index structure (oneof-slot-case (slot-oneof slot))))
                (place (place-index structure (oneof-slot-value (slot-oneof slot))))
                (message-p (eq :message (slot-kind slot))))
-           (writer (let ((held (funcall convert value)))
-                     (setf (tagged-place place) held
-                           (tagged-place case) (if (or held (not message-p)) number 0))))))
+           (writer (let ((stored (funcall convert value)))
+                     (setf (tagged-place place) stored
+                           (tagged-place case) (if (or stored (not message-p)) number 0))))))
         (:bit
          (let ((bits (place-index structure (slot-bits slot))) (mask (ash 1 (slot-bit slot))))
            (by-storage (structure place)
-                       (writer (setf (held) (funcall convert value)
+                       (writer (setf (stored) (funcall convert value)
                                      (tagged-place bits)
                                      (logior mask (the fixnum (tagged-place bits))))))))
-        (t (by-storage (structure place) (writer (setf (held) (funcall convert value)))))))))
+        (t (by-storage (structure place) (writer (setf (stored) (funcall convert value)))))))))
 
 (defun presence-function (slot structure wrapper symbol)
   "The function that tells whether the field of SLOT, which has presence, is present."

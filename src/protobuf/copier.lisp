@@ -28,8 +28,8 @@
 
 (defun copy-extras (extras)
   (make-extras (extras-unknown extras)
-               (loop for (slot . held) in (extras-entries extras)
-                     collect (cons slot (copy-value held)))
+               (loop for (slot . stored) in (extras-entries extras)
+                     collect (cons slot (copy-value stored)))
                (extras-epoch extras)))
 
 (define-hot (shallow-copy :inline t) ((message message)) message

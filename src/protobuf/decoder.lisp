@@ -245,20 +245,20 @@ strings it may be done with some already."
                         key
                         ,(cond (message
                                 `(or (read-pieces ,(type-form value) octets
-                                                  (or held (list (cons stop stop))) reading)
+                                                  (or stored (list (cons stop stop))) reading)
                                      (return-from read nil)))
                                ((eq :enum (slot-kind value))
                                 `(enum-keyword-of ,(type-form value)
-                                                  (truly-the (signed-byte 32) held)))
-                               (t 'held)))))
-    `(multiple-value-bind (key held)
+                                                  (truly-the (signed-byte 32) stored)))
+                               (t 'stored)))))
+    `(multiple-value-bind (key stored)
          (read-entry octets start stop
                      ,(slot-tag key) #',(slot-function "READ" key)
                      ,(literal (slot-default key)) ,(slot-tag value)
                      ,(if message nil `#',(slot-function "READ" value))
                      ,(if message nil (literal (slot-default value))))
        ,(if (slot-closed-p value)
-            `(if (enum-known-p ,(type-form value) held)
+            `(if (enum-known-p ,(type-form value) stored)
                  ,put
                  (setf ranges (note-range ranges field-start stop)))
             put))))

@@ -165,9 +165,9 @@ up and read again."
           (t
            (let ((finding (make-finding slot)))
              (setf (finding-items finding) items)
-             (multiple-value-bind (held done) (finding-value finding octets nil reading)
+             (multiple-value-bind (stored done) (finding-value finding octets nil reading)
                (when done
-                 (set-slot message slot held)
+                 (set-slot message slot stored)
                  t)))))))
 
 (defun fill-dynamic-map (message slot ranges octets reading)
@@ -218,22 +218,22 @@ enum does not know the value, :again to give up and read again."
                     nil
                     (fdefinition (slot-function verb slot)))))
 
-(defun dynamic-field-size (slot held)
+(defun dynamic-field-size (slot stored)
   (if (eq :map (slot-label slot))
       (let ((key (slot-entry-key slot)) (value (slot-entry-value slot)))
-        (size-map held (varint-size (tag-of (slot-number slot) 2))
+        (size-map stored (varint-size (tag-of (slot-number slot) 2))
                   (first (map-coders key '("SIZE"))) (first (map-coders value '("SIZE")))
                   (slot-type-object value)))
-      (held-octets slot held)))
+      (stored-size slot stored)))
 
-(defun write-dynamic-field (slot held octets at)
+(defun write-dynamic-field (slot stored octets at)
   (if (eq :map (slot-label slot))
       (let ((key (slot-entry-key slot)) (value (slot-entry-value slot)))
         (destructuring-bind (key-size key-put) (map-coders key '("SIZE" "PUT"))
           (destructuring-bind (value-size value-put) (map-coders value '("SIZE" "PUT"))
-            (put-map held octets at (tag-of (slot-number slot) 2) (slot-tag key) key-size key-put
+            (put-map stored octets at (tag-of (slot-number slot) 2) (slot-tag key) key-size key-put
                      (slot-tag value) value-size value-put (slot-type-object value)))))
-      (put-held slot held octets at)))
+      (put-stored slot stored octets at)))
 
 (defun need-dynamic (message layout)
   (unless (and (dynamic-message-p message) (eq layout (dynamic-layout message)))
@@ -246,7 +246,7 @@ enum does not know the value, :again to give up and read again."
   (let ((size (if (message-extra message) (extra-size (message-extra message)) 0)))
     (dolist (slot slots)
       (when (slot-present-p message slot)
-        (incf size (dynamic-field-size slot (present-held message slot)))))
+        (incf size (dynamic-field-size slot (present-stored message slot)))))
     (setf (message-size message) size)))
 
 (defun write-dynamic (message layout slots octets at)
@@ -254,7 +254,7 @@ enum does not know the value, :again to give up and read again."
   (need-dynamic message layout)
   (dolist (slot slots)
     (when (slot-present-p message slot)
-      (setf at (write-dynamic-field slot (present-held message slot) octets at))))
+      (setf at (write-dynamic-field slot (present-stored message slot) octets at))))
   (if (message-extra message) (put-extra (message-extra message) octets at) at))
 
 ;;; Pools

@@ -66,7 +66,7 @@ accessor."
      `(setf ,symbol)
      (lambda (value message)
        (let ((slot (extension-slot extension)))
-         (set-slot (extended-message message extension) slot (to-held slot value))
+         (set-slot (extended-message message extension) slot (to-stored slot value))
          value)))
     (install-function
      (public-name "HAS-~A" symbol)

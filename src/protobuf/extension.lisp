@@ -83,23 +83,23 @@ message type), by number."
     (t (truly-the index (funcall (the function (scalar-putter (slot-scalar slot))) value octets
                            at)))))
 
-(defun packed-octets (slot held)
-  (loop for value across held sum (value-octets slot value) of-type index))
+(defun packed-octets (slot stored)
+  (loop for value across stored sum (value-octets slot value) of-type index))
 
-(defun held-octets (slot held)
-  "The size of all that SLOT writes when it holds HELD."
+(defun stored-size (slot stored)
+  "The size of all that SLOT writes when it holds STORED."
   (let ((tag (varint-size (slot-tag slot))))
     (cond ((slot-item-p slot)
-           (+ 4 (varint-size (slot-number slot)) (value-octets slot held)))
-          ((eq :singular (slot-label slot)) (+ tag (value-octets slot held)))
-          ((zerop (length held)) 0)
+           (+ 4 (varint-size (slot-number slot)) (value-octets slot stored)))
+          ((eq :singular (slot-label slot)) (+ tag (value-octets slot stored)))
+          ((zerop (length stored)) 0)
           ((slot-packed-p slot)
-           (let ((size (packed-octets slot held)))
+           (let ((size (packed-octets slot stored)))
              (+ (varint-size (tag-of (slot-number slot) 2)) size (varint-size size))))
-          (t (loop for value across held sum (+ tag (value-octets slot value)))))))
+          (t (loop for value across stored sum (+ tag (value-octets slot value)))))))
 
-(defun put-held (slot held octets at)
-  "Write all of SLOT, which holds HELD and has just been measured; return the position after it."
+(defun put-stored (slot stored octets at)
+  "Write all of SLOT, which holds STORED and has just been measured; return the position after it."
   (declare (type octets octets) (type index at))
   (flet ((put (value) (setf at (put-value slot value octets at))))
     (cond ((slot-item-p slot)
@@ -107,17 +107,17 @@ message type), by number."
            (put-octet (tag-of 2 0))
            (put-varint (slot-number slot))
            (put-octet (tag-of 3 2))
-           (put held)
+           (put stored)
            (put-octet (tag-of 1 4)))
           ((eq :singular (slot-label slot))
            (put-varint (slot-tag slot))
-           (put held))
-          ((zerop (length held)))
+           (put stored))
+          ((zerop (length stored)))
           ((slot-packed-p slot)
            (put-varint (tag-of (slot-number slot) 2))
-           (put-varint (packed-octets slot held))
-           (map nil #'put held))
-          (t (loop for value across held
+           (put-varint (packed-octets slot stored))
+           (map nil #'put stored))
+          (t (loop for value across stored
                    do (put-varint (slot-tag slot))
                       (put value))))
     at))
@@ -127,8 +127,8 @@ message type), by number."
   (etypecase extra
     (octets (length extra))
     (extras (let ((size (length (extras-unknown extra))))
-              (loop for (slot . held) in (extras-entries extra)
-                    do (incf size (the index (held-octets slot held))))
+              (loop for (slot . stored) in (extras-entries extra)
+                    do (incf size (the index (stored-size slot stored))))
               size))))
 
 (defun put-extra (extra octets at)
@@ -139,8 +139,8 @@ it."
            (if unknown (copy-octets unknown 0 (length unknown) octets at) at)))
     (etypecase extra
       (octets (put extra))
-      (extras (loop for (slot . held) in (extras-entries extra)
-                    do (setf at (put-held slot held octets at)))
+      (extras (loop for (slot . stored) in (extras-entries extra)
+                    do (setf at (put-stored slot stored octets at)))
               (put (extras-unknown extra))))))
 
 ;;; Reading extensions out of unknown fields, whose form has been checked
@@ -218,9 +218,9 @@ FINDINGs and the ranges of the rest, the latest first."
                           (setf rest (append unknown rest)))))))
     (values (nreverse findings) rest)))
 
-(defun finding-value (finding octets held reading)
-  "What the slot of FINDING holds, HELD being what it held before, or nil; second value nil to give
-up and read again."
+(defun finding-value (finding octets stored reading)
+  "What the slot of FINDING holds; STORED is what it held before, or nil. The second value is nil if
+reading must be given up and done again."
   (let* ((slot (finding-slot finding))
          (items (finding-items finding))
          (kind (slot-kind slot))
@@ -230,14 +230,14 @@ up and read again."
                  (return-from finding-value (values nil nil)))))
       (values
        (cond ((eq :repeated (slot-label slot))
-              (concatenate `(simple-array ,(element-type kind) (*)) held
+              (concatenate `(simple-array ,(element-type kind) (*)) stored
                            (mapcar (case kind
                                      (:message (lambda (range) (read-message (list range))))
                                      (:enum (lambda (number) (enum-keyword-of type number)))
                                      (t #'identity))
                                    (reverse items))))
              ((eq kind :message)
-              (read-message (if held (append items (list (message-octets held))) items)))
+              (read-message (if stored (append items (list (message-octets stored))) items)))
              (t (first items)))
        t))))
 
@@ -248,10 +248,10 @@ up and read again."
     (funcall (message-type-writer type) message octets 0)
     octets))
 
-(defun enter-held (slot held entries)
-  "ENTRIES, by number, with HELD under SLOT instead of what was there."
+(defun enter-stored (slot stored entries)
+  "ENTRIES, by number, with STORED under SLOT instead of what was there."
   (merge 'list (remove (slot-number slot) entries :key (lambda (entry) (slot-number (car entry))))
-         (list (cons slot held)) #'< :key (lambda (entry) (slot-number (car entry)))))
+         (list (cons slot stored)) #'< :key (lambda (entry) (slot-number (car entry)))))
 
 (defun absorb-extensions (type octets entries epoch reading)
   "EXTRAS with ENTRIES and the extensions of TYPE that are among the fields that OCTETS are; nil to
@@ -259,10 +259,10 @@ give up and read again."
   (multiple-value-bind (findings rest) (find-extensions octets type)
     (dolist (finding findings)
       (let ((slot (finding-slot finding)))
-        (multiple-value-bind (held done)
+        (multiple-value-bind (stored done)
             (finding-value finding octets (cdr (assoc slot entries)) reading)
           (unless done (return-from absorb-extensions nil))
-          (setf entries (enter-held slot held entries)))))
+          (setf entries (enter-stored slot stored entries)))))
     (make-extras (and rest (gather-ranges octets rest)) entries epoch)))
 
 (defun gather-extra (type octets ranges reading)
@@ -309,7 +309,7 @@ been looked for; nil if it has none."
   (let ((extras (settled-extras message)))
     (and extras (assoc slot (extras-entries extras)))))
 
-(defun extension-held (message slot)
+(defun stored-extension (message slot)
   "What MESSAGE, of the current layout, holds for the extension SLOT."
   (let ((entry (extension-entry message slot)))
     (cond (entry (cdr entry))
@@ -331,14 +331,14 @@ been looked for; nil if it has none."
                   (make-extras (extras-unknown extras) entries (extras-epoch extras))
                   (extras-unknown extras)))))))
 
-(defun hold-extension (message slot held)
-  "Make HELD what MESSAGE, of the current layout, holds for the extension SLOT."
+(defun store-extension (message slot stored)
+  "Make STORED what MESSAGE, of the current layout, holds for the extension SLOT."
   (let ((extras (or (settled-extras message) (make-extras (message-extra message) '() **epoch**))))
-    (if (and (null held) (eq :message (slot-kind slot)))
+    (if (and (null stored) (eq :message (slot-kind slot)))
         (drop-extension message slot)
         (setf (message-extra message)
               (make-extras (extras-unknown extras)
-                           (enter-held slot held (extras-entries extras))
+                           (enter-stored slot stored (extras-entries extras))
                            (extras-epoch extras))))))
 
 (defun extension-slot-of (message field)

@@ -164,7 +164,7 @@ sign."
       (multiple-value-bind (item known) (with-step (input i) (read-json-item input slot))
         (when known (push item items)))
       (incf i))
-    (set-slot message slot (to-held slot (nreverse items)))))
+    (set-slot message slot (to-stored slot (nreverse items)))))
 
 (defun read-map-key (input kind text)
   "The key of KIND that TEXT, the name of a member, means."
@@ -285,7 +285,7 @@ and has @type besides."
 (defun read-json-mask (input message)
   (let ((slot (numbered-slot message 1)))
     (set-slot message slot
-              (to-held slot (mapcar (lambda (path)
+              (to-stored slot (mapcar (lambda (path)
                                       (or (snake-path path)
                                           (json-wrong input "~S is no path of a FieldMask" path)))
                                     (split-text (read-json-text input) #\,))))))

@@ -171,12 +171,12 @@
           do (separate output)
              (append-value output slot element))))
 
-(defun append-held (output slot held)
-  "Write HELD, all that SLOT holds."
+(defun append-stored (output slot stored)
+  "Write STORED, all that SLOT holds."
   (ecase (slot-label slot)
-    (:singular (append-value output slot held))
-    (:repeated (append-elements output slot held))
-    (:map (append-map output slot held))))
+    (:singular (append-value output slot stored))
+    (:repeated (append-elements output slot stored))
+    (:map (append-map output slot stored))))
 
 ;;; Messages
 
@@ -190,13 +190,13 @@
         for key across (if (output-proto-names output) (view-proto-keys view) (view-keys view))
         do (cond ((slot-present-p message slot)
                   (append-name output key)
-                  (append-held output slot (present-held message slot)))
+                  (append-stored output slot (present-stored message slot)))
                  ((and (output-defaults output) (shown-by-default-p slot))
                   (append-name output key)
-                  (append-held output slot (held message slot)))))
+                  (append-stored output slot (stored message slot)))))
   (dolist (slot (present-extensions message))
     (append-string-name output (slot-path slot))
-    (append-held output slot (held message slot))))
+    (append-stored output slot (stored message slot))))
 
 (defun append-message (output message)
   (with-level (output)
@@ -214,7 +214,7 @@
     (:value (append-any-value output message))
     ((:struct :list :wrapper)
      (let ((slot (numbered-slot message 1)))
-       (append-held output slot (held message slot))))))
+       (append-stored output slot (stored message slot))))))
 
 (defun append-time (output message function name)
   (let ((seconds (number-held message 1)) (nanos (number-held message 2)))
@@ -238,10 +238,10 @@
   (let ((slot (find-if (lambda (slot) (slot-present-p message slot))
                        (layout-slots (message-layout message)))))
     (unless slot (fail-writing output "a Value holds nothing"))
-    (let ((held (present-held message slot)))
-      (when (and (floatp held) (infinite-or-nan-p held))
-        (fail-writing output "a Value cannot be ~A" (float-text held)))
-      (append-held output slot held))))
+    (let ((stored (present-stored message slot)))
+      (when (and (floatp stored) (infinite-or-nan-p stored))
+        (fail-writing output "a Value cannot be ~A" (float-text stored)))
+      (append-stored output slot stored))))
 
 (defun append-any (output message)
   (let ((url (number-held message 1)) (octets (number-held message 2)))

@@ -270,7 +270,8 @@ vector or map with SOURCE."
                                               old (copy-value value))))
           ((and old (message-p value)) (merge-message old value))
           ((eq :singular (slot-label slot))
-           (set-slot target slot (if (message-p value) (copy-message value) (to-held slot value))))
+           (set-slot target slot
+                     (if (message-p value) (copy-message value) (to-stored slot value))))
           (t (set-slot target slot (copy-value value))))))
 
 (defun append-unknown (message octets)

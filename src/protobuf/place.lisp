@@ -30,14 +30,14 @@
                 (ecase storage
                   ,@(loop for (storage reader type) in *storages*
                           collect `(,storage
-                                    (symbol-macrolet ((held (,reader message index)))
+                                    (symbol-macrolet ((stored (,reader message index)))
                                       (macrolet ((typed (form) `(the ,',type ,form)))
                                         ,form))))))))
   (defun place-value (message place)
     "What MESSAGE holds at the place of its structure whose accessor is PLACE."
     (declare (type message message))
-    (with-storage (typed held)))
+    (with-storage (typed stored)))
   (defun (setf place-value) (new message place)
     (declare (type message message))
-    (with-storage (setf held (typed new)))
+    (with-storage (setf stored (typed new)))
     new))

@@ -24,9 +24,9 @@
       (setf (place-value message place) value)
       (setf (svref (dynamic-contents message) place) value)))
 
-(defun held (message slot)
+(defun stored (message slot)
   (if (eq :extension (slot-presence slot))
-      (extension-held message slot)
+      (stored-extension message slot)
       (slot-content message (slot-place slot))))
 
 (defun find-slot (layout number)
@@ -39,15 +39,15 @@
 (defun slot-present-p (message slot)
   "True if the field of SLOT is present in MESSAGE: not zero, not empty, or set."
   (ecase (slot-presence slot)
-    (:implicit (not (zero-value-p (held message slot))))
+    (:implicit (not (zero-value-p (stored message slot))))
     (:bit (logtest (ash 1 (slot-bit slot)) (slot-content message (slot-bits slot))))
-    (:value (and (held message slot) t))
+    (:value (and (stored message slot) t))
     (:oneof (= (slot-number slot) (oneof-case-of message (slot-oneof slot))))
     (:extension (extension-present-p message slot))
-    (:elements (let ((held (held message slot)))
+    (:elements (let ((stored (stored message slot)))
                  (if (eq :map (slot-label slot))
-                     (and held (plusp (map-count held)))
-                     (plusp (length held)))))))
+                     (and stored (plusp (map-count stored)))
+                     (plusp (length stored)))))))
 
 (defun zero-value-p (value)
   (etypecase value
@@ -60,16 +60,16 @@
 
 (defun slot-user-value (message slot)
   "What the accessor of SLOT returns for MESSAGE."
-  (flet ((user (held)
+  (flet ((user (stored)
            (if (eq :enum (slot-kind slot))
-               (enum-keyword-of (slot-type-object slot) held)
-               held)))
+               (enum-keyword-of (slot-type-object slot) stored)
+               stored)))
     (ecase (slot-label slot)
-      (:repeated (held message slot))
-      (:map (or (held message slot)
+      (:repeated (stored message slot))
+      (:map (or (stored message slot)
                 (setf (slot-content message (slot-place slot)) (slot-fresh-map slot))))
       (:singular
-       (cond ((not (eq :oneof (slot-presence slot))) (user (held message slot)))
+       (cond ((not (eq :oneof (slot-presence slot))) (user (stored message slot)))
              ((slot-present-p message slot)
               (user (slot-content message (oneof-slot-value (slot-oneof slot)))))
              (t (and (slot-default slot) (user (slot-default slot)))))))))
@@ -78,7 +78,7 @@
   (make-proto-map (slot-kind (slot-entry-key slot)) (slot-kind (slot-entry-value slot))
                   (slot-type-object (slot-entry-value slot))))
 
-(defun to-held (slot value)
+(defun to-stored (slot value)
   "What SLOT holds when the user gives VALUE."
   (let ((kind (slot-kind slot)) (type (slot-type-object slot))
         (field (descriptor-full-name (slot-field slot))))
@@ -91,15 +91,15 @@
                    (:message (and value (naming-field (field) (to-kind kind value type))))
                    (t (naming-field (field) (to-kind kind value type))))))))
 
-(defun set-slot (message slot held)
-  "Make HELD what SLOT of MESSAGE holds, and the field present."
+(defun set-slot (message slot stored)
+  "Make STORED what SLOT of MESSAGE holds, and the field present."
   (case (slot-presence slot)
     (:oneof (let ((oneof (slot-oneof slot)))
-              (setf (slot-content message (oneof-slot-value oneof)) held
+              (setf (slot-content message (oneof-slot-value oneof)) stored
                     (slot-content message (oneof-slot-case oneof))
-                    (if (or held (not (eq :message (slot-kind slot)))) (slot-number slot) 0))))
-    (:extension (hold-extension message slot held))
-    (t (setf (slot-content message (slot-place slot)) held)
+                    (if (or stored (not (eq :message (slot-kind slot)))) (slot-number slot) 0))))
+    (:extension (store-extension message slot stored))
+    (t (setf (slot-content message (slot-place slot)) stored)
        (when (eq :bit (slot-presence slot))
          (setf (slot-content message (slot-bits slot))
                (logior (ash 1 (slot-bit slot)) (slot-content message (slot-bits slot))))))))
@@ -177,9 +177,9 @@ for."
            (octets (make-octets size)))
       (funcall (layout-writer from) rest octets 0)
       (let ((new (read-with (layout-reader to) octets)))
-        (loop for (slot . other) in shared do (set-slot new other (held message slot)))
+        (loop for (slot . other) in shared do (set-slot new other (stored message slot)))
         (when (extras-p extra)
-          (loop for (slot . held) in (extras-entries extra) do (hold-extension new slot held)))
+          (loop for (slot . stored) in (extras-entries extra) do (store-extension new slot stored)))
         new))))
 
 (defun read-with (reader octets)
@@ -197,7 +197,7 @@ for."
 
 (defun write-other (value message symbol number)
   (multiple-value-bind (message slot) (current-and-slot message symbol number)
-    (set-slot message slot (to-held slot value))))
+    (set-slot message slot (to-stored slot value))))
 
 (defun present-other-p (message symbol number)
   (multiple-value-call #'slot-present-p (current-and-slot message symbol number)))
@@ -274,7 +274,7 @@ in brackets: \"[my.package.my_extension]\". SETFable. Signal MISUSE if MESSAGE h
 (defun (setf field-value) (value message field)
   (let* ((message (current message))
          (slot (need-slot message field)))
-    (set-slot message slot (to-held slot value))
+    (set-slot message slot (to-stored slot value))
     value))
 
 (defun field-present-p (message field)
@@ -331,7 +331,7 @@ return MESSAGE. What was there is copied, so many values are best given at once.
     (unless (eq :repeated (slot-label slot))
       (misuse "~A is not repeated." (descriptor-full-name (slot-field slot))))
     (set-slot current slot (concatenate `(simple-array ,(element-type (slot-kind slot)) (*))
-                                        (held current slot) (to-held slot values)))
+                                        (stored current slot) (to-stored slot values)))
     message))
 
 (defun oneof-field (message oneof)

@@ -128,18 +128,18 @@ code, so they are compiled in half the time without care."
       (:bit `(progn (setf (,place message) ,(checked-value-form slot))
                     ,(set-bit-form slot)))
       (:oneof
-       `(let ((held ,(checked-value-form slot)))
-          (setf (,(oneof-slot-value oneof) message) held
+       `(let ((stored ,(checked-value-form slot)))
+          (setf (,(oneof-slot-value oneof) message) stored
                 (,(oneof-slot-case oneof) message)
                 ,(if (eq :message (slot-kind slot))
-                     `(if held ,(slot-number slot) 0)
+                     `(if stored ,(slot-number slot) 0)
                      (slot-number slot)))))
       (:elements
        (if (eq :map (slot-label slot))
-           (let ((key (slot-kind (slot-entry-key slot))) (held (slot-entry-value slot)))
+           (let ((key (slot-kind (slot-entry-key slot))) (stored (slot-entry-value slot)))
              `(setf (,place message)
                     ,(given-form slot (accepted-type :map nil)
-                                 `(to-map ,key ,(slot-kind held) ,(type-form held) value
+                                 `(to-map ,key ,(slot-kind stored) ,(type-form stored) value
                                           ,(descriptor-full-name (slot-field slot))))))
            `(setf (,place message)
                   ,(given-form slot (accepted-type :repeated nil)

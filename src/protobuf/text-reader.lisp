@@ -511,7 +511,7 @@ its fields."
         (let ((gathering (make-gathering message)) (view (text-view layout)))
           (funcall read-fields input (lambda () (read-named-field input gathering view)))
           (loop for (slot . items) in (gathering-items gathering)
-                do (set-slot message slot (to-held slot (nreverse items))))
+                do (set-slot message slot (to-stored slot (nreverse items))))
           message)))))
 
 (defun parse-text-message (type source &key ignore-unknown partial (max-octets (expt 2 26))

@@ -129,13 +129,13 @@
       (with-braces (output name) (put-message output value))
       (put-line output name (scalar-literal slot value))))
 
-(defun put-field (output slot held)
-  "Write the field of SLOT, which holds HELD."
+(defun put-field (output slot stored)
+  "Write the field of SLOT, which holds STORED."
   (let ((name (text-field-name slot)))
     (ecase (slot-label slot)
-      (:singular (put-text-value output slot name held))
-      (:repeated (loop for value across held do (put-text-value output slot name value)))
-      (:map (do-map ((key value) held)
+      (:singular (put-text-value output slot name stored))
+      (:repeated (loop for value across stored do (put-text-value output slot name value)))
+      (:map (do-map ((key value) stored)
               (with-braces (output name)
                 (put-text-value output (slot-entry-key slot) "key" key)
                 (put-text-value output (slot-entry-value slot) "value" value)))))))
@@ -159,7 +159,7 @@ too large."
       (unless (and (string= "google.protobuf.Any" (message-type-name (message-type-of message)))
                    (put-any output message))
         (dolist (slot (present-slots message))
-          (put-field output slot (present-held message slot))))
+          (put-field output slot (present-stored message slot))))
       (when (text-output-unknown output)
         (let ((octets (unknown-fields message)))
           (when octets (put-unknown output octets 0 (length octets) 10)))))))

@@ -70,11 +70,11 @@ beside it."
       (setf (layout-text layout)
             (build-view (layout-slots layout) #'slot-proto-name #'slot-text-name))))
 
-(defun present-held (message slot)
+(defun present-stored (message slot)
   "What the field of SLOT, which is present in MESSAGE, holds: of a singular enum the number."
   (if (eq :oneof (slot-presence slot))
       (slot-content message (oneof-slot-value (slot-oneof slot)))
-      (held message slot)))
+      (stored message slot)))
 
 ;;; Enums
 
@@ -231,11 +231,11 @@ name of a type behind the last slash."
 
 (defun number-held (message number)
   "What the field NUMBER of MESSAGE holds."
-  (held message (numbered-slot message number)))
+  (stored message (numbered-slot message number)))
 
-(defun hold-number (held message number)
-  "Make HELD what the field NUMBER of MESSAGE holds."
-  (set-slot message (numbered-slot message number) held))
+(defun hold-number (stored message number)
+  "Make STORED what the field NUMBER of MESSAGE holds."
+  (set-slot message (numbered-slot message number) stored))
 
 ;;; Writing
 

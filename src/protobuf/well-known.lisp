@@ -107,13 +107,13 @@ anything else, and for a number that JSON does not have."
 (defun value-data (value)
   "Return the data that VALUE, a google.protobuf.Value, stands for, as DATA-VALUE takes it; numbers
 are double-floats, arrays simple vectors. A value in which no field is present is :NULL."
-  (multiple-value-bind (held case) (google.protobuf:value-kind value)
+  (multiple-value-bind (stored case) (google.protobuf:value-kind value)
     (ecase case
       ((:null-value nil) :null)
-      ((:number-value :string-value) held)
-      (:bool-value (if held :true :false))
-      (:struct-value (struct-alist held))
-      (:list-value (list-value-vector held)))))
+      ((:number-value :string-value) stored)
+      (:bool-value (if stored :true :false))
+      (:struct-value (struct-alist stored))
+      (:list-value (list-value-vector stored)))))
 
 (defun alist-struct (alist)
   "Return the google.protobuf.Struct with the members of ALIST, whose keys are strings and whose

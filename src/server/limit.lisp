@@ -59,8 +59,8 @@ sixteenth is left."
   "True if so many answers wait for LINK's peer to take them that no more of its calls may begin."
   (let* ((answers (wire:link-answers link))
          (waiting (+ (if answers (the index (wire:answers-coming answers)) 0)
-                     (http2:accounting-queued-octets
-                      (http2:connection-accounting (wire:link-http2 link))))))
+                     (http2:counters-queued-octets
+                      (http2:connection-counters (wire:link-http2 link))))))
     (and (< +least-queued-octets+ waiting)
          (< (the index (queued-limit link)) waiting))))
 

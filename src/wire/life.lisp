@@ -90,8 +90,8 @@ its loop."))
 
 (defun check-idle (link now)
   (let ((limit (seconds-ns (options-max-connection-idle-seconds (link-options link))))
-        (opened (http2:accounting-streams-opened
-                 (http2:connection-accounting (link-http2 link)))))
+        (opened (http2:counters-streams-opened
+                 (http2:connection-counters (link-http2 link)))))
     (cond ((or (zerop limit) (link-draining link)) nil)
           ((or (plusp (link-calls link)) (/= opened (link-quiet-opened link)))
            (setf (link-quiet-opened link) opened

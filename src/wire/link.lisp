@@ -115,7 +115,7 @@ rest comes in the next.")
 (defconstant +long-turn-ns+ 2000000)
 
 (define-hot (streams-opened :inline t) ((http2 http2:connection)) (unsigned-byte 62)
-  (http2:accounting-streams-opened (http2:connection-accounting http2)))
+  (http2:counters-streams-opened (http2:connection-counters http2)))
 
 (define-hot (most-streams :inline t) ((http2 http2:connection) (now nanoseconds))
     (unsigned-byte 62)

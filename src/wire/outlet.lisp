@@ -116,7 +116,7 @@ On the loop; CALL has a stream and its headers are sent."
   (let ((link (wire-call-link call)))
     (and link
          (< +long-octets+
-            (http2:accounting-queued-octets (http2:connection-accounting (link-http2 link)))))))
+            (http2:counters-queued-octets (http2:connection-counters (link-http2 link)))))))
 
 (defun write-or-keep (call encoded last)
   "As WRITE-ENCODED, but CALL goes on to have ENCODED if what it sends is kept."

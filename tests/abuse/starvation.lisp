@@ -19,8 +19,8 @@
   "What the connections of SERVER have queued for windows or a turn."
   (loop for hub in (server::server-hubs server)
         sum (loop for link across (server::hub-links hub)
-                  sum (clgrpc.http2:accounting-queued-octets
-                       (clgrpc.http2:connection-accounting (wire:link-http2 link))))))
+                  sum (clgrpc.http2:counters-queued-octets
+                       (clgrpc.http2:connection-counters (wire:link-http2 link))))))
 
 (defmacro with-long-answers ((address server &rest options) &body body)
   `(with-victim (,address :server ,server :options (list ,@options)

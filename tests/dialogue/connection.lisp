@@ -126,7 +126,7 @@
   (sees '(:ping-ack 5))
   (h2:send-ping (connection) 77)
   (says '(:ping 77))
-  (is (= 2 (h2:accounting-pings-received (h2:connection-accounting (connection))))))
+  (is (= 2 (h2:counters-pings-received (h2:connection-counters (connection))))))
 
 (define-dialogue too-many-answers (:server :max-queued-control-frames 10)
   "A peer that provokes answers and does not read them is cut off."

@@ -162,7 +162,7 @@
     (says '(:data 3 "ab"))
     (hears '(:rst-stream 3 :cancel) '(:window-update 3 2))
     (sees '(:reset 3 :cancel :peer) '(:closed 3))
-    (is (zerop (h2:accounting-queued-octets (h2:connection-accounting (connection)))))
+    (is (zerop (h2:counters-queued-octets (h2:connection-counters (connection)))))
     (open-and-answer 5)
     (h2:send-trailers-later (find-stream 5) #'finish)
     (says '(:headers 5 :done :end-stream))

@@ -5,14 +5,14 @@
 
 (defun second-ns (seconds) (round (* seconds 1000000000)))
 
-(test allowances-come-back
+(test rate-limits-come-back
   "A burst at once is allowed, one more is not; a second later as many as come back in a second."
   (let ((due 0))
     (flet ((charged (count at)
-             "How many of COUNT events AT a time, in seconds, are within the allowance."
+             "How many of COUNT events AT a time, in seconds, are within the limit."
              (loop repeat count
                    count (multiple-value-bind (new overdrawn)
-                             (h2::charge-allowance due (second-ns at) 10 5)
+                             (h2::charge-rate-limit due (second-ns at) 10 5)
                            (setf due new)
                            (not overdrawn)))))
       (is (= 10 (charged 12 100)))
@@ -184,11 +184,11 @@ true, how many come before the connection ends with too_many_pings; nil if it do
 (test answers-are-counted-until-sent
   "The count begins anew only when the output was empty, not when it was merely lent again."
   (let* ((*dialogue* (begin-dialogue :server '()))
-         (accounting (h2:connection-accounting (connection))))
+         (counters (h2:connection-counters (connection))))
     (shake-hands)
     (flet ((count-after (&rest frames)
              (apply #'hears frames)
-             (h2:accounting-control-frames accounting)))
+             (h2:counters-control-frames counters)))
       (is (= 2 (count-after '(:ping 1) '(:settings))))
       (setf (h2:connection-output (connection)) nil) ; nothing of it could be sent
       (is (= 3 (count-after '(:ping 2))))

@@ -36,4 +36,4 @@
               do (setf received (concatenate 'octets received (sent-content (flush)))))
         (is (equalp sent received))
         (is (h2:stream-queue-empty-p stream))
-        (is (zerop (h2:accounting-queued-octets (h2:connection-accounting (connection)))))))))
+        (is (zerop (h2:counters-queued-octets (h2:connection-counters (connection)))))))))

@@ -119,5 +119,5 @@
                (is (zerop (h2:connection-stream-count (end-connection server))))
                (is (windows-whole-p client))
                (is (windows-whole-p server))
-               (is (zerop (h2:accounting-queued-octets
-                           (h2:connection-accounting (end-connection server)))))))))
+               (is (zerop (h2:counters-queued-octets
+                           (h2:connection-counters (end-connection server)))))))))
