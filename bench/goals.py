@@ -8,6 +8,7 @@ import connections
 import echo
 import inproc
 import live
+import loops
 import protobuf
 import streams
 import unary
@@ -157,6 +158,17 @@ def live_goals(results):
     yield "resident after a rest, to what it was at first", 2, last / first
 
 
+def loops_goals(results):
+    callers, ahead = results["rows"]
+    for key, text in [("client_cpu_us_per_call", "client CPU per call"),
+                      ("us_per_call", "time per call"),
+                      ("slowest_us_per_call", "time per call of the slower")]:
+        yield ("two blocking callers with a loop each, to one alone: %s" % text, 1.1,
+               loops.ratio(callers, key, loops.OWN, loops.ALONE))
+    yield ("calls per second of client CPU on one loop, to two", 2 / 1.7,
+           loops.ratio(ahead, "client_cpu_us_per_call", loops.TWO, loops.ONE))
+
+
 def echo_goals(results):
     for row in results["rows"]:
         if echo.describe(row) == "10 × 100":
@@ -168,4 +180,5 @@ GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "matrix": matrix_goals, "openloop": openloop_goals, "bulk": bulk_goals,
          "allocation": allocation_goals, "protobuf": protobuf_goals,
          "tls": tls_goals, "inproc": inproc_goals,
-         "connections": connections_goals, "live": live_goals, "echo": echo_goals}
+         "connections": connections_goals, "live": live_goals, "echo": echo_goals,
+         "loops": loops_goals}
