@@ -78,7 +78,10 @@
                 #:aborted #:out-of-range #:unimplemented #:internal #:unavailable #:data-loss
                 #:unauthenticated)
   (:import-from #:clgrpc.client
-                #:make-channel #:with-channel)
+                #:make-channel #:with-channel
+                ;; resolvers
+                #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver
+                #:resolve-now #:stop-resolver #:push-addresses #:push-failure)
   (:import-from #:clgrpc.server
                 #:server #:start-server #:stop-server #:server-address #:server-addresses
                 #:server-running-p #:server-statistics #:server-service-names #:server-started

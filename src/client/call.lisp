@@ -226,11 +226,12 @@ should be."
   "The sink's on-stream-closed."
   (let ((link (leave-stream stream)))
     (when link
-      (let ((subchannel (link-owner link)))
+      (let* ((subchannel (link-owner link))
+             (core (subchannel-core subchannel)))
         (http2:release-stream stream)
         (decf (wire:link-calls link))
         (cond ((wire:link-draining link) (leave-link subchannel link))
-              ((waiting-calls subchannel) (start-waiting subchannel)))))))
+              ((waiting-calls core) (start-waiting core)))))))
 
 (defun client-goaway (http2 last-stream-id error-code debug)
   "The sink's on-goaway: the link takes no more calls; those it has may end."
@@ -252,7 +253,11 @@ should be."
 (defun client-settings (http2)
   "The sink's on-settings: the peer's limit of streams may have grown."
   (let ((link (http2:connection-user http2)))
-    (when link (greeted (link-owner link) link))))
+    (when link
+      (let* ((subchannel (link-owner link))
+             (core (subchannel-core subchannel)))
+        (greeted subchannel link)
+        (when (waiting-calls core) (start-waiting core))))))
 
 (define-load-time-global **client-sink**
     (http2:make-sink :on-output #'wire:link-output :on-headers #'client-headers
@@ -263,6 +268,31 @@ should be."
                      :on-close #'wire:link-http2-closed))
 
 ;;; The end
+
+(defun stop-waiting (call)
+  "CALL has a stream, or has ended."
+  (let* ((parts (wire:call-wire-parts call))
+         (wait (and parts (wire:wire-parts-wait parts)))
+         (core (client-call-core call)))
+    (when wait
+      (wire:stop-waiting (core-clock core) wait (core-now core)))))
+
+(defun client-trouble (call)
+  "The operation TROUBLE."
+  (let ((core (client-call-core call)))
+    (case (rpc:call-stage call)
+      ((:resolve :connect :handshake :back-off) (core-trouble core))
+      (:queue (full-text core)))))
+
+(defun full-text (core)
+  "That all streams are open that CORE's servers allow, or nil if none is connected."
+  (let* ((links (loop for subchannel in (core-subchannels core)
+                      append (subchannel-links subchannel)))
+         (limit (loop for link in links
+                      sum (http2:connection-peer-max-streams (wire:link-http2 link)))))
+    (and links
+         (format nil "all ~D that ~A~[~;~:; and ~D more~] allows are open" limit
+                 (wire:link-peer (first links)) (length links) (1- (length links))))))
 
 (defun end-client-call (call status message &rest how &key details (ended-by :peer) cause (sent t))
   "End CALL, and its stream if that still lives. HOW as for END-CALL. An error that comes after the
@@ -371,4 +401,4 @@ or the RPC-ERROR that says what is wrong with it, which is returned."
 
 (defun reserve-of-future (call)
   "The operation RESERVE-OF-FUTURE."
-  (client-loop-reserve (subchannel-client-loop (client-call-subchannel call))))
+  (client-loop-reserve (core-client-loop (client-call-core call))))

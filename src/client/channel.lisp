@@ -5,7 +5,8 @@
 
 (defclass wire-channel (rpc:channel)
   ((target :initarg :target :reader channel-target)
-   (subchannel :accessor channel-subchannel)
+   (core :initarg :core :reader channel-core
+         :documentation "What the channel is on its loop.")
    (plaintext-credentials :initarg :plaintext-credentials :initform nil
                           :reader channel-plaintext-credentials))
   (:documentation "A channel over the network; made by MAKE-CHANNEL, ended by CLOSE-CHANNEL."))
@@ -18,12 +19,13 @@
     (format stream "~A ~(~A~)" (channel-target channel) (channel-state channel))))
 
 (defmethod channel-secure-p ((channel wire-channel))
-  (let ((credentials (subchannel-credentials (channel-subchannel channel))))
+  (let ((credentials (core-credentials (channel-core channel))))
     ;; whoever is not asked who he is may be in between
     (and credentials (loop:tls-credentials-verify credentials))))
 
 (defun make-channel (target &rest arguments &key credentials compression interceptors
                                              call-credentials plaintext-credentials
+                                             (balance :pick-first)
                      &allow-other-keys)
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
 doc/addresses.md has. CREDENTIALS, what TLS-CREDENTIALS returns, has it speak TLS; nil, the default,
@@ -35,56 +37,56 @@ returns is what the stub returns, which (funcall next request options) gives. CA
 function of a method's path, called in the caller's thread, that returns metadata, such as
 (bearer-token TOKEN); stubs take :call-credentials as well. They are refused with :unauthenticated
 on a channel without TLS, or with TLS that verifies nothing, unless PLAINTEXT-CREDENTIALS is true.
-All other ARGUMENTS are rows of the options table as keywords. Connects nothing yet. Signal MISUSE
-for a wrong target or option, TLS-ERROR if CREDENTIALS cannot be used. From any thread; end it with
-CLOSE-CHANNEL, or use WITH-CHANNEL."
+BALANCE says which of TARGET's addresses have the calls: :pick-first, the default, the one that the
+channel is connected to; :round-robin all that can be reached, by turns. All other ARGUMENTS are
+rows of the options table as keywords. Connects nothing yet. Signal MISUSE for a wrong target or
+option, TLS-ERROR if CREDENTIALS cannot be used. From any thread; end it with CLOSE-CHANNEL, or use
+WITH-CHANNEL."
   (let ((scheme (loop:find-scheme target)))
     (if (and scheme (loop:scheme-open scheme))
         (funcall (loop:scheme-open scheme) target arguments)
         (make-wire-channel target arguments credentials compression interceptors call-credentials
-                           plaintext-credentials))))
+                           plaintext-credentials balance))))
 
 (defun make-wire-channel (target arguments credentials compression interceptors call-credentials
-                          plaintext-credentials)
+                          plaintext-credentials balance)
   "See MAKE-CHANNEL."
   (when credentials (loop:check-credentials credentials :client))
-  (let* ((place (loop:parse-target target))
-         (options (apply #'make-channel-options
+  (let* ((options (apply #'make-channel-options
                          (alexandria:remove-from-plist
                           arguments :credentials :compression :interceptors :call-credentials
-                          :plaintext-credentials)))
+                          :plaintext-credentials :balance)))
+         (resolver (make-resolver target options))
+         (policy (find-policy balance))
          (encoding (wire:find-encoding compression))
          (interceptors (rpc:check-interceptors interceptors))
-         (authority (channel-authority place credentials))
+         (authority (channel-authority resolver credentials))
          ;; last, since it is given back only with the channel
          (client-loop (acquire-client-loop options))
-         (channel (apply #'make-instance
-                         (if (or interceptors call-credentials) 'intercepted-channel 'wire-channel)
-                         :target target
-                         :plaintext-credentials plaintext-credentials
-                         (when (or interceptors call-credentials)
-                           (list :interceptors interceptors
-                                 :call-credentials call-credentials)))))
-    (setf (channel-subchannel channel)
-          (make-subchannel :name target :client-loop client-loop
-                           :loop (client-loop-loop client-loop)
-                           :options options
-                           :keepalive-ns (seconds-ns (options-keepalive-seconds options))
-                           :target place :credentials credentials
-                           :encoding encoding :authority authority))
+         (core (make-core :name target :client-loop client-loop
+                          :loop (client-loop-loop client-loop) :options options
+                          :credentials credentials :sink **client-sink**
+                          :encoding encoding :authority authority :resolver resolver)))
+    (setf (core-balancer core) (make-instance policy :core core))
     (trace-event :channel :channel-made :target target)
-    (loop:end-before-save (channel-subchannel channel) #'close-subchannel)
-    (let ((subchannel (channel-subchannel channel)))
-      (when-dropped channel (lambda ()
-                              (when (subchannel-open subchannel)
-                                (drop-subchannel subchannel)))))
-    channel))
+    (loop:end-before-save core #'close-core)
+    (let ((channel (apply #'make-instance
+                          (if (or interceptors call-credentials)
+                              'intercepted-channel
+                              'wire-channel)
+                          :target target :core core
+                          :plaintext-credentials plaintext-credentials
+                          (when (or interceptors call-credentials)
+                            (list :interceptors interceptors
+                                  :call-credentials call-credentials)))))
+      (when-dropped channel (lambda () (when (core-open core) (drop-core core))))
+      channel)))
 
-(defun channel-authority (place credentials)
-  "The field :authority of the calls to PLACE, a target, with CREDENTIALS or NIL. Signal MISUSE if
-it would have characters that it cannot have (RFC 3986)."
+(defun channel-authority (resolver credentials)
+  "The field :authority of the calls to the servers of RESOLVER with CREDENTIALS or NIL. Signal
+MISUSE if it would have characters that it cannot have (RFC 3986)."
   (let ((name (or (and credentials (loop:tls-credentials-server-name credentials))
-                  (loop:target-authority place))))
+                  (resolver-authority resolver))))
     (unless (every (lambda (character) (char< #\Space character #\Rubout)) name)
       (misuse "~S cannot be the :authority of calls, which is ASCII without spaces; a name in ~
                another alphabet has a form in it, xn--…" name))
@@ -92,25 +94,10 @@ it would have characters that it cannot have (RFC 3986)."
 
 (defmethod close-channel ((channel wire-channel))
   (sb-ext:cancel-finalization channel)
-  (close-subchannel (channel-subchannel channel)))
+  (close-core (channel-core channel)))
 
 (defun channel-open-p (channel)
-  (subchannel-open (channel-subchannel channel)))
-
-(defun close-subchannel (subchannel)
-  "End SUBCHANNEL, unless that is done, and give up its client loop. Not on its loop."
-  (when (sb-thread:with-mutex ((subchannel-lock subchannel))
-          (shiftf (subchannel-open subchannel) nil))
-    (trace-event :channel :channel-closed :target (subchannel-name subchannel))
-    (let ((done (sb-thread:make-semaphore)))
-      (loop:run-or-post (subchannel-loop subchannel)
-                        (lambda ()
-                          (shut-down subchannel)
-                          (sb-thread:signal-semaphore done)))
-      (loop:await-semaphore done :timeout-seconds 10)
-      (release-client-loop (subchannel-client-loop subchannel)))
-    (loop:forget-ending subchannel))
-  nil)
+  (core-open (channel-core channel)))
 
 (defun call-with-channel (target options function)
   (declare (type function function))
@@ -127,24 +114,21 @@ close it on exit."
        (call-with-channel ,target (list ,@options) #',function))))
 
 (defmethod channel-state ((channel wire-channel))
-  (if (slot-boundp channel 'subchannel)
-      (subchannel-state (channel-subchannel channel))
-      :idle))
+  (core-state (channel-core channel)))
 
 (defun await-state (channel timeout function)
   "Call FUNCTION with the state of CHANNEL, now and after each change, until it returns true; return
 that, or NIL after TIMEOUT seconds."
   (declare (type function function))
   (let ((end (loop:notice-end timeout))
-        (subchannel (channel-subchannel channel)))
-    (sb-thread:with-mutex ((subchannel-lock subchannel))
+        (core (channel-core channel)))
+    (sb-thread:with-mutex ((core-lock core))
       (loop thereis (funcall function (channel-state channel))
-            while (loop:await-notice (subchannel-changed subchannel) (subchannel-lock subchannel)
-                                     end)))))
+            while (loop:await-notice (core-changed core) (core-lock core) end)))))
 
 (defmethod ensure-connected ((channel wire-channel) &key (timeout 10))
-  (let ((subchannel (channel-subchannel channel)))
-    (loop:post (subchannel-loop subchannel) (lambda () (connect subchannel)))
+  (let ((core (channel-core channel)))
+    (loop:post (core-loop core) (lambda () (wake core)))
     (unless (await-state channel timeout
                          (lambda (state)
                            (case state
@@ -152,18 +136,17 @@ that, or NIL after TIMEOUT seconds."
                              (:shutdown (misuse "~A is closed." channel))
                              (:transient-failure
                               (error (rpc:make-rpc-error :unavailable
-                                                         :message (subchannel-failure subchannel)
+                                                         :message (core-trouble core)
                                                          :ended-by :transport :sent nil))))))
       (error (rpc:make-rpc-error :deadline-exceeded :ended-by :local :sent nil
-                                                    :message (not-connected-text subchannel
-                                                                                 timeout)))))
+                                                    :message (not-connected-text core timeout)))))
   channel)
 
-(defun not-connected-text (subchannel seconds)
-  "What to say of SUBCHANNEL that is not connected after SECONDS."
-  (format nil "not connected to ~A within ~A s, but ~A~@[; ~A~]" (target-text subchannel) seconds
-          (rpc:stage-text :client (wire:wait-clock-stage (subchannel-clock subchannel)))
-          (subchannel-failure subchannel)))
+(defun not-connected-text (core seconds)
+  "What to say of CORE that is not connected after SECONDS."
+  (format nil "not connected to ~A within ~A s, but ~A~@[; ~A~]" (core-name core) seconds
+          (rpc:stage-text :client (wire:wait-clock-stage (core-clock core)))
+          (core-trouble core)))
 
 (defmethod wait-for-state-change ((channel wire-channel) state &key (timeout 10))
   (check-type state (member :idle :connecting :ready :transient-failure :shutdown))

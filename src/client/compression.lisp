@@ -5,9 +5,12 @@
 (in-package #:clgrpc.client)
 
 (defun begin-compression (call encoding)
-  "Have CALL, which has not begun, compress with ENCODING if its server may accept that."
-  (let ((accepted (subchannel-accepted (client-call-subchannel call))))
-    (when (or (eq :unknown accepted) (member encoding accepted))
+  "Have CALL, which has not begun, compress with ENCODING if all servers of its channel may accept
+that."
+  (flet ((refuses-p (subchannel)
+           (let ((accepted (subchannel-accepted subchannel)))
+             (not (or (eq :unknown accepted) (member encoding accepted))))))
+    (unless (some #'refuses-p (core-subchannels (client-call-core call)))
       (setf (wire:compression-outgoing (wire:ensure-compression call)) encoding))))
 
 (defun client-change-encoding (call name)
@@ -19,7 +22,7 @@
   "Remember what the server accepts, if the header LIST says."
   (let ((field (hpack:find-field list "grpc-accept-encoding")))
     (when field
-      (setf (subchannel-accepted (client-call-subchannel call))
+      (setf (subchannel-accepted (link-owner (wire-call-link call)))
             (wire:accepted-encodings field)))))
 
 (defun response-encoding (list)

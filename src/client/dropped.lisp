@@ -1,5 +1,5 @@
 ;;;; Channels that their users drop without closing them (rpc/dropped.lisp). Nothing on a loop
-;;;; refers to a channel, only to what it is there, its subchannel; so the collector finds one that
+;;;; refers to a channel, only to what it is there, its core; so the collector finds one that
 ;;;; nobody has any more.
 ;;;;
 ;;;; A call may outlive the channel it was made on: its user still has the one and not the other. So
@@ -8,24 +8,27 @@
 
 (in-package #:clgrpc.client)
 
-(defun drop-subchannel (subchannel)
-  "Nobody has the channel of SUBCHANNEL any more: close it when its calls have ended."
-  (report-dropped (subchannel-name subchannel))
-  (loop:run-or-post (subchannel-loop subchannel)
+(defun drop-core (core)
+  "Nobody has the channel of CORE any more: close it when its calls have ended."
+  (report-dropped (core-name core))
+  (loop:run-or-post (core-loop core)
                     (lambda ()
-                      (unless (eq :shutdown (subchannel-state subchannel))
-                        (setf (subchannel-dropped subchannel) t)
-                        (let ((link (subchannel-link subchannel)))
-                          (when (and link (eq :ready (subchannel-state subchannel)))
+                      (unless (eq :shutdown (core-state core))
+                        (setf (core-dropped core) (lambda () (end-if-unused core)))
+                        (dolist (subchannel (core-subchannels core))
+                          (dolist (link (subchannel-links subchannel))
                             (setf (wire:link-draining link) t)
                             (leave-link subchannel link "the channel was dropped")))
-                        (end-if-unused subchannel)))))
+                        (end-if-unused core)))))
 
-(defun end-if-unused (subchannel)
-  "SUBCHANNEL, which is dropped, may have no calls any more. On its loop."
-  (unless (or (eq :shutdown (subchannel-state subchannel))
-              (subchannel-leaving subchannel)
-              (let ((link (subchannel-link subchannel)))
-                (and link (plusp (wire:link-calls link))))
-              (find nil (waiting-calls subchannel) :key #'call-status))
-    (end-elsewhere (lambda () (close-subchannel subchannel)))))
+(defun used-p (subchannel)
+  "True if SUBCHANNEL has calls, or links that had some."
+  (or (subchannel-leaving subchannel)
+      (some (lambda (link) (plusp (wire:link-calls link))) (subchannel-links subchannel))))
+
+(defun end-if-unused (core)
+  "CORE, which is dropped, may have no calls any more. On its loop."
+  (unless (or (eq :shutdown (core-state core))
+              (some #'used-p (core-subchannels core))
+              (find nil (waiting-calls core) :key #'call-status))
+    (end-elsewhere (lambda () (close-core core)))))

@@ -20,13 +20,13 @@
   (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
     (hpack:encode-field encoder buffer **post** :index)
     (hpack:encode-field encoder buffer
-                        (if (subchannel-credentials (client-call-subchannel call))
+                        (if (core-credentials (client-call-core call))
                             **https**
                             **http**)
                         :index)
     (hpack:encode-field encoder buffer (wire:method-path-field (call-rpc-method call)) :index)
     (hpack:encode-field encoder buffer
-                        (subchannel-authority (client-call-subchannel call)) :index)
+                        (core-authority (client-call-core call)) :index)
     (hpack:encode-field encoder buffer **te-trailers** :index)
     (hpack:encode-field encoder buffer **content-type** :index)
     (hpack:encode-field encoder buffer **user-agent** :index)
@@ -50,7 +50,7 @@
   "How large the header list of CALL's request is at most, as RFC 9113 section 6.5.2 counts."
   (+ (loop for field in (list **post** **https** **te-trailers** **content-type** **user-agent**
                               (wire:method-path-field (call-rpc-method call))
-                              (subchannel-authority (client-call-subchannel call))
+                              (core-authority (client-call-core call))
                               (wire:accepted-encodings-field))
            sum (hpack:field-size field))
      ;; grpc-encoding and grpc-timeout

@@ -24,4 +24,8 @@
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint
                 #:wire-call-unattended)
   (:export
+   ;; resolver.lisp
+   #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver #:resolve-now
+   #:stop-resolver #:push-addresses #:push-failure
+   ;; channel.lisp
    #:wire-channel #:make-channel #:with-channel))

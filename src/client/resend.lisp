@@ -25,4 +25,4 @@
 
 (defun submit-again (call)
   (unless (call-status call)
-    (submit (client-call-subchannel call) call nil)))
+    (submit (client-call-core call) call nil)))

@@ -1,37 +1,89 @@
-;;;; The structures that subchannels and calls, which know each other, are made of.
+;;;; The structures that the files of the client share, and what is asked of a channel's core by all
+;;;; of them.
+;;;;
+;;;; The user has a channel, a CLOS object (channel.lisp). It points to its core, which is what the
+;;;; channel is on its loop: nothing on a loop points back, so that the collector finds a channel
+;;;; that its user has dropped (dropped.lisp). The core has a resolver, a balancer and subchannels;
+;;;; a subchannel has links. A channel, its subchannels and their links are on one loop for life.
 
 (in-package #:clgrpc.client)
 
-(defstruct (subchannel (:include wire:endpoint (clock (wire:make-wait-clock))
-                                      (replays (wire:make-ledger))) (:copier nil))
-  "What a channel is on its loop. It does not know the channel, so that the collector finds one that
-its user has dropped (dropped.lisp)."
-  (name "" :type string)                ; the channel's target, as it was given
+(deftype connectivity ()
+  "The states of gRPC's connectivity document."
+  '(member :idle :connecting :ready :transient-failure :shutdown))
+
+(defstruct (core (:include wire:endpoint (clock (wire:make-wait-clock))
+                                (replays (wire:make-ledger)))
+                 (:copier nil))
+  "What a channel is on its loop."
+  (name "" :type string :read-only t)   ; the channel's target, as it was given
   (client-loop nil :type (or null client-loop) :read-only t) ; whose LOOP it is on
   (open t :type boolean)                ; until CLOSE-CHANNEL
-  (dropped nil :type boolean)           ; nobody has the channel any more, nor has closed it
+  (dropped nil :type (or null function)) ; once nobody has the channel: called when a link has ended
   (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t)
-  (changed (sb-thread:make-waitqueue) :read-only t) ; the state has
-  (credentials nil :type (or null loop:tls-credentials))
-  (pool (http2:make-pool) :type http2:pool)
-  (target nil :type loop:target)
-  (authority nil :type hpack:field)
-  (encoding nil :type (or null wire:encoding)) ; of requests, if nobody says otherwise
+  (changed (sb-thread:make-waitqueue) :read-only t) ; STATE has
+  (credentials nil :type (or null loop:tls-credentials) :read-only t)
+  (sink nil :type (or null http2:sink) :read-only t) ; what links tell of their streams
+  (pool (http2:make-pool) :type http2:pool :read-only t) ; of all links
+  (authority nil :type hpack:field :read-only t)
+  (encoding nil :type (or null wire:encoding) :read-only t) ; of requests, if nobody says otherwise
+  (resolver nil :type (or null resolver))
+  (resolving nil :type boolean)         ; the resolver has begun
+  (resolved nil :type boolean)          ; it has told of backends
+  (awaiting nil :type boolean)          ; its next answer is to be connected to
+  (back-off (make-back-off) :type back-off :read-only t) ; of a resolver that fails
+  (balancer nil :type (or null balancer))
+  (picker nil)                          ; see balancer.lisp; changed by one store
+  (state :idle :type connectivity)
+  (subchannels '() :type list)          ; those in use, and those that have calls still
+  (waiting (make-fifo) :type fifo :read-only t) ; calls without a stream
+  (trouble nil :type (or null string))) ; why the last attempt to connect failed
+
+(defmethod print-object ((core core) stream)
+  (print-unreadable-object (core stream :type t)
+    (format stream "~A ~(~A~)~@[, ~A~]" (core-name core) (core-state core) (core-trouble core))))
+
+(defun core-now (core)
+  (loop:event-loop-now (core-loop core)))
+
+(define-hot (waiting-calls :inline t) ((core core)) list
+  "The calls of CORE that wait for a stream, oldest first."
+  (fifo-items (core-waiting core)))
+
+(defun enter-stage (core stage)
+  "CORE, or one of its subchannels, has come to STAGE of getting a connection, or to :queue, having
+one. While calls can be made, that others connect is nothing that anybody waits for."
+  (unless (and (eq :ready (core-state core)) (not (eq :queue stage)))
+    (wire:enter-stage (core-clock core) stage (core-now core))))
+
+(defstruct (subchannel (:copier nil))
+  "Addresses of one server, or of several that are taken for one, and the connections to one of
+them."
+  (core nil :type core :read-only t)
+  (balancer nil :type balancer :read-only t) ; that hears of its states
+  (addresses '() :type list)            ; the kernel's, octets
+  (attributes '() :type list)           ; a plist, the backend's
+  (state :idle :type connectivity)
+  (endeavours 0 :type index)            ; to connect: those under way
+  (greeted-by '() :type list)           ; links whose peer has sent no SETTINGS yet
+  (links '() :type list)                ; in use, oldest first
+  (leaving '() :type list)              ; links that take no more calls and still have some
   (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the server can read
-  (state :idle :type (member :idle :connecting :ready :transient-failure :shutdown))
-  (link nil :type (or null link))
   (proven nil :type boolean)            ; the last connection was a working one
   (useless 0 :type (integer 0 2))       ; so many connections in a row were of no use, or more
-  (leaving '() :type list)              ; links that take no more calls and still have some
-  (waiting (make-fifo) :type fifo :read-only t) ; calls without a stream
   (keepalive-ns 0 :type nanoseconds)    ; of its links; more after too_many_pings
-  (backoff-seconds 0 :type real)        ; the wait before the next attempt was derived from
-  (timer nil :type (or null timer))     ; of the back-off
+  (back-off (make-back-off) :type back-off :read-only t)
   (failure nil :type (or null string))) ; the text of the last failed attempt
+
+(declaim (sb-ext:freeze-type subchannel))
+
+(defun addresses-text (subchannel)
+  "The addresses of SUBCHANNEL, for people."
+  (format nil "~{~A~^,~}" (mapcar #'os:address-text (subchannel-addresses subchannel))))
 
 (defmethod print-object ((subchannel subchannel) stream)
   (print-unreadable-object (subchannel stream :type t)
-    (format stream "~A ~(~A~)~@[, ~A~]" (loop:target-text (subchannel-target subchannel))
+    (format stream "~A ~(~A~)~@[, ~A~]" (addresses-text subchannel)
             (subchannel-state subchannel) (subchannel-failure subchannel))))
 
 (defstruct (client-call (:include wire-call) (:constructor make-client-call) (:copier nil))
@@ -44,11 +96,9 @@ others (attempt.lisp)."
 
 (declaim (sb-ext:freeze-type client-call))
 
-(define-hot (client-call-subchannel :inline t) ((call client-call)) subchannel
-  (the subchannel (wire-call-endpoint call)))
+(define-hot (client-call-core :inline t) ((call client-call)) core
+  (the core (wire-call-endpoint call)))
 
 (define-hot (client-call-wait-for-ready :inline t) ((call client-call)) boolean
   (let ((intent (rpc:call-intent call)))
     (and intent (rpc:intent-wait-for-ready intent))))
-
-(declaim (sb-ext:global **client-sink**)) ; call.lisp

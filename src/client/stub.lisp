@@ -22,7 +22,7 @@
                 (make-call channel method (absolute-deadline timeout deadline now) async now)))
         (encoding (if compression-p
                       (wire:find-encoding compression)
-                      (subchannel-encoding (channel-subchannel channel)))))
+                      (core-encoding (channel-core channel)))))
     (when encoding (begin-compression call encoding))
     (when (or metadata call-credentials)
       (setf (rpc:intent-metadata (rpc:ensure-intent call))
@@ -59,14 +59,14 @@
 
 (defun channel-now (channel)
   "The time now, by the clock of CHANNEL's loop."
-  (loop:read-clock (subchannel-loop (channel-subchannel channel))))
+  (loop:read-clock (core-loop (channel-core channel))))
 
 (defun make-call (channel method deadline unattended now)
   "A call of METHOD on CHANNEL, its own future if it is UNATTENDED. It begins NOW, or if that is 0
 when its loop begins it."
   (unless (channel-open-p channel) (misuse "~A is closed." channel))
   (make-client-call
-   :rpc-method method :endpoint (channel-subchannel channel) :deadline deadline
+   :rpc-method method :endpoint (channel-core channel) :deadline deadline
    :marks (if unattended wire:+unattended+ 0) :born-ns now
    :operations (if (member (rpc-method-kind method) '(:unary :client-streaming))
                    **single-operations**
@@ -104,7 +104,7 @@ loop has just stopped, since the channel was closed, end CALL."
 (defun tell-begin (call)
   "Have the tracer tell that CALL begins."
   (trace-event :call :call-begun :role :client :method (rpc:call-path call)
-               :target (target-text (client-call-subchannel call))
+               :target (core-name (client-call-core call))
                :remaining (rpc:time-remaining call)))
 
 (define-hot begin-call ((call client-call) request) null
@@ -116,7 +116,7 @@ loop has just stopped, since the channel was closed, end CALL."
     (cond ((rpc:overdue-p call)          ; its answer might be faster than the timer
            (wire:deadline-passed call))
           (t (wire:start-deadline call)
-             (submit (client-call-subchannel call) call request))))
+             (submit (client-call-core call) call request))))
   nil)
 
 (defmethod loop:run-posted ((call client-call))

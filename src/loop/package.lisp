@@ -72,8 +72,8 @@
    #:scheme #:register-scheme #:find-scheme #:scheme-name #:scheme-resolver #:scheme-open
    #:scheme-listen
    ;; target.lisp
-   #:target #:parse-target #:target-text #:target-addresses #:target-host #:target-port
-   #:target-authority
+   #:target #:parse-target #:address-name #:target-text #:target-addresses #:target-host
+   #:target-port #:target-authority
    ;; listener.lisp
    #:listener #:listen-on #:listener-address #:close-listener
    ;; resolver.lisp

@@ -190,3 +190,10 @@ thread."
              (funcall (scheme-parse scheme) text path smallest-port)))
           ((and colon (eql (mismatch "://" text :start2 colon) 3)) (no-such-scheme text))
           (t (parse-bare-target text smallest-port)))))
+
+(defun address-name (text)
+  "What of TEXT, an address with a scheme, names something: what follows the scheme, and the
+authority if there is one, without slashes before it and with each %XX decoded. Signal MISUSE if
+that is no text."
+  (decoded-string text (string-left-trim
+                        "/" (nth-value 1 (split-authority text (1+ (position #\: text)))))))

@@ -3,8 +3,8 @@
 ;;;; what callers leave behind, such as completions.
 ;;;;
 ;;;; A caller may drive a loop while its call is the only one there. So channels have loops of their
-;;;; own as far as the option MAX-CLIENT-LOOPS allows: a new subchannel gets a new loop while each
-;;;; loop has a subchannel already, and beyond the limit the loop that has the fewest. It stays
+;;;; own as far as the option MAX-CLIENT-LOOPS allows: a new channel gets a new loop while each
+;;;; loop has a channel already, and beyond the limit the loop that has the fewest. It stays
 ;;;; there for life. Callers who block on channels with loops of their own do not wake one another,
 ;;;; and calls that nobody waits for use as many processors as there are loops.
 ;;;;
@@ -25,13 +25,13 @@ each garbage collection 30 µs longer.")
   "A loop that channels use."
   (loop nil :type loop:event-loop :read-only t)
   (reserve nil :type loop:reserve :read-only t) ; the one of all client loops
-  (subchannels 0 :type fixnum)          ; how many subchannels are on LOOP
+  (channels 0 :type fixnum)             ; how many channels are on LOOP
   (timers 0 :type fixnum))              ; how many channels within the image have timers on LOOP
 
 (defmethod print-object ((client-loop client-loop) stream)
   (print-unreadable-object (client-loop stream :type t)
-    (format stream "~A, ~D subchannels" (client-loop-loop client-loop)
-            (client-loop-subchannels client-loop))))
+    (format stream "~A, ~D channels" (client-loop-loop client-loop)
+            (client-loop-channels client-loop))))
 
 (defun client-loops (&optional (world loop:*world*))
   "Every CLIENT-LOOP of WORLD, the newest first."
@@ -58,20 +58,20 @@ each garbage collection 30 µs longer.")
     (first (push (make-client-loop event-loop reserve) (loop:world-client-loops loop:*world*)))))
 
 (defun least-used-loop ()
-  "The client loop that has the fewest subchannels, or nil. The lock is held."
-  (first (sort (copy-list (client-loops)) #'< :key #'client-loop-subchannels)))
+  "The client loop that has the fewest channels, or nil. The lock is held."
+  (first (sort (copy-list (client-loops)) #'< :key #'client-loop-channels)))
 
 (defun acquire-client-loop (options)
-  "Return the client loop for a new subchannel that has OPTIONS, until RELEASE-CLIENT-LOOP."
+  "Return the client loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP."
   (read-environment)
   (sb-thread:with-mutex (**client-loops-lock**)
     (let* ((least (least-used-loop))
            (client-loop (if (or (null least)
-                                (and (plusp (client-loop-subchannels least))
+                                (and (plusp (client-loop-channels least))
                                      (< (length (client-loops)) (client-loop-limit options))))
                             (add-client-loop)
                             least)))
-      (incf (client-loop-subchannels client-loop))
+      (incf (client-loop-channels client-loop))
       client-loop)))
 
 (defun acquire-timer-loop ()
@@ -85,7 +85,7 @@ each garbage collection 30 µs longer.")
 (defun release-client-loop (client-loop)
   "Undo ACQUIRE-CLIENT-LOOP. Not on the loop, which may end."
   (sb-thread:with-mutex (**client-loops-lock**)
-    (decf (client-loop-subchannels client-loop)))
+    (decf (client-loop-channels client-loop)))
   (end-if-unused-loop client-loop))
 
 (defun release-timer-loop (client-loop)
@@ -99,7 +99,7 @@ each garbage collection 30 µs longer.")
   (let ((world (loop:event-loop-world (client-loop-loop client-loop))))
     (multiple-value-bind (unused last)
         (sb-thread:with-mutex (**client-loops-lock**)
-          (when (and (zerop (client-loop-subchannels client-loop))
+          (when (and (zerop (client-loop-channels client-loop))
                      (zerop (client-loop-timers client-loop))
                      (member client-loop (client-loops world)))
             (setf (loop:world-client-loops world) (remove client-loop (client-loops world)))

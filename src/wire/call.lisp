@@ -4,19 +4,13 @@
 
 (in-package #:clgrpc.wire)
 
-(defstruct (ledger (:copier nil))
-  "The octets that all links of a server, or of a subchannel, are charged with."
-  (held 0 :type sb-ext:word))
-
-(declaim (sb-ext:freeze-type ledger))
-
 (defstruct (endpoint (:constructor nil) (:copier nil))
-  "What all calls of a subchannel, or of one loop of a server, share."
+  "What all calls of a channel, or of one loop of a server, share."
   (loop nil :type loop:event-loop)
   (options nil :type options)
   (ledger (make-ledger) :type ledger)
   (replays nil :type (or null ledger))  ; a channel's: octets of requests that are kept
-  (clock nil :type (or null wait-clock))) ; a subchannel's
+  (clock nil :type (or null wait-clock))) ; a channel's
 
 (defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
   "A call on a stream of HTTP/2, at either end."

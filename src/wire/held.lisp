@@ -7,9 +7,6 @@
 
 (in-package #:clgrpc.wire)
 
-(define-hot (ledger-of :inline t) ((link link)) ledger
-  (endpoint-ledger (the endpoint (link-owner link))))
-
 (define-hot total-held-limit ((link link)) index
   "How much may be charged to all links of LINK's owner."
   (let ((limit (options-max-total-held-octets (link-options link))))
@@ -19,14 +16,14 @@
   "How much may be charged to LINK: less while all links together are charged with much."
   (let* ((options (link-options link))
          (least (* 2 (options-max-receive-octets options))))
-    (if (< (ledger-held (ledger-of link)) (ash (total-held-limit link) -1))
+    (if (< (ledger-held (link-ledger link)) (ash (total-held-limit link) -1))
         (max (options-max-held-octets options) least)
         least)))
 
 (define-hot charge-link ((link link) (count index)) null
   "Charge LINK with COUNT octets."
   (sb-ext:atomic-incf (link-held link) count)
-  (sb-ext:atomic-incf (ledger-held (ledger-of link)) count)
+  (sb-ext:atomic-incf (ledger-held (link-ledger link)) count)
   nil)
 
 (define-hot hold ((call wire-call) (count index)) boolean
@@ -38,7 +35,7 @@
            (operate abort call :resource-exhausted
                     "too many octets of the connection's messages wait (max-held-octets)" :local)
            nil)
-          ((> (ledger-held (ledger-of link)) (total-held-limit link))
+          ((> (ledger-held (link-ledger link)) (total-held-limit link))
            (operate abort call :resource-exhausted
                     "too many octets of all messages wait (max-total-held-octets)" :local)
            nil)
@@ -49,7 +46,7 @@
 now. From any thread."
   (let ((link (the link (wire-call-link call))))
     (sb-ext:atomic-decf (link-held link) count)
-    (sb-ext:atomic-decf (ledger-held (ledger-of link)) count)
+    (sb-ext:atomic-decf (ledger-held (link-ledger link)) count)
     (when (and (link-dammed link) (drained-p link))
       (wire-post call (lambda () (open-dam link))))
     nil))

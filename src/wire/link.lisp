@@ -18,7 +18,13 @@ have left."
 
 (declaim (sb-ext:freeze-type answers))
 
-(defstruct (link (:constructor %make-link (loop options owner)) (:copier nil))
+(defstruct (ledger (:copier nil))
+  "The octets that all links of a server, or of a channel, are charged with."
+  (held 0 :type sb-ext:word))
+
+(declaim (sb-ext:freeze-type ledger))
+
+(defstruct (link (:constructor %make-link (loop options owner ledger)) (:copier nil))
   "OWNER is the server's hub or the subchannel; CALLS counts the open ones; HELD the octets of
 messages that wait, for their rest or for somebody to take them (held.lisp; atomic); DAMMED is true
 while so much waits that the connection's window is withheld; ARRIVING are the calls that the read
@@ -33,6 +39,7 @@ was last seen to be without any new one, and since when that is."
   (loop nil :type loop:event-loop)
   (options nil :type options)
   (owner nil)
+  (ledger nil :type ledger)             ; of all links of a server, or of a channel
   (socket nil :type (or null loop:connection))
   (http2 nil :type (or null http2:connection))
   (calls 0 :type fixnum)
@@ -84,11 +91,12 @@ was last seen to be without any new one, and since when that is."
    "Tell OWNER that output of LINK, which has calls that are held up, may have left."))
 
 (defun open-link (owner loop transport role sink options pool
-                  &key (keepalive-ns (seconds-ns (options-keepalive-seconds options))))
+                  &key ledger
+                    (keepalive-ns (seconds-ns (options-keepalive-seconds options))))
   "Make a link over TRANSPORT, a connected one, on LOOP and begin HTTP/2 in ROLE, with the POOL of
-http2 that all links of OWNER share. After a silence of KEEPALIVE-NS, unless that is 0, we ask the
-peer whether it is there. Return the link."
-  (let ((link (%make-link loop options owner)))
+http2 and the LEDGER that other links share. After a silence of KEEPALIVE-NS, unless that is 0, we
+ask the peer whether it is there. Return the link."
+  (let ((link (%make-link loop options owner ledger)))
     (setf (link-keepalive-ns link) keepalive-ns
           (link-http2 link) (http2:make-connection role sink options :user link :pool pool)
           (link-socket link) (loop:make-connection loop transport (link-handler) :user link

@@ -49,7 +49,8 @@
    #:parse-encoding #:parse-incoming #:queue-incoming #:quoted-octets #:read-clock-for-call
    #:receive-data #:release-call #:seal-batch #:sound-metadata-p #:start-deadline #:stop-timers
    #:stop-waiting #:to-keep-p #:total-held-limit #:undecoded-p #:unknown-encoding-text #:unmarked
-   #:unparsable-condition #:wait-clock-stage #:wake-callbacks #:wire-after #:wire-call
+   #:unparsable-condition #:wait-clock-since-ns #:wait-clock-stage
+   #:wake-callbacks #:wire-after #:wire-call
    #:wire-call-born-ns #:wire-call-endpoint #:wire-call-headers-sent #:wire-call-link
    #:wire-call-loop #:wire-call-marks #:wire-call-options #:wire-call-partial
    #:wire-call-send-closed #:wire-call-stream #:wire-call-unattended

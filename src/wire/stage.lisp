@@ -7,7 +7,7 @@
 ;;;;   client  +HEADERS+ request headers sent   +ANSWER+ the first response headers   +END+
 ;;;;   server  +HEADERS+ response headers sent  +DUE+    the handler may start        +END+
 ;;;;
-;;;; What a client's call waits for before it has a stream is its subchannel's doing, which keeps
+;;;; What a client's call waits for before it has a stream is its channel's doing, which keeps
 ;;;; a WAIT-CLOCK: how long it has been in each stage of getting a connection, in all. A call that
 ;;;; begins to wait remembers what that showed, and the difference is what the call has waited for.
 ;;;;
@@ -69,7 +69,7 @@ a stream of it.")
 (defstruct (wait-clock (:copier nil))
   "A clock that is in STAGE, of *WAITING-STAGES*, SINCE-NS: TOTALS are the nanoseconds in each until
 then, ATTEMPTS the attempts to connect. What a call has of it differs: there TOTALS and ATTEMPTS are
-those of the subchannel's when the call began to wait, and once DONE what has been added while it
+those of the channel's when the call began to wait, and once DONE what has been added while it
 did."
   (stage :queue :type symbol)
   (since-ns 0 :type nanoseconds)
@@ -84,7 +84,7 @@ did."
     (format stream "~(~A~), ~D attempts" (wait-clock-stage clock) (wait-clock-attempts clock))))
 
 (defun clock-totals (clock now)
-  "A fresh vector of what CLOCK, a subchannel's, shows at NOW."
+  "A fresh vector of what CLOCK, a channel's, shows at NOW."
   (let ((totals (copy-seq (wait-clock-totals clock))))
     (incf (svref totals (position (wait-clock-stage clock) *waiting-stages*))
           (max 0 (- now (wait-clock-since-ns clock))))

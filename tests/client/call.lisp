@@ -255,7 +255,7 @@ machine was too slow for that."
           (signal-it answered))
       (grpc:with-channel (channel address)
         (grpc:ensure-connected channel)
-        (let* ((loop (client::subchannel-loop (client::channel-subchannel channel)))
+        (let* ((loop (client::core-loop (client::channel-core channel)))
                (holding (make-signal))
                (future (grpc:call-async #'lab.bench:ask channel (note 1) :timeout timeout)))
           (await-signal asked)

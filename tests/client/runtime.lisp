@@ -4,7 +4,7 @@
 (in-suite :clgrpc.client)
 
 (defun channel-loop (channel)
-  (client::subchannel-loop (client::channel-subchannel channel)))
+  (client::core-loop (client::channel-core channel)))
 
 (defun loops-of (channels)
   "The different loops of CHANNELS."
@@ -35,7 +35,7 @@
    7 '(:max-client-loops 3)
    (lambda (channels)
      (is (equal '(2 2 3)
-                (sort (mapcar #'rpc::client-loop-subchannels (rpc::client-loops)) #'<)))
+                (sort (mapcar #'rpc::client-loop-channels (rpc::client-loops)) #'<)))
      (is (= 3 (length (loops-of channels))))
      ;; a loop that a channel has left has a place
      (let ((loop (channel-loop (fourth channels))))
@@ -129,7 +129,7 @@
                     (is (= 1 (length (rpc::client-loops))))
                     (is (equal '(1 1)
                                (list (rpc::client-loop-timers (first (rpc::client-loops)))
-                                     (rpc::client-loop-subchannels
+                                     (rpc::client-loop-channels
                                       (first (rpc::client-loops)))))))
                (grpc:cancel chat)
                (grpc:close-channel inside)))

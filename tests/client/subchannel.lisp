@@ -76,22 +76,6 @@ the attempt is a timer's, and they are the only ones who run the loop."
                         "calls ~A s apart" pause)
             (grpc:stop-server server)))))))
 
-(test back-off
-  "Each wait is longer than the one before, up to the maximum, and random within the jitter."
-  (flet ((waits (&rest options)
-           (let ((channel (apply #'grpc:make-channel "127.0.0.1:1" options)))
-             (unwind-protect
-                  (loop repeat 8
-                        collect (client::next-backoff (client::channel-subchannel channel)))
-               (grpc:close-channel channel)))))
-    (is (every (lambda (wait expected) (< (abs (- wait expected)) 1d-3))
-               (waits :backoff-jitter 0 :backoff-maximum-seconds 10)
-               '(1 1.6 2.56 4.096 6.5536 10 10 10)))
-    (loop for wait in (waits :backoff-jitter 0.2)
-          for base = 1 then (* base 1.6)
-          do (is (<= (* 0.799 base) wait (* 1.201 base))))
-    (is (not (equal (waits) (waits))))))
-
 (defun call-with-inhospitable-server (function greeting)
   "Call FUNCTION with the address of a server that sends each connection GREETING, octets, and ends
 it; and with a function that returns how many it has had."
@@ -274,11 +258,11 @@ well."
       (ask channel (note 1))
       (let ((watch (watch channel (note 3)))
             (done (make-signal))
-            (subchannel (client::channel-subchannel channel)))
+            (subchannel (the-subchannel channel)))
         (is (await-signal running))
         (loop:post (client::subchannel-loop subchannel)
                    (lambda ()
-                     (let ((http2 (wire:link-http2 (client::subchannel-link subchannel))))
+                     (let ((http2 (wire:link-http2 (first (client::subchannel-links subchannel)))))
                        (setf (http2::connection-highest-id http2) (- #x7FFFFFFF 4)))
                      (signal-it done)))
         (is (await-signal done))

@@ -32,3 +32,66 @@
   (let ((server (start-probe '())))
     (prog1 (grpc:server-address server)
       (grpc:stop-server server :drain 0))))
+
+(defun the-subchannel (channel)
+  "The only subchannel of CHANNEL, which has been used."
+  (first (client::core-subchannels (client::channel-core channel))))
+
+;;; Channels without sockets: a core on a loop that runs only when a test says so, and a resolver
+;;; that says what a test has it say.
+
+(defclass puppet (client::resolver)
+  ((answers :initarg :answers :initform nil :accessor puppet-answers)
+   (asked :initform 0 :accessor puppet-asked)
+   (ended :initform nil :accessor puppet-ended))
+  (:documentation "A resolver that counts how often it is asked."))
+
+(defmethod client::begin-resolving ((puppet puppet))
+  (incf (puppet-asked puppet)))
+
+(defmethod client::resolve-again ((puppet puppet))
+  (incf (puppet-asked puppet)))
+
+(defmethod client::end-resolving ((puppet puppet))
+  (setf (puppet-ended puppet) t))
+
+(defmethod client::answers-p ((puppet puppet))
+  (puppet-answers puppet))
+
+(defun call-with-core (policy answers options function)
+  "See WITH-CORE."
+  (let* ((loop (loop:make-event-loop :name "nobody runs it"))
+         (puppet (make-instance 'puppet :target "puppet:x" :name "x" :authority "x" :host "x"
+                                        :answers answers))
+         (core (client::make-core :name "puppet:x" :loop loop :resolver puppet
+                                  :options (apply #'make-channel-options options)
+                                  :sink client::**client-sink**
+                                  :authority (hpack:string-field ":authority" "x"))))
+    (setf (client::core-balancer core)
+          (make-instance (client::find-policy policy) :core core))
+    (unwind-protect (funcall function core puppet)
+      (client::shut-down core)
+      (loop:stop-event-loop loop))))
+
+(defmacro with-core ((core puppet policy &key answers options) &body body)
+  "Evaluate BODY with CORE bound to that of a channel that balances by POLICY and has OPTIONS, and
+PUPPET to its resolver, which ANSWERS each question or pushes when it likes."
+  `(call-with-core ,policy ,answers (list ,@options)
+                   (lambda (,core ,puppet)
+                     (declare (ignorable ,puppet))
+                     ,@body)))
+
+(defun tell-backends (puppet &rest items)
+  "Have PUPPET tell of the backends that ITEMS mean."
+  (client::deliver puppet (mapcar #'client::parse-backend items) nil))
+
+(defun run-loop-of (core)
+  "Have what was posted to CORE's loop run."
+  (let ((loop (client::core-loop core)))
+    (loop::with-taken-loop (loop (loop::take loop))
+      (unwind-protect (loop::run-turn loop)
+        (loop::hand-over loop)))))
+
+(defun subchannel-to (core address)
+  "The subchannel of CORE whose addresses are ADDRESS, text."
+  (find address (client::core-subchannels core) :key #'client::addresses-text :test #'string=))

@@ -271,19 +271,22 @@ the loop watches it. ERRORS are those logged."
 
 (defun fuzzed-channel (world)
   "A channel that cannot connect, but for what BEGIN-CONNECTION gives it."
-  (let ((channel (make-instance 'client:wire-channel :target "memory")))
-    (setf (client::channel-subchannel channel)
-          (client::make-subchannel :name "memory" :loop (world-loop world)
-                                   :options (make-channel-options)
-                                   :target (loop:parse-target "unix:/nowhere/at/all")
-                                   :authority (hpack:string-field ":authority" "localhost")))
-    channel))
+  (let* ((options (make-channel-options))
+         (core (client::make-core :name "memory" :loop (world-loop world) :options options
+                                  :sink client::**client-sink**
+                                  :resolver (client::make-resolver "unix:/nowhere/at/all" options)
+                                  :authority (hpack:string-field ":authority" "localhost"))))
+    (setf (client::core-balancer core) (make-instance 'client::pick-first :core core))
+    (make-instance 'client:wire-channel :target "memory" :core core)))
 
-(defun begin-connection (subchannel transport)
-  "Have SUBCHANNEL, as if it had connected, use TRANSPORT."
-  (client::change-state subchannel :connecting)
-  (client::enter-stage subchannel :resolve)
-  (client::connected subchannel transport))
+(defun begin-connection (core transport)
+  "Have CORE, as if it had connected, use TRANSPORT."
+  (let* ((balancer (client::core-balancer core))
+         (subchannel (client::open-subchannel balancer '())))
+    (setf (client::pick-first-subchannel balancer) subchannel)
+    (client::change-state subchannel :connecting)
+    (client::enter-stage core :resolve)
+    (client::begin-link subchannel transport)))
 
 (defun begin-calls (channel)
   "A call of each kind on CHANNEL."
@@ -306,15 +309,15 @@ the loop watches it. ERRORS are those logged."
      world
      (lambda ()
        (let* ((channel (fuzzed-channel world))
-              (subchannel (client::channel-subchannel channel))
+              (core (client::channel-core channel))
               (transport (new-transport world)))
-         (loop:post (world-loop world) (lambda () (begin-connection subchannel transport)))
+         (loop:post (world-loop world) (lambda () (begin-connection core transport)))
          (run-turns world)
          (let ((calls (begin-calls channel)))
            (run-turns world)
            (say-in-pieces world octets)
            (let ((closed (wire-shut (world-wire world))))
-             (loop:post (world-loop world) (lambda () (client::shut-down subchannel)))
+             (loop:post (world-loop world) (lambda () (client::shut-down core)))
              (run-turns world)
              (hang-up world)
              (dolist (call calls)

@@ -1,0 +1,287 @@
+;;;; Resolvers: what tells a channel the addresses of its servers (gRPC's document "Name
+;;;; Resolution"). Each scheme of targets has its resolvers in the registry of loop/scheme.lisp.
+;;;; DEFINE-RESOLVER adds one of a user's: a class, of which each channel has an instance, with
+;;;; methods of START-RESOLVER, RESOLVE-NOW and STOP-RESOLVER. It pushes addresses, or that there
+;;;; are none, whenever it likes and from any thread; a push goes to the channel's loop.
+;;;;
+;;;; A user's methods run on reserve threads, so they may block. Those of one resolver run one after
+;;;; another, in the order in which the channel asked; what is asked after STOP-RESOLVER never runs.
+
+(in-package #:clgrpc.client)
+
+;;; Backends
+
+(defstruct (backend (:copier nil))
+  "A server that a channel may use: what gRPC's document A61 calls an endpoint."
+  (addresses '() :type list)            ; the kernel's, to be tried in turn; octets
+  (key "" :type string)                 ; the same backend has the same addresses, and so this text
+  (attributes '() :type list))          ; a plist of what a resolver says of it besides
+
+(defmethod print-object ((backend backend) stream)
+  (print-unreadable-object (backend stream :type t)
+    (format stream "~A~{ ~S~}" (backend-key backend) (backend-attributes backend))))
+
+(defun addresses-backend (addresses &optional attributes)
+  "The backend that has ADDRESSES, the kernel's."
+  (make-backend :addresses addresses :attributes attributes
+                :key (format nil "~{~A~^,~}" (mapcar #'os:address-text addresses))))
+
+(defun parse-backend (item)
+  "The backend that ITEM of PUSH-ADDRESSES means."
+  (destructuring-bind (texts &rest attributes) (if (listp item) item (list item))
+    (flet ((addresses (text)
+             (or (loop:target-addresses (loop:parse-target text))
+                 (misuse "~S is a name; resolvers push addresses." text))))
+      (addresses-backend (or (mapcan (lambda (text) (copy-list (addresses text)))
+                                     (if (listp texts) texts (list texts)))
+                             (misuse "~S has no address." item))
+                         attributes))))
+
+;;; What a channel asks of its resolver
+
+(defclass resolver ()
+  ((target :initarg :target :reader resolver-target
+           :documentation "The target of the channel, text.")
+   (name :initarg :name :reader resolver-name
+         :documentation "What of the target names the servers.")
+   (authority :initarg :authority :reader resolver-authority
+              :documentation "What calls have as :authority, unless credentials say otherwise.")
+   (host :initarg :host :reader resolver-host
+         :documentation "The name that a server's certificate must have, unless credentials say.")
+   (loop :initform nil :accessor resolver-loop
+         :documentation "The channel's event loop, once the resolver has begun.")
+   (deliver :initform nil :accessor resolver-deliver
+            :documentation "While the channel wants to know: a function of backends and a failure,
+one of them nil, to be called on the loop."))
+  (:documentation "What tells a channel the addresses of its servers; see DEFINE-RESOLVER."))
+
+(document-functions
+  resolver-target "The target of the channel that RESOLVER is for, as text."
+  resolver-name "What of RESOLVER's target follows the scheme, and the authority if there is one,
+without slashes before it and with each %XX decoded.")
+
+(defmethod print-object ((resolver resolver) stream)
+  (print-unreadable-object (resolver stream :type t)
+    (when (slot-boundp resolver 'target)
+      (format stream "~A~:[~; runs~]" (resolver-target resolver) (resolver-deliver resolver)))))
+
+(defgeneric begin-resolving (resolver)
+  (:documentation "Begin to tell RESOLVER's channel of addresses. On its loop."))
+
+(defgeneric resolve-again (resolver)
+  (:documentation "The channel has reason to believe that addresses have changed. On its loop."))
+
+(defgeneric end-resolving (resolver)
+  (:documentation "The channel of RESOLVER is closed. On its loop.")
+  (:method ((resolver resolver)) nil))
+
+(defgeneric answers-p (resolver)
+  (:documentation "True if RESOLVER soon answers each RESOLVE-AGAIN, so that an attempt to connect
+waits for the answer.")
+  (:method ((resolver resolver)) nil))
+
+(defun run-resolver (resolver loop deliver)
+  "Begin RESOLVER, which tells DELIVER, on LOOP, its channel's."
+  (setf (resolver-loop resolver) loop
+        (resolver-deliver resolver) deliver)
+  (begin-resolving resolver))
+
+(defun quit-resolver (resolver)
+  "The channel wants nothing more of RESOLVER. On its loop."
+  (when (shiftf (resolver-deliver resolver) nil) (end-resolving resolver)))
+
+(defun deliver (resolver backends failure)
+  "Tell RESOLVER's channel of BACKENDS, or of FAILURE, a text. On its loop."
+  (let ((deliver (resolver-deliver resolver)))
+    (when deliver (funcall (the function deliver) backends failure)))
+  nil)
+
+;;; Addresses that are known, and names
+
+(defclass fixed-resolver (resolver)
+  ((backends :initarg :backends :reader resolver-backends))
+  (:documentation "For targets that are addresses themselves."))
+
+(defmethod begin-resolving ((resolver fixed-resolver))
+  (trace-event :dns-resolver :resolved
+               :name (resolver-target resolver)
+               :addresses (mapcan (lambda (backend)
+                                    (mapcar #'os:address-text (backend-addresses backend)))
+                                  (resolver-backends resolver)))
+  (deliver resolver (resolver-backends resolver) nil))
+
+(defmethod resolve-again ((resolver fixed-resolver))
+  nil)
+
+(defclass name-resolver (resolver)
+  ((place :initarg :place :reader resolver-place
+          :documentation "The loop's target, which has the name.")
+   (together :initarg :together :reader resolver-together
+             :documentation "True if all addresses of the name are one backend.")
+   (timeout-ns :initarg :timeout-ns :reader resolver-timeout-ns)
+   (asking :initform nil :accessor resolver-asking
+           :documentation "True while a look-up is under way."))
+  (:documentation "For targets whose addresses the system's resolver knows."))
+
+(defmethod answers-p ((resolver name-resolver))
+  t)
+
+(defmethod resolve-again ((resolver name-resolver))
+  (unless (shiftf (resolver-asking resolver) t)
+    (loop:look-up (resolver-loop resolver) (resolver-place resolver) (resolver-timeout-ns resolver)
+                  (lambda (addresses condition)
+                    (setf (resolver-asking resolver) nil)
+                    (if condition
+                        (deliver resolver '()
+                                 (string-right-trim "." (princ-to-string condition)))
+                        (deliver resolver (address-backends addresses (resolver-together resolver))
+                                 nil))))))
+
+(defmethod begin-resolving ((resolver name-resolver))
+  (resolve-again resolver))
+
+(defun address-backends (addresses together)
+  "The backends of ADDRESSES, the kernel's: one of all if they are to be used TOGETHER."
+  (if together
+      (list (addresses-backend addresses))
+      (mapcar (lambda (address) (addresses-backend (list address))) addresses)))
+
+(defun make-socket-resolver (text options &key together)
+  "A resolver for TEXT, which the loop understands. The system's resolver is asked for no longer
+than OPTIONS allow for connecting."
+  (let* ((place (loop:parse-target text))
+         (addresses (loop:target-addresses place))
+         (arguments (list :target text :name (loop:target-host place)
+                          :authority (loop:target-authority place)
+                          :host (loop:target-host place))))
+    (if addresses
+        (apply #'make-instance 'fixed-resolver
+               :backends (address-backends addresses together) arguments)
+        (apply #'make-instance 'name-resolver
+               :place place :together together
+               :timeout-ns (seconds-ns (options-connect-timeout-seconds options)) arguments))))
+
+(defun make-passthrough-resolver (text options)
+  "A resolver for TEXT of the scheme passthrough: whatever addresses its name has are those of one
+server."
+  (make-socket-resolver text options :together t))
+
+(dolist (name '("dns" "ipv4" "ipv6" "unix" "unix-abstract"))
+  (loop:register-scheme name :resolver #'make-socket-resolver))
+(loop:register-scheme "passthrough" :resolver #'make-passthrough-resolver)
+
+(defun make-resolver (text options)
+  "The resolver of a channel to TEXT that has OPTIONS. Signal MISUSE if TEXT means nothing."
+  (let ((scheme (loop:find-scheme text)))
+    (funcall (the function (if scheme
+                               (or (loop:scheme-resolver scheme)
+                                   (misuse "~S: no channel has the scheme ~A." text
+                                           (loop:scheme-name scheme)))
+                               #'make-socket-resolver))
+             text options)))
+
+;;; Resolvers of users
+
+(defclass user-resolver (resolver)
+  ((lock :initform (sb-thread:make-mutex :name "clgrpc resolver") :reader resolver-lock)
+   (errands :initform (make-fifo) :reader resolver-errands
+            :documentation "Functions that a reserve thread has still to call; under LOCK.")
+   (running :initform nil :accessor resolver-running
+            :documentation "True while a reserve thread calls them; under LOCK."))
+  (:documentation "What each class of DEFINE-RESOLVER is a subclass of."))
+
+(defgeneric start-resolver (resolver)
+  (:documentation "A channel needs the addresses of its servers for the first time: begin to
+PUSH-ADDRESSES, at once or later. Each class of DEFINE-RESOLVER has a method. An error in it is told
+to the channel as by PUSH-FAILURE. On a thread that may block."))
+
+(defgeneric resolve-now (resolver)
+  (:documentation "The channel has lost a server, or cannot reach one: addresses may have changed. A
+resolver that looks itself may have a method that looks now; one that is told of changes needs none.
+On a thread that may block.")
+  (:method ((resolver resolver)) nil))
+
+(defgeneric stop-resolver (resolver)
+  (:documentation "The channel of RESOLVER is closed; what it pushes is of no interest any more. On
+a thread that may block, after any other method has returned.")
+  (:method ((resolver resolver)) nil))
+
+(defun run-errands (resolver)
+  "Call what RESOLVER is asked for, in turn."
+  (loop for function = (sb-thread:with-mutex ((resolver-lock resolver))
+                         (or (dequeue (resolver-errands resolver))
+                             (setf (resolver-running resolver) nil)))
+        while function
+        do (funcall (the function function))))
+
+(defun send-on-errand (resolver function)
+  "Have FUNCTION called with RESOLVER on a reserve thread, after what was asked before. An error in
+it is a failure to resolve."
+  (flet ((errand ()
+           (let ((error (nth-value 1 (loop:guarding (:resolver-error :resolver resolver)
+                                       (funcall (the function function) resolver)))))
+             (when error (push-failure resolver (princ-to-string error))))))
+    (when (sb-thread:with-mutex ((resolver-lock resolver))
+            (enqueue #'errand (resolver-errands resolver))
+            (not (shiftf (resolver-running resolver) t)))
+      (unless (loop:run-on-resolver (resolver-loop resolver) (lambda () (run-errands resolver)))
+        (sb-thread:with-mutex ((resolver-lock resolver))
+          (clear-fifo (resolver-errands resolver))
+          (setf (resolver-running resolver) nil))
+        (push-failure resolver "no thread is free for it"))))
+  nil)
+
+(defmethod begin-resolving ((resolver user-resolver))
+  (send-on-errand resolver #'start-resolver))
+
+(defmethod resolve-again ((resolver user-resolver))
+  (send-on-errand resolver #'resolve-now))
+
+(defmethod end-resolving ((resolver user-resolver))
+  (send-on-errand resolver #'stop-resolver))
+
+(defun push-to-channel (resolver backends failure)
+  (let ((loop (resolver-loop resolver)))
+    (and loop
+         (resolver-deliver resolver)
+         (loop:post loop (lambda () (deliver resolver backends failure))))))
+
+(defun push-addresses (resolver addresses)
+  "Tell RESOLVER's channel that its servers are at ADDRESSES, from now until the next push. Each is
+text such as \"10.0.0.1:50051\", \"[::1]:50051\" or \"unix:/run/a.sock\", never a name; or a list of
+such a text, or of a list of several, which are then tried in turn as those of one server, and a
+plist of what else is known of it. Calls on servers that stay go on; those that are gone get no new
+calls, and their connections end with their last call. Return false if the channel does not want to
+know any more. Signal MISUSE if an address is none. From any thread."
+  (and (push-to-channel resolver (mapcar #'parse-backend addresses) nil)
+       t))
+
+(defun push-failure (resolver text)
+  "Tell RESOLVER's channel that there are no addresses to be had because of TEXT. If it has some it
+goes on with them; else its calls end with :unavailable and TEXT, and it asks with RESOLVE-NOW
+later. Return false if the channel does not want to know any more. From any thread."
+  (check-type text string)
+  (and (push-to-channel resolver '()
+                        (format nil "Cannot resolve ~A: ~A" (resolver-target resolver)
+                                (string-right-trim "." text)))
+       t))
+
+(defun make-user-resolver (class text)
+  "The resolver of CLASS, a symbol, for a channel to TEXT."
+  (let ((name (loop:address-name text)))
+    (when (string= "" name) (misuse "~S names no server: give SCHEME:NAME." text))
+    (make-instance class :target text :name name :authority name
+                         :host (subseq name 0 (position #\: name)))))
+
+(defmacro define-resolver (name scheme (&rest slots) &body class-options)
+  "Define the class NAME of resolvers with SLOTS and CLASS-OPTIONS as DEFCLASS has them, and have
+MAKE-CHANNEL make one for each target that begins with SCHEME, a string, and a colon. It has a
+method of START-RESOLVER that calls PUSH-ADDRESSES, and may have others of RESOLVE-NOW and
+STOP-RESOLVER. RESOLVER-NAME says which servers are asked for; it is the channel's :authority, too.
+A scheme that has resolvers gets others; channels that there are keep theirs."
+  `(progn
+     (defclass ,name (user-resolver) (,@slots) ,@class-options)
+     (loop:register-scheme ,scheme :resolver (lambda (text options)
+                                               (declare (ignore options))
+                                               (make-user-resolver ',name text)))
+     ',name))

@@ -1,0 +1,97 @@
+;;;; What a channel does on its loop: when its resolver is asked, which calls wait, go or fail.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defun begin-ask (core &rest options)
+  "A call on CORE that has begun; its future."
+  (let ((channel (make-instance 'client:wire-channel :target "puppet:x" :core core)))
+    (prog1 (apply #'grpc:call-async #'lab.bench:ask channel (note 1) options)
+      (run-loop-of core))))
+
+(test the-first-call-wakes-the-resolver
+  (with-core (core puppet :pick-first)
+    (is (zerop (puppet-asked puppet)))
+    (let ((call (begin-ask core)))
+      (is (= 1 (puppet-asked puppet)))
+      (is (eq :connecting (client::core-state core)))
+      (is (equal (list call) (client::waiting-calls core)))
+      (begin-ask core)
+      (is (= 1 (puppet-asked puppet)))
+      (is (= 2 (length (client::waiting-calls core)))))))
+
+(test calls-fail-with-the-resolver
+  "Not those that wait for ready; each that comes later fails at once."
+  (with-core (core puppet :pick-first)
+    (let ((call (begin-ask core))
+          (patient (begin-ask core :wait-for-ready t)))
+      (client::deliver puppet '() "Cannot resolve puppet:x: no strings")
+      (is (eq :unavailable (grpc:call-status call)))
+      (is (search "no strings" (princ-to-string (caught (grpc:await call)))))
+      (is (null (grpc:call-status patient)))
+      (is (eq :unavailable (grpc:call-status (begin-ask core))))
+      (is (null (grpc:call-status (begin-ask core :wait-for-ready t))))
+      (is (= 2 (length (client::waiting-calls core))))
+      (tell-backends puppet "127.0.0.1:1")
+      (is (eq :connecting (client::core-state core)))
+      (is (= 2 (length (client::waiting-calls core)))))))
+
+(test who-has-failed-is-asked-again-after-a-while
+  "One that answers, when a call needs it; one that pushes, in any case."
+  (dolist (answers '(t nil))
+    (with-core (core puppet :pick-first :answers answers :options (:backoff-initial-seconds 0.01))
+      (client::wake core)
+      (client::deliver puppet '() "no strings")
+      (is (eq :transient-failure (client::core-state core)))
+      (is (wait-until (lambda ()
+                        (run-loop-of core)
+                        (null (client::back-off-timer (client::core-back-off core))))))
+      (is (eq (if answers :idle :transient-failure) (client::core-state core)))
+      (is (= (if answers 1 2) (puppet-asked puppet)))
+      (when answers
+        (begin-ask core)
+        (is (= 2 (puppet-asked puppet)))))))
+
+(test a-failure-takes-no-server-away
+  (with-core (core puppet :pick-first)
+    (client::wake core)
+    (tell-backends puppet "127.0.0.1:1")
+    (let ((subchannel (first (client::core-subchannels core))))
+      (client::change-state subchannel :ready)
+      (client::deliver puppet '() "no strings")
+      (is (eq :ready (client::core-state core)))
+      (is (eq subchannel (client::core-picker core))))))
+
+(test pickers-decide-for-each-call
+  "A policy's function may wait, fail or pick, call by call; those that wait are picked for when
+another picker is published."
+  (with-core (core puppet :pick-first)
+    (flet ((publish (function)
+             (client::publish core :ready (client::make-picker function "of a test"))))
+      (publish (constantly nil))
+      (let ((waiting (begin-ask core))
+            (patient (begin-ask core :wait-for-ready t)))
+        (is (equal (list waiting patient) (client::waiting-calls core)))
+        (publish (constantly (client::make-failure "dropped" :resource-exhausted)))
+        (is (eq :resource-exhausted (grpc:call-status waiting)))
+        (is (equal (list patient) (client::waiting-calls core)))
+        (let ((late (begin-ask core)))
+          (is (eq :resource-exhausted (grpc:call-status late))))
+        (is (equal (list patient) (client::waiting-calls core)))))))
+
+(test the-end-of-a-core
+  (let (puppet-of calls)
+    (with-core (core puppet :round-robin)
+      (setf puppet-of puppet
+            calls (list (begin-ask core) (begin-ask core :wait-for-ready t)))
+      (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
+      (client::shut-down core)
+      (is (eq :shutdown (client::core-state core)))
+      (is (null (client::core-subchannels core)))
+      (is (null (client::waiting-calls core)))
+      ;; nothing changes it any more
+      (client::publish core :ready nil)
+      (is (eq :shutdown (client::core-state core)))
+      (is (eq :unavailable (grpc:call-status (begin-ask core)))))
+    (is-true (puppet-ended puppet-of))
+    (is (equal '(:cancelled :cancelled) (mapcar #'grpc:call-status calls)))))

@@ -1,0 +1,147 @@
+;;;; Resolvers: those of the schemes that there are, and those of users.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defun resolver-of (target)
+  (client::make-resolver target (make-channel-options)))
+
+(defun backend-keys (resolver)
+  (mapcar #'client::backend-key (client::resolver-backends resolver)))
+
+(test targets-that-are-addresses
+  (loop for (target authority host . keys)
+          in '(("127.0.0.1:80" "127.0.0.1:80" "127.0.0.1" "127.0.0.1:80")
+               ("localhost:80" "localhost:80" "localhost" "127.0.0.1:80" "[::1]:80")
+               ("dns:///127.0.0.1" "127.0.0.1" "127.0.0.1" "127.0.0.1:443")
+               ("ipv4:127.0.0.1:80,127.0.0.2:81" "127.0.0.1:80" "127.0.0.1"
+                "127.0.0.1:80" "127.0.0.2:81")
+               ("ipv6:[::1]:80" "[::1]:80" "::1" "[::1]:80")
+               ("unix:/a/b" "localhost" "localhost" "unix:/a/b")
+               ("unix-abstract:a" "localhost" "localhost" "unix-abstract:a")
+               ("passthrough:///localhost:80" "localhost:80" "localhost"
+                "127.0.0.1:80,[::1]:80"))
+        do (let ((resolver (resolver-of target)))
+             (is (string= authority (client::resolver-authority resolver)) "~A" target)
+             (is (string= host (client::resolver-host resolver)) "~A" target)
+             (is (equal keys (backend-keys resolver)) "~A" target)
+             (is (not (client::answers-p resolver)) "~A" target))))
+
+(test targets-that-are-names
+  (dolist (target '("example.org:80" "dns:example.org" "passthrough:///example.org:1"))
+    (let ((resolver (resolver-of target)))
+      (is (client::answers-p resolver))
+      (is (string= "example.org" (client::resolver-name resolver)))))
+  (signals grpc:misuse (resolver-of "goose://post"))
+  (signals grpc:misuse (resolver-of "inproc:x"))
+  (signals grpc:misuse (resolver-of 5)))
+
+(test what-a-resolver-may-push
+  (flet ((parts (item)
+           (let ((backend (client::parse-backend item)))
+             (list (client::backend-key backend) (client::backend-attributes backend)))))
+    (is (equal '("10.0.0.1:80" ()) (parts "10.0.0.1:80")))
+    (is (equal '("[::1]:80" ()) (parts "[::1]:80")))
+    (is (equal '("unix:/a" (:weight 3)) (parts '("unix:/a" :weight 3))))
+    (is (equal '("10.0.0.1:80,[::1]:80" (:zone "a"))
+               (parts '(("10.0.0.1:80" "[::1]:80") :zone "a"))))
+    (dolist (item '("example.org:80" "10.0.0.1" "" 5 (()) ("") (5) (("10.0.0.1:80" "nobody:1"))))
+      (signals grpc:misuse (client::parse-backend item)))))
+
+(defvar *journal* nil "What resolvers have done, newest first, in the car of a cons.")
+
+(defun note-deed (&rest deed)
+  (sb-ext:atomic-push deed (car *journal*)))
+
+(defun call-with-resolvers (function)
+  "Call FUNCTION with a loop that runs, a journal of its own, and such schemes as it defines."
+  (let ((schemes loop::**schemes**)
+        (loop (loop:make-event-loop :name "resolvers"))
+        (journal *journal*))
+    (loop:launch-event-loop loop)
+    ;; resolvers run on other threads
+    (setf *journal* (list '()))
+    (unwind-protect (funcall function loop)
+      (loop:stop-event-loop loop)
+      (loop:join-event-loop loop)
+      (setf loop::**schemes** schemes
+            *journal* journal))))
+
+(defmacro with-resolvers ((loop) &body body)
+  `(call-with-resolvers (lambda (,loop) ,@body)))
+
+(grpc:define-resolver flock "flock"
+    ((stopped :initform nil :accessor flock-stopped))
+  (:documentation "A resolver of tests, which notes what it is asked for."))
+
+(defmethod grpc:start-resolver ((flock flock))
+  (note-deed :start (grpc:resolver-name flock) (sb-thread:main-thread-p))
+  (cond ((string= "broken" (grpc:resolver-name flock)) (error "The flock is gone."))
+        (t (grpc:push-addresses flock '("127.0.0.1:1" ("127.0.0.1:2" :weight 2))))))
+
+(defmethod grpc:resolve-now ((flock flock))
+  (note-deed :now)
+  (grpc:push-failure flock "the shepherd sleeps."))
+
+(defmethod grpc:stop-resolver ((flock flock))
+  (note-deed :stop)
+  (setf (flock-stopped flock) t))
+
+(defun run-flock (loop target)
+  "Run the resolver of TARGET on LOOP, telling the journal; return it."
+  (let ((resolver (resolver-of target)))
+    (loop:post loop (lambda ()
+                      (client::run-resolver
+                       resolver loop
+                       (lambda (backends failure)
+                         (note-deed :told (mapcar #'client::backend-key backends) failure
+                                    (loop:in-event-loop-p loop))))))
+    resolver))
+
+(defun deeds ()
+  (reverse (car *journal*)))
+
+(test resolvers-of-users
+  "They are started, asked and stopped in turn, on threads that may block; what they push comes on
+the loop."
+  (with-resolvers (loop)
+    (let ((resolver (run-flock loop "flock://pasture/meadow%20%31")))
+      (is (string= "flock://pasture/meadow%20%31" (grpc:resolver-target resolver)))
+      (is (wait-until (lambda () (= 2 (length (deeds))))))
+      (loop:post loop (lambda () (client::resolve-again resolver)))
+      (is (wait-until (lambda () (= 4 (length (deeds))))))
+      (loop:post loop (lambda () (client::quit-resolver resolver)))
+      (is (wait-until (lambda () (flock-stopped resolver))))
+      (is (not (grpc:push-addresses resolver '("127.0.0.1:1"))))
+      (is (not (grpc:push-failure resolver "too late")))
+      (is (equal '((:start "meadow 1" nil)
+                   (:told ("127.0.0.1:1" "127.0.0.1:2") nil t)
+                   (:now)
+                   (:told () "Cannot resolve flock://pasture/meadow%20%31: the shepherd sleeps" t)
+                   (:stop))
+                 (deeds))))))
+
+(test resolvers-that-fail
+  "An error in one is logged, and told as a failure."
+  (with-resolvers (loop)
+    (with-log (:resolver-error)
+      (run-flock loop "flock:broken")
+      (is (wait-until (lambda () (= 2 (length (deeds))))))
+      (is (equal '(:told () "Cannot resolve flock:broken: The flock is gone" t)
+                 (second (deeds))))
+      (is (= 1 (length (events-of :resolver-error)))))))
+
+(test wrong-pushes
+  (with-resolvers (loop)
+    (let ((resolver (run-flock loop "flock:x")))
+      (is (wait-until (lambda () (= 2 (length (deeds))))))
+      (signals grpc:misuse (grpc:push-addresses resolver '("example.org:80")))
+      (signals type-error (grpc:push-failure resolver nil))
+      (is (= 2 (length (deeds)))))))
+
+(test resolvers-are-for-names
+  (signals grpc:misuse (resolver-of "flock:"))
+  (signals grpc:misuse (resolver-of "flock://x"))
+  (is (typep (resolver-of "FLOCK:a:80") 'flock))
+  (is (string= "a:80" (client::resolver-authority (resolver-of "flock:a:80"))))
+  (is (string= "a" (client::resolver-host (resolver-of "flock:a:80")))))

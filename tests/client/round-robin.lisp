@@ -1,0 +1,177 @@
+;;;; The policy round-robin: its states and turns without sockets, then with servers.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defun wake-with (core puppet &rest addresses)
+  (client::wake core)
+  (apply #'tell-backends puppet addresses)
+  (mapcar (lambda (address) (subchannel-to core address)) addresses))
+
+(test round-robin-connects-all
+  (with-core (core puppet :round-robin)
+    (destructuring-bind (one two three)
+        (wake-with core puppet "127.0.0.1:1" "127.0.0.1:2" "127.0.0.1:3")
+      (is (every (lambda (subchannel) (eq :connecting (client::subchannel-state subchannel)))
+                 (list one two three)))
+      (is (eq :connecting (client::core-state core)))
+      (is (= 3 (length (client::core-subchannels core)))))))
+
+(test round-robin-states
+  "Ready if one is; connecting while one may become so; failed if all have failed, until one is
+ready again."
+  (with-core (core puppet :round-robin)
+    (destructuring-bind (one two) (wake-with core puppet "127.0.0.1:1" "127.0.0.1:2")
+      (client::wait-for-better-times one "one is down")
+      (is (eq :connecting (client::core-state core)))
+      (client::wait-for-better-times two "two is down")
+      (is (eq :transient-failure (client::core-state core)))
+      (is (string= "two is down" (client::failure-text (client::core-picker core))))
+      (client::end-wait one)
+      (is (eq :connecting (client::subchannel-state one)) "it tries again by itself")
+      (is (eq :transient-failure (client::core-state core)) "which changes nothing yet")
+      (client::change-state one :ready)
+      (is (eq :ready (client::core-state core)))
+      (client::change-state one :idle)
+      (is (eq :connecting (client::subchannel-state one)))
+      (is (eq :connecting (client::core-state core)))
+      (is (plusp (puppet-asked puppet))))))
+
+(defun turns (core count)
+  "Whom the picker of CORE picks, COUNT times."
+  (loop repeat count
+        collect (funcall (client::picker-function (client::core-picker core)) nil)))
+
+(test round-robin-takes-turns
+  "Among those that are ready, by the same picker until that changes."
+  (with-core (core puppet :round-robin)
+    (let ((subchannels (wake-with core puppet "127.0.0.1:1" "127.0.0.1:2" "127.0.0.1:3")))
+      (dolist (subchannel subchannels) (client::change-state subchannel :ready))
+      (let ((picked (turns core 300)))
+        (is (equal '(100 100 100)
+                   (mapcar (lambda (subchannel) (count subchannel picked)) subchannels)))
+        (is (every #'eq picked (nthcdr 3 picked))))
+      (let ((picker (client::core-picker core)))
+        (client::change-state (second subchannels) :idle)
+        (is (not (eq picker (client::core-picker core))))
+        (let ((picked (turns core 100)))
+          (is (equal '(50 0 50)
+                     (mapcar (lambda (subchannel) (count subchannel picked)) subchannels))))))))
+
+(test round-robin-keeps-who-stays
+  (with-core (core puppet :round-robin)
+    (destructuring-bind (one two) (wake-with core puppet "127.0.0.1:1" "127.0.0.1:2")
+      (client::change-state one :ready)
+      (client::change-state two :ready)
+      (tell-backends puppet '("127.0.0.1:2" :weight 5) "127.0.0.1:3" "127.0.0.1:3")
+      (is (eq :shutdown (client::subchannel-state one)))
+      (is (eq two (subchannel-to core "127.0.0.1:2")))
+      (is (equal '(:weight 5) (client::subchannel-attributes two)))
+      (is (eq :connecting (client::subchannel-state (subchannel-to core "127.0.0.1:3"))))
+      (is (= 2 (length (client::core-subchannels core))))
+      (is (equal (list two two) (turns core 2)))
+      (tell-backends puppet)
+      (is (eq :transient-failure (client::core-state core)))
+      (is (search "no servers" (client::failure-text (client::core-picker core))))
+      (tell-backends puppet "127.0.0.1:4")
+      (is (eq :connecting (client::core-state core)))
+      (is (= 1 (length (client::core-subchannels core)))))))
+
+;;; With servers
+
+(defun call-with-named-servers (count function)
+  "Call FUNCTION with the addresses of COUNT servers, and the servers. ASK tells who has answered,
+CHAT as well."
+  (let ((servers (loop for i below count
+                       collect (let ((name (princ-to-string i)))
+                                 (start-probe
+                                  (list :ask (lambda (note call)
+                                               (declare (ignore call))
+                                               (note (number-of note) :text name))
+                                        :chat (lambda (stream call)
+                                                (grpc:do-messages (note stream)
+                                                  (grpc:send call (note (number-of note)
+                                                                        :text name))))))))))
+    (unwind-protect (funcall function (mapcar #'grpc:server-address servers) servers)
+      (dolist (server servers) (grpc:stop-server server :drain 0)))))
+
+(defmacro with-named-servers ((addresses servers count) &body body)
+  `(call-with-named-servers ,count (lambda (,addresses ,servers)
+                                     (declare (ignorable ,servers))
+                                     ,@body)))
+
+(defun who-answers (channel count)
+  "Who answers COUNT calls on CHANNEL, as a list of how many for \"0\", \"1\" and \"2\"."
+  (let ((names (loop repeat count
+                     collect (lab:note-text (ask channel (note 1) :timeout 10
+                                                                  :wait-for-ready t)))))
+    (loop for name in '("0" "1" "2") collect (count name names :test #'string=))))
+
+(defun all-ready-p (channel count)
+  "True if COUNT subchannels of CHANNEL are ready."
+  (= count (count :ready (client::core-subchannels (client::channel-core channel))
+                  :key #'client::subchannel-state)))
+
+(test calls-go-by-turns
+  (with-named-servers (addresses servers 3)
+    (grpc:with-channel (channel (format nil "ipv4:~{~A~^,~}" addresses) :balance :round-robin)
+      (is (= 1 (number-of (ask channel (note 1)))))
+      (is (wait-until (lambda () (all-ready-p channel 3))))
+      (is (equal '(30 30 30) (who-answers channel 90)))
+      (grpc:stop-server (second servers) :drain 1)
+      (is (wait-until (lambda () (all-ready-p channel 2))))
+      (is (equal '(30 0 30) (who-answers channel 60)))))
+  (with-named-servers (addresses servers 2)
+    (grpc:with-channel (channel (format nil "ipv4:~{~A~^,~}" addresses))
+      (is (equal '(10 0 0) (who-answers channel 10)) "unless nobody says so"))))
+
+(test unknown-policies
+  (signals grpc:misuse (grpc:make-channel "127.0.0.1:1" :balance :by-name))
+  (signals grpc:misuse (grpc:make-channel "127.0.0.1:1" :balance nil)))
+
+(grpc:define-resolver shepherd "shepherd" () (:documentation "It does what tests push."))
+
+(defvar *shepherds* '())
+
+(defmethod grpc:start-resolver ((shepherd shepherd))
+  (push shepherd *shepherds*)
+  (grpc:push-addresses shepherd (uiop:split-string (grpc:resolver-name shepherd) :separator ",")))
+
+(test updates-drop-no-call
+  "Calls on servers that stay, and on those that are gone, go on; new ones find the new servers."
+  (dolist (policy '(:pick-first :round-robin))
+    (with-named-servers (addresses servers 3)
+      (destructuring-bind (first second third) addresses
+        (grpc:with-channel (channel (format nil "shepherd:~A,~A" first second) :balance policy)
+          (ask channel (note 1))
+          (let ((shepherd (first *shepherds*))
+                (calls (loop repeat 4 collect (chat channel :open :timeout 60))))
+            (flet ((speak ()
+                     (dolist (call calls)
+                       (grpc:send call (note 7))
+                       (is (= 7 (number-of (grpc:receive call)))))))
+              (when (eq policy :round-robin)
+                (is (wait-until (lambda () (all-ready-p channel 2)))))
+              (speak)
+              (is-true (grpc:push-addresses shepherd (list second third)))
+              (is (wait-until
+                   (lambda ()
+                     (zerop (first (who-answers channel 1))))))
+              (when (eq policy :round-robin)
+                (is (wait-until (lambda () (all-ready-p channel 2))))
+                (is (equal '(0 5 5) (who-answers channel 10))))
+              (speak)
+              (is-true (grpc:push-addresses shepherd (list third)))
+              (is (wait-until (lambda () (equal '(0 0 1) (who-answers channel 1)))))
+              (speak)
+              (dolist (call calls)
+                (grpc:close-send call)
+                (is (null (grpc:receive call)))
+                (is (eq :ok (grpc:call-status call))))
+              ;; what is left has one connection
+              (is (wait-until
+                   (lambda ()
+                     (equal '(0 0 1)
+                            (mapcar (lambda (server)
+                                      (getf (grpc:server-statistics server) :connections))
+                                    servers))))))))))))
