@@ -1,15 +1,17 @@
-;;;; How often SBCL collects garbage, for processes that serve or call all day. A collection costs
-;;;; what survives it and hardly depends on how much was consed before, so fewer are less work.
+;;;; How often SBCL collects garbage, for processes that serve or call all day. The cost of a
+;;;; collection is that of the objects that survive it and hardly depends on how much was consed
+;;;; before, so fewer collections are less work.
 ;;;;
-;;;; A process that has been idle for a while gives back what it does not need (loop/watchdog.lisp
-;;;; sees when): first what young objects leave when they are collected, and all free pages; then,
-;;;; if nothing has happened still, what a full collection leaves, if that is worth its time.
+;;;; A process that has been idle for a while gives memory back (loop/watchdog.lisp sees when).
+;;;; First it collects young objects and returns all free pages. Then, if it is still idle and the
+;;;; gain is worth the time, it makes a full collection.
 ;;;;
 ;;;; A collection stops all threads while it copies the small objects that live on, half a second
-;;;; for each gigabyte; long vectors stay where they are. What lives when the collector is tuned is
-;;;; old from then on, and is copied by full collections only.
+;;;; for each gigabyte; long vectors stay where they are. Objects that are alive when the collector
+;;;; is tuned count as old from then on; only full collections copy them.
 ;;;;
-;;;; Invariant: nothing here is done unless somebody asks; a library leaves its image as it is.
+;;;; Invariant: nothing here happens unless the program asks for it; a library leaves its image as
+;;;; it is.
 
 (in-package #:clgrpc.base)
 

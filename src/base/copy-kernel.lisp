@@ -3,7 +3,7 @@
 (in-package #:clgrpc.base)
 
 (define-kernel %prefetch ((address :word)) () ()
-    "Have the cache line at ADDRESS, whatever that is, fetched meanwhile."
+    "Fetch the cache line at ADDRESS, whatever that is, without waiting for it."
   (inst prefetch :t0 (memory 0 address)))
 
 (define-kernel %copy-256 ((from :sap) (to :sap) (count :count)) (here)

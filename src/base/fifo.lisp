@@ -1,8 +1,8 @@
-;;;; A plain queue, of one thread at a time: the first to come is the first to go.
+;;;; A plain queue, of one thread at a time: the first item to come is the first to go.
 ;;;;
-;;;; A cell that has gone holds nothing of what came after it. Otherwise one that has grown old
-;;;; would keep everything that ever came after it from SBCL's collector, until that looks at the
-;;;; old.
+;;;; A cell that has left the queue does not refer to the cells after it. Otherwise one such cell
+;;;; that has grown old would keep all later ones from SBCL's collector, until that collects the old
+;;;; generation.
 
 (in-package #:clgrpc.base)
 

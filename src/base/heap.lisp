@@ -1,16 +1,20 @@
-;;;; What is left of the heap. SBCL's collector copies what is small, so it needs free pages to work
-;;;; with, and a process whose collector finds none is over. It leaves long vectors where they are,
-;;;; so one needs a hole as long as itself; and between two collections SBCL looks for that above
-;;;; all those before only. So what counts as free is what nobody has allocated since the last
-;;;; collection, as far as it lies above the last page in use, or in wide holes: of these none has
-;;;; been passed by, unless for a vector that is longer still.
+;;;; How much room is left in the heap. SBCL's collector copies small objects, so it needs free
+;;;; pages to work with; a process whose collector finds none is lost. The collector leaves long
+;;;; vectors where they are, so a long vector needs a hole of its own length. Between two
+;;;; collections SBCL looks for a hole only above the places where it has looked before.
 ;;;;
-;;;; Who is about to allocate much has it promised first, and settles that once it is allocated, or
-;;;; will not be. A promise is kept if a fifth of the heap stays free beyond all promises: enough
-;;;; for what is consed until the next collection, for that itself, and for what nobody promised,
-;;;; such as messages that user code makes. Short messages need no promise.
+;;;; Therefore memory counts as free if nothing was allocated in it since the last collection and it
+;;;; is either above the last page in use or in a wide hole. SBCL has not passed such a hole by,
+;;;; unless it looked for a vector that is longer still.
 ;;;;
-;;;; Invariant: promised octets have not been allocated, or are counted twice; never not at all.
+;;;; A thread that is about to allocate much asks for a promise first, and settles it once the
+;;;; memory is allocated or is not wanted any more. A promise is given if a fifth of the heap stays
+;;;; free beyond all promises. That is enough for objects consed until the next collection, for the
+;;;; collection itself, and for memory without a promise, such as messages that user code makes.
+;;;; Short messages need no promise.
+;;;;
+;;;; Invariant: promised octets are never counted as free: they are not allocated yet, or are
+;;;; counted twice.
 
 (in-package #:clgrpc.base)
 
@@ -73,12 +77,12 @@
   (max 0 (- (heap-size) (the heap-octets (heap-extent)))))
 
 (define-hot heap-margin () heap-octets
-  "How much others may allocate between somebody's look at the heap and his allocating."
+  "How much other threads may allocate between one thread's look at the heap and its allocating."
   (ash (heap-size) -4))
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defconstant +uncopied-pages+ 4
-    "A vector of so many pages is not copied by the collector (LARGE_OBJECT_SIZE in gencgc.c)."))
+    "The collector does not copy vectors of this many pages (LARGE_OBJECT_SIZE in gencgc.c)."))
 
 (defconstant +uncopied-octets+ (* +uncopied-pages+ sb-vm:gencgc-page-bytes))
 
@@ -141,7 +145,7 @@ would be copied."
 (sb-ext:define-load-time-global **survey** (make-survey))
 
 (define-hot recent-survey () survey
-  "A survey since when nothing was collected, and little allocated."
+  "A survey that is still true: nothing was collected since it was made, and little allocated."
   (let ((survey **survey**))
     (if (and (eq sb-kernel::*gc-epoch* (survey-epoch survey))
              (< (abs (- (heap-used) (survey-used survey))) (ash (heap-size) -7)))
@@ -149,7 +153,7 @@ would be copied."
         (setf **survey** (make-new-survey)))))
 
 (define-hot hole-p ((octets heap-octets)) boolean
-  "True if so many octets can be allocated as long vectors before the next collection."
+  "True if OCTETS can be allocated as long vectors before the next collection."
   (or (<= octets (heap-tail))
       (let ((survey (recent-survey)))
         (<= (+ octets (max 0 (- (heap-used) (survey-used survey)))) (survey-wide survey)))))
@@ -160,9 +164,9 @@ would be copied."
 (defglobal **promised** (list 0))       ; octets; atomic
 
 (define-hot promise-octets ((octets heap-octets) &key (reserve-fifths (integer 1 4) 1)) boolean
-  "Promise OCTETS of the heap to the caller, who calls SETTLE-OCTETS when they are allocated or will
-not be; false, with nothing promised, unless RESERVE-FIFTHS of the heap stay free beyond all that is
-promised. From any thread."
+  "Promise OCTETS of the heap to the caller, if RESERVE-FIFTHS of the heap stay free beyond all
+promises; else return false. The caller calls SETTLE-OCTETS once the memory is allocated, or will
+not be. From any thread."
   (let* ((before (atomic-incf (car **promised**) octets))
          (reserve (* reserve-fifths (floor (heap-size) 5)))
          (wanted (+ before octets reserve)))
@@ -174,7 +178,7 @@ promised. From any thread."
              nil))))
 
 (define-hot settle-octets ((octets heap-octets)) null
-  "What PROMISE-OCTETS promised is allocated, or will not be. From any thread."
+  "End a promise of OCTETS: the memory is allocated, or will not be. From any thread."
   (atomic-decf (car **promised**) octets)
   nil)
 
@@ -183,11 +187,13 @@ promised. From any thread."
 (declaim (type nanoseconds **next-collection**))
 (defglobal **next-collection** 0)       ; not before that time
 
+(defglobal **reclaimers** '())          ; functions that free memory which is kept for reuse
+
 (defun collect-for-room ()
-  "Collect garbage, unless that has been done lately: a fifth of the time is spent so at most, but
-for collections that take longer than 50 ms, between which 200 ms pass. If what is young makes too
-little free all generations are collected, provided that there is room for the copies. From any
-thread that holds no lock of ours."
+  "Collect garbage, unless that was done lately. At most a fifth of the time is spent on it; between
+collections that take longer than 50 ms, 200 ms pass. If collecting young objects frees too little,
+all generations are collected, provided that there is room for the copies. From any thread that
+holds none of our locks."
   (let ((due **next-collection**)
         (start (monotonic-ns)))
     (when (and (<= due start)
@@ -197,13 +203,13 @@ thread that holds no lock of ours."
       (when (and (not (and (<= (* 5 (heap-used)) (* 3 (heap-size)))
                            (hole-p (floor (* 2 (heap-size)) 5))))
                  (plusp (survey-spare (recent-survey))))
-        (clear-store)                   ; its vectors may lie anywhere
+        (mapc #'funcall **reclaimers**)
         (sb-ext:gc :full t))
       (let ((end (monotonic-ns)))
         (setf **next-collection** (+ end (min 200000000 (max 10000000 (* 4 (- end start))))))))
     nil))
 
-;;; Vectors that nobody promised
+;;; Vectors without a promise
 
 (define-hot fits-p ((octets heap-octets)) boolean
   "True if a vector of OCTETS leaves the collector the room that it may need."

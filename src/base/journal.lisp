@@ -1,13 +1,13 @@
-;;;; Journals: functions for *LOG-FUNCTION* that never hold up who logs. A journal is a queue of
-;;;; entries that is no longer than its limit and has no more octets than +JOURNAL-OCTETS+, and a
-;;;; thread that gives them to a function one by one; what comes when it is full is dropped and
+;;;; Journals: functions for *LOG-FUNCTION* that never delay the thread that logs. A journal is a
+;;;; queue of entries, bounded in number and by +JOURNAL-OCTETS+, and a thread that gives the
+;;;; entries to a function one by one. Entries that come when the queue is full are dropped and
 ;;;; counted. The thread is made when there is something to do and ends when there has been nothing
 ;;;; for a while.
 ;;;;
-;;;; LOG-WRITER is a journal of lines, as text for people or JSON for programs. Its lines are made
-;;;; where the event happens, since what an event names may be different a moment later, and only
-;;;; written by the thread. A peer may have written much of what they say, so they have a length and
-;;;; are visible (visible.lisp).
+;;;; LOG-WRITER is a journal of lines, as text for people or JSON for programs. The lines are made
+;;;; where the event happens, since the objects in an event may have changed a moment later; the
+;;;; thread only writes them. A peer may have written much of their text, so lines have a limited
+;;;; length and are made visible (visible.lisp).
 
 (in-package #:clgrpc.base)
 
@@ -81,7 +81,7 @@
       (unless started (setf (journal-running journal) nil)))))
 
 (defun take-entries (journal)
-  "What waits in JOURNAL, oldest first, and how many were dropped before."
+  "The entries that wait in JOURNAL, oldest first, and how many were dropped before them."
   (sb-thread:with-mutex ((journal-lock journal))
     (setf (journal-count journal) 0
           (journal-octets journal) 0)
@@ -176,8 +176,8 @@ them; those that come meanwhile are dropped, and FUNCTION is told how many by th
     (type-error () nil)))
 
 (defun value-text (value &optional (depth 8))
-  "VALUE as PRINC has it, in one piece and of bounded length, whatever happens. Lists are gone into
-DEPTH levels."
+  "VALUE as PRINC has it, in one piece and of bounded length, whatever happens. Lists are shown
+DEPTH levels deep."
   (flet ((write-items (stream)
            (write-char #\( stream)
            (loop for (item . more) on value

@@ -1,6 +1,7 @@
-;;;; JSON (RFC 8259) as a pull parser over octets and a writer into a buffer. Who knows what to
-;;;; expect (the JSON mapping of Protocol Buffers) takes value after value from a JSON-READER;
-;;;; PARSE-JSON takes whatever comes and makes plain Lisp data of it, which WRITE-JSON writes:
+;;;; JSON (RFC 8259) as a pull parser over octets and a writer into a buffer. Code that knows which
+;;;; values to expect (the JSON mapping of Protocol Buffers) takes one after the other from a
+;;;; JSON-READER. PARSE-JSON takes any text and makes plain Lisp data of it, which WRITE-JSON
+;;;; writes:
 ;;;;
 ;;;;   object             alist with string keys, in order, every member kept
 ;;;;   array              simple-vector
@@ -9,11 +10,11 @@
 ;;;;   true, false, null  :true :false :null
 ;;;;
 ;;;; NIL is the empty object. Reading is strict: no comments, trailing commas, raw control
-;;;; characters or lone surrogates, and UTF-8 is validated in strings, the only place where anything
-;;;; but ASCII may stand. Nesting, the length of the text and of a number are limited, since time
-;;;; and stack grow with them; doubles are rounded correctly and written in the fewest digits that
-;;;; read back alike. What is written is fit for a terminal: DEL, C1 and overrides of direction are
-;;;; escaped like C0.
+;;;; characters or lone surrogates. UTF-8 is validated in strings, the only place where characters
+;;;; other than ASCII may stand. Nesting, the length of the text and that of a number are limited,
+;;;; since time and stack grow with them. Doubles are rounded correctly and written in the fewest
+;;;; digits that read back alike. Output is fit for a terminal: DEL, C1 and overrides of direction
+;;;; are escaped like C0.
 
 (in-package #:clgrpc.base)
 
@@ -87,7 +88,7 @@ is read."
         nil)))
 
 (defun describe-next (reader)
-  "What comes next, as text."
+  "The next character, as text for an error."
   (let ((char (peek-json reader)))
     (cond ((null char) "the end of the text")
           ((< 32 (char-code char) 127) (format nil "`~C'" char))

@@ -1,8 +1,8 @@
 ;;;; The log: events as data. They go to *LOG-FUNCTION*, the user's choice, which by default writes
 ;;;; errors to the standard error, and to any number of listeners, which libraries add. Logging must
-;;;; never be the reason why something fails, so errors in these functions are swallowed, and so is
-;;;; what they log themselves. What goes on in detail is for tracers (trace.lisp); functions that
-;;;; write what is logged are in journal.lisp.
+;;;; never make anything fail, so errors in these functions are ignored, and so are events that they
+;;;; log themselves. Details of what happens are events of tracers (trace.lisp); functions that
+;;;; write events are in journal.lisp.
 
 (in-package #:clgrpc.base)
 

@@ -1,8 +1,8 @@
 ;;;; Octets: the one representation of bytes, big- and little-endian accessors with one meaning
 ;;;; each, and BUFFER, a growable run of octets that is filled at the end and consumed at the start.
 ;;;;
-;;;; Invariant of a buffer: 0 <= start <= end <= (length octets). Whoever asks for room gets the
-;;;; octet vector anew from BUFFER-OCTETS afterwards, since growing replaces it.
+;;;; Invariant of a buffer: 0 <= start <= end <= (length octets). Code that asks for room must take
+;;;; the octet vector from BUFFER-OCTETS again afterwards, since growing replaces it.
 
 (in-package #:clgrpc.base)
 
@@ -35,8 +35,8 @@
          ,@body))))
 
 (define-hot (prefetch-behind :inline t) (object (count index)) null
-  "Have the cache line that lies COUNT octets behind the beginning of OBJECT, whatever is there,
-fetched meanwhile."
+  "Fetch the cache line that lies COUNT octets behind the beginning of OBJECT, whatever is there,
+without waiting for it."
   (%prefetch (+ (sb-kernel:get-lisp-obj-address object) count))
   nil)
 
@@ -116,7 +116,7 @@ Signal an error if either range is out of bounds."
           copy))))
 
 (define-hot shorten-octets ((octets octets) (start index) (end index)) octets
-  "Make OCTETS, to which nobody else has a reference, consist of what was START to END of them."
+  "Make OCTETS, to which there is no other reference, consist of their part from START to END."
   (copy-octets octets start end octets 0)
   (sb-kernel:%shrink-vector octets (- end start)))
 

@@ -1,15 +1,17 @@
 ;;;; The inbox: items from many threads to one consumer, first in first out for each thread. A push
-;;;; is one compare-and-swap; only a consumer that sleeps has to be woken, and of all who push while
-;;;; it sleeps exactly one is told to.
+;;;; is one compare-and-swap. Only a consumer that sleeps must be woken, and of all threads that
+;;;; push while it sleeps exactly one is told to wake it.
 ;;;;
-;;;; Going to sleep: the consumer says that it sleeps (DOZE-INBOX), then looks once more whether the
-;;;; inbox is empty, then sleeps; awake again, it says so (ROUSE-INBOX). A push that the look missed
-;;;; has seen that the consumer sleeps. Who is to wake it says when that is done (CONFIRM-WAKE), and
-;;;; CLOSE-INBOX waits for that, so what wakes the consumer cannot vanish before it is used.
+;;;; The protocol:
 ;;;;
-;;;; ASLEEP is 1 from the moment the consumer says that it sleeps until it or a push says otherwise.
-;;;; WAKERS counts those that may be about to wake it, and is raised before ASLEEP is lowered. HEAD
-;;;; is a list, the newest first, or :CLOSED; ARRIVED, the oldest first, is the consumer's own.
+;;;; 1. The consumer sets ASLEEP to 1 (DOZE-INBOX), looks once more whether the inbox is empty, and
+;;;;    sleeps. A push that this look missed finds ASLEEP to be 1.
+;;;; 2. A push that finds ASLEEP to be 1 increments WAKERS and tries to set ASLEEP to 0. The push that
+;;;;    succeeds wakes the consumer and then decrements WAKERS (CONFIRM-WAKE); the others decrement
+;;;;    it at once.
+;;;; 3. The consumer, awake again, sets ASLEEP to 0 (ROUSE-INBOX).
+;;;; 4. CLOSE-INBOX waits until WAKERS is 0. The means to wake the consumer, such as an eventfd, can
+;;;;    be closed after it.
 
 (in-package #:clgrpc.base)
 
@@ -39,7 +41,7 @@ call CONFIRM-WAKE, and :CLOSED if the inbox is closed and ITEM was not taken. Fr
                        (become-waker inbox))))))))
 
 (define-hot become-waker ((inbox inbox)) boolean
-  "True if of all who want to wake the consumer this thread is to do it."
+  "True if, of all threads that want to wake the consumer, this one must do it."
   (atomic-incf (inbox-wakers inbox))
   (or (= 1 (compare-and-swap (inbox-asleep inbox) 1 0))
       (confirm-wake inbox)))
@@ -84,8 +86,8 @@ waits. If FUNCTION exits non-locally, the next drain goes on with the next item.
           do (funcall function (pop (inbox-arrived inbox))))))
 
 (defun close-inbox (inbox)
-  "Have INBOX refuse items from now on; those it holds can still be drained. On return nobody is
-about to wake the consumer. By the consumer."
+  "Have INBOX refuse items from now on; those it holds can still be drained. On return no thread
+is about to wake the consumer. By the consumer."
   (take-arrivals inbox :closed)
   (rouse-inbox inbox)
   (sb-thread:barrier (:memory))

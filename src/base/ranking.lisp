@@ -1,11 +1,11 @@
-;;;; Rankings: who holds how many places of a kind, of which there are so many for all, and who
-;;;; holds most. Whoever takes part has a STANDING; those with the same count are a row, which is a
-;;;; ring with a head, and rows stand by count. A count changes by one at a time, so who has most is
-;;;; at hand: all that is done here takes the same time, however many take part.
+;;;; Rankings: which owner has how many of a limited number of places, and which has the most. Each
+;;;; owner has a STANDING. Standings with the same count form a row, which is a ring with a head;
+;;;; rows are indexed by count. A count changes by one at a time, so the owner with the most is
+;;;; always known, and every operation takes the same time however many owners there are.
 ;;;;
 ;;;; Invariants: TOTAL is the sum of the counts; MOST is the largest of them; a standing is in the
-;;;; row of its count, and in none if that is 0. The caller sees to it that one thread at a time is
-;;;; here.
+;;;; row of its count, and in none if that is 0. Only one thread at a time works on a ranking; the
+;;;; caller sees to that.
 
 (in-package #:clgrpc.base)
 
@@ -65,7 +65,7 @@
   (count 0 :type index))                ; how many
 
 (defun make-standing (owner)
-  "Return a standing of OWNER, who has no place."
+  "Return a standing of OWNER, without a place."
   (isolate-ring (%make-standing owner)))
 
 (defmethod print-object ((standing standing) stream)
@@ -115,7 +115,7 @@
     count))
 
 (defun greediest (ranking)
-  "The standing that has most of RANKING, among equals the one that has had as many for longest; nil
-if nobody has any."
+  "The standing with the most places of RANKING, among equals the one that has had as many for
+longest; nil if none has a place."
   (and (plusp (ranking-most ranking))
        (ring-first (ranking-row ranking (ranking-most ranking)))))

@@ -1,16 +1,17 @@
-;;;; Long vectors of numbers that nobody zeroes. SBCL 2.2.9 zeroes the pages that Lisp allocates on
-;;;; (gencgc.c, zeroize_pages_if_needed), which for a vector of 100 KB that is written at once takes
-;;;; half of all. Its collector also knows pages without pointers, which it does not zero, but Lisp
-;;;; has no way to them but the C function that gets a large object's pages, gc_alloc_large.
+;;;; Long vectors of numbers that are not zeroed. SBCL 2.2.9 zeroes the pages that Lisp allocates
+;;;; (gencgc.c, zeroize_pages_if_needed); for a vector of 100 KB that is filled at once this takes
+;;;; half of the time. Its collector also knows pages without pointers, which it does not zero, but
+;;;; Lisp can only get them through the C function that finds the pages of a large object,
+;;;; gc_alloc_large.
 ;;;;
-;;;; Invariants: the collector cannot run between the allocation and the header's being written.
-;;;; Allocating so does not make the collector run, so when it is due the vector is an ordinary one,
-;;;; whose allocation does. The C function ends the process when it finds no pages, since nobody
-;;;; expects a condition from it; so there must be enough where it is sure to find them (heap.lisp),
-;;;; for all threads that are in here together and for what others take meanwhile. If there is not
-;;;; the vector is an ordinary one, whose allocation signals. The pages are the vector's alone, so
-;;;; short vectors are ordinary, too: at most three eighths of the pages are unused. In another SBCL
-;;;; all vectors are ordinary.
+;;;; Invariants: the collector cannot run between the allocation and the writing of the header. An
+;;;; allocation of this kind does not trigger the collector, so when a collection is due the vector
+;;;; is an ordinary one, whose allocation does. The C function ends the process when it finds no
+;;;; pages, so there must be enough where it is sure to find them (heap.lisp): for all threads that
+;;;; are in it at once and for other allocations meanwhile. If there are not enough, the vector is
+;;;; an ordinary one, whose allocation signals a condition. The pages belong to the vector alone, so
+;;;; short vectors are ordinary, too; at most three eighths of the pages are unused. In other
+;;;; versions of SBCL all vectors are ordinary.
 
 (in-package #:clgrpc.base)
 

@@ -1,5 +1,5 @@
-;;;; The seed of hash functions over what peers send. It differs in every process, so that nobody
-;;;; can choose keys that collide; nothing observable depends on it.
+;;;; The seed of hash functions over data that peers send. It differs in every process, so that no
+;;;; peer can choose keys that collide; nothing observable depends on it.
 
 (in-package #:clgrpc.base)
 
@@ -7,8 +7,8 @@
 (defglobal **hash-seed** 0)
 
 (defun renew-hash-seed ()
-  "Choose another seed. Done at the start of each process, also of a saved core: who has hashed with
-a seed keeps that one beside what was hashed."
+  "Choose another seed. Done at the start of each process, also of a saved core, so a table keeps
+the seed that its hashes were made with."
   (setf **hash-seed** (random (ash 1 62) (make-random-state t))))
 
 (declaim (inline hash-seed))

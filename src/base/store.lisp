@@ -1,12 +1,12 @@
-;;;; The store: long octet vectors that are used again, one for the image. A fresh vector of SBCL
-;;;; comes zeroed, which for a message of megabytes costs two to three times what writing it costs,
-;;;; and fills the nursery. Whoever takes a vector owns it; the last owner may put it back, once,
-;;;; with no reference left to it; who does not leaves it to the collector.
+;;;; The store: long octet vectors that are used again, one store for the image. SBCL zeroes a fresh
+;;;; vector, which for a message of megabytes costs two to three times what writing it costs, and
+;;;; fills the nursery. Code that takes a vector owns it. The last owner may put it back, once, with
+;;;; no reference left to it; or it leaves the vector to the collector.
 ;;;;
-;;;; A shelf holds the vectors of one length. There are four lengths to a doubling, so that no more
-;;;; than a quarter is wasted, also by a message that is a little longer than a power of two. A
-;;;; shelf is a list whose cells are fresh with each push, so that compare-and-swap cannot mistake
-;;;; one for another. Any thread may take and put back.
+;;;; A shelf holds the vectors of one length. There are four lengths to a doubling, so that at most
+;;;; a quarter is wasted, also by a message that is a little longer than a power of two. A shelf is
+;;;; a list, and each push makes a fresh cell, so that compare-and-swap cannot take one cell for
+;;;; another. Any thread may take and put back.
 
 (in-package #:clgrpc.base)
 
@@ -55,13 +55,13 @@ undefined. From any thread."
         (make-raw-vector length octet))))
 
 (define-hot give-octets-back ((octets octets)) null
-  "Give up OCTETS, a vector of BORROW-OCTETS to which nobody has a reference any more. From any
+  "Give up OCTETS, a vector of BORROW-OCTETS to which there is no reference any more. From any
 thread."
   (let* ((length (length octets))
          (shelf (and (<= +shortest-stored+ length) (shelf-of length))))
     (when (and shelf (= length (shelf-length shelf)))
       (when (< +store-octets+ (+ length (the fixnum (car **stored**))))
-        (clear-store))                  ; perhaps of lengths that nobody needs any more
+        (clear-store))                  ; perhaps of lengths that are not needed any more
       (atomic-incf (car **stored**) length)
       (loop with cell = (cons octets nil)
             for old = (svref **shelves** shelf)
@@ -73,6 +73,8 @@ thread."
   "Leave all vectors that are kept for further use to the collector. From any thread."
   (dotimes (shelf +shelves+)
     (loop while (take-from-shelf shelf))))
+
+(pushnew 'clear-store **reclaimers**)   ; its vectors may lie anywhere in the heap
 
 (defun stored-octets ()
   "How many octets are kept for further use. From any thread."

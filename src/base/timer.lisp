@@ -13,9 +13,9 @@
 ;;;; moves what is due to the last slot, +EXPIRED+, and then runs that: functions may schedule and
 ;;;; cancel at will, and if one signals an error the next call goes on with the rest.
 ;;;;
-;;;; EARLIEST-NS is a time before which no timer is due, so that whoever would advance the wheel can
-;;;; see by one comparison that there is no need; another thread may read it as well. Scheduling
-;;;; makes it smaller, NEXT-DUE-NS, and with it ADVANCE-WHEEL, exact.
+;;;; EARLIEST-NS is a time before which no timer is due, so that one comparison tells whether the
+;;;; wheel must be advanced; other threads may read it as well. Scheduling a timer may make it
+;;;; smaller; NEXT-DUE-NS, and with it ADVANCE-WHEEL, makes it exact.
 
 (in-package #:clgrpc.base)
 
@@ -25,7 +25,7 @@
 (defconstant +expired+ (* +levels+ (ash 1 +level-bits+))
   "Index of the slot with the timers that are due and have not run yet.")
 (defconstant +idle+ -1
-  "What a timer has for a slot that is in none.")
+  "The SLOT of a timer that is in no slot.")
 (defconstant +exact-scan+ 32
   "How many timers of a slot above level 0 NEXT-DUE-NS looks at before it settles for the slot's
 start.")

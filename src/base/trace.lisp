@@ -140,7 +140,7 @@ minus what is not wanted of those before: \"all,-http\". Signal MISUSE if one na
                          names
                          (format nil "~{~A~^,~}"
                                  (mapcar (lambda (name) (substitute #\_ #\- (string name)))
-names))))
+                                         names))))
     (when unknown
       (misuse "There is no tracer ~A; there are ~{~A~^, ~}." (first unknown)
               (mapcar #'tracer-text **tracers**)))

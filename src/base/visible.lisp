@@ -1,7 +1,7 @@
 ;;;; Text that a peer may have written, made fit to be shown: in a log, a report, a backtrace, on a
 ;;;; terminal. Nothing in it may look like another line, move a cursor, change the order of what
-;;;; stands beside it or be longer than it should. Who shows such text uses VISIBLE-TEXT or
-;;;; WRITE-VISIBLE; who prints an object that may hold such text, BOUNDED-TEXT.
+;;;; stands beside it or be longer than it should. Code that shows such text uses VISIBLE-TEXT or
+;;;; WRITE-VISIBLE; code that prints an object with such text in it, BOUNDED-TEXT.
 ;;;;
 ;;;; Invariant: the work and the memory are bounded by the limit, not by the length of the text.
 
@@ -97,7 +97,7 @@ left, and the second value is true."
 
 (defun bounded-text (object &key (limit +visible-characters+) escape)
   "Return OBJECT as PRINC, or with ESCAPE as PRIN1, prints it: at most LIMIT characters, then … if
-there are more. Whatever happens a string comes back. What is in it may be unsafe to show."
+there are more. It always returns a string, which may be unsafe to show."
   (handler-case
       (multiple-value-bind (text cut)
           (if (and (stringp object) (not escape))

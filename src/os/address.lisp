@@ -1,5 +1,5 @@
 ;;;; Addresses. An address is the kernel's sockaddr as octets: struct sockaddr_in (16 octets),
-;;;; sockaddr_in6 (28) or sockaddr_un, whose length belongs to what it says. Their texts are
+;;;; sockaddr_in6 (28) or sockaddr_un, whose length depends on the name in it. Their texts are
 ;;;; "127.0.0.1:50051", "[::1]:50051", "unix:/run/x.sock" and "unix-abstract:x".
 
 (in-package #:clgrpc.os)
@@ -203,7 +203,7 @@ be needed."
 
 (defun interleave-families (addresses)
   "ADDRESSES in the order to try them: by turns one of the family of the first and one of another,
-so that a family that leads nowhere holds up nobody for long (RFC 8305 section 4)."
+so that a family without connectivity delays for a short time only (RFC 8305 section 4)."
   (when addresses
     (let ((family (address-family (first addresses))))
       (flet ((first-family-p (address) (= family (address-family address))))

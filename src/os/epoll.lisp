@@ -71,8 +71,8 @@ them to AREA. Return how many there are; the negated EINTR if a signal came firs
   (syscall ("eventfd" int) ((unsigned 32) 0) (int (logior +eventfd-cloexec+ +eventfd-nonblock+))))
 
 (define-hot write-eventfd ((descriptor fixnum)) result
-  "Make the eventfd DESCRIPTOR readable anew: who watches it edge-triggered is woken by each write
-and never reads."
+  "Make the eventfd DESCRIPTOR readable anew: a thread that watches it edge-triggered is woken
+by each write and never reads."
   ;; a pointer object, dwarfed by the system call
   (declare (sb-ext:muffle-conditions sb-ext:compiler-note))
   (with-alien ((one (unsigned 64) 1))

@@ -1,5 +1,6 @@
-;;;; The files that stand for unix sockets: who they are, who may use them, removing them. Paths are
-;;;; octets, as the kernel has them. statx(2) is asked, since its structure is the same everywhere.
+;;;; The files that stand for unix sockets: their identity, their mode, removing them. Paths are
+;;;; octets, as the kernel takes them. File data come from statx(2), since its structure is the same
+;;;; on all processors.
 
 (in-package #:clgrpc.os)
 

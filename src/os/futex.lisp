@@ -1,7 +1,8 @@
-;;;; Sleeping until a word of memory changes: futex(2), by way of the C library's syscall, since it
-;;;; has no function of its own. A futex is a vector of one word, which stays where it is while the
-;;;; kernel looks at it, or rather at its lower half; a whole word can be incremented atomically, so
-;;;; that of two who change it at once neither goes unnoticed.
+;;;; Sleeping until a word of memory changes: futex(2), called through the C library's syscall
+;;;; function, since the library has none for it. A futex is a vector of one word, which must stay
+;;;; in place while the kernel looks at it. The kernel looks only at the lower half of the word; the
+;;;; whole word can be incremented atomically, so that no change is lost when two threads make one
+;;;; at once.
 
 (in-package #:clgrpc.os)
 

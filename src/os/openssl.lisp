@@ -1,8 +1,9 @@
-;;;; OpenSSL, libssl 3 or 1.1 with its libcrypto: the functions of it that are used. It is opened
-;;;; when TLS is first wanted, so that a process without TLS needs none. Pointers are integers.
+;;;; OpenSSL, libssl 3 or 1.1 with its libcrypto: the functions of it that are used. The library is
+;;;; opened when TLS is first wanted, so that a process without TLS does not need it. Pointers are
+;;;; integers.
 ;;;;
-;;;; A core that is saved opens the library anew. Pointers from before then mean nothing: who keeps
-;;;; one keeps OPENSSL-INSTANCE with it.
+;;;; A saved core opens the library anew. Pointers from before then are invalid, so code that keeps
+;;;; a pointer keeps OPENSSL-INSTANCE with it.
 
 (in-package #:clgrpc.os)
 
@@ -34,7 +35,8 @@ not there. TEXT says what and why. Nothing was sent."))
 (defglobal **openssl-lock** (sb-thread:make-mutex :name "clgrpc openssl"))
 
 (defun openssl-instance ()
-  "A number that is another one in each core: what OpenSSL made under another number is gone."
+  "A number that differs in each core. Objects that OpenSSL made under another number do not exist
+any more."
   **openssl-instance**)
 
 (defun forget-openssl ()

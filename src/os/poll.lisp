@@ -1,7 +1,8 @@
-;;;; poll(2), which is told anew each time what to wait for, and answers in the same place.
+;;;; poll(2). Each call tells the kernel anew which events to wait for; it answers in the same
+;;;; memory.
 ;;;;
-;;;; struct pollfd is an int, the descriptor, and two shorts: what to wait for, and what is so. The
-;;;; flags are those of epoll.
+;;;; struct pollfd is an int, the descriptor, and two shorts: the events to wait for, and those that
+;;;; have happened. The flags are those of epoll.
 
 (in-package #:clgrpc.os)
 

@@ -1,10 +1,10 @@
-;;;; TLS 1.2 (RFC 5246) and 1.3 (RFC 8446) by OpenSSL, without its sockets: octets of the peer are
-;;;; given to an AREA, decrypted ones come out of a session, and the other way round. The two memory
-;;;; BIOs of an area serve all sessions of one loop, since each step takes all that there is: a
-;;;; session keeps a record that is not whole yet itself. So an idle session holds no buffer.
+;;;; TLS 1.2 (RFC 5246) and 1.3 (RFC 8446) by OpenSSL, without its sockets: octets of the peer go
+;;;; into an AREA and decrypted ones come out of a session, and the other way round. The two memory
+;;;; BIOs of an area serve all sessions of one loop, since each step takes all octets that there
+;;;; are; a session keeps an incomplete record itself. So an idle session has no buffer.
 ;;;;
-;;;; The contexts of a server and of a client are made here with what RFC 9113 section 9.2 asks of
-;;;; TLS for HTTP/2: ALPN, no renegotiation, no compression, ephemeral keys and AEAD ciphers only.
+;;;; The contexts of a server and of a client are made here as RFC 9113 section 9.2 requires for
+;;;; HTTP/2: ALPN, no renegotiation, no compression, ephemeral keys and AEAD ciphers only.
 
 (in-package #:clgrpc.os)
 

@@ -1,11 +1,11 @@
-;;;; gzip (RFC 1952) and deflate, which gRPC means in zlib's wrapping (RFC 1950), through libz.
-;;;; Octets in, octets out, one message at a time. What comes out of decompression is bounded as it
-;;;; comes, whatever the input claims.
+;;;; gzip (RFC 1952) and deflate, by which gRPC means zlib's format (RFC 1950), through libz. Octets
+;;;; in, octets out, one message at a time. Decompressed octets are counted as they come and
+;;;; bounded, whatever the input claims.
 ;;;;
-;;;; A z_stream and what libz allocates for it (260 KB to compress, 40 KB to decompress) are costly
-;;;; to make, so they are kept for the next message, a few of each kind for the whole image; a
-;;;; thread has one for itself while it works. It lies in foreign memory, since libz remembers where
-;;;; it is. The offsets are those of struct z_stream on 64-bit machines.
+;;;; A z_stream and the memory that libz allocates for it (260 KB to compress, 40 KB to decompress)
+;;;; are costly to make, so a few of each kind are kept for the next message, for the whole image; a
+;;;; thread has one to itself while it works. A z_stream lies in foreign memory, since libz
+;;;; remembers its address. The offsets are those of struct z_stream on 64-bit machines.
 
 (in-package #:clgrpc.os)
 

@@ -1,10 +1,10 @@
-;;;; The .proto files that every image has: the well-known types, descriptor.proto and the plug-in's
-;;;; protocol are defined here, at once; the features of other languages are kept as text and
-;;;; compiled where a file imports them, since the package they are in is called PB and belongs to
+;;;; The .proto files that every image has. The well-known types, descriptor.proto and the plug-in's
+;;;; protocol are defined here, at once. The features of other languages are kept as text and
+;;;; compiled where a file imports them, since they are in a package called PB, which belongs to
 ;;;; users.
 ;;;;
-;;;; An import of one of these names is this file's, whatever lies in the directories that are
-;;;; looked in: the definitions are those of protobuf 33, and code of ours stands on them.
+;;;; An import of one of these names means this file's definition, whatever the directories of
+;;;; imports contain: the definitions are those of protobuf 33, and our code depends on them.
 
 (in-package #:clgrpc.protobuf)
 

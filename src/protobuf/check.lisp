@@ -1,8 +1,8 @@
-;;;; What the language forbids and only a file that is resolved, with options and features, can
-;;;; show: presence, packing, maps, closed enums, names in JSON, message sets, extension
-;;;; declarations, and from edition 2024 on naming style and visibility (protobuf language
-;;;; specification and protoc 33). The checks go through the declarations as protoc goes, so that
-;;;; both find the same first error.
+;;;; The rules of the language that only a resolved file, with options and features, can break:
+;;;; presence, packing, maps, closed enums, names in JSON, message sets, extension declarations, and
+;;;; from edition 2024 on naming style and visibility (protobuf language specification and protoc
+;;;; 33). The checks go through the declarations in protoc's order, so that both find the same first
+;;;; error.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,7 +1,6 @@
-;;;; Copying messages. What of a message must be copied deeper than its structure (sub-messages,
-;;;; vectors, maps) is found once for each layout; the COPIER made of that copies the structure and
-;;;; goes to those places only, so that a message of numbers and strings takes one allocation.
-;;;; Strings are never changed in place and are shared.
+;;;; Copying messages. A COPIER, made once for each layout, copies the structure and then only those
+;;;; places whose contents must be copied too: sub-messages, vectors, maps. So a message of numbers
+;;;; and strings takes one allocation. Strings are never changed in place and are shared.
 
 (in-package #:clgrpc.protobuf)
 

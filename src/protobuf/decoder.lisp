@@ -1,16 +1,17 @@
 ;;;; The code that reads a message: one function of octets, start, end and a READING (message.lisp)
-;;;; per layout, made from its plan; it returns the message, or nil for "read again, deferred".
+;;;; per layout, made from its plan. It returns the message, or nil for "read again, deferred".
 ;;;;
 ;;;; A singular sub-message may come in several pieces, which count as one concatenation. Merging
 ;;;; piece by piece would copy repeated fields once per piece, so a hostile peer could make the work
-;;;; quadratic. Therefore reading begins on the plain way, where each sub-message is read where it
-;;;; stands; if one comes twice, everything is given up and read again the deferred way, where every
-;;;; sub-message is read once, from all its pieces, after its parent. Every work here is linear in
-;;;; the input times the depth; the READING bounds the depth and the memory that messages take,
-;;;; which may be much more than they take on the wire (all else takes at most some sixteen times as
-;;;; much).
+;;;; quadratic. Therefore a message is first read the plain way: each sub-message is read where it
+;;;; stands. If one comes twice, everything is given up and read again the deferred way: every
+;;;; sub-message is read once, from all its pieces, after its parent.
 ;;;;
-;;;; Unknown fields are noted as ranges and gathered into one octet vector at the end.
+;;;; The work is linear in the input times the depth. The READING bounds the depth and the memory of
+;;;; messages, which may take much more memory than octets on the wire; other values take at most
+;;;; some sixteen times as much.
+;;;;
+;;;; Unknown fields are noted as ranges and gathered into one octet vector at the end (range.lisp).
 
 (in-package #:clgrpc.protobuf)
 
@@ -43,7 +44,7 @@
 ;;; all of it would be boxed.
 
 (defmacro skip-unknown ()
-  "Go behind the field at AT, which nobody knows, and keep its range."
+  "Go behind the field at AT, an unknown one, and keep its range."
   `(setf at (skip-any-field octets at end)
          ranges (note-range ranges field-start at)))
 
@@ -180,8 +181,8 @@ sub-message or oneof."
                                 ,count (truly-the index (1+ ,count))))))
 
 (defun content-form (slot)
-  "Where the length of a field of SLOT is, if its tag is not longer than it need be. Who looks ahead
-from there takes what is there with doubt."
+  "Where the length of a field of SLOT is, if its tag is not longer than it need be. Code that looks
+ahead from there must doubt the octets there."
   `(truly-the index (+ field-start ,(constant-size (slot-tag slot)))))
 
 (defun room-form (slot vector count)

@@ -1,9 +1,9 @@
-;;;; DEFINE-PROTO: a .proto file becomes packages, types, functions and coders, where the macro
-;;;; stands: in a file at compile time, at the REPL now. What the file imports and is not loaded yet
-;;;; is defined along with it.
+;;;; DEFINE-PROTO: a .proto file becomes packages, types, functions and coders where the macro
+;;;; stands: in a file at compile time, at the REPL now. Imports that are not loaded yet are defined
+;;;; along with it.
 ;;;;
-;;;; At the REPL a message whose fingerprint is the current one is left alone, so an unchanged file
-;;;; changes nothing; a compiled file always holds everything, since it is for another image.
+;;;; At the REPL a message with the current fingerprint is left alone, so an unchanged file changes
+;;;; nothing; a compiled file always has all definitions, since it is for another image.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,10 +1,10 @@
-;;;; Descriptors: what a .proto file declares, as structures. The parser makes them with names as
-;;;; written; the linker resolves names and features in place; the generator and reflection read
+;;;; Descriptors: the declarations of a .proto file, as structures. The parser makes them with names
+;;;; as written; the linker resolves names and features in place; the generator and reflection read
 ;;;; them.
 ;;;;
-;;;; Invariants after linking: every full name is without a leading dot; a field's TYPE-NAME is the
-;;;; full name of a message or enum that is registered or about to be; nothing points from one file
-;;;; into another or upwards, so a file descriptor can be dumped into a fasl as a literal.
+;;;; Invariants after linking: no full name has a leading dot; a field's TYPE-NAME is the full name
+;;;; of a message or enum that is registered or about to be; nothing points from one file into
+;;;; another or upwards, so a file descriptor can be dumped into a fasl as a literal.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,12 +1,12 @@
-;;;; Messages of types that are known from descriptors alone: what a peer's reflection tells, a
-;;;; descriptor set on disk. Nothing is interned or compiled for them. A TYPE-POOL holds such types;
-;;;; a message of one is a DYNAMIC-MESSAGE with a layout like any other, whose slots' places are
-;;;; elements of a vector and whose reader, sizer and writer are closures over the layout. So all
-;;;; that stands on slots and message types (FIELD-VALUE, SERIALIZE, PARSE-MESSAGE, JSON, text,
+;;;; Messages of types that are known from descriptors alone, such as those of a peer's reflection
+;;;; or of a descriptor set on disk. Nothing is interned or compiled for them. A TYPE-POOL has such
+;;;; types. A message of one is a DYNAMIC-MESSAGE with a layout like any other: its slots' places
+;;;; are elements of a vector, and its reader, sizer and writer are closures over the layout. So all
+;;;; code that works on slots and message types (FIELD-VALUE, SERIALIZE, PARSE-MESSAGE, JSON, text,
 ;;;; copying) serves them unchanged. Values of their enums are strings, the names, or numbers.
 ;;;;
-;;;; The reader gathers what each field comes in and reads sub-messages once, from all their pieces,
-;;;; so it works as the deferred way of decoder.lisp does and its work is linear in the input.
+;;;; The reader gathers the pieces of each field and reads sub-messages once, from all their pieces;
+;;;; this is the deferred way of decoder.lisp, so its work is linear in the input.
 
 (in-package #:clgrpc.protobuf)
 

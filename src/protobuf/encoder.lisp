@@ -1,15 +1,15 @@
 ;;;; The code that measures and writes a message: two functions per layout made from its plan. The
-;;;; size pass leaves the size of every sub-message in the sub-message and that of every packed
+;;;; size pass leaves the size of every sub-message in the sub-message, and that of every packed
 ;;;; varint field in the message; the write pass uses these, so each length is known where it must
 ;;;; be written.
 ;;;;
 ;;;; A writer may write up to nine octets behind the message, if OCTETS are so long: a varint is
-;;;; stored whole words at a time, and what follows it stands where the rest of its word did.
+;;;; stored whole words at a time, and the next field overwrites the rest of its word.
 ;;;;
-;;;; Sub-messages go through their message type, whose coders may be of a newer definition, but for
-;;;; small ones of the definition at hand, whose code is in line. A
-;;;; message whose layout is not the one this code knows, or that has become a forwarder, is handed
-;;;; to SIZE-OTHER and WRITE-OTHER (reflection.lisp).
+;;;; Sub-messages are measured and written by calls through their message type, which may have a
+;;;; newer definition by now; only the code of small messages of the same definition is in line. A
+;;;; message of another layout than this code knows, or one that has become a forwarder, is handed
+;;;; to SIZE-OTHER and WRITE-MESSAGE-OTHER (reflection.lisp).
 
 (in-package #:clgrpc.protobuf)
 

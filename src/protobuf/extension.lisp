@@ -2,12 +2,12 @@
 ;;;; (protobuf.dev, "Language Guide (proto 2)", Extensions), and message sets, whose extensions are
 ;;;; written as items of group 1.
 ;;;;
-;;;; An extension is a SLOT whose presence is :extension; no plan has it. A message holds the values
+;;;; An extension is a SLOT with the presence :extension; no plan has it. A message has the values
 ;;;; of its extensions in EXTRAS (message.lisp). Readers take extensions for unknown fields;
-;;;; GATHER-EXTRA picks out those that are loaded when the message has been read, and
-;;;; SETTLED-EXTRAS those that were loaded since. So a file with extensions may be loaded after the
-;;;; messages came in. A value is held together with the slot it was set under, and goes through the
-;;;; wire format if the extension has another definition by now.
+;;;; GATHER-EXTRA picks out those that are loaded when the message is read, SETTLED-EXTRAS those
+;;;; that were loaded since. So a file with extensions may be loaded after the messages came in. A
+;;;; value is stored together with its slot, and goes through the wire format if the extension has
+;;;; another definition by now.
 ;;;;
 ;;;; The functions here serve any slot: they look at its kind when they run. Extensions are few.
 

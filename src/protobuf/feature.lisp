@@ -1,7 +1,7 @@
-;;;; What differs between proto2, proto3 and editions, as features (protobuf.dev, "Feature settings
-;;;; for editions"): the three older syntaxes are rows of defaults, an edition's file may override
-;;;; them at any level, and what stands inside inherits. Behind this file nobody asks for the syntax
-;;;; again, but for what the grammar itself forbids.
+;;;; The differences between proto2, proto3 and editions, as features (protobuf.dev, "Feature
+;;;; settings for editions"): the three older syntaxes are rows of defaults, an edition's file may
+;;;; override them at any level, and inner declarations inherit. Code behind this file looks at
+;;;; features and not at the syntax, except where the grammar itself forbids something.
 ;;;;
 ;;;; A feature set is a plist from keyword to keyword, kept in DESCRIPTOR-FEATURES. Features that
 ;;;; extensions add for other languages stay in the options and mean nothing here.

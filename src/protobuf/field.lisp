@@ -1,10 +1,10 @@
-;;;; One field of a message at a time, as the code that is made for each message reads and writes
-;;;; it: the tag and what stands behind it at once, in machine code on x86-64 (src/base/lane.lisp
-;;;; says what a kernel is), and short packed fields.
+;;;; Reading and writing one field of a message, for the code that is made for each message: the tag
+;;;; and the value behind it at once, in machine code on x86-64 (clgrpc.kernel says what a kernel
+;;;; is), and short packed fields.
 ;;;;
-;;;; All of this is for where so many octets are left in the vector, of this message or not, that
-;;;; none of it need look how many there are; a message's last octets, and on other processors
-;;;; everything, go through READ-FIELD and the functions of wire.lisp, which look at each.
+;;;; The kernels run only where the vector, within this message or beyond it, has enough octets left
+;;;; that they need not check its end. The last octets of a vector, and on other processors all, go
+;;;; through READ-FIELD and the functions of wire.lisp, which check each octet.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,6 +1,6 @@
-;;;; .proto files as Lisp: what `clgrpc gen` writes and DEFINE-FILE reads. It is the declaration,
-;;;; not the code that comes of it, so a generated file stays good when clgrpc changes, can be read
-;;;; and compared, and needs neither the .proto file nor what was its directory.
+;;;; .proto files as Lisp forms, which `clgrpc gen` writes and DEFINE-FILE reads. A form is the
+;;;; declaration, not the code made from it, so a generated file stays valid when clgrpc changes,
+;;;; can be read and compared, and needs neither the .proto file nor its directory.
 ;;;;
 ;;;;   (clgrpc.protobuf:define-file "shop.proto" (:package "shop" :syntax :proto3)
 ;;;;     (:message "Item" (:comment "What can be bought.")
@@ -11,9 +11,9 @@
 ;;;;     (:enum "Size" () (:value "SMALL" 0) (:value "LARGE" 1))
 ;;;;     (:service "Shop" () (:method "Find" "shop.Query" "shop.Item" :server-streaming t)))
 ;;;;
-;;;; Names of types are full. Options are in text format, or octets where an extension is in them
-;;;; that the writing image did not know. Fields come in order; messages inside a message stand
-;;;; where their place among its maps, which have a message type each, says.
+;;;; Names of types are full. Options are in text format, or octets if they have an extension that
+;;;; the writing image did not know. Fields come in order. A message inside a message stands where
+;;;; it was among the messages and maps of the source, since each map has a message type too.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,6 +1,6 @@
 ;;;; .proto declarations to descriptors with names as written (protobuf language specification), one
-;;;; function per production: fields, messages, enums, services, files. What protoc's parser refuses
-;;;; is refused here, at the same token; the rest is the linker's.
+;;;; function per production: fields, messages, enums, services, files. An error that protoc's
+;;;; parser reports is reported here, at the same token; the linker reports the others.
 
 (in-package #:clgrpc.protobuf)
 

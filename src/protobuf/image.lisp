@@ -1,7 +1,7 @@
-;;;; Descriptors as google.protobuf.FileDescriptorProto (descriptor.proto), in octets: what protoc
-;;;; writes with --descriptor_set_out, without source info; what reflection serves and what a
-;;;; generator is given. Fields are written by number, as a serializer does, so that protoc's octets
-;;;; and these are the same.
+;;;; Descriptors as google.protobuf.FileDescriptorProto (descriptor.proto), in octets, as protoc
+;;;; writes them with --descriptor_set_out, without source info. Reflection serves them and
+;;;; generators get them. Fields are written by number, as a serializer does, so that protoc's
+;;;; octets and these are the same.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,8 +1,9 @@
 ;;;; Writing messages as JSON (protobuf.dev, "ProtoJSON format"): straight into a buffer of octets.
-;;;; Fields come in the order of their numbers, extensions last, map entries as the map has them.
+;;;; Fields come in the order of their numbers, extensions last, map entries in the order of the
+;;;; map.
 ;;;;
-;;;; A type with a form of its own (*JSON-FORMS*) is what that says; all others are objects with a
-;;;; member per field.
+;;;; A type with a form of its own is written by its entry of *JSON-FORMS*; all others are objects
+;;;; with a member per field.
 
 (in-package #:clgrpc.protobuf)
 

@@ -4,8 +4,8 @@
 ;;;; that ends on the line before it (LEADING) and the one that begins on its own line after it
 ;;;; (TRAILING).
 ;;;;
-;;;; The whole file becomes one vector of tokens that ends with a token of kind :END. What is wrong
-;;;; is noted and lexing goes on, so that the parser can say what else is.
+;;;; The whole file becomes one vector of tokens that ends with a token of kind :END. Errors are
+;;;; noted and lexing goes on, so that the parser can report its errors as well.
 
 (in-package #:clgrpc.protobuf)
 

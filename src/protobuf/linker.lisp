@@ -1,7 +1,9 @@
 ;;;; Linking: names as written become full names, features become plain facts about each field, and
-;;;; what the language forbids is found (protobuf language specification). The stages are protoc's:
-;;;; declare names and resolve them; interpret standard options, resolve features, interpret custom
-;;;; options; then what check.lisp checks. What has errors is set aside between them; see pool.lisp.
+;;;; violations of the language's rules are found (protobuf language specification). The stages are
+;;;; protoc's: declare names and resolve them; interpret standard options, resolve features,
+;;;; interpret custom options; then the checks of check.lisp. LINK-FILE (import.lisp) and
+;;;; LINK-READ-FILE (set.lisp) run the stages. Between them, declarations with errors are set aside;
+;;;; see pool.lisp.
 
 (in-package #:clgrpc.protobuf)
 

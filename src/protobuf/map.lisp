@@ -1,8 +1,8 @@
-;;;; Map fields. A PROTO-MAP keeps keys and values in two vectors in the order they came; up to
+;;;; Map fields. A PROTO-MAP keeps keys and values in two vectors in the order they came. Up to
 ;;;; eight entries are searched one by one, more through a hash table from key to position. Keys are
-;;;; compared by value; a removed entry's place is taken by the last.
+;;;; compared by value; the last entry takes the place of a removed one.
 ;;;;
-;;;; A map knows its field's slot and so what keys and values it may hold.
+;;;; A map knows the kinds of its keys and values, so it accepts no others.
 
 (in-package #:clgrpc.protobuf)
 

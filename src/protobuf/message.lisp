@@ -1,15 +1,15 @@
-;;;; What exists once per message or enum type for the life of the image, and what every message
-;;;; has.
+;;;; Message and enum types, one of each full name for the life of the image, and the parts that all
+;;;; messages have.
 ;;;;
 ;;;; A MESSAGE-TYPE is interned by full name and never replaced: generated code, routes and tables
-;;;; hold it, and a new definition swaps its slots. A LAYOUT is one definition of it: a hidden
+;;;; refer to it, and a new definition swaps its slots. A LAYOUT is one definition of it: a hidden
 ;;;; concrete structure, named by the fingerprint of its fields, with its coders. Messages of older
-;;;; layouts live on; whoever meets one in current code turns it into a forwarder (reflection.lisp,
+;;;; layouts live on; current code that meets one turns it into a forwarder (reflection.lisp,
 ;;;; CURRENT-MESSAGE).
 ;;;;
-;;;; Every message has two words besides its fields: EXTRA holds nil, the octets of unknown fields,
-;;;; EXTRAS (extension.lisp) if it has extensions, or (in a forwarder) the message that took its
-;;;; place; SIZE is where the size pass leaves the result for the write pass that follows it.
+;;;; Every message has two words besides its fields. EXTRA is nil, the octets of unknown fields,
+;;;; EXTRAS if the message has extensions (extension.lisp), or in a forwarder the message that took
+;;;; its place. SIZE is where the size pass leaves its result for the write pass that follows it.
 
 (in-package #:clgrpc.protobuf)
 

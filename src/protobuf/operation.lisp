@@ -1,4 +1,4 @@
-;;;; What users do with whole messages: write, read, compare, copy, print.
+;;;; Operations of users on whole messages: write, read, compare, merge, clear, print.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,9 +1,10 @@
-;;;; What options mean: each option as written becomes part of a record of the options message that
-;;;; descriptor.proto declares for its place. Names are followed through messages and extensions,
-;;;; values are checked against the type of their field, aggregates are read as text format.
+;;;; The meaning of options: each option as written becomes part of a record of the options message
+;;;; that descriptor.proto declares for its place. Names are followed through messages and
+;;;; extensions, values are checked against the type of their field, aggregates are read as text
+;;;; format.
 ;;;;
 ;;;; Standard options are interpreted before features are resolved, custom ones after, since the
-;;;; latter may use types whose encoding depends on features.
+;;;; types of custom options may have an encoding that depends on features.
 
 (in-package #:clgrpc.protobuf)
 

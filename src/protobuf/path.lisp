@@ -1,6 +1,6 @@
-;;;; What .proto files are called and where relative paths begin. A file's name is its path below a
-;;;; root, as imports write it. No name leads out of its root but through the links that its owner
-;;;; has made there.
+;;;; The names of .proto files and the directories that relative paths begin from. A file's name is
+;;;; its path below a root, as imports write it. No name leads out of its root, except through links
+;;;; that the owner of the root has made there.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,17 +1,17 @@
 ;;;; The names a file sees while it is linked, and the errors that are found. Files that are linked
-;;;; together share a WORLD: every name declared in one of them, and in what they import at any
+;;;; together share a WORLD: every name declared in one of them, and in their imports at any
 ;;;; distance, is entered once. A name is in sight if its file is imported, or is imported publicly
-;;;; by one that is. Name resolution is C++'s: the innermost scope that has the first part of a name
-;;;; decides (protobuf language specification).
+;;;; by a file that is in sight. Name resolution is C++'s: the innermost scope that has the first
+;;;; part of a name decides (protobuf language specification).
 ;;;;
-;;;; Descriptors come from peers too, so the work here and in what stands on it is linear in their
-;;;; octets: what is looked up often has an index in the world, and nothing recurses as deep as
-;;;; imports go.
+;;;; Descriptors come from peers too, so the work here and in the files above is linear in their
+;;;; octets: names that are looked up often have an index in the world, and no recursion is as deep
+;;;; as imports go.
 ;;;;
 ;;;; Errors are collected in the order in which protoc reports them; the first is signalled with the
-;;;; others in it. protoc ends with the first stage that finds some. Here a source goes on to the
-;;;; next one without the declarations that have errors and those that need them, so that one run
-;;;; shows what is wrong in the rest as well. A file read from octets ends as in protoc.
+;;;; others in it. protoc ends with the first stage that finds errors. Here a source goes on to the
+;;;; next stage without the declarations that have errors and those that need them, so that one run
+;;;; shows the errors of the rest as well. A file read from octets ends as in protoc.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,5 +1,5 @@
-;;;; Ranges of the octets that a message is read from: what of them is to be kept, or read later,
-;;;; and how ranges are joined. A list of ranges, (start . end), has the latest first.
+;;;; Ranges of the octets that a message is read from: unknown fields that are kept, and
+;;;; sub-messages that are read later. A list of ranges, (start . end), has the latest first.
 
 (in-package #:clgrpc.protobuf)
 

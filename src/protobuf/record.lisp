@@ -1,11 +1,11 @@
 ;;;; Messages known from their descriptors alone, as the compiler needs them for options: a RECORD
-;;;; holds (field descriptor . value) in order. Values are integers, floats, booleans, octets (of
+;;;; has (field descriptor . value) in order. Values are integers, floats, booleans, octets (of
 ;;;; strings and bytes) and records; an enum's value is its number. Records are written and read in
 ;;;; the wire format.
 ;;;;
-;;;; One message has two written forms. :CANONICAL is what a serializer makes: fields by number, the
-;;;; parts of one message merged, packed what is packed. :WRITTEN, the form that protoc gives
-;;;; custom options until it has seen their definitions, keeps each option where it was written.
+;;;; One message has two written forms. :CANONICAL is a serializer's: fields by number, the parts of
+;;;; one message merged, packed fields packed. :WRITTEN keeps each option where it was written;
+;;;; protoc gives custom options this form until it has seen their definitions.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,13 +1,13 @@
-;;;; Messages seen through their layout: reading and setting any field by number, and what a
-;;;; redefinition asks for. Slower than the accessors (SLOT-VALUE per field), and right for every
-;;;; message.
+;;;; Messages seen through their layout: reading and setting any field by number, and messages of
+;;;; layouts that were redefined. Slower than the accessors (SLOT-VALUE per field), and right for
+;;;; every message.
 ;;;;
 ;;;; A message made before its type was redefined keeps its structure. When current code meets it,
-;;;; CURRENT-MESSAGE makes a message of the current layout from it (fields that did not change move
-;;;; over as they are, the others and the unknown ones through the wire format) and leaves it in the
-;;;; old message's EXTRA word: the old message becomes a forwarder and keeps its identity, also for
-;;;; setters. So accessors compiled and held before, messages made before, and coders of both meet
-;;;; safely.
+;;;; CURRENT-MESSAGE makes a message of the current layout from it: fields that did not change are
+;;;; moved over as they are, the others and the unknown ones go through the wire format. The old
+;;;; message gets the new one in its EXTRA word: it becomes a forwarder and keeps its identity, also
+;;;; for setters. So accessors compiled before, messages made before, and coders of both work
+;;;; together safely.
 
 (in-package #:clgrpc.protobuf)
 

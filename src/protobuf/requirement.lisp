@@ -5,7 +5,8 @@
 (in-package #:clgrpc.protobuf)
 
 (defun find-requirement (type seen)
-  "True if messages of TYPE, or ones inside them but for the types SEEN, may lack a required field."
+  "True if messages of TYPE may lack a required field, themselves or in a message inside; messages
+of the types SEEN are not looked into."
   (let ((layout (message-type-layout type)) (table (message-type-extensions type)))
     (flet ((requires-p (slot)
              (let ((slot (or (slot-entry-value slot) slot)))

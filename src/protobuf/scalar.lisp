@@ -1,14 +1,14 @@
-;;;; The field types, each declared once: its Lisp type, default, wire type, the vector that holds
-;;;; repeated values, and the forms that read, measure and write one value. The forms stand in the
-;;;; code of wire.lisp's conventions and see the value as VALUE; the generator splices them.
+;;;; The field types, each declared once: its Lisp type, default, wire type, the vector for repeated
+;;;; values, and the forms that read, measure and write one value. The forms follow the conventions
+;;;; of wire.lisp and see the value as VALUE; the generator splices them.
 ;;;;
-;;;; Strings whose field does not ask for UTF-8 (proto2's, as a rule) have a row of their own, which
-;;;; only coders use.
+;;;; Strings of fields that do not require UTF-8 (those of proto2, as a rule) have a row of their
+;;;; own, which only coders use.
 ;;;;
-;;;; An enum counts as its number here; the translation to keywords is at the accessors. Repeated
-;;;; values are simple vectors: (AREF v i) in a loop takes 0.5 ns where the type is declared and 2.2
-;;;; where it is not, against 3.1 for a vector with fill pointer in both cases; such a vector takes
-;;;; 64 octets more; and users build a list or vector whole (doc/decisions.md). Elements are unboxed
+;;;; An enum's value is its number here; accessors translate it to a keyword. Repeated values are
+;;;; simple vectors. (AREF v i) of one in a loop takes 0.5 ns where the type is declared and 2.2
+;;;; where it is not, of a vector with fill pointer 3.1 in both cases; a fill pointer takes 64
+;;;; octets more; and users build a list or vector whole (doc/decisions.md). Elements are unboxed
 ;;;; where the type allows.
 
 (in-package #:clgrpc.protobuf)

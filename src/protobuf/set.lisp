@@ -1,10 +1,10 @@
 ;;;; Descriptor sets: google.protobuf.FileDescriptorSet in octets, as protoc --descriptor_set_out
-;;;; and buf write them and a generator or reflection gets them, to file descriptors that are linked
-;;;; and registered like those of sources, with comments and places if source info is there.
+;;;; and buf write them, and as generators and reflection get them. They become file descriptors,
+;;;; linked and registered like those of sources, with comments and places if source info is there.
 ;;;;
-;;;; What is read was checked by whoever wrote it: only what the code here stands on is checked
-;;;; again. A file that every image has is that one, and a file that is loaded with the same octets
-;;;; stays what it is.
+;;;; The writer of a set has checked it, so only facts that the code here depends on are checked
+;;;; again. A file that every image has keeps the image's definition, and a file that is loaded with
+;;;; the same octets stays as it is.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,5 +1,5 @@
-;;;; The structures of a message, the constructor that users call, and where in a structure its
-;;;; places are. All other public functions are closures: accessor.lisp.
+;;;; The structures of a message and the constructor that users call. All other public functions are
+;;;; closures: accessor.lisp.
 ;;;;
 ;;;; The constructor is installed with DEFINE-FUNCTION, not DEFUN, so that the compiler never
 ;;;; derives its type: a caller compiled today must stay right when a field changes its type

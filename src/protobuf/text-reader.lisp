@@ -3,7 +3,7 @@
 ;;;; fit, with line, column and path.
 ;;;;
 ;;;; A singular field may stand once, as may one field of a oneof; of equal keys of a map the last
-;;;; counts; fields whose names the type reserves are passed over. Recursion and the length of
+;;;; counts; fields with names that the type reserves are skipped. Recursion and the length of
 ;;;; numbers are limited; repeated fields are gathered and made once, so the work is linear.
 
 (in-package #:clgrpc.protobuf)

@@ -1,9 +1,9 @@
 ;;;; Writing messages in text format (protobuf.dev, "Text Format Language Specification"): fields by
-;;;; number, extensions among them, one to a line or all on one; unknown fields by number if asked
-;;;; for.
+;;;; number, extensions among them, one to a line or all on one line; unknown fields by number if
+;;;; the caller wants them.
 ;;;;
-;;;; Strings are written as UTF-8, their quotation marks, backslashes and what is not to be seen
-;;;; (visible.lisp) escaped; of octets everything but ASCII is escaped as well.
+;;;; Strings are written as UTF-8. Quotation marks, backslashes and characters that are not visible
+;;;; (visible.lisp) are escaped; in octets everything but ASCII is escaped as well.
 
 (in-package #:clgrpc.protobuf)
 

@@ -1,13 +1,13 @@
-;;;; What the JSON mapping and the text format share: views of a layout by name and in order of
-;;;; numbers, names of enum values, failures with line, column and the path of fields, exact
-;;;; integers, the types that an Any may name, and how far writers go.
+;;;; The common parts of the JSON mapping and the text format: views of a layout by name and in
+;;;; order of numbers, names of enum values, failures with line, column and the path of fields,
+;;;; exact integers, the types that an Any may name, and limits of writers.
 ;;;;
-;;;; The octets in an Any are read only when it is written, and there may be another Any in them,
+;;;; The octets in an Any are read only when it is written, and they may have another Any in them,
 ;;;; and so on. So writing is bounded as reading is: one depth and one allowance for memory go
 ;;;; through all levels (WRITING), and the text has a limit.
 ;;;;
-;;;; Both readers work on octets and stand on slots (plan.lisp) through reflection.lisp alone, so
-;;;; they serve every message that has slots, dynamic ones among them.
+;;;; Both readers work on octets and on slots (plan.lisp) through reflection.lisp alone, so they
+;;;; serve every message that has slots, also dynamic ones.
 
 (in-package #:clgrpc.protobuf)
 

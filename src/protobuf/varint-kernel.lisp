@@ -1,9 +1,11 @@
-;;;; Packed varints in machine code, for x86-64 (clgrpc.kernel says what a kernel is). Where
-;;;; the varints of 64 octets end is found at once, so that reading one need not wait for the length
-;;;; of the one before it; the bits of each are put together, or apart, by PEXT and PDEP, or with
-;;;; AVX-512 those of eight varints together. Each kind of kernel leaves to the
-;;;; next what it does not know, such as varints of more than eight octets, and the last octets;
-;;;; what is left by all, the loops of sequence.lisp do, and on other processors everything.
+;;;; Packed varints in machine code, for x86-64 (clgrpc.kernel says what a kernel is). The ends of
+;;;; the varints in 64 octets are found at once, so that reading one need not wait for the length of
+;;;; the one before it. PEXT and PDEP put the bits of each varint together or apart; AVX-512 does so
+;;;; for eight varints at a time.
+;;;;
+;;;; Each kind of kernel leaves varints that it cannot handle, such as those of more than eight
+;;;; octets, and the last octets to the next kind. The loops of sequence.lisp do the rest, and on
+;;;; other processors everything.
 ;;;;
 ;;;; An ELEMENT is :int32, :uint32, :int64 (also without sign), :sint32 or :sint64.
 
@@ -230,8 +232,8 @@ and 64 octets are left of ROOM. Return how many elements and octets that were."
                   :masks (some others))
                  "Read varints of the COUNT octets at FROM into the elements at TO while there is
 room for eight of ROOM elements and 64 octets are left. Return how many elements and octets that
-were. The octets are gone over 1,024 at a time: first all are looked at for ends of varints, which
-become the bits of SCRATCH, seventeen words, so that where to go on is known early."
+were. The octets are taken 1,024 at a time: first the ends of all varints become the bits of
+SCRATCH, seventeen words, so that the place to go on is known early."
                (inst xor done done)
                (inst xor here here)
                (broadcast places next #x0706050403020100) ; of octets in eight

@@ -1,9 +1,9 @@
-;;;; Between the well-known types and what Lisp has for the same: points in time, spans of time, the
-;;;; messages inside an Any, the data inside a Struct.
+;;;; Conversions between the well-known types and their Lisp counterparts: points in time, spans of
+;;;; time, the messages inside an Any, the data inside a Struct.
 ;;;;
 ;;;; Times are exact: nanoseconds are integers, seconds are rationals; a float is rounded to the
-;;;; nearest nanosecond. Data is as PARSE-JSON of clgrpc.base gives it: an alist with string keys
-;;;; for an object, a vector for an array, a string, a number, :TRUE, :FALSE, :NULL.
+;;;; nearest nanosecond. Data are as PARSE-JSON of clgrpc.base returns them: an alist with string
+;;;; keys for an object, a vector for an array, a string, a number, :TRUE, :FALSE, :NULL.
 
 (in-package #:clgrpc.protobuf)
 
