@@ -511,7 +511,8 @@
                (:file "network")
                (:file "schedule")
                (:file "simulation")
-               (:file "seed"))
+               (:file "seed")
+               (:file "found"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.sim)))
 

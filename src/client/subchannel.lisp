@@ -262,7 +262,8 @@ the second time in a row the next attempt waits."
         (min +longest-keepalive-ns+ (* 2 (subchannel-keepalive-ns subchannel)))))
 
 (defmethod wire:link-due ((subchannel subchannel) link event)
-  (setf (wire:link-draining link) t)
+  (setf (wire:link-draining link) t
+        (subchannel-useless subchannel) 0) ; the server is not to blame
   (ecase event
     (:idle (leave-link subchannel link "no calls for a while"))
     (:age (leave-link subchannel link "the connection is old"))

@@ -93,7 +93,8 @@ its loop."))
         (opened (http2:counters-streams-opened
                  (http2:connection-counters (link-http2 link)))))
     (cond ((or (zerop limit) (link-draining link)) nil)
-          ((or (plusp (link-calls link)) (/= opened (link-quiet-opened link)))
+          ((or (plusp (link-calls link)) (/= opened (link-quiet-opened link))
+               (not (http2:connection-ready-p (link-http2 link)))) ; calls may wait for that
            (setf (link-quiet-opened link) opened
                  (link-quiet-ns link) now)
            (+ now (ceiling limit 4)))

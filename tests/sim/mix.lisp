@@ -8,8 +8,9 @@
 ;;;; - :ok comes with the right reply, or with all messages, in order, without holes or duplicates.
 ;;;;   What comes of a stream that ends otherwise is the beginning of that.
 ;;;; - Another status is the one that the handler gave; :deadline-exceeded, never before the
-;;;;   deadline; :cancelled, of a call that was cancelled; or :unavailable, while a fault was there
-;;;;   that may cause it.
+;;;;   deadline; :cancelled, of a call that was cancelled, or whose channel was closed; or
+;;;;   :unavailable, while a fault was there that may cause it. Connections that end since they are
+;;;;   old or idle are no fault.
 ;;;; - A call ends at its deadline, or when it is cancelled, at most +LATEST-NS+ later.
 ;;;; - Of servers that drain, with time enough and no other fault, no call is lost whose handler has
 ;;;;   begun, and none that waits for a connection.
@@ -22,6 +23,15 @@
   "How long after its deadline a call may end: some turns of all loops.")
 
 (defconstant +messages+ 1000 "The most messages of a job, for numbering them.")
+
+(defstruct (route (:copier nil))
+  "A way from a client to a server."
+  (channel nil)
+  (closed-ns nil))                      ; when CHANNEL was closed
+
+(defmethod print-object ((route route) stream)
+  (print-unreadable-object (route stream :type t)
+    (format stream "~A~:[~; closed~]" (route-channel route) (route-closed-ns route))))
 
 (defstruct (job (:copier nil))
   "A call of the mix."
@@ -37,7 +47,7 @@
   (cancel nil :type (or null real))     ; after so many seconds the caller cancels it
   (wait-for-ready nil :type boolean)
   (host nil)
-  (channel nil)
+  (route nil :type (or null route))
   ;; what the client knows
   (begun-ns nil)
   (cancelled-ns nil)
@@ -74,6 +84,8 @@
   (faults '() :type list)
   (servers '() :type list)              ; hosts
   (clients '() :type list)              ; hosts
+  (routes '() :type list)               ; pairs of a client and a ROUTE of it
+  (keepalive nil :type boolean)         ; channels end a connection that does not answer
   (execution :inline :type symbol)
   (options '() :type list)              ; of servers
   (channel-options '() :type list))
@@ -81,6 +93,9 @@
 (defmethod print-object ((mix mix) stream)
   (print-unreadable-object (mix stream :type t)
     (format stream "~D jobs" (length (mix-jobs mix)))))
+
+(defun job-channel (job)
+  (route-channel (job-route job)))
 
 (defun now-ns (mix)
   (sim:simulation-now (mix-simulation mix)))
@@ -295,15 +310,25 @@
       (:no-error (value) (declare (ignore value)) (note-end mix job :ok)))))
 
 (defun begin-job (mix job)
+  "Begin JOB, unless its channel is closed: then that is misuse."
   (sim:on-host ((job-host job))
     (sim:note "job ~A begins" job)
     (setf (job-begun-ns job) (now-ns mix))
-    (if (eq :async (job-style job))
-        (begin-async mix job)
-        (sim:start-task (format nil "job ~D" (job-number job))
-                        (lambda ()
-                          (setf (job-begun-ns job) (now-ns mix))
-                          (begin-blocking mix job))))))
+    (handler-case (if (eq :async (job-style job))
+                      (begin-async mix job)
+                      (start-blocking mix job))
+      (grpc:misuse (error)
+        (unless (route-closed-ns (job-route job)) (wrong job "~A" error))
+        (note-end mix job :cancelled)))))
+
+(defun start-blocking (mix job)
+  (sim:start-task (format nil "job ~D" (job-number job))
+                  (lambda ()
+                    (setf (job-begun-ns job) (now-ns mix))
+                    (handler-case (begin-blocking mix job)
+                      (grpc:misuse (error)
+                        (unless (route-closed-ns (job-route job)) (wrong job "~A" error))
+                        (note-end mix job :cancelled))))))
 
 ;;; Choosing
 
@@ -317,7 +342,9 @@
     (make-job :number number :kind kind :style style
               :count (case kind (:ask 1) (t (sim:between chance 1 20)))
               :size (sim:pick chance '(0 0 10 10 100 1000 5000 20000))
-              :pause (if (sim:chance-p chance 3) (milliseconds chance 1 300) 0)
+              :pause (if (sim:chance-p chance 3)
+                         (milliseconds chance 1 (sim:pick chance '(30 300 2000)))
+                         0)
               :status (if (sim:chance-p chance 8) :not-found :ok)
               :start (milliseconds chance 0 1500)
               :timeout (when (sim:chance-p chance 3) (milliseconds chance 1 600))
@@ -325,23 +352,34 @@
               :wait-for-ready (sim:chance-p chance 4))))
 
 (defun choose-fault (chance)
-  (let* ((kind (sim:pick chance '(:cut :partition :restart :restart :drain :drain :slow)))
+  (let* ((kind (sim:pick chance '(:cut :partition :restart :restart :drain :drain :slow :close)))
          (start (milliseconds chance 0 1500))
-         (end (+ start (milliseconds chance 10 2000))))
+         (end (+ start (milliseconds chance 10 (if (sim:chance-p chance 6) 8000 2000)))))
     (case kind
       (:drain (make-fault :kind :restart :start start :end end
                           :drain (if (sim:chance-p chance 3) (milliseconds chance 0 200) 100)))
       (t (make-fault :kind kind :start start :end end)))))
 
+(defun close-route (mix route)
+  (sim:on-host ((car (rassoc route (mix-routes mix))))
+    (sim:start-task "close"
+                    (lambda ()
+                      (unless (route-closed-ns route)
+                        (sim:note "a channel is closed")
+                        (setf (route-closed-ns route) (now-ns mix))
+                        (grpc:close-channel (route-channel route)))))))
+
 (defun schedule-fault (mix fault)
   (let* ((chance (mix-chance mix))
          (server (sim:pick chance (mix-servers mix)))
          (client (sim:pick chance (mix-clients mix)))
+         (route (cdr (sim:pick chance (mix-routes mix))))
          (duration (- (fault-end fault) (fault-start fault))))
     (sim:at (fault-start fault)
             (ecase (fault-kind fault)
               (:cut (lambda () (sim:cut client server)))
               (:partition (lambda () (sim:partition client server)))
+              (:close (lambda () (close-route mix route)))
               (:slow (lambda () (sim:slow server 20000) (sim:slow client 50000)))
               (:restart (lambda ()
                           (sim:restart-host server :down duration :drain (fault-drain fault))))))
@@ -358,10 +396,21 @@
                   (when (sim:chance-p chance 4)
                     (list :stream-window-octets 65535 :connection-window-octets 65535))
                   (when (sim:chance-p chance 4) (list :send-budget-octets 1024))
-                  (list :loops (sim:between chance 1 2)))
+                  (when (sim:chance-p chance 6)
+                    (list :max-connection-age-seconds (milliseconds chance 50 1000)))
+                  (when (sim:chance-p chance 6)
+                    (list :max-connection-idle-seconds (milliseconds chance 10 200)))
+                  (when (sim:chance-p chance 4) (list :compression :gzip))
+                  (list :loops (sim:between chance 1 2)
+                        :min-ping-interval-seconds 0 :ping-without-calls t))
           (append (when (sim:chance-p chance 4)
                     (list :stream-window-octets 65535 :connection-window-octets 65535))
                   (when (sim:chance-p chance 4) (list :send-budget-octets 1024))
+                  (when (sim:chance-p chance 6)
+                    (list :max-connection-idle-seconds (milliseconds chance 10 200)))
+                  (when (sim:chance-p chance 4) (list :compression :gzip))
+                  (when (sim:chance-p chance 4)
+                    (list :keepalive-seconds 1/5 :keepalive-timeout-seconds 4))
                   (list :backoff-initial-seconds (milliseconds chance 10 500)))))
 
 (defun prepare (mix)
@@ -369,6 +418,7 @@
   (let ((chance (mix-chance mix)))
     (setf (mix-execution mix) (sim:pick chance '(:inline :inline :blocking))
           (values (mix-options mix) (mix-channel-options mix)) (choose-options chance)
+          (mix-keepalive mix) (and (getf (mix-channel-options mix) :keepalive-seconds) t)
           (mix-servers mix)
           (loop repeat (sim:between chance 1 2)
                 for name in '("alpha" "beta")
@@ -387,6 +437,10 @@
                                                                        chance
                                                                        (mix-servers mix))))
                                                              (mix-channel-options mix))))))
+          (mix-routes mix)
+          (loop for client in (mix-clients mix)
+                append (loop for channel in (sim:host-processes client)
+                             collect (cons client (make-route :channel channel))))
           (mix-jobs mix)
           (coerce (loop for number below (sim:between chance 5 30)
                         collect (choose-job chance number))
@@ -395,8 +449,9 @@
           (loop repeat (sim:pick chance '(0 0 1 1 1 2 3)) collect (choose-fault chance)))
     (loop for job across (mix-jobs mix)
           do (let ((job job))
-               (setf (job-host job) (sim:pick chance (mix-clients mix))
-                     (job-channel job) (sim:pick chance (sim:host-processes (job-host job))))
+               (setf (values (job-host job) (job-route job))
+                     (let ((pair (sim:pick chance (mix-routes mix))))
+                       (values (car pair) (cdr pair))))
                (sim:at (job-start job) (lambda () (begin-job mix job)))))
     (dolist (fault (mix-faults mix)) (schedule-fault mix fault))))
 
@@ -422,13 +477,24 @@
     (:collect (list (job-count job)))
     ((:watch :chat) (loop for i below (job-count job) collect i))))
 
+(defun refuses-late-p (mix job)
+  "True if a server of MIX ends connections and may refuse JOB, whose messages are not kept to be
+sent again: it waits a second for its peers to hear of it."
+  (and (zerop (job-begins job))
+       (member (job-kind job) '(:collect :chat))
+       (or (getf (mix-options mix) :max-connection-age-seconds)
+           (getf (mix-options mix) :max-connection-idle-seconds))))
+
 (defun fault-may-end-p (mix job)
   "True if a fault was there while JOB ran that may have ended it with :unavailable."
   (flet ((ns (seconds) (+ sim::+beginning-ns+ (seconds-ns seconds))))
     (loop for fault in (mix-faults mix)
-          thereis (and (member (fault-kind fault) '(:cut :restart))
+          thereis (and (or (member (fault-kind fault) '(:cut :restart))
+                           (and (or (mix-keepalive mix) (refuses-late-p mix job))
+                                (member (fault-kind fault) '(:partition :slow))))
                        (<= (ns (fault-start fault)) (job-ended-ns job))
-                       ;; a restart may be delayed by its drain, and a client by its back-off
+                       ;; a restart may be delayed by its drain, and a client by its back-off; what
+                       ;; was sent to a slow host comes for long
                        (<= (job-begun-ns job) (ns (+ (fault-end fault) 5)))
                        (not (and (only-drains-p mix)
                                  (or (plusp (job-begins job)) (job-wait-for-ready job))))))))
@@ -436,7 +502,8 @@
 (defun only-drains-p (mix)
   "True if all that went wrong was servers that drained, with time enough."
   (loop for fault in (mix-faults mix)
-        always (and (eq :restart (fault-kind fault)) (eql 100 (fault-drain fault)))))
+        always (or (eq :close (fault-kind fault))
+                   (and (eq :restart (fault-kind fault)) (eql 100 (fault-drain fault))))))
 
 (defun check-status (mix job)
   (let* ((status (job-outcome job))
@@ -451,7 +518,8 @@
              ((< ended deadline)
               (wrong job "it ended ~D ns before its deadline" (- deadline ended)))))
       (:cancelled
-       (unless (job-cancelled-ns job) (wrong job "nobody cancelled it: ~A" (job-reason job))))
+       (unless (or (job-cancelled-ns job) (route-closed-ns (job-route job)))
+         (wrong job "nobody cancelled it: ~A" (job-reason job))))
       (:unavailable
        (unless (fault-may-end-p mix job)
          (wrong job "no fault explains ~A" (job-reason job))))
@@ -462,7 +530,10 @@
     (when (and deadline (> ended (+ deadline +latest-ns+)))
       (wrong job "it ended ~D ns after its deadline" (- ended deadline)))
     (when (and (job-cancelled-ns job) (> ended (+ (job-cancelled-ns job) +latest-ns+)))
-      (wrong job "it ended ~D ns after it was cancelled" (- ended (job-cancelled-ns job))))))
+      (wrong job "it ended ~D ns after it was cancelled" (- ended (job-cancelled-ns job))))
+    (let ((closed (route-closed-ns (job-route job))))
+      (when (and closed (> ended (+ (max closed (job-begun-ns job)) +latest-ns+)))
+        (wrong job "it ended ~D ns after its channel was closed" (- ended closed))))))
 
 (defun check-messages (job)
   (let ((expected (expected-messages job)) (got (reverse (job-got job))))
@@ -529,6 +600,8 @@
   "Run what the seed of SIMULATION says and check it: signal WRONG-RESULT or SIM:SIMULATION-HANG."
   (let ((mix (make-mix :simulation simulation
                        :chance (sim:make-chance (- (sim:simulation-seed simulation))))))
+    (setf (sim::simulation-most-latency-ns simulation)
+          (sim:pick (mix-chance mix) '(1000000 4000000 40000000)))
     (prepare mix)
     (sim:wait-for 1501/1000)
     (unless (sim:wait-until (lambda () (every #'job-ended-ns (mix-jobs mix))) :timeout 300)
