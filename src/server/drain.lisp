@@ -10,16 +10,31 @@
   "The payload of the PING whose answer shows that the peer has seen our first GOAWAY.")
 (defconstant +drain-ping-ns+ 1000000000
   "How long that answer may take.")
+(defconstant +longest-drain-ping-ns+ (* 10 +drain-ping-ns+)
+  "How long it may take where output, and with it perhaps the PING, has not left us.")
 
 (defun drain-link (link)
   "Let LINK's calls end, and LINK with the last of them. On its loop."
-  (let ((loop (link-loop link)) (seat (wire:link-seat link)))
+  (let ((now (loop:event-loop-now (link-loop link))) (seat (wire:link-seat link)))
     (http2:send-goaway (wire:link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
     (http2:send-ping (wire:link-http2 link) +drain-ping+)
-    (schedule-timer (loop:event-loop-wheel loop)
-                    (or (seat-drain seat)
-                        (setf (seat-drain seat) (make-timer #'drain-further link)))
-                    (+ (loop:event-loop-now loop) +drain-ping-ns+))))
+    (unless (seat-drain seat)
+      (setf (seat-drain seat) (make-timer #'drain-ping-unanswered link)))
+    (setf (seat-drain-end-ns seat) (+ now +longest-drain-ping-ns+))
+    (await-drain-ping link now)))
+
+(defun await-drain-ping (link now)
+  "Wait from NOW on for the answer to the PING of DRAIN-LINK."
+  (schedule-timer (loop:event-loop-wheel (link-loop link)) (seat-drain (wire:link-seat link))
+                  (+ now +drain-ping-ns+)))
+
+(defun drain-ping-unanswered (link)
+  "LINK's peer has had its time to answer, unless the PING may wait in our output still."
+  (let ((now (loop:event-loop-now (link-loop link))))
+    (if (and (plusp (loop:connection-unsent (wire:link-socket link)))
+             (< now (seat-drain-end-ns (wire:link-seat link))))
+        (await-drain-ping link now)
+        (drain-further link))))
 
 (defun forget-drain (link)
   "LINK has ended: no answer to the PING of DRAIN-LINK is waited for."

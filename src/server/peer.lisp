@@ -36,7 +36,8 @@
   (link nil :type (or null link))
   (ready nil :type boolean)
   (leaving nil :type boolean)           ; counts among the LEAVING
-  (drain nil :type (or null timer)))    ; the loop's: see DRAIN-LINK
+  (drain nil :type (or null timer))     ; the loop's: see DRAIN-LINK
+  (drain-end-ns 0 :type nanoseconds))   ; the loop's: when the answer is waited for no more
 
 (declaim (sb-ext:freeze-type peer-entry guest seat))
 

@@ -477,20 +477,18 @@
     (:collect (list (job-count job)))
     ((:watch :chat) (loop for i below (job-count job) collect i))))
 
-(defun refuses-late-p (mix job)
-  "True if a server of MIX ends connections and may refuse JOB, whose messages are not kept to be
-sent again: it waits a second for its peers to hear of it."
-  (and (zerop (job-begins job))
-       (member (job-kind job) '(:collect :chat))
-       (or (getf (mix-options mix) :max-connection-age-seconds)
-           (getf (mix-options mix) :max-connection-idle-seconds))))
+(defun connections-end-p (mix)
+  "True if servers of MIX end connections by themselves: they wait a second for their peers to hear
+of it, and two for them to close, and then what comes is answered by a reset."
+  (or (getf (mix-options mix) :max-connection-age-seconds)
+      (getf (mix-options mix) :max-connection-idle-seconds)))
 
 (defun fault-may-end-p (mix job)
   "True if a fault was there while JOB ran that may have ended it with :unavailable."
   (flet ((ns (seconds) (+ sim::+beginning-ns+ (seconds-ns seconds))))
     (loop for fault in (mix-faults mix)
           thereis (and (or (member (fault-kind fault) '(:cut :restart))
-                           (and (or (mix-keepalive mix) (refuses-late-p mix job))
+                           (and (or (mix-keepalive mix) (connections-end-p mix))
                                 (member (fault-kind fault) '(:partition :slow))))
                        (<= (ns (fault-start fault)) (job-ended-ns job))
                        ;; a restart may be delayed by its drain, and a client by its back-off; what
@@ -587,6 +585,8 @@ sent again: it waits a second for its peers to hear of it."
          (servers (loop for host in (mix-servers mix) append (sim:host-processes host))))
     (unless (sim:wait-until (lambda () (null (sim::simulation-tasks simulation))) :timeout 200)
       (complain "Tasks are left: ~S" (sim::simulation-tasks simulation)))
+    ;; what was sent to slow hosts comes for long
+    (sim:wait-until (lambda () (sim:idle-p simulation)) :timeout 200)
     (mapc #'check-server servers)
     (dolist (host (mix-clients mix)) (sim:stop-host host :drain 0))
     (sim:wait-for 3)                    ; whatever lingers
