@@ -83,13 +83,20 @@ the host, what happened. The same seed gives the same text."
   "Return an integer that stands for the trace of SIMULATION: equal for equal traces."
   (history-digest (simulation-history simulation)))
 
+(defun detail-p (entry)
+  "True if ENTRY is a packet, or told by a tracer."
+  (or (eq :octets (entry-event entry))
+      (eq :trace (first (entry-arguments entry)))))
+
 (defun write-story (simulation &optional (stream *standard-output*) (most 200))
-  "Write how SIMULATION went to STREAM: the last MOST lines of its trace."
-  (let* ((entries (history-entries (simulation-history simulation)))
-         (start (max 0 (- (length entries) most))))
-    (when (plusp start) (format stream "… ~D lines before~%" start))
-    (loop for i from start below (length entries)
-          do (write-line (entry-line (aref entries i)) stream))))
+  "Write how SIMULATION went to STREAM: the last MOST lines of its trace, and of those before what
+is neither a packet nor told by a tracer."
+  (loop with entries = (history-entries (simulation-history simulation))
+        with start = (- (length entries) most)
+        for i from 0
+        for entry across entries
+        unless (and (< i start) (detail-p entry))
+          do (write-line (entry-line entry) stream)))
 
 ;;; Life
 
