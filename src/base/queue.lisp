@@ -6,9 +6,9 @@
 ;;;;
 ;;;; 1. The consumer sets ASLEEP to 1 (DOZE-INBOX), looks once more whether the inbox is empty, and
 ;;;;    sleeps. A push that this look missed finds ASLEEP to be 1.
-;;;; 2. A push that finds ASLEEP to be 1 increments WAKERS and tries to set ASLEEP to 0. The push that
-;;;;    succeeds wakes the consumer and then decrements WAKERS (CONFIRM-WAKE); the others decrement
-;;;;    it at once.
+;;;; 2. A push that finds ASLEEP to be 1 increments WAKERS and tries to set ASLEEP to 0. The one
+;;;;    that succeeds wakes the consumer and then decrements WAKERS (CONFIRM-WAKE); the others
+;;;;    decrement it at once.
 ;;;; 3. The consumer, awake again, sets ASLEEP to 0 (ROUSE-INBOX).
 ;;;; 4. CLOSE-INBOX waits until WAKERS is 0. The means to wake the consumer, such as an eventfd, can
 ;;;;    be closed after it.
