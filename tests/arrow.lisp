@@ -275,7 +275,7 @@ returns them, define to the names of the files that do."
     ("client" "wire" 140)
     ("server" "base" 80) ("server" "os" 10) ("server" "loop" 50) ("server" "hpack" 20)
     ("server" "http2" 40) ("server" "protobuf" 10) ("server" "rpc" 80)
-    ("server" "wire" 120)
+    ("server" "wire" 130)
     ("inproc" "base" 40) ("inproc" "os" 10) ("inproc" "loop" 30) ("inproc" "protobuf" 10)
     ("inproc" "rpc" 120) ("inproc" "client" 30) ("inproc" "server" 30)
     ("services" "base" 10) ("services" "protobuf" 20) ("services" "rpc" 20)

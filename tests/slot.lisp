@@ -16,8 +16,6 @@
      "security" "tls" "transport-kind" "transport" "watched")
     ("rpc" "call" "rpc-method" "binding" "service" "method-function" "arrival" "gate"
      "reactions" "intent" "parts" "status-row" "rpc-error" "contract-row" "operations")
-    ("server" "server-call" "request" "hub" "peer-entry" "guest" "seat" "census" "refusals"
-     "room-place" "route" "route-table" "server")
     ("services" "watcher" "health-service" "reflection-service")
     ("wire" "ledger" "endpoint" "wire-call" "waiting" "encoding" "packed" "compression"
      "parcel" "partial" "answers" "link" "wait-clock"))

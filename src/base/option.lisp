@@ -321,6 +321,9 @@ anything is done for it. A peer may begin another call while it has at most 7 ti
 that is free beyond a sixteenth: one peer alone may have 82,000 of 100,000, each of two peers
 43,750. Of that sixteenth, all is kept for peers without a call, and half for connections without
 one.")
+   (max-fallback-body-octets 1048576 0 1073741824 "octets"
+    "The longest body of a request that is no gRPC, for `start-server`'s :fallback; one that is
+longer is answered with 413.")
    (max-running-handlers 1000 1 1000000 "handlers"
     "Handlers of one connection that run on reserve threads or wait for one, including those of
 calls that were reset while they ran. More calls end with :resource-exhausted. The default equals

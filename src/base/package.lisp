@@ -46,7 +46,7 @@
    #:options-settings-timeout-seconds #:options-preface-timeout-seconds
    #:options-max-total-held-octets #:options-max-connections-per-peer
    #:options-max-handshakes #:options-max-calls #:options-max-running-handlers
-   #:options-max-connections
+   #:options-max-connections #:options-max-fallback-body-octets
    #:options-backlog #:options-reuse-port #:options-unix-socket-mode #:options-reserve-threads
    #:options-reserve-queue #:options-spare-descriptors #:options-raise-descriptor-limit
    #:options-max-queued-octets #:options-reserve-idle-seconds

@@ -26,7 +26,7 @@
    #:rpc-method-response-type
    #:rpc-method-function-name #:find-rpc-method #:descriptor-rpc-method #:service #:service-methods
    #:service-target #:direct-channel #:method-function #:binding
-   #:binding-function #:ensure-binding
+   #:binding-function #:ensure-binding #:make-binding #:make-rpc-method
    #:define-service #:watch-services #:forget-watcher
    #:call-compression #:received-compressed-p
    ;; interceptor.lisp

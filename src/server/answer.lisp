@@ -4,10 +4,16 @@
 
 (in-package #:clgrpc.server)
 
+(define-hot (reply-in-dialect :inline t) ((call server-call) value) boolean
+  "True if CALL's dialect has its own way to answer with VALUE, and has done so."
+  (let ((dialect (wire:wire-call-dialect call)))
+    (and dialect (wire:dialect-reply dialect)
+         (progn (funcall (the function (wire:dialect-reply dialect)) call value) t))))
+
 (define-hot reply-now ((call server-call) message) boolean
   "Send MESSAGE and an :ok end. Return false, with nothing done, if MESSAGE is so long that
 POST-REPLY should do that while the baton is lent. On the loop."
-  (if (call-status call)
+  (if (or (call-status call) (reply-in-dialect call message))
       t
       (let ((outcome (progn
                        (note-time call)
@@ -42,8 +48,19 @@ POST-REPLY should do that while the baton is lent. On the loop."
             nil)
     (post-reply call message)))
 
+(defun replies-on-loop-p (call)
+  "True if CALL's dialect has its own way to answer, which is for the loop."
+  (let ((dialect (wire:wire-call-dialect call)))
+    (and dialect (wire:dialect-reply dialect) t)))
+
 (defun post-reply (call message)
-  "Encode MESSAGE in this thread and have the loop send it, and an :ok end."
+  "Have the loop send MESSAGE, which this thread encodes, and an :ok end."
+  (if (replies-on-loop-p call)
+      (loop:post (wire-call-loop call) (lambda () (reply-now call message)))
+      (post-encoded-reply call message)))
+
+(defun post-encoded-reply (call message)
+  "As POST-REPLY, in a dialect that has no way of its own to answer."
   (let* ((octets (handler-case (wire:encode-message call message :auto)
                    ((or error storage-condition) (error)
                      (bad-answer-condition call message error))))

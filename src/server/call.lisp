@@ -1,22 +1,44 @@
-;;;; A call as the server has it, and what is noted of it in time.
+;;;; A call as the server has it, and what is noted of it in time. The marks of the call say whether
+;;;; its handler could start (WIRE:+DUE+), BEGAN-NS whether it has. What becomes of a call between
+;;;; these two if its handler does not run at once on the loop is in its DETOUR, which few calls
+;;;; have.
 
 (in-package #:clgrpc.server)
 
-(defstruct (server-call (:include wire-call) (:constructor make-server-call) (:copier nil))
-  (route nil :type (or null server-route))
-  (request nil)                         ; a message, or octets not yet decoded
-  (accepted '() :type list)             ; the encodings that the client can read
-  ;; once the handler is to run: true, the ticket for a thread, or the place among those that wait
-  ;; for room; the time from when it does
-  (started nil :type (or boolean cons ring nanoseconds))
+(defstruct (detour (:copier nil))
+  "What is noted of a call whose handler does not simply run on the loop."
+  (ticket '() :type list)               ; for a reserve thread: a list of the call, or of NIL once
+                                        ; somebody has used it; NIL without a ticket
+  (place nil :type (or null ring))      ; among the calls of its loop that wait for room
   ;; whether the handler, which began on the loop and lost it, is charged to its link
   (late nil :type (member nil :charged :returned)))
 
+(declaim (sb-ext:freeze-type detour))
+
+(defstruct (server-call (:include wire-call) (:constructor make-server-call) (:copier nil))
+  "A call on a connection of a server's."
+  (route nil :type (or null server-route)) ; where its path leads; NIL if it has no handler
+  (request nil)                         ; what its handler will get, decoded
+  (undecoded nil :type (or null wire:parcel wire:packed)) ; or the octets of that, if they are many
+  (accepted '() :type list)             ; the encodings that the client can read
+  (began-ns 0 :type nanoseconds)        ; when its handler began; 0 before
+  (detour nil :type (or null detour)))
+
 (declaim (sb-ext:freeze-type server-call))
 
+(defun ensure-detour (call)
+  "The DETOUR of CALL, made now if there is none. From any thread."
+  (or (server-call-detour call)
+      (let ((new (make-detour)))
+        (or (sb-ext:compare-and-swap (server-call-detour call) nil new) new))))
+
 (defmethod wire:call-began-ns ((call server-call))
-  (let ((started (server-call-started call)))
-    (and (integerp started) started)))
+  (let ((began-ns (server-call-began-ns call)))
+    (and (plusp began-ns) began-ns)))
+
+(define-hot (due-p :inline t) ((call server-call)) boolean
+  "True once the handler of CALL was to start. On the loop."
+  (wire:marked-p (wire:wire-call-marks call) wire:+due+))
 
 (define-hot (note-time :inline t) ((call server-call)) null
   "Have what is noted of CALL from now on, in this turn, be true to the moment, not to the turn; but

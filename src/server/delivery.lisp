@@ -7,11 +7,11 @@
 
 (define-hot deliver-request ((call server-call) (octets octets) (start index) (end index)) null
   "The operation DELIVER of methods that take one message."
-  (cond ((server-call-request call)
+  (cond ((or (server-call-request call) (server-call-undecoded call))
          (operate abort call :unimplemented "more than one request message" :local))
         ((wire:to-keep-p call (- end start)) ; decoded by the handler's thread
          (when (wire:hold call (- end start))
-           (setf (server-call-request call) (wire:keep-octets call octets start end))))
+           (setf (server-call-undecoded call) (wire:keep-octets call octets start end))))
         (t (let ((message (handler-case (values (wire:parse-incoming call octets start end nil))
                             (protobuf:protobuf-error (error)
                               (wire:unparsable-condition call error start)))))
@@ -23,7 +23,7 @@
 (define-hot half-close-request ((call server-call)) null
   "The operation HALF-CLOSE of methods that take one message."
   (cond ((call-status call))
-        ((null (server-call-request call))
+        ((not (or (server-call-request call) (server-call-undecoded call)))
          (operate abort call :unimplemented "no request message" :local))
         (t (start-call call)))
   nil)

@@ -4,15 +4,23 @@
 
 (in-package #:clgrpc.server)
 
-(define-hot grpc-content-type-p ((field hpack:field)) boolean
-  "True if FIELD's value is application/grpc, alone or with a suffix we can read."
+(define-hot request-speech ((field hpack:field)) (or null wire:dialect)
+  "The dialect of requests whose content type is FIELD; NIL is gRPC. FIELD remembers gRPC, and the
+registered dialects of which none was it."
   (let ((memo (hpack:field-memo field)))
-    (case memo
-      (:grpc t)
-      (:other nil)
-      (t (let ((good (grpc-content-type-value-p (hpack:field-value-string field))))
-           (setf (hpack:field-memo field) (if good :grpc :other))
-           good)))))
+    (cond ((eq :grpc memo) nil)
+          ((and memo (eq memo wire:**dialects**)) **plain**)
+          (t (look-up-speech field)))))
+
+(defun look-up-speech (field)
+  "As REQUEST-SPEECH, for a FIELD that does not remember it."
+  (let ((content-type (hpack:field-value-string field)))
+    (cond ((grpc-content-type-value-p content-type)
+           (setf (hpack:field-memo field) :grpc)
+           nil)
+          ((wire:content-type-dialect content-type))
+          (t (setf (hpack:field-memo field) wire:**dialects**)
+             **plain**))))
 
 (defun grpc-content-type-value-p (value)
   (let ((base "application/grpc"))
@@ -34,19 +42,20 @@
   (setf (request-table request) table
         (request-route request) nil
         (request-timeout request) nil
-        (request-content-type request) nil
+        (request-dialect request) **plain**
+        (request-refusal request) nil
         (request-incoming request) nil
         (request-accepted request) '()
-        (request-rejection request) nil)
+        (request-rejection request) '())
   (hpack:do-fields (field list)
     (let ((kind (http2:field-kind-of field)))
       (cond ((= kind http2:+kind-path+)
              (setf (request-route request) (route-of table field)))
             ((= kind http2:+kind-content-type+)
-             (setf (request-content-type request) (grpc-content-type-p field)))
+             (setf (request-dialect request) (request-speech field)))
             ((= kind http2:+kind-method+)
              (unless (octets-are (hpack:field-value field) #.(coerce "POST" 'simple-base-string))
-               (setf (request-rejection request) '(405 "gRPC requests use POST"))))
+               (setf (request-refusal request) **not-post**)))
             ((= kind http2:+kind-grpc-timeout+)
              (or (setf (request-timeout request) (rpc:parse-timeout (hpack:field-value field)))
                  (setf (request-rejection request) '(:internal "malformed grpc-timeout"))))
@@ -54,9 +63,9 @@
              (read-encoding request field))
             ((= kind http2:+kind-grpc-accept-encoding+)
              (setf (request-accepted request) (wire:accepted-encodings field))))))
-  (cond ((not (request-content-type request))
-         (setf (request-rejection request)
-               '(415 "This is a gRPC server: requests are POSTs, content-type application/grpc.")))
+  (let ((dialect (request-dialect request)))
+    (when dialect (read-speech request dialect list)))
+  (cond ((request-refusal request) (setf (request-dialect request) **plain**))
         ((hpack:field-list-overflow-p list)
          (setf (request-rejection request) '(:resource-exhausted "header list too large")))
         ((request-rejection request))
@@ -71,6 +80,12 @@
                '(:deadline-exceeded "the deadline passed before the call came"))))
   nil)
 
+(defun read-speech (request dialect list)
+  "Note in REQUEST what LIST says to its DIALECT, which is not gRPC."
+  (cond ((eq dialect **plain**) (setf (request-refusal request) **not-grpc**))
+        ((wire:dialect-read-head dialect)
+         (funcall (wire:dialect-read-head dialect) request list))))
+
 (define-hot request-of ((hub hub) (list hpack:field-list) (link link)) request
   "What LIST, the headers of a request on LINK, says. A block that the peer repeats remembers it."
   (let ((memo (hpack:field-list-memo list)))
@@ -80,15 +95,46 @@
           (setf (request-fields request) (wire:list-custom-fields list (wire:link-last-fields link))
                 (wire:link-last-fields link) (request-fields request))
           (read-request request (hub-routes hub) list)
-          (setf (hpack:field-list-memo list) request)
+          ;; dialects may come and go
+          (unless (request-dialect request) (setf (hpack:field-list-memo list) request))
           request))))
 
-(defun tell-begin (call)
-  "Have the tracer tell that CALL begins."
+(defun tell-begin (call request)
+  "Have the tracer tell that CALL begins, as REQUEST says."
   (trace-event :call :call-begun :role :server :method (rpc:call-path call)
                :peer (rpc:call-peer call) :stream (http2:stream-id (wire-call-stream call))
                :remaining (rpc:time-remaining call)
-               :rejection (and (consp (server-call-request call)) (server-call-request call))))
+               :dialect (and (request-dialect request)
+                             (wire:dialect-name (request-dialect request)))
+               :rejection (request-rejection request)))
+
+(define-hot (begin-server-call :inline t) ((stream http2:stream) (link link) (hub hub)
+                                           (request request) (dialect (or null wire:dialect))
+                                           (route (or null server-route)))
+    server-call
+  "The call on STREAM of LINK that REQUEST begins, by ROUTE; counted, and its compression begun."
+  (incf (wire:link-calls link))
+  (incf (hub-open hub))
+  (incf (guest-open (the guest (wire:link-guest link))))
+  (let* ((now (loop:event-loop-now (link-loop link)))
+         (method (and route (route-method route)))
+         (timeout (request-timeout request))
+         (call (make-server-call
+                :rpc-method method :endpoint hub
+                :link link :stream stream :route route :born-ns now
+                :operations (if (and method (member (rpc-method-kind method)
+                                                    '(:client-streaming :bidi)))
+                                **stream-operations**
+                                **request-operations**)
+                :deadline (if timeout (rpc:deadline-in timeout now) 0)
+                :fields (request-fields request)
+                :accepted (request-accepted request)
+                :dialect dialect)))
+    (declare (type (unsigned-byte 62) now))
+    (setf (http2:stream-user stream) call)
+    (when (or (request-incoming request) (hub-encoding hub))
+      (begin-compression call (request-incoming request) (hub-encoding hub)))
+    call))
 
 (define-hot server-headers ((stream http2:stream) (list hpack:field-list) (ended boolean)) null
   "The sink's on-headers."
@@ -96,46 +142,23 @@
          (link (http2:connection-user http2))
          (hub (link-owner (the link link)))
          (request (request-of (the hub hub) list link))
-         (now (loop:event-loop-now (link-loop link))))
-    (declare (type (unsigned-byte 62) now))
-    (incf (wire:link-calls link))
-    (incf (hub-open hub))
-    (incf (guest-open (the guest (wire:link-guest link))))
-    (let* ((route (request-route request))
-           (method (and route (route-method route)))
-           (timeout (request-timeout request))
-           (call (make-server-call
-                  :rpc-method method :endpoint hub
-                  :link link :stream stream :route route :born-ns now
-                  :operations (if (and method (member (rpc-method-kind method)
-                                                      '(:client-streaming :bidi)))
-                                  **stream-operations**
-                                  **request-operations**)
-                  :deadline (if timeout (rpc:deadline-in timeout now) 0)
-                  :fields (request-fields request)
-                  :accepted (request-accepted request)
-                  :request (request-rejection request))))
-      (setf (http2:stream-user stream) call)
-      (when (tracing-p :call) (tell-begin call))
-      (when (or (request-incoming request) (hub-encoding hub))
-        (begin-compression call (request-incoming request) (hub-encoding hub)))
-      (cond ((request-rejection request) (reject-request call (request-rejection request)))
-            ((call-refused-p hub link (wire:link-guest link))
-             (reject-request call '(:resource-exhausted
-                                    "the server has too many calls (max-calls)")))
-            (t (wire:start-deadline call)
-               (when (eq :bidi (rpc-method-kind method)) (start-call call))))
-      (when ended (end-of-request call))))
+         (dialect (request-dialect request))
+         (route (if (eq dialect **plain**) (hub-fallback hub) (request-route request)))
+         (call (begin-server-call stream link hub request dialect route)))
+    (when (tracing-p :call) (tell-begin call request))
+    (when (eq dialect **plain**)
+      (setf (wire:call-dialect-state call) (read-plain-request list (request-refusal request))))
+    (cond ((and (request-rejection request) (not (eq dialect **plain**)))
+           (destructuring-bind (status text) (request-rejection request)
+             (server-finish call status text nil '())))
+          ((call-refused-p hub link (wire:link-guest link))
+           (server-finish call :resource-exhausted "the server has too many calls (max-calls)"
+                          nil '()))
+          (t (wire:start-deadline call)
+             (when (and route (eq :bidi (rpc-method-kind (the rpc-method (route-method route)))))
+               (start-call call))))
+    (when ended (end-of-request call)))
   nil)
-
-(defun reject-request (call rejection)
-  (destructuring-bind (status text) rejection
-    (cond ((keywordp status)
-           (setf (server-call-request call) nil)
-           (server-finish call status text nil '()))
-          ;; answered when the request is whole
-          (t (wire:mark-call call wire:+end+)
-             (end-call call :unknown :message text :ended-by :local)))))
 
 (define-hot server-data ((stream http2:stream) (octets octets) (start index) (end index)
                          (ended boolean))
@@ -155,16 +178,20 @@
     (when call (end-of-request call))))
 
 (define-hot end-of-request ((call server-call)) null
-  (cond ((consp (server-call-request call)) ; a rejection that waited for the end
-         (setf (call-half-closed call) t)
-         (destructuring-bind (http-status text) (shiftf (server-call-request call) nil)
-           (write-plain-answer (wire-call-stream call) http-status text)))
-        ((wire:wire-call-partial call)
+  (let ((dialect (wire:wire-call-dialect call)))
+    (when dialect (end-speech call dialect)))
+  (cond ((wire:wire-call-partial call)
          (setf (call-half-closed call) t)
          (operate abort call :internal "the request ends within a message" :local))
         (t (operate half-close call)
            (setf (call-half-closed call) t)))
   nil)
+
+(defun end-speech (call dialect)
+  "Tell DIALECT, which is CALL's, that the request is whole."
+  (when (wire:dialect-end dialect)
+    (setf (call-half-closed call) t)
+    (funcall (wire:dialect-end dialect) call)))
 
 (defun server-reset (stream error-code source)
   "The sink's on-reset: the peer, or the end of the connection, has cancelled the call."
@@ -187,7 +214,8 @@
         (forget-unstarted call)
         (wire:release-call call)
         (http2:release-stream stream)
-        (incf (hub-calls (link-owner link)))
+        (unless (eq **plain** (wire:wire-call-dialect call)) ; which is no call
+          (incf (hub-calls (link-owner link))))
         (decf (hub-open (link-owner link)))
         (decf (guest-open (wire:link-guest link)))
         (when (and (zerop (decf (wire:link-calls link))) (wire:link-draining link))

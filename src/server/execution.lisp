@@ -11,8 +11,7 @@
 
 (define-hot start-call ((call server-call)) null
   "Have CALL's handler run, once."
-  (unless (server-call-started call)
-    (setf (server-call-started call) t)
+  (unless (due-p call)
     (wire:mark-call call wire:+due+)
     (run-call call))
   nil)
@@ -35,7 +34,7 @@ or that of CALL, takes the call out of the ticket: so nothing keeps a call that 
          (link (wire-call-link call))
          (loop (wire-call-loop call))
          (reserve (server-reserve (hub-server (link-owner link)))))
-    (setf (server-call-started call) ticket)
+    (setf (detour-ticket (ensure-detour call)) ticket)
     (multiple-value-bind (place reason)
         (loop:run-on-reserve reserve
                              (lambda ()
@@ -76,13 +75,15 @@ or that of CALL, takes the call out of the ticket: so nothing keeps a call that 
 (defun forget-unstarted (call)
   "CALL has ended, maybe before its handler ran: then that is not to keep CALL and its request any
 longer. On the loop."
-  (let ((started (server-call-started call)))
-    (cond ((consp started)
-           (when (use-ticket started) (setf (server-call-request call) nil)))
-          ((ring-p started)
-           (quit-ring started))
-          ((eq t started)
-           (leave-held-up (wire-call-link call) call)))))
+  (when (and (due-p call) (zerop (server-call-began-ns call)))
+    (let ((detour (server-call-detour call)))
+      (cond ((and detour (detour-ticket detour))
+             (when (use-ticket (detour-ticket detour))
+               (setf (server-call-request call) nil
+                     (server-call-undecoded call) nil)))
+            ((and detour (detour-place detour))
+             (quit-ring (detour-place detour)))
+            (t (leave-held-up (wire-call-link call) call))))))
 
 ;;; Calls that wait until their link's peer has taken more of the answers before them
 
@@ -119,10 +120,14 @@ longer. On the loop."
        t))
 
 (define-hot handler-request ((call server-call)) t
-  "What the handler gets as its REQUEST."
+  "What the handler gets as its REQUEST. In user code: signal an RPC-ERROR, which ends CALL as well,
+if that cannot be decoded."
   (case (rpc-method-kind (the rpc-method (call-rpc-method call)))
     ((:unary :server-streaming)
-     (shiftf (server-call-request call) nil))
+     (let ((undecoded (shiftf (server-call-undecoded call) nil)))
+       (if undecoded
+           (wire:wire-decode call undecoded 0 0)
+           (shiftf (server-call-request call) nil))))
     (t call)))
 
 (define-hot (call-handler :inline t) ((route route) request (call call)) t
@@ -149,11 +154,12 @@ longer. On the loop."
   "Run CALL's handler. Return its value, or the RPC-ERROR that ended it."
   (when (tracing-p :server) (tell-handler call :handler-begun))
   (let* ((route (server-call-route call))
-         (request (handler-request call))
+         (request nil)
          (value nil)
          (condition
            (with-user-code (call)
-             (setf request (wire:wire-decode call request 0 0)
+             ;; once, though this may be run again
+             (setf request (or request (handler-request call))
                    value (answer-of route request call)))))
     (when (tracing-p :server)
       (tell-handler call :handler-ended :outcome (cond (condition (rpc-error-status condition))
@@ -173,7 +179,7 @@ there is no room."
 (define-hot (run-at-once :inline t) ((call server-call) (promised index)) null
   "Run CALL's handler, for whose answer PROMISED octets are promised, on the loop."
   (note-time call)
-  (setf (server-call-started call) (loop:event-loop-now (wire-call-loop call)))
+  (setf (server-call-began-ns call) (loop:event-loop-now (wire-call-loop call)))
   (let ((abandoned t))
     (unwind-protect
          (multiple-value-bind (value baton)
@@ -242,12 +248,14 @@ the reserve, is true."
                           (setf (rpc:reactions-scheduled reactions) :charged)))))
       (t (note-overstay (server-call-route call))
          (charge call 1 (lambda ()
-                          (unless (server-call-late call)
-                            (setf (server-call-late call) :charged))))))))
+                          (let ((detour (ensure-detour call)))
+                            (unless (detour-late detour)
+                              (setf (detour-late detour) :charged)))))))))
 
 (defun uncharge-handler (call)
   "The handler of CALL, which has lost the loop, has returned."
-  (charge call -1 (lambda () (eq :charged (shiftf (server-call-late call) :returned))))
+  (charge call -1 (lambda ()
+                    (eq :charged (shiftf (detour-late (ensure-detour call)) :returned))))
   (wire:wake-callbacks (wire-call-link call)))
 
 (defun server-callback-returned (call)
@@ -273,14 +281,14 @@ the reserve, is true."
 (defun put-off (call function)
   "Have CALL, whose ticket is used, wait as FUNCTION of the loop says."
   (loop:post (wire-call-loop call) (lambda ()
-                                     (setf (server-call-started call) t)
+                                     (setf (detour-ticket (ensure-detour call)) '())
                                      (funcall function call))))
 
 (defun run-and-conclude (call promised)
   "Run CALL's handler on this thread, which does not run the loop; PROMISED octets are promised for
 its answer."
   (let ((value '+abandoned+)
-        (start (setf (server-call-started call) (wire:wire-now call))))
+        (start (setf (server-call-began-ns call) (wire:wire-now call))))
     (unwind-protect (setf value (run-handler call))
       (settle-answer promised)
       (conclude-elsewhere call (if (eq value '+abandoned+) (abandoned-condition call) value))

@@ -3,38 +3,23 @@
 
 (in-package #:clgrpc.server)
 
-(defstruct (request (:copier nil))
-  "What the headers of a request said, on its way to a call, by the routes of TABLE. FIELDS is its
-metadata. A rejection is nil or why a request cannot become a call: (HTTP-status text) for peers
-that do not speak gRPC, or (status text)."
-  (table nil :type (or null route-table))
-  (fields #() :type simple-vector)
-  (route nil :type (or null server-route))
-  (timeout nil :type (or null (unsigned-byte 62)))
-  (incoming nil :type (or symbol wire:encoding)) ; as BEGIN-COMPRESSION has it
-  (accepted '() :type list)             ; encodings
-  (content-type nil :type boolean)
-  (rejection nil :type list))
-
-(declaim (sb-ext:freeze-type request))
-
 (defstruct (hub (:include wire:endpoint) (:copier nil))
-  "CALLS counts those that ended, OPEN those under way, of which there may be MAX-OPEN; ANSWERING
-the octets of answers on their way to the loop (atomic); REQUEST is the scratch that headers are
-read into."
-  (server nil)
-  (routes nil :type route-table)
+  "What one loop of a server has. Only the loop touches it, but for ANSWERING."
+  (server nil)                          ; the SERVER
+  (routes nil :type route-table)        ; swapped when a service is defined anew
+  (fallback nil :type (or null server-route)) ; of requests that are no calls
   (encoding nil :type (or null wire:encoding)) ; of answers, if nobody says otherwise
+  ;; its connections, in no order
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
-  (calls 0 :type (unsigned-byte 62))
-  (open 0 :type fixnum)
-  (max-open 0 :type fixnum)
-  (answering 0 :type sb-ext:word)
-  (request (make-request) :type request)
+  (calls 0 :type (unsigned-byte 62))    ; how many have ended
+  (open 0 :type fixnum)                 ; how many are under way, plain requests included
+  (max-open 0 :type fixnum)             ; how many may be
+  (answering 0 :type sb-ext:word)       ; octets of answers on their way to the loop; atomic
+  (request (make-request) :type request) ; what headers are read into that no peer repeats
   (roomless (make-ring) :type ring)     ; the places of calls that wait for room, see room.lisp
-  (probe nil)                           ; the one of them that has begun without, or nil
-  (room-timer nil :type (or null timer))
-  (pool (http2:make-pool) :type http2:pool))
+  (probe nil :type (or null wire-call)) ; the one of these calls that has begun without it
+  (room-timer nil :type (or null timer)) ; when to look for room again
+  (pool (http2:make-pool) :type http2:pool)) ; what the connections share
 
 (declaim (sb-ext:freeze-type hub))
 

@@ -12,14 +12,14 @@
 (in-package #:clgrpc.server)
 
 (defstruct (peer-entry (:include ring) (:constructor make-peer-entry (name share)) (:copier nil))
-  "What a peer, which is called NAME, has; in the list of those that have GONE if it has nothing."
-  (name "" :type string :read-only t)
+  "What a peer has. One that has nothing is in the census's ring GONE."
+  (name "" :type string :read-only t)   ; as PEER-NAME has it
   (share nil :type loop:share :read-only t) ; of the reserve; those of its links are parts
-  (connections nil :type (or null standing))
-  (handshakes nil :type (or null standing)) ; its connections that are not ready
-  (unready (make-ring) :type ring :read-only t) ; their seats
-  (ready (make-ring) :type ring :read-only t)   ; the seats of the others
-  (guests '() :type list))              ; (HUB . GUEST)
+  (connections nil :type (or null standing)) ; how many it has, among all peers
+  (handshakes nil :type (or null standing)) ; how many of these are not ready
+  (unready (make-ring) :type ring :read-only t) ; the seats of those, the oldest first
+  (ready (make-ring) :type ring :read-only t) ; the seats of the others
+  (guests '() :type list))              ; an alist from hub to GUEST
 
 (defmethod print-object ((entry peer-entry) stream)
   (print-unreadable-object (entry stream :type t)
@@ -27,8 +27,8 @@
             (standing-count (peer-entry-connections entry)))))
 
 (defstruct (guest (:copier nil))
-  "A peer as one hub sees it: how many calls of it are OPEN. Only the hub's loop touches it."
-  (open 0 :type fixnum))
+  "A peer as one hub sees it. Only the hub's loop touches it."
+  (open 0 :type fixnum))                ; how many of its calls are under way
 
 (defstruct (seat (:include ring) (:constructor %make-seat (entry)) (:copier nil))
   "A connection of the peer with ENTRY."
@@ -42,16 +42,16 @@
 (declaim (sb-ext:freeze-type peer-entry guest seat))
 
 (defstruct (census (:constructor %make-census) (:copier nil))
-  "The peers of a server by name, and what they have in all; the limits are those that the server
-has derived from its options."
-  (lock (sb-thread:make-mutex :name "clgrpc peers") :read-only t)
-  (peers (make-hash-table :test 'equal) :type hash-table :read-only t)
-  (connections (make-ranking) :type ranking :read-only t)
-  (handshakes (make-ranking) :type ranking :read-only t)
-  (leaving 0 :type index)
-  (max-connections 0 :type index)
-  (max-per-peer 0 :type index)
-  (max-handshakes 0 :type index)
+  "The peers of a server, and what they have in all. The limits are those that the server has
+derived from its options."
+  (lock (sb-thread:make-mutex :name "clgrpc peers") :read-only t) ; for all the others
+  (peers (make-hash-table :test 'equal) :type hash-table :read-only t) ; name to entry
+  (connections (make-ranking) :type ranking :read-only t) ; of all peers
+  (handshakes (make-ranking) :type ranking :read-only t) ; of them, those that are not ready
+  (leaving 0 :type index)               ; connections that are to go and have not ended
+  (max-connections 0 :type index)       ; less than DERIVED while descriptors are short
+  (max-per-peer 0 :type index)          ; connections of one peer
+  (max-handshakes 0 :type index)        ; connections that are not ready
   (gone (make-ring) :type ring :read-only t) ; entries without connections, if handlers run still
   (derived 0 :type index)               ; what MAX-CONNECTIONS was at first
   (lowered-ns 0 :type nanoseconds))     ; when it last became less

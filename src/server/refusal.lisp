@@ -8,11 +8,11 @@
   "A warning names so many, what is more counts together.")
 
 (defstruct (refusals (:copier nil))
-  "COUNTS are those that have not been told, each (OPTION PEER COUNT)."
-  (lock (sb-thread:make-mutex :name "clgrpc refusals") :read-only t)
-  (counts '() :type list)
-  (quiet-until 0 :type nanoseconds)
-  (scheduled nil :type boolean))        ; they will be told
+  "What a server has refused and not told yet."
+  (lock (sb-thread:make-mutex :name "clgrpc refusals") :read-only t) ; for all the others
+  (counts '() :type list)               ; lists of option, peer and how often
+  (quiet-until 0 :type nanoseconds)     ; nothing is told before that
+  (scheduled nil :type boolean))        ; a timer will tell of them
 
 (declaim (sb-ext:freeze-type refusals))
 

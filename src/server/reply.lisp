@@ -1,7 +1,6 @@
-;;;; What a server writes: response headers, trailers, trailers-only, and the answer to a request
-;;;; that is not gRPC (gRPC over HTTP/2, "Responses"). Constant fields go into the peer's dynamic
-;;;; table once, so that from the second call on the headers of a good answer are two octets and its
-;;;; trailers one.
+;;;; What a server writes: response headers, trailers, trailers-only (gRPC over HTTP/2,
+;;;; "Responses"). Constant fields go into the peer's dynamic table once, so that from the second
+;;;; call on the headers of a good answer are two octets and its trailers one.
 ;;;;
 ;;;; No header list is larger than the client says it takes (SETTINGS_MAX_HEADER_LIST_SIZE), nor
 ;;;; than we take: a status always goes out, and with it what there is room for. Flow control does
@@ -16,7 +15,6 @@
 (define-field **content-type** "content-type" "application/grpc")
 (declaim (type simple-vector **response-fields**))
 (defglobal **response-fields** (vector **status-200** **content-type**))
-(define-field **text-plain** "content-type" "text/plain")
 
 (declaim (type simple-vector **grpc-statuses**))
 (defglobal **grpc-statuses**
@@ -36,11 +34,17 @@
 
 (defun write-answer-head (call)
   "The operation WRITE-HEAD."
-  (let ((stream (wire-call-stream call)))
-    (multiple-value-bind (encoder buffer) (write-headers-start stream call)
-      (when (rpc:outgoing-metadata call)
-        (wire:encode-metadata (rpc:outgoing-metadata call) encoder buffer))
-      (http2:end-headers stream nil))))
+  (let ((dialect (wire:wire-call-dialect call)))
+    (if (and dialect (wire:dialect-write-head dialect))
+        (funcall (wire:dialect-write-head dialect) call)
+        (write-grpc-head call (wire-call-stream call)))))
+
+(defun write-grpc-head (call stream)
+  "Write the headers of CALL's answer on STREAM."
+  (multiple-value-bind (encoder buffer) (write-headers-start stream call)
+    (when (rpc:outgoing-metadata call)
+      (wire:encode-metadata (rpc:outgoing-metadata call) encoder buffer)))
+  (http2:end-headers stream nil))
 
 (defun header-list-limit (link)
   "How large a header list may be that is sent on LINK. From any thread."
@@ -133,21 +137,12 @@ room: a long text is cut, details or trailers for which there is none are left o
 
 (define-hot write-end ((call server-call)) null
   "Send the end of CALL behind what is queued."
-  (let ((stream (wire-call-stream call)))
-    (when stream
-      (if (http2:stream-queue-empty-p stream)
-          (write-trailers stream)
-          (http2:send-trailers-later stream #'write-trailers))))
+  (let ((stream (wire-call-stream call))
+        (dialect (wire:wire-call-dialect call)))
+    (cond ((null stream))
+          ((and dialect (wire:dialect-write-end dialect))
+           (funcall (the function (wire:dialect-write-end dialect)) call))
+          ((http2:stream-queue-empty-p stream)
+           (write-trailers stream))
+          (t (http2:send-trailers-later stream #'write-trailers))))
   nil)
-
-(defun write-plain-answer (stream http-status text)
-  "Answer a request that is not gRPC with HTTP-STATUS and a short TEXT."
-  (let ((body (ascii-octets text)))
-    (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
-      (hpack:encode-literal encoder buffer (ascii-octets ":status")
-                            (ascii-octets (format nil "~D" http-status)) :plain)
-      (hpack:encode-field encoder buffer **text-plain** :plain)
-      (hpack:encode-literal encoder buffer (ascii-octets "content-length")
-                            (ascii-octets (format nil "~D" (length body))) :plain)
-      (http2:end-headers stream nil))
-    (http2:send-data stream body 0 (length body) t)))

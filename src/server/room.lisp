@@ -16,7 +16,7 @@
 (defstruct (room-place (:include ring) (:constructor make-room-place (call resume due-ns))
                        (:copier nil))
   "The place of a call among those of its loop that wait for room."
-  (call nil :type server-call :read-only t)
+  (call nil :type server-call :read-only t) ; which waits
   (resume nil :type function :read-only t) ; which is called with CALL when there may be room
   (due-ns 0 :type nanoseconds :read-only t)) ; until when CALL waits
 
@@ -30,7 +30,7 @@
          (due (+ now (seconds-ns (options-room-wait-seconds (wire:wire-call-options call))))))
     (unless (call-status call)
       (let ((place (isolate-ring (make-room-place call resume due))))
-        (setf (server-call-started call) place)
+        (setf (detour-place (ensure-detour call)) place)
         (enter-ring place (hub-roomless hub)))
       (unless (hub-room-timer hub)
         (setf (hub-room-timer hub) (make-timer #'look-for-room hub)))
@@ -42,7 +42,7 @@
 (defun stop-awaiting-room (place)
   "The call of PLACE waits no more."
   (quit-ring place)
-  (setf (server-call-started (room-place-call place)) t))
+  (setf (detour-place (server-call-detour (room-place-call place))) nil))
 
 (defun have-collected (hub)
   "Have a reserve thread collect garbage, for the calls of HUB that wait."

@@ -69,7 +69,7 @@ duplicates. From any thread."
 
 (defun start-server (services &rest arguments &key (listen "127.0.0.1:0") (loops 1)
                                                 (execution :auto) credentials compression
-                                                interceptors
+                                                interceptors fallback
                      &allow-other-keys)
   "Start serving SERVICES, a service object or a list of them, and return the server.
 LISTEN is an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\", \"inproc:NAME\" or any other
@@ -86,7 +86,12 @@ has the server speak TLS, and only that; nil, the default, is plaintext. COMPRES
 unless a handler sets the CALL-COMPRESSION. INTERCEPTORS is a list of functions (call request next),
 the first the outermost, each called around every handler, where that runs: what it returns is what
 the handler returns, which (funcall next request) gives, and what it signals is what the handler
-signals. All other keywords are rows of the options table. Signal MISUSE for a wrong argument,
+signals. FALLBACK answers requests that are no gRPC: a function (http-method path headers body) of
+two strings, an alist of strings and octets, :max-fallback-body-octets at most, which returns an
+HTTP status, an alist of headers and a body, a string, octets or nil. It runs as handlers do, as
+EXECUTION says if that is no alist; an error in it is answered with 500 and goes to the log; FAIL
+in it is answered with the HTTP status that is closest. Without one such requests are answered with
+415 or 405. All other keywords are rows of the options table. Signal MISUSE for a wrong argument,
 TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be had. From any
 thread."
   (let* ((services (check-services (if (listp services) services (list services))))
@@ -94,7 +99,8 @@ thread."
                         (misuse "LISTEN names no address.")))
          (options (apply #'make-server-options
                          (alexandria:remove-from-plist arguments :listen :loops :execution
-                                                       :credentials :compression :interceptors)))
+                                                       :credentials :compression :interceptors
+                                                       :fallback)))
          (server (make-instance 'server
                                 :services services :options options :execution execution
                                 :loop-count loops
@@ -107,6 +113,8 @@ thread."
                                           :idle-seconds (options-reserve-idle-seconds options))))
          (routes (make-routes server services execution #'make-server-route
                               :interceptors interceptors)))
+    (unless (typep fallback '(or null function (and symbol (satisfies fboundp))))
+      (misuse "FALLBACK is a function, not ~S." fallback))
     (read-environment)
     (check-execution execution routes)
     (when credentials (loop:check-credentials credentials :server))
@@ -114,7 +122,9 @@ thread."
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
       (unless (loop:simulated-p)        ; where descriptors cost nothing
         (setf (server-census server) (make-census options (allowed-connections options))))
-      (loop for i from 1 to loops do (add-hub server routes i))
+      (loop with route = (and fallback (fallback-route server fallback execution))
+            for i from 1 to loops
+            do (add-hub server routes route i))
       (dolist (hub (server-hubs server)) (loop:launch-event-loop (hub-loop hub)))
       (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
       (rpc:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
@@ -136,11 +146,11 @@ thread."
       (misuse "~S is no service: give instances of subclasses of the classes that define-proto ~
                makes." service))))
 
-(defun add-hub (server routes number)
-  "Give SERVER a hub, and so a loop, with ROUTES."
+(defun add-hub (server routes fallback number)
+  "Give SERVER a hub, and so a loop, with ROUTES and the route FALLBACK or nil."
   (let ((event-loop (loop:make-event-loop :name (format nil "clgrpc server ~D" number)
                                           :reserve (server-reserve server))))
-    (push (make-hub :server server :loop event-loop :routes routes
+    (push (make-hub :server server :loop event-loop :routes routes :fallback fallback
                     :options (server-options server) :encoding (server-encoding server)
                     :max-open (share-out (options-max-calls (server-options server)) server)
                     :ledger (server-ledger server))

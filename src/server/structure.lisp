@@ -3,24 +3,24 @@
 (in-package #:clgrpc.server)
 
 (defclass server ()
-  ((services :initarg :services :reader server-services)
-   (options :initarg :options :reader server-options)
-   (credentials :initarg :credentials :reader server-credentials)
-   (hubs :initform '() :accessor server-hubs)
-   (listeners :initform '() :accessor server-listeners)
-   (entrances :initform '() :accessor server-entrances)
-   (execution :initarg :execution :reader server-execution)
-   (loop-count :initarg :loop-count :reader server-loop-count)
-   (ledger :initform (wire:make-ledger) :reader server-ledger)
-   (census :accessor server-census)
-   (refusals :accessor server-refusals)
-   (interceptors :initarg :interceptors :initform '() :reader server-interceptors)
-   (encoding :initarg :encoding :reader server-encoding)
-   (watcher :initform nil :accessor server-watcher)
-   (reserve :initarg :reserve :reader server-reserve)
-   (state :initform :starting :accessor server-state)
-   (lock :initform (sb-thread:make-mutex :name "clgrpc server") :reader server-lock)
-   (emptied :initform (sb-thread:make-waitqueue) :reader server-emptied))
+  ((services :initarg :services :reader server-services) ; service objects
+   (options :initarg :options :reader server-options) ; rows of the options table
+   (credentials :initarg :credentials :reader server-credentials) ; for TLS, or NIL
+   (hubs :initform '() :accessor server-hubs) ; one for each loop
+   (listeners :initform '() :accessor server-listeners) ; on sockets
+   (entrances :initform '() :accessor server-entrances) ; within the image
+   (execution :initarg :execution :reader server-execution) ; where handlers run
+   (loop-count :initarg :loop-count :reader server-loop-count) ; how many hubs there are to be
+   (ledger :initform (wire:make-ledger) :reader server-ledger) ; octets of all its connections
+   (census :accessor server-census)     ; its peers
+   (refusals :accessor server-refusals) ; what it has refused, for the log
+   (interceptors :initarg :interceptors :initform '() :reader server-interceptors) ; around handlers
+   (encoding :initarg :encoding :reader server-encoding) ; of answers, or NIL
+   (watcher :initform nil :accessor server-watcher) ; called when a service is defined
+   (reserve :initarg :reserve :reader server-reserve) ; threads for handlers that block
+   (state :initform :starting :accessor server-state) ; then :serving, :draining and :stopped
+   (lock :initform (sb-thread:make-mutex :name "clgrpc server") :reader server-lock) ; for EMPTIED
+   (emptied :initform (sb-thread:make-waitqueue) :reader server-emptied)) ; connections have ended
   (:documentation "A gRPC server; made by START-SERVER, ended by STOP-SERVER."))
 
 (document-functions

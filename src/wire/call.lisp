@@ -18,7 +18,8 @@
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
   (stream nil :type (or null http2:stream))
   (born-ns 0 :type nanoseconds)
-  (marks 0 :type marks))                ; the loop's, once it begins the call
+  (marks 0 :type marks)                 ; the loop's, once it begins the call
+  (dialect nil :type (or null dialect))) ; what the call speaks; nil is gRPC
 
 (define-hot (wire-call-partial :inline t) ((call wire-call)) (or null partial)
   "The message of CALL that is not whole yet, or nil. On its loop."

@@ -62,10 +62,15 @@ next longer and longer."
   (loop while (link-arriving link)
         do (seal-batch (pop (link-arriving link)))))
 
+(defun dialect-flag-p (call flag)
+  "True if the dialect of CALL has messages whose prefix says FLAG."
+  (let ((dialect (wire-call-dialect call)))
+    (and dialect (member flag (dialect-flags dialect)) t)))
+
 (define-hot acceptable-prefix-p ((call wire-call) (flag octet) (length (unsigned-byte 32))) boolean
   "True if a message with this prefix may come; otherwise CALL has been ended."
   (let ((limit (options-max-receive-octets (wire-call-options call))))
-    (cond ((not (or (= flag 0) (and (= flag 1) (packs-p call))))
+    (cond ((not (or (= flag 0) (and (= flag 1) (packs-p call)) (dialect-flag-p call flag)))
            (operate abort call :internal
                     (if (= flag 1)
                         "compressed message without grpc-encoding"
@@ -81,9 +86,12 @@ next longer and longer."
                                          (start index) (end index))
     t
   "Deliver a whole message; FLAG is that of its prefix."
-  (let ((compression (compression-of call)))
-    (when compression (setf (compression-arriving compression) (= flag 1)))
-    (operate deliver call octets start end)))
+  (if (> flag 1)
+      (funcall (the function (dialect-receive-flagged (the dialect (wire-call-dialect call))))
+               call flag octets start end)
+      (let ((compression (compression-of call)))
+        (when compression (setf (compression-arriving compression) (= flag 1)))
+        (operate deliver call octets start end))))
 
 (defun refuse-body (call partial at)
   "The heap has no room for the message of PARTIAL. Return AT."
@@ -140,8 +148,8 @@ message was put together in; packed if CALL's peer may compress."
   (and (<= (+ at +prefix-octets+) end)
        (<= (+ at +prefix-octets+ (u32be octets (1+ at))) end)))
 
-(define-hot receive-data ((call wire-call) (octets octets) (start index) (end index)) null
-  "Take the payload of a DATA frame: deliver each whole message, keep what is left."
+(define-hot receive-messages ((call wire-call) (octets octets) (start index) (end index)) null
+  "Take octets of length-prefixed messages: deliver each whole message, keep what is left."
   (let ((at start))
     (declare (type index at))
     (loop
@@ -157,6 +165,14 @@ message was put together in; packed if CALL's peer may compress."
                    (deliver-message call (aref octets at) octets body next))
                  (setf at next)))
               (t (setf (wire-inlet-partial (ensure-wire-inlet call)) (make-partial))))))
+    nil))
+
+(define-hot receive-data ((call wire-call) (octets octets) (start index) (end index)) null
+  "Take the payload of a DATA frame, and give window back for it."
+  (let ((dialect (wire-call-dialect call)))
+    (if (and dialect (dialect-receive dialect))
+        (funcall (the function (dialect-receive dialect)) call octets start end)
+        (receive-messages call octets start end))
     (give-window call (- end start))))
 
 (define-hot queue-limit ((call wire-call)) index
@@ -211,11 +227,14 @@ loop."
     (values t boolean)
   "The message that the octets are; with CONSUME also whether OCTETS are now its own. Signal a
 PROTOBUF-ERROR if they are none."
-  (let ((options (wire-call-options call)))
-    (protobuf:parse-received (incoming-type call) octets start end
-                             (options-max-message-depth options)
-                             (options-max-decoded-octets options)
-                             consume)))
+  (let ((options (wire-call-options call))
+        (dialect (wire-call-dialect call)))
+    (if (and dialect (dialect-parse dialect))
+        (values (funcall (the function (dialect-parse dialect)) call octets start end) nil)
+        (protobuf:parse-received (incoming-type call) octets start end
+                                 (options-max-message-depth options)
+                                 (options-max-decoded-octets options)
+                                 consume))))
 
 (define-hot wire-decode ((call wire-call) item (start index) (end index)) t
   "The operation DECODE."

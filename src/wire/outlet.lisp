@@ -12,7 +12,8 @@
   "Send our headers of CALL if they have not gone yet. On its loop."
   (unless (wire-call-headers-sent call)
     ;; the handler of a stream may have run for long before it sends; for one answer see reply-now
-    (unless (or (client-p call) (sends-one-p call)) (loop:note-time (wire-call-loop call)))
+    (unless (or (client-p call) (null (call-rpc-method call)) (sends-one-p call))
+      (loop:note-time (wire-call-loop call)))
     (mark-call call +headers+)
     (operate write-head call))
   nil)
@@ -39,9 +40,17 @@ AT."
 
 (define-hot encode-message ((call wire-call) message compress)
     (or octets parcel)
-  "Return MESSAGE with its prefix for WRITE-ENCODED: fresh octets, or if it is long or compressed a
-parcel. COMPRESS as for SEND. If it is long this may have to wait until there is room in the heap.
-From any thread."
+  "Return MESSAGE for WRITE-ENCODED as CALL's dialect has it. COMPRESS as for SEND. From any
+thread."
+  (let ((dialect (wire-call-dialect call)))
+    (if (and dialect (dialect-encode dialect))
+        (funcall (the function (dialect-encode dialect)) call message compress)
+        (encode-grpc-message call message compress))))
+
+(define-hot encode-grpc-message ((call wire-call) message compress)
+    (or octets parcel)
+  "Return MESSAGE with its prefix: fresh octets, or if it is long or compressed a parcel. COMPRESS
+as for SEND. If it is long this may have to wait until there is room in the heap. From any thread."
   (let* ((type (outgoing-type call))
          (size (protobuf:measure type message)))
     (declare (type index size))
@@ -88,6 +97,12 @@ returns. Signal an RPC-ERROR if MESSAGE is too long."
   "Send MESSAGE, with END_STREAM if LAST. Return false, with nothing sent, if it is so long that the
 loop should not wait for its encoding: then ENCODE-MESSAGE with the baton lent, and WRITE-ENCODED.
 On the loop; CALL has a stream and its headers are sent."
+  (if (wire-call-dialect call)
+      nil                               ; which has its own way to encode it
+      (write-grpc-message call message last)))
+
+(define-hot write-grpc-message ((call wire-call) message (last boolean)) boolean
+  "As WRITE-MESSAGE, of a call that speaks gRPC."
   (let* ((stream (the http2:stream (wire-call-stream call)))
          (type (outgoing-type call))
          (size (protobuf:measure type message))

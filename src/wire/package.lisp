@@ -56,4 +56,9 @@
    #:wire-call-send-closed #:wire-call-stream #:wire-call-unattended
    #:wire-decode #:wire-now #:wire-peer #:wire-post #:wire-room #:wire-schedule #:wire-security
    #:wire-send #:wire-stage #:wire-stages #:wire-taken #:wire-unsent-octets #:wire-writable
-   #:write-encoded #:write-half-close #:write-message #:write-outbox))
+   #:write-encoded #:write-half-close #:write-message #:write-outbox
+   ;; dialect.lisp, and what dialects are made with
+   #:dialect #:make-dialect #:define-dialect #:add-dialect #:remove-dialect #:**dialects**
+   #:content-type-dialect #:dialect-name #:dialect-read-head #:dialect-end #:dialect-write-head
+   #:dialect-reply #:dialect-write-end #:wire-call-dialect #:call-dialect-state
+   #:receive-messages #:encode-grpc-message #:status-http-status #:packed))

@@ -22,6 +22,7 @@
 (defstruct (wire-parts (:include parts) (:copier nil))
   "The parts of a call on a stream of HTTP/2."
   (timer nil :type (or null timer))     ; the deadline's
+  (dialect-state nil)                   ; what the call's dialect keeps of it
   (compression nil :type (or null compression)) ; of the messages both ways
   (resent nil :type boolean)            ; a server has refused it once, see client/resend.lisp
   (replay nil)                          ; nil or, of a client's stream, its REPLAY
@@ -68,3 +69,11 @@
 (define-hot (ensure-wire-outlet :inline t) ((call call)) wire-outlet
   "As ENSURE-OUTLET, of a call on the wire."
   (the wire-outlet (ensure-outlet call)))
+
+(defun call-dialect-state (call)
+  "What CALL's dialect keeps of it, or nil. SETFable. On its loop."
+  (let ((parts (call-wire-parts call)))
+    (and parts (wire-parts-dialect-state parts))))
+
+(defun (setf call-dialect-state) (state call)
+  (setf (wire-parts-dialect-state (ensure-wire-parts call)) state))
