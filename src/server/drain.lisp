@@ -11,7 +11,8 @@
 (defconstant +drain-ping-ns+ 1000000000
   "How long that answer may take.")
 (defconstant +longest-drain-ping-ns+ (* 10 +drain-ping-ns+)
-  "How long it may take where output, and with it perhaps the PING, has not left us.")
+  "How long it may take where calls are under way, which the connection stays for anyhow, or where
+output, and with it perhaps the PING, has not left us.")
 
 (defun drain-link (link)
   "Let LINK's calls end, and LINK with the last of them. On its loop."
@@ -29,9 +30,10 @@
                   (+ now +drain-ping-ns+)))
 
 (defun drain-ping-unanswered (link)
-  "LINK's peer has had its time to answer, unless the PING may wait in our output still."
+  "LINK's peer has had its time to answer, unless there is no hurry or the PING has not left."
   (let ((now (loop:event-loop-now (link-loop link))))
-    (if (and (plusp (loop:connection-unsent (wire:link-socket link)))
+    (if (and (or (plusp (wire:link-calls link))
+                 (plusp (loop:connection-unsent (wire:link-socket link))))
              (< now (seat-drain-end-ns (wire:link-seat link))))
         (await-drain-ping link now)
         (drain-further link))))

@@ -29,19 +29,28 @@
                          (values run nil))
       (error (condition) (values run condition)))))
 
+(defparameter *story-tracers*
+  '((:call :server :subchannel :connectivity-state :http)
+    (:call :server :subchannel :connectivity-state)
+    ())
+  "What tracers a story is told with, the first with which the seed fails again: with :http frames
+are read one by one, which may be what it takes for all to be well.")
+
 (defun tell-story (scenario seed options rerun)
   "Run SCENARIO with SEED again, with what tracers tell, and return a SEED-FAILED."
-  (let ((before (tracers)))
-    (setf (tracers) '(:call :server :subchannel :connectivity-state :http))
-    (multiple-value-bind (simulation condition)
-        (unwind-protect (run-seed scenario seed options)
-          (setf (tracers) before))
-      (make-condition 'seed-failed
-                      :seed seed
-                      :condition (or condition "… but not when it was run again, with tracers")
-                      :rerun rerun
-                      :story (with-output-to-string (stream)
-                               (write-story simulation stream))))))
+  (let ((before (tracers)) (simulation nil) (condition nil))
+    (unwind-protect
+         (loop for tracers in *story-tracers*
+               until condition
+               do (setf (tracers) tracers
+                        (values simulation condition) (run-seed scenario seed options)))
+      (setf (tracers) before))
+    (make-condition 'seed-failed
+                    :seed seed
+                    :condition (or condition "… but not when it was run again")
+                    :rerun rerun
+                    :story (with-output-to-string (stream)
+                             (write-story simulation stream)))))
 
 (defun run-seeds (scenario &rest options &key (first 1) (count 100) on-seed rerun
                   &allow-other-keys)

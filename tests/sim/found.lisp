@@ -19,21 +19,39 @@
         (is (eq :idle (grpc:wait-for-state-change brief :ready :timeout 1))))
       (is (= 1 (ask brief 1))))))
 
+(defun start-collector (&rest options)
+  "A server whose COLLECT answers with the last note it gets, whose ASK does with its only one, and
+whose WATCH never ends."
+  (apply #'lab-server:start-probe
+         (list :ask (lambda (note call) (declare (ignore call)) note)
+               :watch (lambda (note call) (declare (ignore note)) call)
+               :collect (lambda (stream call)
+                          (declare (ignore call))
+                          (let ((last nil))
+                            (grpc:do-messages (note stream last) (setf last note)))))
+         :listen "server:50051" options))
+
+(test a-drain-is-in-no-hurry-while-calls-run
+  "The answer to its PING comes late, behind a long request."
+  (flet ((scenario (simulation)
+           (declare (ignore simulation))
+           (let ((server (sim:add-host "server" (lambda ()
+                                                  (start-collector :max-connection-age-seconds 1)))))
+             (grpc:with-channel (channel "server:50051")
+               (lab.bench:watch channel (lab:make-note))
+               (sim:wait-for 1/2)
+               (sim:slow server 40000)
+               (lab.bench:collect channel (loop repeat 10
+                                                collect (lab:make-note
+                                                         :body (make-octets 20000))))))))
+    (is (= 20 (sim:run-seeds #'scenario :count 20)))))
+
 (test a-drain-waits-for-its-ping-to-leave
   "A server that ends an old connection has much to send first; a request comes meanwhile."
   (flet ((scenario (simulation)
            (declare (ignore simulation))
            (let ((client (sim:add-host "client")))
-             (sim:add-host "server"
-                           (lambda ()
-                             (lab-server:start-probe
-                              (list :ask (lambda (note call) (declare (ignore call)) note)
-                                    :collect (lambda (stream call)
-                                               (declare (ignore call))
-                                               (let ((last nil))
-                                                 (grpc:do-messages (note stream last)
-                                                   (setf last note)))))
-                              :listen "server:50051" :max-connection-age-seconds 1)))
+             (sim:add-host "server" (lambda () (start-collector :max-connection-age-seconds 1)))
              (sim:on-host (client)
                (grpc:with-channel (channel "server:50051")
                  (grpc:ensure-connected channel)
