@@ -6,8 +6,8 @@
 ;;;; a line of JSON. There is a channel for each address. MANNER is
 ;;;;   :CALLERS   a thread for each channel, held to CORE, which makes one blocking call after the
 ;;;;              other;
-;;;;   :LOOPS     100 calls under way on each channel, each of which begins the next on its loop when
-;;;;              it has ended: no threads but those that run the loops.
+;;;;   :LOOPS     100 calls under way on each channel; each begins the next on its loop when it has
+;;;;              ended, so that only the threads that run the loops work.
 
 (in-package #:clgrpc.scripts)
 

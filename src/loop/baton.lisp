@@ -1,8 +1,8 @@
 ;;;; The baton: the right to run a loop. A loop is data; a thread runs it only while it holds the
 ;;;; baton. Code touches the baton only through TAKE, OVERTAKE, LEND, RESUME, HAND-OVER and RETIRE.
 ;;;;
-;;;; One word says who has it: three bits of state, and above them a sequence number that every
-;;;; change but that from lent to held makes larger. THREAD is who runs the loop, or ran it last.
+;;;; The baton is one word: three bits of state, and above them a sequence number that grows with
+;;;; every change but the one from lent to held. THREAD is the thread that runs the loop.
 ;;;;   free    nobody runs the loop                        TAKE: free → taking → held
 ;;;;   held    THREAD runs it                              LEND: held → lent
 ;;;;   lent    THREAD is in user code and may be overtaken RESUME: lent → held, for THREAD alone
@@ -11,20 +11,20 @@
 ;;;;                                                       RETIRE: held → retired
 ;;;;
 ;;;; The rules that make it sound:
-;;;; - All turn state is in the EVENT-LOOP structure, so whoever takes the baton goes on where the
-;;;;   other left. User code runs only in deferred functions, through CALL-USER; when that says
-;;;;   :LOST the thread must leave without touching the loop. An unwind out of user code has taken
-;;;;   the baton back, or lost it, before anything else of the loop runs; who finds that out by
-;;;;   IN-EVENT-LOOP-P passes it on.
+;;;; - All turn state is in the EVENT-LOOP structure, so a thread that takes the baton goes on where
+;;;;   the thread before it left. User code runs only in deferred functions, through CALL-USER; when
+;;;;   that returns :LOST the thread must leave without touching the loop. A non-local exit out of
+;;;;   user code takes the baton back, or has lost it, before anything else of the loop runs; code
+;;;;   that such an exit passes asks IN-EVENT-LOOP-P, and if it is true passes the baton on.
 ;;;; - Nothing reachable while the baton is lent points into the loop's buffers.
-;;;; - What user code wants of the loop it does in WITH-BATON, which takes the baton back for as
-;;;;   long, or, when that fails, does something else: post.
-;;;; - Whoever takes the baton drains the inbox first.
+;;;; - User code uses the loop in WITH-BATON only, which takes the baton back for as long. If the
+;;;;   baton is lost, it posts instead.
+;;;; - A thread that takes the baton drains the inbox first.
 ;;;; - User code that overstays and takes the baton back all the time gives it up itself, when the
 ;;;;   watchdog has said that it is late.
 ;;;; - A thread that is about to sleep in user code first calls PREPARE-TO-WAIT, which has another
-;;;;   one run the loop, unless it may run that itself meanwhile (DRIVE-ON). Who wants a loop taken
-;;;;   over says which baton it saw lent, and only that is overtaken.
+;;;;   thread run the loop, unless it may run the loop itself meanwhile (DRIVE-ON). A request to
+;;;;   take a loop over names the lent baton that was seen, and only that baton is overtaken.
 ;;;; - Only the loop closes descriptors; tokens carry a generation.
 ;;;; - Interrupts are off from before a thread takes the baton until it has none, but for user code
 ;;;;   and the wait for events.
@@ -96,7 +96,7 @@ false."
                   (= old (compare-and-swap (event-loop-baton loop) old
                                            (logior +held+ (logandc2 old 7)))))
              (return t))
-            ;; somebody is taking it, and will have put itself for THREAD at once
+            ;; another thread is taking it, and will be THREAD at once
             (t (sb-ext:spin-loop-hint))))))
 
 (define-hot give-up ((loop event-loop) (state (integer 0 4))) null
@@ -122,7 +122,8 @@ again."
     (values t (member :kept :lost))
   "Call FUNCTION, user code or what calls it, with ARGUMENT while the baton of LOOP is lent. Return
 its value, and whether the baton was :KEPT or :LOST; IN-EVENT-LOOP-P says the same after a non-local
-exit. Who takes it calls NOTE-LATE with ARGUMENT, at once. From a deferred function."
+exit. A thread that overtakes the loop calls NOTE-LATE with ARGUMENT first. From a deferred
+function."
   (let ((value nil) (kept nil))
     (setf (event-loop-user loop) argument)
     (lend loop)
@@ -197,17 +198,17 @@ what that returns, or NIL."
       (sb-thread:barrier (:read))
       (cond ((not (in-event-loop-p loop)) (return nil))
             ((= +lent+ (baton-state baton)) (return baton))
-            ;; who takes it will have put itself for THREAD at once
+            ;; the thread that takes it will be THREAD at once
             ((= +taking+ (baton-state baton)) (sb-ext:spin-loop-hint))
             (t (misuse "~A would wait for itself." loop))))))
 
 (defun prepare-to-wait ()
-  "To be called before this thread sleeps in user code: if it runs a loop, have a reserve thread run
-that from now on. Return false if there is none to do so; then this thread must not sleep."
+  "Prepare for this thread's sleep in user code: if it runs a loop, have a reserve thread run that
+from now on. Return false if no reserve thread can; then this thread must not sleep."
   (let* ((loop *event-loop*)
          (baton (and loop (own-lending loop))))
     (or (null baton)
-        ;; one that has been asked to come may not have had a processor yet
+        ;; a thread has been asked to come, and may not have had a processor yet
         (= baton (event-loop-asked loop))
         (and (request-takeover loop baton :refuse)
              (setf (event-loop-asked loop) baton)
@@ -219,14 +220,14 @@ thread that calls this holds.")
   (:method (argument) (declare (ignore argument)) nil))
 
 (defun request-takeover (loop baton if-busy)
-  "Have a reserve thread of LOOP overtake whoever has lent its BATON. IF-BUSY is as for
+  "Have a reserve thread of LOOP overtake the thread that has lent its BATON. IF-BUSY is as for
 RUN-ON-RESERVE. Return true if one will try."
   (let ((reserve (event-loop-reserve loop)))
     (and reserve
          (run-on-reserve reserve
                          (lambda ()
                            (with-taken-loop (loop (overtake loop baton))
-                             ;; from now on it is a thread like others, for which nobody waits
+                             ;; from now on the runner is a thread like others: none waits for it
                              (setf (event-loop-overtaken loop) t)
                              (trace-event :loop :overtaken :loop loop)
                              (note-late (event-loop-user loop))
@@ -234,8 +235,8 @@ RUN-ON-RESERVE. Return true if one will try."
                          :if-busy if-busy))))
 
 (defun request-runner (loop)
-  "Have a reserve thread of LOOP run it if nobody does, one beyond the limit of threads if need be,
-since those there are may all wait for LOOP. Return true if one will try."
+  "Have a reserve thread of LOOP run it if no thread does: one beyond the limit of threads if need
+be, since those there are may all wait for LOOP. Return true if one will try."
   (let ((reserve (event-loop-reserve loop)))
     (and reserve
          (run-on-reserve reserve

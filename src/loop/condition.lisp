@@ -4,16 +4,20 @@
 (in-package #:clgrpc.loop)
 
 (define-condition socket-error (clgrpc-error)
-  ((code :initarg :code :initform -1 :reader socket-error-code)
+  (;; the system's errno, or -1
+   (code :initarg :code :initform -1 :reader socket-error-code)
+   ;; what could not be done, a text that ADDRESS completes
    (operation :initarg :operation :initform "go on with" :reader socket-error-operation)
+   ;; a text
    (address :initarg :address :initform "the connection" :reader socket-error-address)
+   ;; why, a text
    (reason :initarg :reason :initform "unknown" :reader socket-error-reason)
+   ;; what a layer above has for the connection or listener
    (owner :initarg :owner :initform nil :accessor socket-error-owner))
   (:report (lambda (condition stream)
              (format stream "Cannot ~A ~A: ~A." (socket-error-operation condition)
                      (socket-error-address condition) (socket-error-reason condition))))
-  (:documentation "The system refused an OPERATION on ADDRESS; REASON says why. All are texts. CODE
-is the system's errno, or -1."))
+  (:documentation "The system refused an operation on an address."))
 
 (define-condition socket-reset (socket-error) ()
   (:documentation "The peer has broken off the connection, or the network has."))

@@ -12,23 +12,23 @@
 (defstruct (connector (:include source) (:constructor %make-connector) (:copier nil))
   "An endeavour to connect to one of several addresses."
   (name "" :type string)                ; what it connects to, for people
-  (on-done nil :type function)
-  (on-progress nil :type (or null function))
+  (on-done nil :type function)          ; (transport condition), one of them nil
+  (on-progress nil :type (or null function)) ; (event &rest plist)
   (untried '() :type list)              ; addresses
   (attempts '() :type list)             ; those under way
   (failures '() :type list)             ; texts, newest first
   (failure-class 'connect-error :type symbol) ; of the last of them
-  (deadline nil :type (or null timer))
+  (deadline nil :type (or null timer))  ; when it rings, the time is up
   (delay nil :type (or null timer))     ; when it rings, the next attempt begins
-  (done nil :type boolean))
+  (done nil :type boolean))             ; ON-DONE has been called
 
 (declaim (sb-ext:freeze-type connector))
 
 (defstruct (attempt (:include source) (:constructor %make-attempt) (:copier nil))
-  "ADDRESS is text."
-  (connector nil :type connector)
-  (address "" :type string)
-  (socket -1 :type fixnum))
+  "An attempt of a connector to connect to one address."
+  (connector nil :type connector)       ; whose it is
+  (address "" :type string)             ; as text
+  (socket -1 :type fixnum))             ; the descriptor that is being connected; -1 once given up
 
 (declaim (sb-ext:freeze-type attempt))
 

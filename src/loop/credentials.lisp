@@ -12,20 +12,18 @@
   "For so many servers a client keeps a ticket.")
 
 (defstruct (context (:copier nil))
-  "POINTER is OpenSSL's while INSTANCE is. DIGESTS are those of the files that it was made of, which
-were looked at last at CHECKED-NS. TICKETS is from the name of a server to a TICKET. NAMES are those
-that the certificate is for, and OTHERS the contexts of a server's other credentials."
-  (pointer 0 :type os:foreign-pointer :read-only t)
-  (instance 0 :type (unsigned-byte 62) :read-only t)
-  (digests '() :type list :read-only t)
-  (checked-ns 0 :type nanoseconds)
-  (names '() :type list :read-only t)
-  (others '() :type list)
-  (tickets (make-hash-table :test 'equal) :type hash-table :read-only t))
+  "An OpenSSL context made of credentials, for one role."
+  (pointer 0 :type os:foreign-pointer :read-only t) ; OpenSSL's, valid in INSTANCE
+  (instance 0 :type (unsigned-byte 62) :read-only t) ; the OS:OPENSSL-INSTANCE it was made in
+  (digests '() :type list :read-only t) ; of the files that it was made of
+  (checked-ns 0 :type nanoseconds)      ; when these were last looked at
+  (names '() :type list :read-only t)   ; the hosts that a server's certificate is for
+  (others '() :type list)               ; contexts of a server's other credentials
+  (tickets (make-hash-table :test 'equal) :type hash-table :read-only t)) ; by name of the server
 
 (defstruct (ticket (:constructor make-ticket (pointer until)) (:copier nil))
   "What a client resumes a session with."
-  (pointer 0 :type os:foreign-pointer :read-only t)
+  (pointer 0 :type os:foreign-pointer :read-only t) ; OpenSSL's session
   (until 0 :type (integer 0) :read-only t)) ; a universal time: to then the server is verified
 
 (declaim (sb-ext:freeze-type ticket))
@@ -38,17 +36,18 @@ that the certificate is for, and OTHERS the contexts of a server's other credent
     (format stream "~D tickets" (hash-table-count (context-tickets context)))))
 
 (defstruct (tls-credentials (:constructor %make-tls-credentials) (:copier nil))
-  "See the function TLS-CREDENTIALS."
-  (certificate nil :type (or null string pathname) :read-only t)
-  (key nil :type (or null string pathname) :read-only t)
-  (password nil :type (or null string) :read-only t)
-  (roots :system :type (or string pathname (eql :system)) :read-only t)
-  (client-certificates :none :type (member :none :request :require) :read-only t)
-  (verify t :type boolean :read-only t)
-  (server-name nil :type (or null string) :read-only t)
-  (others '() :type list :read-only t)
-  (check-seconds nil :type (or null real) :read-only t)
-  (alpn t :type boolean :read-only t)
+  "What one end shows of itself and whom it trusts. The function TLS-CREDENTIALS has an argument for
+each slot but the last two, and says what it means."
+  (certificate nil :type (or null string pathname) :read-only t) ; PEM or a file
+  (key nil :type (or null string pathname) :read-only t) ; PEM or a file
+  (password nil :type (or null string) :read-only t) ; of the key
+  (roots :system :type (or string pathname (eql :system)) :read-only t) ; who is trusted
+  (client-certificates :none :type (member :none :request :require) :read-only t) ; a server's
+  (verify t :type boolean :read-only t) ; a client verifies its server
+  (server-name nil :type (or null string) :read-only t) ; nil: the host of the target
+  (others '() :type list :read-only t)  ; credentials that a server has for other names
+  (check-seconds nil :type (or null real) :read-only t) ; how often the files are looked at
+  (alpn t :type boolean :read-only t)   ; HTTP/2 is agreed on by ALPN
   (contexts (list nil nil) :type list :read-only t) ; the client's, the server's
   (lock (sb-thread:make-mutex :name "clgrpc credentials") :read-only t))
 

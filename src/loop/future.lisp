@@ -21,7 +21,7 @@ TEXT. Nothing happens if it has ended. From any thread.")
     nil))
 
 (defstruct (future (:constructor nil) (:copier nil))
-  "A value that is to come, of whatever kind. See MAKE-FUTURE.")
+  "A value that is to come. See MAKE-FUTURE.")
 
 (deftype completions ()
   "The functions attached to a future, the newest first, or :DONE once they run."
@@ -46,18 +46,20 @@ thread."))
 (defstruct (promise (:include future) (:constructor make-promise (&optional value)) (:copier nil))
   "See MAKE-FUTURE."
   (completions '() :type completions)
+  ;; before it is settled: nil, or the function that CANCEL calls; then (:values . VALUES), or the
+  ;; condition that stands for them
   (value nil))
 
 (define-completions (promise promise) (promise-completions promise))
 
 (define-condition future-cancelled (clgrpc-error)
-  ((text :initarg :text :reader future-cancelled-text))
+  ((text :initarg :text :reader future-cancelled-text)) ; why CANCEL was called
   (:report (lambda (condition stream)
              (format stream "The future was ~A." (future-cancelled-text condition))))
   (:documentation "What was awaited will not come, because CANCEL was called."))
 
 (define-condition await-timeout (clgrpc-error)
-  ((future :initarg :future :reader await-timeout-future))
+  ((future :initarg :future :reader await-timeout-future)) ; the one that was awaited
   (:report (lambda (condition stream)
              (format stream "~A has not come in time." (await-timeout-future condition))))
   (:documentation "What was awaited has not come in time; it still may."))

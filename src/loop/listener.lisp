@@ -1,7 +1,7 @@
-;;;; Listeners. One sits on the first of its loops and deals the connections it accepts to the loop
-;;;; that has the fewest. A process that is out of descriptors or memory, or that may accept nothing
-;;;; any more, does not spin: the listener pauses. TCP_NODELAY is set on the listening socket;
-;;;; accepted ones inherit it.
+;;;; Listeners. A listener is on the first of its loops and deals each connection that it accepts to
+;;;; the loop with the fewest. If the process is out of descriptors or memory, or may accept nothing
+;;;; for another reason, the listener pauses instead of trying without end. TCP_NODELAY is set on
+;;;; the listening socket; accepted sockets inherit it.
 
 (in-package #:clgrpc.loop)
 
@@ -18,16 +18,16 @@
 
 (defstruct (listener (:include source) (:constructor %make-listener) (:copier nil))
   "See LISTEN-ON."
-  (socket -1 :type fixnum)
-  (address "" :type string)
+  (socket -1 :type fixnum)              ; the descriptor; -1 once closed
+  (address "" :type string)             ; as text, with the port it really has
   (file nil :type list)                 ; of a unix socket, see LISTENING-FILE
-  (loops '() :type list)
-  (on-accept nil :type function)
-  (on-full nil :type function)
-  (max-connections 0 :type index)
-  (pause nil :type (or null timer))
-  (quiet-until 0 :type nanoseconds)
-  (peer (make-octets os:+address-octets+) :type octets))
+  (loops '() :type list)                ; those that connections are dealt to
+  (on-accept nil :type function)        ; (loop transport peer)
+  (on-full nil :type function)          ; (), true if it has had descriptors closed
+  (max-connections 0 :type index)       ; what LOOPS may have together
+  (pause nil :type (or null timer))     ; pending while nothing is accepted; then it ends that
+  (quiet-until 0 :type nanoseconds)     ; no warning is logged before
+  (peer (make-octets os:+address-octets+) :type octets)) ; of the last connection accepted
 
 (declaim (sb-ext:freeze-type listener))
 
@@ -70,15 +70,15 @@
     result))
 
 (defun listen-on (text options loops on-accept &key (on-full (constantly nil)))
-  "Listen on TEXT, that of a target (see target.lisp; port 0: any free one; of several
-addresses the first), with the backlog, the limit of connections and, for a unix socket, the file
-mode that OPTIONS has, and return the listener. The file that a dead server has left of a unix
-socket is replaced. Each new connection goes to the
-one of LOOPS that has the fewest, where (ON-ACCEPT loop transport peer) is called with its
-transport, which now belongs to ON-ACCEPT, and the peer's address as text. (ON-FULL) is called on
-the first of LOOPS when the process can have no more descriptors, and returns true if it has had
-some closed. Signal MISUSE if TEXT is none, SOCKET-ERROR if it cannot be had. From any thread;
-connections are accepted while the first of LOOPS runs."
+  "Listen on TEXT, that of a target (see target.lisp; port 0: any free one; of several addresses the
+first), with the backlog, the limit of connections and, for a unix socket, the file mode that
+OPTIONS has, and return the listener. The file that a dead server has left of a unix socket is
+replaced. Each new connection goes to the one of LOOPS that has the fewest: (ON-ACCEPT loop
+transport peer) is called there with its transport, which now belongs to ON-ACCEPT, and the peer's
+address as text. (ON-FULL) is called on the first of LOOPS when the process can have no more
+descriptors, and returns true if it has had some closed. Signal MISUSE if TEXT is no target,
+SOCKET-ERROR if the address cannot be had. From any thread; connections are accepted while the first
+of LOOPS runs."
   (let* ((target (parse-target text :smallest-port 0))
          (address (target-listening-address target))
          (socket (open-listening-socket target address options))

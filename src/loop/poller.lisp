@@ -4,9 +4,9 @@
 ;;;; transports agree on.
 ;;;;
 ;;;; A descriptor is added once and reported edge-triggered: after an event the loop reads or writes
-;;;; until it would block before it waits for another. A poller that is level-triggered asks, before
-;;;; it waits, by INTEREST, the one function that the loop gives it, what of a descriptor is still
-;;;; to be told. Tokens are not 0.
+;;;; until it would block before it waits for another. A level-triggered poller calls INTEREST, the
+;;;; one function that the loop gives it, before each wait: it says which events of a descriptor the
+;;;; loop does not know of yet. Tokens are not 0.
 
 (in-package #:clgrpc.loop)
 
@@ -18,26 +18,34 @@
 (defconstant +ended+ os:+event-read-hang-up+
   "The peer will send no more.")
 (defconstant +failed+ (logior os:+event-error+ os:+event-hang-up+)
-  "The descriptor is of no use any more; reading says why.")
+  "The descriptor has failed; reading says why.")
 
 (defconstant +most-events+ 256
   "How many events one wait reports at most; those left over come with the next.")
 
 (defstruct (poller (:copier nil))
-  "ADD (poller descriptor token) and REMOVE (poller descriptor) return a result as the kernel's
-calls do. WAIT (poller timeout-ns) waits until there are events, WAKE is called or TIMEOUT-NS have
-passed (-1: without limit; it may take up to a millisecond longer), leaves the events in TOKENS and
-FLAGS and returns how many. WAKE (poller) may be called in any thread. CLOSE (poller) ends it.
-INTEREST (token) is the loop's, which has it say what would be news of TOKEN's descriptor."
+  "What waits for descriptors. Its functions are called by the thread that runs the loop, but for
+WAKE."
+  ;; (poller descriptor token) returns a result as the kernel's calls do
   (add nil :type function :read-only t)
+  ;; (poller descriptor), likewise
   (remove nil :type function :read-only t)
+  ;; (poller timeout-ns) waits until there are events, WAKE is called or TIMEOUT-NS have passed (-1:
+  ;; without limit; it may take up to a millisecond longer), leaves the events in TOKENS and FLAGS
+  ;; and returns how many
   (wait nil :type function :read-only t)
+  ;; (poller) may be called in any thread
   (wake nil :type function :read-only t)
+  ;; (poller) ends it
   (close nil :type function :read-only t)
+  ;; (token) returns the events of TOKEN's descriptor that would be news; the loop sets it
   (interest (constantly 0) :type function)
+  ;; the datum of the functions above
   (state nil)
+  ;; the token of each event found
   (tokens (make-array +most-events+ :element-type 'os:event-token :initial-element 0)
    :type (simple-array os:event-token (256)) :read-only t)
+  ;; what each event says: +READABLE+ and so on together
   (flags (make-array +most-events+ :element-type '(unsigned-byte 32) :initial-element 0)
    :type (simple-array (unsigned-byte 32) (256)) :read-only t))
 
@@ -55,9 +63,10 @@ INTEREST (token) is the loop's, which has it say what would be news of TOKEN's d
 ;;; epoll
 
 (defstruct (epoll (:copier nil))
-  (descriptor -1 :type fixnum)
-  (eventfd -1 :type fixnum)
-  (area (os:make-event-area +most-events+) :type octets))
+  "The state of a poller that uses epoll."
+  (descriptor -1 :type fixnum)          ; epoll's own
+  (eventfd -1 :type fixnum)             ; written to by WAKE
+  (area (os:make-event-area +most-events+) :type octets)) ; where the kernel leaves events
 
 (declaim (sb-ext:freeze-type epoll))
 
@@ -119,12 +128,11 @@ INTEREST (token) is the loop's, which has it say what would be news of TOKEN's d
 ;;; poll(2)
 
 (defstruct (polled (:copier nil))
-  "TOKENS are by descriptor, 0 where none is added. NEXT is the descriptor to begin with, so that
-all are reported in their turn."
-  (eventfd -1 :type fixnum)
-  (tokens (make-array 64 :initial-element 0) :type simple-vector)
-  (area (os:make-poll-area 64) :type octets)
-  (next 0 :type index))
+  "The state of a poller that uses poll(2)."
+  (eventfd -1 :type fixnum)             ; written to by WAKE
+  (tokens (make-array 64 :initial-element 0) :type simple-vector) ; by descriptor; 0: not added
+  (area (os:make-poll-area 64) :type octets) ; what the kernel is asked, and answers
+  (next 0 :type index))                 ; the descriptor to begin with, so that each has its turn
 
 (defun add-to-poll (poller descriptor token)
   (let ((polled (poller-state poller)))

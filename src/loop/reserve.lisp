@@ -1,38 +1,37 @@
-;;;; Reserve threads, for code that may block. They start when there is work that no idle one can
-;;;; take, up to a limit; beyond it work queues up to another; an idle thread ends after a while.
-;;;; The one that went idle last works first, so that a pool larger than needed shrinks. Who uses
-;;;; them has a share (share.lisp); a sixteenth of the threads is for functions without one, which
-;;;; take over loops.
+;;;; Reserve threads, for code that may block. A thread starts when there is work that no idle
+;;;; thread can take, up to a limit; beyond the limit work queues, up to another limit; an idle
+;;;; thread ends after a while. The thread that went idle last works first, so that a pool that is
+;;;; larger than needed shrinks. Each user of the threads has a share of them (share.lisp); a
+;;;; sixteenth of the threads is for functions without a share, which take over loops.
 ;;;;
 ;;;; LOCK guards everything but the threads' work. A thread waits on its own queue, so that exactly
-;;;; one is woken. COUNT includes threads that are about to start, BUSY is how many of them are not
-;;;; IDLE; THREADS those that run, and after closing those that have run. Nothing waits that may
-;;;; run: who ends looks, and has others started.
+;;;; one is woken. No function waits that may run: a thread that ends its function looks for waiting
+;;;; functions that may run now, and has threads started for them.
 
 (in-package #:clgrpc.loop)
 
 (defstruct (worker (:copier nil))
-  "FUNCTION is what it does next, and SHARE whose that, or what it does now, is."
-  (function nil :type (or null function))
-  (share nil :type (or null share))
-  (woken (sb-thread:make-waitqueue) :read-only t))
+  "A thread of a reserve."
+  (function nil :type (or null function)) ; what it is to do next
+  (share nil :type (or null share))     ; whose that is, or what it does now
+  (woken (sb-thread:make-waitqueue) :read-only t)) ; told when an idle one has got FUNCTION
 
 (declaim (sb-ext:freeze-type worker))
 
 (defstruct (reserve (:constructor %make-reserve (max-threads max-queue idle-seconds)) (:copier nil))
   "See MAKE-RESERVE."
   (world *world* :type world :read-only t) ; that has its threads
-  (max-threads 0 :type index :read-only t)
-  (max-queue 0 :type index :read-only t)
-  (idle-seconds 0 :type real :read-only t)
-  (lock (sb-thread:make-mutex :name "clgrpc reserve") :read-only t)
-  (ended (sb-thread:make-waitqueue) :read-only t)
+  (max-threads 0 :type index :read-only t) ; more are started only with :EXCEED
+  (max-queue 0 :type index :read-only t) ; functions that may wait
+  (idle-seconds 0 :type real :read-only t) ; an idle thread ends after so long
+  (lock (sb-thread:make-mutex :name "clgrpc reserve") :read-only t) ; for all that follows
+  (ended (sb-thread:make-waitqueue) :read-only t) ; told when a thread ends
   (idle '() :type list)                 ; workers, the one that went idle last first
   (root (make-share) :type share :read-only t)
-  (count 0 :type index)
-  (busy 0 :type index)
-  (threads '() :type list)
-  (closed nil :type boolean))
+  (count 0 :type index)                 ; threads, with those that are about to start
+  (busy 0 :type index)                  ; how many of them are not IDLE
+  (threads '() :type list)              ; those that run; once it is closed, those that have run
+  (closed nil :type boolean))           ; it takes no more functions
 
 (declaim (sb-ext:freeze-type reserve))
 

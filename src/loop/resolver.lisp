@@ -34,9 +34,9 @@ LOOP; FAILURE is nil or why there are none, as text."
 (defstruct (look-up (:include source) (:constructor %make-look-up) (:copier nil))
   "A question after the addresses of TARGET that has a time limit."
   (target nil :type target)
-  (function nil :type function)         ; that gets the answer
-  (limit nil :type (or null timer))
-  (done nil :type boolean))
+  (function nil :type function)         ; (addresses condition) gets the answer
+  (limit nil :type (or null timer))     ; when it rings, the time is up
+  (done nil :type boolean))             ; FUNCTION has been called
 
 (declaim (sb-ext:freeze-type look-up))
 

@@ -11,11 +11,11 @@
 
 (defstruct (scheme (:copier nil))
   "What addresses that begin with NAME and a colon mean."
-  (name "" :type string :read-only t)
-  (parse nil :type (or null function) :read-only t)
-  (resolver nil :type (or null function) :read-only t)
-  (open nil :type (or null function) :read-only t)
-  (listen nil :type (or null function) :read-only t))
+  (name "" :type string :read-only t)   ; in lower case
+  (parse nil :type (or null function) :read-only t) ; the table above says what each is for
+  (resolver nil :type (or null function) :read-only t) ; likewise
+  (open nil :type (or null function) :read-only t) ; likewise
+  (listen nil :type (or null function) :read-only t)) ; likewise
 
 (declaim (sb-ext:freeze-type scheme))
 

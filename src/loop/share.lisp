@@ -1,40 +1,42 @@
-;;;; Shares: what those who use a reserve together may have of it, so that nobody keeps the others
-;;;; out. A reserve has a root share; a share may be part of another (a connection's of its peer's,
-;;;; that of the root), and its functions wait in itself. Functions of nobody in particular wait in
-;;;; the root.
+;;;; Shares: how much of a reserve each of its users may have, so that no user keeps the others out.
+;;;; A reserve has a root share. A share may be part of another: a connection's share is part of its
+;;;; peer's, and that is part of the root. A function waits in its user's share; functions without a
+;;;; user, which run loops, wait in the root.
 ;;;;
 ;;;; The rule is the dynamic threshold of switches that share a buffer (Choudhury and Hahne): a
-;;;; share may have another thread, or another place in the queue, while it has no more than WEIGHT
-;;;; times what is free beyond KEPT; one that has none may have one while anything is free. Of what
-;;;; a share may have, its parts may have theirs by the same rule. So one alone gets a part, as more
-;;;; want theirs each gets less, and who comes last still finds something, without anybody knowing
-;;;; how many there are, and though nothing is taken back from those that came before.
+;;;; share may have another thread, or another place in the queue, while
 ;;;;
-;;;; What is waiting is served round robin at each level. A look for a function that may run passes
-;;;; over shares that have too much, of which there are at most as many as threads.
+;;;;     what it has  ≤  WEIGHT × (what is free − KEPT)
 ;;;;
-;;;; User code that began on a loop and has lost that holds a thread as well. The root counts it
-;;;; among those that run loops, shares do from then on (NOTE-LATE-RUNNING).
+;;;; and a share that has none may have one while anything is free. The parts of a share divide, by
+;;;; the same rule, what that may have. An example with weight 1, nothing kept and 240 threads: one
+;;;; user alone gets some 120, since then 120 are free; two get 80 each, three 60. So each gets less
+;;;; as more come, and the last to come still finds something, although no share knows how many
+;;;; there are and nothing is taken back.
 ;;;;
-;;;; Invariants: RUNNING and WAITING of a share are those of its parts and its own, but for what is
-;;;; late; a share that has something waiting is LISTED, once, among the items of its whole. The
-;;;; reserve's lock is held.
+;;;; Waiting functions are served round robin at each level. A look for a function that may run
+;;;; passes over shares that have too much; there are at most as many of these as threads.
+;;;;
+;;;; User code that began on a loop and has lost the loop holds a thread as well. The root counts it
+;;;; already, as the thread that ran the loop; its share counts it from then on (NOTE-LATE-RUNNING).
+;;;;
+;;;; Invariants: RUNNING and WAITING of a share are the sums of its parts' and its own, except for
+;;;; late user code; a share in which something waits is LISTED, once, among the items of its whole.
+;;;; The reserve's lock is held.
 
 (in-package #:clgrpc.loop)
 
 (defstruct (share (:constructor make-share (&key whole (weight 1) (kept 0) (most (ash 1 30))))
                   (:copier nil))
-  "A share that is part of WHOLE, or a root; of threads it may have WEIGHT times those that are free
-beyond KEPT, and of functions that run or wait MOST. ITEMS are functions and shares with functions
-that wait."
-  (whole nil :type (or null share) :read-only t)
-  (weight 1 :type (unsigned-byte 16) :read-only t)
-  (kept 0 :type index :read-only t)
-  (most 0 :type index :read-only t)
-  (running 0 :type index)
-  (waiting 0 :type index)
-  (items (make-fifo) :type fifo :read-only t)
-  (listed nil :type boolean))
+  "A share of a reserve's threads and of the places in its queue."
+  (whole nil :type (or null share) :read-only t) ; the share that it is part of; nil of a root
+  (weight 1 :type (unsigned-byte 16) :read-only t) ; it may have WEIGHT times
+  (kept 0 :type index :read-only t)     ; the threads that are free beyond KEPT
+  (most 0 :type index :read-only t)     ; functions that may run and wait together
+  (running 0 :type index)               ; functions that run, its parts' among them
+  (waiting 0 :type index)               ; functions that wait, likewise
+  (items (make-fifo) :type fifo :read-only t) ; functions that wait, and parts that have some
+  (listed nil :type boolean))           ; it is among the ITEMS of WHOLE
 
 (declaim (sb-ext:freeze-type share))
 

@@ -15,13 +15,12 @@
 (in-package #:clgrpc.loop)
 
 (defstruct (target (:copier nil))
-  "TEXT as it was given. ADDRESSES, those of the kernel, if they are known; else HOST is a name to
-look up, for PORT. AUTHORITY is what HTTP/2's :authority is for this target."
-  (text "" :type string)
-  (addresses '() :type list)
-  (host "" :type string)
-  (port 0 :type (unsigned-byte 16))
-  (authority "" :type string))
+  "What one can connect to or listen on."
+  (text "" :type string)                ; as it was given
+  (addresses '() :type list)            ; the kernel's; empty if HOST must be looked up
+  (host "" :type string)                ; a name or numeric address
+  (port 0 :type (unsigned-byte 16))     ; 0 of a unix socket
+  (authority "" :type string))          ; the :authority of calls to this target
 
 (declaim (sb-ext:freeze-type target))
 

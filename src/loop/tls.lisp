@@ -33,11 +33,11 @@ as much again, for tickets. A KeyUpdate takes 27 octets, and us 7 µs.")
 
 (defstruct (security (:copier nil))
   "What the handshake of a TLS connection came to."
-  (protocol "" :type string :read-only t)
-  (cipher "" :type string :read-only t)
-  (resumed-p nil :type boolean :read-only t)
-  (server-name nil :type (or null string) :read-only t)
-  (peer-certificate nil :type (or null os:certificate) :read-only t))
+  (protocol "" :type string :read-only t) ; the version of TLS
+  (cipher "" :type string :read-only t) ; the name of the cipher suite
+  (resumed-p nil :type boolean :read-only t) ; it continued an earlier session
+  (server-name nil :type (or null string) :read-only t) ; the host that the client asked for
+  (peer-certificate nil :type (or null os:certificate) :read-only t)) ; nil: it has shown none
 
 (document-functions
   security-p "True of what CALL-SECURITY returns for a connection with TLS."
@@ -55,24 +55,24 @@ unless the credentials say that nothing is; nil if it has shown none.")
 
 (defstruct (tls (:copier nil))
   "The STATE of a TLS transport; see above."
-  (inner nil :type transport :read-only t)
-  (role :client :type (member :client :server) :read-only t)
+  (inner nil :type transport :read-only t) ; carries the records
+  (role :client :type (member :client :server) :read-only t) ; our end's
   (used-credentials nil :type tls-credentials :read-only t)
   (context nil :type context)           ; a server's may become that for another name
   (server nil :type (or null string) :read-only t) ; as a client calls it, with its port
   (server-name nil :type (or null string)) ; by which the client calls the server
   (hello :awaited :type (member :awaited :taken :refused)) ; the ClientHello of a server's peer
   (resumable-until nil :type (or null (integer 0))) ; UNTIL of the ticket that was offered
-  (area nil :type os:tls-area :read-only t)
-  (ssl 0 :type os:foreign-pointer)
+  (area nil :type os:tls-area :read-only t) ; the loop's
+  (ssl 0 :type os:foreign-pointer)      ; OpenSSL's session; 0 once freed
   (state :new :type (member :new :handshaking :open :ended :failed :closed))
-  (tail nil :type (or null buffer))
-  (owed 0 :type index)
-  (written 0 :type (unsigned-byte 62))
-  (answered 0 :type (unsigned-byte 62))
+  (tail nil :type (or null buffer))     ; records that INNER has not taken
+  (owed 0 :type index)                  ; octets of data that TAIL carries
+  (written 0 :type (unsigned-byte 62))  ; octets of data that have been written
+  (answered 0 :type (unsigned-byte 62)) ; octets of records beside data, see +max-answer-octets+
   (idle 0 :type index)                  ; octets taken that are no data, see +max-idle-octets+
-  (ticket-kept nil :type boolean)
-  (security nil :type (or null security)))
+  (ticket-kept nil :type boolean)       ; a client has kept a ticket of this session
+  (security nil :type (or null security))) ; once the handshake is over
 
 (declaim (sb-ext:freeze-type tls))
 

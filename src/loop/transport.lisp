@@ -18,28 +18,25 @@
   "Never again; the transport's FAILURE says why.")
 
 (defstruct (transport-kind (:copier nil))
-  "READ and WRITE (transport octets start end), SHUTDOWN (transport), which ends our output, CLOSE
-(transport), called once. All run on the loop."
-  (name "" :type string :read-only t)
-  (read nil :type function :read-only t)
-  (write nil :type function :read-only t)
-  (shutdown nil :type function :read-only t)
-  (close nil :type function :read-only t))
+  "How all transports of a kind work. The functions run on the loop."
+  (name "" :type string :read-only t)   ; for people
+  (read nil :type function :read-only t) ; (transport octets start end)
+  (write nil :type function :read-only t) ; (transport octets start end)
+  (shutdown nil :type function :read-only t) ; (transport) ends our output
+  (close nil :type function :read-only t)) ; (transport), called once
 
 (declaim (sb-ext:freeze-type transport-kind))
 
 (defstruct (transport (:constructor make-transport (kind descriptor peer &optional state))
                       (:copier nil))
-  "PEER is the peer's address as text; DESCRIPTOR what the poller knows it by, -1 once closed. LOOP
-is the loop among whose connections it counts. One around another has that in STATE and closes it
-with CLOSE-TRANSPORT. FAILURE is nil or, as text, why a transport that works can no longer be used."
+  "What a connection reads and writes."
   (kind nil :type transport-kind :read-only t)
-  (descriptor -1 :type fixnum)
-  (peer "" :type string :read-only t)
-  (state nil)
-  (loop nil)
-  (more nil :type boolean)
-  (failure nil :type (or null string)))
+  (descriptor -1 :type fixnum)          ; what the poller knows it by; -1 once closed
+  (peer "" :type string :read-only t)   ; the peer's address, as text
+  (state nil)                           ; the kind's; a transport around another has that in it
+  (loop nil)                            ; the loop among whose connections it counts
+  (more nil :type boolean)              ; see TRANSPORT-MORE
+  (failure nil :type (or null string))) ; see TRANSPORT-FAILURE
 
 (declaim (sb-ext:freeze-type transport))
 

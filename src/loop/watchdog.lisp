@@ -1,29 +1,30 @@
-;;;; The watchdog: one thread for all loops of the image, which notices that user code overstays and
-;;;; has a reserve thread take the loop over, and that a loop that callers drive by turns has been
-;;;; left alone.
+;;;; The watchdog: one thread for all loops of the image. It notices when user code overstays, and
+;;;; has a reserve thread take the loop over. And it notices when a caller-driven loop has been left
+;;;; alone, and has a reserve thread run it.
 ;;;;
-;;;; It ticks only while something goes on. A loop overstays when two ticks, a millisecond apart,
-;;;; see the same lent baton and no garbage was collected between. While all handlers are quick the
-;;;; ticks grow rare, to +LONGEST-TICK-NS+, so that watching costs next to nothing. Once one has
-;;;; overstayed others are likely to, and for a while no tick is longer than the first: for
+;;;; The watchdog ticks only while batons move. User code overstays when two ticks, a millisecond
+;;;; apart, see the same lent baton and no garbage was collected between them. While all handlers
+;;;; are quick the ticks grow rare, to +LONGEST-TICK-NS+, so that watching costs next to nothing.
+;;;; Once a handler has overstayed others are likely to, and the ticks stay short for a while: for
 ;;;; +ALERT-NS+ at first, since a thread that the kernel held up looks the same, and four times as
-;;;; long with each that follows.
+;;;; long with each overstay that follows.
 ;;;;
 ;;;; User code that uses its loop all the time, such as a handler that sends message after message,
-;;;; moves the baton and still holds up everybody. So the turn that a look sees counts as well, and
-;;;; the function in it. When two looks see the same function, LATE-TURN tells the user code, which
-;;;; gives the loop up the next time it has the baton (CALL-WITH-BATON). When they see the same
-;;;; turn, LONG-TURN tells the loop that quick functions have made it long: from then on it looks at
-;;;; the clock after each.
+;;;; moves the baton and still holds up all other handlers. So a look also notes the turn and the
+;;;; function in it. When two looks see the same function, LATE-TURN tells the user code, which
+;;;; gives the loop up the next time it has the baton (CALL-WITH-BATON). When they see the same turn
+;;;; but not the same function, LONG-TURN tells the loop that quick functions have made the turn
+;;;; long: from then on the loop looks at the clock after each function.
 ;;;;
-;;;; A tick is no longer than until a timer may be due: a loop that was left alone a moment ago gets
-;;;; a thread then, and user code that overstays is found at the next look.
+;;;; A tick ends no later than the first timer may be due: then a loop that was left alone a moment
+;;;; ago gets a thread, and user code that overstays is found at the next look.
 ;;;;
-;;;; When no baton has moved for a while it sleeps, and who moves one wakes it. LEND has no full
-;;;; barrier between its store and its look at **WATCHDOG-ASLEEP**, which would cost every call 20
-;;;; ns. So the watchdog says that it sleeps, waits one tick more, in which every store made before
-;;;; has long arrived, looks once more, and only then sleeps. Before it does so for good, it has the
-;;;; process give back memory (base/collector.lisp), once no loop has made a turn for a while.
+;;;; When no baton has moved for a while the watchdog sleeps, and a thread that moves one wakes it.
+;;;; LEND has no full barrier between its store and its look at **WATCHDOG-ASLEEP**, since that
+;;;; would cost each call 20 ns. So the watchdog first says that it sleeps; waits one tick more, in
+;;;; which every store made before arrives; looks once more; and only then sleeps. Before it sleeps
+;;;; for good, it has the process give memory back (base/collector.lisp), once no loop has made a
+;;;; turn for a while.
 
 (in-package #:clgrpc.loop)
 
@@ -44,7 +45,7 @@ first.")
   "What is known of a loop since the last look."
   (loop nil :type event-loop)
   (seen 0 :type sb-ext:word)            ; its baton
-  (asked 0 :type sb-ext:word)           ; the baton for which somebody has been asked to take it
+  (asked 0 :type sb-ext:word)           ; the baton that a reserve thread has been asked to take
   (turns 0 :type (unsigned-byte 62))    ; how many it had made
   (at 0 :type index))                   ; which deferred function was next
 
