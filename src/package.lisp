@@ -55,9 +55,10 @@
                 #:unknown-fields #:find-extension)
   (:import-from #:clgrpc.rpc
                 ;; services and calls
-                #:service #:channel #:call #:send #:try-send #:close-send #:receive #:do-messages
-                #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata #:call-trailers
-                #:call-peer #:call-stages #:call-security #:call-compression #:received-compressed-p
+                #:service #:server #:channel #:call #:send #:try-send #:close-send #:receive
+                #:do-messages #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata
+                #:call-trailers #:call-peer #:call-stages #:call-security #:call-compression
+                #:received-compressed-p
                 #:send-metadata #:time-remaining #:call-deadline #:after
                 #:close-channel #:channel-target #:channel-state #:ensure-connected
                 #:wait-for-state-change #:call-async
@@ -83,7 +84,7 @@
                 #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver
                 #:resolve-now #:stop-resolver #:push-addresses #:push-failure)
   (:import-from #:clgrpc.server
-                #:server #:start-server #:stop-server #:server-address #:server-addresses
+                #:start-server #:stop-server #:server-address #:server-addresses
                 #:server-running-p #:server-statistics #:server-service-names #:server-started
                 #:server-stopping)
   (:import-from #:clgrpc.inproc #:server-channel #:service-channel)

@@ -24,12 +24,12 @@
     ("wire" "rpc" "hpack" "http2" :all-of)
     ("client" "wire" :all-of)
     ("server" "wire" :all-of)
-    ("inproc" "client" "server" :all-of)
-    ("services" "inproc" :all-of)
-    ("web" "inproc" :all-of)
-    ("observe" "inproc" :all-of)
-    ("cluster" "inproc" :all-of)
-    ("sim" "inproc" :all-of))
+    ("inproc" "rpc" :all-of)
+    ("services" "inproc" "server" :all-of)
+    ("web" "inproc" "client" "server" :all-of)
+    ("observe" "inproc" "client" "server" :all-of)
+    ("cluster" "inproc" "client" "server" :all-of)
+    ("sim" "inproc" "client" "server" :all-of))
   "For each folder the folders it may use; :ALL-OF adds what these may use.")
 
 (defparameter *excused*

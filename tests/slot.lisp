@@ -7,9 +7,7 @@
 (defparameter *slots-to-explain*
   '(("async" "event" "handle" "signal-watch" "server" "manner" "extra" "socket"
      "async-io-stream" "idler" "notifier" "descriptor-watch")
-    ("client" "undecoded" "wire-channel" "interception" "client-loop" "subchannel"
-     "client-call")
-    ("inproc" "inproc-channel" "host" "site" "consumer" "line" "inproc-call")
+    ("client" "undecoded" "wire-channel" "subchannel" "client-call")
     ("loop" "socket-error" "connector" "attempt" "context" "ticket" "tls-credentials"
      "promise" "future-cancelled" "await-timeout" "listener" "poller" "epoll" "polled"
      "worker" "reserve" "look-up" "scheme" "share" "event-loop" "source" "connection" "target"

@@ -335,15 +335,6 @@ deadline is that of the deadline, and what was said of it its cause."
   (end-client-call call status text :ended-by ended-by
                                     :sent (and (wire-call-stream call) t)))
 
-(defun client-leave (call)
-  "The operation LEAVE. From any thread."
-  (unless (call-status call)
-    (operate post call (lambda () (rpc:abort-as call :caller-lost-interest)))))
-
-(defun client-await-metadata (call)
-  "The operation AWAIT-METADATA."
-  (rpc:wait-for-call call #'call-fields))
-
 (defun client-drive (call ready-p)
   "The operation DRIVE."
   (drive-for (wire-call-loop call) call ready-p))

@@ -90,7 +90,7 @@ loop has just stopped, since the channel was closed, end CALL."
       (unwind-protect
            (setf submitted (or (loop:run-now loop #'begin-here)
                                (post-call call (if encoded nil request))))
-        (unless submitted (client-leave call)))))
+        (unless submitted (operate leave call)))))
   nil)
 
 (define-hot post-call ((call client-call) request) (eql t)
@@ -101,18 +101,13 @@ loop has just stopped, since the channel was closed, end CALL."
     (end-client-call-as call :channel-closed :ended-by :local :sent nil))
   t)
 
-(defun tell-begin (call)
-  "Have the tracer tell that CALL begins."
-  (trace-event :call :call-begun :role :client :method (rpc:call-path call)
-               :target (core-name (client-call-core call))
-               :remaining (rpc:time-remaining call)))
-
 (define-hot begin-call ((call client-call) request) null
   "Start CALL, unless it has ended, as soon as there is a stream. On its loop."
   (unless (call-status call)
     (when (zerop (wire:wire-call-born-ns call))
       (setf (wire:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
-    (when (tracing-p :call) (tell-begin call))
+    (when (tracing-p :call)
+      (rpc:tell-begin call :target (core-name (client-call-core call))))
     (cond ((rpc:overdue-p call)          ; its answer might be faster than the timer
            (wire:deadline-passed call))
           (t (wire:start-deadline call)
@@ -132,7 +127,7 @@ and wait for the end of CALL. If this is left otherwise, at whatever moment, can
            (when generator
              (send-requests call (if at-once (sending-at-once call generator) generator)))
            (rpc:wait-for-call call #'never))
-      (client-leave call))))
+      (operate leave call))))
 
 (defun reply-of (call)
   "Return the reply of CALL, which answers once and has ended, and CALL, or signal its RPC-ERROR."

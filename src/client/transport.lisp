@@ -5,7 +5,6 @@
 (rpc:define-transport-end **single-operations** (:client)
   :send #'wire:wire-send :close-send #'client-close-send :after #'wire:wire-after
   :change-encoding #'client-change-encoding
-  :leave #'client-leave :await-metadata #'client-await-metadata
   :abort #'client-abort :post #'wire:wire-post :schedule #'wire:wire-schedule :room #'wire:wire-room
   :write-head #'write-request-head :deliver #'deliver-response
   :decode #'wire:wire-decode :taken #'wire:wire-taken

@@ -3,24 +3,14 @@
 
 (in-package #:clgrpc.inproc)
 
-(define-hot answers-once-p ((call inproc-call)) boolean
-  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))
-               '(:unary :client-streaming))
-       t))
-
-(define-hot takes-one-p ((call inproc-call)) boolean
-  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))
-               '(:unary :server-streaming))
-       t))
-
 (define-hot run-handler ((line line)) (values t t)
   "Run the handler of LINE. Return what it returns, and nil or the RPC-ERROR that ended it."
   (let* ((call (line-server line))
          (route (line-route line))
-         (request (if (takes-one-p call) (line-request line) call))
+         (request (if (rpc:takes-one-p call) (line-request line) call))
          (returned nil)
          (condition (with-user-code (call)
-                      (setf returned (server:answer-of route request call)))))
+                      (setf returned (rpc:answer-of route request call)))))
     (values returned condition)))
 
 (define-hot conclude ((line line) returned condition) null
@@ -28,19 +18,10 @@
   (let ((call (the inproc-call (line-server line))))
     (setf (line-phase line) :over)
     (cond (condition
-           (multiple-value-call #'end-as line (server:sendable-end call condition)))
+           (multiple-value-call #'end-as line (rpc:sendable-end call condition)))
           ((eq returned call) (keep line))
-          ((answers-once-p call) (answer line returned))
+          ((rpc:answers-once-p call) (answer line returned))
           (t (end-well line))))
-  nil)
-
-(define-hot open-mail ((line line)) null
-  "The ends of LINE may be two threads' from now on. From any thread."
-  (flet ((mailbox () (make-array 24 :initial-element nil)))
-    (unless (line-client-mail line)
-      (compare-and-swap (line-client-mail line) nil (mailbox)))
-    (unless (line-server-mail line)
-      (compare-and-swap (line-server-mail line) nil (mailbox))))
   nil)
 
 (defun keep (line)
@@ -54,12 +35,6 @@
     (when source (rpc:pump-requests (line-client line) source))
     (when (rpc:callbacks-p server) (operate schedule server))))
 
-(define-hot keeps-p ((route inproc-route)) boolean
-  "True if the handler of ROUTE, the very same, has answered later when it was called last."
-  (let ((kept (route-kept route)))
-    (and kept
-         (eq kept (rpc:binding-function (the rpc:binding (rpc:route-binding route)))))))
-
 (defun answer (line message)
   "Give the client of LINE its reply."
   (let* ((call (line-server line))
@@ -72,9 +47,9 @@
                                           (rpc:push-incoming client reply size)
                                           (setf (line-reply line) reply))
                                       nil)
-                        (error (error) (server:bad-answer-condition call message error))))))
+                        (error (error) (rpc:bad-answer-condition call message error))))))
     (if condition
-        (multiple-value-call #'end-as line (server:sendable-end call condition))
+        (multiple-value-call #'end-as line (rpc:sendable-end call condition))
         (end-well line))))
 
 (define-hot take-held ((line line)) null
@@ -97,7 +72,7 @@
                (multiple-value-bind (returned condition) (with-clean-context () (run-handler line))
                  (conclude line returned condition)))
              (setf done t))
-        (unless done (end-by-client line :cancelled "the caller was interrupted")))
+        (unless done (rpc:abort-as (line-client line) :caller-interrupted)))
       t)))
 
 (define-hot begin-eagerly ((line line)) boolean
@@ -134,7 +109,7 @@ of its channel."
   "The reserve whose threads run LINE's handler, or nil if SITE's channel is closed."
   (let ((server (host-server (line-host line))))
     (if server
-        (server:server-reserve server)
+        (rpc:server-reserve server)
         (let ((client-loop (ensure-client-loop site)))
           (and client-loop (rpc:client-loop-reserve client-loop))))))
 
@@ -145,12 +120,11 @@ of its channel."
     (cond ((>= (atomic-incf (site-handlers site))
                (options-max-running-handlers (host-options (line-host line))))
            (atomic-decf (site-handlers site))
-           (end-by-server line :resource-exhausted
-                          "the connection has too many handlers (max-running-handlers)"))
+           (rpc:abort-as (line-server line) :too-many-handlers))
           ((let ((reserve (handlers-reserve line site)))
              (not (and reserve (loop:run-on-reserve reserve #'run))))
            (atomic-decf (site-handlers site))
-           (end-by-server line :resource-exhausted "the server's queue of calls is full")))))
+           (rpc:abort-as (line-server line) :queue-full)))))
 
 (defun run-on-loop (line)
   "On the loop of LINE's channel, which may be another thread's when this returns."
@@ -185,7 +159,7 @@ client's, runs now."
 returned, or it waits for nothing that the client would do afterwards."
   (or (eq :over (line-phase line))
       (and (line-consumer line) t)
-      (and (answers-once-p (line-client line)) (call-half-closed (line-server line)))))
+      (and (rpc:answers-once-p (line-client line)) (call-half-closed (line-server line)))))
 
 (defun run-elsewhere (line)
   (unless (line-claim line)             ; ended before it began
@@ -197,4 +171,21 @@ returned, or it waits for nothing that the client would do afterwards."
              (setf done t)
              (conclude line returned condition))
         (unless done
-          (end-by-server line :internal "error in handler"))))))
+          (rpc:abort-as (line-server line) :handler-error))))))
+
+(define-hot begin-soon ((line line)) null
+  "The client counts on the handler of LINE, but does not wait for it here."
+  (if (and (keeps-p (line-route line))
+           (eq :caller (site-execution (call-site (line-client line)))))
+      (begin-eagerly line)
+      (begin-elsewhere line))
+  nil)
+
+(define-hot begin-for-receiver ((line line)) null
+  "The client is about to wait. A handler that has all it will ever get, and gives one answer, can
+run here; so it can if it is to run on a loop that the client drives as it waits."
+  (let ((execution (site-execution (call-site (line-client line)))))
+    (cond ((and (eq :caller execution) (drivable-p line)) (begin-here line))
+          ((and (loop-p execution) (drivable-p line)))
+          (t (begin-soon line))))
+  nil)

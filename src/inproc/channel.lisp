@@ -4,8 +4,10 @@
 (in-package #:clgrpc.inproc)
 
 (defclass inproc-channel (rpc:channel)
-  ((site :initarg :site :reader channel-site)
+  ((site :initarg :site :reader channel-site) ; what its calls share
+   ;; of what follows, and of whether SITE is open
    (lock :initform (sb-thread:make-mutex :name "clgrpc in-process channel") :reader channel-lock)
+   ;; who waits for another state waits here
    (closed :initform (sb-thread:make-waitqueue) :reader channel-closed))
   (:documentation "A channel whose calls stay in the image; made by SERVER-CHANNEL, or by
 MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
@@ -29,19 +31,19 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 
 (defun server-host (server)
   "The host that SERVER is."
-  (server:ensure-entrance server #'host-p
+  (rpc:ensure-entrance server #'host-p
                           (lambda ()
                             (let ((host (make-host :server server
-                                                   :services (server:server-services server)
-                                                   :interceptors (server:server-interceptors server)
-                                                   :options (server:server-options server))))
+                                                   :services (rpc:server-services server)
+                                                   :interceptors (rpc:server-interceptors server)
+                                                   :options (rpc:server-options server))))
                               (renew-table host)
                               host))))
 
 (defun host-address (address)
   "ADDRESS, inproc:NAME, with the scheme in lower case. Signal MISUSE if it has no name."
   (let ((start (length "inproc:")))
-    (when (= start (length address)) (misuse "~S names no server: inproc:NAME." address))
+    (when (= start (length address)) (misuse "~S names no rpc: inproc:NAME." address))
     (concatenate 'string "inproc:" (subseq address start))))
 
 (defun listen-here (server address)
@@ -53,27 +55,27 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
       (setf (gethash address **hosts**) host))
     (unless (host-name host) (setf (host-name host) address))))
 
-(defmethod server:entrance-address ((host host))
+(defmethod rpc:entrance-address ((host host))
   (host-name host))
 
-(defmethod server:close-entrance ((host host))
+(defmethod rpc:close-entrance ((host host))
   (setf (host-state host) :closed)
   (sb-ext:with-locked-hash-table (**hosts**)
     (loop for name in (loop for name being the hash-keys of **hosts** using (hash-value value)
                             when (eq host value) collect name)
           do (remhash name **hosts**))))
 
-(defmethod server:entrance-busy-p ((host host))
+(defmethod rpc:entrance-busy-p ((host host))
   (plusp (tally-open (host-tally host))))
 
-(defmethod server:entrance-calls ((host host))
+(defmethod rpc:entrance-calls ((host host))
   (tally-ended (host-tally host)))
 
 (defun host-open-lines (host)
   (sb-thread:with-mutex ((host-lock host))
     (alexandria:hash-table-keys (host-lines host))))
 
-(defmethod server:abandon-entrance ((host host) status text)
+(defmethod rpc:abandon-entrance ((host host) status text)
   (setf (host-ending host) (list status text)
         (host-state host) :abandoned)
   (dolist (line (host-open-lines host))
@@ -93,6 +95,8 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
     (when (and threads on) (misuse "Handlers run on :threads or :on a loop, not both."))
     (let ((site (make-site :target target :host host :name name
                            :share (eq messages :share)
+                           :client-operations **client-operations**
+                           :server-operations **server-operations**
                            :execution (cond (threads :threads) (t (or on :caller)))
                            :options (apply #'make-inproc-options
                                            (alexandria:remove-from-plist
@@ -141,13 +145,6 @@ that listens on that address. From any thread; end it with CLOSE-CHANNEL."
         host
         (find-named-host site))))
 
-(defun release-site (site)
-  "SITE needs neither timers nor threads of the client any more."
-  (sb-ext:cancel-finalization site)
-  (let ((client-loop (sb-thread:with-mutex ((site-lock site))
-                       (shiftf (site-client-loop site) nil))))
-    (when client-loop (rpc:release-timer-loop client-loop))))
-
 (defmethod rpc:close-channel ((channel inproc-channel))
   (let* ((site (channel-site channel))
          (host (site-host site)))
@@ -157,7 +154,7 @@ that listens on that address. From any thread; end it with CLOSE-CHANNEL."
       (when host
         (dolist (line (host-open-lines host))
           (when (eq site (call-site (line-server line)))
-            (end-by-client line :cancelled "the channel was closed"))))
+            (rpc:abort-as (line-client line) :channel-closed))))
       (release-site site)))
   nil)
 

@@ -4,7 +4,7 @@
 (defpackage #:clgrpc.inproc
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
-                    (#:rpc #:clgrpc.rpc) (#:server #:clgrpc.server))
+                    (#:rpc #:clgrpc.rpc))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global #:compare-and-swap #:atomic-incf
                 #:atomic-decf)
   (:import-from #:clgrpc.rpc

@@ -1,14 +1,53 @@
 ;;;; Messages of streams. A handler that runs on its consumer's thread hands each message to the
 ;;;; consumer's body as it sends it, and takes requests from where they come from; all others find
-;;;; theirs in the queue of their end of the call, which is bounded by the sender's budget.
-;;;;
-;;;; Where two threads meet, the queue is mostly empty when a message comes, and it goes into MAIL,
-;;;; one word that the receiver looks at as it spins. The sender puts there what comes while MAIL
-;;;; and INCOMING are both empty, so it is older than what is in INCOMING, and newer than what the
-;;;; receiver has taken out of that (RECEIVED). A receiver that finds something in INCOMING looks
-;;;; into MAIL before it takes it.
+;;;; theirs in the queue of their end of the call.
 
 (in-package #:clgrpc.inproc)
+
+;;; From one end to the other
+
+(define-hot hand-over ((receiver inproc-call) message) boolean
+  "Give MESSAGE to RECEIVER's callback, if it has one that does not run, and nothing is before it."
+  (let ((reactions (rpc:call-reactions receiver)))
+    (and reactions
+         (rpc:reactions-on-message reactions)
+         (eq :caller (site-execution (call-site receiver)))
+         (null (rpc:reactions-scheduled reactions))
+         (null (compare-and-swap (rpc:reactions-scheduled reactions) nil t))
+         (let ((message (and (null (rpc:call-incoming receiver))
+                             (null (rpc:call-received receiver))
+                             (null (mail-for receiver))
+                             (null (line-ready (call-line receiver)))
+                             (null (call-status receiver))
+                             (or (rpc:client-p receiver) (room-left-p receiver))
+                             message)))
+           (run-due receiver (and message
+                                  (rpc:filtered (let ((inlet (rpc:call-inlet receiver)))
+                                                  (and inlet (rpc:inlet-filter inlet)))
+                                                message)))
+           (and message t)))))
+
+(define-hot queue-message ((call inproc-call) (receiver inproc-call) message (size index) wait-p)
+    boolean
+  "Give MESSAGE, which CALL sends, to RECEIVER, or return false if there is no room, or none any
+more."
+  (cond ((or (room-left-p call)
+             (and wait-p
+                  (or (not (may-wait-p (call-line call)))
+                      (progn (note-waiting call)
+                             (rpc:wait-for-call call #'rpc:room-p)
+                             (rpc:may-send-p call nil)))))
+         (unless (or (hand-over receiver message) (put-mail receiver message))
+           (rpc:push-incoming receiver message size)
+           (when (rpc:callbacks-p receiver) (operate schedule receiver)))
+         (when (line-driver (call-line call)) (wake-driver (call-line call)))
+         t)
+        (wait-p nil)
+        (t (setf (rpc:outlet-writable-wanted (rpc:ensure-outlet call)) t)
+           (note-waiting call)
+           ;; room may have been made before anybody could see that it is wanted
+           (when (and (plusp (sending-room call)) (rpc:callbacks-p call)) (operate schedule call))
+           nil)))
 
 ;;; From the handler to the client
 
@@ -31,7 +70,7 @@ sends is unwound."
 (defun leave (line)
   "The consumer is left by a non-local exit, which unwinds the handler."
   (setf (line-leaving line) t)
-  (end-by-client line :cancelled "the caller has lost interest"))
+  (operate leave (line-client line)))
 
 (define-hot consuming-p ((line line) consumer) boolean
   "True if what the handler sends on this thread is for the body of CONSUMER at once."
@@ -89,146 +128,17 @@ sends is unwound."
                  (begin-elsewhere line)
                  (queue-message call server message size wait-p)))))))
 
-(define-hot begin-soon ((line line)) null
-  "The client counts on the handler of LINE, but does not wait for it here."
-  (if (and (keeps-p (line-route line))
-           (eq :caller (site-execution (call-site (line-client line)))))
-      (begin-eagerly line)
-      (begin-elsewhere line))
-  nil)
-
-;;; By way of a queue
-
-(define-hot sending-room ((call inproc-call)) fixnum
-  "The operation ROOM: of the budget of CALL's sender, what the other end has not taken yet."
+(defun client-close-send (call)
+  "The operation CLOSE-SEND of a client."
   (let* ((line (call-line call))
-         (inlet (rpc:call-inlet (other-end call)))
-         (budget (options-send-budget-octets (sending-options call))))
-    (- budget
-       (if inlet (the index (rpc:inlet-queued-octets inlet)) 0)
-       (if (and (rpc:client-p call) (eq :waiting (line-phase line))) (line-held-octets line) 0))))
-
-(define-hot (room-left-p :inline t) ((call inproc-call)) boolean
-  "True if SENDING-ROOM is not used up: mostly nothing at all waits at the other end."
-  (let ((inlet (rpc:call-inlet (other-end call))))
-    (or (and inlet
-             (zerop (the index (rpc:inlet-queued-octets inlet)))
-             (not (eq :waiting (line-phase (call-line call)))))
-        (plusp (sending-room call)))))
-
-(define-hot may-wait-p ((line line)) boolean
-  "False if this thread, which sends on LINE, runs both ends of it, so that nobody would make room
-while it waits."
-  (not (eq (line-phase line) sb-thread:*current-thread*)))
-
-(define-hot note-waiting ((call inproc-call)) null
-  "The sender of CALL wants to know when there is room."
-  (if (rpc:client-p call)
-      (setf (line-client-waits (call-line call)) t)
-      (setf (line-server-waits (call-line call)) t))
-  (sb-thread:barrier (:memory))
-  nil)
-
-(define-hot put-mail ((receiver inproc-call) message) boolean
-  "Give MESSAGE to RECEIVER if nothing is before it."
-  (let ((mail (mail receiver)))
-    (and mail
-         (null (rpc:call-incoming receiver))
-         (null (compare-and-swap (svref mail +mail+) nil message))
-         (progn
-           (rpc:notify-sleeper receiver)
-           (when (rpc:callbacks-p receiver) (operate schedule receiver))
-           t))))
-
-(define-hot hand-over ((receiver inproc-call) message) boolean
-  "Give MESSAGE to RECEIVER's callback, if it has one that does not run, and nothing is before it."
-  (let ((reactions (rpc:call-reactions receiver)))
-    (and reactions
-         (rpc:reactions-on-message reactions)
-         (eq :caller (site-execution (call-site receiver)))
-         (null (rpc:reactions-scheduled reactions))
-         (null (compare-and-swap (rpc:reactions-scheduled reactions) nil t))
-         (let ((message (and (null (rpc:call-incoming receiver))
-                             (null (rpc:call-received receiver))
-                             (null (mail-for receiver))
-                             (null (line-ready (call-line receiver)))
-                             (null (call-status receiver))
-                             (or (rpc:client-p receiver) (room-left-p receiver))
-                             message)))
-           (run-due receiver (and message
-                                  (rpc:filtered (let ((inlet (rpc:call-inlet receiver)))
-                                                  (and inlet (rpc:inlet-filter inlet)))
-                                                message)))
-           (and message t)))))
-
-(define-hot queue-message ((call inproc-call) (receiver inproc-call) message (size index) wait-p)
-    boolean
-  "Give MESSAGE, which CALL sends, to RECEIVER, or return false if there is no room, or none any
-more."
-  (cond ((or (room-left-p call)
-             (and wait-p
-                  (or (not (may-wait-p (call-line call)))
-                      (progn (note-waiting call)
-                             (rpc:wait-for-call call #'rpc:room-p)
-                             (rpc:may-send-p call nil)))))
-         (unless (or (hand-over receiver message) (put-mail receiver message))
-           (rpc:push-incoming receiver message size)
-           (when (rpc:callbacks-p receiver) (operate schedule receiver)))
-         (when (line-driver (call-line call)) (wake-driver (call-line call)))
-         t)
-        (wait-p nil)
-        (t (setf (rpc:outlet-writable-wanted (rpc:ensure-outlet call)) t)
-           (note-waiting call)
-           ;; room may have been made before anybody could see that it is wanted
-           (when (and (plusp (sending-room call)) (rpc:callbacks-p call)) (operate schedule call))
-           nil)))
-
-(define-hot taken ((call inproc-call) size) null
-  "The operation TAKEN: CALL has taken messages from its queue; when half of it is empty, whoever
-waits for room may send again."
-  (declare (ignore size))
-  (let* ((line (call-line call))
-         (client-p (rpc:client-p call)))
-    (when (if client-p (line-server-waits line) (line-client-waits line))
-      (let ((sender (other-end call)))
-        (when (> (* 2 (sending-room sender)) (options-send-budget-octets (sending-options sender)))
-          (if client-p
-              (setf (line-server-waits line) nil)
-              (setf (line-client-waits line) nil))
-          (notify sender)
-          (when (rpc:callbacks-p sender) (operate schedule sender))))))
-  nil)
+         (server (line-server line)))
+    (setf (call-half-closed server) t)
+    (notify server)
+    (when (eq :threads (site-execution (call-site call))) (begin-elsewhere line))
+    (when (rpc:callbacks-p server) (operate schedule server))
+    (when (rpc:callbacks-p call) (operate schedule call))))
 
 ;;; Receiving
-
-(define-hot next-message ((call inproc-call)) t
-  "The oldest message for CALL, or nil if none is there now."
-  (let ((inlet (rpc:call-inlet call)))
-    (if (and inlet (rpc:inlet-received inlet))
-        (rpc:pop-incoming call)
-        (let ((queued (rpc:call-incoming call)))
-          (sb-thread:barrier (:read))
-          (let ((mail (mail-for call)))
-            (cond (mail
-                   ;; it is in another processor's cache, and so is what was made with it
-                   (prefetch-behind mail +cache-line-octets+)
-                   (setf (svref (mail call) +mail+) nil)
-                   (rpc:filtered (and inlet (rpc:inlet-filter inlet)) mail))
-                  (queued (rpc:pop-incoming call))))))))
-
-(define-hot receivable-p ((call inproc-call)) t
-  (or (mail-for call)
-      (rpc:call-incoming call)
-      (call-half-closed call)
-      (and (rpc:call-received call) t)))
-
-(define-hot receive-queued ((call inproc-call)) t
-  "As RPC:RECEIVE-QUEUED."
-  (flet ((next () (and (rpc:deliverable-p call) (next-message call))))
-    (cond ((next))
-          ((progn (rpc:wait-for-call call #'receivable-p) (next)))
-          ((member (call-status call) '(nil :ok)) nil)
-          (t (error (rpc:call-condition call))))))
 
 (define-hot next-request ((line line)) t
   "What the source of LINE's requests gives, as the handler gets it, or nil after the last."
@@ -254,7 +164,7 @@ waits for room may send again."
     (look call)
     (cond ((or (null line) (line-leaving line)) nil)
           ((and (null (line-ready line)) (null (line-source line)))
-           (receive-queued call))
+           (receive-next call))
           ((eq :ok (call-status call)) nil)
           ((call-status call) (error (rpc:call-condition call)))
           (t
@@ -264,7 +174,7 @@ waits for room may send again."
                               (next-request line))))
              (if message
                  (rpc:filtered (and inlet (rpc:inlet-filter inlet)) message)
-                 (receive-queued call)))))))
+                 (receive-next call)))))))
 
 (define-hot client-receive ((call inproc-call)) t
   "The operation RECEIVE of a client."
@@ -274,38 +184,19 @@ waits for room may send again."
     (when (and (line-consumer line) (consumer-inside (line-consumer line))
                (eq (line-phase line) sb-thread:*current-thread*))
       (misuse "~A is received from within its own DO-MESSAGES, which its handler waits for." call))
-    (receive-queued call)))
-
-(define-hot begin-for-receiver ((line line)) null
-  "The client is about to wait. A handler that has all it will ever get, and gives one answer, can
-run here; so it can if it is to run on a loop that the client drives as it waits."
-  (let ((execution (site-execution (call-site (line-client line)))))
-    (cond ((and (eq :caller execution) (drivable-p line)) (begin-here line))
-          ((and (loop-p execution) (drivable-p line)))
-          (t (begin-soon line))))
-  nil)
+    (receive-next call)))
 
 (define-hot client-each ((call inproc-call) (function function)) t
   "The operation EACH of a client: have the handler, if it has not begun, run here."
   (let ((line (call-line call))
         (execution (site-execution (call-site call))))
-    (unless (or (answers-once-p call) (not (eq :waiting (line-phase line)))
+    (unless (or (rpc:answers-once-p call) (not (eq :waiting (line-phase line)))
                 (eq :threads execution))
       (setf (line-consumer line) (this-context function))
       (when (eq :caller execution)
         ;; what the body sends goes there
-        (unless (takes-one-p call) (open-mail line))
+        (unless (rpc:takes-one-p call) (open-mail line))
         (begin-here line)
         (setf (line-consumer line) nil)))
     ;; what is queued, and the end
     (rpc:receive-each call function)))
-
-(defun client-close-send (call)
-  "The operation CLOSE-SEND of a client."
-  (let* ((line (call-line call))
-         (server (line-server line)))
-    (setf (call-half-closed server) t)
-    (notify server)
-    (when (eq :threads (site-execution (call-site call))) (begin-elsewhere line))
-    (when (rpc:callbacks-p server) (operate schedule server))
-    (when (rpc:callbacks-p call) (operate schedule call))))

@@ -40,6 +40,7 @@
   (let* ((host (host-of site))
          (route (and host (route-to host method))))
     (if (and route
+             (not (tracing-p :call))
              (<= (protobuf:measure (rpc:rpc-method-request-type method)
                                    (rpc:only-request method request))
                  (min (options-max-receive-octets (host-options host))
@@ -57,9 +58,9 @@
 lately, once there is room for another and its copy."
   (let ((octets (rpc:route-long-octets route)))
     (if (zerop octets)
-        (server:answer-of route request call)
+        (rpc:answer-of route request call)
         (rpc:call-with-room call (* 2 octets) (host-options host)
-                            (lambda () (server:answer-of route request call))))))
+                            (lambda () (rpc:answer-of route request call))))))
 
 (defun copy-answer (site host route call answer size)
   "As SITE-COPY, of an ANSWER of SIZE octets, or one of a ROUTE that has given long ones lately."
@@ -98,14 +99,13 @@ lately, once there is room for another and its copy."
                                          (copy-answer site host route call returned size))))))))
                done t)
       (unless done
-        (end-by-client (call-line call) :cancelled "the caller was interrupted")))
+        (rpc:abort-as (line-client (call-line call)) :caller-interrupted)))
     (cond ((and reply
                 (null condition)
                 (null (inproc-call-line call))
                 (null (rpc:call-parts call))
-                (or (zerop deadline) (< (site-now site) deadline)))
+                (not (rpc:overdue-p call)))
            (setf (call-status call) :ok)
-           (when (tracing-p :call) (rpc:tell-end call))
            (count-ended tally)
            (values reply (make-client-end method deadline :ok site nil)))
           (t (await-outcome call returned condition)))))
@@ -127,7 +127,7 @@ If this is left otherwise, cancel the call."
            (when (eq :waiting (line-phase line))
              (begin-for-receiver line))
            (rpc:wait-for-call client #'rpc:never))
-      (client-leave client))
+      (operate leave client))
     (values (line-reply line) client)))
 
 ;;; Calls with a line
@@ -144,12 +144,26 @@ If this is left otherwise, cancel the call."
               (line-server line) (make-server-end method deadline fields site line)
               (line-phase line) :over
               (line-claim line) t)
-        (if host
-            (rpc:end-call client :unimplemented :message "unknown service or method")
-            (rpc:end-call client :unavailable :message (absence-text site) :ended-by :transport
-                                              :sent nil))
-        (rpc:end-call (line-server line) :cancelled)
+        (if host (end-unknown line) (end-absent line))
         line)))
+
+(defun end-unknown (line)
+  "The host of LINE has no route for its call."
+  (let ((tally (host-tally (line-host line))))
+    (count-begun tally)
+    (when (tracing-p :call) (tell-begin line))
+    (multiple-value-bind (status text) (rpc:verdict :unknown-method)
+      (rpc:end-call (line-server line) status :message text :ended-by :local)
+      (rpc:end-call (line-client line) status :message text))
+    (count-ended tally)))
+
+(defun end-absent (line)
+  "There is no host for the call of LINE: only its client is there, and hears of it."
+  (let ((client (line-client line)))
+    (when (tracing-p :call) (tell-begin-of client))
+    (rpc:end-call client :unavailable :message (absence-text (call-site client))
+                                      :ended-by :transport :sent nil)
+    (setf (call-status (line-server line)) :cancelled)))
 
 (defun send-only-request (line request)
   "Give the handler of LINE its only REQUEST."
@@ -160,7 +174,7 @@ If this is left otherwise, cancel the call."
         (rpc:rpc-error (error)
           ;; one that the server has refused has ended the call; the caller's own limit is his error
           (unless (call-status client)
-            (client-leave client)
+            (operate leave client)
             (error error)))))))
 
 (defun invoke-line (channel site method request deadline fields async options)

@@ -298,6 +298,11 @@ Only by the receiving thread."
 
 ;;; The end of a call
 
+(defun tell-begin (call &rest plist)
+  "Have the tracer tell that CALL begins; PLIST says more."
+  (apply #'log-event :trace :call-begun :tracer :call :role (call-role call)
+         :method (call-path call) :remaining (time-remaining call) plist))
+
 (defun tell-end (call)
   "Have the tracer tell how CALL has ended."
   (let ((outcome (call-outcome call)))

@@ -67,7 +67,8 @@ CHANNEL. Signal :unauthenticated if anybody on the way could read them."
 ;;; Channels
 
 (defclass interception ()
-  ((interceptors :initarg :interceptors :reader channel-interceptors)
+  ((interceptors :initarg :interceptors :reader channel-interceptors) ; the outermost first
+   ;; a function of a method's path that returns metadata, or nil
    (call-credentials :initarg :call-credentials :reader channel-call-credentials))
   (:documentation "What a channel whose calls go through interceptors is besides."))
 

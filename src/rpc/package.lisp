@@ -36,7 +36,7 @@
    #:channel #:invoke #:channel-target #:channel-state #:close-channel #:ensure-connected
    #:wait-for-state-change #:channel-secure-p #:channel-plaintext-credentials
    ;; transport.lisp
-   #:define-transport-end #:operate #:nothing #:contract-table
+   #:operations #:define-transport-end #:operate #:nothing #:contract-table
    ;; part.lisp
    #:parts #:call-parts #:ensure-parts #:new-parts #:parts-reactions #:inlet #:call-inlet
    #:ensure-inlet #:new-inlet #:inlet-received #:inlet-queued-octets #:inlet-arrived #:inlet-filter
@@ -50,13 +50,14 @@
    #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed
    #:call-incoming
    #:outcome-message #:outcome-details #:outcome-stage #:call-outcome #:call-stage
-   #:call-trouble #:call-role #:call-path #:tell-end #:stage-text
+   #:call-trouble #:call-role #:call-path #:tell-begin #:tell-end #:stage-text
    #:call-unsent-octets #:filtered #:room-p #:*call*
    #:notify #:wait-for-call
    #:push-incoming #:pop-incoming #:+arrival-octets+ #:make-arrival #:arrival-next
    #:notify-sleeper #:deliverable-p #:end-call
    #:call-condition #:callbacks-p #:message-due-p #:due-callback #:due-on-writable
-   #:receive-queued #:receive-each #:client-p #:outgoing-type #:incoming-type #:may-send-p
+   #:receive-queued #:receive-by #:receivable-p #:await-fields #:receive-each #:client-p
+   #:outgoing-type #:incoming-type #:may-send-p
    #:check-message #:outgoing
    #:park #:gate-ringer #:with-user-code #:error-condition
    #:*debug-on-error* #:return-status #:cancel-call #:retry-handler #:retry-call #:call-peer
@@ -72,6 +73,12 @@
    ;; verdict.lisp
    #:verdict #:abort-as #:verdict-error #:overdue-p #:answers-once-p #:takes-one-p #:flaw
    #:add-trailers
+   ;; server.lisp
+   #:server #:server-services #:server-options #:server-interceptors #:server-reserve
+   #:server-entrances #:server-lock #:server-emptied #:ensure-entrance #:note-emptied
+   #:entrance-address #:close-entrance #:entrance-busy-p #:abandon-entrance #:entrance-calls
+   ;; answer.lisp
+   #:answer-of #:sendable-end #:bad-answer-condition
    ;; route.lisp
    #:route #:route-server #:route-epoch #:route-method #:route-service
    #:route-binding #:route-interceptors #:route-execution #:route-long-octets #:note-long-answer

@@ -10,10 +10,10 @@
   (server nil)                          ; who serves
   (epoch 0 :type fixnum)                ; that of the table it is from
   (method nil :type (or null rpc-method)) ; nil for a path that leads nowhere
-  (service nil)
-  (binding nil :type (or null binding))
-  (interceptors '() :type list)
-  (execution :auto :type (member :inline :blocking :auto))
+  (service nil)                         ; the object whose handler it is
+  (binding nil :type (or null binding)) ; that handler
+  (interceptors '() :type list)         ; around it, the outermost first
+  (execution :auto :type (member :inline :blocking :auto)) ; where it runs, as START-SERVER was told
   (long-octets 0 :type index))          ; how long its answers have been lately; 0 if none was long
 
 (defmethod print-object ((route route) stream)
@@ -35,11 +35,11 @@
 ;;; Tables
 
 (defstruct (route-table (:copier nil))
-  "The routes of who serves by path; not changed once it is made. When a service is defined anew,
-another one, of the next epoch, takes its place."
-  (server nil)
-  (epoch 0 :type fixnum)
-  (routes (make-hash-table :test 'equal) :type hash-table))
+  "The routes of who serves; not changed once it is made. When a service is defined anew, another
+one takes its place."
+  (server nil)                          ; who serves
+  (epoch 0 :type fixnum)                ; one more than that of the table before
+  (routes (make-hash-table :test 'equal) :type hash-table)) ; by path
 
 (defun execution-of (execution function-name)
   "What EXECUTION, the argument of start-server, says of the method named FUNCTION-NAME."

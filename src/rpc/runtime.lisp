@@ -23,7 +23,7 @@ each garbage collection 30 µs longer.")
 
 (defstruct (client-loop (:constructor make-client-loop (loop reserve)) (:copier nil))
   "A loop that channels use."
-  (loop nil :type loop:event-loop :read-only t)
+  (loop nil :type loop:event-loop :read-only t) ; that runs
   (reserve nil :type loop:reserve :read-only t) ; the one of all client loops
   (channels 0 :type fixnum)             ; how many channels are on LOOP
   (timers 0 :type fixnum))              ; how many channels within the image have timers on LOOP

@@ -42,22 +42,24 @@ signal it when the call was cancelled or its deadline passed. One thread receive
 time; never call it on a loop's thread with nothing to receive."
   (operate receive call))
 
-(define-hot receive-queued ((call call)) t
-  "The operation RECEIVE of a transport that queues what arrives."
-  (cond ((pop-deliverable call))
-        ((progn (wait-for-call call #'receivable-p) (pop-deliverable call)))
-        ((member (call-status call) '(nil :ok)) nil)
-        (t (error (call-condition call)))))
-
 (define-hot (deliverable-p :inline t) ((call call)) boolean
   "False if CALL was cut short: only what the peer ended by itself is still worth reading."
   (and (or (member (call-status call) '(nil :ok))
            (eq :peer (outcome-ended-by (the outcome (call-outcome call)))))
        t))
 
-(define-hot pop-deliverable ((call call)) t
-  "As POP-INCOMING, but nothing of a call that was cut short."
-  (and (deliverable-p call) (pop-incoming call)))
+(define-hot (receive-by :inline t) ((call call) (ready-p function) (next function)) t
+  "What NEXT returns of CALL, waiting for it until READY-P is true; nil once CALL has ended well and
+NEXT has nothing. Signal CALL's RPC-ERROR if it has ended badly."
+  (flet ((next () (and (deliverable-p call) (values (funcall next call)))))
+    (cond ((next))
+          ((progn (wait-for-call call ready-p) (next)))
+          ((member (call-status call) '(nil :ok)) nil)
+          (t (error (call-condition call))))))
+
+(define-hot receive-queued ((call call)) t
+  "The operation RECEIVE of a transport that queues what arrives."
+  (receive-by call #'receivable-p #'pop-incoming))
 
 (defun call-with-messages (call function)
   "Call FUNCTION with each message of CALL as RECEIVE returns it. If FUNCTION exits early, a
@@ -94,6 +96,11 @@ early cancels a client's call. Signals what RECEIVE signals."
 handler that computes long asks now and then. From any thread."
   (not (member (operate look call) '(nil :ok))))
 
+(defun leave-call (call)
+  "The operation LEAVE: a client whose call nobody waits for any more ends it."
+  (when (and (client-p call) (null (call-status call)))
+    (operate post call (lambda () (abort-as call :caller-lost-interest)))))
+
 (defun call-with-call (call function)
   (declare (type function function))
   (unwind-protect (funcall function call)
@@ -105,6 +112,10 @@ handler that computes long asks now and then. From any thread."
     `(flet ((,function (,variable) ,@body))
        (declare (dynamic-extent #',function))
        (call-with-call ,call #',function))))
+
+(defun await-fields (call)
+  "The operation AWAIT-METADATA: a client waits for the headers of the answer."
+  (when (client-p call) (wait-for-call call #'call-fields)))
 
 (defun call-metadata (call)
   "The initial metadata that CALL's peer sent, an alist, decoded now. On a client it waits for the

@@ -7,8 +7,8 @@
 
 (defstruct (verdict-row (:copier nil))
   "A row of the table."
-  (name nil :type keyword)
-  (status nil :type keyword)
+  (name nil :type keyword)              ; by which code refers to it
+  (status nil :type keyword)            ; that the call ends with
   (text "" :type string))               ; a format control, if the verdict has arguments
 
 (defglobal **verdicts** (vector))
@@ -27,6 +27,7 @@
   (:caller-interrupted :cancelled "the caller was interrupted")
   (:caller-gone :cancelled "the caller has cancelled or gone")
   (:channel-closed :cancelled "the channel was closed")
+  (:server-stopping :unavailable "the server is stopping")
   ;; a request or a response that is none
   (:unknown-method :unimplemented "unknown service or method")
   (:no-request :unimplemented "no request message")

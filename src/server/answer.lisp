@@ -29,18 +29,6 @@ POST-REPLY should do that while the baton is lent. On the loop."
           ((nil) nil)
           (t (finish-with-condition call outcome) t)))))
 
-(defun bad-answer-condition (call message error)
-  "The condition that ends CALL because its handler's answer MESSAGE cannot be sent, for ERROR."
-  (if (or (typep error 'rpc:rpc-error) (typep error 'storage-condition))
-      (rpc:error-condition call error)
-      (rpc:error-condition
-       call (make-condition 'simple-error
-                            :format-control "The handler of ~A has returned ~S, which cannot be ~
-                                             sent: ~:[~A~;it should return a ~*~S.~]"
-                            :format-arguments
-                            (list (rpc:call-path call) message (null message) error
-                                  (protobuf:message-type-symbol (rpc:outgoing-type call)))))))
-
 (defun server-reply (call message)
   "The operation REPLY: send MESSAGE and an :ok end. From user code in any thread."
   (unless (loop:with-baton ((wire-call-loop call))
@@ -81,38 +69,12 @@ POST-REPLY should do that while the baton is lent. On the loop."
   "End CALL as CONDITION says."
   (multiple-value-call #'server-finish call (sendable-end call condition)))
 
-(defun sendable-end (call condition)
-  "The status, message, details and trailers with which CONDITION ends CALL, as far as they can be
-sent: a handler may signal anything in its slots."
-  (let ((status (rpc-error-status condition))
-        (message (rpc-error-message condition)))
-    (values (if (eq :ok status) :internal status)
-            (if (stringp message) message (format nil "~@[~A~]" message))
-            (sendable-details call condition)
-            (sendable-trailers call (rpc:rpc-error-trailers condition)))))
-
-(defun sendable-details (call condition)
-  "The octets of CONDITION's details, or nil if they cannot be sent."
-  (handler-case (rpc:rpc-error-details-octets condition)
-    (error (error) (log-bad-answer call error) nil)))
-
-(defun sendable-trailers (call trailers)
-  "TRAILERS, or nil if they cannot be sent."
-  (handler-case (rpc:check-metadata trailers)
-    (error (error) (log-bad-answer call error) '())))
-
-(defun log-bad-answer (call error)
-  (log-event :error :handler-error :condition error
-                                   :method (rpc:rpc-method-path (call-rpc-method call))))
-
 (define-hot server-finish ((call server-call) (status symbol) (message string) details
                            (trailers list))
     null
   "End CALL. On the loop."
   (unless (call-status call)
-    (when trailers
-      (let ((ending (rpc:ensure-ending call)))
-        (setf (rpc:ending-trailers ending) (append (rpc:ending-trailers ending) trailers))))
+    (rpc:add-trailers call trailers)
     (note-time call)
     (wire:mark-call call wire:+end+)
     (end-call call status :message message :details details :ended-by :local)
@@ -141,7 +103,3 @@ sent: a handler may signal anything in its slots."
                    (unless (or (call-status call) (wire-call-headers-sent call))
                      (setf (rpc:intent-metadata (rpc:ensure-intent call)) metadata)
                      (wire:ensure-headers call)))))
-
-(defun server-close-send (call)
-  "The operation CLOSE-SEND."
-  (misuse "~A ends when its handler returns, or with FINISH; CLOSE-SEND is for clients." call))

@@ -8,7 +8,7 @@
 (define-hot deliver-request ((call server-call) (octets octets) (start index) (end index)) null
   "The operation DELIVER of methods that take one message."
   (cond ((or (server-call-request call) (server-call-undecoded call))
-         (operate abort call :unimplemented "more than one request message" :local))
+         (rpc:abort-as call (rpc:flaw call 2 nil)))
         ((wire:to-keep-p call (- end start)) ; decoded by the handler's thread
          (when (wire:hold call (- end start))
            (setf (server-call-undecoded call) (wire:keep-octets call octets start end))))
@@ -22,10 +22,13 @@
 
 (define-hot half-close-request ((call server-call)) null
   "The operation HALF-CLOSE of methods that take one message."
-  (cond ((call-status call))
-        ((not (or (server-call-request call) (server-call-undecoded call)))
-         (operate abort call :unimplemented "no request message" :local))
-        (t (start-call call)))
+  (unless (call-status call)
+    (let ((flaw (rpc:flaw call (if (or (server-call-request call) (server-call-undecoded call))
+                               1
+                               0) nil)))
+      (if flaw
+          (rpc:abort-as call flaw)
+          (start-call call))))
   nil)
 
 (define-hot deliver-to-stream ((call server-call) (octets octets) (start index) (end index)) null

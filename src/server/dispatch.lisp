@@ -71,13 +71,13 @@ registered dialects of which none was it."
         ((request-rejection request))
         ((null (request-route request)))
         ((null (route-method (request-route request)))
-         (setf (request-rejection request) '(:unimplemented "unknown service or method")))
+         (setf (request-rejection request) (multiple-value-list (rpc:verdict :unknown-method))))
         ((not (wire:sound-metadata-p (request-fields request)))
          (setf (request-rejection request)
                '(:internal "metadata whose name ends in -bin is not base64")))
         ((eql 0 (request-timeout request))
          (setf (request-rejection request)
-               '(:deadline-exceeded "the deadline passed before the call came"))))
+               (multiple-value-list (rpc:verdict :came-too-late)))))
   nil)
 
 (defun read-speech (request dialect list)
@@ -99,14 +99,12 @@ registered dialects of which none was it."
           (unless (request-dialect request) (setf (hpack:field-list-memo list) request))
           request))))
 
-(defun tell-begin (call request)
+(defun tell-request (call request)
   "Have the tracer tell that CALL begins, as REQUEST says."
-  (trace-event :call :call-begun :role :server :method (rpc:call-path call)
-               :peer (rpc:call-peer call) :stream (http2:stream-id (wire-call-stream call))
-               :remaining (rpc:time-remaining call)
-               :dialect (and (request-dialect request)
-                             (wire:dialect-name (request-dialect request)))
-               :rejection (request-rejection request)))
+  (rpc:tell-begin call :peer (rpc:call-peer call) :stream (http2:stream-id (wire-call-stream call))
+                       :dialect (and (request-dialect request)
+                                     (wire:dialect-name (request-dialect request)))
+                       :rejection (request-rejection request)))
 
 (define-hot (begin-server-call :inline t) ((stream http2:stream) (link link) (hub hub)
                                            (request request) (dialect (or null wire:dialect))
@@ -145,15 +143,15 @@ registered dialects of which none was it."
          (dialect (request-dialect request))
          (route (if (eq dialect **plain**) (hub-fallback hub) (request-route request)))
          (call (begin-server-call stream link hub request dialect route)))
-    (when (tracing-p :call) (tell-begin call request))
+    (when (tracing-p :call) (tell-request call request))
     (when (eq dialect **plain**)
       (setf (wire:call-dialect-state call) (read-plain-request list (request-refusal request))))
     (cond ((and (request-rejection request) (not (eq dialect **plain**)))
            (destructuring-bind (status text) (request-rejection request)
              (server-finish call status text nil '())))
           ((call-refused-p hub link (wire:link-guest link))
-           (server-finish call :resource-exhausted "the server has too many calls (max-calls)"
-                          nil '()))
+           (multiple-value-bind (status text) (rpc:verdict :too-many-calls)
+             (server-finish call status text nil '())))
           (t (wire:start-deadline call)
              (when (and route (eq :bidi (rpc-method-kind (the rpc-method (route-method route)))))
                (start-call call))))
@@ -182,7 +180,7 @@ registered dialects of which none was it."
     (when dialect (end-speech call dialect)))
   (cond ((wire:wire-call-partial call)
          (setf (call-half-closed call) t)
-         (operate abort call :internal "the request ends within a message" :local))
+         (rpc:abort-as call (rpc:flaw call 0 t)))
         (t (operate half-close call)
            (setf (call-half-closed call) t)))
   nil)
@@ -198,10 +196,10 @@ registered dialects of which none was it."
   (let ((call (http2:stream-user stream)))
     (when (and call (not (call-status call)))
       (wire:mark-call call wire:+end+)
-      (end-call call :cancelled :ended-by :transport
-                                :message "the caller has cancelled or gone"
-                                :cause (format nil "~A from ~(~A~)"
-                                               (http2:error-code-name error-code) source))
+      (multiple-value-bind (status text) (rpc:verdict :caller-gone)
+        (end-call call status :message text :ended-by :transport
+                              :cause (format nil "~A from ~(~A~)"
+                                             (http2:error-code-name error-code) source)))
       (wire:stop-timers call)
       (when (rpc:callbacks-p call) (wire:wire-schedule call)))))
 

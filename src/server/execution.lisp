@@ -45,11 +45,7 @@ or that of CALL, takes the call out of the ticket: so nothing keeps a call that 
         ((nil)
          (complain (link-owner link) (if (eq reason :share) :max-running-handlers :reserve-queue)
                    (link-peer-name link))
-         (operate abort call :resource-exhausted
-                  (if (eq reason :share)
-                      "the connection has too many handlers (max-running-handlers)"
-                      "the server's queue of calls is full")
-                  :local))
+         (rpc:abort-as call (if (eq reason :share) :too-many-handlers :queue-full)))
         (:queued
          (schedule-timer (loop:event-loop-wheel loop) (make-timer #'refuse-waiting ticket)
                          (+ (loop:event-loop-now loop)
@@ -69,8 +65,7 @@ or that of CALL, takes the call out of the ticket: so nothing keeps a call that 
     (when call
       (let ((link (wire-call-link call)))
         (complain (link-owner link) :reserve-wait-seconds (link-peer-name link)))
-      (operate abort call :resource-exhausted "no thread was free in time (reserve-wait-seconds)"
-               :local))))
+      (rpc:abort-as call :no-thread-in-time))))
 
 (defun forget-unstarted (call)
   "CALL has ended, maybe before its handler ran: then that is not to keep CALL and its request any
@@ -114,11 +109,6 @@ longer. On the loop."
 
 ;;; Running it
 
-(define-hot (answers-once-p :inline t) ((call server-call)) boolean
-  (and (member (rpc-method-kind (the rpc-method (call-rpc-method call)))
-               '(:unary :client-streaming))
-       t))
-
 (define-hot handler-request ((call server-call)) t
   "What the handler gets as its REQUEST. In user code: signal an RPC-ERROR, which ends CALL as well,
 if that cannot be decoded."
@@ -129,21 +119,6 @@ if that cannot be decoded."
            (wire:wire-decode call undecoded 0 0)
            (shiftf (server-call-request call) nil))))
     (t call)))
-
-(define-hot (call-handler :inline t) ((route route) request (call call)) t
-  "What the handler of ROUTE returns."
-  (funcall (rpc:binding-function (route-binding route)) (route-service route) request call))
-
-(defun call-handler-intercepted (route request call)
-  "What the handler of ROUTE, and the interceptors around it, return."
-  (rpc:call-intercepted (route-interceptors route) call request
-                        (lambda (request) (call-handler route request call))))
-
-(define-hot (answer-of :inline t) ((route route) request (call call)) t
-  "What the handler of ROUTE, and the interceptors around it if there are any, return."
-  (if (route-interceptors route)
-      (call-handler-intercepted route request call)
-      (call-handler route request call)))
 
 (defun tell-handler (call event &rest plist)
   (apply #'log-event :trace event :tracer :server
@@ -301,7 +276,7 @@ its answer."
 debugger."
   (log-event :error :handler-error :method (rpc:rpc-method-path (call-rpc-method call))
                                    :condition "The handler was left by a non-local exit.")
-  (rpc:make-rpc-error :internal :message "error in handler" :ended-by :local))
+  (rpc:verdict-error :handler-error '()))
 
 (define-hot conclude ((call server-call) value) null
   "CALL's handler has returned VALUE, or VALUE is the RPC-ERROR that ended it. On the loop."

@@ -10,7 +10,13 @@
                 #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
                 #:call-half-closed #:end-call #:notify #:with-user-code #:*call*
                 #:operate #:rpc-method #:rpc-method-kind #:rpc-error-status #:rpc-error-message
-                ;; routes
+                ;; servers
+                #:server #:server-services #:server-options #:server-interceptors
+                #:server-reserve #:server-entrances #:server-lock #:server-emptied
+                #:entrance-address #:close-entrance #:entrance-busy-p #:abandon-entrance
+                #:entrance-calls #:note-emptied
+                ;; routes and answers
+                #:answers-once-p #:answer-of #:bad-answer-condition #:sendable-end
                 #:route #:route-server #:route-epoch #:route-method #:route-service
                 #:route-binding #:route-interceptors #:route-execution #:route-long-octets
                 #:note-long-answer #:note-short-answer #:execution-of #:make-routes #:route-table
@@ -19,10 +25,6 @@
                 #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-headers-sent)
   (:export
-   #:server #:start-server #:stop-server #:server-address #:server-addresses #:server-statistics
-   #:server-running-p #:server-service-names #:server-started #:server-stopping
-   ;; for the in-process channel
-   #:server-services #:server-options #:server-interceptors #:server-reserve
-   #:server-entrances #:ensure-entrance #:note-emptied
-   #:entrance-address #:close-entrance #:entrance-busy-p #:abandon-entrance #:entrance-calls
-   #:answer-of #:sendable-end #:bad-answer-condition))
+   #:wire-server #:start-server #:stop-server #:server-address #:server-addresses
+   #:server-statistics #:server-running-p #:server-service-names #:server-started
+   #:server-stopping))

@@ -7,11 +7,11 @@
 
 (in-package #:clgrpc.server)
 
-(defmethod initialize-instance :after ((server server) &key options)
+(defmethod initialize-instance :after ((server wire-server) &key options)
   (setf (server-refusals server) (make-refusals)
         (server-census server) (make-census options (options-max-connections options))))
 
-(defmethod print-object ((server server) stream)
+(defmethod print-object ((server wire-server) stream)
   (print-unreadable-object (server stream :type t)
     (format stream "~(~A~)~{ ~A~} ~{~(~A~)~^ ~}" (server-state server) (server-addresses server)
             (mapcar (lambda (service) (class-name (class-of service))) (server-services server)))))
@@ -101,7 +101,7 @@ thread."
                          (alexandria:remove-from-plist arguments :listen :loops :execution
                                                        :credentials :compression :interceptors
                                                        :fallback)))
-         (server (make-instance 'server
+         (server (make-instance 'wire-server
                                 :services services :options options :execution execution
                                 :loop-count loops
                                 :interceptors (rpc:check-interceptors interceptors)
@@ -241,7 +241,7 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
   (let ((emptied (wait-for-links server drain)))
     (unless emptied
       (dolist (entrance (server-entrances server))
-        (abandon-entrance entrance :unavailable "the server is stopping"))
+        (multiple-value-call #'abandon-entrance entrance (rpc:verdict :server-stopping)))
       (call-on-loops server #'abandon-links)
       (wait-for-links server 1))
     (dolist (hub (server-hubs server))
@@ -261,7 +261,8 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
 
 (defun abandon-links (hub)
   "End every link of HUB, with its calls. On its loop."
-  (map-links (lambda (link) (wire:abandon-link link :unavailable "the server is stopping")) hub))
+  (multiple-value-bind (status text) (rpc:verdict :server-stopping)
+    (map-links (lambda (link) (wire:abandon-link link status text)) hub)))
 
 (defun call-on-loops (server function)
   "Call FUNCTION with each hub of SERVER on its loop, and wait for that, but no longer than a loop

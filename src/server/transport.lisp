@@ -3,7 +3,7 @@
 (in-package #:clgrpc.server)
 
 (rpc:define-transport-end **request-operations** (:server)
-  :send #'wire:wire-send :close-send #'server-close-send :send-metadata #'server-send-metadata
+  :send #'wire:wire-send :send-metadata #'server-send-metadata
   :reply #'server-reply :finish #'finish-from-anywhere :after #'wire:wire-after
   :change-encoding #'server-change-encoding
   :abort #'server-abort :post #'wire:wire-post :schedule #'wire:wire-schedule

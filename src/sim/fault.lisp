@@ -61,7 +61,7 @@ listens."
   (let ((loop:*world* (host-world host)))
     (dolist (process (shiftf (host-processes host) '()))
       (typecase process
-        (server:server (server:stop-server process :drain drain))
+        (server:wire-server (server:stop-server process :drain drain))
         (t (rpc:close-channel process))))))
 
 (defun stop-host (host &key (drain 10))

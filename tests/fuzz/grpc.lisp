@@ -179,7 +179,7 @@ the loop watches it. ERRORS are those logged."
                               :ask #'answer-ask :watch #'answer-watch :collect #'answer-collect
                               :chat #'answer-later)))
              (options (make-server-options))
-             (server (make-instance 'server:server
+             (server (make-instance 'server:wire-server
                                     :services services :options options :execution :inline
                                     :loop-count 1 :interceptors '() :credentials nil :encoding nil
                                     :reserve (loop:make-reserve :threads 1 :queue 1

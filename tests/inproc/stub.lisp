@@ -73,24 +73,33 @@ answers, alone and in streams, which nobody serializes here."
         (is (eq :ok (grpc:call-status call)))))))
 
 (test errors-say-what-calls-were-at
-  "Without times, but with the stage; the tracer tells of calls that need no line, too."
-  (let ((before (grpc:tracers)))
-    (with-inproc (channel)
-        (:ask (lambda (note call)
-                (declare (ignore call))
-                (when (= 1 (number-of note)) (grpc:fail :not-found "none"))
-                note))
-      (let ((error (caught (ask channel (note 1)))))
-        (is (equal '(:stage :answer) (grpc:rpc-error-stages error)))
-        (is (string= "waiting for the handler" (grpc:rpc-error-reason error)))
-        (is (search "NOT_FOUND: none" (princ-to-string error)))
-        (is (search "waiting for the handler" (princ-to-string error))))
-      (let ((call (nth-value 1 (ask channel (note 2)))))
-        (is (null (grpc:call-stages call))))
-      (unwind-protect (progn (setf (grpc:tracers) "call")
-                             (ask channel (note 2)))
-        (setf (grpc:tracers) before))
-      (is (= 1 (length (events-of :call-ended)))))))
+  "Without times, but with the stage."
+  (with-inproc (channel)
+      (:ask (lambda (note call)
+              (declare (ignore call))
+              (when (= 1 (number-of note)) (grpc:fail :not-found "none"))
+              note))
+    (let ((error (caught (ask channel (note 1)))))
+      (is (equal '(:stage :answer) (grpc:rpc-error-stages error)))
+      (is (string= "waiting for the handler" (grpc:rpc-error-reason error)))
+      (is (search "NOT_FOUND: none" (princ-to-string error)))
+      (is (search "waiting for the handler" (princ-to-string error))))
+    (let ((call (nth-value 1 (ask channel (note 2)))))
+      (is (null (grpc:call-stages call))))))
+
+(test nobody-to-call-is-told-at-one-end
+  "There is no handler's end of a call that finds no server."
+  (with-log ()
+    (let ((before (grpc:tracers)))
+      (grpc:with-channel (channel "inproc:nobody-here")
+        (unwind-protect (progn (setf (grpc:tracers) "call")
+                               (is (eq :unavailable
+                                       (status-of-error (caught (ask channel (note 1)))))))
+          (setf (grpc:tracers) before)))
+      (is (equal '(:client) (mapcar (lambda (event) (getf event :role))
+                                    (events-of :call-begun))))
+      (is (equal '(:client) (mapcar (lambda (event) (getf event :role))
+                                    (events-of :call-ended)))))))
 
 (test unwinding-cancels
   "A caller that is made to leave, as by C-c, cancels the call and unwinds its handler."

@@ -16,6 +16,29 @@
          (length (remove-duplicates rpc::**verdicts** :key #'rpc::verdict-row-text
                                                       :test #'string=)))))
 
+(defun sources-but (name)
+  "The texts of the files of src/ that calls may end in, but for the one called NAME."
+  (loop for folder in '("rpc" "wire" "client" "server" "inproc")
+        append (loop for path in (uiop:directory-files (asdf:system-relative-pathname
+                                                        "clgrpc" (format nil "src/~A/" folder)))
+                     unless (string= name (pathname-name path))
+                       collect (uiop:read-file-string path :external-format :utf-8))))
+
+(test verdicts-are-written-once
+  "Their texts stand nowhere else, and each is in use."
+  (let ((sources (sources-but "verdict")))
+    (flet ((found-p (text)
+             (some (lambda (source) (search text source)) sources)))
+      (loop for row across rpc::**verdicts**
+            for name = (rpc::verdict-row-name row)
+            do (is (not (found-p (format nil "~S" (rpc::verdict-row-text row))))
+                   "The text of ~S is written again." name)
+               (is-true (or (found-p (format nil "~(~S~)" name))
+                            ;; what FLAW finds
+                            (member name '(:no-request :second-request :unfinished-request
+                                           :no-response :second-response :unfinished-response)))
+                        "Nobody uses ~S." name)))))
+
 (test a-verdict-ends-a-call
   (let* ((ends '())
          (call (new-call :abort (lambda (call &rest how)

@@ -390,3 +390,44 @@ its client first waits, these would not."
       (is (= 1 (number-of (grpc:receive call))))
       (is-false (grpc:stop-server server :drain 0))
       (is (eq :unavailable (status-of-error (caught (grpc:receive call))))))))
+
+;;; What is told of calls
+
+(defun told-of-calls ()
+  "What the tracer has told of calls, the oldest first: lists of :begun or :ended, the role and the
+status."
+  (loop for (nil name . plist) in (reverse (car clgrpc.tests.server::*events*))
+        when (member name '(:call-begun :call-ended))
+          collect (list (if (eq name :call-begun) :begun :ended) (getf plist :role)
+                        (getf plist :status))))
+
+(define-case calls-are-told-of ()
+  "At both ends, when they begin and how they end, however that is."
+  (with-transport (channel)
+      (:ask (lambda (note call)
+              (declare (ignore call))
+              (when (zerop (number-of note)) (grpc:fail :not-found "none"))
+              note)
+       :chat #'echo)
+    (flet ((check (status function)
+             (setf (car clgrpc.tests.server::*events*) '())
+             (funcall function)
+             (wait-until (lambda () (= 4 (length (told-of-calls)))))
+             (let ((told (told-of-calls)))
+               (dolist (role '(:client :server))
+                 (is (equal `((:begun ,role nil) (:ended ,role ,status))
+                            (remove role told :key #'second :test-not #'eq)))))))
+      (let ((before (grpc:tracers)))
+        (unwind-protect
+             (progn
+               (setf (grpc:tracers) "call")
+               (check :ok (lambda () (ask channel (note 1))))
+               (check :not-found (lambda () (caught (ask channel (note 0)))))
+               (check :ok (lambda () (grpc:await (grpc:call-async #'lab.bench:ask channel
+                                                                  (note 1)))))
+               (check :ok (lambda () (numbers (chat channel (list (note 1) (note 2))))))
+               (check :unimplemented
+                      (lambda ()
+                        (caught (grpc.health.v1.health:check
+                                 channel (grpc.health.v1:make-health-check-request))))))
+          (setf (grpc:tracers) before))))))

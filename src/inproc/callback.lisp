@@ -1,0 +1,137 @@
+;;;; Callbacks run on the thread of whoever caused what they are for, those of one end one at a
+;;;; time: SCHEDULED is true while they run, and :again if something has happened since they were
+;;;; looked for. Of a channel whose handlers run on a loop they run there.
+
+(in-package #:clgrpc.inproc)
+
+(define-hot call-back ((call inproc-call) (function function) message) null
+  "Run FUNCTION, user code of CALL, with MESSAGE unless that is nil; an error in it ends CALL. The
+context is clean."
+  (let ((condition (with-user-code (call)
+                     (if message (funcall function message) (funcall function)))))
+    (when condition
+      (rpc:abort-with call condition)))
+  nil)
+
+(define-hot callback-message ((call inproc-call) (reactions rpc:reactions)) t
+  "The message of CALL that is to be given to its callback, or nil. If only the lack of room for
+answers is against it, whoever makes room says so."
+  (and (rpc:reactions-on-message reactions)
+       (or (rpc:call-received call) (rpc:call-incoming call) (mail-for call))
+       (rpc:deliverable-p call)
+       (or (rpc:client-p call)
+           (room-left-p call)
+           (progn (note-waiting call) (room-left-p call)))
+       (next-message call)))
+
+(define-hot queue-ready ((line line) (inlet rpc:inlet)) null
+  "Put what is ready for the handler of LINE before all that is queued, since callbacks look there."
+  (loop for message in (reverse (shiftf (line-ready line) '()))
+        do (setf (rpc:inlet-received inlet)
+                 (rpc:make-arrival :item message :next (rpc:inlet-received inlet))))
+  nil)
+
+(define-hot queue-mail ((call inproc-call) (inlet rpc:inlet)) null
+  "Put the mail of CALL where callbacks look: behind what was received."
+  (let ((arrival (rpc:make-arrival :item (shiftf (svref (mail call) +mail+) nil)))
+        (last (loop for arrival = (rpc:inlet-received inlet) then (rpc:arrival-next arrival)
+                    while arrival
+                    unless (rpc:arrival-next arrival) return arrival)))
+    (if last
+        (setf (rpc:arrival-next last) arrival)
+        (setf (rpc:inlet-received inlet) arrival)))
+  nil)
+
+(define-hot run-next-callback ((call inproc-call) (reactions rpc:reactions)) boolean
+  "Run the callback of CALL that is due, or return false if none is."
+  (let ((line (call-line call)))
+    (when (and (line-ready line) (not (rpc:client-p call)))
+      (queue-ready line (rpc:ensure-inlet call))))
+  (let* ((over (or (call-status call) (call-half-closed call))) ; before looking for messages
+         (message (progn (sb-thread:barrier (:read))
+                         (callback-message call reactions))))
+    (cond (message
+           (call-back call (the function (rpc:reactions-on-message reactions)) message)
+           t)
+          (t
+           ;; what has been received is asked of the queue; without a callback for messages, the
+           ;; mail is for the thread that receives
+           (when (and (rpc:reactions-on-message reactions) (mail-for call))
+             (queue-mail call (rpc:ensure-inlet call)))
+           (let ((function (if over
+                               (rpc:due-callback call reactions)
+                               (and (rpc:reactions-on-writable reactions)
+                                    (rpc:due-on-writable call reactions)))))
+             (when function
+               (call-back call function nil)
+               t))))))
+
+(define-hot run-due ((call inproc-call) &optional (message t nil)) null
+  "Run the callbacks of CALL that are due, before them that for MESSAGE unless that is nil.
+SCHEDULED is this thread's."
+  (let ((reactions (rpc:ensure-reactions call))
+        (done nil))
+    (unwind-protect
+         (with-clean-context ()
+           (loop
+             (when message
+               (call-back call (the function (rpc:reactions-on-message reactions))
+                             (shiftf message nil)))
+             (loop while (run-next-callback call reactions))
+             (when (eq t (compare-and-swap (rpc:reactions-scheduled reactions) t nil))
+               (setf done t)
+               (return))
+             (setf (rpc:reactions-scheduled reactions) t)
+             ;; who has seen :again before that leaves what has come to this look
+             (sb-thread:barrier (:memory))))
+      (unless done
+        (setf (rpc:reactions-scheduled reactions) nil)
+        (rpc:abort-as call :callback-left))))
+  nil)
+
+(defun run-due-on-loop (call)
+  (loop:call-user (site-execution (call-site call)) #'run-due call))
+
+(define-hot schedule ((call inproc-call)) null
+  "The operation SCHEDULE."
+  (let ((reactions (rpc:ensure-reactions call))
+        (execution (site-execution (call-site call))))
+    (when (rpc:client-p call) (begin-for-callbacks call reactions))
+    (loop
+      (ecase (rpc:reactions-scheduled reactions)
+        ((nil)
+         (when (null (compare-and-swap (rpc:reactions-scheduled reactions) nil t))
+           (return
+             (if (loop-p execution)
+                 (unless (loop:post execution
+                                    (lambda () (loop:defer execution #'run-due-on-loop call)))
+                   (run-due call))
+                 (run-due call)))))
+        ((t)
+         (when (eq t (compare-and-swap (rpc:reactions-scheduled reactions) t :again)) (return)))
+        (:again (return)))))
+  nil)
+
+(define-hot begin-for-callbacks ((call inproc-call) (reactions rpc:reactions)) null
+  "A client that gives callbacks for what comes waits for its handler, though not here."
+  (let ((line (call-line call)))
+    (when (and (eq :waiting (line-phase line))
+               (or (rpc:reactions-on-message reactions) (rpc:reactions-on-half-close reactions)
+                   (call-half-closed (line-server line))))
+      (begin-soon line)))
+  nil)
+
+(defun run-after (call seconds function)
+  "The operation AFTER."
+  (let ((site (call-site call)))
+    (flet ((run ()
+             (unless (call-status call)
+               (with-clean-context () (call-back call function nil)))))
+      (let ((timer (make-timer (lambda (call)
+                                 (unless (call-status call) (run-aside site #'run)))
+                               call)))
+        (sb-ext:atomic-push timer (rpc:reactions-timers (rpc:ensure-reactions call)))
+        (run-timer site timer (rpc:deadline-in (seconds-ns seconds) (site-now site)))
+        ;; it may have ended before anybody could see that it has a timer
+        (when (call-status call) (stop-timer site timer)))))
+  nil)

@@ -1,0 +1,125 @@
+;;;; How a call ends: at both ends at once, by whoever claims that first.
+;;;;
+;;;; Nobody watches the clock, nor a server that stops, for a call whose handler runs on its
+;;;; caller's thread: who enters this API for the call looks (LOOK). Other calls are registered with
+;;;; their host, and their deadline has a timer.
+
+(in-package #:clgrpc.inproc)
+
+(define-hot wake-driver ((line line)) null
+  "Something has come for the client of LINE: if it runs the loop of its handlers meanwhile, have it
+look."
+  (let ((driver (line-driver line)))
+    (when (and driver (not (eq driver sb-thread:*current-thread*)))
+      (loop:post (the loop:event-loop (site-execution (call-site (line-client line))))
+                 (constantly nil))))
+  nil)
+
+(define-hot end-line ((line line) (client-end list) (server-end list) (answered boolean)) boolean
+  "End the call of LINE: CLIENT-END and SERVER-END are arguments of END-CALL. ANSWERED says that the
+client hears of the end from the handler's side, and gets its trailers. False if it had ended
+already."
+  (when (null (compare-and-swap (line-claim line) nil t))
+    (let* ((client (line-client line))
+           (server (line-server line))
+           (trailers (and answered (rpc:call-trailers server))))
+      (when trailers
+        (setf (rpc:ending-trailer-fields (rpc:ensure-ending client))
+              (rpc:metadata-entries trailers)))
+      (apply #'rpc:end-call server server-end)
+      (apply #'rpc:end-call client client-end)
+      (after-end line)
+      t)))
+
+(define-hot after-end ((line line)) null
+  (let ((host (line-host line)) (client (line-client line)) (server (line-server line)))
+    (count-ended (host-tally host))
+    (when (line-registered line) (unregister line))
+    (forget-timers client)
+    (forget-timers server)
+    (let ((event-loop (line-entered line)))
+      (when event-loop (loop:leave-call event-loop (line-unattended line))))
+    (when (and (line-unattended line)
+               (compare-and-swap (line-completions line) '() :done)) ; true if there are any
+      (loop:run-completions client))
+    (when (rpc:callbacks-p server) (operate schedule server))
+    (when (rpc:callbacks-p client) (operate schedule client))
+    (wake-driver line)
+    (unless (eq :open (host-state host))
+      (when (host-server host) (rpc:note-emptied (host-server host)))))
+  nil)
+
+(define-hot end-well ((line line)) null
+  "The handler has done what it should."
+  (end-line line '(:ok) '(:ok :ended-by :local) t)
+  nil)
+
+(defun end-as (line status message details trailers)
+  "The handler ends its call with STATUS."
+  (unless (line-claim line) (rpc:add-trailers (line-server line) trailers))
+  (end-line line
+            (list status :message message :details details)
+            (list status :message message :details details :ended-by :local)
+            t))
+
+(defun end-by-client (line status text)
+  "The caller ends the call with STATUS."
+  (multiple-value-bind (server-status server-text) (rpc:verdict :caller-gone)
+    (end-line line
+              (list status :message text :ended-by :local)
+              (list server-status :message server-text :ended-by :transport)
+              nil)))
+
+(defun end-by-server (line status text)
+  "The handler's side, other than by its handler, ends the call with STATUS."
+  (end-line line
+            (list status :message text)
+            (list status :message text :ended-by :local)
+            t))
+
+(defun expire (line)
+  "The deadline of LINE's call has passed: each end knows that by itself."
+  (multiple-value-bind (status text) (rpc:verdict :deadline-passed)
+    (let ((how (list status :message text :ended-by :local)))
+      (end-line line how how nil))))
+
+(define-hot look ((call inproc-call)) symbol
+  "The operation LOOK. Has CALL end if its deadline has passed, its server has given it up or its
+channel is closed."
+  (unless (call-status call)
+    (let ((line (inproc-call-line call)))
+      (when (rpc:overdue-p call) (expire (call-line call)))
+      (when (and line (eq :abandoned (host-state (line-host line))))
+        (apply #'end-by-server line (host-ending (line-host line))))
+      (unless (site-open (call-site call))
+        (rpc:abort-as (line-client (call-line call)) :channel-closed))))
+  (call-status call))
+
+;;; Calls that run on their own
+
+(defun register (line)
+  "The call of LINE goes on by itself: have its deadline watched, and its host know of it."
+  (unless (shiftf (line-registered line) t)
+    (let* ((host (line-host line))
+           (call (line-server line))
+           (site (call-site call))
+           (deadline (call-deadline call)))
+      (when (> (sb-thread:with-mutex ((host-lock host))
+                 (setf (gethash line (host-lines host)) t)
+                 (hash-table-count (host-lines host)))
+               (options-max-calls (host-options host)))
+        (rpc:abort-as call :too-many-calls))
+      (when (plusp deadline)
+        (setf (line-timer line)
+              (make-timer (lambda (line) (run-aside site (lambda () (expire line)))) line))
+        (run-timer site (line-timer line) deadline))
+      ;; it may have ended meanwhile, or its host been given up
+      (if (line-claim line) (unregister line) (look call)))))
+
+(defun unregister (line)
+  (let* ((host (line-host line))
+         (site (call-site (line-server line))))
+    (sb-thread:with-mutex ((host-lock host))
+      (remhash line (host-lines host)))
+    (let ((timer (shiftf (line-timer line) nil)))
+      (when timer (stop-timer site timer)))))

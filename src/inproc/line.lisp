@@ -1,0 +1,110 @@
+;;;; The ends of a call, and the line between them, which is made up when it is first needed: a
+;;;; unary call whose handler answers on its caller's thread has none.
+
+(in-package #:clgrpc.inproc)
+
+(define-hot (make-client-end :inline t) ((method rpc-method) (deadline rpc:deadline) status
+                                         (site site) line)
+    inproc-call
+  (%make-inproc-call method (site-client-operations site) deadline nil status nil site line))
+
+(define-hot (make-server-end :inline t) ((method rpc-method) (deadline rpc:deadline) fields
+                                         (site site) line)
+    inproc-call
+  (%make-inproc-call method (site-server-operations site) deadline fields nil
+                     (and (member (rpc-method-kind method) '(:unary :server-streaming)) t)
+                     site line))
+
+(defun tell-begin-of (call)
+  "Have the tracer tell that CALL, one end, begins."
+  (rpc:tell-begin call (if (rpc:client-p call) :target :peer) (rpc:call-peer call)))
+
+(defun tell-begin (line)
+  "Have the tracer tell of both ends of LINE that their call begins."
+  (tell-begin-of (line-client line))
+  (tell-begin-of (line-server line)))
+
+(define-hot open-line ((site site) (host host) (route inproc-route) (method rpc-method)
+                       (deadline rpc:deadline) fields)
+    line
+  "A line with both ends; the handler has not begun."
+  (let ((line (make-line host route nil)))
+    (setf (line-client line) (make-client-end method deadline nil site line)
+          (line-server line) (make-server-end method deadline fields site line))
+    (count-begun (host-tally host))
+    (when (tracing-p :call) (tell-begin line))
+    line))
+
+(defun make-up-line (call)
+  "Give CALL, one that had no line so far, another end and a line: a handler that runs here, or the
+client of a call that was over before it was known to anybody."
+  (let* ((site (call-site call))
+         (host (site-host site))
+         (method (call-rpc-method call))
+         (client-p (rpc:client-p call))
+         (line (make-line host (and host (route-to host method)) nil)))
+    (setf (line-client line) (if client-p
+                                 call
+                                 (make-client-end method (call-deadline call) nil site line))
+          (line-server line) (if client-p
+                                 (make-server-end method (call-deadline call) nil site line)
+                                 call)
+          (line-held line) :closed
+          (line-phase line) (if client-p :over sb-thread:*current-thread*)
+          (line-claim line) (and (call-status call) t))
+    (when client-p (setf (call-status (line-server line)) (call-status call)))
+    (or (compare-and-swap (inproc-call-line call) nil line) line)))
+
+(define-hot (call-line :inline t) ((call inproc-call)) line
+  "The line of CALL, made up now if it had none so far."
+  (or (inproc-call-line call) (make-up-line call)))
+
+(define-hot (other-end :inline t) ((call inproc-call)) inproc-call
+  "The other end of CALL."
+  (let ((line (call-line call)))
+    (the inproc-call (if (rpc:client-p call) (line-server line) (line-client line)))))
+
+(define-hot (mail :inline t) ((call inproc-call)) (or null mailbox)
+  "The mailbox of CALL, or nil as long as no other thread has to do with its line."
+  (let ((line (inproc-call-line call)))
+    (and line (if (rpc:client-p call) (line-client-mail line) (line-server-mail line)))))
+
+(define-hot (mail-for :inline t) ((call inproc-call)) t
+  "The message in the mailbox of CALL, or nil."
+  (let ((mail (mail call)))
+    (and mail (svref mail +mail+))))
+
+(define-hot open-mail ((line line)) null
+  "The ends of LINE may be two threads' from now on. From any thread."
+  (flet ((mailbox () (make-array 24 :initial-element nil)))
+    (unless (line-client-mail line)
+      (compare-and-swap (line-client-mail line) nil (mailbox)))
+    (unless (line-server-mail line)
+      (compare-and-swap (line-server-mail line) nil (mailbox))))
+  nil)
+
+;;; What is known of a call
+
+(define-hot (site-now :inline t) ((site site)) nanoseconds
+  "The time now, by SITE's clock."
+  (the (values nanoseconds &optional) (funcall (site-clock site))))
+
+(define-hot call-now ((call inproc-call)) nanoseconds
+  "The operation NOW."
+  (site-now (call-site call)))
+
+(defun site-peer (call)
+  "The operation PEER."
+  (site-target (call-site call)))
+
+(defun line-stage (call)
+  "The operation STAGE."
+  (let ((line (inproc-call-line call)))
+    (if (and line (eq :waiting (line-phase line))) :queue :answer)))
+
+(defun line-stages (call)
+  "The operation STAGES."
+  (let ((outcome (rpc:call-outcome call)))
+    (cond (outcome (list :stage (rpc:outcome-stage outcome)))
+          ((call-status call) '())
+          (t (list :stage (rpc:call-stage call))))))

@@ -1,0 +1,45 @@
+;;;; Messages as they pass from one end to the other: copied, and held to the limits of both.
+
+(in-package #:clgrpc.inproc)
+
+(define-hot (site-copy :inline t) ((site site) message) t
+  "MESSAGE as the other end gets it."
+  (if (site-share site) message (protobuf:copy-message message)))
+
+(defun copy-in-room (site call message size options)
+  "As SITE-COPY, of a MESSAGE of CALL that is SIZE octets long, when there is room for the copy."
+  (if (site-share site)
+      message
+      (rpc:call-with-room call size options (lambda () (protobuf:copy-message message)))))
+
+(define-hot (sending-options :inline t) ((call inproc-call)) options
+  (if (rpc:client-p call)
+      (site-options (call-site call))
+      (host-options (line-host (call-line call)))))
+
+(define-hot (receiving-options :inline t) ((call inproc-call)) options
+  "The options of the end that gets what CALL sends."
+  (if (rpc:client-p call)
+      (host-options (line-host (call-line call)))
+      (site-options (call-site call))))
+
+(define-hot pass ((call inproc-call) message) (values t index)
+  "MESSAGE of CALL as the other end gets it, and its size. Signal what the wire does if it is none
+of the method's messages, or too long."
+  (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
+    (when (or (> size (options-max-send-octets (sending-options call)))
+              (> size (options-max-receive-octets (receiving-options call))))
+      (refuse-length call size))
+    (values (if (<= size rpc:+long-octets+)
+                (site-copy (call-site call) message)
+                (copy-in-room (call-site call) call message size (sending-options call)))
+            size)))
+
+(defun refuse-length (call size)
+  "A message of CALL is SIZE octets long, too many for its own end or for the other. Signal which."
+  (let ((limit (options-max-send-octets (sending-options call))))
+    (when (> size limit)
+      (error (rpc:verdict-error :too-long-to-send (list size limit) :call call)))
+    (rpc:abort-as (other-end call) :too-long-received size
+                  (options-max-receive-octets (receiving-options call)))
+    (error (rpc:call-condition call))))

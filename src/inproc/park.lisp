@@ -1,0 +1,73 @@
+;;;; Waiting. Who waits spins for a moment first, if there is another processor for the other end to
+;;;; run on: a thread that sleeps is woken after 30 µs, one that spins sees what came after a tenth
+;;;; of one. A client whose handler runs on a loop drives that while it waits, if nobody else runs
+;;;; it and the handler waits for nothing that the client would do (DRIVABLE-P).
+
+(in-package #:clgrpc.inproc)
+
+(defconstant +spins+ 1000 "How often a waiting thread looks before it sleeps.")
+
+(defconstant +yields+ 20 "The same where there is but one processor, letting others run between.")
+
+(declaim (type fixnum **processors**))
+
+(defglobal **processors** 0)
+
+(define-hot processors () fixnum
+  (if (zerop **processors**)
+      (setf **processors** (os:processor-count))
+      **processors**))
+
+(define-hot inproc-park ((call inproc-call) (ready-p function)) t
+  "The operation PARK."
+  (let ((line (call-line call)))
+    (when (and (line-eager line) (not (rpc:client-p call))
+               (eq (line-phase line) sb-thread:*current-thread*))
+      (setf (route-kept (line-route line)) nil)
+      (error (rpc:make-rpc-error
+              :resource-exhausted :call call :ended-by :local
+              :message "the handler would wait for its own caller, who does not wait for it")))
+    (macrolet ((look-for (count between)
+                 `(loop repeat ,count
+                        do (let ((answer (funcall ready-p call)))
+                             (when (or answer (call-status call))
+                               (return-from inproc-park answer)))
+                           ,between)))
+      (if (> (processors) 1)
+          (look-for +spins+ (sb-ext:spin-loop-hint))
+          (look-for +yields+ (sb-thread:thread-yield))))
+    (register line)
+    (rpc:park call ready-p)))
+
+(defun client-park (call ready-p)
+  "The operation PARK of a client: somebody else must run the loop that the handler runs on."
+  (let ((execution (site-execution (call-site call))))
+    (if (loop-p execution)
+        (loop:call-served execution (lambda () (inproc-park call ready-p)) nil)
+        (inproc-park call ready-p))))
+
+(defun client-drive (call ready-p)
+  "The operation DRIVE of a client. A handler that has not begun begins in the first turn."
+  (declare (type function ready-p))
+  (let ((event-loop (site-execution (call-site call)))
+        (line (call-line call)))
+    (when (loop-p event-loop)
+      (or (and (drivable-p line) (null (call-status call)) (drive-loop line event-loop ready-p))
+          (begin-elsewhere line)))))
+
+(defun drive-loop (line event-loop ready-p)
+  "Have this thread, that of LINE's client, run EVENT-LOOP until READY-P or the end, if it may."
+  (declare (type function ready-p))
+  (enter-loop line event-loop)
+  (setf (line-driver line) sb-thread:*current-thread*)
+  (unwind-protect
+       (flet ((ready-p (call)
+                (begin-driven line event-loop)
+                (funcall ready-p call)))
+         (declare (dynamic-extent #'ready-p))
+         (rpc:drive-for event-loop (line-client line) #'ready-p))
+    (setf (line-driver line) nil)))
+
+(defun no-drive (call ready-p)
+  (declare (ignore call ready-p))
+  nil)

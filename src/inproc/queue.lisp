@@ -1,0 +1,94 @@
+;;;; The queue between the two ends of a call, bounded by the sender's budget.
+;;;;
+;;;; Where two threads meet, the queue is mostly empty when a message comes, and it goes into MAIL,
+;;;; one word that the receiver looks at as it spins. The sender puts there what comes while MAIL
+;;;; and INCOMING are both empty, so it is older than what is in INCOMING, and newer than what the
+;;;; receiver has taken out of that (RECEIVED). A receiver that finds something in INCOMING looks
+;;;; into MAIL before it takes it.
+
+(in-package #:clgrpc.inproc)
+
+;;; Room
+
+(define-hot sending-room ((call inproc-call)) fixnum
+  "The operation ROOM: of the budget of CALL's sender, what the other end has not taken yet."
+  (let* ((line (call-line call))
+         (inlet (rpc:call-inlet (other-end call)))
+         (budget (options-send-budget-octets (sending-options call))))
+    (- budget
+       (if inlet (the index (rpc:inlet-queued-octets inlet)) 0)
+       (if (and (rpc:client-p call) (eq :waiting (line-phase line))) (line-held-octets line) 0))))
+
+(define-hot (room-left-p :inline t) ((call inproc-call)) boolean
+  "True if SENDING-ROOM is not used up: mostly nothing at all waits at the other end."
+  (let ((inlet (rpc:call-inlet (other-end call))))
+    (or (and inlet
+             (zerop (the index (rpc:inlet-queued-octets inlet)))
+             (not (eq :waiting (line-phase (call-line call)))))
+        (plusp (sending-room call)))))
+
+(define-hot may-wait-p ((line line)) boolean
+  "False if this thread, which sends on LINE, runs both ends of it, so that nobody would make room
+while it waits."
+  (not (eq (line-phase line) sb-thread:*current-thread*)))
+
+(define-hot note-waiting ((call inproc-call)) null
+  "The sender of CALL wants to know when there is room."
+  (if (rpc:client-p call)
+      (setf (line-client-waits (call-line call)) t)
+      (setf (line-server-waits (call-line call)) t))
+  (sb-thread:barrier (:memory))
+  nil)
+
+(define-hot taken ((call inproc-call) size) null
+  "The operation TAKEN: CALL has taken messages from its queue; when half of it is empty, whoever
+waits for room may send again."
+  (declare (ignore size))
+  (let* ((line (call-line call))
+         (client-p (rpc:client-p call)))
+    (when (if client-p (line-server-waits line) (line-client-waits line))
+      (let ((sender (other-end call)))
+        (when (> (* 2 (sending-room sender)) (options-send-budget-octets (sending-options sender)))
+          (if client-p
+              (setf (line-server-waits line) nil)
+              (setf (line-client-waits line) nil))
+          (notify sender)
+          (when (rpc:callbacks-p sender) (operate schedule sender))))))
+  nil)
+
+;;; Putting in and taking out
+
+(define-hot put-mail ((receiver inproc-call) message) boolean
+  "Give MESSAGE to RECEIVER if nothing is before it."
+  (let ((mail (mail receiver)))
+    (and mail
+         (null (rpc:call-incoming receiver))
+         (null (compare-and-swap (svref mail +mail+) nil message))
+         (progn
+           (rpc:notify-sleeper receiver)
+           (when (rpc:callbacks-p receiver) (operate schedule receiver))
+           t))))
+
+(define-hot next-message ((call inproc-call)) t
+  "The oldest message for CALL, or nil if none is there now."
+  (let ((inlet (rpc:call-inlet call)))
+    (if (and inlet (rpc:inlet-received inlet))
+        (rpc:pop-incoming call)
+        (let ((queued (rpc:call-incoming call)))
+          (sb-thread:barrier (:read))
+          (let ((mail (mail-for call)))
+            (cond (mail
+                   ;; it is in another processor's cache, and so is what was made with it
+                   (prefetch-behind mail +cache-line-octets+)
+                   (setf (svref (mail call) +mail+) nil)
+                   (rpc:filtered (and inlet (rpc:inlet-filter inlet)) mail))
+                  (queued (rpc:pop-incoming call))))))))
+
+(define-hot mail-or-queued-p ((call inproc-call)) t
+  "True if CALL has a message, or knows that there is no other."
+  (or (mail-for call)
+      (rpc:receivable-p call)))
+
+(define-hot receive-next ((call inproc-call)) t
+  "The next message of CALL, which may be mail: see RPC:RECEIVE-BY."
+  (rpc:receive-by call #'mail-or-queued-p #'next-message))

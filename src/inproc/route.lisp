@@ -1,0 +1,37 @@
+;;;; Where methods lead within the image. A method remembers its route, so that a call of it costs
+;;;; no look-up.
+
+(in-package #:clgrpc.inproc)
+
+(defun renew-table (host)
+  "Make the routes of HOST, whose services may have been defined anew."
+  (sb-thread:with-mutex ((host-lock host))
+    (setf (host-table host)
+          (rpc:make-routes host (host-services host) :auto #'make-inproc-route
+                           :interceptors (host-interceptors host)
+                           :epoch (if (host-table host)
+                                      (1+ (rpc:route-table-epoch (host-table host)))
+                                      1)))))
+
+(define-hot method-route ((table rpc:route-table) (method rpc-method)) (or null inproc-route)
+  "The route of TABLE to METHOD, or nil if it has none. The method remembers it."
+  (let ((memo (rpc:rpc-method-route method)))
+    (if (and (inproc-route-p memo)
+             (eq (rpc:route-server memo) (rpc:route-table-server table))
+             (= (rpc:route-epoch memo) (rpc:route-table-epoch table)))
+        memo
+        (let ((route (gethash (rpc:rpc-method-path method) (rpc:route-table-routes table))))
+          (when route (setf (rpc:rpc-method-route method) route))))))
+
+(define-hot route-to ((host host) (method rpc-method)) (or null inproc-route)
+  "The route of HOST to METHOD, or nil if it has none."
+  (flet ((route () (method-route (the rpc:route-table (host-table host)) method)))
+    (declare (inline route))
+    (or (route)
+        (progn (renew-table host) (route)))))
+
+(define-hot keeps-p ((route inproc-route)) boolean
+  "True if the handler of ROUTE, the very same, has answered later when it was called last."
+  (let ((kept (route-kept route)))
+    (and kept
+         (eq kept (rpc:binding-function (the rpc:binding (rpc:route-binding route)))))))

@@ -1,0 +1,41 @@
+;;;; Counts of calls, kept in many places, each on cache lines of its own, of which a thread uses
+;;;; one: so threads that call at once do not pass a line of memory to and fro.
+
+(in-package #:clgrpc.inproc)
+
+(defconstant +places+ 64 "How many places a tally has.")
+
+(defconstant +place-words+ 16 "What two cache lines hold, since processors fetch them in pairs.")
+
+(deftype tally ()
+  "At each place how many calls have begun there, and how many have ended."
+  `(simple-array sb-ext:word (,(* +places+ +place-words+))))
+
+(defun make-tally ()
+  (make-array (* +places+ +place-words+) :element-type 'sb-ext:word :initial-element 0))
+
+(define-hot (place :inline t) () index
+  "Where this thread counts: by the address of its stack, which is 2 MB long at least."
+  (* +place-words+
+     (logand (1- +places+) (ash (sb-sys:sap-int (sb-kernel:current-sp)) -21))))
+
+(define-hot (count-begun :inline t) ((tally tally)) null
+  (atomic-incf (aref tally (place)))
+  nil)
+
+(define-hot (count-ended :inline t) ((tally tally)) null
+  (atomic-incf (aref tally (1+ (place))))
+  nil)
+
+(defun total (tally offset)
+  (loop for i from offset below (length tally) by +place-words+
+        sum (aref (the tally tally) i)))
+
+(defun tally-ended (tally) (total tally 1))
+
+(defun tally-open (tally)
+  "How many of the calls that TALLY has counted are under way."
+  ;; those that end between the two sums must not count as never begun
+  (let ((ended (total tally 1)))
+    (sb-thread:barrier (:read))
+    (- (total tally 0) ended)))

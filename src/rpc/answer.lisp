@@ -1,0 +1,55 @@
+;;;; What handlers answer: how they are called, and how what ends a call badly, or an answer that
+;;;; cannot be sent, is told its client.
+
+(in-package #:clgrpc.rpc)
+
+(define-hot (call-handler :inline t) ((route route) request (call call)) t
+  "What the handler of ROUTE returns."
+  (funcall (binding-function (route-binding route)) (route-service route) request call))
+
+(defun call-handler-intercepted (route request call)
+  "What the handler of ROUTE, and the interceptors around it, return."
+  (call-intercepted (route-interceptors route) call request
+                    (lambda (request) (call-handler route request call))))
+
+(define-hot (answer-of :inline t) ((route route) request (call call)) t
+  "What the handler of ROUTE, and the interceptors around it if there are any, return."
+  (if (route-interceptors route)
+      (call-handler-intercepted route request call)
+      (call-handler route request call)))
+
+(defun bad-answer-condition (call message error)
+  "The condition that ends CALL because its handler's answer MESSAGE cannot be sent, for ERROR."
+  (if (or (typep error 'rpc-error) (typep error 'storage-condition))
+      (error-condition call error)
+      (error-condition
+       call (make-condition 'simple-error
+                            :format-control "The handler of ~A has returned ~S, which cannot be ~
+                                             sent: ~:[~A~;it should return a ~*~S.~]"
+                            :format-arguments
+                            (list (call-path call) message (null message) error
+                                  (protobuf:message-type-symbol (outgoing-type call)))))))
+
+(defun sendable-end (call condition)
+  "The status, message, details and trailers with which CONDITION ends CALL, as far as they can be
+sent: a handler may signal anything in its slots."
+  (let ((status (rpc-error-status condition))
+        (message (rpc-error-message condition)))
+    (values (if (eq :ok status) :internal status)
+            (if (stringp message) message (format nil "~@[~A~]" message))
+            (sendable-details call condition)
+            (sendable-trailers call (rpc-error-trailers condition)))))
+
+(defun sendable-details (call condition)
+  "The octets of CONDITION's details, or nil if they cannot be sent."
+  (handler-case (rpc-error-details-octets condition)
+    (error (error) (log-bad-answer call error) nil)))
+
+(defun sendable-trailers (call trailers)
+  "TRAILERS, or nil if they cannot be sent."
+  (handler-case (check-metadata trailers)
+    (error (error) (log-bad-answer call error) '())))
+
+(defun log-bad-answer (call error)
+  (log-event :error :handler-error :condition error
+                                   :method (rpc-method-path (call-rpc-method call))))
