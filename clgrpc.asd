@@ -710,6 +710,8 @@
                (:file "channel")
                (:file "interceptor")
                (:file "route")
+               (:file "answer")
+               (:file "server")
                (:file "stub")
                (:file "future")
                (:file "dropped")
@@ -751,10 +753,23 @@
   :pathname "tests/inproc/"
   :serial t
   :components ((:file "package")
+               (:file "tally")
+               (:file "structure")
                (:file "context")
-               (:file "stub")
+               (:file "route")
+               (:file "line")
+               (:file "message")
+               (:file "runtime")
+               (:file "ending")
+               (:file "begin")
+               (:file "waiting")
+               (:file "queue")
+               (:file "callback")
                (:file "stream")
+               (:file "park")
+               (:file "operation")
                (:file "channel")
+               (:file "stub")
                (:file "direct")))
 
 (defsystem "clgrpc/tests/services"

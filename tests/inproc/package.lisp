@@ -35,3 +35,5 @@
 
 (defun status-of-error (error)
   (and error (grpc:rpc-error-status error)))
+
+(defun this-thread-p (thread) (eq sb-thread:*current-thread* thread))

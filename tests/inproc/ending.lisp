@@ -1,0 +1,97 @@
+;;;; How calls end: deadlines, cancellation, limits, who hears of it.
+
+(in-package #:clgrpc.tests.inproc)
+(in-suite :clgrpc.inproc)
+
+(test late-returns
+  "The caller of a handler that computes past the deadline gets :deadline-exceeded, when the handler
+asks or returns; the handler sees it when it asks."
+  (let ((asked nil))
+    (with-inproc (channel)
+        (:ask (lambda (note call)
+                (wait-until (lambda () (minusp (grpc:time-remaining call))))
+                (when (plusp (number-of note))
+                  (setf asked (list (grpc:call-status call) (grpc:cancelled-p call)
+                                    (grpc:call-status call))))
+                note))
+      (is (eq :deadline-exceeded
+              (status-of-error (caught (lab.bench:ask channel (note 0) :timeout 0.01)))))
+      (is (null asked))
+      (is (eq :deadline-exceeded
+              (status-of-error (caught (lab.bench:ask channel (note 1) :timeout 0.01)))))
+      (is (equal '(nil t :deadline-exceeded) asked)))))
+
+(test kept-calls-expire
+  (let ((seen (make-signal)))
+    (with-inproc (channel)
+        (:ask (lambda (note call)
+                (declare (ignore note))
+                (grpc:on-cancel call (lambda () (signal-it seen)))
+                call))
+      (is (eq :deadline-exceeded
+              (status-of-error (caught (lab.bench:ask channel (note 1) :timeout 0.1)))))
+      (is (await-signal seen)))))
+
+(test unwinding-cancels
+  "A caller that is made to leave, as by C-c, cancels the call and unwinds its handler."
+  (let ((unwound nil) (status nil) (on-cancel nil))
+    (with-inproc (channel)
+        (:ask (lambda (note call)
+                (declare (ignore note))
+                (grpc:on-cancel call (lambda () (setf on-cancel t)))
+                (unwind-protect (throw 'out 5)
+                  (setf unwound t)
+                  (grpc:after call 0 (lambda () (setf status :ran))))))
+      (is (= 5 (catch 'out (ask channel (note 1)))))
+      (is (eq t unwound))
+      (is (eq t on-cancel))
+      (is (null status)))))
+
+(test cancellation-from-other-threads
+  (let ((sent (make-signal)) (seen nil))
+    (with-inproc (channel)
+        (:watch (lambda (note call)
+                  (handler-case (loop (grpc:send call note))
+                    (grpc:rpc-error (error)
+                      (setf seen (status-of-error error))
+                      (error error)))))
+      (let* ((call (watch channel (note 1)))
+             (canceller (sb-thread:make-thread (lambda ()
+                                                 (await-signal sent)
+                                                 (grpc:cancel call "enough")))))
+        (is (eq :cancelled
+                (status-of-error (caught (grpc:do-messages (note call) (signal-it sent))))))
+        (is (eq :cancelled seen))
+        (sb-thread:join-thread canceller)))))
+
+(test cancellation-in-bodies
+  (with-inproc (channel) (:watch #'count-up)
+    (let ((call (watch channel (note 10))) (count 0))
+      (is (eq :cancelled (status-of-error (caught (grpc:do-messages (note call)
+                                                    (when (= 3 (incf count))
+                                                      (grpc:cancel call)))))))
+      (is (= 3 count)))))
+
+(test too-many-calls
+  "Of those that do not run on their callers' threads."
+  (with-inproc (channel :options '(:max-calls 2)) (:chat #'echo)
+    (let ((calls (loop repeat 3 collect (chat channel :open))))
+      (flet ((try (call)
+               (handler-case (progn (grpc:send call (note 1)) (number-of (grpc:receive call)))
+                 (grpc:rpc-error (error) (status-of-error error)))))
+        (is (equal '(1 1 :resource-exhausted) (mapcar #'try calls))))
+      (mapc #'grpc:cancel calls))))
+
+(test nobody-to-call-is-told-at-one-end
+  "There is no handler's end of a call that finds no server."
+  (with-log ()
+    (let ((before (grpc:tracers)))
+      (grpc:with-channel (channel "inproc:nobody-here")
+        (unwind-protect (progn (setf (grpc:tracers) "call")
+                               (is (eq :unavailable
+                                       (status-of-error (caught (ask channel (note 1)))))))
+          (setf (grpc:tracers) before)))
+      (is (equal '(:client) (mapcar (lambda (event) (getf event :role))
+                                    (events-of :call-begun))))
+      (is (equal '(:client) (mapcar (lambda (event) (getf event :role))
+                                    (events-of :call-ended)))))))

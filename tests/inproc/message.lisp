@@ -1,0 +1,45 @@
+;;;; Messages as they pass: limits, copies.
+
+(in-package #:clgrpc.tests.inproc)
+(in-suite :clgrpc.inproc)
+
+(test limits-count-to-the-octet
+  "A message as long as either end may send or receive passes, and one longer does not: requests and
+answers, alone and in streams, which nobody serializes here."
+  (let ((limit (clgrpc.protobuf:serialized-size (note 1 :body 100))))
+    (loop for (options channel-options)
+            in `((() (:max-send-octets ,limit)) (() (:max-receive-octets ,limit))
+                 ((:max-receive-octets ,limit) ()) ((:max-send-octets ,limit) ()))
+          do (with-inproc (channel :options options :channel-options channel-options)
+                 (:ask (lambda (note call) (declare (ignore call)) note)
+                  :chat #'echo)
+               (flet ((lone (octets) (ask channel (note 1 :body octets)))
+                      (streamed (octets) (numbers (chat channel (list (note 1 :body octets))))))
+                 (is (= 1 (number-of (lone 100))))
+                 (is (equal '(1) (streamed 100)))
+                 (dolist (function (list #'lone #'streamed))
+                   (let ((error (caught (funcall function 101))))
+                     (is (eq :resource-exhausted (status-of-error error)))
+                     (is (search (format nil "~D octets ~:[to send~;received~], limit ~D"
+                                         (1+ limit)
+                                         (or (getf options :max-receive-octets)
+                                             (getf channel-options :max-receive-octets))
+                                         limit)
+                                 (princ-to-string error))
+                         "~A" error))))))))
+
+(test shared-messages
+  "They are the very same, if that is what one asks for."
+  (let ((kept '()))
+    (flet ((keep (note call)
+             (declare (ignore call))
+             (push note kept)
+             note))
+      (with-inproc (channel :channel-options '(:messages :share)) (:ask #'keep)
+        (let ((note (note 1)))
+          (is (eq note (ask channel note)))
+          (is (eq note (first kept)))))
+      (with-inproc (channel) (:ask #'keep)
+        (let* ((note (note 1)) (reply (ask channel note)))
+          (is (not (eq note (first kept))))
+          (is (not (eq reply (first kept)))))))))

@@ -1,0 +1,24 @@
+;;;; Counts of calls.
+
+(in-package #:clgrpc.tests.inproc)
+(in-suite :clgrpc.inproc)
+
+(test many-callers
+  "Threads that call at once; every call is counted."
+  (with-inproc (channel :server server) (:ask #'double)
+    (let ((wrong (call-with-threads
+                  20 (lambda (i)
+                       (loop repeat 500
+                             count (/= (* 2 i) (number-of (ask channel (note i)))))))))
+      (is (every #'zerop wrong))
+      (is (= 10000 (getf (grpc:server-statistics server) :calls))))))
+
+(test tallies
+  "Each thread counts at a place of its own; the sums are those of all."
+  (let ((tally (inproc::make-tally)))
+    (call-with-threads 4 (lambda (i)
+                           (declare (ignore i))
+                           (loop repeat 100 do (inproc::count-begun tally))
+                           (loop repeat 60 do (inproc::count-ended tally))))
+    (is (= 240 (inproc::tally-ended tally)))
+    (is (= 160 (inproc::tally-open tally)))))
