@@ -274,7 +274,7 @@ returns them, define to the names of the files that do."
     ("client" "os" 10) ("client" "protobuf" 10) ("client" "rpc" 90)
     ("client" "wire" 140)
     ("server" "base" 80) ("server" "os" 10) ("server" "loop" 50) ("server" "hpack" 20)
-    ("server" "http2" 40) ("server" "protobuf" 10) ("server" "rpc" 80)
+    ("server" "http2" 40) ("server" "protobuf" 10) ("server" "rpc" 90)
     ("server" "wire" 130)
     ("inproc" "base" 40) ("inproc" "os" 10) ("inproc" "loop" 30) ("inproc" "protobuf" 10)
     ("inproc" "rpc" 150)

@@ -292,6 +292,7 @@ Only by the receiving thread."
                  (filtered (inlet-filter inlet) (operate decode call item 0 0))))))))
 
 (defun receivable-p (call)
+  "True if CALL has a message that waits, or its peer has ended its side."
   (or (call-incoming call)
       (call-half-closed call)
       (and (call-received call) t)))

@@ -23,9 +23,8 @@
 (define-hot half-close-request ((call server-call)) null
   "The operation HALF-CLOSE of methods that take one message."
   (unless (call-status call)
-    (let ((flaw (rpc:flaw call (if (or (server-call-request call) (server-call-undecoded call))
-                               1
-                               0) nil)))
+    (let* ((count (if (or (server-call-request call) (server-call-undecoded call)) 1 0))
+           (flaw (rpc:flaw call count nil)))
       (if flaw
           (rpc:abort-as call flaw)
           (start-call call))))
