@@ -43,7 +43,8 @@ thread."
   (read-clock +clock-realtime+))
 
 (defun seconds-ns (seconds)
-  "SECONDS, a real from 0, in NANOSECONDS; what is too long for the type becomes its largest value."
+  "SECONDS, a real from 0, in NANOSECONDS; a longer time than the type has room for becomes its
+largest value."
   (check-type seconds (real 0))
   (if (< seconds (floor most-positive-fixnum +ns-per-second+))
       (values (round (* (rational seconds) +ns-per-second+)))

@@ -21,14 +21,14 @@
 (defglobal **tuned** nil)
 
 (defun set-release-generation (generation)
-  "Have only collections of GENERATION and older ones give the memory they free back to the system.
+  "Let only collections of GENERATION and older ones give freed memory back to the system.
 Return the generation it was, or nil if this SBCL has no such limit."
   (let ((limit (sb-sys:find-foreign-symbol-address "small_generation_limit"))) ; unsigned char
     (and limit
          (shiftf (sb-sys:sap-ref-8 (sb-sys:int-sap limit) 0) generation))))
 
 (defun keep-free-memory ()
-  "Have only full collections give the memory they free back to the system. SBCL's do from the
+  "Let only full collections give freed memory back to the system. SBCL's do from the
 second generation on, for which a process that had a gigabyte stands still for 60 ms, and 7 ms for
 each 16 MB that it then faults in again."
   (set-release-generation sb-vm:+highest-normal-generation+))
@@ -37,14 +37,13 @@ each 16 MB that it then faults in again."
 (defglobal **live** 0)                  ; what was allocated after the last full collection of ours
 
 (defun tune-collector ()
-  "Have this process collect garbage more seldom, and keep the memory that it had once, until a full
+  "Make this process collect garbage more seldom, and keep the memory that it once had until a full
 collection: for servers, and for clients with much to do. Between two collections 200 MB are consed,
 or a fifth of the heap if that is less; what is not old yet may grow by a quarter of the heap. Once
 no event loop of the process has had anything to do for eight seconds, the memory is given back,
-what only a full collection gives back after eight more.
-Makes a full collection, half a second for each gigabyte that lives, so that this holds from now on
-and what lives already is not copied again: call this when the data is there that stays. Not for a
-library to call. From any thread."
+what only a full collection gives back after eight more. Makes a full collection, half a second for
+each gigabyte that lives, so that this holds from now on and what lives already is not copied again:
+call this when the data is there that stays. Not for a library to call. From any thread."
   (keep-free-memory)
   (setf (sb-ext:bytes-consed-between-gcs)
         (min +nursery-octets+ (floor (sb-ext:dynamic-space-size) 5))

@@ -1,5 +1,5 @@
 ;;;; The conditions that belong to no protocol. A peer's fault has a condition of its protocol's own
-;;;; (http2, protobuf, rpc); what stands here is the caller's fault (MISUSE) and the limits
+;;;; (http2, protobuf, rpc); here are the caller's faults (MISUSE) and the limits
 ;;;; (LIMIT-EXCEEDED), which every layer has.
 
 (in-package #:clgrpc.base)
@@ -14,7 +14,7 @@
 changed."))
 
 (document-functions
-  misuse-text "What the caller did wrong, as text.")
+  misuse-text "The caller's fault, as text.")
 
 (defun misuse (control &rest arguments)
   "Signal MISUSE with the text that CONTROL and ARGUMENTS format."

@@ -58,7 +58,7 @@
     (t 16)))
 
 (defun add-entry (journal entry &key insist)
-  "Have the thread of JOURNAL take ENTRY, unless too many wait; with INSIST even then."
+  "Queue ENTRY for the thread of JOURNAL, unless too many wait; with INSIST even then."
   (let ((start nil) (octets (entry-octets entry)))
     (sb-thread:with-mutex ((journal-lock journal))
       (cond ((and (not insist)
@@ -121,8 +121,8 @@ an event loop's."
         (and (sb-thread:wait-on-semaphore done :n waiting :timeout timeout) t))))
 
 (defun end-journals ()
-  "Have the threads of all journals end, once they have written what waits; the image is about to be
-saved."
+  "End the threads of all journals, once they have written the entries that wait; the image is about
+to be saved."
   (flush-log)
   (let ((journals (loop for journal being the hash-keys of **journals** collect journal)))
     (dolist (journal journals) (setf (journal-ending journal) t))
@@ -285,7 +285,7 @@ indented."
                                (json-members plist))))))
 
 (defparameter *log-levels* '(:debug :info :warning :error :none)
-  "What a writer can be told to begin with; events of tracers pass whatever that is.")
+  "The levels that a writer can begin with; events of tracers are written with any of them.")
 
 (defun log-writer (&key (stream (make-synonym-stream '*error-output*)) (format :text)
                      (level :warning) (limit +journal-entries+))

@@ -32,7 +32,7 @@ what was expected."))
 (document-functions
   json-error-line "The line, from 1, at which a text is not JSON."
   json-error-column "The column, from 1, at which a text is not JSON."
-  json-error-text "What is wrong with the text, as text.")
+  json-error-text "The error in the text, as text.")
 
 (defconstant +json-number-length+ 1100
   "Longest number read: the exact decimal form of a double has up to 1,077 characters.")

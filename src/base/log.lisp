@@ -22,9 +22,9 @@ program: a library that wants to hear of events has ADD-LOG-LISTENER.")
 replaced, never changed.")
 
 (defun add-log-listener (listener)
-  "Have LISTENER, a function or a symbol that names one, called with each event as *LOG-FUNCTION*
-is, and beside it, until REMOVE-LOG-LISTENER. One that is there already is not called twice. Return
-LISTENER. From any thread."
+  "Call LISTENER, a function or a symbol that names one, with each event, as *LOG-FUNCTION* is
+called, until REMOVE-LOG-LISTENER. A listener that is added twice is called once. Return LISTENER.
+From any thread."
   (unless (typep listener '(and (or symbol function) (not null)))
     (misuse "A log listener is a function, or a symbol that names one, not ~S." listener))
   (sb-ext:atomic-update **log-listeners**
@@ -42,8 +42,8 @@ LISTENER. From any thread."
 
 (declaim (type (or null function) **line-function**))
 (defglobal **line-function** nil
-  "What writes lines to the standard error, of tracers while there is no *LOG-FUNCTION*, and of
-LOG-ERRORS; see journal.lisp.")
+  "The function that writes lines to the standard error: events of tracers while there is no
+*LOG-FUNCTION*, and those of LOG-ERRORS; see journal.lisp.")
 
 (defun log-errors (level event &rest plist)
   "Write EVENT as a line to *ERROR-OUTPUT* if LEVEL is :error, or a tracer tells it. The default of
@@ -53,8 +53,8 @@ its own writes, as that of LOG-WRITER does. From any thread."
     (apply **line-function** level event plist)))
 
 (defun log-nothing (&rest event)
-  "What the log function is in a thread that runs it, or a listener: no listener hears of an event
-then."
+  "The log function in a thread that runs the log function or a listener: events that these log
+reach no listener."
   (declare (ignore event)))
 
 (defun log-event (level event &rest plist)

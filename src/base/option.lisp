@@ -60,14 +60,15 @@ scope, default, range, unit and reason."
   "Return the value that the option NAME, a keyword, has where none is given."
   (option-row-default (or (find-option-row name) (misuse "There is no option ~S." name))))
 
-;;; What takes which rows
+;;; Takers of options and their rows
 
 (defglobal **takers**
     '((:connection "connections" :method :stream :connection)
       (:server "servers" :method :stream :connection :listener :server :reserve)
       (:channel "channels" :method :stream :connection :channel)
       (:inproc "channels within the image" :method))
-  "What takes options, what several of it are called, and the scopes of the rows that it takes.")
+  "Each thing that takes options, its name in the plural, and the scopes of the rows that it
+takes.")
 
 (defun takes-option-p (taker row)
   "True if TAKER, a key of **TAKERS**, takes ROW."
@@ -77,7 +78,7 @@ scope, default, range, unit and reason."
            (eq taker (option-row-only row)))))
 
 (defun takers-text (row)
-  "What takes ROW, in the plural, as text."
+  "The things that take ROW, in the plural, as text."
   (format nil "~{~A~#[~; and ~:;, ~]~}"
           (loop for (taker text) in (rest **takers**)
                 when (takes-option-p taker row) collect text)))
@@ -352,11 +353,12 @@ Without such an end, handlers that hold all threads and call this same server wo
 make garbage collection longer."))
   (:channel
    (replay-octets 0 0 1073741824 "octets"
-    "What a stream of requests has sent is kept up to so much, until its response begins, so that a
-call that its server has not seen can be made again. 0 keeps nothing, which costs nothing: then only
-calls that have sent no message yet, or have one request only, are made again.")
+    "How much of a stream's requests one call keeps until its response begins, so that the call can
+be made again if its server has not seen it. With 0 nothing is kept: then only calls that have sent
+no message yet, or have one request only, can be made again.")
    (total-replay-octets 16777216 0 1099511627776 "octets"
-    "What all calls of a channel together keep (replay-octets); past it a call keeps nothing.")
+    "How much all calls of a channel together keep of their requests (replay-octets). Above it a
+call keeps nothing.")
    (connect-timeout-seconds 20 0.01 600 "seconds"
     "How long one attempt to connect may take (gRPC connection back-off document).")
    (backoff-initial-seconds 1 0.001 600 "seconds"

@@ -86,7 +86,7 @@ waits. If FUNCTION exits non-locally, the next drain goes on with the next item.
           do (funcall function (pop (inbox-arrived inbox))))))
 
 (defun close-inbox (inbox)
-  "Have INBOX refuse items from now on; those it holds can still be drained. On return no thread
+  "Make INBOX refuse items from now on; those it holds can still be drained. On return no thread
 is about to wake the consumer. By the consumer."
   (take-arrivals inbox :closed)
   (rouse-inbox inbox)

@@ -89,7 +89,7 @@
   make-ranking "Return a ranking in which nobody has a place."
   ranking-total "How many places of RANKING are taken."
   standing-count "How many places STANDING stands for."
-  standing-owner "Whose STANDING is.")
+  standing-owner "The owner of STANDING.")
 
 (defun ranking-row (ranking count)
   "The head of the row of those that have COUNT."

@@ -140,10 +140,10 @@ wheel's it may be what was so a moment ago."
                 (+ (ash level +level-bits+)
                    (ldb (byte +level-bits+ 0) (ash tick (- (* +level-bits+ level))))))))
 
-;;; What users call
+;;; For users
 
 (define-hot schedule-timer ((wheel timer-wheel) (timer timer) (due-ns nanoseconds)) null
-  "Have TIMER run in the first ADVANCE-WHEEL at DUE-NS or later. If it is pending, it moves there."
+  "Let TIMER run in the first ADVANCE-WHEEL at DUE-NS or later. If it is pending, it moves there."
   (if (timer-pending-p timer)
       (unlink-timer wheel timer)
       (incf (timer-wheel-count wheel)))
@@ -153,7 +153,7 @@ wheel's it may be what was so a moment ago."
   (place-timer wheel timer))
 
 (define-hot cancel-timer ((wheel timer-wheel) (timer timer)) boolean
-  "Have TIMER not run. Return true if it was pending."
+  "Do not let TIMER run. Return true if it was pending."
   (when (timer-pending-p timer)
     (unlink-timer wheel timer)
     (decf (timer-wheel-count wheel))

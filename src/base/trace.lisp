@@ -23,7 +23,7 @@
   tracer-name "The keyword of TRACER, as TRACERS has it."
   tracer-text "The name of TRACER as GRPC_TRACE has it, such as \"connectivity_state\"."
   tracer-aliases "Other names that GRPC_TRACE knows TRACER by, a list of strings."
-  tracer-meaning "What TRACER tells, as text.")
+  tracer-meaning "The subject of the events of TRACER, as text.")
 
 (defglobal **tracers** '())
 

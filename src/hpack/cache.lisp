@@ -38,7 +38,7 @@ common; see MAKE-DECODER."
 (define-hot (find-raw :inline t) ((cache simple-vector) (hash hash) (octets octets) (start index)
                                   (end index))
     t
-  "What is stored for the octets START to END, whose hash is HASH, or NIL."
+  "The value stored for the octets START to END, whose hash is HASH, or NIL."
   (assert (<= start end (length octets)))
   (let* ((set (cache-set cache hash))
          (raw (svref cache set)))

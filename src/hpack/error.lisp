@@ -16,7 +16,7 @@ POSITION where: an index into the octet vector that was given to DECODE-BLOCK. T
 further use; the connection must end with COMPRESSION_ERROR."))
 
 (document-functions
-  hpack-error-text "What is wrong with the header block, as text."
+  hpack-error-text "The error in the header block, as text."
   hpack-error-position "Where: an index into the octet vector that was given to DECODE-BLOCK.")
 
 (declaim (ftype (function (index string &rest t) nil) bad-block))

@@ -9,7 +9,8 @@
 (in-package #:clgrpc.hpack)
 
 (defconstant +field-overhead-octets+ 32
-  "What a field counts in a table or list beyond its name and value (RFC 7541 section 4.1).")
+  "The octets that a field counts in a table or list beyond its name and value (RFC 7541 section
+4.1).")
 
 (defconstant +static-unknown+ 255
   "In FIELD-STATIC: the static table has not been searched yet.")

@@ -100,7 +100,7 @@ is missing.")
   (and (field-list-repeat list) t))
 
 (define-hot (field-list-memo :inline t) ((list field-list)) t
-  "What was stored with SETF of FIELD-LIST-MEMO the last time this decoder met the same block, or
+  "The value stored with SETF of FIELD-LIST-MEMO the last time this decoder met the same block, or
 NIL. Only blocks that were repeated octet for octet have a memo: storing one in another list has no
 effect. For what a layer above has found out about a block as a whole; such lists hold the same
 field objects."

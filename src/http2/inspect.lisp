@@ -26,7 +26,7 @@
         collect (setting-value octets at)))
 
 (defun describe-payload (type octets at end)
-  "What the payload of a frame of TYPE, in OCTETS from AT to END, says, as a plist."
+  "The contents of the payload of a frame of TYPE, in OCTETS from AT to END, as a plist."
   (case type
     (#.+frame-rst-stream+ (list :code (error-code-name (rst-stream-error-code octets at))))
     (#.+frame-settings+ (let ((settings (describe-settings octets at end)))
@@ -39,9 +39,9 @@
     (#.+frame-window-update+ (list :increment (window-update-increment octets at)))))
 
 (defun describe-frame (octets at end)
-  "What the frame that begins AT in OCTETS, of which those before END are there, is: a plist with
-:FRAME, a name such as \"HEADERS\", :STREAM, :LENGTH, :FLAGS, keywords, and if all of it is there
-what its payload says; and its length with its header. Nil if not even its header is there."
+  "A description of the frame that begins AT in OCTETS, of which those before END are there: a plist
+with :FRAME, a name such as \"HEADERS\", :STREAM, :LENGTH, :FLAGS, keywords, and if all of it is
+there what its payload says; and its length with its header. Nil if not even its header is there."
   (when (<= (+ at +frame-header-octets+) end)
     (multiple-value-bind (length type flags id) (read-frame-header octets at)
       (let* ((payload (+ at +frame-header-octets+))

@@ -341,7 +341,7 @@ if it is there, for a reason of its own."
 (define-hot frame-step ((connection connection) (stream (or null stream)) (id stream-id)
                         (input input))
     state-step
-  "What to do about INPUT on STREAM or, without one, on ID; never ACCEPT without a stream."
+  "The step for INPUT on STREAM or, without one, on ID; never ACCEPT without a stream."
   (find-step (if stream (stream-state stream) (absent-state connection id)) input))
 
 (define-hot receive-reset ((connection connection) (octets octets) (start index) (id stream-id))
@@ -450,7 +450,7 @@ GOAWAY may only lower the last stream identifier."
     (t (charge-idle-frame connection)))) ; unknown types are ignored (5.5)
 
 (defun foreign-protocol (octets start end)
-  "What a peer speaks that begins with OCTETS from START to END, if that is well known, else nil."
+  "The protocol of a peer that begins with OCTETS from START to END, if it is well known, else nil."
   (flet ((begins-p (text)
            (let ((stop (+ start (length text))))
              (and (<= stop end)

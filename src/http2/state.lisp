@@ -144,7 +144,7 @@ section)…)."
    (send-reset            refuse                            nil                "5.1 closed")))
 
 (define-hot (step-action :inline t) ((step state-step)) (unsigned-byte 3)
-  "What to do: one of the action constants."
+  "The action to take: one of the action constants."
   (logand step 7))
 
 (define-hot (step-code :inline t) ((step state-step)) (unsigned-byte 5)

@@ -259,7 +259,7 @@ began, and the state of its rate limits (patience.lisp)."
             (connection-role connection) (connection-stream-count connection)
             (connection-draining-p connection) (connection-closed-p connection))))
 
-;;; What the exported accessors mean to the owner
+;;; The meaning of the exported accessors to the owner
 
 (macrolet ((document (&rest rows)
              `(setf ,@(loop for (name text) in rows
@@ -270,19 +270,19 @@ began, and the state of its rate limits (patience.lisp)."
    (stream-p "True if the argument is a STREAM.")
    (stream-id "The identifier of a stream: odd, as clients open them all (RFC 9113 section 5.1.1).")
    (stream-connection "The connection that a stream belongs to.")
-   (stream-user "Whatever the owner wants to find with a stream; NIL at first. SETFable.")
+   (stream-user "Any object that the owner wants to find with a stream; NIL at first. SETFable.")
    (stream-queued-octets "How many octets wait on a stream for windows or a turn.")
    (connection-p "True if the argument is a CONNECTION.")
-   (connection-user "Whatever the owner wants to find with a connection. SETFable.")
+   (connection-user "Any object that the owner wants to find with a connection. SETFable.")
    (connection-options "The OPTIONS that limit a connection.")
    (connection-sink "The SINK that a connection calls.")
-   (connection-counters "What the peer has made a connection do: a COUNTERS structure.")
+   (connection-counters "The counters of a connection: a COUNTERS structure.")
    (connection-output
     "The buffer that a connection appends to, or NIL if it has nothing to say since the owner set
 this to NIL. The owner does so each time it takes the buffer away to send it.")
    (connection-stream-count "How many streams of a connection are not closed yet.")
    (connection-error-text
-    "What was wrong, for logs: the reason of the last stream error or of the end of a connection.")
+    "The reason of the last stream error or of the end of a connection, as text for logs.")
    (connection-last-receive-ns "The NOW of the last RECEIVE-OCTETS; for keepalive.")
    (connection-peer-max-streams
     "The peer's SETTINGS_MAX_CONCURRENT_STREAMS: 100 until its SETTINGS come, 2^32-1 if not there.")

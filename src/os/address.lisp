@@ -68,9 +68,10 @@ MISUSE if it is neither. An empty host means every IPv4 address."
     (number-to-text family address (if (= family +af-inet+) 4 8))))
 
 (defun address-network (address)
-  "Whose ADDRESS, an internet one, is taken to be, as text: an IPv4 address itself, also one that is
-mapped into IPv6 (RFC 4291 section 2.5.5); of IPv6 the network of 64 bits that one subscriber has
-(RFC 6177), but of those that are valid on one link only, which have no network, each."
+  "The owner that ADDRESS, an internet one, is taken to have, as text. For IPv4 this is the address
+itself, also if it is mapped into IPv6 (RFC 4291 section 2.5.5); for IPv6 it is the network of 64
+bits that one subscriber has (RFC 6177), or the address itself if that is valid on one link
+only."
   (flet ((prefix-p (&rest octets)
            (loop for octet in octets
                  for at from 8

@@ -50,7 +50,7 @@ the text as WHAT, if there is none or one is damaged."
       (unwind-protect (funcall function key)
         (evp-pkey-free key)))))
 
-;;; What a certificate says
+;;; The facts in a certificate
 
 (defun first-certificate (text what)
   "The CERTIFICATE that comes first in TEXT, PEM."
@@ -187,7 +187,7 @@ the text as WHAT, if there is none or one is damaged."
 below signal TLS-ERROR if the certificate, which an end that verifies nothing takes from anybody,
 cannot be read. From any thread.")
   (define-reader certificate-issuer :issuer
-    "Who signed CERTIFICATE, as RFC 2253 writes it. From any thread.")
+    "The name of the signer of CERTIFICATE, as RFC 2253 writes it. From any thread.")
   (define-reader certificate-names :names
     "The alternative names (RFC 5280 section 4.2.1.6) of CERTIFICATE, a list of lists (kind text), a
 kind being :dns, :uri (where a SPIFFE identity stands), :email or :ip. The texts have the octets of

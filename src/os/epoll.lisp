@@ -23,7 +23,7 @@
   (+event-data-offset+ "offsetof (struct epoll_event, data)" #+x86-64 4 #-x86-64 8))
 
 (deftype event-token ()
-  "What an event says about whose it is."
+  "The token that an event carries."
   '(unsigned-byte 62))
 
 (defun open-epoll ()
@@ -31,7 +31,7 @@
   (syscall ("epoll_create1" int) (int +epoll-cloexec+)))
 
 (define-hot watch-descriptor ((epoll fixnum) (descriptor fixnum) (token event-token)) result
-  "Have EPOLL report each change of DESCRIPTOR to readable or writable, with TOKEN."
+  "Make EPOLL report each change of DESCRIPTOR to readable or writable, with TOKEN."
   (let ((event (make-octets +event-octets+)))
     (setf (u32le event 0) (logior +event-in+ +event-out+ +event-read-hang-up+ +event-edge+)
           (u64le event +event-data-offset+) token)
@@ -40,7 +40,7 @@
                (system-area-pointer (vector-sap event))))))
 
 (define-hot forget-descriptor ((epoll fixnum) (descriptor fixnum)) result
-  "Have EPOLL report DESCRIPTOR no more. Closing a descriptor does the same."
+  "Make EPOLL stop reporting DESCRIPTOR. Closing a descriptor does the same."
   (syscall ("epoll_ctl" int) (int epoll) (int +epoll-delete+) (int descriptor)
            (system-area-pointer (int-sap 0))))
 

@@ -35,13 +35,12 @@
     (syscall ("chmod" int) (system-area-pointer sap) ((unsigned 32) mode))))
 
 (defun set-socket-mode (socket mode)
-  "Have the file that SOCKET, a unix one, will be bound to made with MODE, less the process's
-umask."
+  "Let the file that SOCKET, a unix one, will be bound to get MODE, less the process's umask."
   (syscall ("fchmod" int) (int socket) ((unsigned 32) mode)))
 
 (defun socket-file-identity (path)
-  "What tells the socket that PATH is from all others, now and later, a list; NIL if PATH is no
-socket."
+  "The identity of the socket at PATH, a list that differs from those of all other sockets, now and
+later; NIL if PATH is no socket."
   (let ((status (make-octets +statx-octets+)))
     (with-path (sap path)
       (with-pinned-objects (status)

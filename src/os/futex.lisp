@@ -7,7 +7,7 @@
 (in-package #:clgrpc.os)
 
 (deftype futex ()
-  "What threads may sleep on: a vector of one word, pinned while it is waited for."
+  "A word that threads may sleep on: a vector of one word, pinned while a thread waits for it."
   '(simple-array sb-ext:word (1)))
 
 (define-constants

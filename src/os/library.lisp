@@ -57,7 +57,7 @@ one that is not there."
         finally (return (values addresses nil))))
 
 (defun library-handle (library)
-  "What dlopen returns for the first of LIBRARY's files that there is, or nil."
+  "The handle that dlopen returns for the first of LIBRARY's files that exists, or nil."
   (loop for file in (library-files library)
         for handle = (alien-funcall (extern-alien "dlopen" (function (unsigned 64) c-string int))
                                     file +rtld-now+)

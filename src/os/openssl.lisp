@@ -14,7 +14,7 @@
 not there. TEXT says what and why. Nothing was sent."))
 
 (document-functions
-  tls-error-text "What cannot be used and why, as text.")
+  tls-error-text "The part of TLS credentials that cannot be used, and why, as text.")
 
 (defun tls-error (control &rest arguments)
   "Signal TLS-ERROR with the text that CONTROL and ARGUMENTS format."
@@ -182,11 +182,11 @@ any more."
   "True if this process has opened OpenSSL."
   **openssl-ready**)
 
-;;; What it says went wrong
+;;; Its errors
 
 (defun openssl-failure ()
-  "What the oldest error in this thread's queue says, as text, or NIL if there is none; the queue is
-empty afterwards."
+  "The text of the oldest error in this thread's queue, or NIL if there is none; the queue is empty
+afterwards."
   (let ((code (err-get-error)))
     (err-clear-error)
     (cond ((zerop code) nil)

@@ -18,7 +18,7 @@
   (make-octets (* count +poll-octets+)))
 
 (defun set-polled (area index descriptor flags)
-  "Have the place INDEX of AREA wait for FLAGS of DESCRIPTOR."
+  "Make the place INDEX of AREA wait for FLAGS of DESCRIPTOR."
   (setf (u32le area (* index +poll-octets+)) descriptor
         (u32le area (+ 4 (* index +poll-octets+))) (ldb (byte 16 0) flags)))
 
@@ -27,7 +27,7 @@
   (u32le area (* index +poll-octets+)))
 
 (defun polled-flags (area index)
-  "What is so of the descriptor at INDEX of AREA."
+  "The flags that are true of the descriptor at INDEX of AREA."
   (ldb (byte 16 16) (u32le area (+ 4 (* index +poll-octets+)))))
 
 (defun poll-descriptors (area count timeout-ms)

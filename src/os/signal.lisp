@@ -4,8 +4,8 @@
 (in-package #:clgrpc.os)
 
 (defun handle-signal (signal function)
-  "Have FUNCTION called, without arguments and in any thread, whenever the process gets SIGNAL,
-instead of what happened before."
+  "Call FUNCTION, without arguments and in any thread, whenever the process gets SIGNAL; this
+replaces what happened before."
   (declare (type function function))
   (sb-sys:enable-interrupt signal (lambda (signal information context)
                                     (declare (ignore signal information context))

@@ -25,8 +25,8 @@ near it: while it is far behind the end whatever stands there is of no use to an
     #-x86-64 (and (< sp (- end (* 5 page))) (+ (- end (* 3 page)) 64))))
 
 (defun protect-stack-end ()
-  "Have the end of this thread's stack guarded again, if it has run out and was unwound. To be
-called then, and at the end of a thread in which it may have."
+  "Guard the end of this thread's stack again, if the stack has run out and was unwound. Call it
+then, and at the end of a thread in which that may have happened."
   (let* ((page (guard-page-octets))
          (touched (and page (return-guard-address page))))
     (when touched (setf (sb-sys:sap-ref-8 (int-sap touched) 0) 0)))

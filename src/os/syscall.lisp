@@ -6,7 +6,7 @@
 (in-package #:clgrpc.os)
 
 (deftype result ()
-  "What a call of this package returns: a value from 0, or a negated errno."
+  "The value that a call of this package returns: a number from 0, or a negated errno."
   '(signed-byte 62))
 
 (defglobal **constants** '())
@@ -104,5 +104,5 @@ again."
   (minusp (the result result)))
 
 (defun errno-text (result)
-  "What the system says about RESULT, a negated errno."
+  "The system's text for RESULT, a negated errno."
   (alien-funcall (extern-alien "strerror" (function c-string int)) (- result)))

@@ -11,7 +11,7 @@
 (defconstant +record-octets+ 16640
   "The longest record there can be, and a little more: 2^14 octets and what encryption adds.")
 
-;;; What OpenSSL's headers define as numbers
+;;; Numbers of OpenSSL's headers
 
 (defconstant +ssl-ctrl-mode+ 33)
 (defconstant +ssl-ctrl-set-session-cache-mode+ 44)
@@ -200,7 +200,7 @@ for none, or in a way that OpenSSL is going to refuse."
 ;;; Contexts
 
 (defun add-certificate-chain (context text what)
-  "Have CONTEXT present the certificates of TEXT: its own first, then those that lead to a root."
+  "Make CONTEXT present the certificates of TEXT: its own first, then those that lead to a root."
   (call-with-certificates
    (lambda (certificate index)
      (unless (= 1 (if (zerop index)
@@ -210,7 +210,7 @@ for none, or in a way that OpenSSL is going to refuse."
    text what))
 
 (defun add-private-key (context text what password)
-  "Have CONTEXT show the private key in TEXT, PEM, which PASSWORD opens if it is encrypted. WHAT
+  "Make CONTEXT use the private key in TEXT, PEM, which PASSWORD opens if it is encrypted. WHAT
 names it in the TLS-ERROR that is signalled if it cannot be read or does not go with the
 certificate."
   (call-with-private-key
@@ -222,7 +222,7 @@ certificate."
    text what password))
 
 (defun add-roots (context text what client-names)
-  "Have CONTEXT trust the certificates of TEXT and, with CLIENT-NAMES, tell clients so."
+  "Make CONTEXT trust the certificates of TEXT and, with CLIENT-NAMES, tell clients so."
   (let ((store (ssl-ctx-get-cert-store context)))
     (x509-store-set-flags store +x509-flag-partial-chain+)
     (call-with-certificates
@@ -234,7 +234,7 @@ certificate."
      text what)))
 
 (defun add-system-roots (context)
-  "Have CONTEXT trust the roots that OpenSSL finds in the system. Signal TLS-ERROR if there are
+  "Make CONTEXT trust the roots that OpenSSL finds in the system. Signal TLS-ERROR if there are
 none."
   (unless (= 1 (ssl-ctx-set-default-verify-paths context))
     (tls-error "The system's root certificates cannot be had: ~A." (openssl-failure))))
@@ -251,8 +251,9 @@ none."
 (defglobal **server-contexts** (list 0)) ; how many have been made; atomic
 
 (defun prepare-server (context alpn)
-  "Have CONTEXT, a server's, ask about ClientHellos and give out one ticket, which is worth nothing
-to another context, nor to this one when a certificate that vouched for the client is over."
+  "Make CONTEXT, a server's, ask about ClientHellos and give out one ticket. Another context does
+not accept the ticket, nor does this one when a certificate that vouched for the client has
+expired."
   (ssl-ctx-set-client-hello context (callable-address 'check-client-hello) (if alpn 1 0))
   (ssl-ctx-set-num-tickets context 1)
   (ssl-ctx-set-session-ticket context (callable-address 'limit-ticket) 0 0)
@@ -394,7 +395,7 @@ RESUMED is an earlier session's ticket, see SESSION-TICKET. To be freed with CLO
     ssl))
 
 (defun name-server (ssl name check)
-  "Have SSL ask for the host NAME, a string or NIL, and, if CHECK is true, accept only a certificate
+  "Make SSL ask for the host NAME, a string or NIL, and, if CHECK is true, accept only a certificate
 that has it among its alternative names (RFC 9525). Signal TLS-ERROR if that is none to be checked."
   (flet ((must (result)
            (unless (= 1 result) (tls-error "~S is no name that a certificate could be for." name))))
@@ -479,7 +480,7 @@ room."
   (err-clear-error))
 
 (defun update-keys (ssl)
-  "Have SSL, of TLS 1.3, change its keys with its next output and ask the peer for the same."
+  "Make SSL, of TLS 1.3, change its keys with its next output and ask the peer for the same."
   (ssl-key-update ssl 1))
 
 (defun session-failure (ssl)
@@ -491,7 +492,7 @@ certificate, what is wrong with that."
         (format nil "~A: ~A" failure (x509-verify-cert-error-string verified))
         failure)))
 
-;;; What a session that is open can tell
+;;; Facts of an open session
 
 (defun session-alpn (ssl)
   "The protocol that both ends agreed on, a string, empty if there is none."
@@ -532,7 +533,7 @@ none did in this handshake, as when it resumed an earlier session."
   (chain-end (ssl-get0-verified-chain ssl)))
 
 (defun session-ticket (ssl)
-  "What a later session can be resumed with, or NIL; to be freed with FREE-SESSION-TICKET."
+  "A ticket that a later session can be resumed with, or NIL; to be freed with FREE-SESSION-TICKET."
   (let ((session (ssl-get1-session ssl)))
     (cond ((zerop session) nil)
           ((= 1 (ssl-session-is-resumable session)) session)

@@ -39,7 +39,7 @@ MESSAGE, which is of STRUCTURE, holds there."
 (defun place-index (structure place)
   (nth-value 0 (place-storage structure place)))
 
-;;; What users give, as it is held
+;;; Values of users, converted to stored ones
 
 (defun value-converter (slot)
   "A function of what the user gives for SLOT that returns what SLOT holds."

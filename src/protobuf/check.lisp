@@ -439,7 +439,7 @@ their name space."
        (= 1 (length (message-descriptor-reserved-ranges message)))
        (= 1 (car (first (message-descriptor-reserved-ranges message))))))
 
-;;; What protoc's command refuses: reserved numbers, options in the wrong place
+;;; Checks of protoc's command: reserved numbers, options in the wrong place
 
 (defun check-number (field)
   (when (<= 19000 (field-descriptor-number field) 19999)

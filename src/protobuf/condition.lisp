@@ -46,7 +46,7 @@ wrong."))
 (document-functions
   protobuf-error-type "The full name of the message type asked for, or nil."
   protobuf-error-position "The index of the octet where reading stopped, or nil."
-  protobuf-error-text "What is wrong with the octets, as text.")
+  protobuf-error-text "The error in the octets, as text.")
 
 (define-condition required-field-missing (protobuf-error)
   (;; from the message to the field, as text
@@ -127,7 +127,7 @@ errors of the same file, in the order in which they were found; printed are the 
   proto-syntax-error-file "The .proto file in which the error is, as text."
   proto-syntax-error-line "Its line, from 1."
   proto-syntax-error-column "Its column, from 1."
-  proto-syntax-error-expected "What should have stood there, or nil."
+  proto-syntax-error-expected "The text or token that was expected, or nil."
   proto-syntax-error-text "The error as one sentence."
   proto-syntax-error-others "The further errors of the same file, a list of PROTO-SYNTAX-ERRORs.")
 

@@ -51,7 +51,7 @@ serves as :FINDER for JSON and text format."
       (settle-types pool (list (slot-entry-key slot) (slot-entry-value slot))))))
 
 (defun fresh-contents (plan count)
-  "What a message of PLAN with COUNT places holds at first."
+  "The contents of a fresh message of PLAN with COUNT places."
   (let ((contents (make-array count :initial-element nil)))
     (dolist (slot (plan-slots plan))
       (unless (eq :oneof (slot-presence slot))

@@ -219,8 +219,8 @@ FINDINGs and the ranges of the rest, the latest first."
     (values (nreverse findings) rest)))
 
 (defun finding-value (finding octets stored reading)
-  "What the slot of FINDING holds; STORED is what it held before, or nil. The second value is nil if
-reading must be given up and done again."
+  "The value that the slot of FINDING now stores; STORED is the one before, or nil. The second value
+is nil if reading must be given up and done again."
   (let* ((slot (finding-slot finding))
          (items (finding-items finding))
          (kind (slot-kind slot))
@@ -266,8 +266,8 @@ give up and read again."
     (make-extras (and rest (gather-ranges octets rest)) entries epoch)))
 
 (defun gather-extra (type octets ranges reading)
-  "What a message of TYPE that was read from OCTETS has besides its fields, RANGES being the unknown
-ones, the latest first; nil to give up and read again."
+  "The EXTRA of a message of TYPE that was read from OCTETS; RANGES are those of the unknown fields,
+the latest first. Nil to give up and read again."
   (let ((unknown (gather-ranges octets ranges)))
     (if (message-type-extensions type)
         (absorb-extensions type unknown '() **epoch** reading)
@@ -310,7 +310,7 @@ been looked for; nil if it has none."
     (and extras (assoc slot (extras-entries extras)))))
 
 (defun stored-extension (message slot)
-  "What MESSAGE, of the current layout, holds for the extension SLOT."
+  "The value that MESSAGE, of the current layout, stores for the extension SLOT."
   (let ((entry (extension-entry message slot)))
     (cond (entry (cdr entry))
           ((eq :repeated (slot-label slot))

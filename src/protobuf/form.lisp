@@ -432,7 +432,7 @@ The value is NAME."
          (write-string ")" stream))))
 
 (defun file-exports (file)
-  "What FILE's packages export, as an alist from the names of packages to sorted names."
+  "The exports of FILE's packages, as an alist from the names of packages to sorted names."
   (let* ((plans (file-plans file))
          (extensions (extension-symbols file (mapcan #'public-functions plans))))
     (loop for (nil package names) in (package-forms file plans extensions)

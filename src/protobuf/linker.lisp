@@ -369,7 +369,7 @@ in RANGES; each range that overlaps with another one is in a pair."
                (when (field-descriptor-p descriptor) (state-field-facts descriptor)))
              file))
 
-;;; What is set aside
+;;; Declarations that are set aside
 
 (defun needs-troubled-p (descriptor owner)
   "True if DESCRIPTOR, which has the OWNER of MAP-NAMES, cannot be checked without something that

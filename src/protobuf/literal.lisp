@@ -7,7 +7,7 @@
   (make-string count :initial-element #\0))
 
 (defun digits-text (digits exponent count)
-  "What C's %g prints for COUNT DIGITS, the first of them with EXPONENT."
+  "The text that C's %g prints for COUNT DIGITS, the first of them with EXPONENT."
   (let ((text (string-right-trim "0" (format nil "~D" digits))))
     (cond ((<= -4 exponent -1)
            (concatenate 'string "0." (zeros (- -1 exponent)) text))

@@ -34,7 +34,7 @@
                                       (macrolet ((typed (form) `(the ,',type ,form)))
                                         ,form))))))))
   (defun place-value (message place)
-    "What MESSAGE holds at the place of its structure whose accessor is PLACE."
+    "The content of MESSAGE at the place of its structure whose accessor is PLACE."
     (declare (type message message))
     (with-storage (typed stored)))
   (defun (setf place-value) (new message place)

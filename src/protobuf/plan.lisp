@@ -170,7 +170,7 @@ MAP-ENTRIES around."
                :place (funcall place (lisp-name (descriptor-name field))))))
 
 (defstruct (layout-state (:conc-name state-) (:copier nil))
-  "What is known of a PLAN while its slots are made."
+  "The state of making the slots of a PLAN."
   (plan nil :type plan)                 ; what is being made
   (place nil :type function)            ; from a name to a place
   (names (make-hash-table :test 'equal) :type hash-table) ; of the slots so far

@@ -31,7 +31,7 @@ names around it.")
 public imports, of which N can put N × N files in sight.")
 
 (defstruct (world (:copier nil))
-  "What the files that are linked together share."
+  "The state that files linked together share."
   (names (make-hash-table :test 'equal) :type hash-table) ; full name to DECLARED
   (entered (make-hash-table :test 'eq) :type hash-table)  ; the files whose names are in NAMES
   (extensions (make-hash-table :test 'equal) :type hash-table) ; extendee to fields by number
@@ -271,12 +271,12 @@ says, T or :OPTIONS."
   (or (raw-declared full-name) (gethash full-name (standard-names))))
 
 (defun find-thing (full-name)
-  "What is declared as FULL-NAME, in sight or not, or nil."
+  "The thing declared as FULL-NAME, in sight or not, or nil."
   (let ((declared (find-declared full-name)))
     (and declared (declared-thing declared))))
 
 (defun find-inside (scope name owner)
-  "What is called NAME in SCOPE, a full name, and belongs to OWNER, a message or enum; or nil."
+  "The thing called NAME in SCOPE, a full name, that belongs to OWNER, a message or enum; or nil."
   (let ((declared (find-declared (format nil "~:[~A.~;~*~]~A" (string= "" scope) scope name))))
     (and declared (eq owner (declared-owner declared)) (declared-thing declared))))
 

@@ -11,7 +11,7 @@
 
 (in-package #:clgrpc.protobuf)
 
-;;; What a slot holds: in a structure the slot of that name, in a dynamic message the element there
+;;; The content of a slot: in a structure the slot of that name, in a dynamic message the element
 
 (declaim (inline slot-content (setf slot-content)))
 (defun slot-content (message place)
@@ -59,7 +59,7 @@
     (t nil)))
 
 (defun slot-user-value (message slot)
-  "What the accessor of SLOT returns for MESSAGE."
+  "The value that the accessor of SLOT returns for MESSAGE."
   (flet ((user (stored)
            (if (eq :enum (slot-kind slot))
                (enum-keyword-of (slot-type-object slot) stored)
@@ -79,7 +79,7 @@
                   (slot-type-object (slot-entry-value slot))))
 
 (defun to-stored (slot value)
-  "What SLOT holds when the user gives VALUE."
+  "The value that SLOT stores when the user gives VALUE."
   (let ((kind (slot-kind slot)) (type (slot-type-object slot))
         (field (descriptor-full-name (slot-field slot))))
     (ecase (slot-label slot)
@@ -183,7 +183,7 @@ for."
         new))))
 
 (defun read-with (reader octets)
-  "What READER makes of all of OCTETS."
+  "The message that READER makes of all of OCTETS."
   (read-twice (reading (length octets))
     (funcall reader octets 0 (length octets) reading)))
 
@@ -192,7 +192,8 @@ for."
     (values current (find-slot (message-layout current) number))))
 
 (defun read-other (message symbol number)
-  "What the accessor of field NUMBER returns for MESSAGE, which has another layout than it knows."
+  "The value that the accessor of field NUMBER returns for MESSAGE, which has another layout than
+the accessor knows."
   (multiple-value-call #'slot-user-value (current-and-slot message symbol number)))
 
 (defun write-other (value message symbol number)

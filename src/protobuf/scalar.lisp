@@ -131,7 +131,7 @@ with VALUE bound."
   "The element type of the vector of a repeated field of KIND."
   (if (eq kind :message) t (scalar-element (scalar-of kind))))
 
-;;; What accessors accept
+;;; Values that accessors accept
 
 (defun to-text (value)
   (typecase value
@@ -148,7 +148,7 @@ with VALUE bound."
     (vector (every (lambda (item) (typep item 'octet)) value))))
 
 (deftype octet-sequence ()
-  "What a field of bytes can be given."
+  "The values that a field of bytes accepts."
   '(or octets (satisfies octet-sequence-p)))
 
 (defun to-octets (value)
@@ -177,8 +177,8 @@ with VALUE bound."
        value))))
 
 (defun accepted-type (label kind)
-  "What a field of LABEL and KIND, which is no message, can be given, as a type: T if only the
-conversion can tell."
+  "The type of the values that a field of LABEL and KIND, which is no message, accepts: T if only
+the conversion can tell."
   (ecase label
     (:map '(or list hash-table proto-map))
     (:repeated 'sequence)

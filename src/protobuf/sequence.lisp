@@ -313,8 +313,8 @@ may be written."
     `(simple-array ,(scalar-element scalar) (*)))
 
   (defun element-in (scalar form type)
-    "What a vector or map holds for FORM, a value as the wire has it. TYPE is a form for its enum
-type."
+    "A form for the element of a vector or map for FORM, a value as it was on the wire. TYPE is a
+form for its enum type."
     (if (eq :enum (scalar-kind scalar)) `(enum-keyword-of (the enum-type ,type) ,form) form))
 
   (defun element-out (scalar form)

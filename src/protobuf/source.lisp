@@ -103,7 +103,7 @@ did and was read from disk. Return SOURCE."
                                            (descriptor-column descriptor)))))
       source)))
 
-;;; What SB-INTROSPECT is told
+;;; The answers of SB-INTROSPECT
 
 (defgeneric defined-as (object)
   (:documentation "The name as which OBJECT, a class, generic function or method, may be defined by
@@ -117,14 +117,14 @@ a .proto file, and the kind of FIND-DEFINITION; or nil.")
     (values (sb-mop:generic-function-name object) :generic-function)))
 
 (defun object-source (function object)
-  "What FUNCTION, FIND-DEFINITION-SOURCE, says of OBJECT, corrected."
+  "The answer of FUNCTION, FIND-DEFINITION-SOURCE, for OBJECT, corrected."
   (let ((source (funcall function object)))
     (multiple-value-bind (name kind) (defined-as object)
       (if (and source name) (correct-source source name kind) source))))
 
 (defun named-sources (function name kind)
-  "What FUNCTION, FIND-DEFINITION-SOURCES-BY-NAME, says of NAME and KIND, corrected. It looks up
-classes, generic functions and methods as objects, with FIND-DEFINITION-SOURCE."
+  "The answer of FUNCTION, FIND-DEFINITION-SOURCES-BY-NAME, for NAME and KIND, corrected. It looks
+up classes, generic functions and methods as objects, with FIND-DEFINITION-SOURCE."
   (let ((sources (funcall function name kind)))
     (if (member kind '(:function :type))
         (mapcar (lambda (source) (correct-source source name kind)) sources)

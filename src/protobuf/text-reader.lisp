@@ -417,7 +417,7 @@ pass over the closing one."
         (read-text-list input (lambda () (read-text-value input gathering slot)))
         (read-text-value input gathering slot))))
 
-;;; What is passed over
+;;; Fields and values that are skipped
 
 (defun skip-text-field (input)
   "Pass over a field behind its name."

@@ -31,7 +31,7 @@
   (field-descriptor-json-name (slot-field slot)))
 
 (defun slot-text-name (slot)
-  "What the text format calls SLOT: a group goes by its message's name."
+  "The name of SLOT in the text format: that of a group is its message's name."
   (let ((field (slot-field slot)))
     (if (group-like-p field)
         (base-name (field-descriptor-type-name field))
@@ -71,7 +71,8 @@ beside it."
             (build-view (layout-slots layout) #'slot-proto-name #'slot-text-name))))
 
 (defun present-stored (message slot)
-  "What the field of SLOT, which is present in MESSAGE, holds: of a singular enum the number."
+  "The stored value of the field of SLOT, which is present in MESSAGE; of a singular enum the
+number."
   (if (eq :oneof (slot-presence slot))
       (slot-content message (oneof-slot-value (slot-oneof slot)))
       (stored message slot)))
@@ -157,7 +158,8 @@ level."
         (setf first nil)))))
 
 (defun failure-text (control arguments)
-  "What CONTROL and ARGUMENTS format, of which some may come from a peer: visible and not long."
+  "The text that CONTROL and ARGUMENTS format, made visible and not long, since a part may come from
+a peer."
   (multiple-value-bind (text cut)
       (with-bounded-text (stream 500) (apply #'format stream control arguments))
     (format nil "~A~:[~;…~]" (visible-text text) cut)))
@@ -230,7 +232,7 @@ name of a type behind the last slash."
   (find-slot (message-layout message) number))
 
 (defun number-held (message number)
-  "What the field NUMBER of MESSAGE holds."
+  "The stored value of the field NUMBER of MESSAGE."
   (stored message (numbered-slot message number)))
 
 (defun hold-number (stored message number)
@@ -302,7 +304,7 @@ the octets that the message copies."
           (decf (writing-anys ,writing))))
 
 (defun written-text (writing as)
-  "What has been written: a string, or with AS :OCTETS its UTF-8."
+  "The text that has been written: a string, or with AS :OCTETS its UTF-8."
   (check-text-size writing)
   (let ((buffer (writing-buffer writing)))
     (ecase as
