@@ -150,6 +150,10 @@ thread."
   "Give SERVER a hub, and so a loop, with ROUTES and the route FALLBACK or nil."
   (let ((event-loop (loop:make-event-loop :name (format nil "clgrpc server ~D" number)
                                           :reserve (server-reserve server))))
+    (loop:call-after-closing event-loop (lambda (loop)
+                                          (declare (ignore loop))
+                                          (unless (server-running-p server)
+                                            (note-emptied server))))
     (push (make-hub :server server :loop event-loop :routes routes :fallback fallback
                     :options (server-options server) :encoding (server-encoding server)
                     :max-open (share-out (options-max-calls (server-options server)) server)
@@ -222,6 +226,9 @@ be have yet to go."
 
 ;;; Stopping
 
+(defconstant +peer-seconds+ 2
+  "How long peers may take to close their side of a connection that has drained.")
+
 (defun stop-server (server &key (drain (options-drain-seconds (server-options server))))
   "Stop SERVER: accept nothing more, tell the peers with GOAWAY, give running calls DRAIN seconds to
 end, end the rest with :unavailable, close every connection and thread. Return true if all calls
@@ -244,6 +251,7 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
         (multiple-value-call #'abandon-entrance entrance (rpc:verdict :server-stopping)))
       (call-on-loops server #'abandon-links)
       (wait-for-links server 1))
+    (when emptied (wait-for-peers server (min drain +peer-seconds+)))
     (dolist (hub (server-hubs server))
       (loop:stop-event-loop (hub-loop hub))
       (loop:join-event-loop (hub-loop hub)))
@@ -275,6 +283,15 @@ that works needs."
                                            (funcall function hub)
                                            (sb-thread:signal-semaphore done)))))))
     (when (plusp count) (loop:await-semaphore done :count count :timeout-seconds 1))))
+
+(defun wait-for-peers (server seconds)
+  "Wait until the peers of SERVER, which has no link, have closed their side, SECONDS at most: to
+close a connection before might destroy the answers that are on their way."
+  (let ((end (loop:notice-end seconds)))
+    (sb-thread:with-mutex ((server-lock server))
+      (loop until (loop for hub in (server-hubs server)
+                        always (zerop (loop:event-loop-connections (hub-loop hub))))
+            while (loop:await-notice (server-emptied server) (server-lock server) end)))))
 
 (defun wait-for-links (server seconds)
   "Wait until SERVER has no link, SECONDS at most; return true if it has none."

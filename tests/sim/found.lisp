@@ -31,6 +31,32 @@ whose WATCH never ends."
                             (grpc:do-messages (note stream last) (setf last note)))))
          :listen "server:50051" options))
 
+(test a-drained-server-waits-for-its-last-answers-to-arrive
+  "To close a connection while the client says something more would reset it, answers and all."
+  (flet ((scenario (simulation)
+           (declare (ignore simulation))
+           (let ((server (sim:add-host
+                          "server"
+                          (lambda ()
+                            (lab-server:start-probe
+                             (list :watch (lambda (note call)
+                                            (grpc:after call 1 (lambda ()
+                                                                 (grpc:send call note)
+                                                                 (grpc:finish call)))
+                                            call))
+                             :listen "server:50051")))))
+             (grpc:with-channel (channel "server:50051")
+               (let ((call (lab.bench:watch channel (lab:make-note)))
+                     (others (loop repeat 20
+                                   collect (lab.bench:watch channel (lab:make-note)))))
+                 (sim:wait-for 1/2)
+                 (sim:restart-host server :drain 10)
+                 (dotimes (i 20)
+                   (sim:at (+ 0.4 (/ i 100)) (let ((other (nth i others)))
+                                               (lambda () (grpc:cancel other)))))
+                 (unless (grpc:receive call) (error "The answer is lost.")))))))
+    (is (= 50 (sim:run-seeds #'scenario :count 50 :latency '(1/1000 1/20))))))
+
 (test a-drain-is-in-no-hurry-while-calls-run
   "The answer to its PING comes late, behind a long request."
   (flet ((scenario (simulation)
