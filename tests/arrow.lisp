@@ -10,8 +10,7 @@
 (in-suite :clgrpc.architecture)
 
 (defparameter *cycle-limits*
-  '(("rpc" 9) ("wire" 10) ("client" 5) ("server" 1) ("inproc" 1) ("loop" 6)
-    ("async" 5))
+  '(("rpc" 8) ("wire" 7) ("client" 3) ("server" 1) ("inproc" 1))
   "How many files of a folder may form one cycle, where that is not *CYCLE-LIMIT*; 1 is none. The
 goal is 1 for client, wire, server and inproc, and no other row.")
 

@@ -30,14 +30,14 @@
                 (ecase storage
                   ,@(loop for (storage reader type) in *storages*
                           collect `(,storage
-                                    (symbol-macrolet ((stored (,reader message index)))
+                                    (symbol-macrolet ((content (,reader message index)))
                                       (macrolet ((typed (form) `(the ,',type ,form)))
                                         ,form))))))))
   (defun place-value (message place)
     "The content of MESSAGE at the place of its structure whose accessor is PLACE."
     (declare (type message message))
-    (with-storage (typed stored)))
+    (with-storage (typed content)))
   (defun (setf place-value) (new message place)
     (declare (type message message))
-    (with-storage (setf stored (typed new)))
+    (with-storage (setf content (typed new)))
     new))
