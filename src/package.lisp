@@ -55,6 +55,7 @@
                 #:unknown-fields #:find-extension)
   (:import-from #:clgrpc.rpc
                 ;; services and calls
+                #:observer #:make-observer
                 #:service #:server #:channel #:call #:send #:try-send #:close-send #:receive
                 #:do-messages #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata
                 #:call-trailers #:call-peer #:call-stages #:call-security #:call-compression

@@ -115,6 +115,9 @@ with: a function that returns a form and its remark, or TEXT itself at the end."
         (list "doc/transports.md" "<!-- the table is made from the contract"
               '("Operation" "Thread" "Ends" "Default" "What it does")
               #'clgrpc.rpc:contract-table)
+        (list "doc/observers.md" "<!-- the table is made from the observations"
+              '("what" "arguments" "told when")
+              #'clgrpc.rpc:observation-table)
         (list "doc/observability.md" "<!-- the table is made from the tracers"
               '("Tracer" "Also called" "What it tells")
               (lambda ()

@@ -17,8 +17,8 @@ or nil if LINK has no stream now, or what was sent cannot be sent again."
         (setf (http2:stream-user stream) attempt)
         (incf (wire:link-calls link))
         (push attempt (wire:wire-parts-attempts (wire:ensure-wire-parts call)))
-        (trace-event :call :attempt-begun :method (rpc:call-path call)
-                     :peer (wire:link-peer link) :stream (http2:stream-id stream))
+        (rpc:observe attempt-begun (wire:call-observer call)
+                     call (wire:link-peer link) (http2:stream-id stream))
         (write-head call stream)
         (write-again call stream)
         attempt))))
@@ -70,6 +70,11 @@ own, and return true."
       (adopt (first (last attempts)))
       t)))
 
+(define-hot tell-attempt-ended ((call client-call) (link link) (status symbol)) link
+  "An attempt of CALL on LINK, which is returned, is over."
+  (rpc:observe attempt-ended (wire:call-observer call) call (wire:link-peer link) status)
+  link)
+
 (defun leave-stream (stream)
   "STREAM, which is closed, is no call's nor attempt's any more. Return the link it was on, or nil
 if it had no user."
@@ -78,7 +83,7 @@ if it had no user."
       (client-call
        (setf (wire-call-stream user) nil)
        (wire:release-call user)
-       (wire-call-link user))
+       (tell-attempt-ended user (wire-call-link user) (call-status user)))
       (wire:attempt
        (wire:forget-attempt user)
-       (wire:attempt-link user)))))
+       (tell-attempt-ended (wire:attempt-call user) (wire:attempt-link user) nil)))))

@@ -30,8 +30,8 @@
         (wire-call-stream call) stream
         (http2:stream-user stream) call)
   (incf (wire:link-calls link))
-  (trace-event :call :call-on-stream :role :client :method (rpc:call-path call)
-               :peer (wire:link-peer link) :stream (http2:stream-id stream))
+  (rpc:observe attempt-begun (wire:call-observer call)
+               call (wire:link-peer link) (http2:stream-id stream))
   (unless (too-large-headers-p call link)
     (wire:ensure-headers call)
     (when request (setf (client-call-request call) request))
@@ -60,6 +60,7 @@ response."
   (let ((call (committed-call stream))
         (memo (hpack:field-list-memo list)))
     (when (and call (not (call-status call)))
+      (rpc:observe headers-received (wire:call-observer call) call)
       (forget-request call)
       (let ((problem (if (simple-vector-p memo) nil (response-problem list))))
         (cond (problem (destructuring-bind (status text) problem
@@ -356,6 +357,10 @@ deadline is that of the deadline, and what was said of it its cause."
           (loop for answer = (await (rpc:gate-ringer call))
                 until (or answer (call-status call) (client-drive call ready-p))
                 finally (return (funcall ready-p call)))))))
+
+(defun client-particulars (call)
+  "The operation PARTICULARS."
+  (list :target (core-name (client-call-core call))))
 
 ;;; Futures: the call is its own, see future.lisp
 

@@ -24,7 +24,7 @@
     (and credentials (loop:tls-credentials-verify credentials))))
 
 (defun make-channel (target &rest arguments &key credentials compression interceptors
-                                             call-credentials plaintext-credentials
+                                             call-credentials plaintext-credentials observer
                                              (balance :pick-first)
                      &allow-other-keys)
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
@@ -38,10 +38,12 @@ function of a method's path, called in the caller's thread, that returns metadat
 (bearer-token TOKEN); stubs take :call-credentials as well. They are refused with :unauthenticated
 on a channel without TLS, or with TLS that verifies nothing, unless PLAINTEXT-CREDENTIALS is true.
 BALANCE says which of TARGET's addresses have the calls: :pick-first, the default, the one that the
-channel is connected to; :round-robin all that can be reached, by turns. All other ARGUMENTS are
-rows of the options table as keywords. Connects nothing yet. Signal MISUSE for a wrong target or
+channel is connected to; :round-robin all that can be reached, by turns. OBSERVER, what
+MAKE-OBSERVER returns, is told of the channel's calls, messages and connections. All other ARGUMENTS
+are rows of the options table as keywords. Connects nothing yet. Signal MISUSE for a wrong target or
 option, TLS-ERROR if CREDENTIALS cannot be used. From any thread; end it with CLOSE-CHANNEL, or use
 WITH-CHANNEL."
+  (declare (ignore observer))
   (let ((scheme (loop:find-scheme target)))
     (if (and scheme (loop:scheme-open scheme))
         (funcall (loop:scheme-open scheme) target arguments)
@@ -55,7 +57,8 @@ WITH-CHANNEL."
   (let* ((options (apply #'make-channel-options
                          (alexandria:remove-from-plist
                           arguments :credentials :compression :interceptors :call-credentials
-                          :plaintext-credentials :balance)))
+                          :plaintext-credentials :balance :observer)))
+         (observer (rpc:check-observer (getf arguments :observer)))
          (resolver (make-resolver target options))
          (policy (find-policy balance))
          (encoding (wire:find-encoding compression))
@@ -64,7 +67,7 @@ WITH-CHANNEL."
          ;; last, since it is given back only with the channel
          (client-loop (acquire-client-loop options))
          (core (make-core :name target :client-loop client-loop
-                          :loop (client-loop-loop client-loop) :options options
+                          :loop (client-loop-loop client-loop) :options options :observer observer
                           :credentials credentials :sink **client-sink**
                           :encoding encoding :authority authority :resolver resolver)))
     (setf (core-balancer core) (make-instance policy :core core))

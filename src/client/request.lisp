@@ -12,9 +12,10 @@
 (define-hot write-request ((call client-call)) null
   "Send the only request of CALL, which goes on to have it."
   (let ((request (client-call-request call)))
-    (if (typep request '(or octets wire:parcel))
-        (wire:write-kept (the http2:stream (wire-call-stream call)) request t)
-        (wire:write-message call request t)))
+    (cond ((typep request '(or octets wire:parcel))
+           (wire:note-sent call request)
+           (wire:write-kept (the http2:stream (wire-call-stream call)) request t))
+          (t (wire:write-message call request t))))
   nil)
 
 (define-hot forget-request ((call client-call)) null

@@ -102,3 +102,6 @@ others (attempt.lisp)."
 (define-hot (client-call-wait-for-ready :inline t) ((call client-call)) boolean
   (let ((intent (rpc:call-intent call)))
     (and intent (rpc:intent-wait-for-ready intent))))
+
+(defmethod wire:link-observer ((owner subchannel))
+  (wire:endpoint-observer (subchannel-core owner)))

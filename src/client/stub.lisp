@@ -106,8 +106,7 @@ loop has just stopped, since the channel was closed, end CALL."
   (unless (call-status call)
     (when (zerop (wire:wire-call-born-ns call))
       (setf (wire:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
-    (when (tracing-p :call)
-      (rpc:tell-begin call :target (core-name (client-call-core call))))
+    (rpc:observe call-begun (wire:call-observer call) call)
     (cond ((rpc:overdue-p call)          ; its answer might be faster than the timer
            (wire:deadline-passed call))
           (t (wire:start-deadline call)

@@ -9,6 +9,7 @@
   :write-head #'write-request-head :deliver #'deliver-response
   :decode #'wire:wire-decode :taken #'wire:wire-taken
   :drive #'client-drive :park #'client-park
+  :observer #'wire:call-observer :particulars #'client-particulars
   :new-parts #'wire:new-wire-parts :new-inlet #'wire:new-wire-inlet
   :new-outlet #'wire:new-wire-outlet
   :metadata #'wire:wire-metadata :compression #'wire:wire-compression

@@ -36,6 +36,7 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
                             (let ((host (make-host :server server
                                                    :services (rpc:server-services server)
                                                    :interceptors (rpc:server-interceptors server)
+                                                   :observer (rpc:server-observer server)
                                                    :options (rpc:server-options server))))
                               (renew-table host)
                               host))))
@@ -86,7 +87,7 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 (defun make-inproc-channel (target host name arguments)
   "A channel to HOST, or if that is nil to the server that has NAME when it is called."
   (destructuring-bind (&key (messages :copy) threads on interceptors call-credentials
-                         compression &allow-other-keys)
+                         compression observer &allow-other-keys)
       arguments
     (rpc:check-compression compression)
     (unless (member messages '(:copy :share))
@@ -97,12 +98,13 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
                            :share (eq messages :share)
                            :client-operations **client-operations**
                            :server-operations **server-operations**
+                           :observer (rpc:check-observer observer)
                            :execution (cond (threads :threads) (t (or on :caller)))
                            :options (apply #'make-inproc-options
                                            (alexandria:remove-from-plist
                                             arguments :messages :threads :on :interceptors
                                             :call-credentials :plaintext-credentials
-                                            :compression)))))
+                                            :compression :observer)))))
       (if (or interceptors call-credentials)
           (make-instance 'intercepted-inproc-channel
                          :site site :interceptors (rpc:check-interceptors interceptors)

@@ -15,14 +15,21 @@
                      (and (member (rpc-method-kind method) '(:unary :server-streaming)) t)
                      site line))
 
-(defun tell-begin-of (call)
-  "Have the tracer tell that CALL, one end, begins."
-  (rpc:tell-begin call (if (rpc:client-p call) :target :peer) (rpc:call-peer call)))
+(defun inproc-observer (call)
+  "The operation OBSERVER."
+  (if (rpc:client-p call)
+      (site-observer (call-site call))
+      (let ((line (inproc-call-line call)))
+        (and line (line-host line) (host-observer (line-host line))))))
+
+(defun inproc-particulars (call)
+  "The operation PARTICULARS."
+  (list (if (rpc:client-p call) :target :peer) (rpc:call-peer call)))
 
 (defun tell-begin (line)
-  "Have the tracer tell of both ends of LINE that their call begins."
-  (tell-begin-of (line-client line))
-  (tell-begin-of (line-server line)))
+  "Tell those who want to know that the call of LINE has begun, at both ends."
+  (rpc:observe call-begun (site-observer (call-site (line-client line))) (line-client line))
+  (rpc:observe call-begun (inproc-observer (line-server line)) (line-server line)))
 
 (define-hot open-line ((site site) (host host) (route inproc-route) (method rpc-method)
                        (deadline rpc:deadline) fields)
@@ -32,7 +39,7 @@
     (setf (line-client line) (make-client-end method deadline nil site line)
           (line-server line) (make-server-end method deadline fields site line))
     (count-begun (host-tally host))
-    (when (tracing-p :call) (tell-begin line))
+    (when (observed-p site host) (tell-begin line))
     line))
 
 (defun make-up-line (call)

@@ -30,6 +30,8 @@ of the method's messages, or too long."
     (when (or (> size (options-max-send-octets (sending-options call)))
               (> size (options-max-receive-octets (receiving-options call))))
       (refuse-length call size))
+    (rpc:observe message-sent (inproc-observer call) call size)
+    (rpc:observe message-received (inproc-observer (other-end call)) (other-end call) size)
     (values (if (<= size rpc:+long-octets+)
                 (site-copy (call-site call) message)
                 (copy-in-room (call-site call) call message size (sending-options call)))

@@ -79,6 +79,7 @@
   :await-metadata #'await-answer
   :abort #'client-abort :post #'run-here :schedule #'schedule :room #'sending-room :taken #'taken
   :drive #'client-drive :park #'client-park
+  :observer #'inproc-observer :particulars #'inproc-particulars
   :now #'call-now :peer #'site-peer :stage #'line-stage :stages #'line-stages :other-end #'other-end
   :future-p #'future-p :reply-of-future #'reply-of-future :reserve-of-future #'reserve-of-future)
 
@@ -88,5 +89,6 @@
   :after #'run-after
   :abort #'server-abort :post #'run-here :schedule #'schedule :room #'sending-room :taken #'taken
   :drive #'no-drive :park #'inproc-park
+  :observer #'inproc-observer :particulars #'inproc-particulars
   :now #'call-now :peer #'site-peer :stage #'line-stage :stages #'line-stages
   :other-end #'other-end)

@@ -20,6 +20,7 @@
   (services '() :type list)             ; service objects
   (interceptors '() :type list)         ; around their handlers
   (options nil :type options)           ; the server's limits
+  (observer nil :type (or null rpc:observer)) ; the server's
   (name nil :type (or null string))     ; the first address it has, inproc:NAME
   (table nil :type (or null rpc:route-table)) ; the routes of SERVICES
   ;; :closed once the server stops, :abandoned once that has waited for long enough
@@ -42,6 +43,7 @@
   (host nil :type (or null host))       ; looked up by NAME if that is not nil
   (name nil :type (or null string))     ; inproc:NAME, if the channel was made for that
   (options nil :type options)           ; the channel's limits
+  (observer nil :type (or null rpc:observer)) ; the channel's
   (share nil :type boolean)             ; messages are passed as they are
   ;; where handlers run: on their callers' threads, on threads of their own, or on this loop
   (execution :caller :type (or (member :caller :threads) loop:event-loop))
@@ -57,6 +59,11 @@
   (lock (sb-thread:make-mutex :name "clgrpc in-process channel") :read-only t)) ; of CLIENT-LOOP
 
 (declaim (sb-ext:freeze-type site))
+
+(define-hot (observed-p :inline t) ((site site) (host host)) boolean
+  "True if somebody is to be told of the calls of SITE to HOST."
+  (or (and (or (site-observer site) (host-observer host)) t)
+      (tracing-p :call)))
 
 (defstruct (consumer (:constructor make-consumer (function handlers restarts call)) (:copier nil))
   "Whose code a handler calls on the thread of its caller, and the context that it runs in."

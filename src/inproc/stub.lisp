@@ -40,7 +40,7 @@
   (let* ((host (host-of site))
          (route (and host (route-to host method))))
     (if (and route
-             (not (tracing-p :call))
+             (not (observed-p site host))
              (<= (protobuf:measure (rpc:rpc-method-request-type method)
                                    (rpc:only-request method request))
                  (min (options-max-receive-octets (host-options host))
@@ -151,7 +151,7 @@ If this is left otherwise, cancel the call."
   "The host of LINE has no route for its call."
   (let ((tally (host-tally (line-host line))))
     (count-begun tally)
-    (when (tracing-p :call) (tell-begin line))
+    (tell-begin line)
     (multiple-value-bind (status text) (rpc:verdict :unknown-method)
       (rpc:end-call (line-server line) status :message text :ended-by :local)
       (rpc:end-call (line-client line) status :message text))
@@ -160,7 +160,7 @@ If this is left otherwise, cancel the call."
 (defun end-absent (line)
   "There is no host for the call of LINE: only its client is there, and hears of it."
   (let ((client (line-client line)))
-    (when (tracing-p :call) (tell-begin-of client))
+    (rpc:observe call-begun (site-observer (call-site client)) client)
     (rpc:end-call client :unavailable :message (absence-text (call-site client))
                                       :ended-by :transport :sent nil)
     (setf (call-status (line-server line)) :cancelled)))

@@ -299,20 +299,6 @@ Only by the receiving thread."
 
 ;;; The end of a call
 
-(defun tell-begin (call &rest plist)
-  "Have the tracer tell that CALL begins; PLIST says more."
-  (apply #'log-event :trace :call-begun :tracer :call :role (call-role call)
-         :method (call-path call) :remaining (time-remaining call) plist))
-
-(defun tell-end (call)
-  "Have the tracer tell how CALL has ended."
-  (let ((outcome (call-outcome call)))
-    (trace-event :call :call-ended
-                 :role (call-role call) :method (call-path call) :peer (call-peer call)
-                 :status (call-status call) :message (and outcome (outcome-message outcome))
-                 :ended-by (and outcome (outcome-ended-by outcome))
-                 :cause (and outcome (outcome-cause outcome)) :stages (call-stages call))))
-
 (defun end-call (call status &key (message "") details (ended-by :peer) cause (sent t))
   "Store how CALL ended and wake its waiters. On CALL's loop. Return false if it had ended already."
   (unless (call-status call)
@@ -323,7 +309,7 @@ Only by the receiving thread."
                           :unsent (call-unsent-octets call))))
     (sb-thread:barrier (:write))
     (setf (call-status call) status)
-    (when (tracing-p :call) (tell-end call))
+    (observe call-ended (operate observer call) call)
     (notify call)
     (let ((reactions (call-reactions call)))
       (when (and reactions (reactions-on-ended reactions)) (operate schedule call)))

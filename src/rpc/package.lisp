@@ -37,6 +37,8 @@
    #:wait-for-state-change #:channel-secure-p #:channel-plaintext-credentials
    ;; transport.lisp
    #:operations #:define-transport-end #:operate #:nothing #:contract-table
+   ;; observer.lisp
+   #:observer #:make-observer #:check-observer #:observe #:observation-table
    ;; part.lisp
    #:parts #:call-parts #:ensure-parts #:new-parts #:parts-reactions #:inlet #:call-inlet
    #:ensure-inlet #:new-inlet #:inlet-received #:inlet-queued-octets #:inlet-arrived #:inlet-filter
@@ -50,7 +52,7 @@
    #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed
    #:call-incoming
    #:outcome-message #:outcome-details #:outcome-stage #:call-outcome #:call-stage
-   #:call-trouble #:call-role #:call-path #:tell-begin #:tell-end #:stage-text
+   #:call-trouble #:call-role #:call-path #:stage-text
    #:call-unsent-octets #:filtered #:room-p #:*call*
    #:notify #:wait-for-call
    #:push-incoming #:pop-incoming #:+arrival-octets+ #:make-arrival #:arrival-next
@@ -74,7 +76,7 @@
    #:verdict #:abort-as #:verdict-error #:overdue-p #:answers-once-p #:takes-one-p #:flaw
    #:add-trailers
    ;; server.lisp
-   #:server #:server-services #:server-options #:server-interceptors #:server-reserve
+   #:server #:server-services #:server-options #:server-interceptors #:server-observer #:server-reserve
    #:server-entrances #:server-lock #:server-emptied #:ensure-entrance #:note-emptied
    #:entrance-address #:close-entrance #:entrance-busy-p #:abandon-entrance #:entrance-calls
    ;; answer.lisp

@@ -10,6 +10,7 @@
    (options :initarg :options :reader server-options) ; rows of the options table
    ;; functions around the handlers, the outermost first
    (interceptors :initarg :interceptors :initform '() :reader server-interceptors)
+   (observer :initarg :observer :initform nil :reader server-observer) ; of what it does, or nil
    (reserve :initarg :reserve :reader server-reserve) ; of threads, for handlers that block
    (entrances :initform '() :accessor server-entrances) ; by which calls within the image come
    ;; of the entrances, the routes and the end
@@ -20,6 +21,7 @@
 (document-functions
   server-services "The service objects of SERVER."
   server-options "The options, rows of the options table, with which SERVER runs."
+  server-observer "Whom what SERVER does is told, an OBSERVER, or nil."
   server-interceptors "The functions around the handlers of SERVER, the outermost first."
   server-reserve "The reserve of threads on which handlers of SERVER run that block."
   server-entrances "The ENTRANCEs of SERVER, by which calls within the image come."

@@ -51,3 +51,9 @@ a reading of the clock is too much for a unary call of which nobody is told. On 
               (and method (not (eq :unary (rpc-method-kind (the rpc-method method)))))))
     (loop:note-time (wire-call-loop call)))
   nil)
+
+(defun server-particulars (call)
+  "The operation PARTICULARS."
+  (list :peer (rpc:call-peer call) :stream (http2:stream-id (wire-call-stream call))
+        :dialect (let ((dialect (wire:wire-call-dialect call)))
+                   (and dialect (wire:dialect-name dialect)))))

@@ -99,13 +99,6 @@ registered dialects of which none was it."
           (unless (request-dialect request) (setf (hpack:field-list-memo list) request))
           request))))
 
-(defun tell-request (call request)
-  "Have the tracer tell that CALL begins, as REQUEST says."
-  (rpc:tell-begin call :peer (rpc:call-peer call) :stream (http2:stream-id (wire-call-stream call))
-                       :dialect (and (request-dialect request)
-                                     (wire:dialect-name (request-dialect request)))
-                       :rejection (request-rejection request)))
-
 (define-hot (begin-server-call :inline t) ((stream http2:stream) (link link) (hub hub)
                                            (request request) (dialect (or null wire:dialect))
                                            (route (or null server-route)))
@@ -143,7 +136,8 @@ registered dialects of which none was it."
          (dialect (request-dialect request))
          (route (if (eq dialect **plain**) (hub-fallback hub) (request-route request)))
          (call (begin-server-call stream link hub request dialect route)))
-    (when (tracing-p :call) (tell-request call request))
+    (rpc:observe call-begun (wire:endpoint-observer hub) call)
+    (rpc:observe headers-received (wire:endpoint-observer hub) call)
     (when (eq dialect **plain**)
       (setf (wire:call-dialect-state call) (read-plain-request list (request-refusal request))))
     (cond ((and (request-rejection request) (not (eq dialect **plain**)))

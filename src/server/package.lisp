@@ -11,7 +11,7 @@
                 #:call-half-closed #:end-call #:notify #:with-user-code #:*call*
                 #:operate #:rpc-method #:rpc-method-kind #:rpc-error-status #:rpc-error-message
                 ;; servers
-                #:server #:server-services #:server-options #:server-interceptors
+                #:server #:server-services #:server-options #:server-interceptors #:server-observer
                 #:server-reserve #:server-entrances #:server-lock #:server-emptied
                 #:entrance-address #:close-entrance #:entrance-busy-p #:abandon-entrance
                 #:entrance-calls #:note-emptied

@@ -50,6 +50,7 @@
 
 (defun complain (hub option peer)
   "Something of PEER was refused, or ended, because of OPTION, a keyword. On HUB's loop."
+  (rpc:observe refused (wire:endpoint-observer hub) option peer)
   (let* ((server (hub-server hub))
          (refusals (server-refusals server))
          (loop (hub-loop hub))

@@ -69,7 +69,7 @@ duplicates. From any thread."
 
 (defun start-server (services &rest arguments &key (listen "127.0.0.1:0") (loops 1)
                                                 (execution :auto) credentials compression
-                                                interceptors fallback
+                                                interceptors fallback observer
                      &allow-other-keys)
   "Start serving SERVICES, a service object or a list of them, and return the server.
 LISTEN is an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\", \"inproc:NAME\" or any other
@@ -91,7 +91,8 @@ two strings, an alist of strings and octets, :max-fallback-body-octets at most, 
 HTTP status, an alist of headers and a body, a string, octets or nil. It runs as handlers do, as
 EXECUTION says if that is no alist; an error in it is answered with 500 and goes to the log; FAIL
 in it is answered with the HTTP status that is closest. Without one such requests are answered with
-415 or 405. All other keywords are rows of the options table. Signal MISUSE for a wrong argument,
+415 or 405. OBSERVER, what MAKE-OBSERVER returns, is told of the
+server's calls, messages, connections and refusals. All other keywords are rows of the options table. Signal MISUSE for a wrong argument,
 TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be had. From any
 thread."
   (let* ((services (check-services (if (listp services) services (list services))))
@@ -100,11 +101,12 @@ thread."
          (options (apply #'make-server-options
                          (alexandria:remove-from-plist arguments :listen :loops :execution
                                                        :credentials :compression :interceptors
-                                                       :fallback)))
+                                                       :fallback :observer)))
          (server (make-instance 'wire-server
                                 :services services :options options :execution execution
                                 :loop-count loops
                                 :interceptors (rpc:check-interceptors interceptors)
+                                :observer (rpc:check-observer observer)
                                 :credentials credentials
                                 :encoding (wire:find-encoding compression)
                                 :reserve (loop:make-reserve
@@ -157,7 +159,7 @@ thread."
     (push (make-hub :server server :loop event-loop :routes routes :fallback fallback
                     :options (server-options server) :encoding (server-encoding server)
                     :max-open (share-out (options-max-calls (server-options server)) server)
-                    :ledger (server-ledger server))
+                    :ledger (server-ledger server) :observer (server-observer server))
           (server-hubs server))))
 
 (defun renew-routes (server)

@@ -11,6 +11,7 @@
   :write-head #'write-answer-head :deliver #'deliver-request :half-close #'half-close-request
   :decode #'wire:wire-decode :taken #'wire:wire-taken :note-long-message #'server-note-long-message
   :drive #'server-drive
+  :observer #'wire:call-observer :particulars #'server-particulars
   :new-parts #'wire:new-wire-parts :new-inlet #'wire:new-wire-inlet
   :new-outlet #'wire:new-wire-outlet
   :metadata #'wire:wire-metadata :compression #'wire:wire-compression

@@ -8,9 +8,13 @@
   "What all calls of a channel, or of one loop of a server, share."
   (loop nil :type loop:event-loop)
   (options nil :type options)
+  (observer nil :type (or null observer))
   (ledger (make-ledger) :type ledger)
   (replays nil :type (or null ledger))  ; a channel's: octets of requests that are kept
   (clock nil :type (or null wait-clock))) ; a channel's
+
+(defmethod link-observer ((owner endpoint))
+  (endpoint-observer owner))
 
 (defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
   "A call on a stream of HTTP/2, at either end."
@@ -33,6 +37,10 @@
 (define-hot (wire-call-options :inline t) ((call wire-call)) options
   "The options of the server or channel that CALL is of."
   (endpoint-options (wire-call-endpoint call)))
+
+(define-hot (call-observer :inline t) ((call wire-call)) (or null observer)
+  "Whom what happens to CALL is told, or nil. The operation OBSERVER."
+  (endpoint-observer (wire-call-endpoint call)))
 
 (define-hot (mark-call :inline t) ((call wire-call) (mark mark)) null
   "CALL has come to MARK in this turn. On its loop."

@@ -86,6 +86,9 @@ was last seen to be without any new one, and since when that is."
 (defgeneric link-ended (owner link)
   (:documentation "Tell OWNER that LINK has ended and all its streams with it."))
 
+(defgeneric link-observer (owner)
+  (:documentation "The OBSERVER that is told of OWNER's links, or nil."))
+
 (defgeneric answers-left (owner link)
   (:documentation
    "Tell OWNER that output of LINK, which has calls that are held up, may have left."))
@@ -103,6 +106,7 @@ ask the peer whether it is there. Return the link."
                                   :max-unsent-octets (options-max-unsent-octets options)))
     (http2:start-connection (link-http2 link) (loop:event-loop-now loop))
     (begin-life link)
+    (observe connection-begun (link-observer owner) (link-peer link))
     link))
 
 (defconstant +frames-per-look+ 64
@@ -194,6 +198,8 @@ has taken long, is for the next turn."
               (t (princ-to-string reason)))))
     (end-life link)
     (http2:receive-eof (link-http2 link))
+    (observe connection-ended (link-observer (link-owner link))
+             (link-peer link) (link-failure link))
     (link-ended (link-owner link) link)))
 
 (defglobal **link-handler** nil)

@@ -15,7 +15,8 @@
     (unless (or (client-p call) (null (call-rpc-method call)) (sends-one-p call))
       (loop:note-time (wire-call-loop call)))
     (mark-call call +headers+)
-    (operate write-head call))
+    (operate write-head call)
+    (observe headers-sent (call-observer call) call))
   nil)
 
 (define-hot (check-send-size :inline t) ((call wire-call) (size index)) null
@@ -114,13 +115,19 @@ On the loop; CALL has a stream and its headers are sent."
              (declare (type octets octets) (type index at))
              (write-sized type message octets at size)
              (http2:end-data stream total last))
+           (observe message-sent (call-observer call) call size)
            t)
           ((<= size +parcel-octets+)
            (write-encoded call (encode-message call message nil) last)
            t))))
 
+(defun note-sent (call encoded)
+  "ENCODED, of ENCODE-MESSAGE, is about to be written."
+  (observe message-sent (call-observer call) call (- (encoded-length encoded) +prefix-octets+)))
+
 (defun write-encoded (call encoded last)
   "Send ENCODED, of ENCODE-MESSAGE, which now belongs to the connection. On the loop."
+  (note-sent call encoded)
   (if (typep encoded 'parcel)
       (http2:send-data (wire-call-stream call) (parcel-taken encoded) 0 (parcel-end encoded) last t)
       (http2:send-data (wire-call-stream call) encoded 0 (length encoded) last))
@@ -137,6 +144,7 @@ On the loop; CALL has a stream and its headers are sent."
   "As WRITE-ENCODED, but CALL goes on to have ENCODED if what it sends is kept."
   (let ((replay (call-replay call)))
     (cond ((and replay (keep-for-replay call replay encoded))
+           (note-sent call encoded)
            (write-kept (wire-call-stream call) encoded last)
            (dolist (attempt (call-attempts call))
              (write-kept (attempt-stream attempt) encoded last)))

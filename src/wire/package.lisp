@@ -6,6 +6,7 @@
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal)
   (:import-from #:clgrpc.rpc
+                #:observer #:observe
                 #:parts #:call-parts #:ensure-parts #:new-parts #:parts-reactions #:inlet
                 #:call-inlet #:ensure-inlet #:inlet-queued-octets #:inlet-arrived #:outlet
                 #:call-outlet #:call-path #:ensure-outlet #:outlet-unsent-octets
@@ -23,6 +24,8 @@
                 #:rpc-method-kind #:rpc-method-path #:rpc-method-path-field #:sends-one-p
                 #:uncharge #:verdict-error #:wait-for-call #:with-user-code)
   (:export
+   #:link-observer #:endpoint-observer
+   #:call-observer #:note-sent
    #:attempt #:make-attempt #:attempt-call #:attempt-link #:attempt-stream #:call-attempts
    #:endpoint-replays #:forget-attempt #:reset-attempt
    #:reset-attempts

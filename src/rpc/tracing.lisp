@@ -1,0 +1,25 @@
+;;;; The tracers of calls as an observer: see observer.lisp, and base/trace.lisp for the tracers.
+
+(in-package #:clgrpc.rpc)
+
+(defun trace-call-begun (call)
+  (apply #'log-event :trace :call-begun :tracer :call
+         :role (call-role call) :method (call-path call)
+         (append (operate particulars call)
+                 (list :remaining (time-remaining call)))))
+
+(defun trace-call-ended (call)
+  (let ((outcome (call-outcome call)))
+    (log-event :trace :call-ended :tracer :call
+               :role (call-role call) :method (call-path call) :peer (call-peer call)
+               :status (call-status call) :message (and outcome (outcome-message outcome))
+               :ended-by (and outcome (outcome-ended-by outcome))
+               :cause (and outcome (outcome-cause outcome)) :stages (call-stages call))))
+
+(defun trace-attempt-begun (call peer stream)
+  (log-event :trace :call-on-stream :tracer :call
+             :role :client :method (call-path call) :peer peer :stream stream))
+
+(setf **tracing-observer**
+      (make-observer :call-begun #'trace-call-begun :call-ended #'trace-call-ended
+                     :attempt-begun #'trace-attempt-begun))

@@ -1,0 +1,128 @@
+;;;; What observers of a channel and of a server are told (src/rpc/observer.lisp), whatever carries
+;;;; the calls.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defun recorder ()
+  "An observer that records what it is told, and the list whose car has that, newest first."
+  (let ((told (list '())))
+    (flet ((note (what) (lambda (&rest arguments)
+                          (sb-ext:atomic-push (cons what arguments) (car told)))))
+      (values (apply #'grpc:make-observer
+                     (loop for what in '(:call-begun :call-ended :attempt-begun :attempt-ended
+                                         :headers-sent :headers-received :message-sent
+                                         :message-received :connection-begun :connection-ended
+                                         :refused)
+                           append (list what (note what))))
+              told))))
+
+(defun told-names (told)
+  (mapcar #'first (reverse (car told))))
+
+(defun told-of (told what)
+  "The arguments of WHAT, oldest first."
+  (mapcar #'rest (remove what (reverse (car told)) :key #'first :test-not #'eq)))
+
+(defmacro with-observed ((channel client server &rest options) handlers &body body)
+  "Evaluate BODY with CHANNEL to a probe with HANDLERS, both observed, and what CLIENT and SERVER
+have been told."
+  (let ((one (gensym "CLIENT")) (other (gensym "SERVER")) (probe (gensym "PROBE")))
+    `(multiple-value-bind (,one ,client) (recorder)
+       (multiple-value-bind (,other ,server) (recorder)
+         (let ((,probe (start-probe (list ,@handlers) :observer ,other ,@options)))
+           (unwind-protect
+                (grpc:with-channel (,channel (grpc:server-address ,probe) :observer ,one)
+                  ,@body)
+             (grpc:stop-server ,probe :drain 0)))))))
+
+(test observers-of-a-unary-call
+  (with-observed (channel client server) (:ask #'double)
+    (is (= 8 (number-of (ask channel (note 4)))))
+    (is-true (wait-until (lambda () (told-of client :attempt-ended))))
+    (is-true (wait-until (lambda () (told-of server :call-ended))))
+    ;; the call may begin before its connection
+    (is (= 1 (length (told-of client :connection-begun))))
+    (is (equal '(:call-begun :attempt-begun :headers-sent :message-sent :headers-received
+                 :message-received :call-ended :attempt-ended)
+               (remove :connection-begun (told-names client))))
+    (is (equal '(:connection-begun :call-begun :headers-received :message-received :headers-sent
+                 :message-sent :call-ended)
+               (told-names server)))
+    (let ((octets (grpc:serialized-size (note 4))))
+      (is (= octets (second (first (told-of client :message-sent)))))
+      (is (= octets (second (first (told-of server :message-received))))))
+    (destructuring-bind (call peer status) (first (told-of client :attempt-ended))
+      (is (eq :ok status))
+      (is (string= peer (grpc:call-peer call)))
+      (is (eq call (first (first (told-of client :call-ended))))))
+    (is (eq :ok (grpc:call-status (first (first (told-of server :call-ended))))))))
+
+(test observers-of-streams
+  "A message each, long or short, compressed or not, with what it takes on the wire."
+  (with-observed (channel client server) (:chat #'echo)
+    (let ((call (chat channel (list (note 1) (note 2 :body 100000)) :compression :gzip)))
+      (is (equal '(1 2) (numbers call))))
+    (is-true (wait-until (lambda () (told-of server :call-ended))))
+    (flet ((octets (told what) (mapcar #'second (told-of told what))))
+      (is (= 2 (length (octets client :message-sent))))
+      (is (equal (octets client :message-sent) (octets server :message-received)))
+      (is (equal (octets server :message-sent) (octets client :message-received))))))
+
+(test observers-of-attempts
+  "A call that is made again has two, the first of which is not its end."
+  (multiple-value-bind (observer told) (recorder)
+    (let ((counter (list 0)))
+      (with-raw-server (address :at :end) (refusing 1 counter)
+        (grpc:with-channel (channel address :observer observer)
+          (is (= 7 (number-of (ask channel (note 1)))))
+          (is-true (wait-until (lambda () (= 2 (length (told-of told :attempt-ended))))))
+          (is (equal '(nil :ok) (mapcar #'third (told-of told :attempt-ended))))
+          (is (equal '(1 3) (mapcar #'third (told-of told :attempt-begun))))
+          (is (= 1 (length (told-of told :call-begun))))
+          (is (= 1 (length (told-of told :call-ended)))))))))
+
+(test observers-of-connections-and-refusals
+  (with-observed (channel client server :max-calls 1 :execution :blocking)
+      (:ask (let ((first t))
+              (lambda (note call)
+                (when (shiftf first nil)
+                  (loop repeat 3000 until (told-of server :refused) do (sleep 0.01)))
+                (double note call))))
+    (let ((future (grpc:call-async #'lab.bench:ask channel (note 1))))
+      (is-true (wait-until (lambda () (told-of server :call-begun))))
+      (is (typep (caught (ask channel (note 2))) 'grpc:resource-exhausted))
+      (is (= 2 (number-of (grpc:await future))))
+      (is (eq :max-calls (first (first (told-of server :refused)))))
+      (is (= 2 (length (told-of server :call-ended)))))
+    (grpc:close-channel channel)
+    (is-true (wait-until (lambda () (told-of server :connection-ended))))
+    (is (= 1 (length (told-of client :connection-ended))))
+    (is (stringp (second (first (told-of client :connection-ended)))))))
+
+(test an-observer-that-fails-harms-no-call
+  (let ((observer (grpc:make-observer :call-begun (lambda (call) (error "of ~A" call)))))
+    (with-probe (channel :channel-options (list :observer observer) :events (:observer-error))
+        (:ask #'double)
+      (is (= 4 (number-of (ask channel (note 2)))))
+      (is-true (events-of :observer-error)))))
+
+(test observers-of-calls-within-the-image
+  "Both ends are told of unary calls and of streams."
+  (multiple-value-bind (one client) (recorder)
+    (multiple-value-bind (other server) (recorder)
+      (let ((probe (start-probe (list :ask #'double :chat #'echo) :observer other)))
+        (unwind-protect
+             (let ((channel (grpc:server-channel probe :observer one)))
+               (is (= 8 (number-of (ask channel (note 4)))))
+               (is (equal '(:call-begun :message-sent :message-received :call-ended)
+                          (told-names client)))
+               (is (equal '(:call-begun :message-received :message-sent :call-ended)
+                          (told-names server)))
+               (is (equal '(1 2) (numbers (chat channel (list (note 1) (note 2))))))
+               (is (= 3 (length (told-of client :message-received))))
+               (is (= 3 (length (told-of server :message-received))))
+               (is (= 2 (length (told-of client :call-ended))))
+               (is (= 2 (length (told-of server :call-ended))))
+               (grpc:close-channel channel))
+          (grpc:stop-server probe :drain 0))))))
