@@ -77,8 +77,8 @@
     "An attempt of CALL, a client's, has a stream, which has the number STREAM and leads to PEER, an
 address.")
   (attempt-ended (call peer status) nil
-    "The stream of an attempt of CALL, a client's, to PEER is over: STATUS is that of CALL, or nil if
-the call goes on without the attempt.")
+    "The stream of an attempt of CALL, a client's, to PEER is over: STATUS is that of CALL, or nil
+if the call goes on without the attempt.")
   (headers-sent (call) nil
     "CALL's headers have been written.")
   (headers-received (call) nil

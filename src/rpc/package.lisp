@@ -76,7 +76,8 @@
    #:verdict #:abort-as #:verdict-error #:overdue-p #:answers-once-p #:takes-one-p #:flaw
    #:add-trailers
    ;; server.lisp
-   #:server #:server-services #:server-options #:server-interceptors #:server-observer #:server-reserve
+   #:server #:server-services #:server-options #:server-interceptors #:server-observer
+   #:server-reserve
    #:server-entrances #:server-lock #:server-emptied #:ensure-entrance #:note-emptied
    #:entrance-address #:close-entrance #:entrance-busy-p #:abandon-entrance #:entrance-calls
    ;; answer.lisp

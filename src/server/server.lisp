@@ -91,9 +91,9 @@ two strings, an alist of strings and octets, :max-fallback-body-octets at most, 
 HTTP status, an alist of headers and a body, a string, octets or nil. It runs as handlers do, as
 EXECUTION says if that is no alist; an error in it is answered with 500 and goes to the log; FAIL
 in it is answered with the HTTP status that is closest. Without one such requests are answered with
-415 or 405. OBSERVER, what MAKE-OBSERVER returns, is told of the
-server's calls, messages, connections and refusals. All other keywords are rows of the options table. Signal MISUSE for a wrong argument,
-TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be had. From any
+415 or 405. OBSERVER, what MAKE-OBSERVER returns, is told of the server's calls, messages,
+connections and refusals. All other keywords are rows of the options table. Signal MISUSE for a
+wrong argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be had. From any
 thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
