@@ -21,7 +21,7 @@ answers is against it, whoever makes room says so."
        (rpc:deliverable-p call)
        (or (rpc:client-p call)
            (room-left-p call)
-           (progn (note-waiting call) (room-left-p call)))
+           (progn (want-room call) (room-left-p call)))
        (next-message call)))
 
 (define-hot queue-ready ((line line) (inlet rpc:inlet)) null

@@ -32,7 +32,7 @@
 while it waits."
   (not (eq (line-phase line) sb-thread:*current-thread*)))
 
-(define-hot note-waiting ((call inproc-call)) null
+(define-hot want-room ((call inproc-call)) null
   "The sender of CALL wants to know when there is room."
   (if (rpc:client-p call)
       (setf (line-client-waits (call-line call)) t)

@@ -34,7 +34,7 @@ more."
   (cond ((or (room-left-p call)
              (and wait-p
                   (or (not (may-wait-p (call-line call)))
-                      (progn (note-waiting call)
+                      (progn (want-room call)
                              (rpc:wait-for-call call #'rpc:room-p)
                              (rpc:may-send-p call nil)))))
          (unless (or (hand-over receiver message) (put-mail receiver message))
@@ -44,7 +44,7 @@ more."
          t)
         (wait-p nil)
         (t (setf (rpc:outlet-writable-wanted (rpc:ensure-outlet call)) t)
-           (note-waiting call)
+           (want-room call)
            ;; room may have been made before anybody could see that it is wanted
            (when (and (plusp (sending-room call)) (rpc:callbacks-p call)) (operate schedule call))
            nil)))
@@ -96,7 +96,7 @@ sends is unwound."
 
 ;;; From the client to the handler
 
-(define-hot hold ((line line) message (size index)) boolean
+(define-hot keep-early ((line line) message (size index)) boolean
   "Keep MESSAGE until the handler begins. False if it has begun, or too much is held."
   (let ((octets (+ (line-held-octets line) size rpc:+arrival-octets+)))
     (when (<= octets (options-send-budget-octets (site-options (call-site (line-client line)))))
@@ -120,7 +120,7 @@ sends is unwound."
            (when (and (eq :waiting (line-phase line)) (keeps-p (line-route line)))
              (begin-soon line))
            (or (and (eq :waiting (line-phase line))
-                    (hold line message size)
+                    (keep-early line message size)
                     (progn (when (eq :threads (site-execution (call-site call)))
                              (begin-elsewhere line))
                            t))

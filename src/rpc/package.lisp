@@ -14,10 +14,8 @@
    #:not-found #:already-exists #:permission-denied #:resource-exhausted #:failed-precondition
    #:aborted #:out-of-range #:unimplemented #:internal #:unavailable #:data-loss #:unauthenticated
    #:status-code #:code-status #:make-rpc-error #:fail
-   ;; details.lisp
-   #:details-octets
    ;; timeout.lisp
-   #:deadline #:deadline-in #:parse-timeout #:encode-timeout #:earlier-deadline
+   #:deadline #:deadline-in #:parse-timeout #:encode-timeout
    ;; metadata.lisp
    #:check-metadata #:metadata-entries
    ;; method.lisp
@@ -26,23 +24,23 @@
    #:rpc-method-response-type
    #:rpc-method-function-name #:find-rpc-method #:descriptor-rpc-method #:service #:service-methods
    #:service-target #:direct-channel #:method-function #:binding
-   #:binding-function #:ensure-binding #:make-binding #:make-rpc-method
+   #:binding-function #:make-binding #:make-rpc-method
    #:define-service #:watch-services #:forget-watcher
    #:call-compression #:received-compressed-p
    ;; interceptor.lisp
-   #:check-interceptors #:call-intercepted #:invoke-intercepted #:bearer-token
+   #:check-interceptors #:bearer-token
    #:credentials-metadata #:interception
    ;; channel.lisp
    #:channel #:invoke #:channel-target #:channel-state #:close-channel #:ensure-connected
    #:wait-for-state-change #:channel-secure-p #:channel-plaintext-credentials
    ;; transport.lisp
-   #:operations #:define-transport-end #:operate #:nothing #:contract-table
+   #:operations #:define-transport-end #:operate #:contract-table
    ;; observer.lisp
    #:observer #:make-observer #:check-observer #:observe #:observation-table
    ;; part.lisp
-   #:parts #:call-parts #:ensure-parts #:new-parts #:parts-reactions #:inlet #:call-inlet
-   #:ensure-inlet #:new-inlet #:inlet-received #:inlet-queued-octets #:inlet-arrived #:inlet-filter
-   #:outlet #:call-outlet #:ensure-outlet #:new-outlet #:outlet-unsent-octets
+   #:parts #:call-parts #:ensure-parts #:parts-reactions #:inlet #:call-inlet
+   #:ensure-inlet #:inlet-received #:inlet-queued-octets #:inlet-arrived #:inlet-filter
+   #:outlet #:call-outlet #:ensure-outlet #:outlet-unsent-octets
    #:outlet-writable-wanted #:reactions #:call-reactions #:ensure-reactions
    #:reactions-on-message #:reactions-on-half-close #:reactions-on-writable #:reactions-scheduled
    #:reactions-timers #:reactions-due #:call-ending #:ensure-ending #:ending-outcome
@@ -52,22 +50,22 @@
    #:call #:call-rpc-method #:call-status #:call-fields #:call-deadline #:call-half-closed
    #:call-incoming
    #:outcome-message #:outcome-details #:outcome-stage #:call-outcome #:call-stage
-   #:call-trouble #:call-role #:call-path #:stage-text
+   #:call-path #:stage-text
    #:call-unsent-octets #:filtered #:room-p #:*call*
    #:notify #:wait-for-call
    #:push-incoming #:pop-incoming #:+arrival-octets+ #:make-arrival #:arrival-next
    #:notify-sleeper #:deliverable-p #:end-call
    #:call-condition #:callbacks-p #:message-due-p #:due-callback #:due-on-writable
-   #:receive-queued #:receive-by #:receivable-p #:await-fields #:receive-each #:client-p
+   #:receive-by #:receivable-p #:await-fields #:receive-each #:client-p
    #:outgoing-type #:incoming-type #:may-send-p
-   #:check-message #:outgoing
-   #:park #:gate-ringer #:with-user-code #:error-condition
+   #:outgoing
+   #:park #:gate-ringer #:with-user-code
    #:*debug-on-error* #:return-status #:cancel-call #:retry-handler #:retry-call #:call-peer
    #:call-security #:send #:try-send #:close-send #:receive #:do-messages #:cancel #:cancelled-p
    #:with-call #:call-metadata #:call-trailers #:send-metadata #:time-remaining #:on-message
    #:on-half-close #:on-cancel #:on-writable #:on-end #:filter-messages #:reply #:finish #:after
    ;; account.lisp
-   #:call-stages #:explain-call
+   #:call-stages
    #:rpc-error-stages #:rpc-error-reason #:failure-p
    ;; stub.lisp, future.lisp
    #:check-call-options #:absolute-deadline #:request-generator #:only-request #:send-requests
@@ -83,7 +81,7 @@
    ;; answer.lisp
    #:answer-of #:sendable-end #:bad-answer-condition
    ;; route.lisp
-   #:route #:route-server #:route-epoch #:route-method #:route-service
+   #:route #:route-server #:route-epoch #:route-method
    #:route-binding #:route-interceptors #:route-execution #:route-long-octets #:note-long-answer
    #:note-short-answer #:execution-of #:make-routes #:route-table #:route-table-server
    #:route-table-epoch #:route-table-routes

@@ -17,8 +17,8 @@
                 #:entrance-calls #:note-emptied
                 ;; routes and answers
                 #:answers-once-p #:answer-of #:bad-answer-condition #:sendable-end
-                #:route #:route-server #:route-epoch #:route-method #:route-service
-                #:route-binding #:route-interceptors #:route-execution #:route-long-octets
+                #:route #:route-server #:route-epoch #:route-method
+                #:route-interceptors #:route-execution #:route-long-octets
                 #:note-long-answer #:note-short-answer #:execution-of #:make-routes #:route-table
                 #:route-table-server #:route-table-epoch #:route-table-routes)
   (:import-from #:clgrpc.wire

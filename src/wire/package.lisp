@@ -7,7 +7,7 @@
   (:import-from #:sb-ext #:defglobal)
   (:import-from #:clgrpc.rpc
                 #:observer #:observe
-                #:parts #:call-parts #:ensure-parts #:new-parts #:parts-reactions #:inlet
+                #:parts #:call-parts #:ensure-parts #:parts-reactions #:inlet
                 #:call-inlet #:ensure-inlet #:inlet-queued-octets #:inlet-arrived #:outlet
                 #:call-outlet #:call-path #:ensure-outlet #:outlet-unsent-octets
                 #:outlet-writable-wanted

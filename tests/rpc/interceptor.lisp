@@ -30,8 +30,8 @@
              (declare (ignore call))
              (list mark (funcall next (cons mark request))))))
     (is (equal '(1 (2 (2 1)))
-               (rpc:call-intercepted (list (adding 1) (adding 2)) nil '() #'identity)))
-    (is (equal '(3) (rpc:call-intercepted '() nil '(3) #'identity)))))
+               (rpc::call-intercepted (list (adding 1) (adding 2)) nil '() #'identity)))
+    (is (equal '(3) (rpc::call-intercepted '() nil '(3) #'identity)))))
 
 (test interceptors-of-a-channel
   "They see the options of the stub, and give others; credentials are metadata besides."

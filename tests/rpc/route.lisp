@@ -24,7 +24,7 @@
     (is (equal '(car) (rpc:route-interceptors route)))
     (is (eq (rpc:find-rpc-method 'words.speaker:echo) (rpc:route-method route)))
     (is (eq word (funcall (rpc:binding-function (rpc:route-binding route))
-                          (rpc:route-service route) word nil)))
+                          (rpc::route-service route) word nil)))
     (is (search "Echo" (princ-to-string route)))
     (is (null (route-named table "/words.Listener/Hear")))))
 

@@ -25,7 +25,7 @@
          (other (rpc:make-routes :two '() :inline #'server::make-server-route))
          (field (hpack:string-field ":path" "/lab.Bench/Ask"))
          (route (server::route-of table field)))
-    (is (eq service (server::route-service route)))
+    (is (eq service (rpc::route-service route)))
     (is (eq route (server::route-of table field)))
     (is (null (server::route-method (server::route-of other field))))
     (is (eq route (server::route-of table field)))
