@@ -68,35 +68,6 @@ sender may not know yet."
       (shake-hands)
       (is (= 21 (calmed-by 100 #'header-frame frame))))))
 
-(defun calls-and-resets (count served)
-  "CALMED-BY for COUNT pairs of calls, of which the first gets an answer, a good one if SERVED, and
-the second is cancelled."
-  (let ((*dialogue* (charged-server :max-reset-burst 20)))
-    (shake-hands)
-    (loop for i from 1 to count
-          for id = (- (* 4 i) 3)
-          do (hears (header-frame id :end-stream))
-             (respond id :ok :end t)
-             (when served (h2:note-call-served (connection)))
-             (hears (header-frame (+ 2 id)) `(:rst-stream ,(+ 2 id) :cancel))
-             (flush)
-             (when (h2:connection-closed-p (connection)) (return i)))))
-
-(test cancelling-clients-are-borne
-  "Every second call is cancelled, for as long as the client likes, if the others are worth an
-answer."
-  (is (null (calls-and-resets 2000 t))))
-
-(test calls-that-are-not-served-pay-for-no-resets
-  (is (= 21 (calls-and-resets 2000 nil))))
-
-(test earned-resets-are-not-kept-for-ever
-  "Of those that a hundred calls have earned, as many as the burst are left, and the burst itself."
-  (let ((*dialogue* (charged-server :max-reset-burst 20)))
-    (shake-hands)
-    (dotimes (i 100) (h2:note-call-served (connection)))
-    (is (= 41 (calmed-by 100 #'header-frame (lambda (id) `(:rst-stream ,id :cancel)))))))
-
 (test goaways-and-interim-responses-are-charged
   "A server's GOAWAYs, whatever they say, and 1xx responses after the first of a stream."
   (flet ((calmed (frame)
@@ -180,17 +151,3 @@ true, how many come before the connection ends with too_many_pings; nil if it do
                        (flush)
                        (hears '(:window-update 1 5) '(:window-update 0 5) '(:ping 7))
                     thereis (h2:connection-closed-p (connection)))))))
-
-(test answers-are-counted-until-sent
-  "The count begins anew only when the output was empty, not when it was merely lent again."
-  (let* ((*dialogue* (begin-dialogue :server '()))
-         (counters (h2:connection-counters (connection))))
-    (shake-hands)
-    (flet ((count-after (&rest frames)
-             (apply #'hears frames)
-             (h2:counters-control-frames counters)))
-      (is (= 2 (count-after '(:ping 1) '(:settings))))
-      (setf (h2:connection-output (connection)) nil) ; nothing of it could be sent
-      (is (= 3 (count-after '(:ping 2))))
-      (flush)
-      (is (= 1 (count-after '(:ping 3)))))))

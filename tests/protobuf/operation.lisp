@@ -101,22 +101,6 @@
   (is-false (message= (all) (clgrpc.test:make-inner)))
   (is (message= (all :f1 (protobuf::double-nan)) (all :f1 (protobuf::double-nan)))))
 
-(test copies-share-nothing-mutable
-  (let* ((message (all :f17 (clgrpc.test:make-inner :a 1) :r3 '(1 2) :m1 '(("a" . 1))
-                       :p17 (clgrpc.test:make-inner :a 2) :r17 (list (clgrpc.test:make-inner :a 3))
-                       :m2 (list (cons 1 (clgrpc.test:make-inner :a 4)))))
-         (copy (copy-message message)))
-    (setf (clgrpc.test:inner-a (clgrpc.test:all-f17 copy)) 9
-          (aref (clgrpc.test:all-r3 copy) 0) 9
-          (map-value (clgrpc.test:all-m1 copy) "a") 9
-          (clgrpc.test:inner-a (clgrpc.test:all-p17 copy)) 9
-          (clgrpc.test:inner-a (aref (clgrpc.test:all-r17 copy) 0)) 9
-          (clgrpc.test:inner-a (map-value (clgrpc.test:all-m2 copy) 1)) 9)
-    (is (message= message (all :f17 (clgrpc.test:make-inner :a 1) :r3 '(1 2) :m1 '(("a" . 1))
-                               :p17 (clgrpc.test:make-inner :a 2)
-                               :r17 (list (clgrpc.test:make-inner :a 3))
-                               :m2 (list (cons 1 (clgrpc.test:make-inner :a 4))))))))
-
 (test messages-print-in-one-line
   (is (equal "#<CLGRPC.TEST:INNER :a 1 :s \"x\" :next #<CLGRPC.TEST:INNER> :xs (1 2)>"
              (let ((*package* (find-package :cl)))
@@ -258,52 +242,6 @@
         (signals protobuf-error (read-delimited 'clgrpc.test:all in :max-octets 200))
         (file-position in (1- end))
         (signals protobuf-error (read-delimited 'clgrpc.test:all in))))))
-
-(defun legacy (&rest arguments)
-  (apply #'clgrpc.test.legacy:make-legacy arguments))
-
-(defun missing (function &rest arguments)
-  "The path of the field that FUNCTION misses."
-  (handler-case (apply function arguments)
-    (required-field-missing (condition)
-      (is (stringp (princ-to-string condition)))
-      (required-field-missing-path condition))
-    (:no-error (&rest values) (declare (ignore values)) nil)))
-
-(test required-fields-must-be-there
-  (is (equal "needed" (missing #'serialize (legacy))))
-  (is (null (missing #'serialize (legacy :needed nil))))
-  (is (equal "needed" (missing #'parse-message 'clgrpc.test.legacy:legacy (make-octets 0))))
-  (let ((deep (legacy :needed t :part (clgrpc.test.legacy:make-legacy.part :inner (legacy)))))
-    (is (equal "part.inner.needed" (missing #'serialize deep)))
-    (is (equal "part.inner.needed"
-               (missing #'parse-message 'clgrpc.test.legacy:legacy (serialize deep :partial t))))
-    (is (message= deep (round-trip deep))))
-  (is (equal "needed" (missing #'parse-message 'clgrpc.test.legacy:legacy (unhex "0801")
-                               :into (legacy))))
-  (is (null (missing #'parse-message 'clgrpc.test.legacy:legacy (unhex "0801")
-                     :into (legacy :needed t)))))
-
-(test required-fields-of-extensions-and-maps
-  (define "required.proto"
-    "syntax = \"proto2\"; package clgrpc.test.required; import \"extension.proto\";
-     message Need { required int32 must = 1; }
-     message Holder { map<int32, Need> needs = 1; repeated Need list = 2; }
-     extend clgrpc.test.extension.Base { optional Need need = 91; }")
-  (let ((base (clgrpc.test.extension:make-base))
-        (need (make-message "clgrpc.test.required.Need"))
-        (holder (make-message "clgrpc.test.required.Holder")))
-    (is (null (missing #'serialize base)))
-    (setf (field-value base "[clgrpc.test.required.need]") need)
-    (is (equal "[clgrpc.test.required.need].must" (missing #'serialize base)))
-    (is (equal "[clgrpc.test.required.need].must"
-               (missing #'parse-message 'clgrpc.test.extension:base (unhex "da0500"))))
-    (is (null (missing #'serialize holder)))
-    (setf (field-value holder "needs") (list (cons 5 need)))
-    (is (equal "needs[5].must" (missing #'serialize holder)))
-    (setf (field-value need "must") 1
-          (field-value holder "list") (list need (make-message "clgrpc.test.required.Need")))
-    (is (equal "list[1].must" (missing #'serialize holder)))))
 
 (test the-memory-of-messages-is-limited
   "Two octets make a message of a kilobyte: what 4 MB of them may take is bounded."

@@ -134,12 +134,3 @@
   (is (search "One of these." (documentation 'clgrpc.test:all-pick-case 'function)))
   (is (search "A message inside others." (documentation 'clgrpc.test:inner 'structure)))
   (is (search "Field 3 of clgrpc.test.All, int32" (documentation 'clgrpc.test:all-f3 'function))))
-
-(test floats-at-the-edges
-  (flet ((single (value) (clgrpc.test:all-f2 (all :f2 value))))
-    (is (eql sb-ext:single-float-positive-infinity (single 1d300)))
-    (is (eql sb-ext:single-float-negative-infinity (single sb-ext:double-float-negative-infinity)))
-    (is (eql most-positive-single-float (single (float most-positive-single-float 1d0))))
-    (is (eql 0f0 (single 1d-300)))
-    (is-true (sb-ext:float-nan-p (single (protobuf::double-nan)))))
-  (is-true (sb-ext:float-nan-p (clgrpc.test:all-f1 (round-trip (all :f1 (protobuf::double-nan)))))))

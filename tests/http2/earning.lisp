@@ -1,0 +1,33 @@
+;;;; See src/http2/earning.lisp.
+
+(in-package #:clgrpc.tests.http2)
+(in-suite :clgrpc.http2)
+
+(defun calls-and-resets (count served)
+  "CALMED-BY for COUNT pairs of calls, of which the first gets an answer, a good one if SERVED, and
+the second is cancelled."
+  (let ((*dialogue* (charged-server :max-reset-burst 20)))
+    (shake-hands)
+    (loop for i from 1 to count
+          for id = (- (* 4 i) 3)
+          do (hears (header-frame id :end-stream))
+             (respond id :ok :end t)
+             (when served (h2:note-call-served (connection)))
+             (hears (header-frame (+ 2 id)) `(:rst-stream ,(+ 2 id) :cancel))
+             (flush)
+             (when (h2:connection-closed-p (connection)) (return i)))))
+
+(test cancelling-clients-are-borne
+  "Every second call is cancelled, for as long as the client likes, if the others are worth an
+answer."
+  (is (null (calls-and-resets 2000 t))))
+
+(test calls-that-are-not-served-pay-for-no-resets
+  (is (= 21 (calls-and-resets 2000 nil))))
+
+(test earned-resets-are-not-kept-for-ever
+  "Of those that a hundred calls have earned, as many as the burst are left, and the burst itself."
+  (let ((*dialogue* (charged-server :max-reset-burst 20)))
+    (shake-hands)
+    (dotimes (i 100) (h2:note-call-served (connection)))
+    (is (= 41 (calmed-by 100 #'header-frame (lambda (id) `(:rst-stream ,id :cancel)))))))
