@@ -444,6 +444,7 @@
                (:file "schedule")
                (:file "fault")
                (:file "simulation")
+               (:file "peer")
                (:file "seed")))
 
 (defsystem "clgrpc/examples"
@@ -680,7 +681,7 @@
 
 (defsystem "clgrpc/tests/fuzz"
   :depends-on ("clgrpc/tests/protobuf" "clgrpc/tests/loop" "clgrpc/tests/dialogue"
-               "clgrpc/tests/server"
+               "clgrpc/tests/server" "clgrpc/sim"
                "clgrpc/tests/support" "fiveam")
   :pathname "tests/fuzz/"
   :serial t

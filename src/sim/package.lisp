@@ -20,5 +20,9 @@
    #:cut #:partition #:heal #:slow #:restart-host #:stop-host
    ;; simulation.lisp
    #:with-simulation #:call-with-simulation #:add-host #:on-host #:idle-p
+   #:make-simulation #:call-in-simulation #:close-simulation #:settle #:forget-history
+   ;; peer.lisp
+   #:peer #:connect-peer #:listen-as-peer #:accept-peer #:say #:hear #:left-p #:hang-up
+   #:forgotten-p
    ;; seed.lisp
    #:run-seeds #:seed-failed #:seed-failed-seed #:seed-failed-condition))

@@ -113,7 +113,7 @@ is neither a packet nor told by a tracer."
     (sb-thread:join-thread (worker-thread worker) :default nil)))
 
 (defun close-simulation (simulation)
-  "End everything that SIMULATION has begun."
+  "End everything that SIMULATION has begun. In SIMULATION."
   (unwind-protect
        (handler-case (dolist (host (simulation-hosts simulation)) (end-processes host 0))
          (simulation-error () nil))
@@ -124,26 +124,35 @@ is neither a packet nor told by a tracer."
     (setf (simulation-loops simulation) '())
     (end-threads simulation)))
 
-(defun call-with-simulation (function &key (seed 1) (latency '(0.0001 0.002)) (losses 0)
-                                        (limit 600) (steps 1000000))
-  "See WITH-SIMULATION."
+(defun make-simulation (&key (seed 1) (latency '(0.0001 0.002)) (losses 0) (limit 600)
+                          (steps 1000000))
+  "Return a new simulation, made with the options of WITH-SIMULATION, for CALL-IN-SIMULATION and
+then CLOSE-SIMULATION. For those who cannot do everything in the body of WITH-SIMULATION."
+  (%make-simulation :seed seed :chance (make-chance seed)
+                    :now +beginning-ns+
+                    :end-ns (+ +beginning-ns+ (seconds-ns limit))
+                    :least-latency-ns (seconds-ns (first latency))
+                    :most-latency-ns (seconds-ns (second latency))
+                    :losses losses
+                    :most-steps steps))
+
+(defun call-in-simulation (simulation function)
+  "Call FUNCTION with SIMULATION, of MAKE-SIMULATION, in which this thread is meanwhile, on the host
+\"home\"; return what it returns."
   (when *simulation* (misuse "This thread is in a simulation already."))
-  (let* ((chance (make-chance seed))
-         (simulation (%make-simulation
-                      :seed seed :chance chance
-                      :now +beginning-ns+
-                      :end-ns (+ +beginning-ns+ (seconds-ns limit))
-                      :least-latency-ns (seconds-ns (first latency))
-                      :most-latency-ns (seconds-ns (second latency))
-                      :losses losses
-                      :most-steps steps))
-         (*simulation* simulation)
+  (let* ((*simulation* simulation)
          (*log-function* (lambda (level event &rest plist)
                            (note-log simulation level event plist)))
          (loop:*world* loop:*world*))
-    (setf loop:*world* (host-world (add-host "home")))
-    (unwind-protect (funcall function simulation)
-      (close-simulation simulation))))
+    (setf loop:*world* (host-world (or (first (simulation-hosts simulation)) (add-host "home"))))
+    (funcall function simulation)))
+
+(defun call-with-simulation (function &rest options)
+  "See WITH-SIMULATION."
+  (call-in-simulation (apply #'make-simulation options)
+                      (lambda (simulation)
+                        (unwind-protect (funcall function simulation)
+                          (close-simulation simulation)))))
 
 (defmacro with-simulation ((simulation &rest options) &body body)
   "Evaluate BODY with SIMULATION bound to a new simulation, which this thread is in until BODY ends;
@@ -166,3 +175,12 @@ is, a million by default."
   (and (zerop (agenda-count (simulation-agenda simulation)))
        (null (simulation-tasks simulation))
        (zerop (length (find-candidates simulation)))))
+
+(defun settle (&key (timeout 1))
+  "Let the simulation of this thread go on until nothing is left to do but what timers may bring,
+TIMEOUT virtual seconds at most; return true if that came. Not in what a loop runs."
+  (wait-until (lambda () (idle-p *simulation*)) :timeout timeout))
+
+(defun forget-history (simulation)
+  "Begin the trace of SIMULATION anew."
+  (setf (fill-pointer (history-entries (simulation-history simulation))) 0))

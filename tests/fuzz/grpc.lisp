@@ -1,132 +1,42 @@
-;;;; gRPC above HTTP/2: a server and a channel as they are, on a loop of their own that this thread
-;;;; runs turn by turn, over transports that are pieces of memory. Whatever a peer says, nothing is
-;;;; logged as an error but a handler's own, every call ends, and nothing of a connection is left
-;;;; when it is over.
+;;;; gRPC above HTTP/2: a server and a channel as they are, in a simulation, and at the other end a
+;;;; peer that says the input. Whatever it says, nothing is logged as an error but a handler's own,
+;;;; every call ends, and nothing of a connection is left when it is over.
 
 (in-package #:clgrpc.tests.fuzz)
 
-;;; Transports of memory, and a poller that reports what has been put into them
+(defun make-fuzzed-simulation (prepare)
+  "A simulation in which PREPARE has been called."
+  (let ((simulation (sim:make-simulation :latency '(0 0) :limit 1000000000
+                                         :steps (ash 1 47))))
+    (sim:call-in-simulation simulation prepare)
+    simulation))
 
-(defstruct (wire (:copier nil))
-  "What the peer has said and the loop has not read: OCTETS from START. HEARD counts what the loop
-has written. ENDED: the peer says no more; SHUT: the loop does not; CLOSED: it is done with this."
-  (octets (make-octets 0) :type octets)
-  (start 0 :type index)
-  (heard 0 :type index)
-  (ended nil :type boolean)
-  (shut nil :type boolean)
-  (closed nil :type boolean))
+(defun errors-logged (simulation)
+  (loop for entry across (sim::history-entries (sim::simulation-history simulation))
+        when (and (eq :error (first (sim::entry-arguments entry)))
+                  (not (eq :handler-error (sim::entry-event entry))))
+          collect (sim::entry-line entry)))
 
-(defstruct (world (:copier nil))
-  "A LOOP that this thread runs; the WIRE of its one connection has DESCRIPTOR and TOKEN there, if
-the loop watches it. ERRORS are those logged."
-  (loop nil)
-  (wire nil :type (or null wire))
-  (descriptor 3 :type fixnum)
-  (token 0)
-  (news 0 :type (unsigned-byte 32))
-  (errors '() :type list))
+(defun say (peer octets)
+  "Have PEER say OCTETS, and what it causes happen."
+  (sim:say peer octets)
+  (sim:settle :timeout 1/100)
+  (sim:hear peer))
 
-(defun read-wire (transport octets start end)
-  (let* ((wire (loop:transport-state transport))
-         (count (min (- end start) (- (length (wire-octets wire)) (wire-start wire)))))
-    (cond ((plusp count)
-           (replace octets (wire-octets wire) :start1 start :start2 (wire-start wire)
-                                              :end1 (+ start count))
-           (incf (wire-start wire) count)
-           count)
-          ((wire-ended wire) 0)
-          (t loop::+wants-read+))))
-
-(defun write-wire (transport octets start end)
-  (declare (ignore octets))
-  (incf (wire-heard (loop:transport-state transport)) (- end start))
-  (- end start))
-
-(defparameter *wire-kind*
-  (loop:make-transport-kind
-   :name "memory" :read #'read-wire :write #'write-wire
-   :shutdown (lambda (transport) (setf (wire-shut (loop:transport-state transport)) t))
-   :close (lambda (transport)
-            (let ((wire (loop:transport-state transport)))
-              (setf (wire-shut wire) t
-                    (wire-closed wire) t)))))
-
-(defun world-poller (world)
-  (loop:make-poller
-   :add (lambda (poller descriptor token)
-          (declare (ignore poller descriptor))
-          (setf (world-token world) token)
-          0)
-   :remove (lambda (poller descriptor)
-             (declare (ignore poller descriptor))
-             (setf (world-token world) 0)
-             0)
-   :wait (lambda (poller timeout-ns)
-           (declare (ignore timeout-ns))
-           (cond ((or (zerop (world-news world)) (eql 0 (world-token world))) 0)
-                 (t (setf (aref (loop:poller-tokens poller) 0) (world-token world)
-                          (aref (loop::poller-flags poller) 0) (shiftf (world-news world) 0))
-                    1)))
-   :wake #'identity
-   :close #'identity))
-
-(defun note-logged (world level event plist)
-  (when (and (eq level :error) (not (eq event :handler-error)))
-    (push (list* event plist) (world-errors world))))
-
-(defun make-world-loop (world)
-  (setf (world-loop world) (loop:make-event-loop :name "fuzzing" :poller (world-poller world))))
-
-(defun run-turns (world &optional (most 200))
-  "Run the loop of WORLD until it has nothing to do; MOST turns at most."
-  (let ((loop (world-loop world)))
-    (loop::with-taken-loop (loop (loop::take loop))
-      (unwind-protect
-           (loop repeat most
-                 do (loop::run-turn loop)
-                 while (or (plusp (world-news world))
-                           (plusp (loop::event-loop-ready-count loop))
-                           (plusp (loop::event-loop-dirty-count loop))
-                           (plusp (loop::event-loop-ring-count loop))
-                           (not (loop::inbox-empty-p (loop::event-loop-inbox loop))))
-                 finally (return nil))
-        (loop::hand-over loop)))))
-
-(defun say (world octets)
-  "Have the peer say OCTETS."
-  (let ((wire (world-wire world)))
-    (setf (wire-octets wire) octets
-          (wire-start wire) 0
-          (world-news world) (logior loop::+readable+ loop::+writable+))
-    (run-turns world)))
-
-(defun hang-up (world)
-  "End the peer's side, and see that nothing is left of the connection."
-  (setf (wire-ended (world-wire world)) t
-        (world-news world) (logior loop::+readable+ loop::+writable+ loop::+ended+))
-  (run-turns world)
-  (unless (wire-closed (world-wire world)) (found "the connection is not closed"))
-  (unless (zerop (loop:event-loop-connections (world-loop world)))
-    (found "the loop counts ~D connections" (loop:event-loop-connections (world-loop world))))
-  (when (world-errors world) (found "logged: ~S" (shiftf (world-errors world) '()))))
-
-(defun new-transport (world)
-  (setf (world-errors world) '()
-        (world-news world) 0)
-  (setf (world-wire world) (make-wire))
-  (loop:make-transport *wire-kind* (world-descriptor world) "memory" (world-wire world)))
-
-(defun call-with-world-log (world function)
-  (let ((*log-function* (lambda (level event &rest plist) (note-logged world level event plist))))
-    (funcall function)))
-
-(defun say-in-pieces (world octets)
+(defun say-in-pieces (peer octets)
   (loop with start = 0
-        while (and (< start (length octets)) (not (wire-closed (world-wire world))))
+        while (and (< start (length octets)) (not (sim:left-p peer)))
         do (let ((end (min (length octets) (+ start 1 (below 1000)))))
-             (say world (subseq octets start end))
+             (say peer (subseq octets start end))
              (setf start end))))
+
+(defun hang-up (peer simulation)
+  "End PEER's side, and see that nothing is left of the connection."
+  (sim:hang-up peer)
+  (sim:settle :timeout 1/100)
+  (unless (sim:forgotten-p peer) (found "the connection is not closed"))
+  (let ((errors (errors-logged simulation)))
+    (when errors (found "logged: ~S" errors))))
 
 ;;; The server
 
@@ -168,51 +78,47 @@ the loop watches it. ERRORS are those logged."
     (grpc:on-half-close call (lambda () (grpc:reply call last)))
     call))
 
-(defvar *server-world* nil)
-(defvar *hub* nil)
+(defvar *server-simulation* nil)
 
-(defun fuzzed-hub ()
-  "The hub of a server on the loop of *SERVER-WORLD*; both are made when needed."
-  (or *hub*
-      (let* ((world (make-world))
-             (services (list (clgrpc.tests.server:make-probe
-                              :ask #'answer-ask :watch #'answer-watch :collect #'answer-collect
-                              :chat #'answer-later)))
-             (options (make-server-options))
-             (server (make-instance 'server:wire-server
-                                    :services services :options options :execution :inline
-                                    :loop-count 1 :interceptors '() :credentials nil :encoding nil
-                                    :reserve (loop:make-reserve :threads 1 :queue 1
-                                                                :idle-seconds 1))))
-        (setf *server-world* world
-              *hub* (server::make-hub
-                     :server server :loop (make-world-loop world) :options options
-                     :routes (rpc:make-routes server services :inline
-                                              #'server::make-server-route)
-                     :max-open 1000 :ledger (server::server-ledger server))))))
+(defun start-fuzzed-server (simulation)
+  (declare (ignore simulation))
+  (sim:add-host "server"
+                (lambda ()
+                  (clgrpc.tests.server:start-probe
+                   (list :ask #'answer-ask :watch #'answer-watch :collect #'answer-collect
+                         :chat #'answer-later)
+                   :listen "server:1" :execution :inline))))
+
+(defun server-simulation ()
+  "The simulation with the server; it is made when needed."
+  (or *server-simulation*
+      (setf *server-simulation* (make-fuzzed-simulation #'start-fuzzed-server))))
+
+(defun check-fuzzed-server (server)
+  (dolist (hub (server::server-hubs server))
+    (unless (zerop (server::hub-open hub))
+      (found "~D calls are open" (server::hub-open hub)))
+    (unless (zerop (server::hub-link-count hub)) (found "a link is left"))
+    (unless (zerop (loop:event-loop-connections (server::hub-loop hub)))
+      (found "a connection counts"))
+    (unless (zerop (http2:pool-queued-octets (server::hub-pool hub)))
+      (found "octets count as queued")))
+  (unless (zerop (ranking-total (server::census-handshakes (server::server-census server))))
+    (found "a link counts as unready")))
 
 (defun run-grpc-server (kind octets)
   (declare (ignore kind))
-  (let* ((hub (fuzzed-hub))
-         (world *server-world*))
-    (call-with-world-log
-     world
-     (lambda ()
-       (let ((transport (new-transport world)))
-         (loop:post (world-loop world) (lambda () (server::accept-link hub transport)))
-         (run-turns world)
-         (say-in-pieces world octets)
-         (let ((closed (wire-shut (world-wire world))))
-           (hang-up world)
-           (unless (zerop (server::hub-open hub))
-             (found "~D calls are open" (server::hub-open hub)))
-           (unless (zerop (server::hub-link-count hub)) (found "a link is left"))
-           (unless (zerop (ranking-total (server::census-handshakes
-                                       (server::server-census (server::hub-server hub)))))
-             (found "a link counts as unready"))
-           (unless (zerop (http2:pool-queued-octets (server::hub-pool hub)))
-             (found "octets count as queued"))
-           (when closed (error 'connection-ended))))))))
+  (sim:call-in-simulation
+   (server-simulation)
+   (lambda (simulation)
+     (sim:forget-history simulation)
+     (let ((peer (sim:connect-peer "server" 1)))
+       (say-in-pieces peer octets)
+       (let ((closed (sim:left-p peer)))
+         (hang-up peer simulation)
+         (check-fuzzed-server (first (sim:host-processes
+                                      (second (sim::simulation-hosts simulation)))))
+         (when closed (error 'connection-ended)))))))
 
 (defun framed (octets &optional (flag 0))
   (clgrpc.tests.server:framed octets :flag flag))
@@ -261,32 +167,16 @@ the loop watches it. ERRORS are those logged."
 
 ;;; The client
 
-(defvar *client-world* nil)
+(defvar *client-simulation* nil)
+(defvar *listener* nil "Where the client's connections come to.")
 
-(defun client-world ()
-  (or *client-world*
-      (let ((world (make-world)))
-        (make-world-loop world)
-        (setf *client-world* world))))
-
-(defun fuzzed-channel (world)
-  "A channel that cannot connect, but for what BEGIN-CONNECTION gives it."
-  (let* ((options (make-channel-options))
-         (core (client::make-core :name "memory" :loop (world-loop world) :options options
-                                  :sink client::**client-sink**
-                                  :resolver (client::make-resolver "unix:/nowhere/at/all" options)
-                                  :authority (hpack:string-field ":authority" "localhost"))))
-    (setf (client::core-balancer core) (make-instance 'client::pick-first :core core))
-    (make-instance 'client:wire-channel :target "memory" :core core)))
-
-(defun begin-connection (core transport)
-  "Have CORE, as if it had connected, use TRANSPORT."
-  (let* ((balancer (client::core-balancer core))
-         (subchannel (client::open-subchannel balancer '())))
-    (setf (client::pick-first-subchannel balancer) subchannel)
-    (client::change-state subchannel :connecting)
-    (client::enter-stage core :resolve)
-    (client::begin-link subchannel transport)))
+(defun client-simulation ()
+  "The simulation with the client; it is made when needed."
+  (or *client-simulation*
+      (setf *client-simulation*
+            (make-fuzzed-simulation (lambda (simulation)
+                                      (declare (ignore simulation))
+                                      (setf *listener* (sim:listen-as-peer 1)))))))
 
 (defun begin-calls (channel)
   "A call of each kind on CHANNEL."
@@ -304,28 +194,26 @@ the loop watches it. ERRORS are those logged."
 
 (defun run-grpc-client (kind octets)
   (declare (ignore kind))
-  (let ((world (client-world)))
-    (call-with-world-log
-     world
-     (lambda ()
-       (let* ((channel (fuzzed-channel world))
-              (core (client::channel-core channel))
-              (transport (new-transport world)))
-         (loop:post (world-loop world) (lambda () (begin-connection core transport)))
-         (run-turns world)
-         (let ((calls (begin-calls channel)))
-           (run-turns world)
-           (say-in-pieces world octets)
-           (let ((closed (wire-shut (world-wire world))))
-             (loop:post (world-loop world) (lambda () (client::shut-down core)))
-             (run-turns world)
-             (hang-up world)
-             (dolist (call calls)
-               (unless (grpc:call-status call) (found "~S has not ended" call))
-               (grpc:call-metadata call)
-               (grpc:call-trailers call)
-               (princ-to-string call))
-             (when closed (error 'connection-ended)))))))))
+  (sim:call-in-simulation
+   (client-simulation)
+   (lambda (simulation)
+     (sim:forget-history simulation)
+     (let* ((channel (grpc:make-channel "home:1"))
+            (calls (begin-calls channel))
+            (peer (progn (sim:settle :timeout 1/100) (sim:accept-peer *listener*))))
+       (say-in-pieces peer octets)
+       (let ((closed (sim:left-p peer)))
+         (grpc:close-channel channel)
+         (hang-up peer simulation)
+         ;; it may have connected anew
+         (loop for other = (sim:accept-peer *listener*)
+               while other do (hang-up other simulation))
+         (dolist (call calls)
+           (unless (grpc:call-status call) (found "~S has not ended" call))
+           (grpc:call-metadata call)
+           (grpc:call-trailers call)
+           (princ-to-string call))
+         (when closed (error 'connection-ended)))))))
 
 (defun response-fields (&rest more)
   `((":status" "200") ("content-type" "application/grpc")

@@ -7,7 +7,7 @@
                     (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc)
                     (#:server #:clgrpc.server) (#:client #:clgrpc.client) (#:grpc #:clgrpc)
                     (#:support #:clgrpc.tests.support) (#:dialogue #:clgrpc.tests.dialogue)
-                    (#:ends #:clgrpc.tests.loop)
+                    (#:ends #:clgrpc.tests.loop) (#:sim #:clgrpc.sim)
                     (#:messages #:clgrpc.tests.protobuf))
   (:export #:main))
 

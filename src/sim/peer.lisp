@@ -1,0 +1,64 @@
+;;;; Peers that say octets of one's own choice: what a test or a fuzzer is that stands at the other
+;;;; end of a connection of a real server or channel.
+
+(in-package #:clgrpc.sim)
+
+(defstruct (peer (:constructor make-peer (socket)) (:copier nil))
+  "One end of a connection, spoken for by whoever has it."
+  (socket nil :type socket :read-only t))
+
+(declaim (sb-ext:freeze-type peer))
+
+(defmethod print-object ((peer peer) stream)
+  (print-unreadable-object (peer stream :type t)
+    (princ (peer-socket peer) stream)))
+
+(defun own-address (name port)
+  "The address of PORT of the host called NAME."
+  (values (first (or (resolve-name (current-host) name port)
+                     (misuse "There is no host ~S." name)))))
+
+(defun connect-peer (name port)
+  "Connect to PORT of the host called NAME, from the current host; return a peer. It may say
+something at once. Does not wait."
+  (let ((socket (open-socket (current-host))))
+    (connect-socket (current-host) (socket-descriptor socket) (own-address name port))
+    (make-peer socket)))
+
+(defun listen-as-peer (port)
+  "Listen on PORT of the current host; return what ACCEPT-PEER takes."
+  (let ((result (listen-at (current-host) (host-address (current-host) port))))
+    (when (minusp result) (misuse "Port ~D is taken." port))
+    (find-socket (current-host) result)))
+
+(defun accept-peer (listener)
+  "Return the peer that is our end of the first connection that waits on LISTENER, of
+LISTEN-AS-PEER, or NIL if none does."
+  (let ((socket (pop (socket-backlog listener))))
+    (and socket (make-peer socket))))
+
+(defun say (peer octets)
+  "Send OCTETS."
+  (incf (socket-unread (peer-socket peer)) (length octets))
+  (transmit (peer-socket peer) octets))
+
+(defun hear (peer)
+  "Return what PEER has been sent since it last heard, as a list of vectors of octets."
+  (let* ((socket (peer-socket peer))
+         (heard (shiftf (socket-incoming socket) '())))
+    (dolist (octets heard heard) (note-read socket (length octets)))))
+
+(defun left-p (peer)
+  "True if the other end says no more to PEER: it has ended its side, or reset the connection."
+  (let ((socket (peer-socket peer)))
+    (or (socket-ended socket) (plusp (socket-failure socket)))))
+
+(defun hang-up (peer)
+  "Close PEER's end. Doing so again does nothing."
+  (hear peer)
+  (unless (eq :closed (socket-state (peer-socket peer))) (close-socket (peer-socket peer))))
+
+(defun forgotten-p (peer)
+  "True if the other end has closed the connection to PEER, and so holds nothing of it."
+  (let ((other (socket-peer (peer-socket peer))))
+    (or (null other) (eq :closed (socket-state other)))))
