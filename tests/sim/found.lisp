@@ -61,8 +61,9 @@ whose WATCH never ends."
   "The answer to its PING comes late, behind a long request."
   (flet ((scenario (simulation)
            (declare (ignore simulation))
-           (let ((server (sim:add-host "server" (lambda ()
-                                                  (start-collector :max-connection-age-seconds 1)))))
+           (let ((server (sim:add-host "server"
+                                       (lambda ()
+                                         (start-collector :max-connection-age-seconds 1)))))
              (grpc:with-channel (channel "server:50051")
                (lab.bench:watch channel (lab:make-note))
                (sim:wait-for 1/2)
