@@ -5,7 +5,7 @@
 ;;;; it was opened begins elsewhere.
 ;;;;
 ;;;; A call costs no timer. It is kept at one of the places of its site, that of the thread that
-;;;; opens it (structure.lisp), in a list from which the calls that have begun go when the next is
+;;;; opens it (tally.lisp), in a list from which the calls that have begun go when the next is
 ;;;; opened; a timer of the site rings as long as calls are being opened, and has those begin that
 ;;;; it finds for the second time.
 

@@ -1,7 +1,7 @@
 ;;;; Futures: values that are to come. Whoever is to bring one makes a future and settles it, once;
 ;;;; others wait for it, or attach functions. A future is anything that keeps its COMPLETIONS: the
 ;;;; functions attached, the newest first, and :DONE from when they run. Those made here, also by
-;;;; ALL and ANY, are PROMISES; a call of gRPC that is its own future (src/client/future.lisp) is
+;;;; ALL and ANY, are PROMISES; a call of gRPC that is its own future (src/rpc/future.lisp) is
 ;;;; another kind, which needs no object beside the call.
 ;;;;
 ;;;; VALUE of a promise holds, until somebody claims it by a compare-and-swap, what CANCEL calls, a

@@ -1,6 +1,6 @@
 ;;;; What became of a call, for people and their programs: CALL-STAGES, where its time went and how
 ;;;; much of it got across, and EXPLAIN-CALL, the line that errors say it in. Everything is computed
-;;;; when somebody asks, from what stage.lisp keeps.
+;;;; when somebody asks, from what the transport keeps (wire/stage.lisp).
 ;;;;
 ;;;; A call that runs may be asked from any thread while its loop goes on: what is told then may be
 ;;;; of two moments, never wrong by more than what happens between them.
