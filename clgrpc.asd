@@ -593,6 +593,7 @@
                (:file "support")
                (:file "interleaving")
                (:file "baton")
+               (:file "driving")
                (:file "gathering")
                (:file "loop")
                (:file "connection")
