@@ -51,7 +51,7 @@ before. Return the scheme. From any thread."
                                                 :resolver (scheme-resolver old)
                                                 :open (scheme-open old)
                                                 :listen (scheme-listen old))))))
-               (append (remove old schemes) (list new)))))
+               (if old (substitute new old schemes) (append schemes (list new))))))
       (sb-ext:atomic-update **schemes** #'with-scheme))
     new))
 

@@ -1,6 +1,6 @@
 ;;;; Driving: that no waiter is left alone, in every interleaving of a thread that gives a
-;;;; caller-driven loop up with one that begins to wait, posts, or is the candidate. What callers see
-;;;; of it is in tests/promise/driving.lisp.
+;;;; caller-driven loop up with one that begins to wait, posts, or is the candidate. What callers
+;;;; see of it is in tests/promise/driving.lisp.
 
 (in-package #:clgrpc.tests.loop)
 (in-suite :clgrpc.loop)
