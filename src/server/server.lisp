@@ -228,7 +228,7 @@ be have yet to go."
 
 ;;; Stopping
 
-(defconstant +peer-seconds+ 2
+(defconstant +peer-seconds+ 1
   "How long peers may take to close their side of a connection that has drained.")
 
 (defun stop-server (server &key (drain (options-drain-seconds (server-options server))))
