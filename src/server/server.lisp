@@ -93,8 +93,8 @@ EXECUTION says if that is no alist; an error in it is answered with 500 and goes
 in it is answered with the HTTP status that is closest. Without one such requests are answered with
 415 or 405. OBSERVER, what MAKE-OBSERVER returns, is told of the server's calls, messages,
 connections and refusals. All other keywords are rows of the options table. Signal MISUSE for a
-wrong argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be had. From any
-thread."
+wrong argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be
+had. From any thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))
