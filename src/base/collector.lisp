@@ -38,12 +38,14 @@ each 16 MB that it then faults in again."
 
 (defun tune-collector ()
   "Make this process collect garbage more seldom, and keep the memory that it once had until a full
-collection: for servers, and for clients with much to do. Between two collections 200 MB are consed,
-or a fifth of the heap if that is less; what is not old yet may grow by a quarter of the heap. Once
-no event loop of the process has had anything to do for eight seconds, the memory is given back,
-what only a full collection gives back after eight more. Makes a full collection, half a second for
-each gigabyte that lives, so that this holds from now on and what lives already is not copied again:
-call this when the data is there that stays. Not for a library to call. From any thread."
+collection. For servers, and for clients with much to do; not for a library to call. Between two
+collections 200 MB are consed, or a fifth of the heap if that is less; objects that are not old yet
+may take a quarter of the heap more. Once no event loop of the process has had anything to do for
+eight seconds, memory is given back; after eight more, a full collection may give back the rest.
+
+This makes a full collection, half a second for each gigabyte that is alive, so that objects that
+are alive already are not copied again: call it when the data is there that stays. From any
+thread."
   (keep-free-memory)
   (setf (sb-ext:bytes-consed-between-gcs)
         (min +nursery-octets+ (floor (sb-ext:dynamic-space-size) 5))
@@ -91,9 +93,9 @@ each gigabyte that is given back."
   (note-given))
 
 (defun full-collection-due-p ()
-  "True if a full collection is worth that all threads stand still: where they do so for 20 ms at
-most, if there is a quarter more than was live after the last one; where it takes longer, if there
-is twice as much. There must be room for the copies."
+  "True if a full collection is worth the time for which it stops all threads. If that is 20 ms at
+most, the heap must be a quarter larger than after the last full collection; if it is longer, twice
+as large. There must be room for the copies."
   (and **tuned**
        (let ((survey (recent-survey)))
          (and (> (heap-used)

@@ -292,10 +292,10 @@ indented."
   "Return a function for *LOG-FUNCTION* that writes each event of LEVEL (:debug, :info, :warning or
 :error; :none for no others) or above, and all events of tracers, as a line to STREAM: with the
 FORMAT :text for people, with :json an object for programs. A thread of its own writes, so that
-nobody waits for STREAM; at most LIMIT lines wait for it, and 16 MB of them, and those that come
-meanwhile are dropped, which a line with the event events-dropped tells. A line shows no more than
-1,000 characters of a value and 16,384 in all, and 40,000 of a backtrace; what might move a cursor
-or look like another line is escaped. See FLUSH-LOG."
+threads that log do not wait for STREAM. At most LIMIT lines, and 16 MB of them, wait to be written;
+further ones are dropped, and a line with the event events-dropped says how many. A line shows at
+most 1,000 characters of a value, 16,384 in all, and 40,000 of a backtrace; characters that might
+move a cursor or look like another line are escaped. See FLUSH-LOG."
   (check-type level (member :debug :info :warning :error :none))
   (check-type format (member :text :json))
   (check-type limit (integer 1 *))
@@ -328,9 +328,9 @@ or look like another line is escaped. See FLUSH-LOG."
 (pushnew 'forget-environment sb-ext:*save-hooks*)
 
 (defun read-environment (&optional (get-variable #'sb-ext:posix-getenv))
-  "Do what GRPC_TRACE and GRPC_VERBOSITY, of which GET-VARIABLE tells the values, say, once in the
-life of a process: tracers that the one names are switched on; with the other (DEBUG, INFO, WARNING,
-ERROR or NONE), or with a tracer on, events go to *ERROR-OUTPUT* unless there is a *LOG-FUNCTION*
+  "Obey GRPC_TRACE and GRPC_VERBOSITY, once in the life of a process; GET-VARIABLE returns their
+values. The tracers that GRPC_TRACE names are switched on. With a tracer on, or with GRPC_VERBOSITY
+(DEBUG, INFO, WARNING, ERROR or NONE), events go to *ERROR-OUTPUT* unless there is a *LOG-FUNCTION*
 of the user's. From any thread."
   (unless (shiftf **environment-read** t)
     (multiple-value-bind (traced unknown)

@@ -1,22 +1,22 @@
-;;;; Caches by raw octets, so that what a peer repeats verbatim costs a comparison. For a decoder:
+;;;; Caches by raw octets, so that octets that a peer repeats cost one comparison. A decoder has:
 ;;;;
 ;;;; - literals "without indexing" (RFC 7541 section 6.2.2): some clients, nghttp2's among them,
 ;;;;   never index `:path` and send the same Huffman string with every request;
 ;;;; - whole blocks: most requests on a connection differ in nothing but their stream.
 ;;;;
-;;;; What is found is the very object of the time before, with all that was remembered in it. Only
-;;;; what always means the same may come here; DECODER sees to that. Never-indexed literals are not
-;;;; kept (section 7.1.3).
+;;;; A hit returns the very object of the last time, with everything that was remembered in it. Only
+;;;; octets that always mean the same may be kept here; DECODER sees to that. Never-indexed literals
+;;;; are not kept (section 7.1.3).
 ;;;;
-;;;; Several decoders may share a third, for literals "with incremental indexing" (6.2.1): what each
-;;;; connection's table holds of fields that all clients send, such as `:path` and `content-type`,
-;;;; is then one object for all. Only names of **COMMON-NAMES** are shared: how long a literal takes
-;;;; to decode might tell a peer what others have sent.
+;;;; Several decoders may share a third cache, for literals "with incremental indexing" (6.2.1), so
+;;;; that fields that all clients send, such as `:path` and `content-type`, are one object in the
+;;;; tables of all connections. Only fields with names of **COMMON-NAMES** are shared: the time to
+;;;; decode a literal might tell a peer what others have sent.
 ;;;;
-;;;; Direct mapped, of sets of four: raw octets, what they mean, their hash, and the hash of the
-;;;; last octets that missed. They are stored when they miss twice in a row in their set, so what
-;;;; comes only once (time-outs, trace ids) costs no memory and does not drive out what does repeat.
-;;;; A decoder's own cache has one set while there is only one thing to be found in it.
+;;;; A cache is direct mapped, with sets of four elements: raw octets, their meaning, their hash,
+;;;; and the hash of the last octets that missed. Octets are stored when they miss twice in a row in
+;;;; their set, so octets that come only once (time-outs, trace ids) cost no memory and do not
+;;;; replace those that repeat. A decoder's own cache has one set while it has only one entry.
 
 (in-package #:clgrpc.hpack)
 

@@ -1,9 +1,9 @@
 ;;;; The decoder: a header block (RFC 7541 sections 3.2, 5 and 6) to a FIELD-LIST.
 ;;;;
 ;;;; Everything is bounded: an integer has at most five octets after its prefix, a string ends
-;;;; within the block, the table within its limit, the list within its own; what a block decodes to
-;;;; is at most 8/5 of its octets plus objects that are shared. Size updates stand before the first
-;;;; field (section 4.2); anything else forbidden is an HPACK-ERROR, after which the decoder is of
+;;;; within the block, the table and the list have their limits. The decoded fields take at most 8/5
+;;;; of the octets of the block, plus objects that are shared. Size updates stand before the first
+;;;; field (section 4.2). Anything else forbidden is an HPACK-ERROR, after which the decoder is of
 ;;;; no use. An indexed field, and a literal or block found in a cache, allocate nothing.
 
 (in-package #:clgrpc.hpack)

@@ -205,10 +205,11 @@ before the fields of each block."
     (append-string buffer (field-value field))))
 
 (define-hot encode-field ((encoder encoder) (buffer buffer) (field field) (mode mode)) null
-  "Append FIELD to the header block at the end of BUFFER. MODE :INDEX sends its index if a table has
-it, else a literal that enters the dynamic table (unless it would fill most of that); :PLAIN the
-same but leaves the table alone; :NEVER, and any sensitive field, a literal that nobody on the way
-may index. Encoding a field object again with :INDEX costs a few nanoseconds: keep constant fields."
+  "Append FIELD to the header block at the end of BUFFER. MODE :INDEX sends the index of FIELD if a
+table has it, else a literal that enters the dynamic table, unless it would fill most of that.
+:PLAIN does the same but leaves the table alone. :NEVER sends a literal that no intermediary may
+index, as any mode does for a sensitive field. Encoding a field object again with :INDEX costs a few
+nanoseconds, so keep constant fields."
   (if (or (eq mode :never) (field-sensitive-p field))
       (append-literal encoder buffer field #x0F #x10)
       (let* ((static (static-match field))

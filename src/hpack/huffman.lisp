@@ -1,15 +1,15 @@
 ;;;; The Huffman code of RFC 7541 section 5.2 and appendix B.
 ;;;;
 ;;;; The code is canonical: codes of one length are consecutive numbers in the order of their
-;;;; symbols, and the first code of a length follows from those before it. So the lengths alone are
+;;;; symbols, and the first code of a length follows from the shorter ones. So only the lengths are
 ;;;; declared; the codes, the encoder's table and the decoder's steps are computed from them at
 ;;;; compile time.
 ;;;;
-;;;; Decoding goes in steps of 8 bits. Step tables of 256 entries lie one after another; the entry
-;;;; at the next 8 bits either ends a code and says how many of the 8 bits belonged to it, or (code
-;;;; longer than the bits seen so far) names the table for the 8 bits that follow. Most text needs
-;;;; one step per symbol; all tables together take a few kilobytes. A string ends with fewer than 8
-;;;; bits, all ones, the beginning of EOS; EOS itself is an error.
+;;;; Decoding goes in steps of 8 bits, by step tables of 256 entries. The entry at the next 8 bits
+;;;; either ends a code, and says how many of the 8 bits belonged to it; or, if the code is longer,
+;;;; it names the table for the 8 bits that follow. Most text needs one step per symbol; all tables
+;;;; together take a few kilobytes. A string ends with fewer than 8 bits, all ones, the beginning of
+;;;; EOS; EOS itself is an error.
 
 (in-package #:clgrpc.hpack)
 

@@ -428,11 +428,11 @@ that has it among its alternative names (RFC 9525). Signal TLS-ERROR if that is 
           (t :failed))))
 
 (defun shake-hands (ssl &key (choose (constantly nil)))
-  "Go on with the handshake of SSL: :done, :more if the peer must say more, :ended or :failed.
-CHOOSE is a function of the name that the client of a server's session asks for, a string of
-whatever octets it has sent, or of NIL, and returns the context, a pointer, to go on with, NIL for
-the one there is, or :refused. It is called once for each
-ClientHello, before anything else in that, such as a ticket, is judged."
+  "Go on with the handshake of SSL: :done, :more if the peer must say more, :ended or :failed. In a
+server's session, CHOOSE is called once for each ClientHello, before anything else in it, such as a
+ticket, is judged. Its argument is the name that the client asks for, a string of the octets that it
+has sent, or NIL. It returns the context to go on with, a pointer, NIL for the present one, or
+:refused."
   (loop
     (err-clear-error)
     (let ((result (ssl-do-handshake ssl)))

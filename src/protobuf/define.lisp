@@ -217,11 +217,13 @@ PATH is; FOR-FILE: it is for another image. MORE-PLACES are directories to look 
 coders, for each enum its keywords, for each service what *SERVICE-EXPANDER* makes of it. PATH is
 relative to the file this stands in, at the REPL to *DEFAULT-PATHNAME-DEFAULTS*.
 
-Imports are found in the directories IMPORT-PATHS, which are relative likewise; in that of this
-file and that of PATH; where PATH's package says that its names begin, the directory /protos for
-package foo.bar in /protos/foo/bar/; in *IMPORT-ROOTS*; in the directory of the ASDF system around
-and those of the :PROTO-FILEs of the systems it depends on. Files named google/protobuf/… are built
-in.
+Imports are looked for in these directories, in this order:
+  IMPORT-PATHS, which are relative as PATH is;
+  the directory of this file and that of PATH;
+  the root that PATH's package implies: /protos for package foo.bar in /protos/foo/bar/;
+  *IMPORT-ROOTS*;
+  that of the ASDF system around, and those of the :PROTO-FILEs of the systems it depends on.
+Files named google/protobuf/… are built in.
 
 With SOURCE, a string, that is the text and PATH only its name. SOURCE and IMPORT-PATHS may be
 forms, evaluated at expansion. Signal PROTO-SYNTAX-ERROR, or MISUSE if there is no file PATH. The

@@ -270,12 +270,13 @@
 names of the .proto file instead of lowerCamelCase. ENUM-NUMBERS: enum values are numbers, not
 names. DEFAULTS: fields without presence are written even if zero or empty. INDENT, 0 to 16, puts
 each member on a line of its own, indented so many spaces a level. FINDER maps the full name of the
-type in an Any to its message type, or to nil. Signal MESSAGE-PRINT-ERROR if MESSAGE has no form in
-JSON: a Timestamp, Duration or FieldMask that is none, an empty Value, an Any of an unknown type, a
-string that is not UTF-8; or if it goes too far: it has more than MAX-OCTETS, or its messages, those
-in Anys too, nest deeper than MAX-MESSAGE-DEPTH levels. Signal PROTOBUF-ERROR if what an Any holds
-is no message of its type, or the messages in Anys take more than MAX-DECODED-OCTETS of memory over
-eight times the size of those. Unknown fields are left out. Source: protobuf.dev, ProtoJSON format."
+type in an Any to its message type, or to nil. Unknown fields are left out. Signal
+MESSAGE-PRINT-ERROR if MESSAGE has no form in JSON (it has an invalid Timestamp, Duration or
+FieldMask, an empty Value, an Any of an unknown type or a string that is not UTF-8), if the text is
+longer than MAX-OCTETS, or if messages, those in Anys too, nest deeper than MAX-MESSAGE-DEPTH
+levels. Signal PROTOBUF-ERROR if the octets in an Any are no message of its type, or if the messages
+in Anys take more than MAX-DECODED-OCTETS of memory over eight times their size. Source:
+protobuf.dev, ProtoJSON format."
   (let ((output (make-json-output :buffer (make-buffer :size 256) :proto-names proto-names
                                   :enum-numbers enum-numbers :defaults defaults :indent indent
                                   :finder finder :max-octets max-octets

@@ -218,9 +218,10 @@ arguments and errors are PARSE-MESSAGE's."
 ;;; Comparing
 
 (defun message= (a b)
-  "Return true if the messages A and B are of one type and all their fields are equal: the same ones
-present, repeated fields element by element, maps as sets of entries, floats by their bits (so a NaN
-equals itself, and -0 is not 0), loaded extensions like fields, unknown fields by their octets."
+  "Return true if the messages A and B are of one type, have the same fields present, and these are
+equal. Repeated fields are compared element by element, maps as sets of entries, floats by their
+bits (so a NaN equals itself, and -0 is not 0), loaded extensions like fields, unknown fields by
+their octets."
   (and (eq (message-type-of a) (message-type-of b))
        (let ((a (current a)) (b (current b)))
          (and (eq (message-layout a) (message-layout b))
