@@ -24,9 +24,7 @@
     (when (and (line-eager line) (not (rpc:client-p call))
                (eq (line-phase line) sb-thread:*current-thread*))
       (setf (route-kept (line-route line)) nil)
-      (error (rpc:make-rpc-error
-              :resource-exhausted :call call :ended-by :local
-              :message "the handler would wait for its own caller, who does not wait for it")))
+      (error (rpc:verdict-error :waits-for-its-caller '() :call call)))
     (macrolet ((look-for (count between)
                  `(loop repeat ,count
                         do (let ((answer (funcall ready-p call)))

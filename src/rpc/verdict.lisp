@@ -36,10 +36,20 @@
   (:no-response :unimplemented "the server sent no response message")
   (:second-response :unimplemented "more than one response message")
   (:unfinished-response :internal "the response ends within a message")
+  (:not-to-be-compressed :internal "compressed message without grpc-encoding")
+  (:unknown-flag :internal "invalid compressed flag ~D")
   ;; limits
   (:too-long-to-send :resource-exhausted "message of ~D octets to send, limit ~D")
   (:too-long-received :resource-exhausted "message of ~D octets received, limit ~D")
   (:no-room :resource-exhausted "no room for a message of ~D octets (room-wait-seconds)")
+  (:no-room-for-answer :resource-exhausted "no room for another long answer (room-wait-seconds)")
+  (:no-room-in-heap :resource-exhausted "no room in the heap for a message of ~D octets")
+  (:connection-holds-too-much :resource-exhausted
+   "too many octets of the connection's messages wait (max-held-octets)")
+  (:all-hold-too-much :resource-exhausted
+   "too many octets of all messages wait (max-total-held-octets)")
+  (:waits-for-its-caller :resource-exhausted
+   "the handler would wait for its own caller, who does not wait for it")
   (:too-many-calls :resource-exhausted "the server has too many calls (max-calls)")
   (:too-many-handlers :resource-exhausted
    "the connection has too many handlers (max-running-handlers)")

@@ -16,7 +16,7 @@
                             (protobuf:protobuf-error (error)
                               (wire:unparsable-condition call error start)))))
              (if (rpc:failure-p message)
-                 (operate abort call :internal (rpc-error-message message) :local)
+                 (rpc:abort-with call message)
                  (setf (server-call-request call) message)))))
   nil)
 

@@ -66,8 +66,7 @@ loop."
           while call
           do (cond ((< (room-place-due-ns place) now)
                     (stop-awaiting-room place)
-                    (operate abort call :resource-exhausted
-                             "no room for another long answer (room-wait-seconds)" :local))
+                    (rpc:abort-as call :no-room-for-answer))
                    ((promise-octets octets)
                     (push octets promised) ; not twice to two of them
                     (stop-awaiting-room place)

@@ -32,12 +32,10 @@
     (incf (wire-inlet-held (ensure-wire-inlet call)) count)
     (charge-link link count)
     (cond ((> (link-held link) (link-held-limit link))
-           (operate abort call :resource-exhausted
-                    "too many octets of the connection's messages wait (max-held-octets)" :local)
+           (abort-as call :connection-holds-too-much)
            nil)
           ((> (ledger-held (link-ledger link)) (total-held-limit link))
-           (operate abort call :resource-exhausted
-                    "too many octets of all messages wait (max-total-held-octets)" :local)
+           (abort-as call :all-hold-too-much)
            nil)
           (t t))))
 

@@ -71,11 +71,9 @@ next longer and longer."
   "True if a message with this prefix may come; otherwise CALL has been ended."
   (let ((limit (options-max-receive-octets (wire-call-options call))))
     (cond ((not (or (= flag 0) (and (= flag 1) (packs-p call)) (dialect-flag-p call flag)))
-           (operate abort call :internal
-                    (if (= flag 1)
-                        "compressed message without grpc-encoding"
-                        (format nil "invalid compressed flag ~D" flag))
-                    :local)
+           (if (= flag 1)
+               (abort-as call :not-to-be-compressed)
+               (abort-as call :unknown-flag flag))
            nil)
           ((> length limit)
            (abort-as call :too-long-received length limit)
@@ -96,9 +94,7 @@ next longer and longer."
 
 (defun refuse-body (call partial at)
   "The heap has no room for the message of PARTIAL. Return AT."
-  (operate abort call :resource-exhausted
-           (format nil "no room in the heap for a message of ~D octets" (partial-length partial))
-           :local)
+  (abort-as call :no-room-in-heap (partial-length partial))
   at)
 
 (define-hot receive-partial ((call wire-call) (partial partial) (octets octets) (start index)
