@@ -3,8 +3,8 @@
 ;;;;
 ;;;; On the loop a message that fits one frame and both windows is serialised where it is sent from;
 ;;;; so it is on a client's loop that nobody runs, where messages sent in a row leave together
-;;;; (loop/gather.lisp). Any other thread encodes privately, charges the octets to the call's send
-;;;; budget and posts.
+;;;; (loop/gathering.lisp). Any other thread encodes privately, charges the octets to the call's
+;;;; send budget and posts.
 
 (in-package #:clgrpc.wire)
 
