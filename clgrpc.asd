@@ -390,6 +390,7 @@
                (:file "transport")
                (:file "drain")
                (:file "dispatch")
+               (:file "opening")
                (:file "server")))
 
 (defsystem "clgrpc/inproc"
@@ -752,6 +753,7 @@
                (:file "dispatch")
                (:file "dialect")
                (:file "plain")
+               (:file "opening")
                (:file "compression")
                (:file "route")
                (:file "server")

@@ -56,7 +56,7 @@
    ;; reader.lisp
    #:receive-octets
    ;; inspect.lisp
-   #:describe-frame #:skip-preface
+   #:describe-frame #:skip-preface #:preface-p
    ;; connection.lisp
    #:make-connection #:start-connection #:open-stream #:available-streams #:send-goaway
    #:receive-eof #:advance-time #:shrink-connection #:connection-stop-reading-p))

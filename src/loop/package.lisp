@@ -44,13 +44,14 @@
    #:event-loop-datum #:event-loop-running-p #:in-event-loop-p #:note-time
    #:source #:add-source #:remove-source #:interest
    #:close-transport
-   #:handler #:make-handler #:connection #:connection-loop #:connection-user #:connection-transport
+   #:handler #:make-handler #:handler-input #:connection #:connection-loop #:connection-handler
+   #:connection-user #:connection-transport
    #:connection-peer #:connection-local #:connection-state
    ;; credentials.lisp
    #:tls-credentials #:tls-credentials-server-name #:tls-credentials-verify #:check-credentials
    #:reload-credentials
    ;; tls.lisp
-   #:make-tls-transport #:transport-handshaking-p #:transport-security #:security
+   #:tls-credentials-alpn #:make-tls-transport #:transport-handshaking-p #:transport-security #:security
    #:security-protocol #:security-cipher #:security-resumed-p #:security-server-name
    #:security-peer-certificate
    ;; baton.lisp

@@ -247,7 +247,7 @@ For pollers that are level-triggered.")
 (defstruct (connection (:include source) (:constructor %make-connection) (:copier nil))
   "See MAKE-CONNECTION."
   (transport nil :type transport :read-only t)
-  (handler nil :type handler :read-only t)
+  (handler nil :type handler)
   (user nil)                            ; the owner's datum
   (state :open :type (member :open :closing :lingering :aborting :closed))
   (reason nil)                          ; why the connection is aborted
@@ -277,6 +277,7 @@ For pollers that are level-triggered.")
   make-handler "Return a handler with the functions given; INPUT is needed. See the type HANDLER."
   connection-loop "The loop of CONNECTION."
   connection-transport "The transport of CONNECTION."
+  connection-handler "The handler of CONNECTION. SETFable, on its loop."
   connection-user "The datum that CONNECTION's owner gave it. SETFable."
   connection-state "One of :open, :closing, :lingering, :aborting and :closed.")
 

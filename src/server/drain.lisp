@@ -16,6 +16,15 @@ output, and with it perhaps the PING, has not left us.")
 
 (defun drain-link (link)
   "Let LINK's calls end, and LINK with the last of them. On its loop."
+  (wire:end-opening link)
+  (let ((dialect (wire:link-dialect link)))
+    (cond ((null dialect) (drain-http2 link))
+          ((wire:connection-dialect-drain dialect)
+           (funcall (wire:connection-dialect-drain dialect) link))
+          (t (wire:close-link link "drained")))))
+
+(defun drain-http2 (link)
+  "As DRAIN-LINK, of a LINK that speaks HTTP/2."
   (let ((now (loop:event-loop-now (link-loop link))) (seat (wire:link-seat link)))
     (http2:send-goaway (wire:link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
     (http2:send-ping (wire:link-http2 link) +drain-ping+)

@@ -272,11 +272,9 @@ is, and the seat that is given up for it, or nil."
           (decf (census-leaving census))
           (uncount-seat census seat)))))
 
-(defun link-ready (http2)
-  "The sink's on-settings: with the first ones the connection is ready."
-  (let* ((link (http2:connection-user http2))
-         (seat (wire:link-seat link)))
-    (trace-event :handshaker :settings-received :role :server :peer (wire:link-peer link))
+(defun note-ready (link)
+  "The peer of LINK has shown that it speaks what LINK does. On its loop."
+  (let ((seat (wire:link-seat link)))
     (unless (seat-ready seat)
       (let ((census (server-census (hub-server (link-owner link)))))
         (sb-thread:with-mutex ((census-lock census))
@@ -284,6 +282,12 @@ is, and the seat that is given up for it, or nil."
             (note-seat-ready census seat)
             (quit-ring seat)
             (enter-ring seat (peer-entry-ready (seat-entry seat)))))))))
+
+(defun link-ready (http2)
+  "The sink's on-settings: with the first ones the connection is ready."
+  (let ((link (http2:connection-user http2)))
+    (trace-event :handshaker :settings-received :role :server :peer (wire:link-peer link))
+    (note-ready link)))
 
 ;;; Descriptors
 

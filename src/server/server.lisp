@@ -208,7 +208,8 @@ be have yet to go."
                         (loop:make-tls-transport (hub-loop hub) transport credentials :server)
                         transport))
          (link (wire:open-link hub (hub-loop hub) transport :server **server-sink**
-                              (hub-options hub) (hub-pool hub) :ledger (hub-ledger hub))))
+                              (hub-options hub) (hub-pool hub) :ledger (hub-ledger hub)
+                              :opening #'open-speech)))
     (trace-event :server :connection-begun :peer (wire:link-peer link))
     (add-link hub link)
     (note-seat-taken hub seat link)

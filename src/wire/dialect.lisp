@@ -61,3 +61,57 @@ DIALECT, of which :ACCEPTS is needed."
 (defun content-type-dialect (content-type)
   "The dialect of requests of CONTENT-TYPE, a string, or nil."
   (find-if (lambda (dialect) (funcall (dialect-accepts dialect) content-type)) **dialects**))
+
+;;; Connections. A server looks at the first octets of a new connection, or at what ALPN has agreed
+;;; on, to find what it speaks. HTTP/2 is first, and is what answers those that nobody knows.
+
+(defstruct (connection-dialect (:copier nil))
+  "How a connection speaks that does not speak HTTP/2. All functions run on its loop."
+  (name nil :type symbol :read-only t)  ; by which it is replaced
+  (alpn '() :type list :read-only t)    ; its names there, strings
+  ;; (octets start end): true if a connection that begins so is its own, :more if that is not known
+  (opens (constantly nil) :type function :read-only t)
+  (begin #'identity :type function :read-only t) ; (link): it is its own
+  (handler nil :type loop:handler :read-only t) ; what its connections do from then on
+  (drain nil :type (or null function) :read-only t) ; (link): end when nothing is under way
+  (abandon nil :type (or null function) :read-only t)) ; (link status text): end what is under way
+
+(declaim (sb-ext:freeze-type connection-dialect))
+
+(defmethod print-object ((dialect connection-dialect) stream)
+  (print-unreadable-object (dialect stream :type t)
+    (format stream "~(~A~)" (connection-dialect-name dialect))))
+
+(declaim (type list **connection-dialects**))
+(defglobal **connection-dialects** '()
+  "The dialects of connections besides HTTP/2, the newest first; never changed in place.")
+
+(defun remove-connection-dialect (name)
+  "Have servers find no dialect of connections called NAME."
+  (setf **connection-dialects**
+        (remove name **connection-dialects** :key #'connection-dialect-name))
+  nil)
+
+(defun add-connection-dialect (dialect)
+  "Have servers find DIALECT, one of connections, in place of one with its name."
+  (remove-connection-dialect (connection-dialect-name dialect))
+  (push dialect **connection-dialects**)
+  dialect)
+
+(defconstant +longest-opening+ 4096
+  "A connection that nobody knows after so many octets is nobody's.")
+
+(defun opening-dialect (protocol octets start end)
+  "What a connection speaks that begins with OCTETS from START to END: a CONNECTION-DIALECT, NIL for
+HTTP/2, or :MORE if that cannot be said yet. PROTOCOL is what ALPN has agreed on, or nil."
+  (flet ((named-p (dialect)
+           (member protocol (connection-dialect-alpn dialect) :test #'string=)))
+    (cond (protocol (find-if #'named-p **connection-dialects**))
+          ((http2:preface-p octets start end) nil)
+          (t (let ((more nil))
+               (dolist (dialect **connection-dialects**
+                                (and more (< (- end start) +longest-opening+) :more))
+                 (case (funcall (connection-dialect-opens dialect) octets start end)
+                   ((nil))
+                   (:more (setf more t))
+                   (t (return dialect)))))))))

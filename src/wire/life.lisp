@@ -31,13 +31,22 @@ its loop."))
   "Do what is due for LINK, and have this called again when something else is."
   (let ((now (loop:event-loop-now (link-loop link)))
         (due nil))
-    (dolist (check '(advance-core keep-alive check-age check-idle))
+    (dolist (check '(check-opening advance-core keep-alive check-age check-idle))
       (let ((next (and (null (link-failure link)) (funcall check link now))))
         (when next (setf due (if due (min due next) next)))))
     (when (and due (null (link-failure link)))
       (schedule-timer (loop:event-loop-wheel (link-loop link)) (link-life link) due))))
 
 ;;; Each does what is due at NOW and returns when it wants to look again, or NIL
+
+(defun check-opening (link now)
+  "A link that has not said in time what it speaks speaks HTTP/2, whose core says what is missing."
+  (when (link-opening link)
+    (let ((due (+ (link-born-ns link)
+                  (seconds-ns (options-preface-timeout-seconds (link-options link))))))
+      (cond ((< now due) due)
+            (t (end-opening link)
+               nil)))))
 
 (defun advance-core (link now)
   "Let the core see to its own time-outs."
@@ -49,7 +58,8 @@ its loop."))
          (patience (seconds-ns (options-keepalive-timeout-seconds options)))
          (heard (http2:connection-last-receive-ns (link-http2 link)))
          (pinged (link-pinged-ns link)))
-    (cond ((zerop interval) nil)
+    (cond ((or (zerop interval) (link-dialect link)) nil)
+          ((link-opening link) (+ now interval))
           ((< pinged heard)             ; what was asked has been answered
            (cond ((< now (+ heard interval)) (+ heard interval))
                  ((keepalive-wanted-p link)

@@ -65,6 +65,10 @@ was last seen to be without any new one, and since when that is."
   (quiet-opened -1 :type fixnum)
   (quiet-ns 0 :type (unsigned-byte 62))
   (goaway nil :type (or null string))   ; what a GOAWAY of the peer's has said, if it was an error
+  ;; a server's, until it is known what the link speaks: (link octets start end) returns what
+  ;; OPENING-DIALECT does
+  (opening nil :type (or null function))
+  (dialect nil :type (or null connection-dialect)) ; what it speaks; nil is HTTP/2
   (failure nil))                        ; text: why the link ended
 
 (declaim (sb-ext:freeze-type link))
@@ -94,20 +98,47 @@ was last seen to be without any new one, and since when that is."
    "Tell OWNER that output of LINK, which has calls that are held up, may have left."))
 
 (defun open-link (owner loop transport role sink options pool
-                  &key ledger
+                  &key ledger opening
                     (keepalive-ns (seconds-ns (options-keepalive-seconds options))))
   "Make a link over TRANSPORT, a connected one, on LOOP and begin HTTP/2 in ROLE, with the POOL of
 http2 and the LEDGER that other links share. After a silence of KEEPALIVE-NS, unless that is 0, we
-ask the peer whether it is there. Return the link."
+ask the peer whether it is there. With OPENING, the function of a link that has yet to find out what
+it speaks, HTTP/2 begins only once that is what it is. Return the link."
   (let ((link (%make-link loop options owner ledger)))
     (setf (link-keepalive-ns link) keepalive-ns
           (link-http2 link) (http2:make-connection role sink options :user link :pool pool)
-          (link-socket link) (loop:make-connection loop transport (link-handler) :user link
-                                  :max-unsent-octets (options-max-unsent-octets options)))
-    (http2:start-connection (link-http2 link) (loop:event-loop-now loop))
+          (link-opening link) opening
+          (link-socket link) (loop:make-connection
+                              loop transport (if opening (opening-handler) (link-handler))
+                              :user link
+                              :max-unsent-octets (options-max-unsent-octets options)))
+    (unless opening (http2:start-connection (link-http2 link) (loop:event-loop-now loop)))
     (begin-life link)
     (observe connection-begun (link-observer owner) (link-peer link))
     link))
+
+(defun end-opening (link)
+  "LINK speaks HTTP/2 from now on, if it is not known yet what it speaks."
+  (when (shiftf (link-opening link) nil)
+    (setf (loop:connection-handler (link-socket link)) (link-handler))
+    ;; its time-outs count from when it was accepted
+    (http2:start-connection (link-http2 link) (link-born-ns link))))
+
+(defun take-over (link dialect)
+  "LINK speaks DIALECT, a CONNECTION-DIALECT, from now on."
+  (setf (link-opening link) nil
+        (link-dialect link) dialect
+        (loop:connection-handler (link-socket link)) (connection-dialect-handler dialect))
+  (funcall (connection-dialect-begin dialect) link))
+
+(defun opening-input (socket octets start end)
+  "The handler's INPUT of a link that has yet to find out what it speaks."
+  (let* ((link (loop:connection-user socket))
+         (dialect (funcall (the function (link-opening link)) link octets start end)))
+    (cond ((eq :more dialect) start)
+          (t (if dialect (take-over link dialect) (end-opening link))
+             (funcall (loop:handler-input (loop:connection-handler socket))
+                      socket octets start end)))))
 
 (defconstant +frames-per-look+ 64
   "After so many frames of a read we look how much output there is and what time it is: what a peer
@@ -202,6 +233,13 @@ has taken long, is for the next turn."
              (link-peer link) (link-failure link))
     (link-ended (link-owner link) link)))
 
+(defglobal **opening-handler** nil)
+
+(defun opening-handler ()
+  (or **opening-handler**
+      (setf **opening-handler**
+            (loop:make-handler :input #'opening-input :closed #'link-closed :sent #'link-sent))))
+
 (defglobal **link-handler** nil)
 
 (defun link-handler ()
@@ -233,12 +271,17 @@ has taken long, is for the next turn."
 (defun close-link (link text)
   "End LINK in order: GOAWAY, send what is queued, close."
   (unless (link-failure link)
+    (end-opening link)
     (setf (link-failure link) text)
-    (http2:close-connection (link-http2 link) http2:+no-error+ text)
+    (unless (link-dialect link)
+      (http2:close-connection (link-http2 link) http2:+no-error+ text))
     (loop:close-connection (link-socket link))))
 
 (defun abort-calls (link status text)
   "End every call on LINK with STATUS and TEXT."
+  (let ((dialect (link-dialect link)))
+    (when (and dialect (connection-dialect-abandon dialect))
+      (funcall (connection-dialect-abandon dialect) link status text)))
   (http2:map-streams (lambda (stream)
                        (let ((call (http2:stream-user stream)))
                          (when (typep call 'call) (operate abort call status text :local))))
@@ -253,8 +296,10 @@ has taken long, is for the next turn."
   "End every call on LINK with :unavailable and TEXT, and LINK at once: its peer is told by a
 GOAWAY with ENHANCE_YOUR_CALM, if it takes that now, and not waited for."
   (unless (link-failure link)
+    (end-opening link)
     (abort-calls link :unavailable text)
     (setf (link-failure link) text)
-    (http2:close-connection (link-http2 link) http2:+enhance-your-calm+ text)
+    (unless (link-dialect link)
+      (http2:close-connection (link-http2 link) http2:+enhance-your-calm+ text))
     (loop:flush-connection (link-socket link)))
   (loop:close-connection (link-socket link) :abort t))

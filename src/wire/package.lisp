@@ -64,4 +64,8 @@
    #:dialect #:make-dialect #:define-dialect #:add-dialect #:remove-dialect #:**dialects**
    #:content-type-dialect #:dialect-name #:dialect-read-head #:dialect-end #:dialect-write-head
    #:dialect-reply #:dialect-write-end #:wire-call-dialect #:call-dialect-state
+   #:connection-dialect #:connection-dialect-p #:make-connection-dialect
+   #:add-connection-dialect
+   #:remove-connection-dialect #:**connection-dialects** #:connection-dialect-drain
+   #:opening-dialect #:end-opening #:link-dialect #:link-closed
    #:receive-messages #:encode-grpc-message #:status-http-status #:packed))
