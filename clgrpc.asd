@@ -495,7 +495,7 @@
   :depends-on ("clgrpc/tests/support" "clgrpc/tests/base" "clgrpc/tests/os" "clgrpc/tests/loop"
                "clgrpc/tests/async"
                "clgrpc/tests/hpack" "clgrpc/tests/http2" "clgrpc/tests/dialogue"
-               "clgrpc/tests/protobuf" "clgrpc/tests/fuzz" "clgrpc/tests/rpc" "clgrpc/tests/wire"
+               "clgrpc/tests/protobuf" "clgrpc/tests/fuzz" "clgrpc/tests/rpc" "clgrpc/tests/memory" "clgrpc/tests/wire"
                "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
                "clgrpc/tests/client" "clgrpc/tests/transports" "clgrpc/tests/inproc"
@@ -739,7 +739,7 @@
                (:file "stage")))
 
 (defsystem "clgrpc/tests/server"
-  :depends-on ("clgrpc" "clgrpc/tests/support" "sb-bsd-sockets" "fiveam")
+  :depends-on ("clgrpc" "clgrpc/tests/support" "clgrpc/tests/memory" "sb-bsd-sockets" "fiveam")
   :pathname "tests/server/"
   :serial t
   :components ((:static-file "bench.proto")
@@ -754,6 +754,13 @@
                (:file "dialect")
                (:file "plain")
                (:file "opening")
+               (:file "script")
+               (:file "hub")
+               (:file "refusal")
+               (:file "limit")
+               (:file "room")
+               (:file "drain")
+               (:file "entrance")
                (:file "compression")
                (:file "route")
                (:file "server")
@@ -876,6 +883,15 @@
                (:file "server")
                (:file "client")
                (:file "tls")))
+
+(defsystem "clgrpc/tests/memory"
+  :description "Connections within memory, for tests of what is above HTTP/2."
+  :depends-on ("clgrpc/loop" "clgrpc/tests/dialogue" "fiveam")
+  :pathname "tests/memory/"
+  :serial t
+  :components ((:file "package")
+               (:file "world")
+               (:file "script")))
 
 (defsystem "clgrpc/tests/dialogue"
   :depends-on ("clgrpc/http2" "fiveam")

@@ -6,7 +6,7 @@
   (:local-nicknames (#:h2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack))
   (:export
    ;; frame.lisp
-   #:frame-octets #:frames-octets #:raw-frame #:read-frame-forms #:frame-form
+   #:frame-octets #:frames-octets #:raw-frame #:read-frame-forms #:frame-form #:canonical
    #:peer #:make-peer
    ;; script.lisp
    #:*preface* #:*dialogue* #:dialogue #:dialogue-connection #:dialogue-events #:dialogue-buffer

@@ -8,7 +8,8 @@
                     (#:server #:clgrpc.server)
                     (#:client #:clgrpc.client) (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2)
                     (#:hpack #:clgrpc.hpack) (#:os #:clgrpc.os)
-                    (#:support #:clgrpc.tests.support))
+                    (#:support #:clgrpc.tests.support) (#:memory #:clgrpc.tests.memory)
+                    (#:dialogue #:clgrpc.tests.dialogue))
   (:export
    ;; support.lisp
    #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:settled #:note #:number-of

@@ -1,0 +1,78 @@
+;;;; The end of a connection, GOAWAY by GOAWAY.
+
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
+
+(defun drain (hub)
+  "Have the links of HUB drain."
+  (memory:call-in-world memory:*world* (lambda () (server::map-links #'server::drain-link hub))))
+
+(defparameter *all-streams* #x7FFFFFFF)
+
+(test drain-of-a-connection-without-calls
+  "GOAWAY for no stream and a PING; once that is answered GOAWAY for the last, and the end."
+  (with-hub (hub) (:ask #'double)
+    (comes hub)
+    (asks 1 "Ask" 21)
+    (answered '(1 :ok))
+    (drain hub)
+    (memory:says `(:goaway ,*all-streams* :no-error) `(:ping ,server::+drain-ping+))
+    (memory:hears `(:ping-ack ,server::+drain-ping+))
+    (is (equal '((:goaway 1 :no-error)) (remove-duplicates (memory:said) :test #'equal)))
+    (is-true (memory:end-shut memory:*end*))
+    (is (zerop (server::hub-link-count hub)))))
+
+(test drain-lets-calls-begin-until-the-ping-is-answered
+  "A call that was on its way is served, and the connection ends with the last."
+  (let ((kept nil))
+    (with-hub (hub) (:ask #'double :watch (lambda (note call) (declare (ignore note))
+                                            (setf kept call)))
+      (comes hub)
+      (drain hub)
+      (memory:said)
+      (asks 1 "Watch" 21)
+      (memory:hears `(:ping-ack ,server::+drain-ping+))
+      (memory:says '(:goaway 1 :no-error))
+      (is (null (memory:end-shut memory:*end*)))
+      (memory:call-in-world memory:*world* (lambda () (grpc:finish kept)))
+      (answered '(1 :ok))
+      (is-true (memory:end-shut memory:*end*)))))
+
+(test drain-of-a-peer-that-answers-no-ping
+  "It has a second."
+  (with-hub (hub) (:ask #'double)
+    (comes hub)
+    (drain hub)
+    (memory:said)
+    (memory:passes 0.9)
+    (memory:silent)
+    (memory:passes 0.2)
+    (is-true (member '(:goaway 0 :no-error) (memory:said) :test #'equal))
+    (is-true (memory:end-shut memory:*end*))))
+
+(test drain-of-a-connection-that-has-said-nothing
+  "HTTP/2 tells it."
+  (with-hub (hub) (:ask #'double)
+    (memory:connects (lambda (transport) (server::accept-link hub transport)))
+    (memory:silent)
+    (drain hub)
+    (is (equal '(:settings :goaway :ping)
+               (remove :window-update (mapcar #'first (memory:said)))))))
+
+(test old-connections-drain
+  "With max-connection-age-seconds, give or take a tenth; and calls that do not end are ended after
+the grace."
+  (with-hub (hub :options '(:max-connection-age-seconds 100
+                            :max-connection-age-grace-seconds 10))
+      (:ask #'keep-open)
+    (comes hub)
+    (asks 1 "Ask" 21)
+    (memory:passes 85)
+    (memory:silent)
+    (memory:passes 30)
+    (is (equal :goaway (first (first (memory:said)))))
+    (memory:hears `(:ping-ack ,server::+drain-ping+))
+    (memory:said)
+    (memory:passes 20)
+    (is (equal '((1 :unavailable)) (statuses)))
+    (is-true (memory:end-shut memory:*end*))))

@@ -1,0 +1,49 @@
+;;;; Ways into a server besides its listeners.
+
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
+
+(defclass door ()
+  ((busy :initform nil :accessor door-busy)
+   (told :initform '() :accessor door-told))
+  (:documentation "An entrance that notes what it is told."))
+
+(defmethod rpc:entrance-address ((door door)) "door:1")
+(defmethod rpc:close-entrance ((door door)) (push :close (door-told door)))
+(defmethod rpc:entrance-busy-p ((door door)) (door-busy door))
+(defmethod rpc:entrance-calls ((door door)) 7)
+(defmethod rpc:abandon-entrance ((door door) status text)
+  (declare (ignore text))
+  (push status (door-told door))
+  (setf (door-busy door) nil))
+
+(defun door-of (server)
+  (rpc:ensure-entrance server (lambda (entrance) (typep entrance 'door))
+                          (lambda () (make-instance 'door))))
+
+(test entrances-are-made-once
+  "From any number of threads, and are part of the server from then on."
+  (let* ((server (start-probe (list :ask #'double)))
+         (doors (with-threads (i 4) (door-of server))))
+    (is (= 1 (length (remove-duplicates doors))))
+    (is (member "door:1" (grpc:server-addresses server) :test #'string=))
+    (is (= 7 (getf (grpc:server-statistics server) :calls)))
+    (is (eq t (grpc:stop-server server :drain 5)))
+    (is (equal '(:close) (door-told (first doors))))))
+
+(test entrances-are-waited-for
+  "Until they say that the last call has ended; those that do not are abandoned."
+  (with-log ()
+    (let* ((server (start-probe (list :ask #'double)))
+           (door (door-of server)))
+      (setf (door-busy door) t)
+      (let ((stopping (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20)))))
+        (wait-until (lambda () (door-told door)))
+        (setf (door-busy door) nil)
+        (rpc:note-emptied server)
+        (is (eq t (sb-thread:join-thread stopping :timeout +patience+ :default nil)))))
+    (let* ((server (start-probe (list :ask #'double)))
+           (door (door-of server)))
+      (setf (door-busy door) t)
+      (is (null (grpc:stop-server server :drain 0.1)))
+      (is (equal '(:unavailable :close) (door-told door))))))

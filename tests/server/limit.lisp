@@ -1,0 +1,57 @@
+;;;; What peers together may have a server do, seen by one hub.
+
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
+
+(test shares-of-loops
+  "A limit of the server is dealt out to its loops, rounded up."
+  (with-hub (hub) (:ask #'double)
+    (is (= 7 (server::share-out 7 (server::hub-server hub))))))
+
+(test calls-are-kept-for-other-peers
+  "One peer may not have all calls; one that has none gets one."
+  (with-hub (hub :options '(:max-calls 32)) (:ask #'keep-open)
+    (comes hub :peer "greedy")
+    (let ((greedy memory:*end*) (begun 0))
+      (loop for id from 1 by 2
+            repeat 40
+            do (asks id "Ask" 1)
+               (let ((statuses (statuses)))
+                 (if statuses
+                     (is (equal (list (list id :resource-exhausted)) statuses))
+                     (incf begun))))
+      (is (<= 24 begun 31) "one peer had ~D of 32 calls" begun)
+      (is (= begun (server::hub-open hub)))
+      (comes hub :peer "other")
+      (asks 1 "Ask" 1)
+      (answered)
+      (is (= (1+ begun) (server::hub-open hub)))
+      (memory:hangs-up)
+      (is (= begun (server::hub-open hub)))
+      (memory:stop-talking memory:*world* greedy)
+      (is (zerop (server::hub-open hub))))))
+
+(test calls-wait-while-their-peer-takes-nothing
+  "While much of a link's output is not sent its calls do not begin; they do when it is."
+  (let ((begun '()))
+    (with-hub (hub :options '(:max-unsent-octets 65536 :max-queued-octets 65536))
+        (:ask (lambda (note call)
+                (declare (ignore call))
+                (push (number-of note) begun)
+                (note 1 :body 100000)))
+      (comes hub)
+      (memory:hears '(:window-update 0 10000000))
+      (setf (memory:end-full memory:*end*) t)
+      ;; all in one read, so that reading does not stop before
+      (apply #'memory:hears
+             (loop for id from 1 to 9 by 2
+                   append `((:headers ,id ((":method" "POST") (":scheme" "http")
+                                           (":path" "/lab.Bench/Ask")
+                                           ("content-type" "application/grpc")))
+                            (:window-update ,id 1000000)
+                            (:data ,id ,(coerce (note-octets id) 'octets) :end-stream))))
+      (is (< 0 (length begun) 5) "begun: ~S" begun)
+      (setf (memory:end-full memory:*end*) nil)
+      (memory:say memory:*world* memory:*end* (make-octets 0))
+      (is (equal '(1 3 5 7 9) (sort begun #'<)))
+      (is (equal '(:ok :ok :ok :ok :ok) (mapcar #'second (statuses)))))))
