@@ -728,10 +728,23 @@
                (:file "runtime")))
 
 (defsystem "clgrpc/tests/wire"
-  :depends-on ("clgrpc/wire" "fiveam")
+  :depends-on ("clgrpc/wire" "clgrpc/tests/memory" "fiveam")
   :pathname "tests/wire/"
   :serial t
-  :components ((:file "package")
+  :components ((:file "proto")
+               (:file "package")
+               (:file "script")
+               (:file "call")
+               (:file "link")
+               (:file "life")
+               (:file "inlet")
+               (:file "held")
+               (:file "callback")
+               (:file "deadline")
+               (:file "outlet")
+               (:file "tap")
+               (:file "account")
+               (:file "dialect")
                (:file "status")
                (:file "metadata")
                (:file "framing")

@@ -51,7 +51,8 @@
    #:tls-credentials #:tls-credentials-server-name #:tls-credentials-verify #:check-credentials
    #:reload-credentials
    ;; tls.lisp
-   #:tls-credentials-alpn #:make-tls-transport #:transport-handshaking-p #:transport-security #:security
+   #:tls-credentials-alpn #:make-tls-transport #:transport-handshaking-p
+   #:transport-security #:security
    #:security-protocol #:security-cipher #:security-resumed-p #:security-server-name
    #:security-peer-certificate
    ;; baton.lisp

@@ -1,5 +1,5 @@
-;;;; What a connection speaks: a second dialect beside HTTP/2, which gives lines back that begin with
-;;;; "ECHO ", and what becomes of connections that nobody knows.
+;;;; What a connection speaks: a second dialect beside HTTP/2, which gives lines back that begin
+;;;; with "ECHO ", and what becomes of connections that nobody knows.
 
 (in-package #:clgrpc.tests.server)
 (in-suite :clgrpc.server)

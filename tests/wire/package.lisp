@@ -1,8 +1,9 @@
 (defpackage #:clgrpc.tests.wire
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:rpc #:clgrpc.rpc) (#:wire #:clgrpc.wire) (#:hpack #:clgrpc.hpack)
-                    (#:loop #:clgrpc.loop)))
+                    (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop)
+                    (#:memory #:clgrpc.tests.memory) (#:dialogue #:clgrpc.tests.dialogue)))
 
 (in-package #:clgrpc.tests.wire)
 
-(def-suite :clgrpc.wire :description "What both ends of a call share over HTTP/2.")
+(def-suite :clgrpc.wire :description "What both ends of a call share over HTTP.")

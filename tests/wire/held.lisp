@@ -1,0 +1,54 @@
+;;;; What waits is charged, and never more than the options say.
+
+(in-package #:clgrpc.tests.wire)
+(in-suite :clgrpc.wire)
+
+(test what-waits-is-charged-until-it-is-taken
+  (with-link (link)
+    (let ((call (calls 1)))
+      (flet ((charged ()
+               (is (= (wire::link-held link) (wire:ledger-held (station-ledger *station*))))
+               (wire::link-held link)))
+        (is (zerop (charged)))
+        (brings 1 (letter-octets 100 100))
+        (is (<= 200 (charged) 1000))
+        (received call)
+        (memory:run-turns memory:*world*)
+        (is (zerop (charged)))
+        ;; half a message counts with the memory that it has, and its call's end frees it
+        (brings 1 (subseq (letter-octets 50000) 0 10000))
+        (is (<= 9000 (charged) 80000))
+        (memory:hears '(:rst-stream 1 :cancel))
+        (is (zerop (charged)))))))
+
+(test links-hold-no-more-than-they-may
+  "The call that brings too much ends; the others go on."
+  (with-link (link :options '(:max-held-octets 65536 :max-receive-octets 30000))
+    (let ((first (calls 1)) (second nil))
+      (brings 1 (subseq (letter-octets 29000) 0 15000))
+      (brings 1 (subseq (letter-octets 29000) 15000))
+      (setf second (calls 3))
+      (brings 3 (subseq (letter-octets 29000) 0 15000))
+      (brings 3 (subseq (letter-octets 29000) 15000))
+      (is (null (rpc:call-status first)))
+      (let ((third (calls 5)))
+        (brings 5 (subseq (letter-octets 29000) 0 15000))
+        (is (eq :resource-exhausted (rpc:call-status third)))
+        (is (search "max-held-octets" (rpc:rpc-error-message (rpc:call-condition third)))))
+      (is (null (rpc:call-status second)))
+      (is (equal '(29000) (received first)))
+      (is (equal '(29000) (received second)))
+      (memory:run-turns memory:*world*)
+      (is (zerop (wire::link-held link))))))
+
+(test all-links-hold-no-more-than-they-may
+  (with-link (link :options '(:max-total-held-octets 65536 :max-receive-octets 60000))
+    (let ((first (calls 1)))
+      (brings 1 (subseq (letter-octets 59000) 0 16000))
+      (brings 1 (subseq (letter-octets 59000) 16000 32000))
+      (is (null (rpc:call-status first)))
+      (let ((second (calls 3)))
+        (brings 3 (subseq (letter-octets 59000) 0 16000))
+        (is (eq :resource-exhausted (rpc:call-status second)))
+        (is (search "max-total-held-octets"
+                    (rpc:rpc-error-message (rpc:call-condition second))))))))

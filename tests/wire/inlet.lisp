@@ -1,0 +1,78 @@
+;;;; From the payload of DATA to messages, and the window that is given back for it.
+
+(in-package #:clgrpc.tests.wire)
+(in-suite :clgrpc.wire)
+
+(test messages-cut-anywhere
+  "In two pieces, whatever the place, and octet by octet."
+  (let* ((sizes '(3 0 300 20))
+         (octets (apply #'letter-octets sizes)))
+    (loop for cut from 0 to (length octets) by 5
+          do (with-link (link)
+               (let ((call (calls 1)))
+                 (brings 1 (subseq octets 0 cut))
+                 (brings 1 (subseq octets cut) :end-stream)
+                 (is (equal sizes (received call)))
+                 (is-true (rpc:call-half-closed call)))))
+    (with-link (link)
+      (let ((call (calls 1)))
+        (loop for octet across octets do (brings 1 (octets-of octet)))
+        (is (equal sizes (received call)))))))
+
+(test short-messages-of-a-read-wait-together
+  "Few arrivals, whatever their number; long ones wait by themselves, in order."
+  (with-link (link)
+    (let ((call (calls 1)))
+      (brings 1 (apply #'letter-octets (loop repeat 500 collect 5)))
+      (is (< (loop for arrival = (rpc:call-incoming call) then (rpc:arrival-next arrival)
+                   while arrival count t)
+             10))
+      (is (= 500 (length (received call))))
+      (brings 1 (letter-octets 1))
+      (loop for part in (let ((octets (letter-octets 20000)))
+                          (list (subseq octets 0 16000) (subseq octets 16000)))
+            do (brings 1 part))
+      (brings 1 (letter-octets 2))
+      (is (equal '(1 20000 2) (received call))))))
+
+(test prefixes-that-are-refused
+  "Messages that are too long, at once and before their octets come; flags that nobody has."
+  (flet ((status (octets)
+           (with-link (link :options '(:max-receive-octets 1000))
+             (let ((call (calls 1)))
+               (brings 1 octets)
+               (rpc:call-status call)))))
+    (is (null (status (octets-of 0 0 0 3 232))))
+    (is (eq :resource-exhausted (status (octets-of 0 0 0 3 233))))
+    (is (eq :resource-exhausted (status (octets-of 0 255 255 255 255))))
+    (loop for flag from 1 to 255
+          do (is (eq :internal (status (octets-of flag 0 0 0 1 0)))))))
+
+(test octets-that-are-no-message
+  "Whoever receives them gets the error, which ends the call."
+  (with-link (link)
+    (let ((call (calls 1)))
+      (brings 1 (octets-of 0 0 0 0 2 10 9))
+      (signals rpc:internal (rpc:receive call))
+      (memory:run-turns memory:*world*)
+      (is (eq :internal (rpc:call-status call))))))
+
+(test window-is-withheld-of-who-does-not-read
+  "Up to a window may wait; then the stream's is given back only when half of it was taken. The
+connection's is given back all the same."
+  (with-link (link :options '(:stream-window-octets 65535 :connection-window-octets 65535))
+    (let ((call (calls 1))
+          (letters (apply #'letter-octets (loop repeat 16 collect 990))))
+      (memory:said)
+      (flet ((updates (id) (remove id (windows (memory:said)) :key #'first :test #'/=)))
+        (dotimes (i 4) (brings 1 letters))
+        (let ((frames (memory:said)))
+          (is (null (remove 1 (windows frames) :key #'first :test #'/=))
+              "the stream's window came back unread: ~S" frames))
+        (dotimes (i 30) (rpc:receive call))
+        (memory:run-turns memory:*world*)
+        (is (null (updates 1)))
+        (dotimes (i 26) (rpc:receive call))
+        (memory:run-turns memory:*world*)
+        (is-true (updates 1))
+        (is (= 8 (length (received call))))))))

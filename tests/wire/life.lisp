@@ -1,0 +1,98 @@
+;;;; What becomes of links as time passes.
+
+(in-package #:clgrpc.tests.wire)
+(in-suite :clgrpc.wire)
+
+(defparameter *keepalive* `(:ping ,wire::+keepalive-ping+))
+
+(test peers-that-are-silent-are-asked
+  "After the interval, and again after an answer; one that does not answer is gone."
+  (with-link (link :options '(:keepalive-seconds 10 :keepalive-timeout-seconds 2))
+    (memory:passes 9)
+    (memory:silent)
+    (memory:passes 1.5)
+    (memory:says *keepalive*)
+    (memory:passes 0.001)
+    (memory:hears `(:ping-ack ,wire::+keepalive-ping+))
+    (memory:passes 9)
+    (memory:silent)
+    (memory:hears '(:ping 1))           ; a sign as good as any
+    (memory:says '(:ping-ack 1))
+    (memory:passes 9)
+    (memory:silent)
+    (memory:passes 1.5)
+    (memory:says *keepalive*)
+    (memory:passes 2.5)
+    (is (search "keepalive: no sign of the peer" (second (first (told)))))
+    (is-true (memory:end-closed memory:*end*))))
+
+(test nobody-is-asked-with-an-interval-of-0
+  (with-link (link :options '(:keepalive-seconds 0 :max-connection-idle-seconds 0))
+    (memory:passes 100000)
+    (memory:silent)
+    (is (null (told)))))
+
+(test idle-links
+  "The owner is told once a link has been without calls for the time, and not before."
+  (with-link (link :options '(:keepalive-seconds 0 :max-connection-idle-seconds 100))
+    (calls 1)
+    (memory:passes 500)
+    (is (null (told)))
+    (memory:hears '(:rst-stream 1 :cancel))
+    (memory:passes 60)
+    (is (null (told)))
+    ;; a call between two looks counts
+    (calls 3)
+    (memory:hears '(:rst-stream 3 :cancel))
+    (memory:passes 60)
+    (is (null (told)))
+    (loop repeat 10 do (memory:passes 25))
+    (is (equal '(:idle) (told)))))
+
+(test old-links
+  "Age, give or take a tenth, and then the grace."
+  (with-link (link :options '(:keepalive-seconds 0 :max-connection-age-seconds 100
+                              :max-connection-age-grace-seconds 30))
+    (memory:passes 89)
+    (is (null (told)))
+    (memory:passes 21.1)
+    (is (equal '(:age) (told)))
+    (memory:passes 8)
+    (is (null (told)))
+    (memory:passes 23)
+    (is (equal '(:grace) (told)))
+    (memory:passes 1000)
+    (is (null (told)))))
+
+(test links-that-say-too-little
+  "A preface that does not come, or stops, is waited for so long."
+  (dolist (count '(0 10 24))
+    (with-link (link :shaken nil :options '(:preface-timeout-seconds 5))
+      (memory:said)
+      (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 0 count))
+      (memory:passes 4.9)
+      (memory:silent)
+      (memory:passes 0.2)
+      (memory:says '(:goaway 0 :protocol-error))
+      (is (search "no preface and SETTINGS in time" (second (first (told))))))))
+
+(test links-that-have-yet-to-find-out
+  "A link with an opening begins nothing before that says what it speaks, and its time counts from
+when it was accepted."
+  (let ((asked 0))
+    (flet ((opening (link octets start end)
+             (declare (ignore link octets))
+             (incf asked)
+             (if (< (- end start) 5) :more nil)))
+      (with-link (link :shaken nil :keywords (list :opening #'opening)
+                       :options '(:preface-timeout-seconds 5))
+        (memory:silent)
+        (memory:passes 1)
+        (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 0 3))
+        (memory:silent)
+        (memory:passes 1)
+        (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 3))
+        (is (eq :settings (first (first (memory:said)))))
+        (is (= 2 asked))
+        (memory:passes 3.1)
+        (is (search "no preface and SETTINGS in time" (second (first (told)))))))))

@@ -1,0 +1,57 @@
+;;;; Messages on their way out.
+
+(in-package #:clgrpc.tests.wire)
+(in-suite :clgrpc.wire)
+
+(test messages-go-out-behind-the-headers
+  "Once each, in DATA of their own or together; the headers once."
+  (with-link (link)
+    (let ((call (calls 1)))
+      (on-loop (lambda () (rpc:send call (letter 3))))
+      (let ((frames (memory:said)))
+        (is (equal '(:headers 1 ((":status" "200"))) (first frames)))
+        (is (= 2 (length frames)))
+        (is (eq :data (first (second frames)))))
+      (on-loop (lambda () (rpc:send call (letter 4)) (rpc:send call (letter 5))))
+      (is (equal '(:data :data) (mapcar #'first (memory:said))))
+      (is (zerop (rpc:call-unsent-octets call))))))
+
+(test messages-wait-for-the-window
+  "What the peer has no window for is queued, counts, leaves when there is window, and its sender
+hears of the room."
+  (with-link (link)
+    (let ((call (calls 1)) (writable 0))
+      (rpc:on-writable call (lambda () (incf writable)))
+      (memory:run-turns memory:*world*)
+      (setf writable 0)
+      (loop repeat 3
+            do (is-true (on-loop (lambda () (rpc:try-send call (letter 60000))))))
+      (is (null (on-loop (lambda () (rpc:try-send call (letter 60000))))))
+      (is (<= 114000 (rpc:call-unsent-octets call) 115000))
+      (is (minusp (rpc:operate room call)))
+      (is (zerop writable))
+      (memory:said)
+      (memory:hears '(:window-update 0 200000) '(:window-update 1 200000))
+      (is (zerop (rpc:call-unsent-octets call)))
+      (is (= 1 writable))
+      (is-true (on-loop (lambda () (rpc:try-send call (letter 60000))))))))
+
+(test messages-that-are-too-long-to-send
+  (with-link (link :options '(:max-send-octets 1000))
+    (let ((call (calls 1)))
+      (signals rpc:resource-exhausted (wire::encode-message call (letter 2000) nil))
+      (is (= 1 (length (on-loop (lambda ()
+                                  (rpc:send call (letter 10))
+                                  (list (rpc:call-outcome call))))))))))
+
+(test encoded-messages-have-their-prefix
+  "Short ones are octets, long ones a parcel."
+  (with-link (link)
+    (let ((call (calls 1)))
+      (dolist (size '(0 1 1000 70000))
+        (let* ((encoded (wire:encode-message call (letter size) nil))
+               (octets (if (typep encoded 'wire:parcel)
+                           (subseq (wire:parcel-octets encoded) 0 (wire:parcel-end encoded))
+                           encoded)))
+          (is (equalp (letter-octets size) octets))
+          (is (= (length octets) (wire:encoded-length encoded))))))))
