@@ -275,6 +275,7 @@ For pollers that are level-triggered.")
 
 (document-functions
   make-handler "Return a handler with the functions given; INPUT is needed. See the type HANDLER."
+  handler-input "The function of HANDLER that takes octets."
   connection-loop "The loop of CONNECTION."
   connection-transport "The transport of CONNECTION."
   connection-handler "The handler of CONNECTION. SETFable, on its loop."

@@ -22,7 +22,7 @@
   (undecoded nil :type (or null wire:parcel wire:packed)) ; or the octets of that, if they are many
   (accepted '() :type list)             ; the encodings that the client can read
   (began-ns 0 :type nanoseconds)        ; when its handler began; 0 before
-  (detour nil :type (or null detour)))
+  (detour nil :type (or null detour)))  ; made when one of its slots is needed
 
 (declaim (sb-ext:freeze-type server-call))
 

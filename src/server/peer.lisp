@@ -31,11 +31,11 @@
   (open 0 :type fixnum))                ; how many of its calls are under way
 
 (defstruct (seat (:include ring) (:constructor %make-seat (entry)) (:copier nil))
-  "A connection of the peer with ENTRY."
-  (entry nil :type peer-entry :read-only t)
-  (link nil :type (or null link))
-  (ready nil :type boolean)
-  (leaving nil :type boolean)           ; counts among the LEAVING
+  "The place of a connection among those of its peer."
+  (entry nil :type peer-entry :read-only t) ; the peer's
+  (link nil :type (or null link))       ; the connection, once it is begun
+  (ready nil :type boolean)             ; it has shown that it speaks what we do, or has ended
+  (leaving nil :type boolean)           ; it is to go, and counts among the census's LEAVING
   (drain nil :type (or null timer))     ; the loop's: see DRAIN-LINK
   (drain-end-ns 0 :type nanoseconds))   ; the loop's: when the answer is waited for no more
 

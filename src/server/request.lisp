@@ -5,9 +5,9 @@
 
 (defstruct (plain-answer (:constructor make-plain-answer (http-status headers body)) (:copier nil))
   "The answer to a plain request."
-  (http-status 200 :type (integer 200 599))
+  (http-status 200 :type (integer 200 599)) ; as in RFC 9110
   (headers '() :type list)              ; an alist, checked, without content-length
-  (body (make-octets 0) :type octets))
+  (body (make-octets 0) :type octets))  ; empty for none
 
 (defstruct (plain-request (:copier nil))
   "A request that is no call. It is what the fallback's route gives its function as REQUEST."
@@ -15,7 +15,7 @@
   (path "" :type string)                ; with the query, as it came
   (headers '() :type list)              ; an alist, in lower case; :authority is "host"
   (body (make-octets 0) :type octets)   ; what has come of it, up to FILL
-  (fill 0 :type index)
+  (fill 0 :type index)                  ; how much of it that is
   (refusal nil :type (or null plain-answer)) ; the answer if there is no fallback
   (answer nil :type (or null plain-answer))) ; the fallback's
 

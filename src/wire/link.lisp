@@ -218,6 +218,7 @@ has taken long, is for the next turn."
   (tap-output (loop:connection-user socket) octets start end))
 
 (defun link-closed (socket reason)
+  "The CLOSED of a link's handler, whatever the link speaks: its owner hears why it has ended."
   (let ((link (loop:connection-user socket)))
     (unless (link-failure link)
       (setf (link-failure link)

@@ -7,7 +7,7 @@
   "A hub, on the loop of WORLD, of a server with HANDLERS, as MAKE-PROBE takes them, and OPTIONS."
   (let* ((options (apply #'make-server-options options))
          (services (list (apply #'make-probe handlers)))
-         (server (make-instance 'server:server
+         (server (make-instance 'server:wire-server
                                 :services services :options options :execution :inline
                                 :loop-count 1 :interceptors '() :credentials nil :encoding nil
                                 :reserve (loop:make-reserve :threads 1 :queue 1

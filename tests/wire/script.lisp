@@ -44,7 +44,7 @@
     (http2:end-headers stream nil)))
 
 (rpc:define-transport-end **post-operations** (:server)
-  :send #'wire:wire-send :close-send #'rpc:nothing :send-metadata #'list :reply #'list
+  :send #'wire:wire-send :send-metadata #'list :reply #'list
   :finish #'list :after #'wire:wire-after :abort #'end-post :post #'wire:wire-post
   :schedule #'wire:wire-schedule :room #'wire:wire-room :write-head #'write-post-head
   :deliver #'wire:deliver-streamed :half-close #'wire:half-close-streamed
