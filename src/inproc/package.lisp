@@ -5,8 +5,7 @@
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
                     (#:rpc #:clgrpc.rpc))
-  (:import-from #:sb-ext #:defglobal #:define-load-time-global #:compare-and-swap #:atomic-incf
-                #:atomic-decf)
+  (:import-from #:sb-ext #:defglobal #:compare-and-swap #:atomic-incf #:atomic-decf)
   (:import-from #:clgrpc.rpc
                 #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
                 #:call-half-closed #:notify #:operate #:*call* #:with-user-code

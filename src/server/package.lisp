@@ -7,9 +7,8 @@
                     (#:os #:clgrpc.os))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.rpc
-                #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
-                #:call-half-closed #:end-call #:notify #:with-user-code #:*call*
-                #:operate #:rpc-method #:rpc-method-kind #:rpc-error-status #:rpc-error-message
+                #:call #:call-status #:call-rpc-method #:call-half-closed #:end-call
+                #:with-user-code #:operate #:rpc-method #:rpc-method-kind #:rpc-error-status
                 ;; servers
                 #:server #:server-services #:server-options #:server-interceptors #:server-observer
                 #:server-reserve #:server-entrances #:server-lock #:server-emptied
@@ -17,8 +16,8 @@
                 #:entrance-calls #:note-emptied
                 ;; routes and answers
                 #:answers-once-p #:answer-of #:bad-answer-condition #:sendable-end
-                #:route #:route-server #:route-epoch #:route-method
-                #:route-interceptors #:route-execution #:route-long-octets
+                #:route #:route-server #:route-epoch #:route-method #:route-interceptors
+                #:route-execution #:route-long-octets
                 #:note-long-answer #:note-short-answer #:execution-of #:make-routes #:route-table
                 #:route-table-server #:route-table-epoch #:route-table-routes)
   (:import-from #:clgrpc.wire
