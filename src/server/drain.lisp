@@ -11,8 +11,8 @@
 (defconstant +drain-ping-ns+ 1000000000
   "How long that answer may take.")
 (defconstant +longest-drain-ping-ns+ (* 10 +drain-ping-ns+)
-  "How long it may take where calls are under way, which the connection stays for anyhow, or where
-output, and with it perhaps the PING, has not left us.")
+  "How long it may take where calls are under way, which the connection stays for anyhow, where
+output, and with it perhaps the PING, has not left us, or where the peer says other things first.")
 
 (defun drain-link (link)
   "Let LINK's calls end, and LINK with the last of them. On its loop."
@@ -42,7 +42,9 @@ output, and with it perhaps the PING, has not left us.")
   "LINK's peer has had its time to answer, unless there is no hurry or the PING has not left."
   (let ((now (loop:event-loop-now (link-loop link))))
     (if (and (or (plusp (wire:link-calls link))
-                 (plusp (loop:connection-unsent (wire:link-socket link))))
+                 (plusp (loop:connection-unsent (wire:link-socket link)))
+                 (< (- now +drain-ping-ns+)
+                    (http2:connection-last-receive-ns (wire:link-http2 link))))
              (< now (seat-drain-end-ns (wire:link-seat link))))
         (await-drain-ping link now)
         (drain-further link))))

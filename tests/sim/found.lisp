@@ -73,6 +73,36 @@ whose WATCH never ends."
                                                          :body (make-octets 20000))))))))
     (is (= 20 (sim:run-seeds #'scenario :count 20)))))
 
+(defun count-goaways (octets)
+  "How many GOAWAY frames there are in OCTETS, whole frames."
+  (loop with at = 0
+        while (< at (length octets))
+        count (= 7 (aref octets (+ at 3)))
+        do (incf at (+ 9 (ash (aref octets at) 16) (ash (aref octets (+ at 1)) 8)
+                       (aref octets (+ at 2))))))
+
+(test a-drain-waits-for-a-peer-that-says-other-things-first
+  "The answer to the PING may be behind them; of one that says nothing more none is expected."
+  (sim:with-simulation (simulation)
+    (sim:add-host "server" (lambda () (start-echo :max-connection-age-seconds 1
+                                                  :min-ping-interval-seconds 0
+                                                  :ping-without-calls t)))
+    (let ((peer (sim:connect-peer "server" 50051)) (heard '()))
+      (flet ((goaways-after (seconds)
+               (sim:wait-for seconds)
+               (setf heard (append heard (sim:hear peer)))
+               (count-goaways (apply #'concatenate 'octets heard)))
+             (frame (type length)
+               (concatenate 'octets (list 0 0 length type 0 0 0 0 0) (make-octets length))))
+        (sim:say peer (concatenate 'octets (ascii-octets "PRI * HTTP/2.0") #(13 10 13 10)
+                                   (ascii-octets "SM") #(13 10 13 10)))
+        (sim:say peer (frame 4 0))
+        (loop repeat 10
+              do (sim:say peer (frame 6 8))
+                 (is (>= 1 (goaways-after 3/10))))
+        (is (= 1 (goaways-after 0)))
+        (is (< 1 (goaways-after 2)))))))
+
 (test a-drain-waits-for-its-ping-to-leave
   "A server that ends an old connection has much to send first; a request comes meanwhile."
   (flet ((scenario (simulation)
