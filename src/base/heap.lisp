@@ -32,7 +32,7 @@
   heap-full-octets "How many octets there was no room for.")
 
 (defun heap-condition-p (condition)
-  "True if CONDITION says that the heap has no room for something, whoever found that out."
+  "True if CONDITION says that the heap has no room for something: one of ours or of SBCL's."
   (or (typep condition 'heap-full)
       (let ((theirs (find-symbol "HEAP-EXHAUSTED-ERROR" '#:sb-kernel)))
         (and theirs (typep condition theirs)))))

@@ -47,7 +47,7 @@ From any thread."
 
 (defun log-errors (level event &rest plist)
   "Write EVENT as a line to *ERROR-OUTPUT* if LEVEL is :error, or a tracer tells it. The default of
-*LOG-FUNCTION*: what is broken is seen even by those who have not thought of the log. A thread of
+*LOG-FUNCTION*: errors are seen even by a user who has not thought of the log. A thread of
 its own writes, as that of LOG-WRITER does. From any thread."
   (when (and (member level '(:error :trace)) **line-function**)
     (apply **line-function** level event plist)))

@@ -18,7 +18,7 @@
 (defstruct (inbox (:constructor make-inbox ()) (:copier nil))
   "A queue from many threads to one."
   (head nil :type (or list (eql :closed))) ; the items, newest first, or :closed
-  ;; 1 while the consumer sleeps and nobody is to wake it, else 0
+  ;; 1 while the consumer sleeps and no push has set out to wake it, else 0
   (asleep 0 :type sb-ext:word)
   (wakers 0 :type sb-ext:word)          ; how many pushes may be about to wake it
   (arrived nil :type list))             ; the consumer's own: taken from HEAD, oldest first

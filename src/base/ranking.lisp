@@ -86,7 +86,7 @@
     (format stream "~D, ~D of one" (ranking-total ranking) (ranking-most ranking))))
 
 (document-functions
-  make-ranking "Return a ranking in which nobody has a place."
+  make-ranking "Return a ranking without standings."
   ranking-total "How many places of RANKING are taken."
   standing-count "How many places STANDING stands for."
   standing-owner "The owner of STANDING.")

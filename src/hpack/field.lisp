@@ -1,10 +1,10 @@
 ;;;; A header field as it passes between the layers.
 ;;;;
-;;;; A FIELD never changes in what it means (name, value, size, sensitivity), so tables, lists and
-;;;; the layers above share one object and may keep it. Its other slots are memos: whoever stores
-;;;; one must store what any other thread would store too, for constant fields are used by all of
-;;;; them. The decoder hands out the very object of its table each time, so what a layer above
-;;;; remembers in KIND and MEMO about a repeated field is found again without looking at the octets.
+;;;; The meaning of a FIELD (name, value, size, sensitivity) never changes, so tables, lists and the
+;;;; layers above share one object and may keep it. Its other slots are memos. All threads use
+;;;; constant fields, so code that stores a memo must store the value that any other thread would
+;;;; store too. The decoder hands out the same object of its table each time, so a layer above finds
+;;;; what it remembered in KIND and MEMO about a repeated field without looking at the octets.
 
 (in-package #:clgrpc.hpack)
 

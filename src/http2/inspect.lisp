@@ -1,4 +1,4 @@
-;;;; Frames described for people (RFC 9113 sections 4.1 and 6), for those who trace them: a function
+;;;; Frames described for people (RFC 9113 sections 4.1 and 6), for tracers: a function
 ;;;; of octets alone, not used by the protocol itself.
 
 (in-package #:clgrpc.http2)

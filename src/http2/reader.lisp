@@ -442,7 +442,7 @@ GOAWAY may only lower the last stream identifier."
     (#.+frame-rst-stream+ (receive-reset connection octets start id))
     (#.+frame-settings+ (receive-settings-frame connection octets start end flags) nil)
     (#.+frame-push-promise+
-     (fail-connection connection +protocol-error+ "PUSH_PROMISE, which nobody may send here"))
+     (fail-connection connection +protocol-error+ "PUSH_PROMISE, which no peer may send here"))
     (#.+frame-ping+ (receive-ping connection octets start flags))
     (#.+frame-goaway+ (receive-goaway connection octets start end) nil)
     (#.+frame-window-update+ (receive-window-update connection octets start id))

@@ -130,7 +130,7 @@ if it has neither, as the addresses of most clients."
   (+eai-noname+ "EAI_NONAME" -2)
   (+eai-again+ "EAI_AGAIN" -3))
 (defconstant +eai-nodata+ -5
-  "EAI_NODATA, which <netdb.h> shows only to those who ask for GNU's extensions.")
+  "EAI_NODATA, which <netdb.h> declares only with GNU's extensions.")
 
 (defun copy-address-list (first)
   (loop for info = first then (sb-sys:sap-ref-sap info 40)
@@ -162,8 +162,8 @@ addresses with port 0 and, if it failed, why as text."
   "NI_MAXHOST, which <netdb.h> shows only to some.")
 
 (defun look-up-name (address)
-  "Ask the system's resolver, which may take long, who has ADDRESS. Return the host's and the
-service's name, or nil, nil and why there is none, as text."
+  "Ask the system's resolver, which may take long, for the names of ADDRESS. Return the host's and
+the service's name, or nil, nil and why there is none, as text."
   (declare (type octets address))
   (let ((host (make-octets +longest-host-name+)) (service (make-octets 64)))
     (with-pinned-objects (address host service)

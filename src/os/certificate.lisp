@@ -99,7 +99,7 @@ the text as WHAT, if there is none or one is damaged."
   (let ((bio (bio-new (bio-s-mem))))
     (unwind-protect
          (progn
-           ;; what it cannot write it would leave out, and whose name that then is nobody knows
+           ;; it would leave out characters that it cannot write, which gives another name
            (when (minusp (x509-name-print-ex bio name 0 +xn-flag-rfc2253+))
              (tls-error "A name in a certificate cannot be read: ~A."
                         (or (openssl-failure) "unknown reason")))
@@ -128,7 +128,7 @@ the text as WHAT, if there is none or one is damaged."
 (defconstant +nid-subject-alt-name+ 85)
 
 (defun general-name (name)
-  "NAME, a GENERAL_NAME, as a list of a keyword and a string, or NIL for kinds nobody asks for."
+  "NAME, a GENERAL_NAME, as a list of a keyword and a string, or NIL for kinds that are not used."
   (let ((kind (sb-sys:sap-ref-32 (int-sap name) 0))
         (datum (sb-sys:sap-ref-64 (int-sap name) 8)))
     (flet ((text () (octets-latin (asn1-octets datum))))

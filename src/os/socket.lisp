@@ -114,7 +114,7 @@ has the option +SO-ERROR+ set, once that has ended."
   (define-name peer-address "getpeername" "The address of SOCKET's peer, or NIL."))
 
 (defun peer-user (socket)
-  "The number of the user who has connected to SOCKET, a unix one; NIL if it is none."
+  "The number of the user at the other end of SOCKET, a unix one; NIL if it is no unix socket."
   (with-alien ((credentials (array int 3)) ; struct ucred: process, user, group
                (length (unsigned 32) 12))
     (let ((result (syscall ("getsockopt" int) (int socket) (int +sol-socket+) (int +so-peercred+)

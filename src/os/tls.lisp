@@ -24,7 +24,7 @@
 (defconstant +ssl-options+ (logior #x40000000 ; no renegotiation
                                    #x20000 ; no compression
                                    #x400000 ; the server's preference of ciphers, but
-                                   #x200000) ; ChaCha20 for those who have no AES in hardware
+                                   #x200000) ; ChaCha20 for peers without AES in hardware
   "SSL_OP_…")
 (defconstant +ssl-verify-peer+ 1)
 (defconstant +ssl-verify-fail-if-no-peer-cert+ 2)
@@ -159,7 +159,7 @@ for none, or in a way that OpenSSL is going to refuse."
 
 ;;; How long a session may be resumed: as long as all certificates are valid that vouched for its
 ;;; peer. A server's ticket carries that time, as a universal time, for the tickets that are given
-;;; to whoever resumes with it, since a ticket does not carry the chain.
+;;; to a client that resumes with it, since a ticket does not carry the chain.
 
 (defun chain-end (chain)
   "Until when all certificates of CHAIN are valid, a universal time, or NIL if there is no chain."
@@ -308,7 +308,7 @@ the socket. Both BIOs are empty while no session has the area."
   (print-unreadable-object (area stream :type t :identity t)))
 
 (document-functions
-  tls-area-lent "True while a session has AREA. SETFable by whoever lends it."
+  tls-area-lent "True while a session has AREA. SETFable by the code that lends it."
   tls-area-octets "The vector through which octets pass between AREA and the network.")
 
 (defun make-tls-area ()

@@ -87,7 +87,7 @@ thread."
              (return (first old)))))))
 
 (defun end-idle-streams ()
-  "Free the streams that nobody uses. From any thread."
+  "Free the streams that are not in use. From any thread."
   (dotimes (kind 4)
     (loop for stream = (take-idle-stream kind)
           while stream do (end-stream stream))))

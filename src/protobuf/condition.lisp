@@ -56,7 +56,7 @@ wrong."))
              (format stream "~:[A message~;~:*~A~] lacks the required field ~A."
                      (protobuf-error-type condition) (required-field-missing-path condition))))
   (:documentation "A message that was read or is to be written lacks a field that its type requires.
-PATH says which: \"parts[2].size\". With :PARTIAL nobody asks."))
+PATH says which: \"parts[2].size\". With :PARTIAL this is not checked."))
 
 (document-functions
   required-field-missing-path "The way from the message to the field that it lacks, as text.")

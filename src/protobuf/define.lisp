@@ -252,7 +252,7 @@ value is the name under which others import the file."
      (setf (gethash ,name *built-ins*) t)))
 
 (defmacro embed-built-ins (directory &rest names)
-  "Keep the text of the files NAMES below DIRECTORY for those who import them."
+  "Keep the text of the files NAMES below DIRECTORY for files that import them."
   `(progn
      ,@(loop with roots = (absolute-directories (list directory) (source-directory))
              for name in names

@@ -108,7 +108,7 @@ octets behind the end, if there are so many, may be overwritten.")
   (allowance 0 :type fixnum)            ; how many octets of memory its messages may still take
   ;; whether sub-messages are read after their parents (decoder.lisp)
   (deferred-p nil :type boolean)
-  ;; octets that nobody needs afterwards: a field of bytes that is at least half of them is not
+  ;; octets that are not needed afterwards: a field of bytes that is at least half of them is not
   ;; copied but gets them as its value
   (spare nil :type (or null octets))
   (kept-start 0 :type index)            ; what of SPARE that value is to be begins here
