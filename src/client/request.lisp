@@ -1,6 +1,10 @@
-;;;; The only request of a call, kept apart from its reply until that begins, so that the call may
-;;;; be made again: as it is while its caller waits in the stub, else encoded. What streams of
-;;;; requests have sent is kept by wire/replay.lisp.
+;;;; The request of a call. Its headers go out when it has a stream; until then what it sends waits
+;;;; in its outbox. A caller that may run the channel's loop writes its only request straight into
+;;;; the output; others encode it and post the call.
+;;;;
+;;;; That request is kept apart from the reply until this begins, so that the call may be made
+;;;; again: as it is while its caller waits in the stub, else encoded. What streams of requests have
+;;;; sent is kept by wire/replay.lisp.
 
 (in-package #:clgrpc.client)
 
@@ -49,3 +53,46 @@
          (wire:write-kept stream (encoded-request call) t))
         (t (wire:write-replay call stream)
            (when (wire-call-send-closed call) (wire:end-side stream)))))
+
+;;; Sending
+
+(define-hot too-large-headers-p ((call client-call) (link link)) boolean
+  "True if LINK's server takes no header list as large as that of CALL, which has been ended then."
+  (let ((limit (http2:connection-peer-max-header-list (wire:link-http2 link))))
+    (and (or (< limit +constant-octets+)
+             (rpc:outgoing-metadata call))
+         (refuse-headers call limit (request-list-octets call)))))
+
+(defun refuse-headers (call limit size)
+  "End CALL if SIZE, that of its header list, is over LIMIT; true if it was."
+  (when (> size limit)
+    (end-client-call call :resource-exhausted
+                     (format nil "the request's header list has ~D octets, the server takes ~D"
+                             size limit)
+                     :ended-by :local :sent nil)
+    t))
+
+(define-hot start-on-stream ((call client-call) (link link) (stream http2:stream) request) null
+  "Send CALL's headers on STREAM of LINK, and REQUEST, or if that is nil what has waited for them."
+  (setf (wire-call-link call) link
+        (wire-call-stream call) stream
+        (http2:stream-user stream) call)
+  (incf (wire:link-calls link))
+  (rpc:observe attempt-begun (wire:call-observer call)
+               call (wire:link-peer link) (http2:stream-id stream))
+  (unless (too-large-headers-p call link)
+    (wire:ensure-headers call)
+    (when request (setf (client-call-request call) request))
+    (cond ((client-call-request call) (write-request call))
+          (t (wire:write-replay call stream)
+             (wire:write-outbox call))))
+  nil)
+
+(defun client-close-send (call)
+  "The operation CLOSE-SEND. From any thread."
+  (setf (wire:wire-outlet-over (wire:ensure-wire-outlet call)) t)
+  (wire:wire-post call
+                 (lambda ()
+                   (unless (or (call-status call) (wire-call-send-closed call))
+                     (wire:close-sending call)
+                     (when (wire-call-stream call) (wire:write-half-close call))))))

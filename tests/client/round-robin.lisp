@@ -146,13 +146,11 @@ CHAT as well."
           (ask channel (note 1))
           (let ((shepherd (first *shepherds*))
                 (calls (loop repeat 4 collect (chat channel :open :timeout 60))))
-            (flet ((speak ()
-                     (dolist (call calls)
-                       (grpc:send call (note 7))
-                       (is (= 7 (number-of (grpc:receive call)))))))
+            (flet ((speak-on-all ()
+                     (dolist (call calls) (speak call 7))))
               (when (eq policy :round-robin)
                 (is (wait-until (lambda () (all-ready-p channel 2)))))
-              (speak)
+              (speak-on-all)
               (is-true (grpc:push-addresses shepherd (list second third)))
               (is (wait-until
                    (lambda ()
@@ -160,10 +158,10 @@ CHAT as well."
               (when (eq policy :round-robin)
                 (is (wait-until (lambda () (all-ready-p channel 2))))
                 (is (equal '(0 5 5) (who-answers channel 10))))
-              (speak)
+              (speak-on-all)
               (is-true (grpc:push-addresses shepherd (list third)))
               (is (wait-until (lambda () (equal '(0 0 1) (who-answers channel 1)))))
-              (speak)
+              (speak-on-all)
               (dolist (call calls)
                 (grpc:close-send call)
                 (is (null (grpc:receive call)))
@@ -175,3 +173,50 @@ CHAT as well."
                             (mapcar (lambda (server)
                                       (getf (grpc:server-statistics server) :connections))
                                     servers))))))))))))
+
+(test a-full-server-holds-up-nobody
+  "Calls pass over a server that allows no more streams while another does, and wait if none does."
+  (let ((servers (loop for limit in '(1 3)
+                       collect (start-probe (list :chat #'echo)
+                                            :max-concurrent-streams limit))))
+    (unwind-protect
+         (grpc:with-channel (channel (format nil "ipv4:~{~A~^,~}"
+                                             (mapcar #'grpc:server-address servers))
+                                     :balance :round-robin)
+           (grpc:ensure-connected channel)
+           (is (wait-until (lambda () (all-ready-p channel 2))))
+           (let ((calls (loop repeat 4 collect (chat channel :open :timeout 60))))
+             (loop for call in calls for i from 0 do (speak call i))
+             (let ((waiting (chat channel :open :timeout 60)))
+               (grpc:send waiting (note 9))
+               (is (wait-until (lambda () (client::waiting-calls (client::channel-core channel)))))
+               (dolist (call calls)
+                 (grpc:close-send call)
+                 (is (null (grpc:receive call))))
+               (is (= 9 (number-of (grpc:receive waiting)))))))
+      (dolist (server servers) (grpc:stop-server server :drain 0)))))
+
+(test no-call-is-lost-while-one-of-two-is-replaced
+  "Calls go by turns without a pause while each server in turn is replaced; nobody waits for ready."
+  (let* ((servers (list (start-next "127.0.0.1:0") (start-next "127.0.0.1:0")))
+         (addresses (mapcar #'grpc:server-address servers))
+         (target (format nil "ipv4:~{~A~^,~}" addresses)))
+    (unwind-protect
+         (flet ((open-channel ()
+                  (grpc:make-channel target :balance :round-robin :backoff-initial-seconds 0.02
+                                            :backoff-maximum-seconds 0.05)))
+           (let ((channels (list (open-channel) (open-channel))))
+             (is (< 500 (call-meanwhile
+                         (lambda (calls)
+                           (dotimes (round 6)
+                             (let ((which (mod round 2)))
+                               (await-calls 100 calls)
+                               (assert (grpc:stop-server (elt servers which) :drain 10))
+                               (setf (elt servers which) (start-next (elt addresses which)))
+                               (assert (wait-until
+                                        (lambda ()
+                                          (every (lambda (channel) (all-ready-p channel 2))
+                                                 channels)))))))
+                         channels)))
+             (mapc #'grpc:close-channel channels)))
+      (dolist (server servers) (grpc:stop-server server :drain 5)))))

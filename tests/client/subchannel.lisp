@@ -292,3 +292,66 @@ well."
               for i from 0
               unless (= i 4) do (is (= (* 2 i) (number-of (grpc:await future)))))
         (is (equal '(0 1 2 3 5 6 7) (sort order #'<)))))))
+
+;;; Several links
+
+(test a-subchannel-may-have-several-links
+  "Calls go to the first that has a stream; one that is without a stream waits for any of them."
+  (with-probe (channel :server server :options '(:max-concurrent-streams 2)) (:chat #'echo)
+    (grpc:ensure-connected channel)
+    (let ((subchannel (give-links channel 3)))
+      (is (eq :ready (client::subchannel-state subchannel)))
+      (is (= 3 (getf (grpc:server-statistics server) :connections)))
+      (let* ((calls (loop repeat 6 collect (chat channel :open :timeout 60)))
+             (waiting (progn
+                        (loop for call in calls for i from 0 do (speak call i))
+                        (chat channel :open :timeout 60))))
+        (is (equal '(2 2 2) (mapcar #'wire:link-calls (client::subchannel-links subchannel))))
+        (grpc:send waiting (note 9))
+        (is (wait-until (lambda () (client::waiting-calls (client::channel-core channel)))))
+        (grpc:close-send (fifth calls))
+        (is (null (grpc:receive (fifth calls))))
+        (is (= 9 (number-of (grpc:receive waiting))))
+        (dolist (call (cons waiting (remove (fifth calls) calls)))
+          (grpc:close-send call)
+          (is (null (grpc:receive call))))
+        (give-links channel 3)
+        (is (= 3 (getf (grpc:server-statistics server) :connections)) "it has them already")))))
+
+(test a-subchannel-is-ready-while-it-has-a-link
+  "One link that is left takes nothing from the others."
+  (with-probe (channel :server server) (:ask #'double)
+    (grpc:ensure-connected channel)
+    (let* ((subchannel (give-links channel 2))
+           (links (client::subchannel-links subchannel))
+           (left (make-signal)))
+      (loop:post (client::subchannel-loop subchannel)
+                 (lambda ()
+                   (setf (wire:link-draining (first links)) t)
+                   (client::leave-link subchannel (first links))
+                   (signal-it left)))
+      (is-true (await-signal left))
+      (is (equal (rest links) (client::subchannel-links subchannel)))
+      (is (eq :ready (grpc:channel-state channel)))
+      (is (= 2 (number-of (ask channel (note 1)))))
+      (is (wait-until (lambda () (= 1 (getf (grpc:server-statistics server) :connections)))))
+      (is (eq :ready (grpc:channel-state channel))))))
+
+(test a-link-that-does-not-come-about-changes-nothing
+  (let ((server (start-probe (list :ask #'double))))
+    (grpc:with-channel (channel (grpc:server-address server) :backoff-initial-seconds 0.01)
+      (grpc:ensure-connected channel)
+      (let* ((subchannel (the-subchannel channel))
+             (addresses (client::subchannel-addresses subchannel)))
+        (loop:post (client::subchannel-loop subchannel)
+                   (lambda ()
+                     ;; where nobody listens
+                     (setf (client::subchannel-addresses subchannel)
+                           (list (os:make-address "127.0.0.1" 1)))
+                     (client::widen subchannel 2)
+                     (setf (client::subchannel-addresses subchannel) addresses)))
+        (is (wait-until (lambda () (client::subchannel-failure subchannel))))
+        (is (wait-until (lambda () (zerop (client::subchannel-endeavours subchannel)))))
+        (is (eq :ready (grpc:channel-state channel)))
+        (is (= 2 (number-of (ask channel (note 1)))))))
+    (grpc:stop-server server)))

@@ -37,6 +37,19 @@
   "The only subchannel of CHANNEL, which has been used."
   (first (client::core-subchannels (client::channel-core channel))))
 
+(defun speak (call number)
+  "Send NUMBER on CALL, whose handler is ECHO, and hear it."
+  (grpc:send call (note number))
+  (is (eql number (number-of (grpc:receive call)))))
+
+(defun give-links (channel count)
+  "Have the only subchannel of CHANNEL, which is ready, have COUNT links; return it."
+  (let ((subchannel (the-subchannel channel)))
+    (loop:post (client::subchannel-loop subchannel)
+               (lambda () (client::widen subchannel count)))
+    (wait-until (lambda () (= count (length (client::subchannel-links subchannel)))))
+    subchannel))
+
 ;;; Channels without sockets: a core on a loop that runs only when a test says so, and a resolver
 ;;; that says what a test has it say.
 

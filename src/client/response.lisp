@@ -1,0 +1,223 @@
+;;;; What comes back for a call (gRPC over HTTP/2, "Responses"; status mapping of the gRPC
+;;;; documents): the functions that a link calls with what its streams bring. A single reply is
+;;;; decoded where it arrived, unless it is long; others, and those of streams, by the thread that
+;;;; asked for them.
+
+(in-package #:clgrpc.client)
+
+(defglobal **unsound-metadata**
+    "the server's metadata has a name that ends in -bin and a value that is not base64")
+
+(defun client-headers (stream list ended)
+  "The sink's on-headers. A block that the server repeats remembers the metadata of a good
+response."
+  (let ((call (committed-call stream))
+        (memo (hpack:field-list-memo list)))
+    (when (and call (not (call-status call)))
+      (rpc:observe headers-received (wire:call-observer call) call)
+      (forget-request call)
+      (let ((problem (if (simple-vector-p memo) nil (response-problem list))))
+        (cond (problem (destructuring-bind (status text) problem
+                         (client-abort call status text :peer)))
+              ;; the only headers there are count as trailers
+              (ended (end-with-trailers call list))
+              (t (wire:mark-call call wire:+answer+)
+                 (setf (call-fields call) (or memo (response-fields call list)))
+                 (if (or memo (wire:sound-metadata-p (call-fields call)))
+                     (notify call)
+                     (client-abort call :internal **unsound-metadata** :peer))))))))
+
+(defun response-fields (call list)
+  "The metadata of the good response that begins with LIST."
+  (let* ((link (wire-call-link call))
+         (fields (setf (wire:link-last-fields link)
+                       (wire:list-custom-fields list (wire:link-last-fields link)))))
+    (unless (or (note-encodings call list) (not (wire:sound-metadata-p fields)))
+      (setf (hpack:field-list-memo list) fields))
+    fields))
+
+(defun response-problem (list)
+  "Nil if the header LIST begins a gRPC response, else (status text)."
+  (let ((http-status (hpack:find-field list ":status"))
+        (content-type (hpack:find-field list "content-type")))
+    (cond ((hpack:field-list-overflow-p list)
+           '(:resource-exhausted "the response's header list is too large"))
+          ((hpack:find-field list "grpc-status") nil)
+          ((string/= "200" (hpack:field-value-string http-status))
+           (let ((code (hpack:field-value-string http-status)))
+             (list (wire:http-status-status (parse-integer code :junk-allowed t))
+                   (format nil "HTTP status ~A instead of a gRPC response" code))))
+          ((not (and content-type
+                     (alexandria:starts-with-subseq "application/grpc"
+                                                    (hpack:field-value-string content-type))))
+           (list :unknown (format nil "content-type ~:[missing~;~:*~A~] instead of application/grpc"
+                                  (and content-type
+                                       (wire:quoted-octets (hpack:field-value content-type))))))
+          ((encoding-problem list)))))
+
+(define-hot client-data ((stream http2:stream) (octets octets) (start index) (end index)
+                         (ended boolean))
+    null
+  "The sink's on-data."
+  (let ((call (http2:stream-user stream)))
+    (cond ((client-call-p call)
+           (wire:receive-data call octets start end)
+           (when (and ended (not (call-status call)))
+             (client-abort call :internal "the server ended the stream without a status" :peer)))
+          (t (http2:consume-data stream (- end start))))
+    nil))
+
+(define-hot deliver-response ((call client-call) (octets octets) (start index) (end index)) null
+  "The operation DELIVER of methods that answer once. A long reply is left to the thread that
+asked."
+  (cond ((client-call-reply call)
+         (rpc:abort-as call (rpc:flaw call 2 nil)))
+        ((not (wire:to-keep-p call (- end start)))
+         (setf (client-call-reply call) (parse-reply call octets start end)))
+        ((wire:hold call (- end start))
+         (setf (client-call-reply call) (wire:keep-octets call octets start end))))
+  nil)
+
+(define-hot parse-reply ((call client-call) (octets octets) (start index) (end index)) t
+  "The reply that the octets are, or nil: they are none, and CALL has been ended."
+  (handler-case (values (wire:parse-incoming call octets start end nil))
+    (protobuf:protobuf-error (error)
+      (end-client-call call :internal
+                       (rpc:rpc-error-message (wire:unparsable-condition call error start))
+                       :ended-by :local :cause error)
+      nil)))
+
+(defun client-trailers (stream list)
+  "The sink's on-trailers."
+  (let ((call (http2:stream-user stream)))
+    (when (and (client-call-p call) (not (call-status call))) (end-with-trailers call list))))
+
+(defun status-number (value)
+  "The number that VALUE of grpc-status is, or nil if it is none."
+  (and (<= 1 (length value) 8)
+       (every #'digit-char-p value)
+       (parse-integer value)))
+
+(defun end-with-trailers (call list)
+  "End CALL as the trailers LIST says. A block that the server repeats remembers that it means no
+more than :ok."
+  (if (eq :ok (hpack:field-list-memo list))
+      (end-well call)
+      (read-trailers call list)))
+
+(defun read-trailers (call list)
+  (let* ((status-field (hpack:find-field list "grpc-status"))
+         (code (and status-field (status-number (hpack:field-value-string status-field))))
+         (message (hpack:find-field list "grpc-message"))
+         (details (hpack:find-field list "grpc-status-details-bin"))
+         (fields (wire:list-custom-fields list #())))
+    (when (and (eql 0 code) (not message) (not details) (zerop (length fields)))
+      (setf (hpack:field-list-memo list) :ok))
+    (note-accepted-encodings call list)
+    (when (plusp (length fields))
+      (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) fields))
+    (cond ((null code)
+           (end-client-call call :unknown "the response has no valid grpc-status"))
+          ((plusp code) (end-with-error call (rpc:code-status code) message details))
+          ((not (wire:sound-metadata-p fields))
+           (end-client-call call :internal **unsound-metadata**))
+          (t (end-well call)))))
+
+(defun end-well (call)
+  "The server has ended CALL with :ok; so it ends if the messages that came are as many as they
+should be."
+  (let ((flaw (rpc:flaw call (if (client-call-reply call) 1 0) (wire:wire-call-partial call))))
+    (cond (flaw (end-client-call-as call flaw))
+          (t (when (and (eq :client-streaming (rpc-method-kind (call-rpc-method call)))
+                        (not (wire-call-unattended call)))
+               ;; where RECEIVE looks
+               (wire:queue-incoming call (shiftf (client-call-reply call) nil) 0))
+             (end-client-call call :ok "")))))
+
+(defun end-with-error (call status message details)
+  "End CALL as the server says; MESSAGE and DETAILS are fields or nil. A reply that came is void."
+  (end-client-call call status
+                   (if message (wire:decode-status-message (hpack:field-value message)) "")
+                   :details (and details
+                                 (handler-case (decode-base64 (hpack:field-value-string details))
+                                   (invalid-base64 () nil)))))
+
+(defun client-reset (stream error-code source)
+  "The sink's on-reset."
+  (let ((call (http2:stream-user stream)))
+    (when (and (client-call-p call) (not (call-status call)))
+      (when (fail-over call)
+        (return-from client-reset nil))
+      (when (and (or (eq source :goaway) (= error-code http2:+refused-stream+))
+                 (resend-p call))
+        (return-from client-reset (resend call)))
+      (let* ((cause (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source))
+             (link (wire-call-link call))
+             (text (http2:connection-error-text (wire:link-http2 link)))
+             (refused (= error-code http2:+refused-stream+)))
+        (ecase source
+          (:peer (end-client-call call (wire:error-code-status error-code)
+                                  "the server has reset the stream"
+                                  :ended-by :transport :cause cause :sent (not refused)))
+          (:local (if (= error-code http2:+enhance-your-calm+)
+                      (end-client-call call :resource-exhausted
+                                       "the response's header list is too large"
+                                       :ended-by :local :cause cause)
+                      (end-client-call call :internal
+                                       (format nil "the server broke the HTTP/2 protocol: ~A" text)
+                                       :ended-by :transport :cause cause)))
+          (:goaway (end-client-call call :unavailable
+                                    (format nil "the server is going away~@[: ~A~]"
+                                            (wire:link-goaway link))
+                                    :ended-by :transport :cause cause :sent nil))
+          (:connection
+           (end-client-call call :unavailable
+                            (or (wire:link-failure link)
+                                (format nil "the connection was lost: ~A" text))
+                            :ended-by :transport :cause (or (wire:link-goaway link) cause)
+                            :sent (not refused))))))))
+
+(defun client-stream-closed (stream)
+  "The sink's on-stream-closed."
+  (let ((link (leave-stream stream)))
+    (when link
+      (let* ((subchannel (link-owner link))
+             (core (subchannel-core subchannel)))
+        (http2:release-stream stream)
+        (decf (wire:link-calls link))
+        (cond ((wire:link-draining link) (leave-link subchannel link))
+              ((waiting-calls core) (start-waiting core)))))))
+
+(defun client-goaway (http2 last-stream-id error-code debug)
+  "The sink's on-goaway: the link takes no more calls; those it has may end."
+  (declare (ignore last-stream-id))
+  (let* ((link (http2:connection-user http2)))
+    (setf (wire:link-draining link) t)
+    ;; the first that says a reason: after a graceful one there may be another
+    (when (and (/= error-code http2:+no-error+) (null (wire:link-goaway link)))
+      (setf (wire:link-goaway link)
+            (format nil "GOAWAY ~A~:[ ~A~;~]" (http2:error-code-name error-code)
+                    (zerop (length debug)) (wire:quoted-octets debug)))
+      (log-event :warning :goaway :link link :code (http2:error-code-name error-code)
+                                  :debug (wire:quoted-octets debug))
+      (when (and (= error-code http2:+enhance-your-calm+)
+                 (equalp debug (load-time-value (ascii-octets "too_many_pings"))))
+        (ping-less (link-owner link))))
+    (leave-link (link-owner link) link)))
+
+(defun client-settings (http2)
+  "The sink's on-settings: the peer's limit of streams may have grown."
+  (let ((link (http2:connection-user http2)))
+    (when link
+      (let* ((subchannel (link-owner link))
+             (core (subchannel-core subchannel)))
+        (greeted subchannel link)
+        (when (waiting-calls core) (start-waiting core))))))
+
+(define-load-time-global **client-sink**
+    (http2:make-sink :on-output #'wire:link-output :on-headers #'client-headers
+                     :on-data #'client-data :on-trailers #'client-trailers
+                     :on-reset #'client-reset :on-writable #'wire:wire-writable
+                     :on-stream-closed #'client-stream-closed :on-goaway #'client-goaway
+                     :on-settings #'client-settings
+                     :on-close #'wire:link-http2-closed))
