@@ -58,11 +58,12 @@ not come about is not tried for again."
 
 (defun endeavour (subchannel)
   "Begin an attempt to connect to one of SUBCHANNEL's addresses. If they have been looked up for it,
-its time began with that."
+its time began with that; how long a resolver that pushes has taken is not its business."
   (let* ((core (subchannel-core subchannel))
          (clock (core-clock core))
          (limit-ns (seconds-ns (options-connect-timeout-seconds (core-options core))))
-         (spent-ns (if (eq :resolve (wire:wait-clock-stage clock))
+         (spent-ns (if (and (eq :resolve (wire:wait-clock-stage clock))
+                            (answers-p (core-resolver core)))
                        (- (core-now core) (wire:wait-clock-since-ns clock))
                        0)))
     ;; each attempt is counted there

@@ -145,3 +145,24 @@ the loop."
   (is (typep (resolver-of "FLOCK:a:80") 'flock))
   (is (string= "a:80" (client::resolver-authority (resolver-of "flock:a:80"))))
   (is (string= "a" (client::resolver-host (resolver-of "flock:a:80")))))
+
+(grpc:define-resolver latecomer "latecomer" ()
+  (:documentation "A resolver that pushes when *COME* is signalled, not before."))
+
+(defvar *come* (make-signal))
+
+(defmethod grpc:start-resolver ((latecomer latecomer))
+  (await-signal *come*)
+  (grpc:push-addresses latecomer (list (grpc:resolver-name latecomer))))
+
+(test the-time-to-connect-begins-with-the-push
+  "However long a resolver takes: its calls have deadlines, connecting has its own limit."
+  (let ((server (start-probe (list :ask #'double))))
+    (grpc:with-channel (channel (format nil "latecomer:~A" (grpc:server-address server))
+                                :connect-timeout-seconds 0.1)
+      (let ((future (grpc:call-async #'lab.bench:ask channel (note 1) :timeout 60)))
+        (is-false (await-signal (make-signal) :seconds 0.3))
+        (is (not (grpc:future-done-p future)))
+        (signal-it *come*)
+        (is (= 2 (number-of (grpc:await future))))))
+    (grpc:stop-server server)))
