@@ -41,8 +41,9 @@
   (wire:marked-p (wire:wire-call-marks call) wire:+due+))
 
 (define-hot (note-time :inline t) ((call server-call)) null
-  "Have what is noted of CALL from now on, in this turn, be true to the moment, not to the turn; but
-a reading of the clock is too much for a unary call of which nobody is told. On the loop."
+  "Read the clock, so that the times noted of CALL in this turn are those of the moment and not of
+the turn's beginning. Nothing is read for a unary call of which nobody is told: it would cost too
+much. On the loop."
   (when (or (rpc:call-parts call)
             (tracing-p :call)
             (let ((route (server-call-route call)))

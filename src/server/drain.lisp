@@ -15,7 +15,7 @@
 output, and with it perhaps the PING, has not left us, or where the peer says other things first.")
 
 (defun drain-link (link)
-  "Let LINK's calls end, and LINK with the last of them. On its loop."
+  "Begin no more calls on LINK, and end LINK with the last that it has. On its loop."
   (wire:end-opening link)
   (let ((dialect (wire:link-dialect link)))
     (cond ((null dialect) (drain-http2 link))

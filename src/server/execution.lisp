@@ -10,14 +10,14 @@
 ;;; Starting the handler
 
 (define-hot start-call ((call server-call)) null
-  "Have CALL's handler run, once."
+  "Start CALL's handler, unless it was started before."
   (unless (due-p call)
     (wire:mark-call call wire:+due+)
     (run-call call))
   nil)
 
 (define-hot run-call ((call server-call)) null
-  "Have CALL's handler run where its method's do."
+  "Run CALL's handler where those of its method run: on the loop or on a reserve thread."
   (cond ((runs-inline-p (the route (server-call-route call))
                         (= 1 (hub-open (the hub (wire:wire-call-endpoint call)))))
          (loop:defer (wire-call-loop call) #'run-inline call))
@@ -27,9 +27,10 @@
   nil)
 
 (defun start-on-reserve (call)
-  "Have CALL's handler run on a reserve thread. If it has to wait for one, it does so for a while
-only, since all of them might wait for it. Whoever comes first, the thread, the end of that while,
-or that of CALL, takes the call out of the ticket: so nothing keeps a call that has ended."
+  "Run CALL's handler on a reserve thread. If all are busy it waits for one, but only for so long as
+reserve-wait-seconds says, since all of them might wait for this call. Three things race for the
+ticket: the thread, the end of that time, and the end of CALL. The first takes the call out of it,
+so the others find nothing, and nothing keeps a call that has ended."
   (let* ((ticket (list call))
          (link (wire-call-link call))
          (loop (wire-call-loop call))
@@ -68,8 +69,8 @@ or that of CALL, takes the call out of the ticket: so nothing keeps a call that 
       (rpc:abort-as call :no-thread-in-time))))
 
 (defun forget-unstarted (call)
-  "CALL has ended, maybe before its handler ran: then that is not to keep CALL and its request any
-longer. On the loop."
+  "CALL has ended. If its handler has not begun, nothing that waits for that keeps CALL and its
+request any longer. On the loop."
   (when (and (due-p call) (zerop (server-call-began-ns call)))
     (let ((detour (server-call-detour call)))
       (cond ((and detour (detour-ticket detour))
@@ -83,7 +84,7 @@ longer. On the loop."
 ;;; Calls that wait until their link's peer has taken more of the answers before them
 
 (defun hold-up (call)
-  "Have CALL wait until its link's peer has taken enough. On the loop."
+  "Let CALL wait until its link's peer has taken enough of the answers before it. On the loop."
   (let ((link (wire-call-link call)))
     (unless (call-status call)
       (enqueue call (wire:answers-held-up (ensure-answers link)))
@@ -100,7 +101,8 @@ longer. On the loop."
   (loop:defer (link-loop link) #'start-held-up link))
 
 (defun start-held-up (link)
-  "Start the call of LINK that was held up first, unless too much waits still, and later the next."
+  "Start the first of LINK's calls that are held up, unless too much of its output waits still. The
+next has its turn after what is due now."
   (let ((queue (wire:answers-held-up (wire:link-answers link))))
     (when (and (fifo-items queue) (not (answers-wait-p link)) (not (output-waits-p link)))
       (let ((call (dequeue queue)))
@@ -194,8 +196,8 @@ there is no room."
 ;;; user code come in either order, so what is charged is said under the lock of the reserve.
 
 (defun leaves-loop-p (call)
-  "True if the handler of CALL is not to begin on the loop although it was to, since others of its
-method have lost the loop by now and run still."
+  "True if the handler of CALL, which was to begin on the loop, begins on a reserve thread: others
+of its method have lost the loop meanwhile and run still."
   (let ((route (server-call-route call)) (link (wire-call-link call)))
     (if (eq :inline (route-execution route))
         (and (plusp (wire:link-late link))
@@ -204,8 +206,8 @@ method have lost the loop by now and run still."
         (not (runs-inline-p route (= 1 (hub-open (link-owner link))))))))
 
 (defun charge (call change function)
-  "Charge the link of CALL with a thread, or with one less, if FUNCTION, called under the lock of
-the reserve, is true."
+  "Change the number of threads that the link of CALL is charged with by CHANGE, 1 or -1, if
+FUNCTION returns true. FUNCTION is called under the lock of the reserve."
   (let ((link (wire-call-link call)))
     (loop:charge-thread (server-reserve (hub-server (link-owner link))) change
                         (lambda ()
@@ -254,7 +256,7 @@ the reserve, is true."
           (t (run-and-conclude call promised)))))
 
 (defun put-off (call function)
-  "Have CALL, whose ticket is used, wait as FUNCTION of the loop says."
+  "Call FUNCTION with CALL, whose ticket is used, on the loop: it makes CALL wait there."
   (loop:post (wire-call-loop call) (lambda ()
                                      (setf (detour-ticket (ensure-detour call)) '())
                                      (funcall function call))))

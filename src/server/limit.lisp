@@ -13,8 +13,8 @@
 ;;; Threads
 
 (defun link-share (link whole)
-  "A share for LINK, part of that of its peer, WHOLE: alone four fifths of what that may have and is
-not kept for other connections."
+  "A share of the reserve for LINK, part of WHOLE, its peer's. One connection alone may use 4/5 of
+the threads that its peer may use and that are not kept for other connections."
   (let ((options (wire:link-options link)))
     (loop:make-share :whole whole
                      :weight 4

@@ -91,8 +91,8 @@ NETWORK; of a unix socket the user."
           (t (subseq text 0 colon)))))
 
 (defun peer-share (server)
-  "A share of SERVER's reserve for a peer's address, which may be a load balancer's and stand for
-many: alone seven eighths of what is not kept for other peers."
+  "A share of SERVER's reserve for a peer. One peer alone may use 7/8 of the threads that are not
+kept for other peers: its address may be a load balancer's and stand for many."
   (loop:make-share :whole (loop:reserve-root (server-reserve server))
                    :weight 7
                    :kept (ash (options-reserve-threads (server-options server)) -4)))
@@ -141,8 +141,9 @@ many: alone seven eighths of what is not kept for other peers."
     (forget-entries census)))
 
 (defun forget-entries (census)
-  "Forget of those that have gone the two that did first, unless they are back. If handlers of one
-run still it waits for its next turn: when it comes back they count."
+  "Look at the two entries that have been in GONE for longest. An entry is dropped if its peer has
+no connection and no handler. If handlers of it run still, it goes to the end of the ring: should
+its peer come back, they count. If the peer is back already, the entry only leaves the ring."
   (loop repeat 2
         for entry = (ring-first (census-gone census))
         while entry

@@ -1,6 +1,6 @@
-;;;; What a server refuses, for the log: one warning a second at most, which says what was refused,
-;;;; how often and to whom, however much that is. The first is told at once, those of the second
-;;;; after it together when that is over.
+;;;; What a server refuses, for the log: one warning a second at most, however much is refused. It
+;;;; says what was refused, how often and to whom. The first refusal is told at once; those of the
+;;;; second after it are told together when that second is over.
 
 (in-package #:clgrpc.server)
 

@@ -45,11 +45,11 @@
   (setf (detour-place (server-call-detour (room-place-call place))) nil))
 
 (defun have-collected (hub)
-  "Have a reserve thread collect garbage, for the calls of HUB that wait."
+  "Collect garbage on a reserve thread, for the calls of HUB that wait."
   (loop:run-on-reserve (server-reserve (hub-server hub)) #'collect-for-room :if-busy :exceed))
 
 (defun probe-p (hub call)
-  "True if CALL may be the probe of HUB, and is so from now on."
+  "Make CALL the probe of HUB and return true, unless another call is the probe and runs."
   (when (or (null (hub-probe hub)) (call-status (hub-probe hub)))
     (setf (hub-probe hub) call)
     t))

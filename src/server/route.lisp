@@ -33,15 +33,15 @@
              (:waits alone)))))
 
 (defun note-waiting (route)
-  "A handler of ROUTE waits on the loop while other user code is due: from now on they start on
-reserve threads, unless they are alone."
+  "A handler of ROUTE waits on the loop while other user code is due. From now on handlers of ROUTE
+start on reserve threads, unless their call is the only one of the loop."
   (when (and (eq :auto (route-execution route)) (null (route-blocks route)))
     (setf (route-blocks route) :waits)))
 
 (defun note-overstay (route)
-  "A handler of ROUTE has lost the loop, or handed it over, and runs on: from now on they start on
-reserve threads, of which each connection has its share, and not before it has returned on the loop
-again: each one that overstays takes a thread."
+  "A handler of ROUTE has lost the loop, or handed it over, and runs on. From now on handlers of
+ROUTE start on reserve threads, of which each connection has its share. Until this one has returned
+none starts on the loop: each one that overstays there would take a thread."
   (sb-ext:atomic-incf (route-late route))
   (trace-event :loop :method-blocks :method (rpc:rpc-method-path (route-method route)))
   (setf (route-quick route) 0)
