@@ -186,7 +186,9 @@ been ended since it may not have so much memory."
   (let ((stream (wire-call-stream call))
         (answer (plain-end call)))
     (wire:mark-call call wire:+headers+)
-    (http2:note-call-served (http2:stream-connection stream))
+    ;; as a call that ended well earns its connection a reset; a refusal earns nothing
+    (when (and (fallback-p call) (eq :ok (call-status call)))
+      (http2:note-call-served (http2:stream-connection stream)))
     (unless (write-plain-head call stream answer)
       (let ((body (plain-answer-body answer)))
         (http2:send-data stream body 0 (length body) t)))
