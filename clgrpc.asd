@@ -746,6 +746,7 @@
                (:file "outlet")
                (:file "tap")
                (:file "account")
+               (:file "encoding")
                (:file "dialect")
                (:file "status")
                (:file "metadata")

@@ -1,0 +1,58 @@
+;;;; Which messages of a call are compressed, and what becomes of those that come so.
+
+(in-package #:clgrpc.tests.wire)
+(in-suite :clgrpc.wire)
+
+(defun encoded-octets (call size compress)
+  "What goes out for a letter of SIZE zeros; COMPRESS as for SEND."
+  (let ((encoded (wire:encode-message call (letter size) compress)))
+    (if (typep encoded 'wire:parcel)
+        (subseq (wire:parcel-octets encoded) 0 (wire:parcel-end encoded))
+        encoded)))
+
+(test messages-that-are-compressed
+  "Long ones of calls that compress, unless SEND says otherwise; those that would not get shorter
+only if it says so."
+  (with-link (link :options '(:compress-minimum-octets 256))
+    (let ((call (calls 1)))
+      (flet ((flag (size compress) (aref (encoded-octets call size compress) 0)))
+        (is (= 0 (flag 1000 :auto)))
+        (is (eq :identity (rpc:call-compression call)))
+        (setf (wire:compression-outgoing (wire:ensure-compression call))
+              (wire:find-encoding :gzip))
+        (is (eq :gzip (rpc:call-compression call)))
+        (is (= 1 (flag 1000 :auto)))
+        (is (= 0 (flag 1000 nil)))
+        (is (= 0 (flag 10 :auto)))
+        (is (= 1 (flag 10 t)))
+        (is (> 100 (length (encoded-octets call 1000 :auto))))))))
+
+(test messages-that-come-compressed
+  "They wait as they came, and are whole for who receives them; without grpc-encoding they are an
+error."
+  (with-link (link)
+    (let ((call (calls 1)) (octets nil))
+      (setf (wire:compression-outgoing (wire:ensure-compression call)) (wire:find-encoding :gzip)
+            octets (encoded-octets call 3000 t)
+            (wire:compression-incoming (wire:ensure-compression call)) (wire:find-encoding :gzip))
+      (brings 1 octets)
+      (brings 1 (letter-octets 7))
+      (is (< (wire::link-held link) 1000))
+      (is (equal '(3000) (list (length (letters:letter-text (rpc:receive call))))))
+      (is-true (rpc:received-compressed-p call))
+      (is (equal '(7) (received call)))
+      (is (null (rpc:received-compressed-p call)))
+      (let ((other (calls 3)))
+        (brings 3 octets)
+        (is (eq :internal (rpc:call-status other)))))))
+
+(test compressed-messages-that-grow-too-long
+  "Their length is bounded as that of others is."
+  (with-link (link :options '(:max-receive-octets 1000))
+    (let ((call (calls 1)) (octets nil))
+      (setf (wire:compression-outgoing (wire:ensure-compression call)) (wire:find-encoding :gzip)
+            octets (encoded-octets call 100000 t)
+            (wire:compression-incoming (wire:ensure-compression call)) (wire:find-encoding :gzip))
+      (is (< (length octets) 1000))
+      (brings 1 octets)
+      (signals rpc:resource-exhausted (rpc:receive call)))))
