@@ -279,10 +279,10 @@
                (:file "form")
                (:file "plugin")))
 
-(defsystem "clgrpc/rpc"
-  :description "What a call is on any transport: status, metadata, methods, the contract."
-  :depends-on ("clgrpc/loop" "clgrpc/protobuf")
-  :pathname "src/rpc/"
+(defsystem "clgrpc/status"
+  :description "Statuses, the errors they become, metadata and time-outs."
+  :depends-on ("clgrpc/protobuf")
+  :pathname "src/status/"
   :serial t
   :components ((:static-file "../../proto/google/rpc/status.proto")
                (:static-file "../../proto/google/rpc/error_details.proto")
@@ -291,9 +291,22 @@
                (:file "status")
                (:file "details")
                (:file "timeout")
-               (:file "metadata")
-               (:file "method")
-               (:file "channel")
+               (:file "metadata")))
+
+(defsystem "clgrpc/service"
+  :description "Methods, services and the class of channels."
+  :depends-on ("clgrpc/status" "clgrpc/loop")
+  :pathname "src/service/"
+  :serial t
+  :components ((:file "package")
+               (:file "method")))
+
+(defsystem "clgrpc/rpc"
+  :description "What a call is on any transport: the contract of transports, observers."
+  :depends-on ("clgrpc/service")
+  :pathname "src/rpc/"
+  :serial t
+  :components ((:file "package")
                (:file "interceptor")
                (:file "transport")
                (:file "part")
@@ -305,14 +318,29 @@
                (:file "reaction")
                (:file "room")
                (:file "account")
-               (:file "tracing")
-               (:file "route")
-               (:file "answer")
-               (:file "server")
+               (:file "tracing")))
+
+(defsystem "clgrpc/calling"
+  :description "What channels of all transports share: stubs, futures, client loops."
+  :depends-on ("clgrpc/rpc")
+  :pathname "src/calling/"
+  :serial t
+  :components ((:file "package")
+               (:file "channel")
                (:file "stub")
                (:file "future")
                (:file "dropped")
                (:file "runtime")))
+
+(defsystem "clgrpc/serving"
+  :description "What servers of all transports share: routes, entrances, how handlers are called."
+  :depends-on ("clgrpc/rpc")
+  :pathname "src/serving/"
+  :serial t
+  :components ((:file "package")
+               (:file "route")
+               (:file "answer")
+               (:file "server")))
 
 (defsystem "clgrpc/wire"
   :description "What both ends of a call share over HTTP/2: links, framing, streams of messages."
@@ -343,7 +371,7 @@
 
 (defsystem "clgrpc/client"
   :description "Channels over the network, subchannels, stubs."
-  :depends-on ("clgrpc/wire" "alexandria")
+  :depends-on ("clgrpc/wire" "clgrpc/calling" "alexandria")
   :pathname "src/client/"
   :serial t
   :components ((:file "package")
@@ -370,7 +398,7 @@
 
 (defsystem "clgrpc/server"
   :description "Servers, listeners, dispatch, drain."
-  :depends-on ("clgrpc/wire" "alexandria")
+  :depends-on ("clgrpc/wire" "clgrpc/serving" "alexandria")
   :pathname "src/server/"
   :serial t
   :components ((:file "package")
@@ -397,7 +425,7 @@
 
 (defsystem "clgrpc/inproc"
   :description "Calls within the image: from a channel to a server without octets between."
-  :depends-on ("clgrpc/rpc" "alexandria")
+  :depends-on ("clgrpc/calling" "clgrpc/serving" "alexandria")
   :pathname "src/inproc/"
   :serial t
   :components ((:file "package")
@@ -497,7 +525,9 @@
   :depends-on ("clgrpc/tests/support" "clgrpc/tests/base" "clgrpc/tests/os" "clgrpc/tests/loop"
                "clgrpc/tests/async"
                "clgrpc/tests/hpack" "clgrpc/tests/http2" "clgrpc/tests/dialogue"
-               "clgrpc/tests/protobuf" "clgrpc/tests/fuzz" "clgrpc/tests/rpc" "clgrpc/tests/memory" "clgrpc/tests/wire"
+               "clgrpc/tests/protobuf" "clgrpc/tests/fuzz" "clgrpc/tests/rpc"
+               "clgrpc/tests/memory" "clgrpc/tests/wire" "clgrpc/tests/status"
+               "clgrpc/tests/service" "clgrpc/tests/calling" "clgrpc/tests/serving"
                "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
                "clgrpc/tests/client" "clgrpc/tests/transports" "clgrpc/tests/inproc"
@@ -704,30 +734,50 @@
                (:file "suite")))
 
 (defsystem "clgrpc/tests/rpc"
-  :depends-on ("clgrpc/rpc" "fiveam")
+  :depends-on ("clgrpc/calling" "clgrpc/serving" "fiveam")
   :pathname "tests/rpc/"
   :serial t
   :components ((:file "proto")
                (:file "package")
-               (:file "status")
-               (:file "timeout")
-               (:file "metadata")
-               (:file "method")
                (:file "call")
                (:file "transport")
                (:file "observer")
                (:file "verb")
                (:file "verdict")
-               (:file "trouble")
-               (:file "channel")
+               (:file "trouble")))
+
+(defsystem "clgrpc/tests/status"
+  :depends-on ("clgrpc/tests/rpc")
+  :pathname "tests/status/"
+  :serial t
+  :components ((:file "status")
+               (:file "timeout")
+               (:file "metadata")))
+
+(defsystem "clgrpc/tests/service"
+  :depends-on ("clgrpc/tests/rpc")
+  :pathname "tests/service/"
+  :serial t
+  :components ((:file "method")))
+
+(defsystem "clgrpc/tests/calling"
+  :depends-on ("clgrpc/tests/rpc")
+  :pathname "tests/calling/"
+  :serial t
+  :components ((:file "channel")
                (:file "interceptor")
-               (:file "route")
-               (:file "answer")
-               (:file "server")
                (:file "stub")
                (:file "future")
                (:file "dropped")
                (:file "runtime")))
+
+(defsystem "clgrpc/tests/serving"
+  :depends-on ("clgrpc/tests/rpc")
+  :pathname "tests/serving/"
+  :serial t
+  :components ((:file "route")
+               (:file "answer")
+               (:file "server")))
 
 (defsystem "clgrpc/tests/wire"
   :depends-on ("clgrpc/wire" "clgrpc/tests/memory" "fiveam")

@@ -15,7 +15,8 @@
 
 (defpackage #:clgrpc.bench.loops
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:tools #:clgrpc.tools)
+  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:calling #:clgrpc.calling)
+                    (#:tools #:clgrpc.tools)
                     (#:routeguide #:routeguide)))
 
 (in-package #:clgrpc.bench.loops)
@@ -24,7 +25,7 @@
 
 (defun loops-of (channels)
   "The loop of each of CHANNELS, the only ones there are: loops are made in the order of channels."
-  (let ((loops (reverse (mapcar #'rpc:client-loop-loop (rpc::client-loops)))))
+  (let ((loops (reverse (mapcar #'calling:client-loop-loop (calling::client-loops)))))
     (loop for nil in channels
           for i from 0
           collect (nth (mod i (length loops)) loops))))

@@ -53,32 +53,31 @@
                 #:type-pool #:make-type-pool #:find-pool-type #:type-pool-files
                 #:read-proto-files
                 #:unknown-fields #:find-extension)
+  (:import-from #:clgrpc.status
+                  #:fail #:make-rpc-error #:status-code #:code-status #:rpc-error
+                  #:rpc-error-status #:rpc-error-message #:rpc-error-details
+                  #:rpc-error-details-octets #:rpc-error-detail #:rpc-error-trailers
+                  #:rpc-error-call #:rpc-error-peer #:rpc-error-ended-by #:rpc-error-cause
+                  #:rpc-error-sent-p #:rpc-error-reason #:cancelled #:unknown #:invalid-argument
+                  #:deadline-exceeded #:not-found #:already-exists #:permission-denied
+                  #:resource-exhausted #:failed-precondition #:aborted #:out-of-range
+                  #:unimplemented #:internal #:unavailable #:data-loss #:unauthenticated)
+  (:import-from #:clgrpc.service
+                  #:service #:channel #:rpc-method #:rpc-method-path #:rpc-method-name
+                  #:rpc-method-service-name #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
-                ;; services and calls
-                #:observer #:make-observer
-                #:service #:server #:channel #:call #:send #:try-send #:close-send #:receive
-                #:do-messages #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata
-                #:call-trailers #:call-peer #:call-stages #:call-security #:call-compression
-                #:received-compressed-p
-                #:send-metadata #:time-remaining #:call-deadline #:after
-                #:close-channel #:channel-target #:channel-state #:ensure-connected
-                #:wait-for-state-change #:call-async
-                ;; reactive handlers
-                #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish
-                ;; interceptors
-                #:on-end #:filter-messages #:bearer-token #:call-rpc-method #:rpc-method
-                #:rpc-method-path #:rpc-method-name #:rpc-method-service-name #:rpc-method-kind
-                ;; errors
-                #:fail #:make-rpc-error #:*debug-on-error* #:return-status #:cancel-call
-                #:retry-handler #:retry-call #:status-code #:code-status
-                #:rpc-error #:rpc-error-status #:rpc-error-message #:rpc-error-details
-                #:rpc-error-details-octets #:rpc-error-detail
-                #:rpc-error-trailers #:rpc-error-call #:rpc-error-peer #:rpc-error-ended-by
-                #:rpc-error-cause #:rpc-error-sent-p #:rpc-error-stages #:rpc-error-reason
-                #:cancelled #:unknown #:invalid-argument #:deadline-exceeded #:not-found
-                #:already-exists #:permission-denied #:resource-exhausted #:failed-precondition
-                #:aborted #:out-of-range #:unimplemented #:internal #:unavailable #:data-loss
-                #:unauthenticated)
+                  #:observer #:make-observer #:call #:send #:try-send #:close-send #:receive
+                  #:do-messages #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata
+                  #:call-trailers #:call-peer #:call-stages #:call-security #:call-compression
+                  #:received-compressed-p #:send-metadata #:time-remaining #:call-deadline #:after
+                  #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish #:on-end
+                  #:filter-messages #:call-rpc-method #:*debug-on-error* #:return-status
+                  #:cancel-call #:retry-handler #:retry-call #:rpc-error-stages)
+  (:import-from #:clgrpc.calling
+                  #:close-channel #:channel-target #:channel-state #:ensure-connected
+                  #:wait-for-state-change #:call-async #:bearer-token)
+  (:import-from #:clgrpc.serving
+                  #:server)
   (:import-from #:clgrpc.client
                 #:make-channel #:with-channel
                 ;; resolvers

@@ -2,7 +2,8 @@
 
 (defpackage #:clgrpc.tools
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:loop #:clgrpc.loop)
+  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service)
+                    (#:loop #:clgrpc.loop)
                     (#:os #:clgrpc.os) (#:protobuf #:clgrpc.protobuf)
                     (#:examples #:clgrpc.examples) (#:testing #:grpc.testing)
                     (#:orca #:xds.service.orca.v3)

@@ -195,9 +195,9 @@ until told to end."
 ;;; The client
 
 (defun stub-named (name)
-  (or (loop for method in (rpc:service-methods (make-instance 'connect-service))
-            when (string= name (rpc:rpc-method-name method))
-              return (fdefinition (rpc:rpc-method-function-name method)))
+  (or (loop for method in (service:service-methods (make-instance 'connect-service))
+            when (string= name (service:rpc-method-name method))
+              return (fdefinition (service:rpc-method-function-name method)))
       (misuse "There is no method ~S." name)))
 
 (defun call-options (request)

@@ -36,7 +36,7 @@
                                                (lambda () (loop:left-to-drive-p loop))
                                                (constantly nil))))
                                candidate)))
-      (if (or rpc:*call* (not (loop:may-drive-p loop)))
+      (if (or service:*call* (not (loop:may-drive-p loop)))
           (await nil)
           (loop for answer = (await (rpc:gate-ringer call))
                 until (or answer (call-status call) (client-drive call ready-p))
@@ -69,7 +69,7 @@ or the RPC-ERROR that says what is wrong with it, which is returned."
         (when (eq item (client-call-reply call))
           (setf (client-call-reply call)
                 (handler-case (wire:wire-decode call (undecoded-reply item) 0 0)
-                  (rpc:rpc-error (error) error))))))
+                  (status:rpc-error (error) error))))))
     (client-call-reply call)))
 
 (defun reply-of-future (call)

@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.client)
 
-(defclass wire-channel (rpc:channel)
+(defclass wire-channel (service:channel)
   ((target :initarg :target :reader channel-target)
    (core :initarg :core :reader channel-core
          :documentation "What the channel is on its loop.")
@@ -138,10 +138,10 @@ that, or NIL after TIMEOUT seconds."
                              (:ready t)
                              (:shutdown (misuse "~A is closed." channel))
                              (:transient-failure
-                              (error (rpc:make-rpc-error :unavailable
+                              (error (status:make-rpc-error :unavailable
                                                          :message (core-trouble core)
                                                          :ended-by :transport :sent nil))))))
-      (error (rpc:make-rpc-error :deadline-exceeded :ended-by :local :sent nil
+      (error (status:make-rpc-error :deadline-exceeded :ended-by :local :sent nil
                                                     :message (not-connected-text core timeout)))))
   channel)
 

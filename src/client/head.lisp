@@ -34,7 +34,7 @@
     (wire:encode-encodings call encoder buffer)
     (when (plusp (call-deadline call))
       (hpack:encode-literal encoder buffer **grpc-timeout**
-                            (rpc:encode-timeout (- (call-deadline call) (wire:wire-now call)))
+                            (status:encode-timeout (- (call-deadline call) (wire:wire-now call)))
                             :plain))
     (wire:encode-metadata (rpc:outgoing-metadata call) encoder buffer)
     (http2:end-headers stream nil)))

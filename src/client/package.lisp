@@ -4,21 +4,24 @@
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
+                    (#:status #:clgrpc.status) (#:service #:clgrpc.service)
                     (#:wire #:clgrpc.wire))
   (:import-from #:sb-ext #:compare-and-swap #:defglobal #:define-load-time-global)
+  (:import-from #:clgrpc.status
+                  #:rpc-error-message)
+  (:import-from #:clgrpc.service
+                  #:rpc-method #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
-                #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
-                #:call-incoming #:end-call #:notify #:operate #:cancel
-                #:rpc-method #:rpc-method-kind #:rpc-error-message
-                ;; channels
-                #:close-channel #:channel-target #:channel-state #:channel-secure-p
-                #:channel-plaintext-credentials #:ensure-connected #:wait-for-state-change
-                #:interception #:credentials-metadata
-                #:client-loop #:client-loop-loop #:client-loop-reserve #:acquire-client-loop
-                #:release-client-loop #:drive-for #:when-dropped #:report-dropped #:end-elsewhere
-                ;; stubs
-                #:check-call-options #:absolute-deadline #:request-generator #:only-request
-                #:fail-or-retry #:never #:send-requests #:pump-requests)
+                  #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
+                  #:call-incoming #:end-call #:notify #:operate #:cancel)
+  (:import-from #:clgrpc.calling
+                  #:close-channel #:channel-target #:channel-state #:channel-secure-p
+                  #:channel-plaintext-credentials #:ensure-connected #:wait-for-state-change
+                  #:interception #:credentials-metadata #:client-loop #:client-loop-loop
+                  #:client-loop-reserve #:acquire-client-loop #:release-client-loop #:drive-for
+                  #:when-dropped #:report-dropped #:end-elsewhere #:check-call-options
+                  #:absolute-deadline #:request-generator #:only-request #:fail-or-retry #:never
+                  #:send-requests #:pump-requests)
   (:import-from #:clgrpc.wire #:call-attempts
                 #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint

@@ -83,7 +83,7 @@ asked."
   (handler-case (values (wire:parse-incoming call octets start end nil))
     (protobuf:protobuf-error (error)
       (end-client-call call :internal
-                       (rpc:rpc-error-message (wire:unparsable-condition call error start))
+                       (status:rpc-error-message (wire:unparsable-condition call error start))
                        :ended-by :local :cause error)
       nil)))
 
@@ -118,7 +118,7 @@ more than :ok."
       (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) fields))
     (cond ((null code)
            (end-client-call call :unknown "the response has no valid grpc-status"))
-          ((plusp code) (end-with-error call (rpc:code-status code) message details))
+          ((plusp code) (end-with-error call (status:code-status code) message details))
           ((not (wire:sound-metadata-p fields))
            (end-client-call call :internal **unsound-metadata**))
           (t (end-well call)))))

@@ -10,7 +10,7 @@
 
 (in-package #:clgrpc.client)
 
-(defmethod rpc:invoke ((channel wire-channel) method request &rest options
+(defmethod service:invoke ((channel wire-channel) method request &rest options
                        &key timeout deadline metadata wait-for-ready async call-credentials
                          (compression nil compression-p))
   (declare (dynamic-extent options))
@@ -26,7 +26,7 @@
     (when encoding (begin-compression call encoding))
     (when (or metadata call-credentials)
       (setf (rpc:intent-metadata (rpc:ensure-intent call))
-            (append (rpc:check-metadata metadata)
+            (append (status:check-metadata metadata)
                     (when call-credentials
                       (credentials-metadata channel call-credentials method)))))
     (when wait-for-ready

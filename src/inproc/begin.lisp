@@ -10,7 +10,7 @@
          (request (if (rpc:takes-one-p call) (line-request line) call))
          (returned nil)
          (condition (with-user-code (call)
-                      (setf returned (rpc:answer-of route request call)))))
+                      (setf returned (serving:answer-of route request call)))))
     (values returned condition)))
 
 (define-hot conclude ((line line) returned condition) null
@@ -18,7 +18,7 @@
   (let ((call (the inproc-call (line-server line))))
     (setf (line-phase line) :over)
     (cond (condition
-           (multiple-value-call #'end-as line (rpc:sendable-end call condition)))
+           (multiple-value-call #'end-as line (serving:sendable-end call condition)))
           ((eq returned call) (keep line))
           ((rpc:answers-once-p call) (answer line returned))
           (t (end-well line))))
@@ -28,11 +28,11 @@
   "The handler answers later."
   (open-mail line)
   (let ((route (line-route line)))
-    (setf (route-kept route) (rpc:binding-function (rpc:route-binding route))))
+    (setf (route-kept route) (service:binding-function (serving:route-binding route))))
   (register line)
   (let ((server (line-server line))
         (source (shiftf (line-source line) nil)))
-    (when source (rpc:pump-requests (line-client line) source))
+    (when source (calling:pump-requests (line-client line) source))
     (when (rpc:callbacks-p server) (operate schedule server))))
 
 (defun answer (line message)
@@ -47,9 +47,9 @@
                                           (rpc:push-incoming client reply size)
                                           (setf (line-reply line) reply))
                                       nil)
-                        (error (error) (rpc:bad-answer-condition call message error))))))
+                        (error (error) (serving:bad-answer-condition call message error))))))
     (if condition
-        (multiple-value-call #'end-as line (rpc:sendable-end call condition))
+        (multiple-value-call #'end-as line (serving:sendable-end call condition))
         (end-well line))))
 
 (define-hot take-held ((line line)) null
@@ -109,9 +109,9 @@ of its channel."
   "The reserve whose threads run LINE's handler, or nil if SITE's channel is closed."
   (let ((server (host-server (line-host line))))
     (if server
-        (rpc:server-reserve server)
+        (serving:server-reserve server)
         (let ((client-loop (ensure-client-loop site)))
-          (and client-loop (rpc:client-loop-reserve client-loop))))))
+          (and client-loop (calling:client-loop-reserve client-loop))))))
 
 (defun begin-on-thread (line site)
   (flet ((run ()

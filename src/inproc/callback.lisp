@@ -131,7 +131,7 @@ SCHEDULED is this thread's."
                                  (unless (call-status call) (run-aside site #'run)))
                                call)))
         (sb-ext:atomic-push timer (rpc:reactions-timers (rpc:ensure-reactions call)))
-        (run-timer site timer (rpc:deadline-in (seconds-ns seconds) (site-now site)))
+        (run-timer site timer (status:deadline-in (seconds-ns seconds) (site-now site)))
         ;; it may have ended before anybody could see that it has a timer
         (when (call-status call) (stop-timer site timer)))))
   nil)

@@ -3,7 +3,7 @@
 
 (in-package #:clgrpc.inproc)
 
-(defclass inproc-channel (rpc:channel)
+(defclass inproc-channel (service:channel)
   ((site :initarg :site :reader channel-site) ; what its calls share
    ;; of what follows, and of whether SITE is open
    (lock :initform (sb-thread:make-mutex :name "clgrpc in-process channel") :reader channel-lock)
@@ -12,17 +12,17 @@
   (:documentation "A channel whose calls stay in the image; made by SERVER-CHANNEL, or by
 MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 
-(defclass intercepted-inproc-channel (rpc:interception inproc-channel) ()
+(defclass intercepted-inproc-channel (calling:interception inproc-channel) ()
   (:documentation "An in-process channel whose calls go through interceptors."))
 
-(defmethod rpc:channel-target ((channel inproc-channel))
+(defmethod calling:channel-target ((channel inproc-channel))
   (site-target (channel-site channel)))
 
 (defmethod print-object ((channel inproc-channel) stream)
   (print-unreadable-object (channel stream :type t)
-    (format stream "~A ~(~A~)" (rpc:channel-target channel) (rpc:channel-state channel))))
+    (format stream "~A ~(~A~)" (calling:channel-target channel) (calling:channel-state channel))))
 
-(defmethod rpc:channel-secure-p ((channel inproc-channel))
+(defmethod calling:channel-secure-p ((channel inproc-channel))
   t)
 
 ;;; Hosts
@@ -31,13 +31,14 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 
 (defun server-host (server)
   "The host that SERVER is."
-  (rpc:ensure-entrance server #'host-p
+  (serving:ensure-entrance server #'host-p
                           (lambda ()
                             (let ((host (make-host :server server
-                                                   :services (rpc:server-services server)
-                                                   :interceptors (rpc:server-interceptors server)
-                                                   :observer (rpc:server-observer server)
-                                                   :options (rpc:server-options server))))
+                                                   :services (serving:server-services server)
+                                                   :interceptors
+                                                   (serving:server-interceptors server)
+                                                   :observer (serving:server-observer server)
+                                                   :options (serving:server-options server))))
                               (renew-table host)
                               host))))
 
@@ -56,27 +57,27 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
       (setf (gethash address **hosts**) host))
     (unless (host-name host) (setf (host-name host) address))))
 
-(defmethod rpc:entrance-address ((host host))
+(defmethod serving:entrance-address ((host host))
   (host-name host))
 
-(defmethod rpc:close-entrance ((host host))
+(defmethod serving:close-entrance ((host host))
   (setf (host-state host) :closed)
   (sb-ext:with-locked-hash-table (**hosts**)
     (loop for name in (loop for name being the hash-keys of **hosts** using (hash-value value)
                             when (eq host value) collect name)
           do (remhash name **hosts**))))
 
-(defmethod rpc:entrance-busy-p ((host host))
+(defmethod serving:entrance-busy-p ((host host))
   (plusp (tally-open (host-tally host))))
 
-(defmethod rpc:entrance-calls ((host host))
+(defmethod serving:entrance-calls ((host host))
   (tally-ended (host-tally host)))
 
 (defun host-open-lines (host)
   (sb-thread:with-mutex ((host-lock host))
     (alexandria:hash-table-keys (host-lines host))))
 
-(defmethod rpc:abandon-entrance ((host host) status text)
+(defmethod serving:abandon-entrance ((host host) status text)
   (setf (host-ending host) (list status text)
         (host-state host) :abandoned)
   (dolist (line (host-open-lines host))
@@ -147,7 +148,7 @@ that listens on that address. From any thread; end it with CLOSE-CHANNEL."
         host
         (find-named-host site))))
 
-(defmethod rpc:close-channel ((channel inproc-channel))
+(defmethod calling:close-channel ((channel inproc-channel))
   (let* ((site (channel-site channel))
          (host (site-host site)))
     (when (sb-thread:with-mutex ((channel-lock channel))
@@ -160,22 +161,22 @@ that listens on that address. From any thread; end it with CLOSE-CHANNEL."
       (release-site site)))
   nil)
 
-(defmethod rpc:channel-state ((channel inproc-channel))
+(defmethod calling:channel-state ((channel inproc-channel))
   (if (site-open (channel-site channel)) :ready :shutdown))
 
-(defmethod rpc:wait-for-state-change ((channel inproc-channel) state &key (timeout 10))
+(defmethod calling:wait-for-state-change ((channel inproc-channel) state &key (timeout 10))
   (let ((end (loop:notice-end timeout)))
     (sb-thread:with-mutex ((channel-lock channel))
-      (loop for now = (rpc:channel-state channel)
+      (loop for now = (calling:channel-state channel)
             unless (eq now state) return now
             while (loop:await-notice (channel-closed channel) (channel-lock channel) end)))))
 
-(defmethod rpc:ensure-connected ((channel inproc-channel) &key timeout)
+(defmethod calling:ensure-connected ((channel inproc-channel) &key timeout)
   (declare (ignore timeout))
   (let ((site (channel-site channel)))
     (unless (site-open site) (misuse "~A is closed." channel))
     (unless (host-of site)
-      (error (rpc:make-rpc-error :unavailable :ended-by :transport :sent nil
+      (error (status:make-rpc-error :unavailable :ended-by :transport :sent nil
                                               :message (absence-text site))))
     channel))
 

@@ -7,15 +7,15 @@
 (defun service-channel (service &rest arguments)
   "Return a channel to SERVICE, a service object without a server, as SERVER-CHANNEL does to a
 server. ARGUMENTS are as there. From any thread; end it with CLOSE-CHANNEL."
-  (unless (typep service 'rpc:service) (misuse "~S is no service." service))
+  (unless (typep service 'service:service) (misuse "~S is no service." service))
   (let ((host (make-host :services (list service) :options (make-server-options) :name "inproc:")))
     (renew-table host)
     (make-inproc-channel "inproc:" host nil arguments)))
 
 (defglobal **direct-lock** (sb-thread:make-mutex :name "clgrpc direct calls"))
 
-(defmethod rpc:service-target ((service rpc:service))
-  (or (rpc:direct-channel service)
+(defmethod service:service-target ((service service:service))
+  (or (service:direct-channel service)
       (sb-thread:with-mutex (**direct-lock**)
-        (or (rpc:direct-channel service)
-            (setf (rpc:direct-channel service) (service-channel service))))))
+        (or (service:direct-channel service)
+            (setf (service:direct-channel service) (service-channel service))))))

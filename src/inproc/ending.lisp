@@ -25,7 +25,7 @@ already."
            (trailers (and answered (rpc:call-trailers server))))
       (when trailers
         (setf (rpc:ending-trailer-fields (rpc:ensure-ending client))
-              (rpc:metadata-entries trailers)))
+              (status:metadata-entries trailers)))
       (apply #'rpc:end-call server server-end)
       (apply #'rpc:end-call client client-end)
       (after-end line)
@@ -46,7 +46,7 @@ already."
     (when (rpc:callbacks-p client) (operate schedule client))
     (wake-driver line)
     (unless (eq :open (host-state host))
-      (when (host-server host) (rpc:note-emptied (host-server host)))))
+      (when (host-server host) (serving:note-emptied (host-server host)))))
   nil)
 
 (define-hot end-well ((line line)) null

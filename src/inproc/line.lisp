@@ -3,12 +3,12 @@
 
 (in-package #:clgrpc.inproc)
 
-(define-hot (make-client-end :inline t) ((method rpc-method) (deadline rpc:deadline) status
+(define-hot (make-client-end :inline t) ((method rpc-method) (deadline status:deadline) status
                                          (site site) line)
     inproc-call
   (%make-inproc-call method (site-client-operations site) deadline nil status nil site line))
 
-(define-hot (make-server-end :inline t) ((method rpc-method) (deadline rpc:deadline) fields
+(define-hot (make-server-end :inline t) ((method rpc-method) (deadline status:deadline) fields
                                          (site site) line)
     inproc-call
   (%make-inproc-call method (site-server-operations site) deadline fields nil
@@ -32,7 +32,7 @@
   (rpc:observe call-begun (inproc-observer (line-server line)) (line-server line)))
 
 (define-hot open-line ((site site) (host host) (route inproc-route) (method rpc-method)
-                       (deadline rpc:deadline) fields)
+                       (deadline status:deadline) fields)
     line
   "A line with both ends; the handler has not begun."
   (let ((line (make-line host route nil)))

@@ -8,7 +8,7 @@
   "The operation SEND-METADATA of a handler."
   (let ((client (line-client (call-line call))))
     (when (call-fields client) (misuse "The headers of ~A were sent before." call))
-    (setf (call-fields client) (rpc:metadata-entries metadata))
+    (setf (call-fields client) (status:metadata-entries metadata))
     (notify client)))
 
 (defun server-reply (call message)
@@ -69,7 +69,7 @@
 (defun reserve-of-future (call)
   "The operation RESERVE-OF-FUTURE."
   (let ((client-loop (ensure-client-loop (call-site call))))
-    (and client-loop (rpc:client-loop-reserve client-loop))))
+    (and client-loop (calling:client-loop-reserve client-loop))))
 
 ;;; The two ends
 

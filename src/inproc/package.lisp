@@ -4,10 +4,12 @@
 (defpackage #:clgrpc.inproc
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
-                    (#:rpc #:clgrpc.rpc))
+                    (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service) (#:calling #:clgrpc.calling)
+                    (#:status #:clgrpc.status) (#:serving #:clgrpc.serving))
   (:import-from #:sb-ext #:defglobal #:compare-and-swap #:atomic-incf #:atomic-decf)
+  (:import-from #:clgrpc.service
+                  #:*call* #:rpc-method #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
-                #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
-                #:call-half-closed #:notify #:operate #:*call* #:with-user-code
-                #:rpc-method #:rpc-method-kind)
+                  #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
+                  #:call-half-closed #:notify #:operate #:with-user-code)
   (:export #:server-channel #:service-channel #:inproc-channel))

@@ -63,7 +63,7 @@
                 (begin-driven line event-loop)
                 (funcall ready-p call)))
          (declare (dynamic-extent #'ready-p))
-         (rpc:drive-for event-loop (line-client line) #'ready-p))
+         (calling:drive-for event-loop (line-client line) #'ready-p))
     (setf (line-driver line) nil)))
 
 (defun no-drive (call ready-p)

@@ -7,25 +7,25 @@
   "Make the routes of HOST, whose services may have been defined anew."
   (sb-thread:with-mutex ((host-lock host))
     (setf (host-table host)
-          (rpc:make-routes host (host-services host) :auto #'make-inproc-route
+          (serving:make-routes host (host-services host) :auto #'make-inproc-route
                            :interceptors (host-interceptors host)
                            :epoch (if (host-table host)
-                                      (1+ (rpc:route-table-epoch (host-table host)))
+                                      (1+ (serving:route-table-epoch (host-table host)))
                                       1)))))
 
-(define-hot method-route ((table rpc:route-table) (method rpc-method)) (or null inproc-route)
+(define-hot method-route ((table serving:route-table) (method rpc-method)) (or null inproc-route)
   "The route of TABLE to METHOD, or nil if it has none. The method remembers it."
-  (let ((memo (rpc:rpc-method-route method)))
+  (let ((memo (service:rpc-method-route method)))
     (if (and (inproc-route-p memo)
-             (eq (rpc:route-server memo) (rpc:route-table-server table))
-             (= (rpc:route-epoch memo) (rpc:route-table-epoch table)))
+             (eq (serving:route-server memo) (serving:route-table-server table))
+             (= (serving:route-epoch memo) (serving:route-table-epoch table)))
         memo
-        (let ((route (gethash (rpc:rpc-method-path method) (rpc:route-table-routes table))))
-          (when route (setf (rpc:rpc-method-route method) route))))))
+        (let ((route (gethash (service:rpc-method-path method) (serving:route-table-routes table))))
+          (when route (setf (service:rpc-method-route method) route))))))
 
 (define-hot route-to ((host host) (method rpc-method)) (or null inproc-route)
   "The route of HOST to METHOD, or nil if it has none."
-  (flet ((route () (method-route (the rpc:route-table (host-table host)) method)))
+  (flet ((route () (method-route (the serving:route-table (host-table host)) method)))
     (declare (inline route))
     (or (route)
         (progn (renew-table host) (route)))))
@@ -34,4 +34,4 @@
   "True if the handler of ROUTE, the very same, has answered later when it was called last."
   (let ((kept (route-kept route)))
     (and kept
-         (eq kept (rpc:binding-function (the rpc:binding (rpc:route-binding route)))))))
+         (eq kept (service:binding-function (the service:binding (serving:route-binding route)))))))

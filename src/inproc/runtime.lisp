@@ -9,11 +9,11 @@
       (sb-thread:with-mutex ((site-lock site))
         (or (site-client-loop site)
             (and (site-open site)
-                 (let ((client-loop (rpc:acquire-timer-loop)) (target (site-target site)))
+                 (let ((client-loop (calling:acquire-timer-loop)) (target (site-target site)))
                    ;; channels and calls refer to the site: who has none has dropped it
-                   (rpc:when-dropped site (lambda ()
-                                            (rpc:report-dropped target)
-                                            (rpc:release-timer-loop client-loop)))
+                   (calling:when-dropped site (lambda ()
+                                            (calling:report-dropped target)
+                                            (calling:release-timer-loop client-loop)))
                    (setf (site-client-loop site) client-loop)))))))
 
 (defun release-site (site)
@@ -21,13 +21,13 @@
   (sb-ext:cancel-finalization site)
   (let ((client-loop (sb-thread:with-mutex ((site-lock site))
                        (shiftf (site-client-loop site) nil))))
-    (when client-loop (rpc:release-timer-loop client-loop))))
+    (when client-loop (calling:release-timer-loop client-loop))))
 
 (defun run-timer (site timer due-ns)
   "Have TIMER ring at DUE-NS."
   (let ((client-loop (ensure-client-loop site)))
     (when client-loop
-      (let ((event-loop (rpc:client-loop-loop client-loop)))
+      (let ((event-loop (calling:client-loop-loop client-loop)))
         (loop:run-or-post event-loop
                           (lambda ()
                             (schedule-timer (loop:event-loop-wheel event-loop) timer due-ns)))))))
@@ -36,7 +36,7 @@
   "Undo RUN-TIMER; with SITE's channel its timers are gone."
   (let ((client-loop (site-client-loop site)))
     (when client-loop
-      (let ((event-loop (rpc:client-loop-loop client-loop)))
+      (let ((event-loop (calling:client-loop-loop client-loop)))
         (loop:run-or-post event-loop
                           (lambda ()
                             (when (timer-pending-p timer)
@@ -54,6 +54,6 @@
   "Have FUNCTION called on a thread that may wait."
   (let ((client-loop (ensure-client-loop site)))
     (unless (and client-loop
-                 (loop:run-on-reserve (rpc:client-loop-reserve client-loop) function
+                 (loop:run-on-reserve (calling:client-loop-reserve client-loop) function
                                       :if-busy :insist))
       (funcall function))))

@@ -8,7 +8,7 @@
 
 (in-package #:clgrpc.inproc)
 
-(defstruct (inproc-route (:include rpc:route) (:conc-name route-) (:copier nil))
+(defstruct (inproc-route (:include serving:route) (:conc-name route-) (:copier nil))
   "Where a method leads within the image."
   (kept nil :type (or null function)))  ; the handler that answered later, last time
 
@@ -16,13 +16,13 @@
 
 (defstruct (host (:copier nil))
   "Whom calls are made to."
-  (server nil :type (or null rpc:server)) ; nil for a service object by itself
+  (server nil :type (or null serving:server)) ; nil for a service object by itself
   (services '() :type list)             ; service objects
   (interceptors '() :type list)         ; around their handlers
   (options nil :type options)           ; the server's limits
   (observer nil :type (or null rpc:observer)) ; the server's
   (name nil :type (or null string))     ; the first address it has, inproc:NAME
-  (table nil :type (or null rpc:route-table)) ; the routes of SERVICES
+  (table nil :type (or null serving:route-table)) ; the routes of SERVICES
   ;; :closed once the server stops, :abandoned once that has waited for long enough
   (state :open :type (member :open :closed :abandoned))
   (ending '() :type list)               ; (status text) for the calls that are abandoned
@@ -48,7 +48,7 @@
   ;; where handlers run: on their callers' threads, on threads of their own, or on this loop
   (execution :caller :type (or (member :caller :threads) loop:event-loop))
   (open t :type boolean)                ; until CLOSE-CHANNEL
-  (client-loop nil :type (or null rpc:client-loop)) ; for timers and threads, once one is needed
+  (client-loop nil :type (or null calling:client-loop)) ; for timers and threads, once one is needed
   (handlers 0 :type sb-ext:word)        ; on threads of their own; atomic
   (waiting nil :type (or null simple-vector)) ; calls that have not begun: see waiting.lisp
   (watched nil :type boolean)           ; a timer looks after those

@@ -6,23 +6,23 @@
 
 (in-package #:clgrpc.inproc)
 
-(defmethod rpc:invoke ((channel inproc-channel) method request &rest options
+(defmethod service:invoke ((channel inproc-channel) method request &rest options
                        &key timeout deadline metadata wait-for-ready async call-credentials
                          compression)
   (declare (ignore wait-for-ready) (dynamic-extent options))
   (when options
-    (rpc:check-call-options options)
+    (calling:check-call-options options)
     (rpc:check-compression compression))
   (let* ((site (channel-site channel))
          (deadline (if (or options *call*)
-                       (rpc:absolute-deadline timeout deadline
+                       (calling:absolute-deadline timeout deadline
                                                  (if (or timeout deadline) (site-now site) 0))
                        0))
          (fields (if (or metadata call-credentials)
-                     (rpc:metadata-entries
-                      (append (rpc:check-metadata metadata)
+                     (status:metadata-entries
+                      (append (status:check-metadata metadata)
                               (when call-credentials
-                                (rpc:credentials-metadata channel call-credentials method))))
+                                (calling:credentials-metadata channel call-credentials method))))
                      (load-time-value (vector)))))
     (unless (site-open site) (misuse "~A is closed." channel))
     (if (and (eq :unary (rpc-method-kind method))
@@ -31,18 +31,18 @@
         (multiple-value-bind (reply call) (call-unary site method request deadline fields)
           (if (eq :ok (call-status call))
               (values reply call)
-              (rpc:fail-or-retry call channel method request (copy-list options))))
+              (calling:fail-or-retry call channel method request (copy-list options))))
         (invoke-line channel site method request deadline fields async (copy-list options)))))
 
-(define-hot call-unary ((site site) (method rpc-method) request (deadline rpc:deadline) fields)
+(define-hot call-unary ((site site) (method rpc-method) request (deadline status:deadline) fields)
     (values t inproc-call)
   "Have METHOD's handler run here. Return its answer, if there is one, and the client's call."
   (let* ((host (host-of site))
          (route (and host (route-to host method))))
     (if (and route
              (not (observed-p site host))
-             (<= (protobuf:measure (rpc:rpc-method-request-type method)
-                                   (rpc:only-request method request))
+             (<= (protobuf:measure (service:rpc-method-request-type method)
+                                   (calling:only-request method request))
                  (min (options-max-receive-octets (host-options host))
                       (options-max-send-octets (site-options site))))
              (not (and (plusp deadline) (<= deadline (site-now site)))))
@@ -56,27 +56,27 @@
     t
   "What the handler of ROUTE, and the interceptors around it, return; if its answers have been long
 lately, once there is room for another and its copy."
-  (let ((octets (rpc:route-long-octets route)))
+  (let ((octets (serving:route-long-octets route)))
     (if (zerop octets)
-        (rpc:answer-of route request call)
+        (serving:answer-of route request call)
         (rpc:call-with-room call (* 2 octets) (host-options host)
-                            (lambda () (rpc:answer-of route request call))))))
+                            (lambda () (serving:answer-of route request call))))))
 
 (defun copy-answer (site host route call answer size)
   "As SITE-COPY, of an ANSWER of SIZE octets, or one of a ROUTE that has given long ones lately."
   (cond ((<= size rpc:+long-octets+)
-         (rpc:note-short-answer route)
+         (serving:note-short-answer route)
          (site-copy site answer))
-        (t (rpc:note-long-answer route size)
+        (t (serving:note-long-answer route size)
            (copy-in-room site call answer size (host-options host)))))
 
 (define-hot call-handler-here ((site site) (host host) (route inproc-route) (method rpc-method)
-                               request (deadline rpc:deadline) fields)
+                               request (deadline status:deadline) fields)
     (values t inproc-call)
   "Call the handler of ROUTE with REQUEST, a message that is for it alone. Values as CALL-UNARY."
   (let* ((call (make-server-end method deadline fields site nil))
          (tally (host-tally host))
-         (type (rpc:rpc-method-response-type method))
+         (type (service:rpc-method-response-type method))
          (limit (min (options-max-send-octets (host-options host))
                      (options-max-receive-octets (site-options site))))
          (reply nil)
@@ -94,7 +94,7 @@ lately, once there is room for another and its copy."
                      (let ((size (protobuf:measure type returned)))
                        (when (<= size limit)
                          (setf reply (if (and (<= size rpc:+long-octets+)
-                                              (zerop (rpc:route-long-octets route)))
+                                              (zerop (serving:route-long-octets route)))
                                          (site-copy site returned)
                                          (copy-answer site host route call returned size))))))))
                done t)
@@ -126,7 +126,7 @@ If this is left otherwise, cancel the call."
          (progn
            (when (eq :waiting (line-phase line))
              (begin-for-receiver line))
-           (rpc:wait-for-call client #'rpc:never))
+           (rpc:wait-for-call client #'calling:never))
       (operate leave client))
     (values (line-reply line) client)))
 
@@ -170,8 +170,8 @@ If this is left otherwise, cancel the call."
   (let ((client (line-client line)))
     (unless (call-status client)
       (handler-case (setf (line-request line)
-                          (pass client (rpc:only-request (rpc:call-rpc-method client) request)))
-        (rpc:rpc-error (error)
+                          (pass client (calling:only-request (rpc:call-rpc-method client) request)))
+        (status:rpc-error (error)
           ;; one that the server has refused has ended the call; the caller's own limit is his error
           (unless (call-status client)
             (operate leave client)
@@ -182,7 +182,7 @@ If this is left otherwise, cancel the call."
   (let* ((kind (rpc-method-kind method))
          (generator (and (member kind '(:client-streaming :bidi))
                          (not (eq request :open))
-                         (rpc:request-generator request)))
+                         (calling:request-generator request)))
          (host (host-of site))
          (line (line-to site host (and host (route-to host method)) method deadline fields))
          (client (line-client line)))
@@ -211,7 +211,7 @@ If this is left otherwise, cancel the call."
                     (progn
                       ;; what makes the requests may wait for the handler
                       (when (functionp request) (begin-elsewhere line))
-                      (rpc:send-requests client generator)))
+                      (calling:send-requests client generator)))
                 (finish-blocking line channel method request options))))
       (:bidi
        (setf (line-source line) generator)
@@ -225,7 +225,7 @@ If this is left otherwise, cancel the call."
   (multiple-value-bind (reply client) (await-reply line)
     (cond ((eq :ok (call-status client)) (values reply client))
           ((functionp request) (error (rpc:call-condition client)))
-          (t (rpc:fail-or-retry client channel method request options)))))
+          (t (calling:fail-or-retry client channel method request options)))))
 
 ;;; Futures
 

@@ -40,7 +40,7 @@
     (ring-later (make-timer #'look-around site) site)))
 
 (defun ring-later (timer site)
-  (run-timer site timer (rpc:deadline-in +patience-ns+ (site-now site))))
+  (run-timer site timer (status:deadline-in +patience-ns+ (site-now site))))
 
 (defun take-place (places place)
   (loop for old = (svref places place)

@@ -84,8 +84,5 @@ that, where the time went; or nil if it keeps no account."
 any thread."
   (and (rpc-error-call error) (call-stages (rpc-error-call error))))
 
-(defun rpc-error-reason (error)
-  "What became of the call that ERROR, an RPC-ERROR, is about, as a line of text: how long it took,
-what it was waiting for, what had gone wrong with that, where the time went; nil if there was none.
-ERROR's report ends with it. From any thread."
-  (and (rpc-error-call error) (explain-call (rpc-error-call error))))
+(defmethod end-reason ((call call))
+  (explain-call call))

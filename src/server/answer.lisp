@@ -52,7 +52,7 @@ POST-REPLY should do that while the baton is lent. On the loop."
   (let* ((octets (handler-case (wire:encode-message call message :auto)
                    ((or error storage-condition) (error)
                      (bad-answer-condition call message error))))
-         (bad (rpc:failure-p octets))
+         (bad (status:failure-p octets))
          (link (wire-call-link call))
          (size (if bad 0 (wire:encoded-length octets))))
     (note-answering link size)

@@ -15,7 +15,7 @@
         (t (let ((message (handler-case (values (wire:parse-incoming call octets start end nil))
                             (protobuf:protobuf-error (error)
                               (wire:unparsable-condition call error start)))))
-             (if (rpc:failure-p message)
+             (if (status:failure-p message)
                  (rpc:abort-with call message)
                  (setf (server-call-request call) message)))))
   nil)

@@ -57,7 +57,7 @@ registered dialects of which none was it."
              (unless (octets-are (hpack:field-value field) #.(coerce "POST" 'simple-base-string))
                (setf (request-refusal request) **not-post**)))
             ((= kind http2:+kind-grpc-timeout+)
-             (or (setf (request-timeout request) (rpc:parse-timeout (hpack:field-value field)))
+             (or (setf (request-timeout request) (status:parse-timeout (hpack:field-value field)))
                  (setf (request-rejection request) '(:internal "malformed grpc-timeout"))))
             ((= kind http2:+kind-grpc-encoding+)
              (read-encoding request field))
@@ -117,7 +117,7 @@ registered dialects of which none was it."
                                                     '(:client-streaming :bidi)))
                                 **stream-operations**
                                 **request-operations**)
-                :deadline (if timeout (rpc:deadline-in timeout now) 0)
+                :deadline (if timeout (status:deadline-in timeout now) 0)
                 :fields (request-fields request)
                 :accepted (request-accepted request)
                 :dialect dialect)))

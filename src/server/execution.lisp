@@ -276,14 +276,14 @@ its answer."
 (defun abandoned-condition (call)
   "The RPC-ERROR of CALL whose handler is left by force, as when its thread is ended in the
 debugger."
-  (log-event :error :handler-error :method (rpc:rpc-method-path (call-rpc-method call))
+  (log-event :error :handler-error :method (service:rpc-method-path (call-rpc-method call))
                                    :condition "The handler was left by a non-local exit.")
   (rpc:verdict-error :handler-error '()))
 
 (define-hot conclude ((call server-call) value) null
   "CALL's handler has returned VALUE, or VALUE is the RPC-ERROR that ended it. On the loop."
   (cond ((eq value call))               ; answers later
-        ((rpc:failure-p value) (finish-with-condition call value))
+        ((status:failure-p value) (finish-with-condition call value))
         ((answers-once-p call)
          (unless (reply-now call value)
            (loop:call-user (wire-call-loop call)
@@ -296,7 +296,7 @@ debugger."
 
 (defun conclude-elsewhere (call value)
   "As CONCLUDE, on a thread that does not run the loop."
-  (if (or (eq value call) (rpc:failure-p value) (not (answers-once-p call)))
+  (if (or (eq value call) (status:failure-p value) (not (answers-once-p call)))
       (loop:post (wire-call-loop call) (lambda () (conclude call value)))
       (post-reply call value)))
 

@@ -3,23 +3,26 @@
 (defpackage #:clgrpc.server
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
-                    (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc) (#:wire #:clgrpc.wire)
+                    (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
+                    (#:service #:clgrpc.service) (#:wire #:clgrpc.wire)
                     (#:os #:clgrpc.os))
   (:import-from #:sb-ext #:defglobal #:define-load-time-global)
+  (:import-from #:clgrpc.status
+                  #:rpc-error-status)
+  (:import-from #:clgrpc.service
+                  #:rpc-method #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
-                #:call #:call-status #:call-rpc-method #:call-half-closed #:end-call
-                #:with-user-code #:operate #:rpc-method #:rpc-method-kind #:rpc-error-status
-                ;; servers
-                #:server #:server-services #:server-options #:server-interceptors #:server-observer
-                #:server-reserve #:server-entrances #:server-lock #:server-emptied
-                #:entrance-address #:close-entrance #:entrance-busy-p #:abandon-entrance
-                #:entrance-calls #:note-emptied
-                ;; routes and answers
-                #:answers-once-p #:answer-of #:bad-answer-condition #:sendable-end
-                #:route #:route-server #:route-epoch #:route-method #:route-interceptors
-                #:route-execution #:route-long-octets
-                #:note-long-answer #:note-short-answer #:execution-of #:make-routes #:route-table
-                #:route-table-server #:route-table-epoch #:route-table-routes)
+                  #:call #:call-status #:call-rpc-method #:call-half-closed #:end-call
+                  #:with-user-code #:operate #:answers-once-p)
+  (:import-from #:clgrpc.serving
+                  #:server #:server-services #:server-options #:server-interceptors
+                  #:server-observer #:server-reserve #:server-entrances #:server-lock
+                  #:server-emptied #:entrance-address #:close-entrance #:entrance-busy-p
+                  #:abandon-entrance #:entrance-calls #:note-emptied #:answer-of
+                  #:bad-answer-condition #:sendable-end #:route #:route-server #:route-epoch
+                  #:route-method #:route-interceptors #:route-execution #:route-long-octets
+                  #:note-long-answer #:note-short-answer #:execution-of #:make-routes
+                  #:route-table #:route-table-server #:route-table-epoch #:route-table-routes)
   (:import-from #:clgrpc.wire
                 #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-headers-sent)

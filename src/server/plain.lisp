@@ -129,7 +129,7 @@ been ended since it may not have so much memory."
 (define-load-time-global **fallback-method**
     ;; its types are of no meaning, but a method has some
     (let ((none (protobuf:intern-message-type "google.protobuf.Empty")))
-      (rpc:make-rpc-method :name "fallback" :path "the fallback" :kind :unary
+      (service:make-rpc-method :name "fallback" :path "the fallback" :kind :unary
                            :request-type none :response-type none)))
 
 (defun fallback-route (server function execution)
@@ -137,7 +137,7 @@ been ended since it may not have so much memory."
   (make-server-route
    :server server :method **fallback-method**
    :execution (execution-of (if (listp execution) :auto execution) nil)
-   :binding (rpc:make-binding :class (class-of server)
+   :binding (service:make-binding :class (class-of server)
                               :function (lambda (server request call)
                                           (declare (ignore server call))
                                           (call-fallback function request)))))

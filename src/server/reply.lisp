@@ -64,7 +64,7 @@ list.")
   (let ((size (wire:metadata-octets metadata))
         (limit (header-list-limit (wire-call-link call))))
     (when (> (+ size +constant-octets+) limit)
-      (error (rpc:make-rpc-error
+      (error (status:make-rpc-error
               :resource-exhausted :call call :ended-by :local
               :message (format nil "metadata of ~D octets to send, the client takes header lists ~
                                     of ~D" size limit))))))
@@ -72,7 +72,7 @@ list.")
 (define-hot write-status-code ((status symbol) (encoder hpack:encoder) (buffer buffer)) null
   (hpack:encode-field encoder buffer
                       (the hpack:field (svref **grpc-statuses**
-                                              (if (eq status :ok) 0 (rpc:status-code status))))
+                                              (if (eq status :ok) 0 (status:status-code status))))
                       (if (eq status :ok) :index :plain)))
 
 (define-hot write-status ((call server-call) (encoder hpack:encoder) (buffer buffer)) null

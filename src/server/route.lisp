@@ -43,7 +43,7 @@ start on reserve threads, unless their call is the only one of the loop."
 ROUTE start on reserve threads, of which each connection has its share. Until this one has returned
 none starts on the loop: each one that overstays there would take a thread."
   (sb-ext:atomic-incf (route-late route))
-  (trace-event :loop :method-blocks :method (rpc:rpc-method-path (route-method route)))
+  (trace-event :loop :method-blocks :method (service:rpc-method-path (route-method route)))
   (setf (route-quick route) 0)
   (when (and (eq :auto (route-execution route)) (null (route-blocks route)))
     (setf (route-blocks route) t)))
@@ -82,7 +82,7 @@ room for one."
 (defun check-execution (execution table)
   "Signal MISUSE if EXECUTION names a method that TABLE has not."
   (let ((names (loop for route being the hash-values of (route-table-routes table)
-                     collect (rpc:rpc-method-function-name (route-method route)))))
+                     collect (service:rpc-method-function-name (route-method route)))))
     (loop for (name) in (if (listp execution) execution '())
           unless (member name names)
             do (misuse ":execution names ~S, which is no method of the services." name))))

@@ -56,8 +56,8 @@ calls that would not end by themselves, and do not wait; by default nothing happ
   "The full names of the services that SERVER serves, such as \"helloworld.Greeter\", a list without
 duplicates. From any thread."
   (remove-duplicates (loop for service in (server-services server)
-                           append (mapcar #'rpc:rpc-method-service-name
-                                          (rpc:service-methods service)))
+                           append (mapcar #'service:rpc-method-service-name
+                                          (service:service-methods service)))
                      :test #'string= :from-end t))
 
 (defun tell-services (function server)
@@ -129,7 +129,7 @@ had. From any thread."
             do (add-hub server routes route i))
       (dolist (hub (server-hubs server)) (loop:launch-event-loop (hub-loop hub)))
       (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
-      (rpc:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
+      (service:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
       (dolist (address addresses)
         (let ((scheme (loop:find-scheme address)))
           (if (and scheme (loop:scheme-listen scheme))
@@ -144,7 +144,7 @@ had. From any thread."
 
 (defun check-services (services)
   (dolist (service services services)
-    (unless (typep service 'rpc:service)
+    (unless (typep service 'service:service)
       (misuse "~S is no service: give instances of subclasses of the classes that define-proto ~
                makes." service))))
 
@@ -241,7 +241,7 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
     (when (eq before :stopped)
       (setf (server-state server) :stopped)
       (return-from stop-server t))
-    (rpc:forget-watcher (server-watcher server))
+    (service:forget-watcher (server-watcher server))
     (log-event :info :server-draining :addresses (server-addresses server) :seconds drain)
     (mapc #'loop:close-listener (server-listeners server))
     (mapc #'close-entrance (server-entrances server))

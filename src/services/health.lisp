@@ -92,7 +92,7 @@ From any thread."
           (when (rpc:try-send (watcher-call watcher) (answer status))
             (setf (watcher-told watcher) status))
         ;; it has ended meanwhile; ON-CANCEL follows
-        (rpc:rpc-error ())))))
+        (status:rpc-error ())))))
 
 (defun answer (status)
   (health:make-health-check-response :status status))
@@ -116,14 +116,14 @@ From any thread."
 (defmethod health-methods:check ((service health-service) request &key)
   (let ((name (health:health-check-request-service request)))
     (answer (or (health-status service name)
-                (rpc:fail :not-found "the service is not known")))))
+                (status:fail :not-found "the service is not known")))))
 
 (defmethod health-methods:list ((service health-service) request &key)
   (declare (ignore request))
   (with-service (service)
     (let ((statuses (service-statuses service)))
       (when (> (hash-table-count statuses) +listed-services+)
-        (rpc:fail :resource-exhausted (format nil "more than ~D services" +listed-services+)))
+        (status:fail :resource-exhausted (format nil "more than ~D services" +listed-services+)))
       (health:make-health-list-response
        :statuses (loop for name being the hash-keys of statuses using (hash-value status)
                        collect (cons name (answer status)))))))
@@ -132,7 +132,7 @@ From any thread."
   (let* ((name (health:health-check-request-service request))
          (watcher (make-watcher :call call :name name)))
     (when (> (length name) +longest-name+)
-      (rpc:fail :invalid-argument "the name of the service is too long"))
+      (status:fail :invalid-argument "the name of the service is too long"))
     (rpc:on-cancel call (lambda () (remove-watcher service watcher)))
     (rpc:on-writable call (lambda () (with-service (service) (tell-watcher service watcher))))
     (add-watcher service watcher)

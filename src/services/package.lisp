@@ -2,7 +2,7 @@
 
 (defpackage #:clgrpc.services
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
+  (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
                     (#:server #:clgrpc.server) (#:health #:grpc.health.v1)
                     (#:health-methods #:grpc.health.v1.health))
   (:export #:health-service #:health-status #:set-health-status #:reflection-services))

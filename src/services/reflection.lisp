@@ -104,7 +104,7 @@ METHODS."
                         (:error
                          (answer :error-response
                                  (,(name "MAKE-ERROR-RESPONSE")
-                                  :error-code (rpc:status-code (first values))
+                                  :error-code (status:status-code (first values))
                                   :error-message (second values))))))))
              (rpc:on-message stream
                              (lambda (request)

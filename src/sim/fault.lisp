@@ -62,7 +62,7 @@ listens."
     (dolist (process (shiftf (host-processes host) '()))
       (typecase process
         (server:wire-server (server:stop-server process :drain drain))
-        (t (rpc:close-channel process))))))
+        (t (calling:close-channel process))))))
 
 (defun stop-host (host &key (drain 10))
   "Have HOST's process end in order: its servers give running calls DRAIN seconds. Waits for that."

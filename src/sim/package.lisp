@@ -4,6 +4,7 @@
 (defpackage #:clgrpc.sim
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc)
+                    (#:calling #:clgrpc.calling)
                     (#:server #:clgrpc.server))
   (:export
    ;; chance.lisp

@@ -10,7 +10,7 @@
   "The operation UNSENT-OCTETS."
   (let ((outlet (call-wire-outlet call))
         (stream (wire-call-stream call)))
-    (+ (if outlet (+ (outlet-unsent-octets outlet) (wire-outlet-outbox-octets outlet)) 0)
+    (+ (if outlet (+ (wire-outlet-unsent-octets outlet) (wire-outlet-outbox-octets outlet)) 0)
        (if stream (http2:stream-queued-octets stream) 0))))
 
 (defun stuck-p (call)
@@ -90,7 +90,7 @@ attempts to connect, or nil."
         (client (client-p call))
         (kind (rpc-method-kind (call-rpc-method call))))
     (cond ((not (or (eq kind :unary) (eq kind (if client :client-streaming :server-streaming))))
-           (if inlet (inlet-arrived inlet) 0))
+           (if inlet (wire-inlet-arrived inlet) 0))
           ((if client (eq :ok (call-status call)) (marked-p (wire-call-marks call) +due+)) 1)
           (t 0))))
 

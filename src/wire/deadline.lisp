@@ -20,7 +20,7 @@ whose timers would be due much later."
   (let ((parts (call-wire-parts call)))
     (when parts
       (let ((wheel (loop:event-loop-wheel (wire-call-loop call)))
-            (reactions (parts-reactions parts)))
+            (reactions (wire-parts-reactions parts)))
         (when (wire-parts-timer parts)
           (cancel-timer wheel (shiftf (wire-parts-timer parts) nil)))
         (when reactions

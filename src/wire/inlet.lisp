@@ -304,7 +304,7 @@ decoded by whoever receives."
     (cond ((not (to-keep-p call size)) (add-to-batch call octets start end))
           (t (queue-incoming call (keep-octets call octets start end) size)
              (when (callbacks-p call) (wire-schedule call))))
-    (incf (inlet-arrived (the wire-inlet (call-wire-inlet call))))
+    (incf (wire-inlet-arrived (the wire-inlet (call-wire-inlet call))))
     nil))
 
 (define-hot half-close-streamed ((call wire-call)) null

@@ -157,7 +157,7 @@ On the loop; CALL has a stream and its headers are sent."
          (stream (wire-call-stream call)))
     (- (options-send-budget-octets (wire-call-options call))
        (if outlet
-           (+ (the index (outlet-unsent-octets outlet)) (wire-outlet-outbox-octets outlet))
+           (+ (the index (wire-outlet-unsent-octets outlet)) (wire-outlet-outbox-octets outlet))
            0)
        (if stream (http2:stream-queued-octets stream) 0))))
 
@@ -197,7 +197,7 @@ is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND
 
 (define-hot refuse-to-send ((call wire-call)) null
   "There is no room for TRY-SEND: have ON-WRITABLE called once there is. Return nil."
-  (setf (outlet-writable-wanted (ensure-outlet call)) t)
+  (setf (wire-outlet-writable-wanted (ensure-wire-outlet call)) t)
   (sb-thread:barrier (:memory))
   ;; the loop may have made room before it could see that it is wanted
   (when (and (room-p call) (callbacks-p call))
@@ -250,10 +250,10 @@ is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND
   "Have the loop send ENCODED, of ENCODE-MESSAGE, charging it to CALL's budget until it does."
   (let ((outlet (ensure-outlet call))
         (size (encoded-length encoded)))
-    (sb-ext:atomic-incf (outlet-unsent-octets outlet) size)
+    (sb-ext:atomic-incf (wire-outlet-unsent-octets outlet) size)
     (wire-post call
                (lambda ()
-                 (sb-ext:atomic-decf (outlet-unsent-octets outlet) size)
+                 (sb-ext:atomic-decf (wire-outlet-unsent-octets outlet) size)
                  (send-encoded call encoded)
                  (when (and (wire-call-stream call) (not (call-status call)) (room-p call))
                    (notify call)

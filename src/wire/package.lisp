@@ -5,24 +5,24 @@
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal)
+  (:import-from #:clgrpc.status
+                  #:binary-name-p #:deadline #:deadline-in #:make-rpc-error)
+  (:import-from #:clgrpc.service
+                  #:rpc-method-kind #:rpc-method-path #:rpc-method-path-field)
   (:import-from #:clgrpc.rpc
-                #:observer #:observe
-                #:parts #:call-parts #:ensure-parts #:parts-reactions #:inlet
-                #:call-inlet #:ensure-inlet #:inlet-queued-octets #:inlet-arrived #:outlet
-                #:call-outlet #:call-path #:ensure-outlet #:outlet-unsent-octets
-                #:outlet-writable-wanted
-                #:reactions #:call-reactions #:ensure-reactions #:reactions-on-message
-                #:reactions-due #:reactions-scheduled #:reactions-timers
-                #:+arrival-octets+ #:+long-octets+ #:abort-as #:abort-with #:arrival #:arrival-end
-                #:arrival-item #:arrival-size #:binary-name-p #:call #:call-deadline
-                #:call-half-closed #:call-outcome #:call-peer #:call-rpc-method #:call-stage
-                #:call-status #:call-unsent-octets #:call-with-room #:callbacks-p
-                #:charged-arrival #:check-compression #:client-p #:deadline #:deadline-in
-                #:due-callback #:incoming-type #:make-rpc-error #:may-send-p
-                #:message-due-p #:notify #:operate #:outcome #:outcome-stage #:outcome-unsent
-                #:outgoing #:outgoing-type #:pop-incoming #:push-arrival #:push-incoming #:room-p
-                #:rpc-method-kind #:rpc-method-path #:rpc-method-path-field #:sends-one-p
-                #:uncharge #:verdict-error #:wait-for-call #:with-user-code)
+                  #:observer #:observe #:parts #:call-parts #:ensure-parts #:inlet #:call-inlet
+                  #:ensure-inlet #:inlet-queued-octets #:outlet #:call-outlet #:call-path
+                  #:ensure-outlet #:reactions #:call-reactions #:ensure-reactions
+                  #:reactions-on-message #:reactions-due #:reactions-scheduled #:reactions-timers
+                  #:+arrival-octets+ #:+long-octets+ #:abort-as #:abort-with #:arrival
+                  #:arrival-end #:arrival-item #:arrival-size #:call #:call-deadline
+                  #:call-half-closed #:call-outcome #:call-peer #:call-rpc-method #:call-stage
+                  #:call-status #:call-unsent-octets #:call-with-room #:callbacks-p
+                  #:charged-arrival #:check-compression #:client-p #:due-callback #:incoming-type
+                  #:may-send-p #:message-due-p #:notify #:operate #:outcome #:outcome-stage
+                  #:outcome-unsent #:outgoing #:outgoing-type #:pop-incoming #:push-arrival
+                  #:push-incoming #:room-p #:sends-one-p #:uncharge #:verdict-error
+                  #:wait-for-call #:with-user-code)
   (:export
    #:link-observer #:endpoint-observer
    #:call-observer #:note-sent

@@ -112,7 +112,7 @@ or :open if it does not close in time."
     (:data :data)
     (:headers (let ((status (field-of "grpc-status" form)))
                 (if status
-                    (rpc:code-status (parse-integer status))
+                    (status:code-status (parse-integer status))
                     (parse-integer (or (field-of ":status" form) "0")))))))
 
 (defun verdict (attacker id)

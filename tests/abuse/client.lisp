@@ -17,7 +17,7 @@
   "Make a call of KIND; return :ok or its status, and as second value its RPC-ERROR."
   (let ((error (caught (make-attempt kind channel timeout))))
     (if error
-        (values (rpc:rpc-error-status error) error)
+        (values (status:rpc-error-status error) error)
         :ok)))
 
 (defun response-fields (&rest more)
@@ -213,7 +213,7 @@ each of *KINDS*, when a server begins with OPENING and answers as ANSWER says."
                              status)))
     (with-evil-server (address) (frames (id) `(:rst-stream ,id :refused-stream))
       (grpc:with-channel (channel address)
-        (is (not (rpc:rpc-error-sent-p (nth-value 1 (attempt :ask channel)))))))))
+        (is (not (status:rpc-error-sent-p (nth-value 1 (attempt :ask channel)))))))))
 
 (test goaways
   (with-log ()
@@ -227,7 +227,7 @@ each of *KINDS*, when a server begins with OPENING and answers as ANSWER says."
                   :ok)
     (with-evil-server (address) (frames (id) '(:goaway 0 :no-error))
       (grpc:with-channel (channel address)
-        (is (not (rpc:rpc-error-sent-p (nth-value 1 (attempt :ask channel)))))))))
+        (is (not (status:rpc-error-sent-p (nth-value 1 (attempt :ask channel)))))))))
 
 (test goaway-flood
   "A server that says why it goes again and again is heard once."
@@ -338,5 +338,5 @@ GOAWAY or not, end when the channel is closed."
             (grpc:close-channel channel)
             (is (eq :cancelled (grpc:call-status call)))
             (is-true (wait-until (lambda () (grpc:future-done-p future))))
-            (is (member (rpc:rpc-error-status (caught (grpc:await future)))
+            (is (member (status:rpc-error-status (caught (grpc:await future)))
                         '(:cancelled :unavailable)))))))))

@@ -5,7 +5,8 @@
 
 (defpackage #:clgrpc.tests.abuse
   (:use #:cl #:clgrpc.base #:fiveam)
-  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:wire #:clgrpc.wire)
+  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
+                    (#:wire #:clgrpc.wire)
                     (#:server #:clgrpc.server)
                     (#:loop #:clgrpc.loop) (#:os #:clgrpc.os)
                     (#:dialogue #:clgrpc.tests.dialogue) (#:support #:clgrpc.tests.support))

@@ -18,7 +18,7 @@
 (test wrong-names-are-misuse
   ;; they become the :authority of calls; the threads of channels are not left to nobody
   (flet ((users ()
-           (reduce #'+ (rpc::client-loops) :key #'rpc::client-loop-channels)))
+           (reduce #'+ (calling::client-loops) :key #'calling::client-loop-channels)))
     (let ((before (users)))
       (dolist (host (list (format nil "b~Ccher.example" (code-char 252))
                           (format nil "~C.example" (code-char 1088)) "a b"))

@@ -56,7 +56,8 @@ much in its queue; a send budget, and what the output and one more message hold.
                (grpc:do-messages (note stream)
                  (unless (= next (number-of note)) (setf ok nil))
                  (incf next))
-               (if (eq 'lab.bench:collect (rpc:rpc-method-function-name (rpc:call-rpc-method call)))
+               (if (eq 'lab.bench:collect
+                       (service:rpc-method-function-name (rpc:call-rpc-method call)))
                    (note next)
                    (progn (grpc:send call (note next)) nil)))))
       (with-probe (channel :options *small-windows*)

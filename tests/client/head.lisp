@@ -21,6 +21,6 @@
       (is (equal '(("x-a" . "1") ("x-b-bin" . "AQ")) (last (exchange-headers seen) 2)))
       (is (equalp (note-octets 1) (exchange-data-octets seen)))
       (lab.bench:ask channel (note 1) :timeout 2)
-      (let ((timeout (rpc:parse-timeout (ascii-octets (field-of "grpc-timeout"
+      (let ((timeout (status:parse-timeout (ascii-octets (field-of "grpc-timeout"
                                                                 (exchange-headers seen))))))
         (is (< 1900000000 timeout 2000100000))))))

@@ -2,7 +2,8 @@
 
 (defpackage #:clgrpc.tests.client
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
-  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:wire #:clgrpc.wire)
+  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:calling #:clgrpc.calling)
+                    (#:status #:clgrpc.status) (#:service #:clgrpc.service) (#:wire #:clgrpc.wire)
                     (#:client #:clgrpc.client)
                     (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack)
                     (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support)))

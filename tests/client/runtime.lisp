@@ -35,7 +35,7 @@
    7 '(:max-client-loops 3)
    (lambda (channels)
      (is (equal '(2 2 3)
-                (sort (mapcar #'rpc::client-loop-channels (rpc::client-loops)) #'<)))
+                (sort (mapcar #'calling::client-loop-channels (calling::client-loops)) #'<)))
      (is (= 3 (length (loops-of channels))))
      ;; a loop that a channel has left has a place
      (let ((loop (channel-loop (fourth channels))))
@@ -83,7 +83,7 @@
 
 (test no-channel-no-loop
   (call-with-channels 5 '() (lambda (channels) (ask (first channels) (note 1))))
-  (is (null (rpc::client-loops))))
+  (is (null (calling::client-loops))))
 
 (test callers-drive-loops-of-their-own
   "Two threads that wait for answers on two channels run their loops themselves, at once."
@@ -126,12 +126,12 @@
                   (progn
                     (grpc:send chat (note 1))
                     (is (= 1 (number-of (grpc:receive chat))))
-                    (is (= 1 (length (rpc::client-loops))))
+                    (is (= 1 (length (calling::client-loops))))
                     (is (equal '(1 1)
-                               (list (rpc::client-loop-timers (first (rpc::client-loops)))
-                                     (rpc::client-loop-channels
-                                      (first (rpc::client-loops)))))))
+                               (list (calling::client-loop-timers (first (calling::client-loops)))
+                                     (calling::client-loop-channels
+                                      (first (calling::client-loops)))))))
                (grpc:cancel chat)
                (grpc:close-channel inside)))
-           (is (= 0 (rpc::client-loop-timers (first (rpc::client-loops))))))
+           (is (= 0 (calling::client-loop-timers (first (calling::client-loops))))))
       (grpc:stop-server server :drain 0))))

@@ -189,7 +189,8 @@
     (grpc:try-send (second streams) (fuzzed-note "c"))
     (grpc:try-send (third streams) (fuzzed-note "d"))
     (grpc:close-send (second streams))
-    (list* (rpc:invoke channel (rpc:find-rpc-method 'lab.bench:ask) (fuzzed-note "a") :async t)
+    (list* (service:invoke channel (service:find-rpc-method 'lab.bench:ask) (fuzzed-note "a")
+                           :async t)
            streams)))
 
 (defun run-grpc-client (kind octets)

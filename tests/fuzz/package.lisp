@@ -5,6 +5,7 @@
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc)
+                    (#:service #:clgrpc.service)
                     (#:server #:clgrpc.server) (#:client #:clgrpc.client) (#:grpc #:clgrpc)
                     (#:support #:clgrpc.tests.support) (#:dialogue #:clgrpc.tests.dialogue)
                     (#:ends #:clgrpc.tests.loop) (#:sim #:clgrpc.sim)

@@ -76,6 +76,6 @@
                                          (setf seen t))))
         (collect channel (lambda ()
                            (signal 'simple-condition)
-                           (is (null rpc:*call*))
+                           (is (null service:*call*))
                            (when (plusp left) (note (decf left))))))
       (is (eq t seen)))))

@@ -4,6 +4,7 @@
 (defpackage #:clgrpc.tests.inproc
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:inproc #:clgrpc.inproc) (#:rpc #:clgrpc.rpc)
+                    (#:serving #:clgrpc.serving) (#:service #:clgrpc.service)
                     (#:loop #:clgrpc.loop))
   (:import-from #:clgrpc.tests.server
                 #:call-with-threads

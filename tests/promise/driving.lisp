@@ -233,7 +233,7 @@ others had calls, leaves it to the caller again."
                                      (lambda ()
                                        (loop until stop
                                              do (handler-case (ask channel (note 1))
-                                                  (rpc:rpc-error ())
+                                                  (status:rpc-error ())
                                                   (misuse () (return)))))))))
         (ask channel (note 1))
         (if (evenp round)

@@ -144,7 +144,7 @@ that they do not wait for the sleepers; with none but such the test is skipped."
                         (setf statuses
                               (with-threads (i 200)
                                 (handler-case (progn (ask channel (note 1) :timeout 60) :ok)
-                                  (rpc:rpc-error (error) (rpc:rpc-error-status error))))))))
+                                  (status:rpc-error (error) (status:rpc-error-status error))))))))
         (report "200 self-calls, reserve of ~D, ~(~A~): ~:{~(~A~) ~D ~}in ~,2F s" reserve-threads
                 execution (outcomes statuses) seconds)
         (is (subsetp statuses '(:ok :resource-exhausted)))

@@ -4,7 +4,8 @@
 
 (defpackage #:clgrpc.tests.promise
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
-  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:server #:clgrpc.server)
+  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service)
+                    (#:status #:clgrpc.status) (#:server #:clgrpc.server)
                     (#:client #:clgrpc.client) (#:loop #:clgrpc.loop)
                     (#:async #:clgrpc.async) (#:os #:clgrpc.os)
                     (#:support #:clgrpc.tests.support) (#:dialogue #:clgrpc.tests.dialogue))

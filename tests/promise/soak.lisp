@@ -86,7 +86,7 @@ status or a list of such, which must be among STATUSES."
 (defun ending (function)
   "How the call ends that FUNCTION makes, which returns whether the answer was right."
   (handler-case (if (funcall function) :ok :wrong-answer)
-    (rpc:rpc-error (error) (rpc:rpc-error-status error))))
+    (status:rpc-error (error) (status:rpc-error-status error))))
 
 (defmacro ending-of (&body body)
   `(ending (lambda () ,@body)))

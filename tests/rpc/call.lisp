@@ -53,14 +53,14 @@ then."
     (is (eq :first (rpc:receive call)))
     (loop repeat 2
           do (handler-case (progn (rpc:receive call) (fail "No error"))
-               (rpc:aborted (error)
-                 (is (string= "why" (rpc:rpc-error-message error)))
-                 (is (string= "somewhere:1" (rpc:rpc-error-peer error)))
-                 (is (eq call (rpc:rpc-error-call error)))))))
+               (status:aborted (error)
+                 (is (string= "why" (status:rpc-error-message error)))
+                 (is (string= "somewhere:1" (status:rpc-error-peer error)))
+                 (is (eq call (status:rpc-error-call error)))))))
   (let ((call (new-call)))
     (rpc::push-incoming call :first 1)
     (rpc:end-call call :cancelled :ended-by :local)
-    (signals rpc:cancelled (rpc:receive call))
+    (signals status:cancelled (rpc:receive call))
     (is-true (rpc:cancelled-p call))))
 
 (test half-closed

@@ -1,8 +1,16 @@
+;;;; The tests of what a call is on any transport: of the folders status, service, rpc, calling and
+;;;; serving, which have a suite each.
+
 (defpackage #:clgrpc.tests.rpc
   (:use #:cl #:clgrpc.base #:fiveam)
-  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:loop #:clgrpc.loop)
+  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving) (#:service #:clgrpc.service)
+                    (#:status #:clgrpc.status) (#:calling #:clgrpc.calling) (#:loop #:clgrpc.loop)
                     (#:protobuf #:clgrpc.protobuf)))
 
 (in-package #:clgrpc.tests.rpc)
 
+(def-suite :clgrpc.status :description "Statuses, metadata and time-outs.")
+(def-suite :clgrpc.service :description "Methods and services.")
 (def-suite :clgrpc.rpc :description "What both ends of a call share.")
+(def-suite :clgrpc.calling :description "What channels of all transports share.")
+(def-suite :clgrpc.serving :description "What servers of all transports share.")

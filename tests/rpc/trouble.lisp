@@ -6,9 +6,9 @@
 (test user-code
   "Errors become conditions, of any kind; *CALL* is bound."
   (let ((call (new-call)))
-    (is (null (rpc:with-user-code (call) (is (eq call rpc:*call*)))))
-    (is (typep (rpc:with-user-code (call) (error "x")) 'rpc:internal))
-    (is (typep (rpc:with-user-code (call) (rpc:fail :aborted "")) 'rpc:aborted))
-    (is (typep (rpc:with-user-code (call) (error 'storage-condition)) 'rpc:internal))
-    (is (typep (rpc:with-user-code (call) (error 'heap-full :octets 1)) 'rpc:resource-exhausted))
+    (is (null (rpc:with-user-code (call) (is (eq call service:*call*)))))
+    (is (typep (rpc:with-user-code (call) (error "x")) 'status:internal))
+    (is (typep (rpc:with-user-code (call) (status:fail :aborted "")) 'status:aborted))
+    (is (typep (rpc:with-user-code (call) (error 'storage-condition)) 'status:internal))
+    (is (typep (rpc:with-user-code (call) (error 'heap-full :octets 1)) 'status:resource-exhausted))
     (is (null (rpc:with-user-code (call) (signal 'simple-condition))))))

@@ -10,7 +10,7 @@
              (multiple-value-list (rpc:verdict :too-long-received 5 4))))
   (signals misuse (rpc:verdict :unheard-of))
   (loop for row across rpc::**verdicts**
-        do (finishes (rpc:status-code (rpc::verdict-row-status row))))
+        do (finishes (status:status-code (rpc::verdict-row-status row))))
   (is (= (length rpc::**verdicts**)
          (length (remove-duplicates rpc::**verdicts** :key #'rpc::verdict-row-name))
          (length (remove-duplicates rpc::**verdicts** :key #'rpc::verdict-row-text
@@ -47,10 +47,10 @@
     (rpc:abort-as call :too-long-received 5 4)
     (is (equal '((:resource-exhausted "message of 5 octets received, limit 4" :local)) ends))
     (let ((error (rpc:verdict-error :no-room '(9) :call call)))
-      (is (typep error 'rpc:resource-exhausted))
-      (is (eq call (rpc:rpc-error-call error)))
-      (is (eq :local (rpc:rpc-error-ended-by error)))
-      (is (search "9 octets" (rpc:rpc-error-message error))))))
+      (is (typep error 'status:resource-exhausted))
+      (is (eq call (status:rpc-error-call error)))
+      (is (eq :local (status:rpc-error-ended-by error)))
+      (is (search "9 octets" (status:rpc-error-message error))))))
 
 (test deadlines-pass
   (let ((call (new-call :now (constantly 100))))
@@ -61,7 +61,7 @@
 
 (defun call-of (method client-p)
   (let ((call (new-call :client-p client-p)))
-    (setf (rpc:call-rpc-method call) (rpc:find-rpc-method method))
+    (setf (rpc:call-rpc-method call) (service:find-rpc-method method))
     call))
 
 (test what-is-wrong-with-messages

@@ -8,17 +8,17 @@
    (told :initform '() :accessor door-told))
   (:documentation "An entrance that notes what it is told."))
 
-(defmethod rpc:entrance-address ((door door)) "door:1")
-(defmethod rpc:close-entrance ((door door)) (push :close (door-told door)))
-(defmethod rpc:entrance-busy-p ((door door)) (door-busy door))
-(defmethod rpc:entrance-calls ((door door)) 7)
-(defmethod rpc:abandon-entrance ((door door) status text)
+(defmethod serving:entrance-address ((door door)) "door:1")
+(defmethod serving:close-entrance ((door door)) (push :close (door-told door)))
+(defmethod serving:entrance-busy-p ((door door)) (door-busy door))
+(defmethod serving:entrance-calls ((door door)) 7)
+(defmethod serving:abandon-entrance ((door door) status text)
   (declare (ignore text))
   (push status (door-told door))
   (setf (door-busy door) nil))
 
 (defun door-of (server)
-  (rpc:ensure-entrance server (lambda (entrance) (typep entrance 'door))
+  (serving:ensure-entrance server (lambda (entrance) (typep entrance 'door))
                           (lambda () (make-instance 'door))))
 
 (test entrances-are-made-once
@@ -40,7 +40,7 @@
       (let ((stopping (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 20)))))
         (wait-until (lambda () (door-told door)))
         (setf (door-busy door) nil)
-        (rpc:note-emptied server)
+        (serving:note-emptied server)
         (is (eq t (sb-thread:join-thread stopping :timeout +patience+ :default nil)))))
     (let* ((server (start-probe (list :ask #'double)))
            (door (door-of server)))

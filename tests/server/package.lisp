@@ -4,7 +4,8 @@
 
 (defpackage #:clgrpc.tests.server
   (:use #:cl #:clgrpc.base #:fiveam)
-  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:wire #:clgrpc.wire)
+  (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service)
+                    (#:status #:clgrpc.status) (#:serving #:clgrpc.serving) (#:wire #:clgrpc.wire)
                     (#:server #:clgrpc.server)
                     (#:client #:clgrpc.client) (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2)
                     (#:hpack #:clgrpc.hpack) (#:os #:clgrpc.os)

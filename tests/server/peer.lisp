@@ -218,7 +218,7 @@ Return the exchange."
   "The grpc-status of EXCHANGE as a keyword, from its trailers or its only headers."
   (let ((value (field-of "grpc-status" (or (exchange-trailers exchange)
                                            (exchange-headers exchange)))))
-    (and value (rpc:code-status (parse-integer value)))))
+    (and value (status:code-status (parse-integer value)))))
 
 ;;; As a server
 

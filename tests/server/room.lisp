@@ -9,7 +9,7 @@ waits, and ends when it has waited long enough, or with its caller."
   (with-hub (hub :options '(:room-wait-seconds 2)) (:ask #'keep-open)
     (comes hub)
     (let ((route (route-named (server::hub-server hub) 'lab.bench:ask)))
-      (rpc:note-long-answer route (ash (sb-ext:dynamic-space-size) -1))
+      (serving:note-long-answer route (ash (sb-ext:dynamic-space-size) -1))
       (asks 1 "Ask" 1)
       (memory:passes 0.01)
       (is-true (server::hub-probe hub))

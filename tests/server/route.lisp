@@ -20,12 +20,12 @@
 (test remembered-routes
   "A path field remembers its route for one server and one epoch only."
   (let* ((service (make-probe))
-         (table (rpc:make-routes :one (list service) :inline
+         (table (serving:make-routes :one (list service) :inline
                                  #'server::make-server-route))
-         (other (rpc:make-routes :two '() :inline #'server::make-server-route))
+         (other (serving:make-routes :two '() :inline #'server::make-server-route))
          (field (hpack:string-field ":path" "/lab.Bench/Ask"))
          (route (server::route-of table field)))
-    (is (eq service (rpc::route-service route)))
+    (is (eq service (serving::route-service route)))
     (is (eq route (server::route-of table field)))
     (is (null (server::route-method (server::route-of other field))))
     (is (eq route (server::route-of table field)))

@@ -13,7 +13,7 @@
                                 :reserve (loop:make-reserve :threads 1 :queue 1
                                                             :idle-seconds 1)))
          (hub (server::make-hub :server server :loop (memory:world-loop world) :options options
-                                :routes (rpc:make-routes server services :inline
+                                :routes (serving:make-routes server services :inline
                                                          #'server::make-server-route)
                                 :max-open (options-max-calls options)
                                 :ledger (server::server-ledger server))))
@@ -59,7 +59,7 @@ OPTIONS, a form. Fails if anything but EVENTS is logged as an error."
   "What has been answered since the last look: a list of stream and status."
   (loop for (kind id fields) in (memory:said)
         for code = (and (eq kind :headers) (second (assoc "grpc-status" fields :test #'string=)))
-        when code collect (list id (rpc:code-status (parse-integer code)))))
+        when code collect (list id (status:code-status (parse-integer code)))))
 
 (defun answered (&rest statuses)
   "Exactly these streams and STATUSES were answered since the last look."

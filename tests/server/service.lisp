@@ -63,4 +63,4 @@ EVENTS is logged as an error."
 (defun ask-and-pass-on (channel note &rest options)
   "ASK, by a handler whose caller is to hear with which status that fails."
   (handler-case (apply #'ask channel note options)
-    (rpc:rpc-error (error) (grpc:fail (rpc:rpc-error-status error) nil))))
+    (status:rpc-error (error) (grpc:fail (status:rpc-error-status error) nil))))

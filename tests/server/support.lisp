@@ -44,7 +44,7 @@ a halt without telling anybody."
 
 (defun call-caught (function)
   (handler-case (progn (funcall function) nil)
-    (rpc:rpc-error (error) error)))
+    (status:rpc-error (error) error)))
 
 (defmacro caught (&body body)
   "The RPC-ERROR that BODY signals, or nil."
@@ -124,5 +124,5 @@ EXPECTED events was logged as an error."
   "The route of SERVER to the method that the generic function NAME is for."
   (loop with table = (server::hub-routes (first (server::server-hubs server)))
         for route being the hash-values of (server::route-table-routes table)
-        when (eq name (rpc:rpc-method-function-name (server::route-method route)))
+        when (eq name (service:rpc-method-function-name (server::route-method route)))
           return route))

@@ -265,7 +265,7 @@
     (flet ((attach (call)
              (grpc:attach call (lambda (reply error)
                                  (when reply (note-got job reply))
-                                 (note-end mix job (if error (rpc:rpc-error-status error) :ok)
+                                 (note-end mix job (if error (status:rpc-error-status error) :ok)
                                            error))))
            (watch (call)
              (grpc:on-message call (lambda (note) (note-got job note)))
@@ -307,7 +307,7 @@
                            (if note (note-got job note) (return)))))
                      (grpc:close-send call)
                      (grpc:do-messages (note call) (note-got job note))))))
-      (rpc:rpc-error (error) (note-end mix job (rpc:rpc-error-status error) error))
+      (status:rpc-error (error) (note-end mix job (status:rpc-error-status error) error))
       (:no-error (value) (declare (ignore value)) (note-end mix job :ok)))))
 
 (defun begin-job (mix job)

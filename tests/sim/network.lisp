@@ -36,7 +36,7 @@ SERVER; a packet takes a millisecond."
 
 (defun status-of-asking (channel &rest options)
   (handler-case (progn (apply #'ask channel 1 options) :ok)
-    (rpc:rpc-error (error) (rpc:rpc-error-status error))))
+    (status:rpc-error (error) (status:rpc-error-status error))))
 
 (defmacro seconds-of (&body body)
   "The virtual seconds that BODY takes."
@@ -91,7 +91,7 @@ SERVER; a packet takes a millisecond."
     (let ((watch (lab.bench:watch channel (lab:make-note))))
       (sim:cut client server)
       (is (eq :unavailable (handler-case (progn (grpc:receive watch) :ok)
-                             (rpc:rpc-error (error) (rpc:rpc-error-status error))))))
+                             (status:rpc-error (error) (status:rpc-error-status error))))))
     (is (= 2 (ask channel 2)))))
 
 (test a-killed-host-comes-back

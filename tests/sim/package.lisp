@@ -4,6 +4,7 @@
 (defpackage #:clgrpc.tests.sim
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:grpc #:clgrpc) (#:sim #:clgrpc.sim) (#:rpc #:clgrpc.rpc)
+                    (#:status #:clgrpc.status)
                     (#:server #:clgrpc.server) (#:client #:clgrpc.client) (#:loop #:clgrpc.loop)
                     (#:http2 #:clgrpc.http2) (#:wire #:clgrpc.wire)
                     (#:support #:clgrpc.tests.support)

@@ -55,4 +55,4 @@ error."
             (wire:compression-incoming (wire:ensure-compression call)) (wire:find-encoding :gzip))
       (is (< (length octets) 1000))
       (brings 1 octets)
-      (signals rpc:resource-exhausted (rpc:receive call)))))
+      (signals status:resource-exhausted (rpc:receive call)))))

@@ -34,7 +34,7 @@
       (let ((third (calls 5)))
         (brings 5 (subseq (letter-octets 29000) 0 15000))
         (is (eq :resource-exhausted (rpc:call-status third)))
-        (is (search "max-held-octets" (rpc:rpc-error-message (rpc:call-condition third)))))
+        (is (search "max-held-octets" (status:rpc-error-message (rpc:call-condition third)))))
       (is (null (rpc:call-status second)))
       (is (equal '(29000) (received first)))
       (is (equal '(29000) (received second)))
@@ -51,4 +51,4 @@
         (brings 3 (subseq (letter-octets 59000) 0 16000))
         (is (eq :resource-exhausted (rpc:call-status second)))
         (is (search "max-total-held-octets"
-                    (rpc:rpc-error-message (rpc:call-condition second))))))))
+                    (status:rpc-error-message (rpc:call-condition second))))))))

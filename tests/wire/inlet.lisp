@@ -53,7 +53,7 @@
   (with-link (link)
     (let ((call (calls 1)))
       (brings 1 (octets-of 0 0 0 0 2 10 9))
-      (signals rpc:internal (rpc:receive call))
+      (signals status:internal (rpc:receive call))
       (memory:run-turns memory:*world*)
       (is (eq :internal (rpc:call-status call))))))
 

@@ -8,7 +8,7 @@
   (let ((encoder (hpack:make-encoder)) (decoder (hpack:make-decoder))
         (buffer (make-buffer)) (list (hpack:make-field-list)))
     (hpack:begin-block encoder buffer)
-    (wire:encode-metadata (rpc:check-metadata metadata) encoder buffer)
+    (wire:encode-metadata (status:check-metadata metadata) encoder buffer)
     (hpack:decode-block decoder (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer)
                         list)
     (values (wire:fields-metadata (wire:list-custom-fields list #())) list)))

@@ -39,7 +39,7 @@ hears of the room."
 (test messages-that-are-too-long-to-send
   (with-link (link :options '(:max-send-octets 1000))
     (let ((call (calls 1)))
-      (signals rpc:resource-exhausted (wire::encode-message call (letter 2000) nil))
+      (signals status:resource-exhausted (wire::encode-message call (letter 2000) nil))
       (is (= 1 (length (on-loop (lambda ()
                                   (rpc:send call (letter 10))
                                   (list (rpc:call-outcome call))))))))))

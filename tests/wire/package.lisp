@@ -1,6 +1,7 @@
 (defpackage #:clgrpc.tests.wire
   (:use #:cl #:clgrpc.base #:fiveam)
-  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:wire #:clgrpc.wire) (#:hpack #:clgrpc.hpack)
+  (:local-nicknames (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status) (#:service #:clgrpc.service)
+                    (#:wire #:clgrpc.wire) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop)
                     (#:memory #:clgrpc.tests.memory) (#:dialogue #:clgrpc.tests.dialogue)))
 

@@ -3,7 +3,7 @@
 ;;;; BINDING, which redefinition swaps. What a transport notes of its routes it adds to the
 ;;;; structure, by inclusion.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.serving)
 
 (defstruct (route (:copier nil))
   "Where a path leads."

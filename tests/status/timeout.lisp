@@ -1,11 +1,11 @@
 ;;;; grpc-timeout and deadlines.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
+(in-suite :clgrpc.status)
 
 (test parse-timeout
   "All units, one to eight digits, nothing else."
-  (flet ((parsed (string) (rpc:parse-timeout (ascii-octets string))))
+  (flet ((parsed (string) (status:parse-timeout (ascii-octets string))))
     (is (= 1 (parsed "1n")))
     (is (= 2000 (parsed "2u")))
     (is (= 3000000 (parsed "3m")))
@@ -20,25 +20,25 @@
 
 (test deadline-in
   "Even the longest time-out makes a deadline; a server once lost its connection to one."
-  (is (= 7 (rpc:deadline-in 3 4)))
-  (is (typep (rpc:deadline-in (rpc:parse-timeout (ascii-octets "99999999H")) (monotonic-ns))
-             'rpc:deadline))
-  (is (typep (rpc:deadline-in (seconds-ns 1d300) (monotonic-ns)) 'rpc:deadline)))
+  (is (= 7 (status:deadline-in 3 4)))
+  (is (typep (status:deadline-in (status:parse-timeout (ascii-octets "99999999H")) (monotonic-ns))
+             'status:deadline))
+  (is (typep (status:deadline-in (seconds-ns 1d300) (monotonic-ns)) 'status:deadline)))
 
 (test encode-timeout
   "The finest unit that fits, rounded up, so that nobody gives up early; and it parses back."
-  (flet ((encoded (ns) (map 'string #'code-char (rpc:encode-timeout ns))))
+  (flet ((encoded (ns) (map 'string #'code-char (status:encode-timeout ns))))
     (is (string= "1n" (encoded 0)))
     (is (string= "1n" (encoded -5)))
     (is (string= "99999999n" (encoded 99999999)))
     (is (string= "100000u" (encoded 100000000)))
     (is (string= "100001u" (encoded 100000001)))
     (loop for ns in '(1 1000 123456789 5000000000 86400000000000)
-          for back = (rpc:parse-timeout (rpc:encode-timeout ns))
+          for back = (status:parse-timeout (status:encode-timeout ns))
           do (is (<= ns back (* ns 101/100))))))
 
 (test earlier-deadline
-  (is (= 0 (rpc::earlier-deadline 0 0)))
-  (is (= 5 (rpc::earlier-deadline 5 0)))
-  (is (= 5 (rpc::earlier-deadline 0 5)))
-  (is (= 3 (rpc::earlier-deadline 5 3))))
+  (is (= 0 (status::earlier-deadline 0 0)))
+  (is (= 5 (status::earlier-deadline 5 0)))
+  (is (= 5 (status::earlier-deadline 0 5)))
+  (is (= 3 (status::earlier-deadline 5 3))))

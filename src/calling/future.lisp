@@ -3,7 +3,7 @@
 ;;;; lock: a reserve thread runs them. Each transport says where it keeps them, by
 ;;;; LOOP:DEFINE-COMPLETIONS for its class of calls.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.calling)
 
 (defmethod loop:future-completions :before ((call call))
   (check-future call))

@@ -3,7 +3,7 @@
 ;;;; keeps what its peer has sent as a vector in the form of its transport, of which the operation
 ;;;; METADATA makes the alist when somebody asks.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.status)
 
 (defun binary-name-p (name)
   "True if NAME, a string, ends in -bin: its values are octets."

@@ -2,7 +2,7 @@
 ;;;; any more, and calls its finalizer. That hands the rest on to a thread, since it may run in
 ;;;; whatever thread has just collected garbage, which may hold any lock.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.calling)
 
 (defglobal **endings** (list '()))      ; its car: functions, newest first; atomic
 

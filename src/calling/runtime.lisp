@@ -11,7 +11,7 @@
 ;;;; A loop ends with its last channel, the reserve with the last loop: an image without channels
 ;;;; has no thread of ours.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.calling)
 
 (defconstant +least-client-loops+ 4
   "The default of MAX-CLIENT-LOOPS on a machine with few processors: a caller who drives a loop of

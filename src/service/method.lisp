@@ -8,7 +8,7 @@
 ;;;; and call-next-method included), swapped by one store whenever methods come or go. Replacing a
 ;;;; method publishes once, never the state between.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.service)
 
 (defstruct (rpc-method (:copier nil))
   "What both ends know of a method: its names, its KIND (:unary, :client-streaming,
@@ -43,6 +43,14 @@ file; a server is given instances of its subclasses, whose methods are the handl
 (document-functions
   direct-channel "The channel by which the service object given is called directly, once it was, or
 nil.")
+
+(defclass channel () ()
+  (:documentation "What stubs are called on. The client's and the in-process channel are its
+subclasses; all may be used from any thread."))
+
+(defgeneric invoke (channel method request &key timeout deadline metadata &allow-other-keys)
+  (:documentation "Make the call that a stub stands for. METHOD is an RPC-METHOD; REQUEST and the
+values depend on its kind as `DESIGN` lays down: see the documentation of stubs."))
 
 (defun service-methods (service)
   "The list of the RPC-METHODs of SERVICE, an instance of a service class."

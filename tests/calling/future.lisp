@@ -1,7 +1,7 @@
 ;;;; Calls that are their own futures, without a transport.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
+(in-suite :clgrpc.calling)
 
 (defstruct (future-call (:include test-call))
   (completions '()))
@@ -31,10 +31,10 @@
 (test a-future-fails-as-its-call
   (let ((future (new-future)))
     (rpc:end-call future :aborted :message "why")
-    (loop repeat 2 do (signals rpc:aborted (loop:await future))))
-  (let ((future (new-future :reply (rpc:make-rpc-error :internal))))
+    (loop repeat 2 do (signals status:aborted (loop:await future))))
+  (let ((future (new-future :reply (status:make-rpc-error :internal))))
     (rpc:end-call future :ok)
-    (signals rpc:internal (loop:await future))))
+    (signals status:internal (loop:await future))))
 
 (test completions-run-without-a-reserve
   (let ((future (new-future)) (outcomes '()))
@@ -57,5 +57,5 @@
                        :abort (lambda (call status text ended-by)
                                 (declare (ignore call text ended-by))
                                 (push status cancelled)))))
-      (signals misuse (rpc:call-async #'stub nil nil))
+      (signals misuse (calling:call-async #'stub nil nil))
       (is (equal '(:cancelled) cancelled)))))

@@ -3,7 +3,7 @@
 ;;;; An ENTRANCE is a way into a server besides its listeners, such as the in-process one. A server
 ;;;; tells its entrances when it stops, and waits for them as for its connections.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.serving)
 
 (defclass server ()
   ((services :initarg :services :reader server-services) ; service objects

@@ -2,7 +2,7 @@
 ;;;; none; on the wire it is what remains of it, grpc-timeout (gRPC over HTTP/2, "Timeout": one to
 ;;;; eight digits and a unit).
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.status)
 
 (deftype deadline ()
   "Small enough that the difference of two, of either sign, still fits 62 bits."

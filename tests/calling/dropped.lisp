@@ -1,7 +1,7 @@
 ;;;; What is called when something has been dropped.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
+(in-suite :clgrpc.calling)
 
 (test endings-run-in-order-elsewhere
   (let ((order '()) (done (sb-thread:make-semaphore)) (threads '()))
@@ -10,7 +10,7 @@
                (push number order)
                (pushnew sb-thread:*current-thread* threads)
                (when (= number 3) (sb-thread:signal-semaphore done)))))
-      (loop for number from 1 to 3 do (rpc:end-elsewhere (ending number))))
+      (loop for number from 1 to 3 do (calling:end-elsewhere (ending number))))
     (is-true (sb-thread:wait-on-semaphore done :timeout 10))
     (is (equal '(3 2 1) order))
     (is (not (member sb-thread:*current-thread* threads)))

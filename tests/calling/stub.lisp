@@ -2,35 +2,35 @@
 ;;;; without a transport.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
+(in-suite :clgrpc.calling)
 
 (test options-of-stubs
-  (finishes (rpc:check-call-options '(:timeout 1 :metadata nil :async t)))
-  (signals misuse (rpc:check-call-options '(:time-out 1))))
+  (finishes (calling:check-call-options '(:timeout 1 :metadata nil :async t)))
+  (signals misuse (calling:check-call-options '(:time-out 1))))
 
 (test the-earliest-deadline-counts
   (let ((now (* 100 1000000000)) (second 1000000000))
-    (is (= 0 (rpc:absolute-deadline nil nil 0)))
-    (is (= (+ now (* 2 second)) (rpc:absolute-deadline 2 nil now)))
-    (is (= (1+ now) (rpc:absolute-deadline 0 nil now)))
-    (is (= (+ now second) (rpc:absolute-deadline 2 (+ now second) now)))
-    (let ((rpc:*call* (new-call)))
-      (setf (rpc:call-deadline rpc:*call*) (+ now 5))
-      (is (= (+ now 5) (rpc:absolute-deadline 2 (+ now second) now)))
-      (is (= (+ now 5) (rpc:absolute-deadline nil nil 0))))
-    (signals misuse (rpc:absolute-deadline -1 nil now))
-    (signals misuse (rpc:absolute-deadline "1" nil now))
-    (signals misuse (rpc:absolute-deadline nil 1767225600 now))))
+    (is (= 0 (calling:absolute-deadline nil nil 0)))
+    (is (= (+ now (* 2 second)) (calling:absolute-deadline 2 nil now)))
+    (is (= (1+ now) (calling:absolute-deadline 0 nil now)))
+    (is (= (+ now second) (calling:absolute-deadline 2 (+ now second) now)))
+    (let ((service:*call* (new-call)))
+      (setf (rpc:call-deadline service:*call*) (+ now 5))
+      (is (= (+ now 5) (calling:absolute-deadline 2 (+ now second) now)))
+      (is (= (+ now 5) (calling:absolute-deadline nil nil 0))))
+    (signals misuse (calling:absolute-deadline -1 nil now))
+    (signals misuse (calling:absolute-deadline "1" nil now))
+    (signals misuse (calling:absolute-deadline nil 1767225600 now))))
 
 (test generators-of-requests
   (flet ((all (request)
-           (let ((generator (rpc:request-generator request)))
+           (let ((generator (calling:request-generator request)))
              (loop for item = (funcall generator) while item collect item))))
     (is (equal '(1 2) (all '(1 2))))
     (is (equal '(1 2) (all #(1 2))))
     (is (equal '() (all '())))
     (is (equal '(1 2) (let ((i 0)) (all (lambda () (when (< i 2) (incf i))))))))
-  (signals misuse (rpc:request-generator 5)))
+  (signals misuse (calling:request-generator 5)))
 
 (defun sending-call (accept-p)
   "A client's call that notes, newest first, what is sent on it while ACCEPT-P says of it that there
@@ -50,12 +50,12 @@ is room, and :closed and :left; and a function that returns that."
 (test requests-are-sent-by-their-maker
   (multiple-value-bind (call sent) (sending-call (constantly t))
     (setf (rpc::call-rpc-method call) nil)
-    (rpc:send-requests call (rpc:request-generator '(1 2)))
+    (calling:send-requests call (calling:request-generator '(1 2)))
     (is (equal '(:closed 2 1) (funcall sent)))))
 
 (test a-generator-that-fails-leaves-its-call
   (multiple-value-bind (call sent) (sending-call (constantly t))
-    (signals error (rpc:send-requests call (lambda () (error "No more."))))
+    (signals error (calling:send-requests call (lambda () (error "No more."))))
     (is (equal '(:left) (funcall sent)))))
 
 (test requests-are-pumped-as-there-is-room
@@ -63,7 +63,7 @@ is room, and :closed and :left; and a function that returns that."
     (multiple-value-bind (call sent) (sending-call (lambda (message)
                                                      (declare (ignore message))
                                                      (<= 0 (decf room))))
-      (rpc:pump-requests call (rpc:request-generator '(1 2 3)))
+      (calling:pump-requests call (calling:request-generator '(1 2 3)))
       (let ((pump (rpc:reactions-on-writable (rpc:call-reactions call))))
         (funcall pump)
         (is (equal '(2 1) (funcall sent)))
@@ -74,9 +74,9 @@ is room, and :closed and :left; and a function that returns that."
 (test a-failed-call-may-be-made-again
   (let ((call (new-call)) (channel (make-instance 'test-channel)))
     (rpc:end-call call :unavailable :message "gone")
-    (signals rpc:unavailable (rpc:fail-or-retry call channel *test-method* 1 '()))
+    (signals status:unavailable (calling:fail-or-retry call channel *test-method* 1 '()))
     (is (equal `(,*test-method* 1 (:timeout 2))
-               (handler-bind ((rpc:unavailable (lambda (error)
+               (handler-bind ((status:unavailable (lambda (error)
                                                  (declare (ignore error))
                                                  (rpc:retry-call))))
-                 (rpc:fail-or-retry call channel *test-method* 1 '(:timeout 2)))))))
+                 (calling:fail-or-retry call channel *test-method* 1 '(:timeout 2)))))))

@@ -1,11 +1,20 @@
 ;;;; What handlers answer: how they are called, and how what ends a call badly, or an answer that
 ;;;; cannot be sent, is told its client.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.serving)
 
 (define-hot (call-handler :inline t) ((route route) request (call call)) t
   "What the handler of ROUTE returns."
   (funcall (binding-function (route-binding route)) (route-service route) request call))
+
+(defun call-intercepted (interceptors call request handler)
+  "Call HANDLER, a function of a request, as INTERCEPTORS, a server's, have it for CALL and
+REQUEST."
+  (declare (type function handler))
+  (if interceptors
+      (funcall (first interceptors) call request
+               (lambda (request) (call-intercepted (rest interceptors) call request handler)))
+      (funcall handler request)))
 
 (defun call-handler-intercepted (route request call)
   "What the handler of ROUTE, and the interceptors around it, return."

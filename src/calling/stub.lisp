@@ -4,7 +4,7 @@
 ;;;; A stream of requests is sent by the thread that has called the stub (SEND-REQUESTS), or as the
 ;;;; peer takes it, while that thread receives (PUMP-REQUESTS).
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.calling)
 
 (define-hot check-call-options ((options list)) null
   "Signal MISUSE if a keyword of the plist OPTIONS is none that a stub takes."

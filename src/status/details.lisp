@@ -5,7 +5,7 @@
 ;;;; In an RPC-ERROR the details are messages, or the octets as they came. Whatever a peer sends, to
 ;;;; ask for them signals nothing.
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.status)
 
 (defun details-octets (details status message)
   "The octets to send for DETAILS: a list of messages, which go with STATUS and MESSAGE; octets,

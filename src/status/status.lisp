@@ -3,7 +3,7 @@
 ;;;; call badly; handler code ends its call with FAIL. The status message travels percent-encoded
 ;;;; (gRPC over HTTP/2, "Status-Message").
 
-(in-package #:clgrpc.rpc)
+(in-package #:clgrpc.status)
 
 (define-condition rpc-error (clgrpc-error)
   ((status :initarg :status :initform :unknown :reader rpc-error-status)
@@ -57,6 +57,15 @@ safe to repeat the call.")
               (and (plusp (length message)) (visible message)) peer
               (and (not (eq ended-by :peer)) ended-by) (visible cause) sent
               (rpc-error-reason condition)))))
+
+(defgeneric end-reason (call)
+  (:documentation "What became of CALL as a line of text, or nil if that is not known."))
+
+(defun rpc-error-reason (error)
+  "What became of the call that ERROR, an RPC-ERROR, is about, as a line of text: how long it took,
+what it was waiting for, what had gone wrong with that, where the time went; nil if there was none.
+ERROR's report ends with it. From any thread."
+  (and (rpc-error-call error) (end-reason (rpc-error-call error))))
 
 (defstruct (status-row (:copier nil))
   "A row of the status table."

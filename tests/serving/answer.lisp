@@ -1,12 +1,12 @@
 ;;;; How handlers are called, and what is told of answers that cannot be sent.
 
 (in-package #:clgrpc.tests.rpc)
-(in-suite :clgrpc.rpc)
+(in-suite :clgrpc.serving)
 
 (test handlers-are-called-within-interceptors
   (let ((word (words:make-word :text "a")) (seen '()))
     (flet ((answer (&rest interceptors)
-             (rpc:answer-of (route-named (routes-of :interceptors interceptors)
+             (serving:answer-of (route-named (routes-of :interceptors interceptors)
                                          "/words.Speaker/Echo")
                             word (call-of 'words.speaker:echo nil))))
       (is (eq word (answer)))
@@ -20,7 +20,7 @@
   (let ((call (call-of 'words.speaker:echo nil)))
     (flet ((end (&rest arguments)
              (multiple-value-list
-              (rpc:sendable-end call (apply #'rpc:make-rpc-error arguments)))))
+              (serving:sendable-end call (apply #'status:make-rpc-error arguments)))))
       (is (equal '(:not-found "none" nil (("a" . "b")))
                  (end :not-found :message "none" :trailers '(("a" . "b")))))
       (is (equal '(:aborted "" nil nil) (end :aborted :message nil)))
@@ -34,10 +34,10 @@
              (let ((*log-function* (lambda (level event &rest plist)
                                      (declare (ignore level event))
                                      (push (princ-to-string (getf plist :condition)) logged))))
-               (rpc:bad-answer-condition call answer
+               (serving:bad-answer-condition call answer
                                          (make-condition 'simple-error
                                                          :format-control "no message")))))
-      (is (eq :internal (rpc:rpc-error-status (bad 5))))
+      (is (eq :internal (status:rpc-error-status (bad 5))))
       (is (search "has returned 5, which cannot be sent: no message" (first logged)))
-      (is (eq :internal (rpc:rpc-error-status (bad nil))))
+      (is (eq :internal (status:rpc-error-status (bad nil))))
       (is (search "should return a WORDS:WORD" (first logged))))))

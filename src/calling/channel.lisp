@@ -1,0 +1,97 @@
+;;;; Channels: what stubs are called on, whatever carries their calls. A channel may be used from
+;;;; any thread.
+(in-package #:clgrpc.calling)
+
+(defgeneric channel-target (channel)
+  (:documentation "The target that CHANNEL was made for, a string. From any thread."))
+
+(defgeneric channel-state (channel)
+  (:documentation "The connectivity of CHANNEL: :idle, :connecting, :ready, :transient-failure or
+:shutdown. From any thread."))
+
+(defgeneric close-channel (channel)
+  (:documentation "End CHANNEL: its open calls end with :cancelled, its connection is closed in
+order. Closing again does nothing. Saving the image closes all channels. One that is dropped without
+being closed is closed some time after a garbage collection has found it, once its calls have ended,
+with a warning in the log. From any thread, but not from a callback."))
+
+(defgeneric ensure-connected (channel &key timeout)
+  (:documentation "Connect CHANNEL if it is not, and wait until it is ready, TIMEOUT seconds, 10 by
+default, at most. Return CHANNEL. Signal :unavailable with the reason if an attempt fails,
+:deadline-exceeded if the time is up. From any thread but a loop's."))
+
+(defgeneric wait-for-state-change (channel state &key timeout)
+  (:documentation "Wait until the state of CHANNEL is another than STATE, TIMEOUT seconds, 10 by
+default, at most; return the new state, or NIL if it is STATE still. The state may have changed more
+than once. From any thread but a loop's."))
+
+;;; What call credentials are sent on
+
+(defgeneric channel-secure-p (channel)
+  (:documentation "True if nobody on the way can read what CHANNEL sends.")
+  (:method ((channel channel)) nil))
+
+(defgeneric channel-plaintext-credentials (channel)
+  (:documentation "True if CHANNEL sends call credentials though somebody might read them.")
+  (:method ((channel channel)) nil))
+
+;;; Call credentials: metadata that says who calls, made anew for each call
+
+(defun bearer-token (token)
+  "Return call credentials, for :call-credentials of a channel or stub, that send `authorization:
+Bearer TOKEN`. TOKEN is a string, or a function without arguments that returns one, called for each
+call in the caller's thread."
+  (check-type token (or string function))
+  (lambda (method)
+    (declare (ignore method))
+    (list (cons "authorization"
+                (concatenate 'string "Bearer " (if (functionp token) (funcall token) token))))))
+
+(defun credentials-metadata (channel credentials method)
+  "The metadata that CREDENTIALS, a function of a method's path, give for a call of METHOD on
+CHANNEL. Signal :unauthenticated if anybody on the way could read them."
+  (unless (or (channel-secure-p channel) (channel-plaintext-credentials channel))
+    (error (make-rpc-error
+            :unauthenticated :ended-by :local :sent nil
+            :message (format nil "call credentials are not sent to ~A without TLS; ~
+                                  :plaintext-credentials t of its channel allows that"
+                             (channel-target channel)))))
+  (unless (typep credentials '(or function symbol))
+    (misuse "Call credentials are a function of the method's path, such as BEARER-TOKEN returns, ~
+             not ~S."
+            credentials))
+  (check-metadata (funcall credentials (rpc-method-path method))))
+
+;;; Channels
+
+(defclass interception ()
+  ((interceptors :initarg :interceptors :reader channel-interceptors) ; the outermost first
+   ;; a function of a method's path that returns metadata, or nil
+   (call-credentials :initarg :call-credentials :reader channel-call-credentials))
+  (:documentation "What a channel whose calls go through interceptors is besides."))
+
+(defun invoke-intercepted (interceptors method request options invoker)
+  "Call INVOKER, a function of a request and a plist of options, as INTERCEPTORS, a channel's, have
+it for METHOD, REQUEST and OPTIONS."
+  (declare (type function invoker))
+  (if interceptors
+      (funcall (first interceptors) method request options
+               (lambda (request options)
+                 (invoke-intercepted (rest interceptors) method request options invoker)))
+      (funcall invoker request options)))
+
+(document-functions
+  channel-interceptors "The functions around the calls of CHANNEL, the outermost first."
+  channel-call-credentials "A function of a method's path that returns metadata, or nil.")
+
+(defmethod invoke :around ((channel interception) method request &rest options)
+  (let ((credentials (channel-call-credentials channel)))
+    (invoke-intercepted
+     (channel-interceptors channel) method request options
+     (lambda (request options)
+       (apply #'call-next-method channel method request
+              (if credentials
+                  (list* :metadata (append (getf options :metadata)
+                                           (credentials-metadata channel credentials method))
+                         options)
+                  options))))))

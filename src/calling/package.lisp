@@ -1,0 +1,25 @@
+;;;; What channels of all transports share: stubs, futures, interceptors, client loops.
+
+(defpackage #:clgrpc.calling
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf))
+  (:import-from #:sb-ext #:defglobal #:compare-and-swap)
+  (:import-from #:clgrpc.loop #:cancel #:future-done-p #:await #:attach)
+  (:import-from #:clgrpc.rpc
+                #:call #:call-condition #:call-deadline #:call-path #:call-rpc-method
+                #:call-status #:check-message #:client-p #:close-send #:on-writable #:operate
+                #:reply #:retry-call #:send #:try-send #:wait-for-call)
+  (:import-from #:clgrpc.service
+                #:*call* #:channel #:invoke #:rpc-method #:rpc-method-kind #:rpc-method-path
+                #:rpc-method-request-type)
+  (:import-from #:clgrpc.status
+                #:check-metadata #:deadline #:deadline-in #:earlier-deadline #:failure-p
+                #:make-rpc-error #:rpc-error)
+  (:export
+   #:absolute-deadline #:acquire-client-loop #:acquire-timer-loop #:bearer-token #:call-async
+   #:channel-plaintext-credentials #:channel-secure-p #:channel-state #:channel-target
+   #:check-call-options #:client-loop #:client-loop-loop #:client-loop-reserve #:close-channel
+   #:credentials-metadata #:drive-for #:end-elsewhere #:ensure-connected #:fail-or-retry
+   #:interception #:never #:only-request #:pump-requests #:release-client-loop
+   #:release-timer-loop #:report-dropped #:request-generator #:send-requests
+   #:wait-for-state-change #:when-dropped))

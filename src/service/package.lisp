@@ -1,0 +1,15 @@
+;;;; Methods and services, and what stubs are called on.
+
+(defpackage #:clgrpc.service
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf))
+  (:import-from #:sb-ext #:defglobal #:compare-and-swap)
+  (:import-from #:clgrpc.status
+                #:deadline #:fail)
+  (:export
+   #:*call* #:binding #:binding-function #:call #:channel #:descriptor-rpc-method
+   #:direct-channel #:ensure-binding #:find-rpc-method #:forget-watcher #:invoke #:make-binding
+   #:make-rpc-method #:rpc-method #:rpc-method-function-name #:rpc-method-kind #:rpc-method-name
+   #:rpc-method-path #:rpc-method-path-field #:rpc-method-request-type #:rpc-method-response-type
+   #:rpc-method-route #:rpc-method-service-name #:service #:service-methods #:service-target
+   #:watch-services))

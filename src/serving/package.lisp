@@ -1,0 +1,23 @@
+;;;; What servers of all transports share: services, routes, entrances, how handlers are called.
+
+(defpackage #:clgrpc.serving
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf))
+  (:import-from #:sb-ext #:defglobal #:compare-and-swap)
+  (:import-from #:clgrpc.rpc
+                #:+long-octets+ #:call #:call-path #:call-rpc-method #:error-condition #:observer
+                #:outgoing-type)
+  (:import-from #:clgrpc.service
+                #:binding #:binding-function #:ensure-binding #:rpc-method
+                #:rpc-method-function-name #:rpc-method-path #:service #:service-methods)
+  (:import-from #:clgrpc.status
+                #:check-metadata #:rpc-error #:rpc-error-details-octets #:rpc-error-message
+                #:rpc-error-status #:rpc-error-trailers)
+  (:export
+   #:abandon-entrance #:answer-of #:bad-answer-condition #:close-entrance #:ensure-entrance
+   #:entrance-address #:entrance-busy-p #:entrance-calls #:execution-of #:make-routes
+   #:note-emptied #:note-long-answer #:note-short-answer #:route #:route-binding #:route-epoch
+   #:route-execution #:route-interceptors #:route-long-octets #:route-method #:route-server
+   #:route-table #:route-table-epoch #:route-table-routes #:route-table-server #:sendable-end
+   #:server #:server-emptied #:server-entrances #:server-interceptors #:server-lock
+   #:server-observer #:server-options #:server-reserve #:server-services))

@@ -1,0 +1,17 @@
+;;;; Statuses, what ends calls badly, metadata and time-outs: what calls are told in, whatever
+;;;; carries them.
+
+(defpackage #:clgrpc.status
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:protobuf #:clgrpc.protobuf))
+  (:import-from #:sb-ext #:defglobal)
+  (:export
+   #:aborted #:already-exists #:binary-name-p #:cancelled #:check-metadata #:code-status
+   #:data-loss #:deadline #:deadline-exceeded #:deadline-in #:details-octets #:earlier-deadline
+   #:encode-timeout #:end-reason #:entries-metadata #:fail #:failed-precondition #:failure-p
+   #:internal #:invalid-argument #:make-rpc-error #:metadata-entries #:not-found #:out-of-range
+   #:parse-timeout #:permission-denied #:resource-exhausted #:rpc-error #:rpc-error-call
+   #:rpc-error-cause #:rpc-error-detail #:rpc-error-details #:rpc-error-details-octets
+   #:rpc-error-ended-by #:rpc-error-message #:rpc-error-peer #:rpc-error-reason
+   #:rpc-error-sent-p #:rpc-error-status #:rpc-error-trailers #:status-code #:unauthenticated
+   #:unavailable #:unimplemented #:unknown))

@@ -1,0 +1,13 @@
+;;;; What is true of channels of every kind that says no more of itself.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.calling)
+
+(defclass test-channel (service:channel) ())
+
+(defmethod calling:channel-target ((channel test-channel)) "test:1")
+
+(test channels-are-not-secure-unless-they-say-so
+  (let ((channel (make-instance 'test-channel)))
+    (is (not (calling:channel-secure-p channel)))
+    (is (not (calling:channel-plaintext-credentials channel)))))

@@ -1,0 +1,52 @@
+;;;; Tables of routes, whoever serves.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.serving)
+
+(defclass echoing (words:speaker) ())
+
+(defmethod words.speaker:echo ((service echoing) request &key) request)
+
+(defun routes-of (&rest arguments)
+  (apply #'serving:make-routes :us (list (make-instance 'echoing)) :auto #'serving::make-route
+         arguments))
+
+(defun route-named (table path)
+  (gethash path (serving:route-table-routes table)))
+
+(test a-table-has-a-route-for-each-method
+  (let* ((table (routes-of :epoch 3 :interceptors '(car)))
+         (route (route-named table "/words.Speaker/Echo"))
+         (word (words:make-word :text "a")))
+    (is (= 4 (hash-table-count (serving:route-table-routes table))))
+    (is (= 3 (serving:route-table-epoch table) (serving:route-epoch route)))
+    (is (eq :us (serving:route-server route)))
+    (is (eq :auto (serving:route-execution route)))
+    (is (equal '(car) (serving:route-interceptors route)))
+    (is (eq (service:find-rpc-method 'words.speaker:echo) (serving:route-method route)))
+    (is (eq word (funcall (service:binding-function (serving:route-binding route))
+                          (serving::route-service route) word nil)))
+    (is (search "Echo" (princ-to-string route)))
+    (is (null (route-named table "/words.Listener/Hear")))))
+
+(test a-method-has-one-service
+  (signals misuse
+    (serving:make-routes :us (list (make-instance 'echoing) (make-instance 'words:speaker)) :auto
+                     #'serving::make-route)))
+
+(test an-execution-is-for-all-or-by-method
+  (let ((table (serving:make-routes :us (list (make-instance 'echoing))
+                                '((words.speaker:echo . :inline)) #'serving::make-route)))
+    (is (eq :inline (serving:route-execution (route-named table "/words.Speaker/Echo"))))
+    (is (eq :auto (serving:route-execution (route-named table "/words.Speaker/Spell")))))
+  (signals misuse (serving:execution-of :sometimes 'car)))
+
+(test long-answers-are-remembered-for-a-while
+  (let ((route (route-named (routes-of) "/words.Speaker/Echo"))
+        (long (* 2 rpc:+long-octets+)))
+    (serving:note-long-answer route long)
+    (is (= long (serving:route-long-octets route)))
+    (serving:note-long-answer route (1+ rpc:+long-octets+))
+    (is (= (* 3/4 long) (serving:route-long-octets route)))
+    (loop repeat 2 do (serving:note-short-answer route))
+    (is (= 0 (serving:route-long-octets route)))))
