@@ -6,10 +6,11 @@
 (in-package #:clgrpc.server)
 
 (defstruct (detour (:copier nil))
-  "What is noted of a call whose handler does not simply run on the loop."
+  "What is noted of a call whose handler does not simply run on the loop, or whose request is long."
   (ticket '() :type list)               ; for a reserve thread: a list of the call, or of NIL once
                                         ; somebody has used it; NIL without a ticket
   (place nil :type (or null ring))      ; among the calls of its loop that wait for room
+  (undecoded nil :type (or null wire:parcel wire:packed)) ; its request, if that is long
   ;; whether the handler, which began on the loop and lost it, is charged to its link
   (late nil :type (member nil :charged :returned)))
 
@@ -19,7 +20,6 @@
   "A call on a connection of a server's."
   (route nil :type (or null server-route)) ; where its path leads; NIL if it has no handler
   (request nil)                         ; what its handler will get, decoded
-  (undecoded nil :type (or null wire:parcel wire:packed)) ; or the octets of that, if they are many
   (accepted '() :type list)             ; the encodings that the client can read
   (began-ns 0 :type nanoseconds)        ; when its handler began; 0 before
   (detour nil :type (or null detour)))  ; made when one of its slots is needed
@@ -31,6 +31,12 @@
   (or (server-call-detour call)
       (let ((new (make-detour)))
         (or (sb-ext:compare-and-swap (server-call-detour call) nil new) new))))
+
+(define-hot (server-call-undecoded :inline t) ((call server-call))
+    (or null wire:parcel wire:packed)
+  "The octets of what CALL's handler will get, if they are many."
+  (let ((detour (server-call-detour call)))
+    (and detour (detour-undecoded detour))))
 
 (defmethod wire:call-began-ns ((call server-call))
   (let ((began-ns (server-call-began-ns call)))

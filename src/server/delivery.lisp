@@ -11,7 +11,8 @@
          (rpc:abort-as call (rpc:flaw call 2 nil)))
         ((wire:to-keep-p call (- end start)) ; decoded by the handler's thread
          (when (wire:hold call (- end start))
-           (setf (server-call-undecoded call) (wire:keep-octets call octets start end))))
+           (setf (detour-undecoded (ensure-detour call))
+                 (wire:keep-octets call octets start end))))
         (t (let ((message (handler-case (values (wire:parse-incoming call octets start end nil))
                             (protobuf:protobuf-error (error)
                               (wire:unparsable-condition call error start)))))

@@ -76,7 +76,7 @@ request any longer. On the loop."
       (cond ((and detour (detour-ticket detour))
              (when (use-ticket (detour-ticket detour))
                (setf (server-call-request call) nil
-                     (server-call-undecoded call) nil)))
+                     (detour-undecoded detour) nil)))
             ((and detour (detour-place detour))
              (quit-ring (detour-place detour)))
             (t (leave-held-up (wire-call-link call) call))))))
@@ -116,9 +116,9 @@ next has its turn after what is due now."
 if that cannot be decoded."
   (case (rpc-method-kind (the rpc-method (call-rpc-method call)))
     ((:unary :server-streaming)
-     (let ((undecoded (shiftf (server-call-undecoded call) nil)))
+     (let ((undecoded (server-call-undecoded call)))
        (if undecoded
-           (wire:wire-decode call undecoded 0 0)
+           (wire:wire-decode call (shiftf (detour-undecoded (server-call-detour call)) nil) 0 0)
            (shiftf (server-call-request call) nil))))
     (t call)))
 
