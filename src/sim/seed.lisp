@@ -36,8 +36,9 @@
   "What tracers a story is told with, the first with which the seed fails again: with :http frames
 are read one by one, which may be what it takes for all to be well.")
 
-(defun tell-story (scenario seed options rerun)
-  "Run SCENARIO with SEED again, with what tracers tell, and return a SEED-FAILED."
+(defun tell-story (scenario seed options failure rerun)
+  "Run SCENARIO with SEED, which has failed with FAILURE, again, with what tracers tell, and return
+a SEED-FAILED."
   (let ((before (tracers)) (simulation nil) (condition nil))
     (unwind-protect
          (loop for tracers in *story-tracers*
@@ -47,7 +48,8 @@ are read one by one, which may be what it takes for all to be well.")
       (setf (tracers) before))
     (make-condition 'seed-failed
                     :seed seed
-                    :condition (or condition "… but not when it was run again")
+                    :condition (or condition
+                                   (format nil "~A But not when it was run again." failure))
                     :rerun rerun
                     :story (with-output-to-string (stream)
                              (write-story simulation stream)))))
@@ -63,7 +65,7 @@ report is the story; (RERUN seed), if RERUN is given, returns what it says of ho
     (loop for seed from first below (+ first count)
           do (multiple-value-bind (simulation condition) (run-seed scenario seed options)
                (when condition
-                 (error (tell-story scenario seed options
+                 (error (tell-story scenario seed options condition
                                     (if rerun
                                         (funcall rerun seed)
                                         (format nil "(run-seeds ~(~S~) :first ~D :count 1~{ ~(~S~) ~

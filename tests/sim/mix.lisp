@@ -498,6 +498,14 @@ of it, and two for them to close, and then what comes is answered by a reset."
                        (not (and (only-drains-p mix)
                                  (or (plusp (job-begins job)) (job-wait-for-ready job))))))))
 
+(defun turned-away-p (mix job)
+  "True if JOB ended since its server, which ends connections, had done so twice before any call: the
+client waits then before it connects again."
+  (and (connections-end-p mix)
+       (zerop (job-begins job))
+       (not (job-wait-for-ready job))
+       (search "takes connections and ends them" (job-reason job))))
+
 (defun only-drains-p (mix)
   "True if all that went wrong was servers that drained, with time enough."
   (loop for fault in (mix-faults mix)
@@ -520,7 +528,7 @@ of it, and two for them to close, and then what comes is answered by a reset."
        (unless (or (job-cancelled-ns job) (route-closed-ns (job-route job)))
          (wrong job "nobody cancelled it: ~A" (job-reason job))))
       (:unavailable
-       (unless (fault-may-end-p mix job)
+       (unless (or (fault-may-end-p mix job) (turned-away-p mix job))
          (wrong job "no fault explains ~A" (job-reason job))))
       ((:internal :unknown :resource-exhausted :unimplemented :aborted :data-loss
         :invalid-argument :out-of-range :permission-denied :unauthenticated

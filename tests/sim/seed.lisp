@@ -71,7 +71,7 @@ arguments."
                                  :count 5)
       (sim:seed-failed (failure)
         (is (= 3 (sim:seed-failed-seed failure)))
-        (is (search "but not when it was run again" (princ-to-string failure)))))
+        (is (search "Only now. But not when it was run again" (princ-to-string failure)))))
     ;; once more with each list of tracers
     (is (= 6 count))))
 
