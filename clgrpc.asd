@@ -353,9 +353,9 @@
                (:file "framing")
                (:file "compression")
                (:file "stage")
+               (:file "dialect")
                (:file "part")
                (:file "encoding")
-               (:file "dialect")
                (:file "link")
                (:file "tap")
                (:file "life")
@@ -367,7 +367,8 @@
                (:file "replay")
                (:file "outlet")
                (:file "deadline")
-               (:file "account")))
+               (:file "account")
+               (:file "traffic")))
 
 (defsystem "clgrpc/client"
   :description "Channels over the network, subchannels, stubs."

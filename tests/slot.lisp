@@ -3,6 +3,7 @@
 ;;;; there where a slot is added. The sources are read as text, since no reader keeps comments.
 
 (in-package #:clgrpc.tests.architecture)
+(in-suite :clgrpc.architecture)
 
 (defparameter *slots-to-explain*
   '(("async" "event" "handle" "signal-watch" "server" "manner" "extra" "socket"

@@ -10,6 +10,8 @@
   "The payload of the PING whose answer shows that the peer has seen our first GOAWAY.")
 (defconstant +drain-ping-ns+ 1000000000
   "How long that answer may take.")
+(defconstant +drain-look-ns+ (ash +drain-ping-ns+ -2)
+  "How often a connection is looked at meanwhile.")
 (defconstant +longest-drain-ping-ns+ (* 10 +drain-ping-ns+)
   "How long it may take where calls are under way, which the connection stays for anyhow, where
 output, and with it perhaps the PING, has not left us, or where the peer says other things first.")
@@ -29,23 +31,28 @@ output, and with it perhaps the PING, has not left us, or where the peer says ot
     (http2:send-goaway (wire:link-http2 link) http2:+no-error+ :last-stream-id #x7FFFFFFF)
     (http2:send-ping (wire:link-http2 link) +drain-ping+)
     (unless (seat-drain seat)
-      (setf (seat-drain seat) (make-timer #'drain-ping-unanswered link)))
-    (setf (seat-drain-end-ns seat) (+ now +longest-drain-ping-ns+))
+      (setf (seat-drain seat) (make-timer #'look-at-drain link)))
+    (setf (seat-drain-end-ns seat) (+ now +longest-drain-ping-ns+)
+          (seat-drain-busy-ns seat) now)
     (await-drain-ping link now)))
 
 (defun await-drain-ping (link now)
-  "Wait from NOW on for the answer to the PING of DRAIN-LINK."
+  "Look, a while from NOW on, whether the PING of DRAIN-LINK has waited for its answer long enough."
   (schedule-timer (loop:event-loop-wheel (link-loop link)) (seat-drain (wire:link-seat link))
-                  (+ now +drain-ping-ns+)))
+                  (+ now +drain-look-ns+)))
 
-(defun drain-ping-unanswered (link)
-  "LINK's peer has had its time to answer, unless there is no hurry or the PING has not left."
-  (let ((now (loop:event-loop-now (link-loop link))))
-    (if (and (or (plusp (wire:link-calls link))
-                 (plusp (loop:connection-unsent (wire:link-socket link)))
-                 (< (- now +drain-ping-ns+)
-                    (http2:connection-last-receive-ns (wire:link-http2 link))))
-             (< now (seat-drain-end-ns (wire:link-seat link))))
+(defun busy-p (link now)
+  "True if there is no hurry at NOW to end LINK, or the PING or its answer may be on its way."
+  (or (plusp (wire:link-calls link))
+      (plusp (loop:connection-unsent (wire:link-socket link)))
+      (< (- now +drain-look-ns+) (http2:connection-last-receive-ns (wire:link-http2 link)))))
+
+(defun look-at-drain (link)
+  "LINK's peer has not answered so far: go on without its answer if it has had its time."
+  (let ((now (loop:event-loop-now (link-loop link))) (seat (wire:link-seat link)))
+    (when (and (busy-p link now) (< now (seat-drain-end-ns seat)))
+      (setf (seat-drain-busy-ns seat) now))
+    (if (< now (+ (seat-drain-busy-ns seat) +drain-ping-ns+))
         (await-drain-ping link now)
         (drain-further link))))
 

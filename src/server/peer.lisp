@@ -37,7 +37,8 @@
   (ready nil :type boolean)             ; it has shown that it speaks what we do, or has ended
   (leaving nil :type boolean)           ; it is to go, and counts among the census's LEAVING
   (drain nil :type (or null timer))     ; the loop's: see DRAIN-LINK
-  (drain-end-ns 0 :type nanoseconds))   ; the loop's: when the answer is waited for no more
+  (drain-end-ns 0 :type nanoseconds)    ; the loop's: when the answer is waited for no more
+  (drain-busy-ns 0 :type nanoseconds))  ; the loop's: when there last was a reason to wait for it
 
 (declaim (sb-ext:freeze-type peer-entry guest seat))
 

@@ -1,5 +1,5 @@
 ;;;; A call on a link, as far as both ends are alike, and what all calls of an end share. What such
-;;;; a call does is in the files after this: arriving.lisp, callback.lisp, sending.lisp and
+;;;; a call does is in the files after this: inlet.lisp, callback.lisp, outlet.lisp and
 ;;;; deadline.lisp; what it may keep of a peer's octets, in held.lisp.
 
 (in-package #:clgrpc.wire)
@@ -22,8 +22,7 @@
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
   (stream nil :type (or null http2:stream))
   (born-ns 0 :type nanoseconds)
-  (marks 0 :type marks)                 ; the loop's, once it begins the call
-  (dialect nil :type (or null dialect))) ; what the call speaks; nil is gRPC
+  (marks 0 :type marks))                ; the loop's, once it begins the call
 
 (define-hot (wire-call-partial :inline t) ((call wire-call)) (or null partial)
   "The message of CALL that is not whole yet, or nil. On its loop."

@@ -5,10 +5,6 @@
 
 (in-package #:clgrpc.wire)
 
-(defconstant +fill-octets+ (* 14 (+ 16384 9))
-  "How much queued DATA goes into the output at once: 14 frames. Over loopback 64 KB at a time carry
-1.2 GB/s, 256 KB 3 (doc/decisions.md); a frame of another call waits for no more than this.")
-
 (defstruct (answers (:copier nil))
   "What server/limit.lisp notes of a link with answers from other threads, or more than its peer
 takes: the octets that are COMING to the loop (atomic), and the calls that are HELD-UP until some
@@ -97,157 +93,15 @@ was last seen to be without any new one, and since when that is."
   (:documentation
    "Tell OWNER that output of LINK, which has calls that are held up, may have left."))
 
-(defun open-link (owner loop transport role sink options pool
-                  &key ledger opening
-                    (keepalive-ns (seconds-ns (options-keepalive-seconds options))))
-  "Make a link over TRANSPORT, a connected one, on LOOP and begin HTTP/2 in ROLE, with the POOL of
-http2 and the LEDGER that other links share. After a silence of KEEPALIVE-NS, unless that is 0, we
-ask the peer whether it is there. With OPENING, the function of a link that has yet to find out what
-it speaks, HTTP/2 begins only once that is what it is. Return the link."
-  (let ((link (%make-link loop options owner ledger)))
-    (setf (link-keepalive-ns link) keepalive-ns
-          (link-http2 link) (http2:make-connection role sink options :user link :pool pool)
-          (link-opening link) opening
-          (link-socket link) (loop:make-connection
-                              loop transport (if opening (opening-handler) (link-handler))
-                              :user link
-                              :max-unsent-octets (options-max-unsent-octets options)))
-    (unless opening (http2:start-connection (link-http2 link) (loop:event-loop-now loop)))
-    (begin-life link)
-    (observe connection-begun (link-observer owner) (link-peer link))
-    link))
+(declaim (type (or null loop:handler) **link-handler**))
+(defglobal **link-handler** nil)        ; what loops do with the octets of links: see traffic.lisp
 
 (defun end-opening (link)
   "LINK speaks HTTP/2 from now on, if it is not known yet what it speaks."
   (when (shiftf (link-opening link) nil)
-    (setf (loop:connection-handler (link-socket link)) (link-handler))
+    (setf (loop:connection-handler (link-socket link)) **link-handler**)
     ;; its time-outs count from when it was accepted
     (http2:start-connection (link-http2 link) (link-born-ns link))))
-
-(defun take-over (link dialect)
-  "LINK speaks DIALECT, a CONNECTION-DIALECT, from now on."
-  (setf (link-opening link) nil
-        (link-dialect link) dialect
-        (loop:connection-handler (link-socket link)) (connection-dialect-handler dialect))
-  (funcall (connection-dialect-begin dialect) link))
-
-(defun opening-input (socket octets start end)
-  "The handler's INPUT of a link that has yet to find out what it speaks."
-  (let* ((link (loop:connection-user socket))
-         (dialect (funcall (the function (link-opening link)) link octets start end)))
-    (cond ((eq :more dialect) start)
-          (t (if dialect (take-over link dialect) (end-opening link))
-             (funcall (loop:handler-input (loop:connection-handler socket))
-                      socket octets start end)))))
-
-(defconstant +frames-per-look+ 64
-  "After so many frames of a read we look how much output there is and what time it is: what a peer
-makes us do in between takes a fraction of a millisecond.")
-
-(defconstant +reading-ns+ 2000000
-  "A link takes more of its peer's frames only while the turn is younger than that. A read may hold
-7,000 requests, and the other links' peers are not to wait for all of them.")
-
-(defconstant +calls-per-read+ 128
-  "So many calls of a link begin in a turn, or some more: their handlers run in the order in which
-the calls came, and those of other links' calls after them.")
-(defconstant +calls-of-a-long-turn+ 32
-  "The same for a link whose last input is +LONG-TURN-NS+ ago or more: where its handlers take long,
-so do turns, and 128 handlers of 200 µs would hold up the others for 26 ms; where it was quiet, the
-rest comes in the next.")
-(defconstant +long-turn-ns+ 2000000)
-
-(define-hot (streams-opened :inline t) ((http2 http2:connection)) (unsigned-byte 62)
-  (http2:counters-streams-opened (http2:connection-counters http2)))
-
-(define-hot (most-streams :inline t) ((http2 http2:connection) (now nanoseconds))
-    (unsigned-byte 62)
-  "How many streams HTTP2 may have opened when it has had enough of the turn that began at NOW."
-  (+ (streams-opened http2)
-     (if (< (- now (http2:connection-last-receive-ns http2)) +long-turn-ns+)
-         +calls-per-read+
-         +calls-of-a-long-turn+)))
-
-(define-hot link-input ((socket loop:connection) (octets octets) (start index) (end index))
-    (values index boolean)
-  "The handler's INPUT. What is left when there is much output, many calls have begun or the turn
-has taken long, is for the next turn."
-  (let* ((link (loop:connection-user socket))
-         (http2 (link-http2 (the link link)))
-         (now (loop:event-loop-now (link-loop link)))
-         (enough (most-streams http2 now))
-         (at start))
-    (declare (type index at))
-    (multiple-value-prog1
-        (loop
-          (let ((frames +frames-per-look+))
-            (when (tracing-p :http :flowctl :http-keepalive)
-              (setf frames 1)
-              (tap-input link octets at end))
-            (multiple-value-bind (consumed more)
-                (http2:receive-octets http2 octets at end now frames)
-              (setf at consumed)
-              (cond ((not more)
-                     (return (values at nil)))
-                    ((or (not (http2:connection-writable-p http2))
-                         (<= enough (streams-opened http2))
-                         (< +reading-ns+ (- (loop:read-clock (link-loop link)) now)))
-                     (return (values at t)))))))
-      (seal-arrivals link)
-      (when (http2:connection-stop-reading-p http2)
-        (setf (link-stopped link) t)
-        (loop:stop-reading socket)))))
-
-(define-hot link-fill ((socket loop:connection)) null
-  (let* ((link (loop:connection-user socket))
-         (http2 (link-http2 (the link link))))
-    ;; beyond what is there already, since the loop asks again only if this adds something
-    (http2:write-queued http2 (+ +fill-octets+ (loop:connection-unsent socket)))
-    ;; the loop takes its buffer back when it has flushed: the core asks for one anew
-    (setf (http2:connection-output http2) nil)
-    (when (and (link-stopped link) (not (http2:connection-stop-reading-p http2)))
-      (setf (link-stopped link) nil)
-      (loop:start-reading socket))
-    (let ((answers (link-answers link)))
-      (when (and answers (fifo-items (answers-held-up answers)))
-        (answers-left (link-owner link) link)))
-    nil))
-
-(defun link-sent (socket octets start end)
-  "The handler's SENT."
-  (tap-output (loop:connection-user socket) octets start end))
-
-(defun link-closed (socket reason)
-  "The CLOSED of a link's handler, whatever the link speaks: its owner hears why it has ended."
-  (let ((link (loop:connection-user socket)))
-    (unless (link-failure link)
-      (setf (link-failure link)
-            (typecase reason
-              (null (if (link-goaway link)
-                        (format nil "the peer has ended the connection: ~A" (link-goaway link))
-                        "connection closed by the peer"))
-              (loop:socket-error (loop:socket-error-reason reason))
-              (t (princ-to-string reason)))))
-    (end-life link)
-    (http2:receive-eof (link-http2 link))
-    (observe connection-ended (link-observer (link-owner link))
-             (link-peer link) (link-failure link))
-    (link-ended (link-owner link) link)))
-
-(defglobal **opening-handler** nil)
-
-(defun opening-handler ()
-  (or **opening-handler**
-      (setf **opening-handler**
-            (loop:make-handler :input #'opening-input :closed #'link-closed :sent #'link-sent))))
-
-(defglobal **link-handler** nil)
-
-(defun link-handler ()
-  (or **link-handler**
-      (setf **link-handler**
-            (loop:make-handler :input #'link-input :fill #'link-fill :closed #'link-closed
-                               :sent #'link-sent))))
 
 ;;; What every sink does alike
 

@@ -22,6 +22,7 @@
 (defstruct (wire-parts (:include parts) (:copier nil))
   "The parts of a call on a stream of HTTP/2."
   (timer nil :type (or null timer))     ; the deadline's
+  (dialect nil :type (or null dialect)) ; what the call speaks; nil is gRPC
   (dialect-state nil)                   ; what the call's dialect keeps of it
   (compression nil :type (or null compression)) ; of the messages both ways
   (resent nil :type boolean)            ; a server has refused it once, see client/resend.lisp
@@ -69,6 +70,14 @@
 (define-hot (ensure-wire-outlet :inline t) ((call call)) wire-outlet
   "As ENSURE-OUTLET, of a call on the wire."
   (the wire-outlet (ensure-outlet call)))
+
+(define-hot (wire-call-dialect :inline t) ((call call)) (or null dialect)
+  "What CALL speaks, or nil if that is gRPC. SETFable before its first message."
+  (let ((parts (call-wire-parts call)))
+    (and parts (wire-parts-dialect parts))))
+
+(defun (setf wire-call-dialect) (dialect call)
+  (setf (wire-parts-dialect (ensure-wire-parts call)) dialect))
 
 (defun call-dialect-state (call)
   "What CALL's dialect keeps of it, or nil. SETFable. On its loop."

@@ -39,16 +39,33 @@
       (is-true (memory:end-shut memory:*end*)))))
 
 (test drain-of-a-peer-that-answers-no-ping
-  "It has a second."
+  "It has a second, and a quarter of one until that is looked at."
   (with-hub (hub) (:ask #'double)
     (comes hub)
     (drain hub)
     (memory:said)
     (memory:passes 0.9)
     (memory:silent)
-    (memory:passes 0.2)
+    (memory:passes 0.4)
     (is-true (member '(:goaway 0 :no-error) (memory:said) :test #'equal))
     (is-true (memory:end-shut memory:*end*))))
+
+(test a-draining-peer-has-its-second-after-the-last-call
+  "While a call ran there was no hurry: its PING may have waited behind what the call had to say."
+  (let ((kept nil))
+    (with-hub (hub) (:watch (lambda (note call) (declare (ignore note)) (setf kept call)))
+      (comes hub)
+      (asks 1 "Watch" 21)
+      (drain hub)
+      (memory:said)
+      (memory:passes 0.9)
+      (memory:call-in-world memory:*world* (lambda () (grpc:finish kept)))
+      (answered '(1 :ok))
+      (memory:passes 0.5)
+      (memory:silent)
+      (memory:passes 0.7)
+      (is-true (member '(:goaway 1 :no-error) (memory:said) :test #'equal))
+      (is-true (memory:end-shut memory:*end*)))))
 
 (test drain-of-a-connection-that-has-said-nothing
   "HTTP/2 tells it."
