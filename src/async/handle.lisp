@@ -15,7 +15,7 @@
 
 (defstruct (handle (:constructor nil) (:copier nil))
   "What a user of the library has on a loop."
-  (loop nil :type event-loop)
+  (loop nil :type event-loop)           ; whose it is
   (use :idle :type (member :idle :counted :uncounted))) ; in use it counts among LOOP's USES, or not
 
 (defmethod print-object ((handle handle) stream)

@@ -20,16 +20,17 @@
 (defstruct (socket-settings (:conc-name settings-))
   "What sockets share; the callbacks are described above."
   (read-cb nil :type callback)          ; what the connection calls: see STREAM and IN-PLACE
-  (event-cb nil :type callback)
+  (event-cb nil :type callback)         ; called with what goes wrong
   (connect-cb nil :type callback)       ; (socket), called once there is a connection
-  (write-cb nil :type callback)
-  (drain-cb nil :type callback)
+  (write-cb nil :type callback)         ; called when all is written
+  (drain-cb nil :type callback)         ; called when there is room again
   (in-place nil :type boolean)          ; READ-CB reads where the loop has the octets
   (stream nil :type (or null function)) ; makes READ-CB of a callback that takes a stream
   (incoming nil :type boolean)          ; a server has accepted the sockets
   (tls nil :type (or null tls-credentials)) ; nil: they do not speak TLS
   (high-water +high-water-octets+ :type index) ; more unsent octets than this are too many
   (low-water (ash +high-water-octets+ -2) :type index) ; then DRAIN-CB waits for so few
+  ;; octets, past which there is no room
   (max-unsent (options-max-unsent-octets loop:**default-options**) :type index)
   (read-timeout nil :type (or null real)) ; in seconds; nil: none
   (write-timeout nil :type (or null real))) ; likewise
@@ -47,7 +48,7 @@
                    (:conc-name %socket-))
   "A connection to read and write, made by a server or by TCP-CONNECT."
   (connection nil :type (or null loop:connection)) ; nil until there is one
-  (settings nil :type socket-settings)
+  (settings nil :type socket-settings)  ; what its user asked for
   (data nil)                            ; the user's datum
   (early nil :type (or null buffer))    ; output from before there is a connection
   (stream nil)                          ; its ASYNC-IO-STREAM, once that is used

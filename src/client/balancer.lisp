@@ -16,8 +16,8 @@
 (defstruct (failure (:constructor make-failure (text &optional (status :unavailable)))
                     (:copier nil))
   "What a picker gives that has no server for a call."
-  (text "" :type string :read-only t)
-  (status :unavailable :type keyword :read-only t))
+  (text "" :type string :read-only t)   ; what calls are told
+  (status :unavailable :type keyword :read-only t)) ; that they end with
 
 (declaim (sb-ext:freeze-type failure))
 

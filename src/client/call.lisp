@@ -50,8 +50,8 @@
 
 (defstruct (undecoded (:constructor make-undecoded (reply)) (:copier nil))
   "A long REPLY that several threads may ask for at once: who has LOCK decodes it."
-  (reply nil)
-  (lock (sb-thread:make-mutex :name "clgrpc reply") :read-only t))
+  (reply nil)                           ; as it came
+  (lock (sb-thread:make-mutex :name "clgrpc reply") :read-only t)) ; of whoever decodes it
 
 (defmethod print-object ((undecoded undecoded) stream)
   (print-unreadable-object (undecoded stream :type t)))

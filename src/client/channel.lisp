@@ -4,9 +4,10 @@
 (in-package #:clgrpc.client)
 
 (defclass wire-channel (service:channel)
-  ((target :initarg :target :reader channel-target)
+  ((target :initarg :target :reader channel-target) ; as it was given
    (core :initarg :core :reader channel-core
          :documentation "What the channel is on its loop.")
+   ;; true if credentials go without TLS
    (plaintext-credentials :initarg :plaintext-credentials :initform nil
                           :reader channel-plaintext-credentials))
   (:documentation "A channel over the network; made by MAKE-CHANNEL, ended by CLOSE-CHANNEL."))

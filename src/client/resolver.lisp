@@ -99,7 +99,7 @@ waits for the answer.")
 ;;; Addresses that are known, and names
 
 (defclass fixed-resolver (resolver)
-  ((backends :initarg :backends :reader resolver-backends))
+  ((backends :initarg :backends :reader resolver-backends)) ; all there will ever be
   (:documentation "For targets that are addresses themselves."))
 
 (defmethod begin-resolving ((resolver fixed-resolver))
@@ -118,7 +118,7 @@ waits for the answer.")
           :documentation "The loop's target, which has the name.")
    (together :initarg :together :reader resolver-together
              :documentation "True if all addresses of the name are one backend.")
-   (timeout-ns :initarg :timeout-ns :reader resolver-timeout-ns)
+   (timeout-ns :initarg :timeout-ns :reader resolver-timeout-ns) ; what a look-up may take
    (asking :initform nil :accessor resolver-asking
            :documentation "True while a look-up is under way."))
   (:documentation "For targets whose addresses the system's resolver knows."))
@@ -183,7 +183,8 @@ server."
 ;;; Resolvers of users
 
 (defclass user-resolver (resolver)
-  ((lock :initform (sb-thread:make-mutex :name "clgrpc resolver") :reader resolver-lock)
+  (;; of its methods: one runs at a time
+   (lock :initform (sb-thread:make-mutex :name "clgrpc resolver") :reader resolver-lock)
    (errands :initform (make-fifo) :reader resolver-errands
             :documentation "Functions that a reserve thread has still to call; under LOCK.")
    (running :initform nil :accessor resolver-running

@@ -20,21 +20,21 @@
   (client-loop nil :type (or null client-loop) :read-only t) ; whose LOOP it is on
   (open t :type boolean)                ; until CLOSE-CHANNEL
   (dropped nil :type (or null function)) ; once nobody has the channel: called when a link has ended
-  (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t)
+  (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t) ; of CHANGED
   (changed (sb-thread:make-waitqueue) :read-only t) ; STATE has
-  (credentials nil :type (or null loop:tls-credentials) :read-only t)
+  (credentials nil :type (or null loop:tls-credentials) :read-only t) ; for TLS, or nil
   (sink nil :type (or null http2:sink) :read-only t) ; what links tell of their streams
   (pool (http2:make-pool) :type http2:pool :read-only t) ; of all links
-  (authority nil :type hpack:field :read-only t)
+  (authority nil :type hpack:field :read-only t) ; the field :authority of calls
   (encoding nil :type (or null wire:encoding) :read-only t) ; of requests, if nobody says otherwise
-  (resolver nil :type (or null resolver))
+  (resolver nil :type (or null resolver)) ; that finds the backends
   (resolving nil :type boolean)         ; the resolver has begun
   (resolved nil :type boolean)          ; it has told of backends
   (awaiting nil :type boolean)          ; its next answer is to be connected to
   (back-off (make-back-off) :type back-off :read-only t) ; of a resolver that fails
-  (balancer nil :type (or null balancer))
+  (balancer nil :type (or null balancer)) ; that chooses among them
   (picker nil)                          ; see balancer.lisp; changed by one store
-  (state :idle :type connectivity)
+  (state :idle :type connectivity)      ; of the channel
   (subchannels '() :type list)          ; those in use, and those that have calls still
   (waiting (make-fifo) :type fifo :read-only t) ; calls without a stream
   (trouble nil :type (or null string))) ; why the last attempt to connect failed
@@ -59,11 +59,11 @@ one. While calls can be made, that others connect is nothing that anybody waits 
 (defstruct (subchannel (:copier nil))
   "Addresses of one server, or of several that are taken for one, and the connections to one of
 them."
-  (core nil :type core :read-only t)
+  (core nil :type core :read-only t)    ; of the channel that it is of
   (balancer nil :type balancer :read-only t) ; that hears of its states
   (addresses '() :type list)            ; the kernel's, octets
   (attributes '() :type list)           ; a plist, the backend's
-  (state :idle :type connectivity)
+  (state :idle :type connectivity)      ; of its connections
   (endeavours 0 :type index)            ; to connect: those under way
   (greeted-by '() :type list)           ; links whose peer has sent no SETTINGS yet
   (links '() :type list)                ; in use, oldest first
@@ -72,7 +72,7 @@ them."
   (proven nil :type boolean)            ; the last connection was a working one
   (useless 0 :type (integer 0 2))       ; so many connections in a row were of no use, or more
   (keepalive-ns 0 :type nanoseconds)    ; of its links; more after too_many_pings
-  (back-off (make-back-off) :type back-off :read-only t)
+  (back-off (make-back-off) :type back-off :read-only t) ; between attempts to connect
   (failure nil :type (or null string))) ; the text of the last failed attempt
 
 (declaim (sb-ext:freeze-type subchannel))

@@ -49,7 +49,7 @@ each slot but the last two, and says what it means."
   (check-seconds nil :type (or null real) :read-only t) ; how often the files are looked at
   (alpn t :type boolean :read-only t)   ; HTTP/2 is agreed on by ALPN
   (contexts (list nil nil) :type list :read-only t) ; the client's, the server's
-  (lock (sb-thread:make-mutex :name "clgrpc credentials") :read-only t))
+  (lock (sb-thread:make-mutex :name "clgrpc credentials") :read-only t)) ; of what reloading changes
 
 (document-functions
   tls-credentials-server-name "The name that a client with CREDENTIALS expects of its server, a

@@ -45,7 +45,7 @@ thread."))
 
 (defstruct (promise (:include future) (:constructor make-promise (&optional value)) (:copier nil))
   "See MAKE-FUTURE."
-  (completions '() :type completions)
+  (completions '() :type completions)   ; functions to call, or :done
   ;; before it is settled: nil, or the function that CANCEL calls; then (:values . VALUES), or the
   ;; condition that stands for them
   (value nil))

@@ -27,7 +27,7 @@
   (lock (sb-thread:make-mutex :name "clgrpc reserve") :read-only t) ; for all that follows
   (ended (sb-thread:make-waitqueue) :read-only t) ; told when a thread ends
   (idle '() :type list)                 ; workers, the one that went idle last first
-  (root (make-share) :type share :read-only t)
+  (root (make-share) :type share :read-only t) ; the share of all its threads
   (count 0 :type index)                 ; threads, with those that are about to start
   (busy 0 :type index)                  ; how many of them are not IDLE
   (threads '() :type list)              ; those that run; once it is closed, those that have run

@@ -33,7 +33,7 @@ LOOP; FAILURE is nil or why there are none, as text."
 
 (defstruct (look-up (:include source) (:constructor %make-look-up) (:copier nil))
   "A question after the addresses of TARGET that has a time limit."
-  (target nil :type target)
+  (target nil :type target)             ; whose name is looked up
   (function nil :type function)         ; (addresses condition) gets the answer
   (limit nil :type (or null timer))     ; when it rings, the time is up
   (done nil :type boolean))             ; FUNCTION has been called

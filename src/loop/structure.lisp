@@ -44,12 +44,12 @@ gathering.lisp."
   (name "" :type string :read-only t)   ; for people
   (world *world* :type world :read-only t) ; the one that the loop was made in
   (clock nil :type function :read-only t) ; returns the time in nanoseconds
-  (poller nil :type poller :read-only t)
+  (poller nil :type poller :read-only t) ; says what is ready
   (random nil :type random-state :read-only t) ; for what is left to chance on the loop
   (reserve nil :type (or null reserve) :read-only t) ; runs the loop when its own thread cannot
   (driving nil :type (or null driving) :read-only t) ; nil if the loop has a thread of its own
   (run nil :type function :read-only t) ; (loop): runs it, for a thread that has taken its baton
-  (wheel (make-timer-wheel) :type timer-wheel :read-only t)
+  (wheel (make-timer-wheel) :type timer-wheel :read-only t) ; of its timers
   (inbox (make-inbox) :type inbox :read-only t) ; what has been posted
   (now 0 :type nanoseconds)             ; when the turn began, or the last NOTE-TIME
   (turns 0 :type (unsigned-byte 62))    ; how many turns have been made
@@ -75,10 +75,12 @@ gathering.lisp."
   (connections 0 :type sb-ext:word)     ; listeners on other loops change and compare it; atomic
   ;; work of the turn; a SPARE vector takes the place of one that is being worked off
   (ready (make-array 64 :initial-element 0) :type simple-vector) ; connections to be read
-  (ready-count 0 :type index)
+  (ready-count 0 :type index)           ; in READY
+  ;; the other vector, for the next turn
   (ready-spare (make-array 64 :initial-element 0) :type simple-vector)
   (dirty (make-array 64 :initial-element 0) :type simple-vector) ; connections to be flushed
-  (dirty-count 0 :type index)
+  (dirty-count 0 :type index)           ; in DIRTY
+  ;; the other vector, for the next turn
   (dirty-spare (make-array 64 :initial-element 0) :type simple-vector)
   (ring (make-array 128 :initial-element 0) :type simple-vector) ; deferred: function, argument, …
   (ring-start 0 :type index)            ; where in RING the next function is
@@ -89,6 +91,7 @@ gathering.lisp."
   (last-count 0 :type index)            ; how many places of LAST are taken
   ;; buffers
   (input (make-octets 0) :type octets)  ; what connections are read into
+  ;; of buffers
   (pool (make-array +pool-buffers+ :initial-element nil) :type simple-vector :read-only t)
   (pool-count 0 :type index)            ; how many unused buffers are in POOL
   (pool-octets 0 :type index)           ; how long they are together
@@ -148,7 +151,7 @@ loop's clock. On the loop."
 
 (defstruct (source (:constructor nil) (:copier nil))
   "What has a descriptor on a loop. Connections use neither of the functions."
-  (loop nil :type event-loop)
+  (loop nil :type event-loop)           ; whose it is
   (token 0 :type os:event-token)        ; 0 while LOOP does not watch the descriptor
   (on-event nil :type (or null function)) ; (source flags), called with each event
   (on-release nil :type (or null function))) ; (source), called when LOOP stops
@@ -246,9 +249,10 @@ For pollers that are level-triggered.")
 
 (defstruct (connection (:include source) (:constructor %make-connection) (:copier nil))
   "See MAKE-CONNECTION."
-  (transport nil :type transport :read-only t)
-  (handler nil :type handler)
+  (transport nil :type transport :read-only t) ; carries its octets
+  (handler nil :type handler)           ; what is done with them
   (user nil)                            ; the owner's datum
+  ;; how far its end has come
   (state :open :type (member :open :closing :lingering :aborting :closed))
   (reason nil)                          ; why the connection is aborted
   (flags 0 :type (unsigned-byte 11))    ; see DEFINE-FLAGS below

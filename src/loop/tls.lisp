@@ -57,7 +57,7 @@ unless the credentials say that nothing is; nil if it has shown none.")
   "The STATE of a TLS transport; see above."
   (inner nil :type transport :read-only t) ; carries the records
   (role :client :type (member :client :server) :read-only t) ; our end's
-  (used-credentials nil :type tls-credentials :read-only t)
+  (used-credentials nil :type tls-credentials :read-only t) ; those in force when it began
   (context nil :type context)           ; a server's may become that for another name
   (server nil :type (or null string) :read-only t) ; as a client calls it, with its port
   (server-name nil :type (or null string)) ; by which the client calls the server
@@ -65,6 +65,7 @@ unless the credentials say that nothing is; nil if it has shown none.")
   (resumable-until nil :type (or null (integer 0))) ; UNTIL of the ticket that was offered
   (area nil :type os:tls-area :read-only t) ; the loop's
   (ssl 0 :type os:foreign-pointer)      ; OpenSSL's session; 0 once freed
+  ;; of the handshake and the end
   (state :new :type (member :new :handshaking :open :ended :failed :closed))
   (tail nil :type (or null buffer))     ; records that INNER has not taken
   (owed 0 :type index)                  ; octets of data that TAIL carries

@@ -30,7 +30,7 @@
 (defstruct (transport (:constructor make-transport (kind descriptor peer &optional state))
                       (:copier nil))
   "What a connection reads and writes."
-  (kind nil :type transport-kind :read-only t)
+  (kind nil :type transport-kind :read-only t) ; its functions
   (descriptor -1 :type fixnum)          ; what the poller knows it by; -1 once closed
   (peer "" :type string :read-only t)   ; the peer's address, as text
   (state nil)                           ; the kind's; a transport around another has that in it

@@ -43,7 +43,7 @@ first.")
 
 (defstruct (watched (:constructor make-watched (loop)) (:copier nil))
   "What is known of a loop since the last look."
-  (loop nil :type event-loop)
+  (loop nil :type event-loop)           ; that is watched
   (seen 0 :type sb-ext:word)            ; its baton
   (asked 0 :type sb-ext:word)           ; the baton that a reserve thread has been asked to take
   (turns 0 :type (unsigned-byte 62))    ; how many it had made

@@ -33,7 +33,7 @@ nil, since its threads run, start and sleep by themselves."
   (clock nil :type function :read-only t)          ; (): the time in nanoseconds
   (make-poller nil :type operation :read-only t)   ; (): for a new loop
   (make-random nil :type operation :read-only t)   ; (): a random-state for a new loop
-  (network nil :type network :read-only t)
+  (network nil :type network :read-only t) ; what its sockets are of
   (start-loop nil :type (or null function) :read-only t) ; (loop): have it run
   (start-thread nil :type (or null function) :read-only t) ; (function name): have that called
   ;; (predicate end-ns): return true once PREDICATE is, or, if that is nil, something has happened;

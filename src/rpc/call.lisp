@@ -14,9 +14,9 @@
 
 (defstruct (call (:include loop:future) (:constructor nil) (:copier nil))
   "An RPC at one of its ends. What CALL-ASYNC returns is its own future."
-  (rpc-method nil :type (or null rpc-method))
-  (operations (misuse "A call has a transport.") :type operations)
-  (deadline 0 :type deadline)
+  (rpc-method nil :type (or null rpc-method)) ; nil if no such method is known
+  (operations (misuse "A call has a transport.") :type operations) ; its transport's
+  (deadline 0 :type deadline)           ; in ns of its loop's clock, 0 for none
   (fields nil :type (or null simple-vector)) ; the peer's initial metadata, once it is there
   (status nil :type symbol)             ; a keyword once the call has ended
   (half-closed nil :type boolean)       ; the peer's last message has been queued

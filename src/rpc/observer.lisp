@@ -13,7 +13,7 @@
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defstruct (observation (:copier nil))
     "A row of the table: something that observers are told."
-    (name nil :type symbol)
+    (name nil :type symbol)             ; by which it is told
     (lambda-list '() :type list)        ; what the observer's function is called with
     (tracer nil :type (or null keyword)) ; while this tracer is on, the tracers are told as well
     (text "" :type string))             ; when it is told, and of what

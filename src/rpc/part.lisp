@@ -10,7 +10,7 @@
 
 (defstruct (arrival (:copier nil))
   "What arrived together."
-  (next nil :type (or null arrival))
+  (next nil :type (or null arrival))    ; older in a stack, newer in a queue
   (item nil)                            ; octets with short messages, each behind four octets of
                                         ; its length, or one message, as the operation DECODE has it
   (size 0 :type index)                  ; charged to the call until the last message is taken
@@ -27,7 +27,7 @@
   "Where threads sleep that wait for a call."
   (ringing nil :type boolean)           ; the loop's: those who sleep are woken when the turn ends
   (sleepers 0 :type sb-ext:word)        ; threads that sleep here or are about to; atomic
-  (futex (os:make-futex) :type os:futex))
+  (futex (os:make-futex) :type os:futex)) ; that they sleep on
 
 (declaim (sb-ext:freeze-type gate))
 
@@ -65,10 +65,10 @@
 
 (defstruct (reactions (:copier nil))
   "What the user of a call wants to be called for, on its loop."
-  (on-message nil :type (or null function))
-  (on-half-close nil :type (or null function))
-  (on-cancel nil :type (or null function))
-  (on-writable nil :type (or null function))
+  (on-message nil :type (or null function)) ; see ON-MESSAGE
+  (on-half-close nil :type (or null function)) ; see ON-HALF-CLOSE
+  (on-cancel nil :type (or null function)) ; see ON-CANCEL
+  (on-writable nil :type (or null function)) ; see ON-WRITABLE
   (on-ended nil :type (or null function)) ; see ON-END
   ;; true if the callbacks that are due will be run: T, or, see server/call.lisp, while or after one
   ;; runs :RUNNING, :CHARGED or :RETURNED; or the place in the row of those who wait for a thread
@@ -85,16 +85,16 @@
 (defstruct (intent (:copier nil))
   "What the user of a call has asked for."
   (metadata '() :type list)             ; to be sent with the headers, an alist
-  (wait-for-ready nil :type boolean))
+  (wait-for-ready nil :type boolean))   ; the call outlasts failures to connect
 
 (defstruct (parts (:copier nil))
   "The parts of a call, each nil until it is needed."
   (gate nil :type (or null gate))       ; where threads sleep that wait for the call
-  (inlet nil :type (or null inlet))
-  (outlet nil :type (or null outlet))
-  (reactions nil :type (or null reactions))
-  (ending nil :type (or null ending))
-  (intent nil :type (or null intent)))
+  (inlet nil :type (or null inlet))     ; what comes in
+  (outlet nil :type (or null outlet))   ; what goes out
+  (reactions nil :type (or null reactions)) ; what the user wants to be called for
+  (ending nil :type (or null ending))   ; how it ended, or is to
+  (intent nil :type (or null intent)))  ; what the user has asked for
 
 (declaim (sb-ext:freeze-type reactions ending intent))
 

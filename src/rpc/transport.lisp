@@ -9,12 +9,12 @@
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defstruct (contract-row (:copier nil))
     "One operation of the contract."
-    (name nil :type symbol)
+    (name nil :type symbol)             ; of the operation
     (lambda-list '() :type list)        ; of required parameters, the call first
-    (thread :any :type (member :any :loop :receiver))
+    (thread :any :type (member :any :loop :receiver)) ; on which it is called
     (end nil :type (member nil :client :server)) ; that has it, nil for both
     (default nil)                       ; a form for the function, nil if each transport gives one
-    (text "" :type string))
+    (text "" :type string))             ; what it does
 
   (defvar *contract* '() "The CONTRACT-ROWs, in the order of the table.")
 

@@ -13,15 +13,15 @@
 (defstruct (rpc-method (:copier nil))
   "What both ends know of a method: its names, its KIND (:unary, :client-streaming,
 :server-streaming or :bidi), the message types, and the symbol of its generic function."
-  (name "" :type simple-string)
-  (service-name "" :type simple-string)
+  (name "" :type simple-string)         ; within its service
+  (service-name "" :type simple-string) ; the full name
   (path "" :type simple-string :read-only t) ; "/package.Service/Method"
   (path-field nil)                      ; the wire's: the header field of PATH, once it was made
   (route nil)                           ; what the path led to within the image last time
-  (kind :unary :type (member :unary :client-streaming :server-streaming :bidi))
-  (request-type nil :type protobuf:message-type)
-  (response-type nil :type protobuf:message-type)
-  (function-name nil :type symbol))
+  (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; which side streams
+  (request-type nil :type protobuf:message-type) ; of the messages to the handler
+  (response-type nil :type protobuf:message-type) ; of those to the client
+  (function-name nil :type symbol))     ; of the generic function
 
 (declaim (sb-ext:freeze-type rpc-method))
 
@@ -36,7 +36,7 @@
     (format stream "~A ~(~A~)" (rpc-method-path method) (rpc-method-kind method))))
 
 (defclass service ()
-  ((direct-channel :initform nil :accessor direct-channel))
+  ((direct-channel :initform nil :accessor direct-channel)) ; by which it is called without server
   (:documentation "The root of all service classes. define-proto makes one for each service of a
 file; a server is given instances of its subclasses, whose methods are the handlers."))
 
@@ -70,14 +70,15 @@ channel has a method. From any thread.")
 
 (defstruct (binding (:copier nil))
   "The effective function of a method for instances of CLASS: (service request call) → values."
-  (class nil :type class)
-  (function #'identity :type function))
+  (class nil :type class)               ; of the service object
+  (function #'identity :type function)) ; called with service, request and call
 
 (declaim (sb-ext:freeze-type binding))
 
 (defclass method-function (standard-generic-function)
-  ((rpc-method :initarg :rpc-method :initform nil :accessor method-function-rpc-method)
-   (bindings :initform '() :accessor method-function-bindings)
+  (;; that it stands for
+   (rpc-method :initarg :rpc-method :initform nil :accessor method-function-rpc-method)
+   (bindings :initform '() :accessor method-function-bindings) ; of the classes that were asked for
    (stubs :initform '() :accessor method-function-stubs)) ; the methods that define-proto made
   (:metaclass sb-mop:funcallable-standard-class)
   (:documentation "The class of the generic functions that stand for RPC methods."))

@@ -16,14 +16,16 @@
 
 (defstruct (watcher (:copier nil))
   "A call of Watch, for NAME; TOLD is the last status that it was sent."
-  (call nil :type rpc:call :read-only t)
-  (name "" :type string :read-only t)
-  (told nil :type symbol))
+  (call nil :type rpc:call :read-only t) ; that watches
+  (name "" :type string :read-only t)   ; of the service that it watches
+  (told nil :type symbol))              ; the status that it was told last
 
 (defclass health-service (health:health)
-  ((statuses :initform (make-hash-table :test 'equal) :reader service-statuses)
-   (watchers :initform (make-hash-table :test 'equal) :reader service-watchers)
-   (stopping :initform nil :accessor service-stopping)
+  (;; from name to status
+   (statuses :initform (make-hash-table :test 'equal) :reader service-statuses)
+   (watchers :initform (make-hash-table :test 'equal) :reader service-watchers) ; calls that watch
+   (stopping :initform nil :accessor service-stopping) ; true once its server stops
+   ;; of all of these
    (lock :initform (sb-thread:make-mutex :name "clgrpc health") :reader service-lock))
   (:documentation "The service grpc.health.v1.Health: give START-SERVER an instance beside your own
 services. See SET-HEALTH-STATUS."))

@@ -8,7 +8,7 @@
 (in-package #:clgrpc.services)
 
 (defclass reflection-service ()
-  ((names :initform '() :accessor service-names))
+  ((names :initform '() :accessor service-names)) ; of the services that are told of
   (:documentation "What the two versions of the reflection service share."))
 
 (defmethod server:server-started ((service reflection-service) server)

@@ -5,15 +5,15 @@
 
 (defstruct (plan (:constructor make-plan (due number function argument)) (:copier nil))
   "FUNCTION is to be called with ARGUMENT at DUE."
-  (due 0 :type nanoseconds :read-only t)
+  (due 0 :type nanoseconds :read-only t) ; when
   (number 0 :type index :read-only t)   ; how many were added before
-  (function nil :type function :read-only t)
-  (argument nil :read-only t))
+  (function nil :type function :read-only t) ; what is called,
+  (argument nil :read-only t))          ; and with what
 
 (defstruct (agenda (:copier nil))
   "The plans of a simulation."
-  (plans (make-array 64 :initial-element 0) :type simple-vector)
-  (count 0 :type index)
+  (plans (make-array 64 :initial-element 0) :type simple-vector) ; a heap, the earliest first
+  (count 0 :type index)                 ; how many are in it
   (added 0 :type index))                ; plans in all
 
 (declaim (sb-ext:freeze-type plan agenda))

@@ -5,7 +5,7 @@
 
 (defstruct (peer (:constructor make-peer (socket)) (:copier nil))
   "One end of a connection, spoken for by whoever has it."
-  (socket nil :type socket :read-only t))
+  (socket nil :type socket :read-only t)) ; its end of the connection
 
 (declaim (sb-ext:freeze-type peer))
 

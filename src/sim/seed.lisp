@@ -4,10 +4,10 @@
 (in-package #:clgrpc.sim)
 
 (define-condition seed-failed (clgrpc-error)
-  ((seed :initarg :seed :reader seed-failed-seed)
-   (condition :initarg :condition :reader seed-failed-condition)
-   (story :initarg :story :reader seed-failed-story)
-   (rerun :initarg :rerun :reader seed-failed-rerun))
+  ((seed :initarg :seed :reader seed-failed-seed) ; for which the scenario failed
+   (condition :initarg :condition :reader seed-failed-condition) ; that it failed with
+   (story :initarg :story :reader seed-failed-story) ; what happened, as text
+   (rerun :initarg :rerun :reader seed-failed-rerun)) ; the form that runs it again
   (:report (lambda (failure stream)
              (format stream "Seed ~D failed: ~A~2%~A~%To see it again: ~A"
                      (seed-failed-seed failure) (seed-failed-condition failure)

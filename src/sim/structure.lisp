@@ -4,14 +4,14 @@
 
 (defstruct (simulation (:constructor %make-simulation) (:copier nil))
   "See WITH-SIMULATION."
-  (seed 0 :type integer :read-only t)
-  (chance nil :type chance :read-only t)
+  (seed 0 :type integer :read-only t)   ; what all of it follows from
+  (chance nil :type chance :read-only t) ; decides all that is decided by chance
   (now 0 :type nanoseconds)             ; the virtual time
-  (agenda (make-agenda) :type agenda :read-only t)
+  (agenda (make-agenda) :type agenda :read-only t) ; what is to happen later
   ;; the network
   (hosts '() :type list)                ; in the order in which they were added
-  (least-latency-ns 0 :type nanoseconds)
-  (most-latency-ns 0 :type nanoseconds)
+  (least-latency-ns 0 :type nanoseconds) ; what a packet takes at least,
+  (most-latency-ns 0 :type nanoseconds) ; and at most
   (losses 0 :type index)                ; of a thousand packets so many are lost, and sent again
   (partitions '() :type list)           ; pairs of hosts, (a . b), that cannot reach each other
   (stalled '() :type list)              ; sockets whose flight has met a partition
@@ -26,15 +26,15 @@
   ;; limits
   (steps 0 :type index)
   (changes 0 :type index)               ; steps, and plans, that may have changed something
-  (most-steps 0 :type index)
+  (most-steps 0 :type index)            ; after which it counts as hanging
   (end-ns 0 :type nanoseconds)          ; it is a hang if the body waits longer
   ;; what has happened
   (history (make-history) :type history :read-only t))
 
 (defstruct (host (:constructor %make-host) (:copier nil))
   "A machine of the virtual network, with a process of servers and channels. See ADD-HOST."
-  (simulation nil :type simulation :read-only t)
-  (name "" :type string :read-only t)
+  (simulation nil :type simulation :read-only t) ; whose it is
+  (name "" :type string :read-only t)   ; by which others connect to it
   (number 0 :type (unsigned-byte 8) :read-only t) ; its address is 10.0.0.NUMBER
   (world nil :type (or null loop:world)) ; of its process
   (boot nil :type (or null function))   ; what starts its servers
@@ -44,23 +44,25 @@
   (epoch 0 :type index)                 ; how often its process was started
   (sockets (make-array 16 :initial-element nil) :type simple-vector) ; by descriptor
   (ports (make-hash-table) :type hash-table :read-only t) ; from port to the listening socket
-  (next-port 40000 :type (unsigned-byte 16))
+  (next-port 40000 :type (unsigned-byte 16)) ; the next that nobody has chosen
   (octets-per-second nil :type (or null (integer 1)))) ; that it reads, see SLOW
 
 (defstruct (socket (:constructor make-socket (host descriptor)) (:copier nil))
   "An end of a virtual connection, or what listens for some."
-  (host nil :type host :read-only t)
-  (descriptor 0 :type index :read-only t)
+  (host nil :type host :read-only t)    ; whose it is
+  (descriptor 0 :type index :read-only t) ; its place among the sockets of HOST
+  ;; as a socket of the kernel has it
+  ;; as a socket of the kernel has it
   (state :new :type (member :new :listening :connecting :connected :closed))
   (connection 0 :type index)            ; the number of the connection, for the trace
   (port 0 :type (unsigned-byte 16))     ; its own
-  (far-host nil :type (or null host))
-  (far-port 0 :type (unsigned-byte 16))
+  (far-host nil :type (or null host))   ; of the other end
+  (far-port 0 :type (unsigned-byte 16)) ; of the other end
   (peer nil :type (or null socket))     ; the other end, once the connection has arrived there
   (backlog '() :type list)              ; of a listening one: sockets to accept, oldest first
   ;; what the loop is told
   (poller nil :type (or null loop:poller))
-  (token 0)
+  (token 0)                             ; of the poller, which it tells its loop
   (flags 0 :type (unsigned-byte 32))    ; to be reported
   (failure 0 :type index)               ; a positive errno
   ;; what has arrived
@@ -77,32 +79,32 @@
 
 (defstruct (pending (:constructor make-pending (host)) (:copier nil))
   "The state of a poller."
-  (host nil :type host :read-only t)
+  (host nil :type host :read-only t)    ; whose loop polls
   (sockets '() :type list))             ; that have flags to report, the newest first
 
 (defstruct (running-loop (:constructor make-running-loop (loop host pending)) (:copier nil))
   "A LOOP that the simulation runs, for HOST's process; PENDING is its poller's."
-  (loop nil :type loop:event-loop :read-only t)
-  (host nil :type host :read-only t)
-  (pending nil :type pending :read-only t))
+  (loop nil :type loop:event-loop :read-only t) ; that the simulation runs
+  (host nil :type host :read-only t)    ; whose process it is of
+  (pending nil :type pending :read-only t)) ; what its poller has to report
 
 (defstruct (task (:constructor make-task (name host function)) (:copier nil))
   "What a thread of a process does. See START-TASK."
-  (name "" :type string :read-only t)
-  (host nil :type host :read-only t)
-  (function nil :type function :read-only t)
-  (state :new :type (member :new :waiting :running :done))
-  (worker nil :type (or null worker))
+  (name "" :type string :read-only t)   ; for stories
+  (host nil :type host :read-only t)    ; whose process it is of
+  (function nil :type function :read-only t) ; what it does
+  (state :new :type (member :new :waiting :running :done)) ; how far it has come
+  (worker nil :type (or null worker))   ; the thread that it has, or nil
   ;; what it waits for, see LOOP:WORLD
-  (predicate nil :type (or null function))
-  (end-ns nil :type (or null nanoseconds))
+  (predicate nil :type (or null function)) ; true once it may go on, or nil
+  (end-ns nil :type (or null nanoseconds)) ; when it goes on all the same, or nil
   (seen 0 :type index)                  ; the CHANGES when it began to wait
   (killed nil :type boolean))           ; it is to end as soon as it runs
 
 (defstruct (worker (:copier nil))
   "A thread for tasks."
-  (thread nil :type (or null sb-thread:thread))
-  (turn (sb-thread:make-semaphore :name "task") :read-only t)
+  (thread nil :type (or null sb-thread:thread)) ; nil until it was started
+  (turn (sb-thread:make-semaphore :name "task") :read-only t) ; its turn has come
   (task nil :type (or null task)))      ; to run; nil to end
 
 (declaim (sb-ext:freeze-type simulation host socket pending running-loop task worker))
@@ -152,7 +154,7 @@ to ADD-HOST has returned, as a list.")
     (format stream "~@[~A~]" (worker-task worker))))
 
 (define-condition simulation-error (clgrpc-error)
-  ((text :initarg :text :reader simulation-error-text))
+  ((text :initarg :text :reader simulation-error-text)) ; what was wrong
   (:report (lambda (condition stream) (write-string (simulation-error-text condition) stream)))
   (:documentation "Something was wrong in a simulation."))
 

@@ -8,15 +8,15 @@
 (defstruct (entry (:constructor make-entry (ns where event arguments)) (:copier nil))
   "EVENT, a keyword, has happened at NS, on the host WHERE unless that is nil. ARGUMENTS are
 integers, symbols, strings and octets."
-  (ns 0 :type nanoseconds :read-only t)
-  (where nil :type (or null string) :read-only t)
-  (event nil :type symbol :read-only t)
-  (arguments '() :type list :read-only t))
+  (ns 0 :type nanoseconds :read-only t) ; the virtual time
+  (where nil :type (or null string) :read-only t) ; the name of the host, or nil
+  (event nil :type symbol :read-only t) ; a keyword
+  (arguments '() :type list :read-only t)) ; integers, symbols, strings and octets
 
 (defstruct (history (:copier nil))
   "What has happened: ENTRIES, oldest first, and a DIGEST of all of them."
-  (entries (make-array 256 :adjustable t :fill-pointer 0) :type vector :read-only t)
-  (digest #xCBF29CE484222325 :type word))
+  (entries (make-array 256 :adjustable t :fill-pointer 0) :type vector :read-only t) ; oldest first
+  (digest #xCBF29CE484222325 :type word)) ; of all of them
 
 (declaim (sb-ext:freeze-type entry history))
 

@@ -6,15 +6,19 @@
 (in-package #:clgrpc.status)
 
 (define-condition rpc-error (clgrpc-error)
-  ((status :initarg :status :initform :unknown :reader rpc-error-status)
-   (message :initarg :message :initform "" :reader rpc-error-message)
+  ((status :initarg :status :initform :unknown :reader rpc-error-status) ; a keyword
+   (message :initarg :message :initform "" :reader rpc-error-message) ; the text that came with it
+   ;; messages, or octets as they came
+   ;; messages, or octets as they came
    (details :initarg :details :initform nil :reader rpc-error-raw-details)
-   (trailers :initarg :trailers :initform nil :reader rpc-error-trailers)
-   (call :initarg :call :initform nil :reader rpc-error-call)
-   (peer :initarg :peer :initform nil :reader rpc-error-peer)
+   (trailers :initarg :trailers :initform nil :reader rpc-error-trailers) ; an alist
+   (call :initarg :call :initform nil :reader rpc-error-call) ; that ended, or nil
+   (peer :initarg :peer :initform nil :reader rpc-error-peer) ; its address, or nil
+   ;; :peer, :local or :transport
+   ;; :peer, :local or :transport
    (ended-by :initarg :ended-by :initform :peer :reader rpc-error-ended-by)
-   (cause :initarg :cause :initform nil :reader rpc-error-cause)
-   (sent :initarg :sent :initform t :reader rpc-error-sent-p))
+   (cause :initarg :cause :initform nil :reader rpc-error-cause) ; the frame, code or errno, or nil
+   (sent :initarg :sent :initform t :reader rpc-error-sent-p)) ; nil if it certainly never got there
   (:report report-rpc-error)
   (:documentation "A call ended with a status other than :ok. STATUS is a keyword, MESSAGE the text
 that came with it, DETAILS a list of messages or the octets of grpc-status-details-bin, TRAILERS an
@@ -69,10 +73,10 @@ ERROR's report ends with it. From any thread."
 
 (defstruct (status-row (:copier nil))
   "A row of the status table."
-  (keyword :ok :type keyword)
-  (code 0 :type (integer 0 16))
-  (condition nil :type symbol)
-  (meaning "" :type string))
+  (keyword :ok :type keyword)           ; by which code knows it
+  (code 0 :type (integer 0 16))         ; its number on the wire
+  (condition nil :type symbol)          ; the class of the error, or nil for :ok
+  (meaning "" :type string))            ; its documentation
 
 (defglobal **statuses** (vector))
 

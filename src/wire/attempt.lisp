@@ -10,9 +10,9 @@
 
 (defstruct (attempt (:constructor make-attempt (call link stream)) (:copier nil))
   "One try of a call beside another, until the call is committed."
-  (call nil :type wire-call :read-only t)
-  (link nil :type link :read-only t)
-  (stream nil :type http2:stream :read-only t))
+  (call nil :type wire-call :read-only t) ; that it is one try of
+  (link nil :type link :read-only t)    ; that its stream is on
+  (stream nil :type http2:stream :read-only t)) ; whose user it is
 
 (declaim (sb-ext:freeze-type attempt))
 

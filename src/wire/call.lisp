@@ -6,10 +6,10 @@
 
 (defstruct (endpoint (:constructor nil) (:copier nil))
   "What all calls of a channel, or of one loop of a server, share."
-  (loop nil :type loop:event-loop)
-  (options nil :type options)
-  (observer nil :type (or null observer))
-  (ledger (make-ledger) :type ledger)
+  (loop nil :type loop:event-loop)      ; that all of them are on
+  (options nil :type options)           ; the channel's or server's
+  (observer nil :type (or null observer)) ; who is told, or nil
+  (ledger (make-ledger) :type ledger)   ; of what their links hold
   (replays nil :type (or null ledger))  ; a channel's: octets of requests that are kept
   (clock nil :type (or null wait-clock))) ; a channel's
 
@@ -18,10 +18,10 @@
 
 (defstruct (wire-call (:include call) (:constructor nil) (:copier nil))
   "A call on a stream of HTTP/2, at either end."
-  (endpoint nil :type endpoint)
+  (endpoint nil :type endpoint)         ; what it shares with others
   (link nil :type (or null link))       ; nil while a client's call waits for a connection
-  (stream nil :type (or null http2:stream))
-  (born-ns 0 :type nanoseconds)
+  (stream nil :type (or null http2:stream)) ; nil before and after it has one
+  (born-ns 0 :type nanoseconds)         ; when it began, 0 before that
   (marks 0 :type marks))                ; the loop's, once it begins the call
 
 (define-hot (wire-call-partial :inline t) ((call wire-call)) (or null partial)

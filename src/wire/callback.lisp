@@ -5,7 +5,7 @@
 
 (defstruct (waiting (:include ring) (:constructor make-waiting (call)) (:copier nil))
   "The place of a CALL whose callbacks wait for a thread."
-  (call nil :type wire-call :read-only t))
+  (call nil :type wire-call :read-only t)) ; that waits
 
 (declaim (sb-ext:freeze-type waiting))
 

@@ -9,8 +9,8 @@
 
 (defstruct (encoding (:constructor make-encoding (name field)) (:copier nil))
   "A way to compress messages: NAME for users, FIELD for the peer."
-  (name :gzip :type os:zlib-format)
-  (field nil :type hpack:field))
+  (name :gzip :type os:zlib-format)     ; for users
+  (field nil :type hpack:field))        ; for the peer: grpc-encoding
 
 (declaim (sb-ext:freeze-type encoding))
 
@@ -113,8 +113,8 @@ prefix, nil if there is no memory for that. From any thread."
 
 (defstruct (packed (:constructor make-packed (parcel compressed)) (:copier nil))
   "PARCEL is a message as it came; COMPRESSED says how to read it."
-  (parcel nil :type parcel)
-  (compressed nil :type boolean))
+  (parcel nil :type parcel)             ; the message as it came
+  (compressed nil :type boolean))       ; true if it is to be decompressed
 
 (declaim (sb-ext:freeze-type packed))
 
@@ -122,8 +122,8 @@ prefix, nil if there is no memory for that. From any thread."
   "The compression of a call. OUTGOING: ours; INCOMING: that of those messages of the peer that are
 compressed; ARRIVING: whether the one being delivered is; RECEIVED: whether the one decoded last
 was."
-  (outgoing nil :type (or null encoding))
-  (incoming nil :type (or null encoding))
+  (outgoing nil :type (or null encoding)) ; how ours are compressed, or nil
+  (incoming nil :type (or null encoding)) ; how the peer's are, or nil
   (arriving nil :type boolean)          ; the loop's
   (received nil :type boolean))         ; the receiving thread's
 

@@ -25,8 +25,8 @@ long that the loop should not wait for it.")
 
 (defstruct (parcel (:constructor make-parcel (octets end)) (:copier nil))
   "A long message: OCTETS, of BORROW-OCTETS, up to END."
-  (octets (make-octets 0) :type octets)
-  (end 0 :type index))
+  (octets (make-octets 0) :type octets) ; of BORROW-OCTETS
+  (end 0 :type index))                  ; of the message in them
 
 (declaim (sb-ext:freeze-type parcel))
 
@@ -54,10 +54,10 @@ times what it sends.")
 (defstruct (partial (:copier nil))
   "A message of which a part has arrived: its prefix as far as FILL under 5 tells, then its octets
 in BODY, of BORROW-OCTETS."
-  (prefix (make-octets +prefix-octets+) :type octets)
-  (prefix-fill 0 :type (integer 0 5))
-  (body (load-time-value (make-octets 0)) :type octets)
-  (fill 0 :type index))
+  (prefix (make-octets +prefix-octets+) :type octets) ; as far as PREFIX-FILL tells
+  (prefix-fill 0 :type (integer 0 5))   ; 5 once it is whole
+  (body (load-time-value (make-octets 0)) :type octets) ; of BORROW-OCTETS
+  (fill 0 :type index))                 ; how much of BODY has come
 
 (declaim (sb-ext:freeze-type partial))
 

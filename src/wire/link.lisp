@@ -7,59 +7,48 @@
 
 (defstruct (answers (:copier nil))
   "What server/limit.lisp notes of a link with answers from other threads, or more than its peer
-takes: the octets that are COMING to the loop (atomic), and the calls that are HELD-UP until some
-have left."
-  (coming 0 :type sb-ext:word)
-  (held-up (make-fifo) :type fifo :read-only t))
+takes."
+  (coming 0 :type sb-ext:word)          ; octets on their way to the loop; atomic
+  (held-up (make-fifo) :type fifo :read-only t)) ; calls that wait until some have left
 
 (declaim (sb-ext:freeze-type answers))
 
 (defstruct (ledger (:copier nil))
   "The octets that all links of a server, or of a channel, are charged with."
-  (held 0 :type sb-ext:word))
+  (held 0 :type sb-ext:word))           ; octets; atomic
 
 (declaim (sb-ext:freeze-type ledger))
 
 (defstruct (link (:constructor %make-link (loop options owner ledger)) (:copier nil))
-  "OWNER is the server's hub or the subchannel; CALLS counts the open ones; HELD the octets of
-messages that wait, for their rest or for somebody to take them (held.lisp; atomic); DAMMED is true
-while so much waits that the connection's window is withheld; ARRIVING are the calls that the read
-being worked through has brought messages for; PLACE is where the owner keeps it; LAST-FIELDS is the
-metadata vector of the call before, so that a repeated one is shared; SEAT and GUEST are of
-server/peer.lisp, SHARE and ANSWERS of server/limit.lisp: its place among the peer's connections,
-what its hub knows of the peer, what it has of the reserve once it has had something, and what its
-peer does not take. LIFE to
-QUIET-NS are of life.lisp: when the link began and how old it may get, when we last asked whether
-the peer is there, whether it has been told that it is old, and how many calls it had had when it
-was last seen to be without any new one, and since when that is."
-  (loop nil :type loop:event-loop)
-  (options nil :type options)
-  (owner nil)
+  "One HTTP/2 connection, at either end."
+  (loop nil :type loop:event-loop)      ; that all of it runs on
+  (options nil :type options)           ; its owner's
+  (owner nil)                           ; the server's hub, or the subchannel
   (ledger nil :type ledger)             ; of all links of a server, or of a channel
-  (socket nil :type (or null loop:connection))
-  (http2 nil :type (or null http2:connection))
-  (calls 0 :type fixnum)
-  (held 0 :type sb-ext:word)
-  (dammed nil :type boolean)
-  (arriving '() :type list)
-  (answers nil :type (or null answers))
-  (draining nil :type boolean)
+  (socket nil :type (or null loop:connection)) ; the loop's connection
+  (http2 nil :type (or null http2:connection)) ; the core
+  (calls 0 :type fixnum)                ; open ones
+  (held 0 :type sb-ext:word)            ; octets of messages that wait, see held.lisp; atomic
+  (dammed nil :type boolean)            ; the connection's window is withheld
+  (arriving '() :type list)             ; calls that the read under way has brought messages for
+  (answers nil :type (or null answers)) ; of server/limit.lisp
+  (draining nil :type boolean)          ; it takes no more calls
   (stopped nil :type boolean)           ; the core wants nothing more read until output has left
-  (place 0 :type index)
-  (last-fields #() :type simple-vector)
-  (seat nil)
-  (guest nil)
+  (place 0 :type index)                 ; where the owner keeps it
+  (last-fields #() :type simple-vector) ; the metadata of the call before, to be shared
+  (seat nil)                            ; of server/peer.lisp: its place among the connections
+  (guest nil)                           ; of server/peer.lisp: what its hub knows of the peer
   (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop, see there
   (waiting-calls nil :type (or null ring)) ; whose callbacks wait for one of them to return
-  (share nil :type (or null loop:share))
-  (life nil :type (or null timer))
-  (born-ns 0 :type (unsigned-byte 62))
-  (age-ns 0 :type (unsigned-byte 62))
+  (share nil :type (or null loop:share)) ; of the reserve, see server/limit.lisp
+  (life nil :type (or null timer))      ; of life.lisp, as those until QUIET-NS
+  (born-ns 0 :type (unsigned-byte 62))  ; when it began
+  (age-ns 0 :type (unsigned-byte 62))   ; how old it may get, 0 for no limit
   (keepalive-ns 0 :type (unsigned-byte 62)) ; after such a silence we ask; 0 is never
-  (pinged-ns 0 :type (unsigned-byte 62))
-  (aged nil :type boolean)
-  (quiet-opened -1 :type fixnum)
-  (quiet-ns 0 :type (unsigned-byte 62))
+  (pinged-ns 0 :type (unsigned-byte 62)) ; when we last asked whether the peer is there
+  (aged nil :type boolean)              ; it has been told that it is old
+  (quiet-opened -1 :type fixnum)        ; how many calls it had had when it was last seen idle,
+  (quiet-ns 0 :type (unsigned-byte 62)) ; and since when it has been
   (goaway nil :type (or null string))   ; what a GOAWAY of the peer's has said, if it was an error
   ;; a server's, until it is known what the link speaks: (link octets start end) returns what
   ;; OPENING-DIALECT does

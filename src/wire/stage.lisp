@@ -71,11 +71,12 @@ a stream of it.")
 then, ATTEMPTS the attempts to connect. What a call has of it differs: there TOTALS and ATTEMPTS are
 those of the channel's when the call began to wait, and once DONE what has been added while it
 did."
-  (stage :queue :type symbol)
-  (since-ns 0 :type nanoseconds)
+  (stage :queue :type symbol)           ; of *WAITING-STAGES*
+  (since-ns 0 :type nanoseconds)        ; when it came to STAGE
+  ;; nanoseconds in each stage until then
   (totals (make-array 5 :initial-element 0) :type (simple-vector 5))
-  (attempts 0 :type (unsigned-byte 62))
-  (done nil :type boolean))
+  (attempts 0 :type (unsigned-byte 62)) ; to connect
+  (done nil :type boolean))             ; what it shows is a difference
 
 (declaim (sb-ext:freeze-type wait-clock))
 
