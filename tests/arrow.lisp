@@ -303,6 +303,16 @@ is room for a few more than it names; lower a number when it can be, raise it wi
           (push symbol (gethash used table)))))
     table))
 
+(defun graph-rows ()
+  "For doc/architecture.md: each folder, how many files it has, and the folders that it uses."
+  (loop for folder in (folders)
+        collect (list (format nil "`~A`" folder)
+                      (length (folder-files folder))
+                      (format nil "~{`~A`~^, ~}"
+                              (sort (loop for used being the hash-keys of (names-used folder)
+                                          collect used)
+                                    #'string<)))))
+
 (test arrows-between-folders-are-narrow
   (dolist (folder (folders))
     (loop for used being the hash-keys of (names-used folder) using (hash-value symbols)

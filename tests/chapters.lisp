@@ -115,6 +115,9 @@ with: a function that returns a form and its remark, or TEXT itself at the end."
         (list "doc/transports.md" "<!-- the table is made from the contract"
               '("Operation" "Thread" "Ends" "Default" "What it does")
               #'clgrpc.rpc:contract-table)
+        (list "doc/architecture.md" "<!-- the table is made from the sources"
+              '("Folder" "Files" "Uses")
+              (lambda () (uiop:symbol-call '#:clgrpc.tests.architecture '#:graph-rows)))
         (list "doc/observers.md" "<!-- the table is made from the observations"
               '("what" "arguments" "told when")
               #'clgrpc.rpc:observation-table)
