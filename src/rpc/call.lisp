@@ -320,6 +320,18 @@ Only by the receiving thread."
   (let ((ending (call-ending call)))
     (and ending (ending-outcome ending))))
 
+(defun call-trailers (call)
+  "On a client the trailing metadata of CALL, an alist, nil before it has ended; in a handler the
+trailers it will send. SETFable in a handler. From any thread."
+  (let ((ending (call-ending call)))
+    (cond ((null ending) '())
+          ((plusp (length (ending-trailer-fields ending)))
+           (operate metadata call (ending-trailer-fields ending)))
+          (t (ending-trailers ending)))))
+
+(defun (setf call-trailers) (metadata call)
+  (setf (ending-trailers (ensure-ending call)) (check-metadata metadata)))
+
 (defun call-condition (call)
   "Return the RPC-ERROR that stands for how CALL ended. It must have ended."
   (let ((outcome (or (call-outcome call) (make-outcome))))

@@ -123,18 +123,6 @@ peer's headers; nil if the call ended without any. From any thread."
   (operate await-metadata call)
   (operate metadata call (or (call-fields call) #())))
 
-(defun call-trailers (call)
-  "On a client the trailing metadata of CALL, an alist, nil before it has ended; in a handler the
-trailers it will send. SETFable in a handler. From any thread."
-  (let ((ending (call-ending call)))
-    (cond ((null ending) '())
-          ((plusp (length (ending-trailer-fields ending)))
-           (operate metadata call (ending-trailer-fields ending)))
-          (t (ending-trailers ending)))))
-
-(defun (setf call-trailers) (metadata call)
-  (setf (ending-trailers (ensure-ending call)) (check-metadata metadata)))
-
 (defun send-metadata (call metadata)
   "Send METADATA, an alist, as the initial metadata of CALL, a handler's call, now. Signal MISUSE if
 headers, or a message, were sent already. From any thread."
