@@ -23,6 +23,18 @@
       (host-options (line-host (call-line call)))
       (site-options (call-site call))))
 
+(define-hot (observers-p :inline t) ((line line)) boolean
+  "True if the channel or the server of LINE's call has an observer."
+  (let ((host (line-host line)))
+    (and (or (site-observer (call-site (line-client line)))
+             (and host (host-observer host)))
+         t)))
+
+(defun tell-of-message (call size)
+  "Tell the observers of both ends of a message of SIZE octets that CALL sends."
+  (rpc:observe message-sent (inproc-observer call) call size)
+  (rpc:observe message-received (inproc-observer (other-end call)) (other-end call) size))
+
 (define-hot pass ((call inproc-call) message) (values t index)
   "MESSAGE of CALL as the other end gets it, and its size. Signal what the wire does if it is none
 of the method's messages, or too long."
@@ -30,8 +42,7 @@ of the method's messages, or too long."
     (when (or (> size (options-max-send-octets (sending-options call)))
               (> size (options-max-receive-octets (receiving-options call))))
       (refuse-length call size))
-    (rpc:observe message-sent (inproc-observer call) call size)
-    (rpc:observe message-received (inproc-observer (other-end call)) (other-end call) size)
+    (when (observers-p (call-line call)) (tell-of-message call size))
     (values (if (<= size rpc:+long-octets+)
                 (site-copy (call-site call) message)
                 (copy-in-room (call-site call) call message size (sending-options call)))
