@@ -113,16 +113,16 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
           (make-instance 'inproc-channel :site site)))))
 
 (defun server-channel (server &rest arguments
-                       &key (messages :copy) threads on interceptors call-credentials
+                       &key (messages :copy) threads on interceptors call-credentials observer
                        &allow-other-keys)
   "Return a channel to SERVER, within the image: its stubs call SERVER's handlers on the thread of
 their caller, with the semantics of the wire; doc/in-process.md says what is different. MESSAGES is
 :copy, so that neither side sees the other's later changes, or :share, to pass them as they are.
 With THREADS handlers run on threads of their own, when and as they would over the wire; with ON, an
-event loop of clgrpc.loop, on that. INTERCEPTORS and CALL-CREDENTIALS as for MAKE-CHANNEL, whose
-limits may be given as well. (make-channel \"inproc:NAME\") returns such a channel to the server
-that listens on that address. From any thread; end it with CLOSE-CHANNEL."
-  (declare (ignore messages threads on interceptors call-credentials))
+event loop of clgrpc.loop, on that. INTERCEPTORS, CALL-CREDENTIALS and OBSERVER as for MAKE-CHANNEL,
+whose limits may be given as well. (make-channel \"inproc:NAME\") returns such a channel to the
+server that listens on that address. From any thread; end it with CLOSE-CHANNEL."
+  (declare (ignore messages threads on interceptors call-credentials observer))
   (let ((host (server-host server)))
     (make-inproc-channel (or (host-name host) "inproc:") host nil arguments)))
 

@@ -47,29 +47,22 @@
   (declare (ignore call))
   (make-wire-outlet))
 
-(define-hot (call-wire-parts :inline t) ((call call)) (or null wire-parts)
-  "The parts of CALL, one on the wire, or nil."
-  (the (or null wire-parts) (call-parts call)))
+(defmacro define-wire-part (part documentation)
+  "Define CALL-WIRE-PART and ENSURE-WIRE-PART: what CALL-PART and ENSURE-PART return of calls on the
+wire, whose parts are all of our kind."
+  (flet ((name (control) (intern (format nil control part) '#:clgrpc.wire)))
+    `(progn
+       (define-hot (,(name "CALL-WIRE-~A") :inline t) ((call call)) (or null ,(name "WIRE-~A"))
+         ,(format nil "~A of CALL, one on the wire, or nil." documentation)
+         (the (or null ,(name "WIRE-~A")) (,(name "CALL-~A") call)))
+       (define-hot (,(name "ENSURE-WIRE-~A") :inline t) ((call call)) ,(name "WIRE-~A")
+         ,(format nil "~A of CALL, one on the wire, made now if need be. From any thread."
+                  documentation)
+         (the ,(name "WIRE-~A") (,(name "ENSURE-~A") call))))))
 
-(define-hot (ensure-wire-parts :inline t) ((call call)) wire-parts
-  "As ENSURE-PARTS, of a call on the wire."
-  (the wire-parts (ensure-parts call)))
-
-(define-hot (call-wire-inlet :inline t) ((call call)) (or null wire-inlet)
-  "What comes in for CALL, one on the wire, or nil."
-  (the (or null wire-inlet) (call-inlet call)))
-
-(define-hot (ensure-wire-inlet :inline t) ((call call)) wire-inlet
-  "As ENSURE-INLET, of a call on the wire."
-  (the wire-inlet (ensure-inlet call)))
-
-(define-hot (call-wire-outlet :inline t) ((call call)) (or null wire-outlet)
-  "What goes out of CALL, one on the wire, or nil."
-  (the (or null wire-outlet) (call-outlet call)))
-
-(define-hot (ensure-wire-outlet :inline t) ((call call)) wire-outlet
-  "As ENSURE-OUTLET, of a call on the wire."
-  (the wire-outlet (ensure-outlet call)))
+(define-wire-part parts "The parts")
+(define-wire-part inlet "The inlet")
+(define-wire-part outlet "The outlet")
 
 (define-hot (wire-call-dialect :inline t) ((call call)) (or null dialect)
   "What CALL speaks, or nil if that is gRPC. SETFable before its first message."

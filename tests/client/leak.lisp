@@ -55,7 +55,7 @@ one's stack still has is no garbage."
                      :interceptors (list (lambda (method request options next)
                                            (declare (ignore method))
                                            (funcall next request options))))
-      (is (<= (+ descriptors (* 4 count)) (os:open-descriptor-count)))
+      ;; a collection may have found some by now: that all were open, the events say
       (is-true (collect-until (lambda () (= descriptors (os:open-descriptor-count)))))
       (is (= (* 2 count) (length (events-of :channel-not-closed))))
       (is (equal (grpc:server-address server)
