@@ -120,3 +120,17 @@ whose WATCH never ends."
                                                     (lab:make-note :number 2)))
                    (grpc:await long)))))))
     (is (= 20 (sim:run-seeds #'scenario :count 20)))))
+
+(test keepalive-may-end-what-its-line-cannot-carry-in-time
+  "The PING waits behind 400 KB, 4 KB of them under way at once: seeds 27907 and 159802."
+  (sim:with-simulation (simulation)
+    (flet ((explained-p (size latency-ns)
+             (let ((job (make-job :kind :collect :count 20 :size size :route (make-route)
+                                  :reason "keepalive: no sign of the peer for 4.200 s")))
+               (setf (sim::simulation-most-latency-ns simulation) latency-ns)
+               (silent-p (make-mix :simulation simulation :jobs (vector job) :keepalive t
+                                   :channel-options '(:keepalive-timeout-seconds 4))
+                         job))))
+      (is-true (explained-p 20000 40000000))
+      (is (not (explained-p 20000 1000000)))
+      (is (not (explained-p 1000 40000000))))))

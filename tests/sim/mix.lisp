@@ -498,6 +498,35 @@ of it, and two for them to close, and then what comes is answered by a reset."
                        (not (and (only-drains-p mix)
                                  (or (plusp (job-begins job)) (job-wait-for-ready job))))))))
 
+;;; A PING waits behind what was sent before it, and keepalive for its answer from when it was sent
+;;; for (gRFC A8), whatever becomes of that: so peers do.
+
+(defun line-octets (job)
+  "The octets of JOB's messages, both ways."
+  (* (job-size job)
+     (ecase (job-kind job)
+       (:ask 2)
+       ((:watch :collect) (1+ (job-count job)))
+       (:chat (* 2 (job-count job))))))
+
+(defun slow-line-p (mix job)
+  "True if what the channel of JOB carries may take longer than keepalive waits for an answer: the
+narrowest line has 4096 octets under way, and each packet the longest latency or is lost."
+  (let* ((simulation (mix-simulation mix))
+         (octets (loop for other across (mix-jobs mix)
+                       when (eq (job-route other) (job-route job))
+                         sum (line-octets other)))
+         (packet-ns (+ (sim::simulation-most-latency-ns simulation)
+                       (* sim::+resend-ns+ (sim::simulation-losses simulation) 1/1000))))
+    (<= (seconds-ns (getf (mix-channel-options mix) :keepalive-timeout-seconds))
+        (* 2 packet-ns (ceiling octets 4096)))))
+
+(defun silent-p (mix job)
+  "True if keepalive has ended JOB, and its line may have been too slow for that."
+  (and (mix-keepalive mix)
+       (search "keepalive: no sign of the peer" (job-reason job))
+       (slow-line-p mix job)))
+
 (defun turned-away-p (mix job)
   "True if JOB ended since its server, which ends connections, had done so twice before any call: the
 client waits then before it connects again."
@@ -528,7 +557,7 @@ client waits then before it connects again."
        (unless (or (job-cancelled-ns job) (route-closed-ns (job-route job)))
          (wrong job "nobody cancelled it: ~A" (job-reason job))))
       (:unavailable
-       (unless (or (fault-may-end-p mix job) (turned-away-p mix job))
+       (unless (or (fault-may-end-p mix job) (turned-away-p mix job) (silent-p mix job))
          (wrong job "no fault explains ~A" (job-reason job))))
       ((:internal :unknown :resource-exhausted :unimplemented :aborted :data-loss
         :invalid-argument :out-of-range :permission-denied :unauthenticated
