@@ -511,6 +511,7 @@
                (:file "bench-client")
                (:file "client")
                (:file "testee-connect")
+               (:file "testee-policy")
                (:file "testee")
                (:file "gen")
                (:file "catalogue")

@@ -1,7 +1,8 @@
 ;;;; `testee`: the other end of a public conformance suite that starts the program it judges and
 ;;;; talks to it on standard input and output. For `protobuf` that is the conformance runner of
 ;;;; Protocol Buffers: each request holds a message in one format, each response the same message in
-;;;; another, both with their length in four octets, little-endian, before them.
+;;;; another, both with their length in four octets, little-endian, before them. The others are in
+;;;; testee-connect.lisp and testee-policy.lisp.
 
 (in-package #:clgrpc.tools)
 
@@ -86,7 +87,8 @@ end."
 (defparameter *testees*
   '(("protobuf" . serve-conformance)
     ("connect-server" . serve-connect-suite)
-    ("connect-client" . call-for-connect-suite))
+    ("connect-client" . call-for-connect-suite)
+    ("policy" . be-driven))
   "By their names, functions of the streams that lead to the runner.")
 
 (define-command "testee"
@@ -94,7 +96,7 @@ end."
             (lambda (name)
               (or (cdr (assoc name *testees* :test #'string=))
                   (refuse "there is no ~S, only ~{~A~^, ~}" name (mapcar #'car *testees*))))
-            "What to be: protobuf, connect-server or connect-client."))
+            "What to be: protobuf, connect-server, connect-client or policy."))
      ())
     "Be judged by a public conformance suite on standard input and output. `make conformance`
 fetches and runs the suites."

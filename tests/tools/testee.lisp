@@ -101,3 +101,114 @@
                (is (eq :code-aborted (connect:error-code error)))
                (is (string= "enough" (connect:error-message error))))))
       (grpc:stop-server server))))
+
+;;; The testee of policy scenarios
+
+(defmacro with-lab ((do) &body body)
+  "Evaluate BODY with the function DO, of an op's name and the rest of it as JSON, which returns the
+answer; a channel \"c\" leads to a server of the interop service."
+  (let ((server (gensym "SERVER")) (lab (gensym "LAB")))
+    `(let ((,server (grpc:start-server (make-instance 'tools::interop-service)))
+           (,lab (tools::make-lab)))
+       (flet ((,do (op &optional (rest "{}"))
+                (tools::perform-op ,lab (acons "op" op (base:parse-json rest)))))
+         (unwind-protect
+              (progn (,do "channel" (format nil "{\"name\":\"c\",\"target\":\"~A\"}"
+                                            (grpc:server-address ,server)))
+                     ,@body)
+           (,do "close" "{\"channel\":\"c\"}")
+           (grpc:stop-server ,server))))))
+
+(defun said (answer &rest names)
+  "What ANSWER has as NAMES."
+  (mapcar (lambda (name) (cdr (assoc name answer :test #'string=))) names))
+
+(test a-lab-makes-calls-of-all-kinds
+  (with-lab (ask)
+    (is (equal '("IDLE") (said (ask "state" "{\"channel\":\"c\"}") "state")))
+    (flet ((call (rest)
+             (let ((answer (ask "call" (format nil "{\"channel\":\"c\",\"timeoutMs\":20000~A}"
+                                               rest))))
+               (is (realp (first (said answer "elapsedMs"))))
+               (said answer "code" "message" "received"))))
+      (is (equal '(0 "" 1) (call "")))
+      (is (equal '(0 "" 1) (call ",\"payloadBytes\":1000,\"responseBytes\":2000,\"color\":1")))
+      (is (equal '(0 "" 1) (call ",\"method\":\"server-stream\"")))
+      (is (equal '(0 "" 3) (call ",\"method\":\"server-stream\",\"messages\":3")))
+      (is (equal '(0 "" 1) (call ",\"method\":\"client-stream\",\"messages\":3")))
+      (is (equal '(0 "" 2) (call ",\"method\":\"bidi\",\"messages\":2,\"intervalMs\":20")))
+      (is (equal '(3 0) (remove-if #'stringp (call ",\"responseBytes\":1000000000")))))
+    (is (equal '(:true "READY")
+               (said (ask "awaitState"
+                          "{\"channel\":\"c\",\"want\":[\"READY\"],\"timeoutMs\":9000}")
+                     "ok" "state")))
+    (is (equal '(nil "READY")
+               (said (ask "awaitState"
+                          "{\"channel\":\"c\",\"want\":[\"IDLE\"],\"timeoutMs\":20}")
+                     "ok" "state")))))
+
+(test a-lab-cancels-and-closes
+  (with-lab (ask)
+    (flet ((slow (rest)
+             (let ((answer (ask "call"
+                                (format nil "{\"channel\":\"c\",\"method\":\"server-stream\",~
+                                             \"messages\":2,\"intervalMs\":9000,~A}" rest))))
+               (is (< (first (said answer "elapsedMs")) 8000))
+               (said answer "code"))))
+      (is (equal '(1) (slow "\"cancelAfterMs\":50")))
+      (is (equal '(4) (slow "\"timeoutMs\":50"))))
+    (is (equal '(:true) (said (ask "close" "{\"channel\":\"c\"}") "ok")))
+    (is (equal '("SHUTDOWN") (said (ask "state" "{\"channel\":\"c\"}") "state")))
+    (is (equal '(14) (said (ask "call" "{\"channel\":\"c\"}") "code")))))
+
+(test a-lab-counts-calls
+  (with-lab (ask)
+    (let ((answer (ask "calls" "{\"channel\":\"c\",\"count\":7,\"parallel\":2,
+                                 \"metadata\":{\"x-i\":\"call {i}\"}}")))
+      (is (equal '((("0" . 7)) nil) (said answer "byCode" "byBackend")))
+      (is (apply #'<= (said answer "p50ms" "p99ms" "maxms"))))
+    (is (equal '(nil) (said (ask "calls" "{\"channel\":\"c\"}") "byCode")))))
+
+(test what-a-lab-is-told-of-metadata
+  (is (equal '(:timeout 3/2 :wait-for-ready nil :metadata (("x-a" . "7 of 7")))
+             (tools::lab-call-options
+              (base:parse-json "{\"timeoutMs\":1500,\"waitForReady\":false,
+                                 \"metadata\":{\"X-A\":\"{i} of {i}\"}}")
+              7)))
+  (is (equal '() (tools::lab-call-options '(("timeoutMs" . :null)) 0)))
+  (is (equal '(("a" . "1,2") ("b" . "3"))
+             (tools::joined-texts `(("a" . "1") ("b" . "3") ("a" . "2")
+                                    ("c-bin" . ,(base:octets-of 1)))))))
+
+(test what-a-lab-refuses
+  (with-lab (ask)
+    (signals tools::unsupported-op (ask "dance"))
+    (signals tools::unsupported-op
+      (ask "call" "{\"channel\":\"c\",\"method\":\"no-stream\"}"))
+    (signals base:misuse (ask "state" "{\"channel\":\"d\"}"))
+    (signals base:misuse (ask "call" "{\"channel\":\"c\",\"payloadBytes\":-1}"))
+    (signals base:misuse (ask "calls" "{\"channel\":\"c\",\"parallel\":1001}"))
+    (signals base:misuse (ask "channel" "{\"name\":\"e\",\"target\":\"::\"}"))
+    (signals base:misuse
+      (ask "channel" "{\"name\":\"e\",\"target\":\"a:1\",\"options\":{\"maxReceiveBytes\":-1}}"))))
+
+(test a-lab-answers-line-by-line
+  (uiop:with-temporary-file (:pathname path :type "octets")
+    (with-open-file (out path :direction :output :if-exists :supersede)
+      (format out "{\"id\":1,\"op\":\"hello\"}~2%not json~%{\"id\":2,\"op\":\"dance\"}~%~
+                   {\"id\":3,\"op\":\"state\",\"channel\":\"x\"}"))
+    (uiop:with-temporary-file (:pathname answers :type "octets")
+      (with-open-file (in path :element-type 'base:octet)
+        (with-open-file (out answers :direction :output :if-exists :supersede
+                                     :element-type 'base:octet)
+          (let ((*error-output* (make-broadcast-stream)))
+            (is (= 0 (tools::be-driven in out))))
+          (flet ((lines () (uiop:read-file-lines answers)))
+            (loop repeat 200 until (= 3 (length (lines))) do (sleep 0.05))
+            (is (equal '("{\"id\":1,\"ok\":true}" "{\"id\":2,\"unsupported\":true"
+                         "{\"id\":3,\"error\":\"There is no channel")
+                       (mapcar (lambda (line beginning)
+                                 (subseq line 0 (min (length line) (length beginning))))
+                               (sort (lines) #'string<)
+                               '("{\"id\":1,\"ok\":true}" "{\"id\":2,\"unsupported\":true"
+                                 "{\"id\":3,\"error\":\"There is no channel"))))))))))

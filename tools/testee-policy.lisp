@@ -1,0 +1,370 @@
+;;;; `testee policy`: a client that a runner drives through scenarios of names, addresses, service
+;;;; configs, retries, hedging, balancing and limits. It reads a JSON object a line, an op with its
+;;;; number, and writes another for each: what came of it. Many ops are under way at once, each on a
+;;;; thread of its own. The RPCs are those of grpc.testing.TestService.
+
+(in-package #:clgrpc.tools)
+
+(defconstant +most-ops+ 1000 "How many ops may be under way at once.")
+
+(defconstant +longest-op+ (expt 2 24) "The octets that a line may have.")
+
+(define-condition unsupported-op (clgrpc-error)
+  ((text :initarg :text :reader unsupported-op-text))
+  (:report (lambda (condition stream) (write-string (unsupported-op-text condition) stream)))
+  (:documentation "An op asks for TEXT, which there is not here."))
+
+(defstruct (lab (:copier nil))
+  "A runner, as the testee has it."
+  (output nil :type (or null stream) :read-only t) ; of octets, to it
+  (lock (sb-thread:make-mutex :name "clgrpc lab") :read-only t) ; of OUTPUT and CHANNELS
+  (channels (make-hash-table :test #'equal) :type hash-table :read-only t) ; by their names
+  (places (sb-thread:make-semaphore :count +most-ops+) :read-only t)) ; for further ops
+
+;;; Ops, alists as PARSE-JSON makes them
+
+(defun op-value (op name &optional default)
+  "What OP has as NAME; DEFAULT if that is null or not there."
+  (let ((value (cdr (assoc name op :test #'string=))))
+    (if (member value '(nil :null)) default value)))
+
+(defun op-object (op name)
+  (let ((value (op-value op name)))
+    (unless (listp value) (misuse "~A is an object, not ~S." name value))
+    value))
+
+(defun op-integer (op name &optional default)
+  (let ((value (op-value op name default)))
+    (unless (or (eq value default) (typep value '(integer 0 4294967295)))
+      (misuse "~A is an integer from 0 on, not ~S." name value))
+    value))
+
+(defun op-seconds (op name)
+  "The milliseconds that OP has as NAME in seconds, or nil."
+  (let ((milliseconds (op-integer op name)))
+    (and milliseconds (/ milliseconds 1000))))
+
+;;; Channels
+
+(defparameter *lab-options*
+  '(("dnsServiceConfig" :dns-service-config boolean)
+    ("dnsMinIntervalMs" :resolve-interval-seconds seconds)
+    ("retryEnabled" :retry boolean)
+    ("maxRetryAttempts" :max-attempts count)
+    ("retryBufferBytes" :replay-octets count)
+    ("maxReceiveBytes" :max-receive-octets count)
+    ("idleTimeoutMs" :idle-seconds seconds)
+    ("backoffInitialMs" :backoff-initial-seconds seconds)
+    ("backoffMaxMs" :backoff-maximum-seconds seconds)
+    ("connectTimeoutMs" :connect-timeout-seconds seconds)
+    ("keepaliveTimeMs" :keepalive-seconds seconds)
+    ("keepaliveTimeoutMs" :keepalive-timeout-seconds seconds)
+    ("keepaliveWithoutCalls" :keepalive-without-calls boolean)
+    ("maxConcurrentRequests" :max-concurrent-requests count)
+    ("maxConnectionsPerSubchannelLimit" :max-connections-per-subchannel count))
+  "The options of channels in ops, the rows of the options table they are, and what their values
+are.")
+
+(defun lab-option (options name row kind)
+  "The option NAME, the row ROW of KIND, of the object OPTIONS as a plist; empty if it is not
+there."
+  (let ((value (if (eq kind 'boolean)
+                   (op-value options name)
+                   (op-integer options name))))
+    (cond ((null value) '())
+          ((find-option-row row)
+           (list row (ecase kind
+                       (boolean (eq :true value))
+                       (count value)
+                       (seconds (/ value 1000)))))
+          ((string= name "dnsMinIntervalMs") '())
+          (t (error 'unsupported-op :text name)))))
+
+(defun lab-channel-arguments (op)
+  "The keyword arguments of MAKE-CHANNEL that OP asks for."
+  (let ((options (op-object op "options"))
+        (config (op-value op "serviceConfig")))
+    (append (loop for (name row kind) in *lab-options*
+                  append (lab-option options name row kind))
+            ;; off unless an op says otherwise, as the protocol has it
+            '(:keepalive-seconds 0)
+            (when config (list :service-config (write-json config))))))
+
+(defun open-lab-channel (lab op)
+  "Make the channel that OP asks for."
+  (let ((name (op-value op "name"))
+        (target (op-value op "target")))
+    (let ((arguments (lab-channel-arguments op)))
+      (when (and (getf arguments :service-config) (not (find-package '#:clgrpc.config)))
+        (error 'unsupported-op :text "serviceConfig"))
+      (let ((channel (handler-case (apply #'grpc:make-channel target arguments)
+                       (misuse (condition)
+                         (if (search "only the system's resolver" (princ-to-string condition))
+                             (error 'unsupported-op :text target)
+                             (error condition))))))
+        (sb-thread:with-mutex ((lab-lock lab))
+          (setf (gethash name (lab-channels lab)) channel)))))
+  '(("ok" . :true)))
+
+(defun lab-channel (lab op)
+  (let ((name (op-value op "channel")))
+    (or (sb-thread:with-mutex ((lab-lock lab)) (gethash name (lab-channels lab)))
+        (misuse "There is no channel ~S." name))))
+
+(defun state-name (state)
+  (substitute #\_ #\- (symbol-name state)))
+
+(defun connect-lab-channel (channel)
+  "Have CHANNEL leave :idle, without waiting for what comes of it."
+  (handler-case (grpc:ensure-connected channel :timeout 0)
+    (grpc:rpc-error () nil))
+  '(("ok" . :true)))
+
+(defun await-lab-state (channel op)
+  "Wait for one of the states that OP wants."
+  (let ((want (coerce (op-value op "want" #()) 'list))
+        (end (+ (monotonic-ns) (seconds-ns (or (op-seconds op "timeoutMs") 0)))))
+    (loop for state = (grpc:channel-state channel)
+          for name = (state-name state)
+          for left = (- end (monotonic-ns))
+          do (cond ((member name want :test #'equal)
+                    (return `(("ok" . :true) ("state" . ,name))))
+                   ((or (<= left 0)
+                        (not (grpc:wait-for-state-change channel state
+                                                         :timeout (ns-seconds left))))
+                    (return `(("state" . ,(state-name (grpc:channel-state channel))))))))))
+
+;;; One RPC
+
+(defun zero-payload (octets)
+  (unless (<= octets +max-payload-octets+)
+    (misuse "A payload has at most ~D octets, not ~D." +max-payload-octets+ octets))
+  (zeros octets))
+
+(defun lab-call-options (op index)
+  "The options of the stub that OP asks for; {i} in metadata stands for INDEX."
+  (let ((timeout (op-seconds op "timeoutMs"))
+        (wait (op-value op "waitForReady"))
+        (metadata (op-object op "metadata")))
+    (append (when timeout (list :timeout timeout))
+            (when wait (list :wait-for-ready (eq :true wait)))
+            (when metadata
+              (list :metadata
+                    (loop for (name . value) in metadata
+                          collect (cons (string-downcase name)
+                                        (uiop:frob-substrings value '("{i}")
+                                                              (princ-to-string index)))))))))
+
+(defun send-lab-requests (call op request)
+  "Send REQUEST on CALL as often as OP asks for and at its intervals."
+  (handler-case
+      (loop for rest downfrom (max 1 (op-integer op "messages" 1))
+            while (and (plusp rest)
+                       (null (grpc:call-status call))
+                       (grpc:send call request))
+            do (when (> rest 1) (pause-ms (op-integer op "intervalMs" 0)))
+            finally (grpc:close-send call))
+    ;; who receives sees how the call has ended
+    (grpc:rpc-error () nil)))
+
+(defun begin-lab-call (channel op options)
+  "Begin the RPC that OP asks for on CHANNEL with OPTIONS of its stub; return the call."
+  (let ((method (op-value op "method" "unary"))
+        (payload (zero-payload (op-integer op "payloadBytes" 0)))
+        (size (op-integer op "responseBytes" 0)))
+    (flet ((response-parameters (count interval-us)
+             (loop repeat count
+                   collect (testing:make-response-parameters :size size
+                                                             :interval-us interval-us)))
+           (open-stream (stub request)
+             (let ((call (apply stub channel :open options)))
+               (sb-thread:make-thread #'send-lab-requests :arguments (list call op request)
+                                                          :name "clgrpc lab requests")
+               call)))
+      (cond ((string= method "unary")
+             (apply #'grpc:call-async #'grpc.testing.test-service:unary-call channel
+                    (testing:make-simple-request :response-size size :payload payload) options))
+            ((string= method "server-stream")
+             (apply #'grpc.testing.test-service:streaming-output-call channel
+                    (testing:make-streaming-output-call-request
+                     :payload payload
+                     :response-parameters (response-parameters
+                                           (max 1 (op-integer op "messages" 1))
+                                           (* 1000 (op-integer op "intervalMs" 0))))
+                    options))
+            ((string= method "client-stream")
+             (open-stream #'grpc.testing.test-service:streaming-input-call
+                          (testing:make-streaming-input-call-request :payload payload)))
+            ((string= method "bidi")
+             (open-stream #'grpc.testing.test-service:full-duplex-call
+                          (testing:make-streaming-output-call-request
+                           :payload payload :response-parameters (response-parameters 1 0))))
+            (t (error 'unsupported-op :text method))))))
+
+(defun first-value (name metadata)
+  (let ((value (cdr (assoc name metadata :test #'string=))))
+    (and (stringp value) value)))
+
+(defun joined-texts (metadata)
+  "METADATA as an object: the texts of each key with commas between."
+  (let ((object '()))
+    (loop for (name . value) in metadata
+          for known = (assoc name object :test #'string=)
+          do (cond ((not (stringp value))) ; binary
+                   (known (setf (cdr known) (concatenate 'string (cdr known) "," value)))
+                   (t (push (cons name value) object))))
+    (nreverse object)))
+
+(defun lab-result (call code message received started-ns)
+  "What is said of CALL, nil if there was none, that ended so."
+  (let* ((headers (and call (grpc:call-metadata call)))
+         (trailers (and call (grpc:call-trailers call)))
+         (backend (or (first-value "x-backend" headers) (first-value "x-backend" trailers))))
+    `(("code" . ,code) ("message" . ,message)
+      ,@(when backend `(("backend" . ,backend)))
+      ("elapsedMs" . ,(/ (- (monotonic-ns) started-ns) 1d6))
+      ("received" . ,received)
+      ("trailers" . ,(joined-texts trailers)))))
+
+(defun perform-lab-call (channel op &optional (index 0))
+  "Make the RPC that OP asks for on CHANNEL, the INDEXth of several; return its result."
+  (let ((started-ns (monotonic-ns))
+        (cancel (op-seconds op "cancelAfterMs"))
+        (call nil) (timer nil) (received 0))
+    (unwind-protect
+         (handler-case
+             (progn
+               (setf call (begin-lab-call channel op (lab-call-options op index)))
+               (when cancel
+                 (setf timer (sb-ext:make-timer (lambda () (grpc:cancel call)) :thread t))
+                 (sb-ext:schedule-timer timer (max cancel 1/1000)))
+               (cond ((member (op-value op "method" "unary") '("unary") :test #'string=)
+                      (grpc:await call)
+                      (incf received))
+                     (t (loop while (grpc:receive call) do (incf received))))
+               (lab-result call 0 "" received started-ns))
+           (grpc:rpc-error (error)
+             (lab-result (or call (grpc:rpc-error-call error))
+                         (grpc:status-code (grpc:rpc-error-status error))
+                         (grpc:rpc-error-message error) received started-ns))
+           (misuse (error)
+             (unless (eq :shutdown (grpc:channel-state channel)) (error error))
+             (lab-result nil (grpc:status-code :unavailable) (princ-to-string error) 0
+                         started-ns)))
+      (when timer (sb-ext:unschedule-timer timer)))))
+
+;;; Several RPCs
+
+(defun tally (values)
+  "An object that says how often each of VALUES, strings, occurs."
+  (let ((counts '()))
+    (dolist (value values counts)
+      (let ((known (assoc value counts :test #'string=)))
+        (if known (incf (cdr known)) (push (cons value 1) counts))))))
+
+(defun lab-summary (results)
+  "What is said of the calls that had RESULTS."
+  (let* ((times (sort (map 'vector (lambda (result) (op-value result "elapsedMs")) results) #'<))
+         (count (length times)))
+    (flet ((share (numerator denominator)
+             (if (zerop count)
+                 0
+                 (aref times (min (1- count) (floor (* count numerator) denominator))))))
+      `(("byCode" . ,(tally (loop for result in results
+                                  collect (princ-to-string (op-value result "code")))))
+        ("byBackend" . ,(tally (loop for result in results
+                                     for backend = (op-value result "backend")
+                                     when backend collect backend)))
+        ("p50ms" . ,(share 1 2)) ("p99ms" . ,(share 99 100)) ("maxms" . ,(share 1 1))))))
+
+(defun perform-lab-calls (channel op)
+  "Make the RPCs that OP asks for on CHANNEL."
+  (let* ((count (op-integer op "count" 0))
+         (workers (max 1 (op-integer op "parallel" 1)))
+         (interval-ms (op-integer op "intervalMs" 0))
+         (one (remove "intervalMs" op :key #'car :test #'string=))
+         (lock (sb-thread:make-mutex :name "clgrpc lab calls"))
+         (next 0) (results '()) (trouble nil))
+    (unless (<= workers +most-ops+)
+      (misuse "There are at most ~D workers, not ~D." +most-ops+ workers))
+    (flet ((work ()
+             (handler-case
+                 (loop for first = t then nil
+                       for index = (sb-thread:with-mutex (lock)
+                                     (and (< next count) (null trouble) (1- (incf next))))
+                       while index
+                       do (unless first (pause-ms interval-ms))
+                          (let ((result (perform-lab-call channel one index)))
+                            (sb-thread:with-mutex (lock) (push result results))))
+               (error (error) (setf trouble error)))))
+      (mapc #'sb-thread:join-thread
+            (loop repeat (min workers (max 1 count))
+                  collect (sb-thread:make-thread #'work :name "clgrpc lab worker")))
+      (when trouble (error trouble))
+      (lab-summary results))))
+
+;;; Answers
+
+(defun perform-op (lab op)
+  "Do what OP asks for; return what is said of it."
+  (let ((name (op-value op "op" "")))
+    (flet ((op-p (known) (string= name known))
+           (channel () (lab-channel lab op)))
+      (cond ((op-p "hello") '(("ok" . :true)))
+            ((op-p "channel") (open-lab-channel lab op))
+            ((op-p "call") (perform-lab-call (channel) op))
+            ((op-p "calls") (perform-lab-calls (channel) op))
+            ((op-p "state") `(("state" . ,(state-name (grpc:channel-state (channel))))))
+            ((op-p "connect") (connect-lab-channel (channel)))
+            ((op-p "awaitState") (await-lab-state (channel) op))
+            ((op-p "close") (grpc:close-channel (channel)) '(("ok" . :true)))
+            (t (error 'unsupported-op :text name))))))
+
+(defun tell (lab op answer)
+  "Tell the runner of LAB that ANSWER, an object, has come of OP."
+  (let ((line (string-octets
+               (format nil "~A~%" (write-json (acons "id" (op-value op "id" :null) answer))))))
+    (sb-thread:with-mutex ((lab-lock lab))
+      (write-sequence line (lab-output lab))
+      (finish-output (lab-output lab)))))
+
+(defun answer-op (lab op)
+  "Do what OP asks for and tell the runner of LAB what came of it."
+  (tell lab op (handler-case (perform-op lab op)
+                 (unsupported-op (condition)
+                   `(("unsupported" . :true) ("error" . ,(princ-to-string condition))))
+                 (error (error) `(("error" . ,(princ-to-string error)))))))
+
+(defun take-op (lab op)
+  "Answer OP on a thread of its own; a channel is made before the next op is looked at."
+  (cond ((equal "channel" (op-value op "op")) (answer-op lab op))
+        ((sb-thread:try-semaphore (lab-places lab))
+         (sb-thread:make-thread (lambda ()
+                                  (unwind-protect (answer-op lab op)
+                                    (sb-thread:signal-semaphore (lab-places lab))))
+                                :name "clgrpc lab op"))
+        (t (tell lab op '(("error" . "too many ops are under way"))))))
+
+(defun read-op-line (input)
+  "The octets of the next line of INPUT without its end, or nil if there is none."
+  (let ((line (make-array 256 :element-type 'octet :adjustable t :fill-pointer 0)))
+    (loop for octet = (read-byte input nil)
+          until (member octet '(nil 10))
+          do (when (= (length line) +longest-op+)
+               (misuse "A line has more than ~D octets." +longest-op+))
+             (vector-push-extend octet line)
+          finally (return (if (or octet (plusp (length line)))
+                              (coerce line 'octets)
+                              nil)))))
+
+(defun be-driven (input output)
+  "Do what the lines of the stream INPUT ask for until it ends; say on the stream OUTPUT what came
+of each."
+  (loop with lab = (make-lab :output output)
+        for line = (read-op-line input)
+        while line
+        do (handler-case (unless (every (lambda (octet) (member octet '(9 13 32))) line)
+                           (take-op lab (parse-json line)))
+             ((or json-error limit-exceeded) (error)
+               (format *error-output* "~A~%" error))))
+  0)
