@@ -370,9 +370,19 @@
                (:file "account")
                (:file "traffic")))
 
+(defsystem "clgrpc/config"
+  :description "Service configs, read and checked."
+  :depends-on ("clgrpc/base")
+  :pathname "src/config/"
+  :serial t
+  :components ((:file "package")
+               (:file "condition")
+               (:file "field")
+               (:file "policy")))
+
 (defsystem "clgrpc/client"
   :description "Channels over the network, subchannels, stubs."
-  :depends-on ("clgrpc/wire" "clgrpc/calling" "alexandria")
+  :depends-on ("clgrpc/wire" "clgrpc/calling" "clgrpc/config" "alexandria")
   :pathname "src/client/"
   :serial t
   :components ((:file "package")
@@ -387,6 +397,7 @@
                (:file "attempt")
                (:file "subchannel")
                (:file "core")
+               (:file "switch")
                (:file "pick-first")
                (:file "round-robin")
                (:file "dropped")
@@ -904,6 +915,7 @@
                (:file "resolver")
                (:file "core")
                (:file "pick-first")
+               (:file "switch")
                (:file "subchannel")
                (:file "resend")
                (:file "attempt")

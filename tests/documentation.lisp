@@ -17,7 +17,7 @@
 
 (defparameter *inner-packages*
   '(#:clgrpc.os #:clgrpc.status #:clgrpc.service #:clgrpc.rpc #:clgrpc.calling
-    #:clgrpc.serving #:clgrpc.wire #:clgrpc.client #:clgrpc.server #:clgrpc.inproc
+    #:clgrpc.serving #:clgrpc.wire #:clgrpc.config #:clgrpc.client #:clgrpc.server #:clgrpc.inproc
     #:clgrpc.services)
   "The other packages of src/, whose structures document what is exported of them.")
 

@@ -73,6 +73,12 @@ own, and return true."
 (define-hot tell-attempt-ended ((call client-call) (link link) (status symbol)) link
   "An attempt of CALL on LINK, which is returned, is over."
   (rpc:observe attempt-ended (wire:call-observer call) call (wire:link-peer link) status)
+  (let* ((subchannel (the subchannel (link-owner link)))
+         (listener (subchannel-listener subchannel)))
+    (when listener
+      (funcall listener call subchannel status
+               (let ((ending (and status (rpc:call-ending call))))
+                 (and ending (rpc:ending-trailer-fields ending))))))
   link)
 
 (defun leave-stream (stream)

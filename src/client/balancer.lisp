@@ -1,8 +1,11 @@
 ;;;; Balancers: what decides which server has a call (gRPC's document "Load Balancing"). A balancer
 ;;;; hears of the channel's backends and of its subchannels' states, on the channel's loop, and
-;;;; publishes the channel's state and a picker by one store (PUBLISH of core.lisp). It makes its
-;;;; subchannels by OPEN-SUBCHANNEL, has them connect by CONNECT and gives them up by
-;;;; CLOSE-SUBCHANNEL (subchannel.lisp).
+;;;; publishes a state and a picker by PUBLISH. It makes its subchannels by OPEN-SUBCHANNEL, has
+;;;; them connect by CONNECT and gives them up by CLOSE-SUBCHANNEL (subchannel.lisp).
+;;;;
+;;;; Balancers are a tree: each has a parent, which is the channel's core or another balancer, and
+;;;; publishes to that. A balancer that has children makes them with itself as :PARENT, hands them
+;;;; the backends, and decides in CHILD-PUBLISHED what becomes of what they publish.
 ;;;;
 ;;;; A picker is immutable but for what only picking changes. It is one of
 ;;;;
@@ -36,35 +39,68 @@
   (print-unreadable-object (picker stream :type t)
     (write-string (picker-text picker) stream)))
 
-(defclass balancer ()
-  ((core :initarg :core :reader balancer-core
-         :documentation "The CORE of the channel that it balances."))
-  (:documentation "A policy at work in one channel."))
+(defgeneric parent-core (parent)
+  (:documentation "The CORE of the channel that PARENT, of a balancer, is of."))
 
-(defgeneric update-backends (balancer backends)
-  (:documentation "The channel's servers are BACKENDS, a list that may be empty; some of them may be
-the same as before."))
+(defclass balancer ()
+  ((parent :initarg :parent :reader balancer-parent
+           :documentation "What it publishes to: the channel's CORE or another balancer.")
+   (core :accessor balancer-core
+         :documentation "The CORE of the channel that it balances."))
+  (:documentation "A policy at work in one channel. Each class of a user's has methods of
+UPDATE-BACKENDS and SUBCHANNEL-CHANGED, which call PUBLISH."))
+
+(defmethod initialize-instance :after ((balancer balancer) &key parent)
+  (setf (balancer-core balancer) (parent-core parent)))
+
+(defmethod parent-core ((parent balancer))
+  (balancer-core parent))
+
+;;; What a balancer hears
+
+(defgeneric update-backends (balancer backends config)
+  (:documentation "The servers that BALANCER has are BACKENDS, a list of BACKEND that may be empty;
+some of them may be the same as before. CONFIG is what the policy's parser made of the config that
+is in force. Called once BALANCER is made, and whenever one of the two changes."))
 
 (defgeneric subchannel-changed (balancer subchannel)
   (:documentation "SUBCHANNEL, one of BALANCER's, has another state."))
 
 (defgeneric exit-idle (balancer)
-  (:documentation "The channel, which was idle, is to connect: a call needs it.")
+  (:documentation "A call needs a connection: BALANCER is to connect, if it has published :idle.")
   (:method ((balancer balancer)) nil))
 
-;;; Policies by name
+(defgeneric close-balancer (balancer)
+  (:documentation "BALANCER is not needed any more; its subchannels are closed after this, and what
+it publishes is not heard.")
+  (:method ((balancer balancer)) nil))
 
-(defglobal **policies** '())            ; an alist from keyword to the name of a class
+;;; What a balancer says
 
-(defun register-policy (name class)
-  "Have the policy NAME, a keyword, be that of CLASS, a subclass of BALANCER. From any thread."
-  (sb-ext:atomic-update **policies**
-                        (lambda (policies)
-                          (append (remove name policies :key #'car) (list (cons name class)))))
-  name)
+(defgeneric child-published (parent child state picker)
+  (:documentation "CHILD, a balancer that PARENT has made, is in STATE and has PICKER."))
 
-(defun find-policy (name)
-  "The class of the policy NAME. Signal MISUSE if there is none."
-  (or (cdr (assoc name **policies**))
-      (misuse "There is no policy ~S to balance by; there are ~{~S~^, ~}." name
-              (mapcar #'car **policies**))))
+(defgeneric subchannel-opened (ancestor subchannel)
+  (:documentation "A balancer below ANCESTOR has opened SUBCHANNEL.")
+  (:method (ancestor subchannel)
+    (declare (ignore ancestor subchannel))
+    nil))
+
+(defgeneric subchannel-closed (ancestor subchannel)
+  (:documentation "A balancer below ANCESTOR has closed SUBCHANNEL.")
+  (:method (ancestor subchannel)
+    (declare (ignore ancestor subchannel))
+    nil))
+
+(defun publish (balancer state picker)
+  "Tell what BALANCER is a child of that BALANCER is in STATE, one of :idle, :connecting, :ready and
+:transient-failure, and that calls are picked for by PICKER from now on: nil, so that they wait; a
+subchannel, which has them all; what MAKE-PICKER or MAKE-FAILURE returns. On the channel's loop."
+  (child-published (balancer-parent balancer) balancer state picker))
+
+(defun map-ancestors (function balancer)
+  "Call FUNCTION with each balancer above BALANCER, the nearest first."
+  (declare (type function function))
+  (loop for parent = (balancer-parent balancer) then (balancer-parent parent)
+        while (typep parent 'balancer)
+        do (funcall function parent)))

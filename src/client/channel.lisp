@@ -61,7 +61,7 @@ WITH-CHANNEL."
                           :plaintext-credentials :balance :observer)))
          (observer (rpc:check-observer (getf arguments :observer)))
          (resolver (make-resolver target options))
-         (policy (find-policy balance))
+         (balancing (config:default-policy-config balance))
          (encoding (wire:find-encoding compression))
          (interceptors (rpc:check-interceptors interceptors))
          (authority (channel-authority resolver credentials))
@@ -70,8 +70,9 @@ WITH-CHANNEL."
          (core (make-core :name target :client-loop client-loop
                           :loop (client-loop-loop client-loop) :options options :observer observer
                           :credentials credentials :sink **client-sink**
-                          :encoding encoding :authority authority :resolver resolver)))
-    (setf (core-balancer core) (make-instance policy :core core))
+                          :encoding encoding :authority authority :resolver resolver
+                          :balancing balancing)))
+    (setf (core-balancer core) (make-instance 'switch :parent core))
     (trace-event :channel :channel-made :target target)
     (loop:end-before-save core #'close-core)
     (let ((channel (apply #'make-instance

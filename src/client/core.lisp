@@ -5,7 +5,7 @@
 ;;;; 1. A call that needs a connection wakes an idle channel. Its resolver begins, or is asked anew;
 ;;;;    an answer that is certain to come soon is waited for (ANSWERS-P).
 ;;;; 2. The resolver tells of backends, then and whenever they change; the balancer hears of them.
-;;;; 3. The balancer publishes a state and a picker (PUBLISH), the calls that wait are picked for.
+;;;; 3. The balancer publishes a state and a picker, and the calls that wait are picked for.
 ;;;; 4. A call that finds no stream waits. It is picked for again when a stream ends, a server
 ;;;;    allows more, or another picker is published.
 ;;;;
@@ -104,7 +104,7 @@ ready keep their places when a failure is picked for them."
     (sb-thread:condition-broadcast (core-changed core)))
   (when (core-dropped core) (funcall (core-dropped core))))
 
-(defun publish (core state picker)
+(defun change-picker (core state picker)
   "CORE's channel is in STATE, and its calls are picked for by PICKER from now on."
   (unless (eq :shutdown (core-state core))
     (setf (core-picker core) picker)
@@ -114,11 +114,18 @@ ready keep their places when a failure is picked for them."
         (:idle (wake core))
         ((:ready :transient-failure) (start-waiting core))))))
 
+(defmethod parent-core ((parent core))
+  parent)
+
+(defmethod child-published ((parent core) child state picker)
+  (declare (ignore child))
+  (change-picker parent state picker))
+
 (defun wake (core)
   "The channel is to connect, if it is idle."
   (when (eq :idle (core-state core))
     (dolist (call (waiting-calls core)) (begin-waiting core call))
-    (publish core :connecting nil)
+    (change-picker core :connecting nil)
     (enter-stage core :resolve)
     (cond ((not (core-resolving core))
            (setf (core-resolving core) t
@@ -142,7 +149,7 @@ ready keep their places when a failure is picked for them."
   (stop-back-off (core-back-off core) (core-loop core))
   (forget-failures (core-back-off core))
   (setf (core-resolved core) (and backends t))
-  (update-backends (core-balancer core) backends)
+  (update-backends (core-balancer core) backends (core-balancing core))
   (cond ((null backends)
          (fail-resolving core (format nil "~A has no servers" (core-name core))))
         ((or (shiftf (core-awaiting core) nil)
@@ -162,7 +169,7 @@ ready keep their places when a failure is picked for them."
   "CORE has no backends because of TEXT."
   (setf (core-trouble core) text
         (core-awaiting core) nil)
-  (publish core :transient-failure (make-failure text)))
+  (change-picker core :transient-failure (make-failure text)))
 
 (defun await-resolver (core)
   "Ask CORE's resolver, which has failed, again after a while: when a call needs it, if it answers
@@ -172,7 +179,7 @@ then, else without being asked."
   (start-back-off (core-back-off core) (core-loop core) (core-options core)
                   (lambda ()
                     (cond ((not (eq :transient-failure (core-state core))))
-                          ((answers-p (core-resolver core)) (publish core :idle nil))
+                          ((answers-p (core-resolver core)) (change-picker core :idle nil))
                           (t (resolve-again (core-resolver core)))))))
 
 (defun ask-resolver (core)
@@ -189,7 +196,8 @@ then, else without being asked."
   (quit-resolver (core-resolver core))
   (dolist (call (clear-fifo (core-waiting core)))
     (end-client-call-as call :channel-closed :ended-by :local :sent nil))
-  (mapc #'abandon-subchannel (core-subchannels core)))
+  (mapc #'abandon-subchannel (core-subchannels core))
+  (close-balancer (core-balancer core)))
 
 (defun close-core (core)
   "End CORE, unless that is done, and give up its client loop. Not on its loop."

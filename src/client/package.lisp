@@ -5,7 +5,7 @@
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
                     (#:status #:clgrpc.status) (#:service #:clgrpc.service)
-                    (#:wire #:clgrpc.wire))
+                    (#:wire #:clgrpc.wire) (#:config #:clgrpc.config))
   (:import-from #:sb-ext #:compare-and-swap #:defglobal #:define-load-time-global)
   (:import-from #:clgrpc.status
                   #:rpc-error-message)

@@ -1,19 +1,33 @@
-;;;; The policy pick-first: one subchannel, which has the addresses of all servers and is connected
-;;;; to the first that answers (RFC 8305). The channel's state is the subchannel's, and the
-;;;; subchannel itself is the picker.
+;;;; The policy pick_first: one subchannel, which has the addresses of all servers and is connected
+;;;; to the first that answers (RFC 8305). Its state is the subchannel's, and the subchannel itself
+;;;; is the picker. With shuffleAddressList each list of servers is shuffled first (gRFC A62).
 
 (in-package #:clgrpc.client)
 
 (defclass pick-first (balancer)
   ((subchannel :initform nil :accessor pick-first-subchannel
                :documentation "The only one, or nil while there is no address."))
-  (:documentation "The policy PICK-FIRST."))
+  (:documentation "The policy pick_first."))
 
-(register-policy :pick-first 'pick-first)
+(defun parse-pick-first (object path)
+  "True if lists of servers are to be shuffled."
+  (config:boolean-field object "shuffleAddressList" path))
 
-(defmethod update-backends ((balancer pick-first) backends)
-  (let ((addresses (mapcan (lambda (backend) (copy-list (backend-addresses backend))) backends))
-        (subchannel (pick-first-subchannel balancer)))
+(config:register-policy :pick-first '("pick_first") 'pick-first 'parse-pick-first)
+
+(defun shuffled (backends random-state)
+  "BACKENDS, in an order that RANDOM-STATE gives."
+  (let ((vector (coerce backends 'simple-vector)))
+    (loop for last from (1- (length vector)) above 0
+          do (rotatef (svref vector last) (svref vector (random (1+ last) random-state))))
+    (coerce vector 'list)))
+
+(defmethod update-backends ((balancer pick-first) backends config)
+  (let* ((backends (if config
+                       (shuffled backends (balancer-random balancer))
+                       backends))
+         (addresses (mapcan (lambda (backend) (copy-list (backend-addresses backend))) backends))
+         (subchannel (pick-first-subchannel balancer)))
     (cond ((and subchannel addresses) (change-addresses subchannel addresses))
           (addresses
            (setf (pick-first-subchannel balancer) (open-subchannel balancer addresses)))
@@ -22,12 +36,12 @@
            (close-subchannel subchannel "its addresses are the servers' no more")))))
 
 (defmethod exit-idle ((balancer pick-first))
-  (connect (pick-first-subchannel balancer)))
+  (let ((subchannel (pick-first-subchannel balancer)))
+    (when subchannel (connect subchannel))))
 
 (defmethod subchannel-changed ((balancer pick-first) subchannel)
-  (let ((core (balancer-core balancer))
-        (state (subchannel-state subchannel)))
-    (publish core state
+  (let ((state (subchannel-state subchannel)))
+    (publish balancer state
              (case state
                (:ready subchannel)
-               (:transient-failure (make-failure (subchannel-failure subchannel)))))))
+               (:transient-failure (make-failure (trouble-text subchannel)))))))

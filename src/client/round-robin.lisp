@@ -1,4 +1,4 @@
-;;;; The policy round-robin: a subchannel for each backend, all of them kept connected, and calls by
+;;;; The policy round_robin: a subchannel for each backend, all of them kept connected, and calls by
 ;;;; turns on those that are ready. The channel is :ready while one is; else :connecting while one
 ;;;; may become so that has not just failed; else in :transient-failure. A subchannel that has
 ;;;; failed counts as failed until it is ready again, although it connects anew meanwhile (gRPC's
@@ -10,12 +10,15 @@
   ((subchannels :initform (make-hash-table :test #'equal) :reader round-robin-subchannels
                 :documentation "From a backend's key to its subchannel.")
    (failed :initform (make-hash-table :test #'eq) :reader round-robin-failed
-           :documentation "The subchannels, as keys, that have failed and not been ready since."))
-  (:documentation "The policy ROUND-ROBIN."))
+           :documentation "The subchannels, as keys, that have failed and not been ready since.")
+   (trouble :initform "no server can be reached" :accessor round-robin-trouble
+            :documentation "Why the last of them failed."))
+  (:documentation "The policy round_robin."))
 
-(register-policy :round-robin 'round-robin)
+(config:register-policy :round-robin '("round_robin") 'round-robin)
 
-(defmethod update-backends ((balancer round-robin) backends)
+(defmethod update-backends ((balancer round-robin) backends config)
+  (declare (ignore config))
   (let ((subchannels (round-robin-subchannels balancer))
         (kept (make-hash-table :test #'equal))
         (new '()))
@@ -29,6 +32,7 @@
               (t (push (setf (gethash key kept)
                              (setf (gethash key subchannels)
                                    (open-subchannel balancer (backend-addresses backend)
+                                                    :key key
                                                     :attributes (backend-attributes backend))))
                        new)))))
     (loop for key being the hash-keys of subchannels using (hash-value subchannel)
@@ -52,23 +56,23 @@
      (remhash subchannel (round-robin-failed balancer))
      (publish-turns balancer))
     (:transient-failure
-     (setf (gethash subchannel (round-robin-failed balancer)) t)
+     (setf (gethash subchannel (round-robin-failed balancer)) t
+           (round-robin-trouble balancer) (trouble-text subchannel))
      (publish-turns balancer))))
 
 (defun publish-turns (balancer)
   "Publish what the states of BALANCER's subchannels come to."
-  (let ((core (balancer-core balancer))
-        (subchannels (alexandria:hash-table-values (round-robin-subchannels balancer))))
+  (let ((subchannels (alexandria:hash-table-values (round-robin-subchannels balancer))))
     (flet ((failed-p (subchannel) (gethash subchannel (round-robin-failed balancer))))
       (let ((ready (remove :ready subchannels :key #'subchannel-state :test-not #'eq)))
-        (cond (ready (publish core :ready (turns-picker (coerce ready 'simple-vector)
-                                                          (loop:event-loop-random
-                                                           (core-loop core)))))
+        (cond (ready (publish balancer :ready
+                              (turns-picker (coerce ready 'simple-vector)
+                                            (balancer-random balancer))))
               ((null subchannels))      ; the channel says that it has no servers
               ((every #'failed-p subchannels)
-               (publish core :transient-failure
-                        (make-failure (or (core-trouble core) "no server can be reached"))))
-              (t (publish core :connecting nil)))))))
+               (publish balancer :transient-failure
+                        (make-failure (round-robin-trouble balancer))))
+              (t (publish balancer :connecting nil)))))))
 
 (defun turns-picker (ready random-state)
   "A picker of READY, a vector of subchannels, by turns, from one that RANDOM-STATE gives on. It

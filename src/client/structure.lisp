@@ -32,7 +32,8 @@
   (resolved nil :type boolean)          ; it has told of backends
   (awaiting nil :type boolean)          ; its next answer is to be connected to
   (back-off (make-back-off) :type back-off :read-only t) ; of a resolver that fails
-  (balancer nil :type (or null balancer)) ; that chooses among them
+  (balancing nil :type (or null config:policy-config)) ; the policy that the channel is given
+  (balancer nil :type (or null balancer)) ; that chooses among them, a SWITCH
   (picker nil)                          ; see balancer.lisp; changed by one store
   (state :idle :type connectivity)      ; of the channel
   (subchannels '() :type list)          ; those in use, and those that have calls still
@@ -46,6 +47,14 @@
 (defun core-now (core)
   (loop:event-loop-now (core-loop core)))
 
+(defun balancer-now (balancer)
+  "The time of the turn under way on the loop of BALANCER, in nanoseconds."
+  (core-now (balancer-core balancer)))
+
+(defun balancer-random (balancer)
+  "The random state that BALANCER's choices are of."
+  (loop:event-loop-random (core-loop (balancer-core balancer))))
+
 (define-hot (waiting-calls :inline t) ((core core)) list
   "The calls of CORE that wait for a stream, oldest first."
   (fifo-items (core-waiting core)))
@@ -56,14 +65,30 @@ one. While calls can be made, that others connect is nothing that anybody waits 
   (unless (and (eq :ready (core-state core)) (not (eq :queue stage)))
     (wire:enter-stage (core-clock core) stage (core-now core))))
 
+(defstruct (veto (:constructor make-veto (name state text)) (:copier nil))
+  "Why a subchannel that is connected is not used."
+  (name nil :type symbol :read-only t)  ; of what makes and ends it
+  (state nil :type connectivity :read-only t) ; of the subchannel meanwhile
+  (text "" :type string :read-only t))  ; for people
+
+(defmethod print-object ((veto veto) stream)
+  (print-unreadable-object (veto stream :type t)
+    (format stream "~(~A, ~A~): ~A" (veto-name veto) (veto-state veto) (veto-text veto))))
+
 (defstruct (subchannel (:copier nil))
   "Addresses of one server, or of several that are taken for one, and the connections to one of
 them."
   (core nil :type core :read-only t)    ; of the channel that it is of
   (balancer nil :type balancer :read-only t) ; that hears of its states
   (addresses '() :type list)            ; the kernel's, octets
+  (key "" :type string :read-only t)    ; of the backend that it is for, if it is for one
   (attributes '() :type list)           ; a plist, the backend's
-  (state :idle :type connectivity)      ; of its connections
+  (link-state :idle :type connectivity) ; of its connections
+  (vetoes '() :type list)               ; on its being ready, newest first
+  (state :idle :type connectivity)      ; what the two come to, as its balancer sees it
+  (watchers '() :type list)             ; functions of the subchannel: LINK-STATE has changed
+  (listener nil :type (or null function)) ; told of the end of each attempt, see ADD-LISTENER
+  (note nil)                            ; what its balancer knows of it
   (endeavours 0 :type index)            ; to connect: those under way
   (greeted-by '() :type list)           ; links whose peer has sent no SETTINGS yet
   (links '() :type list)                ; in use, oldest first

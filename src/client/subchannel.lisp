@@ -3,21 +3,26 @@
 ;;;; its balancer says so, and waits between failed attempts. It tells its balancer of its states.
 ;;;; Everything here runs on the channel's loop.
 ;;;;
+;;;; A veto makes a subchannel whose links are ready count as not ready: its server says by its
+;;;; health service that it does not serve, or outlier detection has ejected it.
+;;;;
 ;;;; States, as in gRPC's connectivity document: :idle → :connecting → :ready → :idle when the last
 ;;;; link ends; :connecting → :transient-failure → (back-off) → :idle; :shutdown for good, when the
 ;;;; balancer gives it up or the channel is closed.
 
 (in-package #:clgrpc.client)
 
-(defun open-subchannel (balancer addresses &key attributes)
+(defun open-subchannel (balancer addresses &key attributes (key ""))
   "A new subchannel of BALANCER's to ADDRESSES, the kernel's, which are to be tried in turn. It is
-idle."
+idle. KEY and ATTRIBUTES are its backend's, if it is of one."
   (let* ((core (balancer-core balancer))
          (subchannel (make-subchannel
                       :core core :balancer balancer :addresses addresses :attributes attributes
+                      :key key
                       :keepalive-ns (seconds-ns (options-keepalive-seconds
                                                  (core-options core))))))
     (push subchannel (core-subchannels core))
+    (map-ancestors (lambda (ancestor) (subchannel-opened ancestor subchannel)) balancer)
     subchannel))
 
 (defun subchannel-loop (subchannel)
@@ -26,7 +31,14 @@ idle."
 (defun subchannel-options (subchannel)
   (core-options (subchannel-core subchannel)))
 
-(defun change-state (subchannel state)
+(defun effective-state (subchannel)
+  "The state of SUBCHANNEL as its balancer sees it: that of its links, or while they are ready what
+the newest veto makes of it."
+  (let ((state (subchannel-link-state subchannel))
+        (veto (first (subchannel-vetoes subchannel))))
+    (if (and veto (eq :ready state)) (veto-state veto) state)))
+
+(defun come-to-state (subchannel state)
   "SUBCHANNEL comes to STATE, and its balancer hears of it."
   (trace-event :subchannel :subchannel-changed
                :target (core-name (subchannel-core subchannel))
@@ -34,6 +46,52 @@ idle."
                :from (subchannel-state subchannel) :to state)
   (setf (subchannel-state subchannel) state)
   (subchannel-changed (subchannel-balancer subchannel) subchannel))
+
+(defun change-state (subchannel state)
+  "The links of SUBCHANNEL come to STATE. Its watchers hear of that, then, if its own state is
+another now, its balancer."
+  (setf (subchannel-link-state subchannel) state)
+  (dolist (watcher (subchannel-watchers subchannel))
+    (funcall (the function watcher) subchannel))
+  (review-state subchannel))
+
+(defun review-state (subchannel)
+  "Tell the balancer of SUBCHANNEL if that has come to another state."
+  (let ((state (effective-state subchannel)))
+    (unless (eq state (subchannel-state subchannel)) (come-to-state subchannel state))))
+
+(defun impose-veto (subchannel name state text)
+  "While the links of SUBCHANNEL are ready, its state is STATE, because of TEXT, until LIFT-VETO of
+the same NAME, or another veto. In place of the veto that NAME has already."
+  (setf (subchannel-vetoes subchannel)
+        (cons (make-veto name state text)
+              (remove name (subchannel-vetoes subchannel) :key #'veto-name)))
+  (review-state subchannel))
+
+(defun lift-veto (subchannel name)
+  "The veto of NAME on SUBCHANNEL, if there is one, is over."
+  (setf (subchannel-vetoes subchannel)
+        (remove name (subchannel-vetoes subchannel) :key #'veto-name))
+  (review-state subchannel))
+
+(defun trouble-text (subchannel)
+  "Why SUBCHANNEL, which is in :transient-failure, is not ready."
+  (let ((veto (first (subchannel-vetoes subchannel))))
+    (cond ((and veto (eq :ready (subchannel-link-state subchannel))) (veto-text veto))
+          ((subchannel-failure subchannel))
+          (t "no connection"))))
+
+(defun add-listener (subchannel function)
+  "Have FUNCTION called at the end of each attempt of a call on SUBCHANNEL, after those that are
+called already, with the call, SUBCHANNEL, the attempt's status and its trailers, fields or nil."
+  (declare (type function function))
+  (let ((before (subchannel-listener subchannel)))
+    (setf (subchannel-listener subchannel)
+          (if before
+              (lambda (call subchannel status trailers)
+                (funcall (the function before) call subchannel status trailers)
+                (funcall function call subchannel status trailers))
+              function))))
 
 (defun note-failure (subchannel text)
   (setf (subchannel-failure subchannel) text
@@ -43,14 +101,14 @@ idle."
 
 (defun connect (subchannel)
   "Begin to connect SUBCHANNEL, if it is idle."
-  (when (eq :idle (subchannel-state subchannel))
+  (when (eq :idle (subchannel-link-state subchannel))
     (change-state subchannel :connecting)
     (endeavour subchannel)))
 
 (defun widen (subchannel count)
   "Begin to connect SUBCHANNEL, which is ready, so often that it has COUNT links. A link that does
 not come about is not tried for again."
-  (when (eq :ready (subchannel-state subchannel))
+  (when (eq :ready (subchannel-link-state subchannel))
     (loop repeat (- count (+ (length (subchannel-links subchannel))
                              (length (subchannel-greeted-by subchannel))
                              (subchannel-endeavours subchannel)))
@@ -93,12 +151,12 @@ its time began with that; how long a resolver that pushes has taken is not its b
   (find peer (subchannel-addresses subchannel) :key #'os:address-text :test #'string=))
 
 (defun connected (subchannel transport)
-  (cond ((not (member (subchannel-state subchannel) '(:connecting :ready)))
+  (cond ((not (member (subchannel-link-state subchannel) '(:connecting :ready)))
          (loop:close-transport transport))
         ((not (address-p subchannel (loop:transport-peer transport)))
          ;; they have changed since it was chosen
          (loop:close-transport transport)
-         (when (eq :connecting (subchannel-state subchannel)) (endeavour subchannel)))
+         (when (eq :connecting (subchannel-link-state subchannel)) (endeavour subchannel)))
         (t (begin-link subchannel transport))))
 
 (defun begin-link (subchannel transport)
@@ -140,11 +198,11 @@ many streams it allows."
                    :role :client :peer (wire:link-peer link)
                    :max-concurrent-streams (http2:connection-peer-max-streams
                                             (wire:link-http2 link)))
-      (unless (eq :ready (subchannel-state subchannel)) (change-state subchannel :ready)))))
+      (unless (eq :ready (subchannel-link-state subchannel)) (change-state subchannel :ready)))))
 
 (defun connect-failed (subchannel condition)
   "An attempt has failed: if nothing else may come of those that are under way, SUBCHANNEL waits."
-  (when (and (eq :connecting (subchannel-state subchannel))
+  (when (and (eq :connecting (subchannel-link-state subchannel))
              (zerop (subchannel-endeavours subchannel))
              (null (subchannel-greeted-by subchannel)))
     (wait-for-better-times subchannel (string-right-trim "." (princ-to-string condition)))))
@@ -163,7 +221,7 @@ many streams it allows."
                                        :reason text))))
 
 (defun end-wait (subchannel)
-  (when (eq :transient-failure (subchannel-state subchannel))
+  (when (eq :transient-failure (subchannel-link-state subchannel))
     (stop-back-off (subchannel-back-off subchannel) (subchannel-loop subchannel))
     (change-state subchannel :idle)))
 
@@ -229,7 +287,7 @@ that it is left."
   "True if SUBCHANNEL, which is in use, has no link for calls, nor one that may become one."
   (not (or (subchannel-links subchannel)
            (subchannel-greeted-by subchannel)
-           (eq :shutdown (subchannel-state subchannel)))))
+           (eq :shutdown (subchannel-link-state subchannel)))))
 
 (defun useful-p (subchannel link)
   "True if LINK, which has worked, had a call, other than such as the peer's GOAWAY says it has not
@@ -280,7 +338,7 @@ the second time in a row the next attempt waits."
     (forget-link subchannel link)
     (when (linkless-p subchannel)
       (cond (used (go-on-without subchannel link (wire:link-failure link)))
-            ((and greeting (eq :connecting (subchannel-state subchannel)))
+            ((and greeting (eq :connecting (subchannel-link-state subchannel)))
              (greeting-failed subchannel link))))
     (forget-if-ended subchannel)
     (when (core-dropped core) (funcall (core-dropped core)))))
@@ -306,23 +364,35 @@ once, before calls fail for it."
 
 (defun forget-if-ended (subchannel)
   "SUBCHANNEL, if it is in use no more and has no links, is its channel's no more."
-  (when (and (eq :shutdown (subchannel-state subchannel))
+  (when (and (eq :shutdown (subchannel-link-state subchannel))
              (null (subchannel-leaving subchannel)))
     (let ((core (subchannel-core subchannel)))
       (setf (core-subchannels core) (remove subchannel (core-subchannels core))))))
 
 (defun stop-connecting (subchannel)
   "SUBCHANNEL is in use no more; its balancer knows."
-  (setf (subchannel-state subchannel) :shutdown)
+  (setf (subchannel-link-state subchannel) :shutdown
+        (subchannel-state subchannel) :shutdown)
+  (dolist (watcher (subchannel-watchers subchannel))
+    (funcall (the function watcher) subchannel))
   (stop-back-off (subchannel-back-off subchannel) (subchannel-loop subchannel)))
 
 (defun close-subchannel (subchannel text)
   "The balancer gives SUBCHANNEL up because of TEXT. The calls that it has go on."
+  (map-ancestors (lambda (ancestor) (subchannel-closed ancestor subchannel))
+                 (subchannel-balancer subchannel))
   (stop-connecting subchannel)
   (dolist (link (append (subchannel-links subchannel) (subchannel-greeted-by subchannel)))
     (setf (wire:link-draining link) t)
     (leave-link subchannel link text))
   (forget-if-ended subchannel))
+
+(defun close-subchannels (balancer text)
+  "Give up all subchannels of BALANCER because of TEXT."
+  (dolist (subchannel (core-subchannels (balancer-core balancer)))
+    (when (and (eq balancer (subchannel-balancer subchannel))
+               (not (eq :shutdown (subchannel-link-state subchannel))))
+      (close-subchannel subchannel text))))
 
 (defun abandon-subchannel (subchannel)
   "End SUBCHANNEL and every call on it: the channel is closed."

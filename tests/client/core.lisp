@@ -67,7 +67,7 @@
 another picker is published."
   (with-core (core puppet :pick-first)
     (flet ((publish (function)
-             (client::publish core :ready (client::make-picker function "of a test"))))
+             (client::change-picker core :ready (client::make-picker function "of a test"))))
       (publish (constantly nil))
       (let ((waiting (begin-ask core))
             (patient (begin-ask core :wait-for-ready t)))
@@ -90,7 +90,7 @@ another picker is published."
       (is (null (client::core-subchannels core)))
       (is (null (client::waiting-calls core)))
       ;; nothing changes it any more
-      (client::publish core :ready nil)
+      (client::change-picker core :ready nil)
       (is (eq :shutdown (client::core-state core)))
       (is (eq :unavailable (grpc:call-status (begin-ask core)))))
     (is-true (puppet-ended puppet-of))

@@ -79,9 +79,10 @@
          (core (client::make-core :name "puppet:x" :loop loop :resolver puppet
                                   :options (apply #'make-channel-options options)
                                   :sink client::**client-sink**
+                                  :balancing (clgrpc.config:default-policy-config policy)
                                   :authority (hpack:string-field ":authority" "x"))))
     (setf (client::core-balancer core)
-          (make-instance (client::find-policy policy) :core core))
+          (make-instance 'client::switch :parent core))
     (unwind-protect (funcall function core puppet)
       (client::shut-down core)
       (loop:stop-event-loop loop))))
