@@ -69,7 +69,7 @@ answers is against it, whoever makes room says so."
 (define-hot run-due ((call inproc-call) &optional (message t nil)) null
   "Run the callbacks of CALL that are due, before them that for MESSAGE unless that is nil.
 SCHEDULED is this thread's."
-  (let ((reactions (rpc:ensure-reactions call))
+  (let ((reactions (the rpc:reactions (rpc:call-reactions call)))
         (done nil))
     (unwind-protect
          (with-clean-context ()

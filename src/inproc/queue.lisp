@@ -22,8 +22,7 @@
 (define-hot (room-left-p :inline t) ((call inproc-call)) boolean
   "True if SENDING-ROOM is not used up: mostly nothing at all waits at the other end."
   (let ((inlet (rpc:call-inlet (other-end call))))
-    (or (and inlet
-             (zerop (the index (rpc:inlet-queued-octets inlet)))
+    (or (and (or (null inlet) (zerop (the index (rpc:inlet-queued-octets inlet))))
              (not (eq :waiting (line-phase (call-line call)))))
         (plusp (sending-room call)))))
 
