@@ -372,13 +372,15 @@
 
 (defsystem "clgrpc/config"
   :description "Service configs, read and checked."
-  :depends-on ("clgrpc/base")
+  :depends-on ("clgrpc/status")
   :pathname "src/config/"
   :serial t
   :components ((:file "package")
                (:file "condition")
                (:file "field")
-               (:file "policy")))
+               (:file "policy")
+               (:file "method")
+               (:file "service-config")))
 
 (defsystem "clgrpc/client"
   :description "Channels over the network, subchannels, stubs."
@@ -543,7 +545,7 @@
                "clgrpc/tests/service" "clgrpc/tests/calling" "clgrpc/tests/serving"
                "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
-               "clgrpc/tests/client" "clgrpc/tests/transports" "clgrpc/tests/inproc"
+               "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/transports" "clgrpc/tests/inproc"
                "clgrpc/tests/services"
                "clgrpc/tests/sim" "clgrpc/tests/abuse" "clgrpc/tests/promise"
                "sb-posix" "sb-introspect")
@@ -766,6 +768,18 @@
   :components ((:file "status")
                (:file "timeout")
                (:file "metadata")))
+
+(defsystem "clgrpc/tests/config"
+  :depends-on ("clgrpc/config" "fiveam")
+  :pathname "tests/config/"
+  :serial t
+  :components ((:file "package")
+               (:file "field")
+               (:file "policy")
+               (:file "method")
+               (:file "service-config"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.config)))
 
 (defsystem "clgrpc/tests/service"
   :depends-on ("clgrpc/tests/rpc")

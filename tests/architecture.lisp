@@ -26,7 +26,7 @@
     ("calling" "rpc" :all-of)
     ("serving" "rpc" :all-of)
     ("wire" "rpc" "hpack" "http2" :all-of)
-    ("config" "base")
+    ("config" "status" :all-of)
     ("client" "calling" "config" "wire" :all-of)
     ("server" "serving" "wire" :all-of)
     ("inproc" "calling" "serving" :all-of)

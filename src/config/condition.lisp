@@ -5,10 +5,10 @@
 (define-condition service-config-error (misuse)
   ((path :initarg :path :reader service-config-error-path)) ; methodConfig[0].timeout
   (:report (lambda (condition stream)
-             (format stream "Invalid service config~@[, ~A~]: ~A"
+             (format stream "Invalid service config: ~@[~A ~]~A."
                      (let ((path (service-config-error-path condition)))
                        (and (plusp (length path)) path))
-                     (misuse-text condition))))
+                     (visible-text (misuse-text condition) :limit 1000))))
   (:documentation "A service config is not one. PATH, such as methodConfig[0].timeout, says where,
 and the text what is allowed there. Nothing of the config is in force."))
 

@@ -1,9 +1,18 @@
-;;;; Fields of objects as PARSE-JSON returns them, read as Protocol Buffers' JSON mapping reads
-;;;; them: null counts as absent, numbers may be strings, a name may be written in_snake_case, and
-;;;; fields of other names are ignored. Each reader takes the OBJECT, the NAME of the field in
-;;;; lowerCamelCase, and the PATH of the object, for errors.
+;;;; Fields of the objects in a service config, read as Protocol Buffers' JSON mapping reads them:
+;;;; by their lowerCamelCase name or in_snake_case, null as absent, integers as numbers or strings,
+;;;; durations as strings ("1.5s"). Fields of other names are ignored. Each reader takes the OBJECT,
+;;;; the NAME of the field in lowerCamelCase, and the PATH of the object, for errors.
+;;;;
+;;;; A config is also read from Lisp data. There an object is a plist whose keywords are the names
+;;;; (:max-attempts is maxAttempts), or an alist as PARSE-JSON returns; a list is a list or a
+;;;; vector; true and false are T and NIL; a duration may be a number of seconds; a status may be
+;;;; its keyword; NIL is absent where it is not false. Whether a list is an object is known by who
+;;;; reads it.
 
 (in-package #:clgrpc.config)
+
+(defvar *lisp-source* nil
+  "True while a config is read that is Lisp data, not JSON.")
 
 (defun member-path (path name)
   "The path of the field NAME of the object at PATH."
@@ -13,14 +22,16 @@
   "The path of the element NUMBER, from 0, of the list at PATH."
   (format nil "~A[~D]" path number))
 
-(defun object-p (value)
-  (and (listp value)
-       (every (lambda (member) (and (consp member) (stringp (car member)))) value)))
+(defun shown (value)
+  "VALUE, for an error."
+  (cond (*lisp-source* (bounded-text value :limit 60 :escape t))
+        ((stringp value) (bounded-text value :limit 60 :escape t))
+        ((symbolp value) (if value (string-downcase value) "an object"))
+        ((numberp value) (princ-to-string value))
+        ((vectorp value) "a list")
+        (t "an object")))
 
-(defun check-object (value path)
-  "Return VALUE, which must be an object."
-  (unless (object-p value) (config-error path "an object is expected"))
-  value)
+;;; Objects
 
 (defun snake-case (name)
   "NAME, in lowerCamelCase, in_snake_case."
@@ -29,109 +40,199 @@
           do (when (upper-case-p character) (write-char #\_ stream))
              (write-char (char-downcase character) stream))))
 
-(defun field (object name)
-  "The value of the field NAME of OBJECT, and true if there is one."
-  (let* ((member (or (assoc name object :test #'string=)
-                     (assoc (snake-case name) object :test #'string=)))
-         (value (cdr member)))
-    (if (or (null member) (eq :null value))
-        (values nil nil)
-        (values value t))))
+(defun key-name (key)
+  "The name that KEY of an object is: itself, or that of a keyword in snake case."
+  (if (stringp key) key (substitute #\_ #\- (string-downcase key))))
+
+(defun plist-p (value)
+  "True if VALUE, an object of Lisp data, is a plist, not an alist."
+  (and *lisp-source* (consp value) (keywordp (first value))))
+
+(defun object-p (value)
+  (cond ((not (and (listp value) (ignore-errors (list-length value)))) nil)
+        ((plist-p value)
+         (and (evenp (length value))
+              (loop for key in value by #'cddr always (typep key '(or keyword string)))))
+        (t (every (lambda (member) (and (consp member) (stringp (car member)))) value))))
+
+(defun check-object (value path)
+  "Return VALUE, which must be an object."
+  (unless (object-p value) (config-error path "must be an object, not ~A" (shown value)))
+  value)
+
+(defun object-members (object)
+  "The fields of OBJECT as an alist whose keys are strings or, of a plist, keywords."
+  (if (plist-p object)
+      (loop for (key value) on object by #'cddr collect (cons key value))
+      object))
+
+(defun absent-p (value)
+  "True if VALUE of a field means that it is absent."
+  (or (eq :null value)
+      (and *lisp-source* (null value))))
+
+(defun find-field (object name path)
+  "The value of the field NAME of OBJECT, be it null, and true if there is one. Signal
+SERVICE-CONFIG-ERROR if it is there twice, under whatever names."
+  (let ((found (loop with snake = (snake-case name)
+                     for member in (object-members object)
+                     for text = (key-name (car member))
+                     when (or (string= name text) (string= snake text)) collect member)))
+    (when (rest found) (config-error (member-path path name) "must be there once"))
+    (values (cdr (first found)) (and found t))))
+
+(defun field (object name &optional (path ""))
+  "The value of the field NAME of OBJECT, which is at PATH, and true if there is one."
+  (multiple-value-bind (value present) (find-field object name path)
+    (if (and present (not (absent-p value)))
+        (values value t)
+        (values nil nil))))
 
 (defmacro with-field ((value object name path default) &body body)
   "Evaluate BODY with VALUE bound to the field NAME of OBJECT and PATH to its path, or return
 DEFAULT if there is none."
   (let ((present (gensym "PRESENT")))
-    `(multiple-value-bind (,value ,present) (field ,object ,name)
-       (if ,present
+    `(multiple-value-bind (,value ,present) (find-field ,object ,name ,path)
+       (if (and ,present (not (absent-p ,value)))
            (let ((,path (member-path ,path ,name))) ,@body)
            ,default))))
+
+(defun missing (name path required default)
+  "What a reader returns for the field NAME of the object at PATH, which is absent."
+  (when required (config-error (member-path path name) "must be given"))
+  default)
+
+(defun object-field (object name path)
+  "The field NAME of OBJECT, an object, maybe an empty one, and true if it is there."
+  (with-field (value object name path (values '() nil))
+    (values (check-object value path) t)))
+
+;;; Lists
+
+(defun check-list (value path)
+  "VALUE, at PATH, as a list; it must be one, without null."
+  (let ((items (cond ((and (vectorp value) (not (stringp value))) (coerce value 'list))
+                     ((and *lisp-source* (listp value) (ignore-errors (list-length value))) value)
+                     (t (config-error path "must be a list, not ~A" (shown value))))))
+    (loop for item in items
+          for number from 0
+          when (eq :null item) do (config-error (element-path path number) "must not be null"))
+    items))
 
 (defun list-field (object name path)
   "The field NAME of OBJECT, a list, as a list; empty if it is absent. True as second value if it is
 there."
   (with-field (value object name path (values '() nil))
-    (unless (and (vectorp value) (not (stringp value))) (config-error path "a list is expected"))
-    (values (coerce value 'list) t)))
+    (values (check-list value path) t)))
 
-(defun object-field (object name path)
-  "The field NAME of OBJECT, an object, and true if it is there."
-  (with-field (value object name path (values '() nil))
-    (values (check-object value path) t)))
+;;; Strings and booleans
 
 (defun string-field (object name path &key default)
   "The field NAME of OBJECT, a string, or DEFAULT."
   (with-field (value object name path default)
-    (unless (stringp value) (config-error path "a string is expected"))
+    (unless (stringp value) (config-error path "must be a string, not ~A" (shown value)))
     value))
 
 (defun boolean-field (object name path &key default)
   "The field NAME of OBJECT as T or NIL, or DEFAULT."
-  (with-field (value object name path default)
-    (case value
-      ((t :true) t)
-      (:false nil)
-      (t (config-error path "true or false is expected")))))
+  (multiple-value-bind (value present) (find-field object name path)
+    (cond ((or (not present) (eq :null value)) default)
+          ((or (eq :true value) (and *lisp-source* (eq t value))) t)
+          ((or (eq :false value) (and *lisp-source* (null value))) nil)
+          (t (config-error (member-path path name) "must be true or false, not ~A"
+                           (shown value))))))
+
+;;; Numbers
 
 (defun number-of (value)
-  "The rational that VALUE, a number or a string of one, is, or nil."
+  "The rational that VALUE, a number or a string of one without white space, is, or nil."
   (typecase value
     (real (rational value))
-    (string (let ((number (ignore-errors (parse-json value))))
-              (and (realp number) (rational number))))))
+    (string (let ((number (ignore-errors (parse-json value :max-length 100))))
+              (and (realp number)
+                   (not (find-if (lambda (char) (find char '(#\Space #\Tab #\Newline #\Return)))
+                                 value))
+                   (rational number))))))
 
 (defun number-text (number)
   (if (integerp number) (princ-to-string number) (format nil "~F" number)))
 
-(defun check-range (value minimum maximum path)
-  "Return VALUE, which must not be under MINIMUM nor over MAXIMUM, each nil for no limit."
-  (unless (and (or (null minimum) (>= value minimum))
-               (or (null maximum) (<= value maximum)))
-    (config-error path "~A is out of range, which is~@[ from ~A~]~@[ to ~A~]"
-                  (number-text value)
-                  (and minimum (number-text minimum)) (and maximum (number-text maximum))))
-  value)
+(defun check-number (number value kind minimum maximum above path)
+  "Return NUMBER, which VALUE at PATH is. It must be one, of the KIND that the text says, not under
+MINIMUM nor over MAXIMUM and more than ABOVE, each nil for no limit."
+  (unless (and number
+               (or (null minimum) (>= number minimum))
+               (or (null maximum) (<= number maximum))
+               (or (null above) (> number above)))
+    (config-error path "must be ~A~@[ of more than ~A~]~@[ from ~A~]~@[ to ~A~], not ~A" kind
+                  (and above (number-text above)) (and minimum (number-text minimum))
+                  (and maximum (number-text maximum)) (shown value)))
+  number)
 
-(defun number-field (object name path &key default minimum maximum)
-  "The field NAME of OBJECT, a rational from MINIMUM to MAXIMUM, or DEFAULT."
-  (with-field (value object name path default)
-    (check-range (or (number-of value) (config-error path "a number is expected"))
-                 minimum maximum path)))
+(defun number-field (object name path &key default required minimum maximum above)
+  "The field NAME of OBJECT, a rational from MINIMUM to MAXIMUM and more than ABOVE, where these are
+given; or DEFAULT, unless it is REQUIRED."
+  (with-field (value object name path (missing name path required default))
+    (check-number (number-of value) value "a number" minimum maximum above path)))
 
-(defun integer-field (object name path &key default (minimum 0) (maximum (1- (expt 2 32))))
-  "The field NAME of OBJECT, an integer from MINIMUM to MAXIMUM, or DEFAULT."
-  (with-field (value object name path default)
+(defun integer-field (object name path &key default required (minimum 0) (maximum #xFFFFFFFF))
+  "The field NAME of OBJECT, an integer from MINIMUM to MAXIMUM, or DEFAULT, unless it is REQUIRED.
+A number with a fraction of zero is one."
+  (with-field (value object name path (missing name path required default))
     (let ((number (number-of value)))
-      (unless (integerp number) (config-error path "an integer is expected"))
-      (check-range number minimum maximum path))))
+      (check-number (and (integerp number) number) value "an integer" minimum maximum nil path))))
+
+;;; Durations
+
+(defconstant +longest-seconds+ 315576000000
+  "The longest duration that Protocol Buffers have: ten thousand years.")
+
+(defun digits-number (digits)
+  "The integer that the string DIGITS is, 0 if it is empty; nil if it is none."
+  (cond ((string= "" digits) 0)
+        ((every (lambda (char) (char<= #\0 char #\9)) digits) (parse-integer digits))))
 
 (defun parse-duration (text)
-  "The nanoseconds that TEXT, such as \"1.5s\", is; nil if it is none."
+  "The nanoseconds that TEXT is: decimal digits, at most nine of them after the point, and s, such
+as \"1.5s\" or \".1s\"; nil if it is none."
   (let* ((end (1- (length text)))
          (start (if (and (plusp end) (char= #\- (char text 0))) 1 0))
-         (point (or (position #\. text) end)))
-    (flet ((digits-p (from to) (every #'digit-char-p (subseq text from to))))
-      (when (and (plusp end)
-                 (char= #\s (char text end))
-                 (<= start point)
-                 (<= 1 (- point start) 12)
-                 (digits-p start point)
-                 (<= (- end point) 10)
-                 (or (= point end) (and (> end (1+ point)) (digits-p (1+ point) end))))
-        (* (if (zerop start) 1 -1)
-           (+ (* +ns-per-second+ (parse-integer text :start start :end point))
-              (if (< point end)
-                  (* (parse-integer text :start (1+ point) :end end)
-                     (expt 10 (- 9 (- end point 1))))
-                  0)))))))
+         (point (or (position #\. text :end (max 0 end)) end)))
+    (when (and (plusp end)
+               (char= #\s (char text end))
+               (<= start point)
+               (<= (- point start) 12)
+               (<= (- end point 1) 9)
+               (plusp (- end start (if (< point end) 1 0)))) ; a digit
+      (let ((whole (digits-number (subseq text start point)))
+            (fraction (digits-number (subseq text (min end (1+ point)) end))))
+        (and whole fraction
+             (* (if (zerop start) 1 -1)
+                (+ (* +ns-per-second+ whole)
+                   (* fraction (expt 10 (- 9 (max 0 (- end point 1))))))))))))
 
-(defun duration-field (object name path &key default (minimum 0) maximum)
+(defun duration-text (ns)
+  "NS nanoseconds as a config has them."
+  (multiple-value-bind (seconds rest) (floor ns +ns-per-second+)
+    (format nil "~D~:[.~A~;~*~]s" seconds (zerop rest)
+            (string-right-trim "0" (format nil "~9,'0D" rest)))))
+
+(defun duration-of (value)
+  "The nanoseconds that VALUE is, or nil."
+  (let ((ns (cond ((stringp value) (parse-duration value))
+                  ((and *lisp-source* (realp value))
+                   (round (* (rational value) +ns-per-second+))))))
+    (and ns
+         (<= (abs ns) (* +longest-seconds+ +ns-per-second+))
+         ns)))
+
+(defun duration-field (object name path &key default required (minimum 0) maximum)
   "The field NAME of OBJECT, a duration such as \"1.5s\" from MINIMUM to MAXIMUM, in nanoseconds; or
-DEFAULT."
-  (with-field (value object name path default)
-    (let ((ns (and (stringp value) (parse-duration value))))
-      (unless ns (config-error path "a duration such as \"1.5s\" is expected"))
-      (unless (and (>= ns minimum) (or (null maximum) (<= ns maximum)))
-        (config-error path "~A is out of range, which is from ~Fs~@[ to ~Fs~]" value
-                      (ns-seconds minimum) (and maximum (ns-seconds maximum))))
-      ns)))
+DEFAULT, unless it is REQUIRED. One that NANOSECONDS have no room for becomes the longest."
+  (with-field (value object name path (missing name path required default))
+    (let ((ns (duration-of value)))
+      (unless (and ns (>= ns minimum) (or (null maximum) (<= ns maximum)))
+        (config-error path "must be a duration such as \"1.5s\"~@[ from ~A~]~@[ to ~A~], not ~A"
+                      (and (plusp minimum) (duration-text minimum))
+                      (and maximum (duration-text maximum)) (shown value)))
+      (min ns most-positive-fixnum))))

@@ -3,6 +3,7 @@
 
 (defpackage #:clgrpc.config
   (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:status #:clgrpc.status))
   (:import-from #:sb-ext #:defglobal)
   (:export
    ;; condition.lisp
@@ -13,4 +14,19 @@
    ;; policy.lisp
    #:policy #:policy-keyword #:policy-names #:policy-class #:register-policy #:find-policy
    #:policy-config #:make-policy-config #:policy-config-name #:policy-config-row
-   #:policy-config-value #:parse-balancing #:default-policy-config #:no-fields))
+   #:policy-config-value #:parse-balancing #:default-policy-config #:no-fields
+   ;; method.lisp
+   #:method-config #:method-config-timeout-ns #:method-config-wait-for-ready
+   #:method-config-max-request-octets #:method-config-max-response-octets
+   #:method-config-retry #:method-config-hedging
+   #:make-method-config #:make-retry-policy #:make-hedging-policy
+   #:retry-policy #:retry-policy-max-attempts #:retry-policy-initial-ns
+   #:retry-policy-maximum-ns #:retry-policy-multiplier #:retry-policy-codes
+   #:hedging-policy #:hedging-policy-max-attempts #:hedging-policy-delay-ns
+   #:hedging-policy-codes
+   ;; service-config.lisp
+   #:service-config #:service-config-methods #:service-config-balancing
+   #:service-config-throttling #:service-config-health-service #:service-config-max-connections
+   #:make-service-config
+   #:throttling #:make-throttling #:throttling-max-tokens #:throttling-token-ratio
+   #:parse-service-config #:find-method-config))

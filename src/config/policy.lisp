@@ -71,22 +71,37 @@ such policy."
                             (known-policies)))))
     (parse-policy policy (first (policy-names policy)) '() "")))
 
+(defun named-policy (key)
+  "The policy that KEY means, a name as in JSON or a keyword of Lisp data, or nil."
+  (or (find-policy key)
+      (find-policy (key-name key))))
+
+(defun chosen-policy (element path)
+  "The POLICY-CONFIG that ELEMENT, at PATH, of a list of policies means, or nil and the name of its
+policy if that is not known."
+  (let ((members (object-members (check-object element path))))
+    (unless (= 1 (length members))
+      (config-error path "must be an object with one field, the name of a policy"))
+    (destructuring-bind ((key . object)) members
+      (let ((policy (named-policy key))
+            (path (member-path path (key-name key))))
+        (check-object (if (eq :null object) '() object) path)
+        (if policy
+            (parse-policy policy (key-name key) (if (eq :null object) '() object) path)
+            (values nil (key-name key)))))))
+
 (defun parse-balancing (list path)
   "The POLICY-CONFIG of the first element of LIST, as loadBalancingConfig has them, whose policy is
 known; PATH is that of the list. Signal SERVICE-CONFIG-ERROR if there is none, or if its own config
 is not valid."
-  (loop for element in (coerce list 'list)
+  (loop for element in (check-list list path)
         for number from 0
-        for element-path = (element-path path number)
-        do (unless (= 1 (length (check-object element element-path)))
-             (config-error element-path "an object with one field, a policy's name, is expected"))
-           (destructuring-bind ((name . object)) element
-             (let ((policy (find-policy name))
-                   (path (member-path element-path name)))
-               (when policy
-                 (return (parse-policy policy name
-                                       (check-object (if (eq :null object) '() object) path)
-                                       path)))))
-        finally (config-error path "none of its policies is known; there are ~{~A~^, ~}"
+        for (config unknown) = (multiple-value-list
+                                (chosen-policy element (element-path path number)))
+        do (when config (return config))
+        collect unknown into strangers
+        finally (config-error path "must have a policy that is known, one of ~{~A~^, ~}~@[, not ~
+                                    only ~{~A~^, ~}~]"
                               (mapcan (lambda (policy) (copy-list (policy-names policy)))
-                                      (copy-list **policies**)))))
+                                      (copy-list **policies**))
+                              strangers)))

@@ -1,0 +1,150 @@
+;;;; What a service config says of methods: MethodConfig of service_config.proto, with the retry and
+;;;; hedging policies of gRFC A6.
+
+(in-package #:clgrpc.config)
+
+(deftype status-mask ()
+  "A set of statuses: the bit of each one's number."
+  '(unsigned-byte 17))
+
+(defstruct (retry-policy (:copier nil))
+  "How calls of a method are made again after an attempt has failed (gRFC A6)."
+  (max-attempts 2 :type (unsigned-byte 32) :read-only t) ; all of a call, as the config has it
+  (initial-ns 0 :type nanoseconds :read-only t) ; the longest wait before the second attempt
+  (maximum-ns 0 :type nanoseconds :read-only t) ; the longest wait of all
+  (multiplier 1 :type rational :read-only t) ; by which the wait grows
+  (codes 0 :type status-mask :read-only t)) ; after which another attempt is made
+
+(defstruct (hedging-policy (:copier nil))
+  "How calls of a method are made several times at once (gRFC A6)."
+  (max-attempts 2 :type (unsigned-byte 32) :read-only t) ; all of a call, as the config has it
+  (delay-ns 0 :type nanoseconds :read-only t) ; from one attempt to the next
+  (codes 0 :type status-mask :read-only t)) ; after which the other attempts go on
+
+(defstruct (method-config (:copier nil))
+  "How calls of a method are made."
+  (timeout-ns nil :type (or null nanoseconds) :read-only t) ; the longest that one may take
+  (wait-for-ready :unset :type (member :unset t nil) :read-only t) ; unless the call says
+  (max-request-octets nil :type (or null (unsigned-byte 32)) :read-only t) ; of a message sent
+  (max-response-octets nil :type (or null (unsigned-byte 32)) :read-only t) ; of one received
+  (retry nil :type (or null retry-policy) :read-only t) ; there is no HEDGING then
+  (hedging nil :type (or null hedging-policy) :read-only t)) ; there is no RETRY then
+
+(declaim (sb-ext:freeze-type retry-policy hedging-policy method-config))
+
+(document-functions
+  method-config-timeout-ns "The longest that a call may take, in nanoseconds, or nil."
+  method-config-wait-for-ready "Whether calls wait for ready that do not say: T, NIL or :unset."
+  method-config-max-request-octets "The largest message that may be sent, or nil."
+  method-config-max-response-octets "The largest message that may be received, or nil."
+  method-config-retry "The RETRY-POLICY of the method, or nil."
+  method-config-hedging "The HEDGING-POLICY of the method, or nil.")
+
+(defmethod print-object ((config method-config) stream)
+  (print-unreadable-object (config stream :type t)
+    (format stream "~@[timeout ~A~]~:[~; wait for ready~]~@[ ~A~]~@[ ~A~]"
+            (and (method-config-timeout-ns config)
+                 (duration-text (method-config-timeout-ns config)))
+            (eq t (method-config-wait-for-ready config))
+            (method-config-retry config) (method-config-hedging config))))
+
+;;; Statuses
+
+(defparameter *status-names*
+  (coerce (loop for code to 16
+                collect (substitute #\_ #\- (string-upcase (status:code-status code))))
+          'vector)
+  "The names of google.rpc.Code, by number.")
+
+(defun status-of (item path)
+  "The number of the status that ITEM, at PATH, is: its name, its number or its keyword."
+  (let ((code (typecase item
+                (integer item)
+                (string (position item *status-names* :test #'string=))
+                (keyword (and *lisp-source*
+                              (position (substitute #\_ #\- (string item)) *status-names*
+                                        :test #'string=))))))
+    (unless (typep code '(integer 1 16))
+      (config-error path "must be the name of an error's status, such as UNAVAILABLE, not ~A"
+                    (shown item)))
+    code))
+
+(defun map-numbered (function list path)
+  "Call FUNCTION with each item of LIST, which is at PATH, and the item's own path."
+  (loop for item in list
+        for number from 0
+        do (funcall function item (element-path path number))))
+
+(defun statuses-field (object name path)
+  "The set of the statuses in the field NAME of OBJECT, a list; empty if it is absent."
+  (let ((mask 0))
+    (declare (type status-mask mask))
+    (map-numbered (lambda (item path) (setf mask (logior mask (ash 1 (status-of item path)))))
+                  (list-field object name path) (member-path path name))
+    mask))
+
+;;; Policies
+
+(defun parse-retry-policy (object path)
+  "The RETRY-POLICY that OBJECT, at PATH, is."
+  (let ((codes (statuses-field object "retryableStatusCodes" path)))
+    (when (zerop codes)
+      (config-error (member-path path "retryableStatusCodes") "must name at least one status"))
+    (make-retry-policy
+     :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2)
+     :initial-ns (duration-field object "initialBackoff" path :required t :minimum 1)
+     :maximum-ns (duration-field object "maxBackoff" path :required t :minimum 1)
+     :multiplier (number-field object "backoffMultiplier" path :required t :above 0)
+     :codes codes)))
+
+(defun parse-hedging-policy (object path)
+  "The HEDGING-POLICY that OBJECT, at PATH, is."
+  (make-hedging-policy
+   :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2)
+   :delay-ns (duration-field object "hedgingDelay" path :default 0)
+   :codes (statuses-field object "nonFatalStatusCodes" path)))
+
+;;; Methods
+
+(defun parse-method-config (object path)
+  "The METHOD-CONFIG that OBJECT, at PATH, is."
+  (check-object object path)
+  (flet ((policy (name parser)
+           (multiple-value-bind (policy present) (object-field object name path)
+             (and present (funcall parser policy (member-path path name))))))
+    (let ((retry (policy "retryPolicy" #'parse-retry-policy))
+          (hedging (policy "hedgingPolicy" #'parse-hedging-policy)))
+      (when (and retry hedging)
+        (config-error (member-path path "hedgingPolicy")
+                      "must not be beside a retryPolicy: a method has one of them"))
+      (make-method-config
+       :timeout-ns (duration-field object "timeout" path)
+       :wait-for-ready (boolean-field object "waitForReady" path :default :unset)
+       :max-request-octets (integer-field object "maxRequestMessageBytes" path)
+       :max-response-octets (integer-field object "maxResponseMessageBytes" path)
+       :retry retry :hedging hedging))))
+
+(defun parse-name (object path)
+  "What OBJECT, at PATH, names: the path of a method, \"/S/\" for all of a service, \"\" for all."
+  (check-object object path)
+  (let ((service (string-field object "service" path :default ""))
+        (method (string-field object "method" path :default "")))
+    (cond ((string/= "" service) (format nil "/~A/~A" service method))
+          ((string= "" method) "")
+          (t (config-error (member-path path "service") "must be given, since method is")))))
+
+(defun parse-methods (object)
+  "A table from what the names in the field methodConfig of OBJECT mean to their METHOD-CONFIG."
+  (let ((methods (make-hash-table :test #'equal)))
+    (flet ((enter (item path)
+             (let ((config (parse-method-config item path)))
+               (map-numbered (lambda (name path)
+                               (let ((key (parse-name name path)))
+                                 (when (gethash key methods)
+                                   (config-error path "must not be there twice: ~
+                                                       ~:[~A~;all methods~]"
+                                                 (string= "" key) (string-trim "/" key)))
+                                 (setf (gethash key methods) config)))
+                             (list-field item "name" path) (member-path path "name")))))
+      (map-numbered #'enter (list-field object "methodConfig" "") "methodConfig"))
+    methods))

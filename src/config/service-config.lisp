@@ -1,0 +1,111 @@
+;;;; A service config as a whole (ServiceConfig of service_config.proto; gRFCs A6, A17, A21, A24,
+;;;; A105). It is valid if all that is known of it is; what is not known is ignored.
+
+(in-package #:clgrpc.config)
+
+(defstruct (throttling (:copier nil))
+  "When calls are not made again since too many fail (gRFC A6)."
+  ;; in thousandths of a token
+  (max-tokens 1000 :type (integer 1000 1000000) :read-only t) ; where their count begins
+  (token-ratio 1 :type (integer 1) :read-only t)) ; what a call adds that ends well
+
+(defstruct (service-config (:copier nil))
+  "What a service config says. Immutable."
+  ;; from "/S/M", "/S/" or "" to a METHOD-CONFIG
+  (methods (make-hash-table :test #'equal) :type hash-table :read-only t)
+  (balancing nil :type (or null policy-config) :read-only t) ; nil if it does not say
+  (throttling nil :type (or null throttling) :read-only t) ; nil if it does not say
+  (health-service nil :type (or null string) :read-only t) ; whose health is asked for, or nil
+  (max-connections nil :type (or null (unsigned-byte 32)) :read-only t)) ; of a subchannel, or nil
+
+(declaim (sb-ext:freeze-type throttling service-config))
+
+(document-functions
+  service-config-methods "The table of CONFIG's METHOD-CONFIGs; see FIND-METHOD-CONFIG."
+  service-config-balancing "The POLICY-CONFIG of CONFIG, or nil."
+  service-config-throttling "The THROTTLING of CONFIG, or nil."
+  service-config-health-service "The service whose health CONFIG has asked for, or nil."
+  service-config-max-connections "How many connections a subchannel may have, or nil."
+  throttling-max-tokens "The count of tokens at first, and at most, in thousandths."
+  throttling-token-ratio "What a call that ends well adds, in thousandths of a token.")
+
+(defmethod print-object ((config service-config) stream)
+  (print-unreadable-object (config stream :type t)
+    (format stream "~D methods~@[, ~A~]" (hash-table-count (service-config-methods config))
+            (and (service-config-balancing config)
+                 (policy-config-name (service-config-balancing config))))))
+
+(defun parse-throttling (object path)
+  "The THROTTLING that OBJECT, at PATH, is. Of its ratio what is finer than thousandths is cut off,
+but for the last of them."
+  (make-throttling
+   :max-tokens (* 1000 (integer-field object "maxTokens" path :required t :minimum 1
+                                                              :maximum 1000))
+   :token-ratio (let ((ratio (number-field object "tokenRatio" path :required t :above 0)))
+                  ;; a double is only near the decimal that was meant
+                  (max 1 (floor (round (* ratio 1000000000)) 1000000)))))
+
+(defun parse-deprecated-balancing (object)
+  "The POLICY-CONFIG that the field loadBalancingPolicy of OBJECT names, or nil."
+  (let ((path ""))
+    (with-field (value object "loadBalancingPolicy" path nil)
+      (unless (member value '(0 "UNSPECIFIED" :unspecified) :test #'equal)
+        (let ((policy (typecase value
+                        (string (find-policy (string-downcase value)))
+                        ((eql 1) (find-policy "round_robin"))
+                        (keyword (and *lisp-source* (find-policy value))))))
+          (unless policy
+            (config-error path "must be the name of a policy that is known, such as ROUND_ROBIN, ~
+                                not ~A" (shown value)))
+          (parse-policy policy (first (policy-names policy)) '() path))))))
+
+(defun parse-config-balancing (object)
+  "The POLICY-CONFIG of the config OBJECT, or nil."
+  (multiple-value-bind (list present) (field object "loadBalancingConfig")
+    (if present
+        (parse-balancing list "loadBalancingConfig")
+        (parse-deprecated-balancing object))))
+
+(defun parse-config (object)
+  "The SERVICE-CONFIG that OBJECT is."
+  (check-object object "")
+  (flet ((part (name function)
+           (multiple-value-bind (part present) (object-field object name "")
+             (and present (funcall function part name)))))
+    (make-service-config
+     :methods (parse-methods object)
+     :balancing (parse-config-balancing object)
+     :throttling (part "retryThrottling" #'parse-throttling)
+     :health-service (part "healthCheckConfig"
+                           (lambda (part path) (string-field part "serviceName" path)))
+     :max-connections (part "connectionScaling"
+                            (lambda (part path)
+                              (integer-field part "maxConnectionsPerSubchannel" path
+                                             :minimum 1))))))
+
+(defconstant +longest-config+ (expt 2 20)
+  "The longest service config that is read, in characters. One from DNS has at most 64 KB.")
+
+(defun parse-text (text)
+  "What TEXT says in JSON."
+  (handler-case (parse-json text :max-depth 50 :max-length +longest-config+)
+    (clgrpc-error (error)
+      (config-error "" "must be JSON: ~A" (string-right-trim "." (princ-to-string error))))))
+
+(defun parse-service-config (source)
+  "The SERVICE-CONFIG that SOURCE is: a JSON text as gRPC's service_config.proto has it, or the same
+as a plist, such as (:method-config ((:name ((:service \"a.B\")) :timeout 1.5))). Signal
+SERVICE-CONFIG-ERROR, a MISUSE, with the path of what is wrong. Fields that are not known are
+ignored. From any thread."
+  (check-type source (or string list))
+  (if (stringp source)
+      (parse-config (parse-text source))
+      (let ((*lisp-source* t)) (parse-config source))))
+
+(defun find-method-config (config path)
+  "The METHOD-CONFIG in CONFIG for the method whose path is PATH, \"/S/M\": its own, that of its
+service, that of all methods, or nil."
+  (let ((methods (service-config-methods config)))
+    (or (gethash path methods)
+        (gethash (subseq path 0 (1+ (or (position #\/ path :from-end t) -1))) methods)
+        (gethash "" methods))))

@@ -1,0 +1,90 @@
+;;;; The JSON mapping of Protocol Buffers, field by field, and its like in Lisp data.
+
+(in-package #:clgrpc.tests.config)
+(in-suite :clgrpc.config)
+
+(defun duration (text)
+  "The nanoseconds of a timeout that TEXT is, or :wrong."
+  (handler-case (config:duration-field (list (cons "timeout" text)) "timeout" "")
+    (config:service-config-error () :wrong)))
+
+(test durations
+  (loop for (text ns) in `(("1s" ,+ns-per-second+) ("1.5s" 1500000000) (".1s" 100000000)
+                           ("0.000000001s" 1) ("0s" 0) ("007s" 7000000000) ("3.s" 3000000000)
+                           ("315576000000s" ,most-positive-fixnum))
+        do (is (eql ns (duration text)) "~A" text))
+  (dolist (text '("" "s" "1" ".s" "1.5" "100ms" "1.0000000001s" "-1s" "-.5s" "+1s" "1 s" " 1s"
+                  "1e3s"
+                  "1.-5s" "--1s" "-s" "1s " "315576000001s" "9999999999999s" "٣s" 1 1.5d0 :true
+                  nil))
+    (is (eq :wrong (duration text)) "~S" text)))
+
+(test durations-have-ranges
+  (flet ((read-with (text &rest range)
+           (apply #'config:duration-field (list (cons "d" text)) "d" "x" range)))
+    (is (= 1 (read-with "0.000000001s" :minimum 1)))
+    (signals config:service-config-error (read-with "0s" :minimum 1))
+    (signals config:service-config-error (read-with "2s" :maximum +ns-per-second+))
+    (is (= -5000000000 (read-with "-5s" :minimum (* -10 +ns-per-second+))))))
+
+(defun integer-read (value &rest arguments)
+  "VALUE read as an integer, or :wrong."
+  (handler-case (apply #'config:integer-field (list (cons "n" value)) "n" "" arguments)
+    (config:service-config-error () :wrong)))
+
+(test integers-are-numbers-or-text
+  (loop for (value integer) in '((0 0) (7 7) (4294967295 4294967295) ("12" 12) (3d0 3) ("3.0" 3)
+                                 ("1e2" 100) (:null nil))
+        do (is (eql integer (integer-read value)) "~S" value))
+  (dolist (value '(-1 4294967296 1.5d0 "1.5" "" " 1" "1 " "0x10" "one" :true () #(1)))
+    (is (eq :wrong (integer-read value)) "~S" value))
+  (is (eql 5 (integer-read :null :default 5)))
+  (is (eq :wrong (integer-read :null :required t)))
+  (is (eq :wrong (integer-read 1 :minimum 2)))
+  (is (eq :wrong (integer-read 9 :maximum 8))))
+
+(test numbers
+  (flet ((number-read (value &rest arguments)
+           (handler-case (apply #'config:number-field (list (cons "n" value)) "n" "" arguments)
+             (config:service-config-error () :wrong))))
+    (is (eql 1/2 (number-read 0.5d0)))
+    (is (eql 1/4 (number-read "0.25")))
+    (is (eql -2 (number-read -2)))
+    (is (eq :wrong (number-read "NaN")))
+    (is (eq :wrong (number-read "Infinity")))
+    (is (eq :wrong (number-read 0 :above 0)))
+    (is (eq :wrong (number-read 3 :maximum 2)))
+    (is (eq :wrong (number-read :null :required t)))))
+
+(test names-may-be-written-in-snake-case
+  (is (eql 3 (config:integer-field '(("max_attempts" . 3)) "maxAttempts" "")))
+  (is (eql 3 (config:integer-field '(("other" . 1) ("maxAttempts" . 3)) "maxAttempts" "")))
+  (signals config:service-config-error
+    (config:integer-field '(("max_attempts" . 3) ("maxAttempts" . 3)) "maxAttempts" ""))
+  (signals config:service-config-error
+    (config:integer-field '(("maxAttempts" . :null) ("maxAttempts" . 3)) "maxAttempts" "")))
+
+(test booleans-and-strings
+  (flet ((boolean-read (value)
+           (handler-case (config:boolean-field (list (cons "b" value)) "b" "" :default :unset)
+             (config:service-config-error () :wrong))))
+    (is (eq t (boolean-read :true)))
+    (is (eq nil (boolean-read :false)))
+    (is (eq :unset (boolean-read :null)))
+    (dolist (value '("true" 1 0 () t))
+      (is (eq :wrong (boolean-read value)) "~S" value)))
+  (is (string= "" (config:string-field '(("s" . "")) "s" "")))
+  (is (null (config:string-field '(("s" . :null)) "s" "")))
+  (signals config:service-config-error (config:string-field '(("s" . 1)) "s" "")))
+
+(test lists-and-objects
+  (is (equal '(1 2) (config:list-field '(("l" . #(1 2))) "l" "")))
+  (is (equal '(() t) (multiple-value-list (config:list-field '(("l" . #())) "l" ""))))
+  (is (equal '(() nil) (multiple-value-list (config:list-field '() "l" ""))))
+  (is (equal '(() t) (multiple-value-list (config:object-field '(("o")) "o" ""))))
+  (is (equal '(() nil) (multiple-value-list (config:object-field '(("o" . :null)) "o" ""))))
+  (signals config:service-config-error (config:list-field '(("l" . "text")) "l" ""))
+  (signals config:service-config-error (config:list-field '(("l")) "l" ""))
+  (signals config:service-config-error (config:list-field '(("l" . #(1 :null))) "l" ""))
+  (signals config:service-config-error (config:object-field '(("o" . #())) "o" ""))
+  (signals config:service-config-error (config:object-field '(("o" . 3)) "o" "")))

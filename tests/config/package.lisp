@@ -1,0 +1,41 @@
+;;;; The tests of service configs: what a text or a plist says, and what is wrong with it.
+
+(defpackage #:clgrpc.tests.config
+  (:use #:cl #:clgrpc.base #:fiveam)
+  (:local-nicknames (#:config #:clgrpc.config)))
+
+(in-package #:clgrpc.tests.config)
+
+(def-suite :clgrpc.config :description "Service configs: fields, policies, methods, the whole.")
+
+(defun parse-mine (object path)
+  "The parser of the policy :mine: its share, which must be given."
+  (config:integer-field object "share" path :required t :maximum 100))
+
+(defun call-with-policies (function)
+  "Call FUNCTION while there are the policies plain and mine, and no others."
+  (let ((before config::**policies**))
+    (unwind-protect
+         (progn (setf config::**policies** '())
+                (config:register-policy :plain '("plain" "plain_experimental") 'plain)
+                (config:register-policy :mine '("mine_alone") 'mine 'parse-mine)
+                (funcall function))
+      (setf config::**policies** before))))
+
+(defmacro with-policies (&body body)
+  `(call-with-policies (lambda () ,@body)))
+
+(defun wrong (source)
+  "The path of what is wrong with the config SOURCE and the text about it, or nil if it is right."
+  (handler-case (progn (config:parse-service-config source) nil)
+    (config:service-config-error (error)
+      (values (config:service-config-error-path error)
+              (config:service-config-error-text error)))))
+
+(defun of-method (fields)
+  "A config whose only method has FIELDS, JSON."
+  (format nil "{\"methodConfig\":[{\"name\":[{}],~A}]}" fields))
+
+(defun method-of (source &optional (path "/s/m"))
+  "What the config SOURCE says of the method PATH."
+  (config:find-method-config (config:parse-service-config source) path))

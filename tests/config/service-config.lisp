@@ -1,0 +1,109 @@
+;;;; The config as a whole, from JSON and from Lisp data.
+
+(in-package #:clgrpc.tests.config)
+(in-suite :clgrpc.config)
+
+(test what-is-no-object-is-no-config
+  (dolist (source '("" "[]" "3" "null" "{" "{\"a\":1}}" "{'a':1}" "not json"))
+    (is (equal "" (wrong source)) "~A" source))
+  (is (equal "" (wrong (format nil "{\"a\":\"~A\"}" (make-string 1048576 :initial-element #\x))))
+      "too long")
+  (is (equal "" (wrong (format nil "{\"a\":~V,,,'[A~V,,,']A}" 60 "[" 60 "]"))) "too deep")
+  (is (null (wrong "{}")))
+  (is (null (wrong "{\"methodConfig\":[],\"odd\":{\"a\":[1,null]},\"methodConfigs\":3}"))))
+
+(test throttling
+  (flet ((throttling (fields)
+           (config:service-config-throttling
+            (config:parse-service-config (format nil "{\"retryThrottling\":~A}" fields)))))
+    (loop for (tokens ratio thousandths) in '((10 "0.1" 100) (1000 "2" 2000) (1 "0.001" 1)
+                                              (5 "1.9999" 1999) (5 "\"0.3\"" 300) (5 "0.0001" 1)
+                                              (7 "0.007" 7) (7 "1.1" 1100))
+          for throttling = (throttling (format nil "{\"maxTokens\":~D,\"tokenRatio\":~A}" tokens
+                                               ratio))
+          do (is (= (* 1000 tokens) (config:throttling-max-tokens throttling)))
+             (is (= thousandths (config:throttling-token-ratio throttling)) "~A" ratio))
+    (is (null (throttling "null"))))
+  (loop for (fields member) in '(("{\"tokenRatio\":1}" ".maxTokens")
+                                 ("{\"maxTokens\":0,\"tokenRatio\":1}" ".maxTokens")
+                                 ("{\"maxTokens\":1001,\"tokenRatio\":1}" ".maxTokens")
+                                 ("{\"maxTokens\":-1,\"tokenRatio\":1}" ".maxTokens")
+                                 ("{\"maxTokens\":1.5,\"tokenRatio\":1}" ".maxTokens")
+                                 ("{\"maxTokens\":10}" ".tokenRatio")
+                                 ("{\"maxTokens\":10,\"tokenRatio\":0}" ".tokenRatio")
+                                 ("{\"maxTokens\":10,\"tokenRatio\":-0.1}" ".tokenRatio")
+                                 ("{}" ".maxTokens") ("[]" ""))
+        do (is (equal (format nil "retryThrottling~A" member)
+                      (wrong (format nil "{\"retryThrottling\":~A}" fields)))
+               "~A" fields)))
+
+(test health-and-connections
+  (flet ((health (json) (config:service-config-health-service (config:parse-service-config json)))
+         (connections (json)
+           (config:service-config-max-connections (config:parse-service-config json))))
+    (is (string= "a.S" (health "{\"healthCheckConfig\":{\"serviceName\":\"a.S\"}}")))
+    (is (string= "" (health "{\"healthCheckConfig\":{\"serviceName\":\"\"}}")))
+    (is (null (health "{\"healthCheckConfig\":{}}")))
+    (is (null (health "{}")))
+    (is (eql 3 (connections "{\"connectionScaling\":{\"maxConnectionsPerSubchannel\":3}}")))
+    (is (null (connections "{\"connectionScaling\":{}}"))))
+  (is (equal "healthCheckConfig.serviceName" (wrong "{\"healthCheckConfig\":{\"serviceName\":1}}")))
+  (dolist (count '("0" "-1" "1.5" "\"x\""))
+    (is (equal "connectionScaling.maxConnectionsPerSubchannel"
+               (wrong (format nil "{\"connectionScaling\":{\"maxConnectionsPerSubchannel\":~A}}"
+                              count))))))
+
+(test a-config-may-be-lisp-data
+  (with-policies
+    (let* ((config (config:parse-service-config
+                    '(:method-config ((:name ((:service "a.S" :method "M") (:service "b.T"))
+                                       :timeout 3/2 :wait-for-ready nil
+                                       :retry-policy (:max-attempts 3 :initial-backoff 0.25
+                                                      :max-backoff "1s" :backoff-multiplier 1.5
+                                                      :retryable-status-codes
+                                                      (:unavailable "ABORTED")))
+                                      (:name (()) :wait-for-ready t))
+                      :retry-throttling (:max-tokens 10 :token-ratio 1/10)
+                      :health-check-config (:service-name "a.S")
+                      :connection-scaling (:max-connections-per-subchannel 2)
+                      :load-balancing-config ((:odd nil) (:mine (:share 3)) (:plain nil)))))
+           (method (config:find-method-config config "/a.S/M"))
+           (retry (config:method-config-retry method)))
+      (is (= 1500000000 (config:method-config-timeout-ns method)))
+      (is (null (config:method-config-wait-for-ready method)))
+      (is (eq t (config:method-config-wait-for-ready (config:find-method-config config "/c/d"))))
+      (is (= 250000000 (config:retry-policy-initial-ns retry)))
+      (is (= 3/2 (config:retry-policy-multiplier retry)))
+      (is (= (logior (ash 1 14) (ash 1 10)) (config:retry-policy-codes retry)))
+      (is (= 100 (config:throttling-token-ratio (config:service-config-throttling config))))
+      (is (eql 2 (config:service-config-max-connections config)))
+      (is (string= "a.S" (config:service-config-health-service config)))
+      (is (eq :mine (config:policy-keyword
+                     (config:policy-config-row (config:service-config-balancing config)))))
+      (is (eql 3 (config:policy-config-value (config:service-config-balancing config)))))
+    ;; what PARSE-JSON has made of a text
+    (is (eql 3 (config:service-config-max-connections
+                (config:parse-service-config
+                 '(("connectionScaling" . (("maxConnectionsPerSubchannel" . 3))))))))
+    (is (null (wrong '())))
+    (loop for (source path) in '(((:method-config ((:name (()) :timeout -1)))
+                                  "methodConfig[0].timeout")
+                                 ((:method-config ((:name (()) :wait-for-ready 1)))
+                                  "methodConfig[0].waitForReady")
+                                 ((:method-config ((:name (())) . :x)) "methodConfig")
+                                 ((:method-config (:name (()))) "methodConfig[0]")
+                                 ((:retry-throttling (:max-tokens 10)) "retryThrottling.tokenRatio")
+                                 ((:load-balancing-config ((:mine nil)))
+                                  "loadBalancingConfig[0].mine.share")
+                                 ((:method-config) "")
+                                 ((1 2) ""))
+          do (is (equal path (wrong source)) "~S" source))
+    (signals type-error (config:parse-service-config 3))))
+
+(test errors-say-where-and-what
+  (let ((text (handler-case (config:parse-service-config (retry-with '|maxAttempts| "1"))
+                (config:service-config-error (error) (princ-to-string error)))))
+    (is (string= "Invalid service config: methodConfig[0].retryPolicy.maxAttempts "
+                 (subseq text 0 64)))
+    (is (string= "must be an integer from 2 to 4294967295, not 1." (subseq text 64))))
+  (is (search "line 1" (nth-value 1 (wrong "{]")))))
