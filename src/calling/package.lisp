@@ -7,8 +7,8 @@
   (:import-from #:clgrpc.loop #:cancel #:future-done-p #:await #:attach)
   (:import-from #:clgrpc.rpc
                 #:call #:call-condition #:call-deadline #:call-path #:call-rpc-method
-                #:call-status #:check-message #:client-p #:close-send #:on-writable #:operate
-                #:reply #:retry-call #:send #:try-send #:wait-for-call)
+                #:call-status #:check-message #:client-p #:close-send #:never #:on-writable
+                #:operate #:reply #:retry-call #:send #:try-send #:wait-for-call)
   (:import-from #:clgrpc.service
                 #:*call* #:channel #:invoke #:rpc-method #:rpc-method-kind #:rpc-method-path
                 #:rpc-method-request-type)
@@ -20,6 +20,6 @@
    #:channel-plaintext-credentials #:channel-secure-p #:channel-state #:channel-target
    #:check-call-options #:client-loop #:client-loop-loop #:client-loop-reserve #:close-channel
    #:credentials-metadata #:drive-for #:end-elsewhere #:ensure-connected #:fail-or-retry
-   #:interception #:never #:only-request #:pump-requests #:release-client-loop
+   #:interception #:only-request #:pump-requests #:release-client-loop
    #:release-timer-loop #:report-dropped #:request-generator #:send-requests
    #:wait-for-state-change #:when-dropped))

@@ -46,11 +46,6 @@ RETRY-CALL return what another call returns."
       :report "Make the call again."
       (apply #'invoke channel method request options))))
 
-(defun never (call)
-  "What a waiter waits for who waits for the end of CALL."
-  (declare (ignore call))
-  nil)
-
 ;;; Streams of requests
 
 (defun request-generator (request)

@@ -20,7 +20,7 @@
                   #:interception #:credentials-metadata #:client-loop #:client-loop-loop
                   #:client-loop-reserve #:acquire-client-loop #:release-client-loop #:drive-for
                   #:when-dropped #:report-dropped #:end-elsewhere #:check-call-options
-                  #:absolute-deadline #:request-generator #:only-request #:fail-or-retry #:never
+                  #:absolute-deadline #:request-generator #:only-request #:fail-or-retry
                   #:send-requests #:pump-requests)
   (:import-from #:clgrpc.wire #:call-attempts
                 #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop

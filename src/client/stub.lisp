@@ -125,7 +125,7 @@ and wait for the end of CALL. If this is left otherwise, at whatever moment, can
          (sb-sys:with-local-interrupts
            (when generator
              (send-requests call (if at-once (sending-at-once call generator) generator)))
-           (rpc:wait-for-call call #'never))
+           (rpc:wait-for-call call #'rpc:never))
       (operate leave call))))
 
 (defun reply-of (call)

@@ -111,7 +111,7 @@ go on."
   (unless (connection-closed-p connection)
     (end-connection connection +no-error+ "the peer closed the connection")))
 
-(defun connection-stop-reading-p (connection)
+(define-hot (connection-stop-reading-p :inline t) ((connection connection)) boolean
   "True if the owner should not read more for CONNECTION until its output has been sent: the peer
 does not take our answers, or the connection is finished."
   (or (connection-closed-p connection)

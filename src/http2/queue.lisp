@@ -12,7 +12,7 @@
 
 (in-package #:clgrpc.http2)
 
-(define-hot stream-queue-empty-p ((stream stream)) boolean
+(define-hot (stream-queue-empty-p :inline t) ((stream stream)) boolean
   "True if nothing is queued on STREAM: all that was sent is in the output or gone."
   (zerop (stream-queued-octets stream)))
 

@@ -126,7 +126,7 @@ If this is left otherwise, cancel the call."
          (progn
            (when (eq :waiting (line-phase line))
              (begin-for-receiver line))
-           (rpc:wait-for-call client #'calling:never))
+           (rpc:wait-for-call client #'rpc:never))
       (operate leave client))
     (values (line-reply line) client)))
 

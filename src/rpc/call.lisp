@@ -185,6 +185,11 @@ nobody sleeps."
     (when (plusp (gate-sleepers gate)) (os:wake-futex futex)))
   nil)
 
+(defun never (call)
+  "What a waiter waits for who waits for the end of CALL."
+  (declare (ignore call))
+  nil)
+
 (defun wait-for-call (call ready-p)
   "Wait until (funcall READY-P CALL) is true or CALL has ended; return what it returned last. Either
 this thread drives CALL's loop meanwhile, or it parks, after handing over the loop that it runs

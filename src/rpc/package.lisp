@@ -29,7 +29,7 @@
    #:ensure-outlet #:ensure-parts #:ensure-reactions #:error-condition #:filter-messages
    #:filtered #:finish #:flaw #:gate-ringer #:incoming-type #:inlet #:inlet-filter
    #:inlet-queued-octets #:inlet-received #:intent-metadata #:intent-wait-for-ready
-   #:make-arrival #:make-observer #:may-send-p #:message-due-p #:notify #:notify-sleeper
+   #:make-arrival #:make-observer #:may-send-p #:message-due-p #:never #:notify #:notify-sleeper
    #:observation-table #:observe #:observer #:on-cancel #:on-end #:on-half-close #:on-message
    #:on-writable #:operate #:operations #:outcome #:outcome-details #:outcome-message
    #:outcome-stage #:outcome-unsent #:outgoing #:outgoing-metadata #:outgoing-type #:outlet

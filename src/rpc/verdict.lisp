@@ -100,7 +100,7 @@ INITARGS as for MAKE-RPC-ERROR."
                '(:unary :server-streaming))
        t))
 
-(define-hot flaw ((call call) (count index) unfinished) symbol
+(define-hot (flaw :inline t) ((call call) (count index) unfinished) symbol
   "The verdict for CALL on the COUNT messages that its peer, which says that it has done, has sent,
 or nil if they are as many as they should be. UNFINISHED is true if another has begun."
   (let ((client-p (client-p call)))

@@ -2,30 +2,38 @@
 
 (in-package #:clgrpc.wire)
 
-(define-hot start-deadline ((call wire-call)) null
-  "If CALL has a deadline, have it end when that passes. On the loop."
-  (when (plusp (call-deadline call))
-    (let ((timer (make-timer #'deadline-passed call)))
-      (setf (wire-parts-timer (ensure-wire-parts call)) timer)
-      (schedule-timer (loop:event-loop-wheel (wire-call-loop call)) timer (call-deadline call))))
-  nil)
-
 (defun deadline-passed (call)
   "The timer of the deadline of CALL: end it, if it has not."
   (abort-as call :deadline-passed))
 
-(define-hot stop-timers ((call wire-call)) null
+(define-hot schedule-deadline ((call wire-call)) null
+  "Have CALL end when its deadline passes. On the loop."
+  (let ((timer (make-timer #'deadline-passed call)))
+    (setf (wire-parts-timer (ensure-wire-parts call)) timer)
+    (schedule-timer (loop:event-loop-wheel (wire-call-loop call)) timer (call-deadline call)))
+  nil)
+
+(define-hot (start-deadline :inline t) ((call wire-call)) null
+  "If CALL has a deadline, have it end when that passes. On the loop."
+  (when (plusp (call-deadline call)) (schedule-deadline call))
+  nil)
+
+(define-hot stop-timers-of ((call wire-call) (parts wire-parts)) null
+  "See STOP-TIMERS; PARTS are CALL's."
+  (let ((wheel (loop:event-loop-wheel (wire-call-loop call)))
+        (reactions (wire-parts-reactions parts)))
+    (when (wire-parts-timer parts)
+      (cancel-timer wheel (shiftf (wire-parts-timer parts) nil)))
+    (when reactions
+      (dolist (timer (shiftf (reactions-timers reactions) '()))
+        (cancel-timer wheel timer))))
+  nil)
+
+(define-hot (stop-timers :inline t) ((call wire-call)) null
   "CALL has ended: no timer of it is needed any more. A peer may make and cancel calls without end
 whose timers would be due much later."
   (let ((parts (call-wire-parts call)))
-    (when parts
-      (let ((wheel (loop:event-loop-wheel (wire-call-loop call)))
-            (reactions (wire-parts-reactions parts)))
-        (when (wire-parts-timer parts)
-          (cancel-timer wheel (shiftf (wire-parts-timer parts) nil)))
-        (when reactions
-          (dolist (timer (shiftf (reactions-timers reactions) '()))
-            (cancel-timer wheel timer))))))
+    (when parts (stop-timers-of call parts)))
   nil)
 
 (defun wire-after (call seconds function)

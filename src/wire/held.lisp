@@ -83,11 +83,15 @@ holds too much."
     (when (plusp held) (discharge call held)))
   nil)
 
-(define-hot release-call ((call wire-call)) null
+(define-hot release-inlet ((call wire-call) (inlet wire-inlet)) null
+  "See RELEASE-CALL; INLET is CALL's."
+  (release-held call)
+  (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; atomic, hence a raw word
+    (discharge call (uncharge inlet (inlet-queued-octets inlet))))
+  nil)
+
+(define-hot (release-call :inline t) ((call wire-call)) null
   "CALL's stream is closed: its link is charged with nothing of it any more."
   (let ((inlet (call-wire-inlet call)))
-    (release-held call)
-    (when inlet
-      (locally (declare (sb-ext:muffle-conditions sb-ext:compiler-note)) ; atomic, hence a raw word
-        (discharge call (uncharge inlet (inlet-queued-octets inlet))))))
+    (when inlet (release-inlet call inlet)))
   nil)
