@@ -408,6 +408,7 @@
                (:file "call")
                (:file "transport")
                (:file "channel")
+               (:file "description")
                (:file "stub")))
 
 (defsystem "clgrpc/server"
@@ -935,6 +936,7 @@
                (:file "attempt")
                (:file "observer")
                (:file "round-robin")
+               (:file "description")
                (:file "future")
                (:file "flow")
                (:file "interceptor")

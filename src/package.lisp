@@ -74,7 +74,8 @@
                   #:filter-messages #:call-rpc-method #:*debug-on-error* #:return-status
                   #:cancel-call #:retry-handler #:retry-call #:rpc-error-stages)
   (:import-from #:clgrpc.calling
-                  #:close-channel #:channel-target #:channel-state #:ensure-connected
+                  #:close-channel #:channel-target #:channel-state #:channel-addresses
+                  #:ensure-connected
                   #:wait-for-state-change #:call-async #:bearer-token)
   (:import-from #:clgrpc.serving
                   #:server)

@@ -17,6 +17,7 @@
                 #:make-rpc-error #:rpc-error)
   (:export
    #:absolute-deadline #:acquire-client-loop #:acquire-timer-loop #:bearer-token #:call-async
+   #:channel-addresses
    #:channel-plaintext-credentials #:channel-secure-p #:channel-state #:channel-target
    #:check-call-options #:client-loop #:client-loop-loop #:client-loop-reserve #:close-channel
    #:credentials-metadata #:drive-for #:end-elsewhere #:ensure-connected #:fail-or-retry

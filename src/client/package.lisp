@@ -15,7 +15,8 @@
                   #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
                   #:call-incoming #:end-call #:notify #:operate #:cancel)
   (:import-from #:clgrpc.calling
-                  #:close-channel #:channel-target #:channel-state #:channel-secure-p
+                  #:close-channel #:channel-target #:channel-state #:channel-addresses
+                  #:channel-secure-p
                   #:channel-plaintext-credentials #:ensure-connected #:wait-for-state-change
                   #:interception #:credentials-metadata #:client-loop #:client-loop-loop
                   #:client-loop-reserve #:acquire-client-loop #:release-client-loop #:drive-for

@@ -98,7 +98,10 @@ them."
   (useless 0 :type (integer 0 2))       ; so many connections in a row were of no use, or more
   (keepalive-ns 0 :type nanoseconds)    ; of its links; more after too_many_pings
   (back-off (make-back-off) :type back-off :read-only t) ; between attempts to connect
-  (failure nil :type (or null string))) ; the text of the last failed attempt
+  (failure nil :type (or null string))  ; the text of the last failed attempt
+  (failed-connects 0 :type (unsigned-byte 62)) ; how often all addresses were tried in vain
+  (former-streams 0 :type (unsigned-byte 62)) ; that the links had that have gone
+  (failures 0 :type (unsigned-byte 62))) ; attempts of calls that ended with another status than :ok
 
 (declaim (sb-ext:freeze-type subchannel))
 

@@ -211,6 +211,7 @@ many streams it allows."
   "SUBCHANNEL, which has no connection because of TEXT, is to make its next attempt after a while."
   (let ((core (subchannel-core subchannel)))
     (note-failure subchannel text)
+    (incf (subchannel-failed-connects subchannel))
     (change-state subchannel :transient-failure)
     (enter-stage core :back-off)
     (let ((seconds (start-back-off (subchannel-back-off subchannel) (core-loop core)
@@ -289,12 +290,15 @@ that it is left."
            (subchannel-greeted-by subchannel)
            (eq :shutdown (subchannel-link-state subchannel)))))
 
+(defun link-streams (link)
+  "How many streams LINK has had."
+  (http2:counters-streams-opened (http2:connection-counters (wire:link-http2 link))))
+
 (defun useful-p (subchannel link)
   "True if LINK, which has worked, had a call, other than such as the peer's GOAWAY says it has not
 seen, or lasted as long as the first wait between attempts."
   (let ((http2 (wire:link-http2 link)))
-    (or (and (plusp (http2:counters-streams-opened (http2:connection-counters http2)))
-             (/= 0 (http2:connection-goaway-received http2)))
+    (or (and (plusp (link-streams link)) (/= 0 (http2:connection-goaway-received http2)))
         (>= (- (core-now (subchannel-core subchannel)) (wire:link-born-ns link))
             (seconds-ns (options-backoff-initial-seconds (subchannel-options subchannel)))))))
 
@@ -336,6 +340,7 @@ the second time in a row the next attempt waits."
                  :peer (wire:link-peer link) :reason (wire:link-failure link))
     (setf (subchannel-leaving subchannel) (delete link (subchannel-leaving subchannel)))
     (forget-link subchannel link)
+    (incf (subchannel-former-streams subchannel) (link-streams link))
     (when (linkless-p subchannel)
       (cond (used (go-on-without subchannel link (wire:link-failure link)))
             ((and greeting (eq :connecting (subchannel-link-state subchannel)))

@@ -1,0 +1,136 @@
+;;;; A channel described: what DESCRIBE prints for people, and CHANNEL-ADDRESSES returns as plists.
+;;;; It is read on the channel's loop, so that it is of one moment. Nothing is counted for it that
+;;;; calls would pay for: how often a server was picked is how many streams its connections had.
+
+(in-package #:clgrpc.client)
+
+;;; What balancers say
+
+(defgeneric balancer-facts (balancer)
+  (:documentation "A plist of what BALANCER tells people, of values that print well; its children,
+if it has some, under :CHILDREN, a list of such plists. On its channel's loop.")
+  (:method ((balancer balancer)) '()))
+
+(defgeneric subchannel-facts (balancer subchannel)
+  (:documentation "A plist of what BALANCER knows of SUBCHANNEL, one of its own or of its
+children's, such as a weight, for people. On its channel's loop.")
+  (:method (balancer subchannel)
+    (declare (ignore balancer subchannel))
+    '()))
+
+(defun balancer-name (balancer)
+  "The name of BALANCER's policy, for people, in the manner of service configs."
+  (substitute #\_ #\- (string-downcase (class-name (class-of balancer)))))
+
+(defmethod balancer-facts ((balancer switch))
+  (flet ((facts (child) (list* :policy (balancer-name child) (balancer-facts child))))
+    (append (when (switch-child balancer) (facts (switch-child balancer)))
+            (when (switch-next balancer) (list :next (facts (switch-next balancer)))))))
+
+;;; Addresses
+
+(defun all-links (subchannel)
+  (append (subchannel-links subchannel) (subchannel-leaving subchannel)))
+
+(defun seconds-to-attempt (subchannel)
+  "How long SUBCHANNEL waits until its next attempt to connect, or nil if it does not."
+  (let ((timer (back-off-timer (subchannel-back-off subchannel))))
+    (and timer
+         (max 0d0 (float (ns-seconds (- (timer-due-ns timer)
+                                        (loop:read-clock (subchannel-loop subchannel))))
+                         1d0)))))
+
+(defun describe-address (subchannel)
+  "See CHANNEL-ADDRESSES."
+  (let ((links (all-links subchannel))
+        (wait (seconds-to-attempt subchannel))
+        (more (let ((facts (subchannel-facts (subchannel-balancer subchannel) subchannel)))
+                (map-ancestors (lambda (ancestor)
+                                 (setf facts (append facts (subchannel-facts ancestor subchannel))))
+                               (subchannel-balancer subchannel))
+                facts)))
+    (append (list :address (addresses-text subchannel)
+                  :state (subchannel-state subchannel)
+                  :connections (length (subchannel-links subchannel))
+                  :calls (reduce #'+ links :key #'wire:link-calls)
+                  :picks (+ (subchannel-former-streams subchannel)
+                            (reduce #'+ links :key #'link-streams))
+                  :failures (subchannel-failures subchannel)
+                  :failed-connects (subchannel-failed-connects subchannel))
+            (unless (member (subchannel-state subchannel) '(:ready :shutdown))
+              (let ((text (or (loop for veto in (subchannel-vetoes subchannel)
+                                    when (eq :ready (subchannel-link-state subchannel))
+                                      return (veto-text veto))
+                              (subchannel-failure subchannel))))
+                (when text (list :trouble text))))
+            (when wait (list :next-attempt wait))
+            (when (subchannel-attributes subchannel)
+              (list :attributes (subchannel-attributes subchannel)))
+            more)))
+
+;;; Channels
+
+(defun describe-core (core)
+  "A plist of what CORE's channel is, besides its addresses."
+  (append (list :target (core-name core) :state (core-state core))
+          (balancer-facts (core-balancer core))
+          (let ((picker (core-picker core)))
+            (typecase picker
+              (picker (list :picker (picker-text picker)))
+              (failure (list :trouble (failure-text picker)))))
+          (list :waiting (length (waiting-calls core)))))
+
+(defun look-at (core function)
+  "What FUNCTION returns, called on the loop of CORE; here, if that has stopped."
+  (declare (type function function))
+  (let ((value nil) (done (sb-thread:make-semaphore)))
+    (flet ((look ()
+             (setf value (funcall function))
+             (sb-thread:signal-semaphore done)))
+      (if (and (core-open core)
+               (loop:run-or-post (core-loop core) #'look)
+               (loop:await-semaphore done :timeout-seconds 10))
+          value
+          (funcall function)))))
+
+(defmethod channel-addresses ((channel wire-channel))
+  (let ((core (channel-core channel)))
+    (values-list (look-at core (lambda ()
+                                 (list (mapcar #'describe-address
+                                               (reverse (core-subchannels core)))
+                                       (describe-core core)))))))
+
+(defun address-line (facts)
+  "FACTS, a plist that DESCRIBE-ADDRESS returns, for people."
+  (destructuring-bind (&key address state connections calls picks failures failed-connects trouble
+                         next-attempt attributes &allow-other-keys)
+      facts
+    (let ((known '(:address :state :connections :calls :picks :failures :failed-connects :trouble
+                   :next-attempt :attributes)))
+      (format nil "~A ~(~A~), ~D connection~:P, ~D call~:P, ~D picked, ~D failed~
+                   ~[~:;, ~:*~D attempt~:P to connect failed~]~@[, the next in ~,1F s~]~
+                   ~@[: ~A~]~@[ ~S~]~@[ ~S~]"
+              address state connections calls picks failures failed-connects next-attempt trouble
+              attributes
+              (loop for (name value) on facts by #'cddr
+                    unless (member name known) append (list name value))))))
+
+(defun write-policy (facts stream indentation)
+  "Write of FACTS, a plist that BALANCER-FACTS returns, what is of the policy and its children."
+  (format stream "~&~vT~A~@[ ~S~]~%" indentation (getf facts :policy)
+          (alexandria:remove-from-plist facts :policy :children :next))
+  (dolist (child (getf facts :children)) (write-policy child stream (+ indentation 2)))
+  (when (getf facts :next)
+    (format stream "~&~vTto be followed by~%" indentation)
+    (write-policy (getf facts :next) stream (+ indentation 2))))
+
+(defmethod describe-object ((channel wire-channel) stream)
+  (multiple-value-bind (addresses facts) (channel-addresses channel)
+    (destructuring-bind (&key target state picker trouble waiting &allow-other-keys) facts
+      (format stream "~&~S~%  a channel to ~A, ~(~A~)~@[: ~A~]~@[: ~A~], ~D call~:P waiting~%"
+              channel target state picker trouble waiting)
+      (write-policy (alexandria:remove-from-plist facts :target :state :picker :trouble :waiting)
+                    stream 2)
+      (if addresses
+          (format stream "~{  ~A~%~}" (mapcar #'address-line addresses))
+          (format stream "  no addresses yet~%")))))

@@ -1,0 +1,103 @@
+;;;; Channels described: plists and text, while the channel lives and after.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defun facts-of (addresses key)
+  "What ADDRESSES, a list that CHANNEL-ADDRESSES returns, have for KEY."
+  (mapcar (lambda (facts) (getf facts key)) addresses))
+
+(test a-channel-tells-of-its-addresses
+  "States, calls under way, attempts it was picked for and those that failed."
+  (let ((server (start-probe (list :ask (lambda (note call)
+                                          (if (zerop (number-of note))
+                                              (grpc:fail :not-found "nothing")
+                                              (double note call)))
+                                   :chat #'echo))))
+    (unwind-protect
+         (grpc:with-channel (channel (grpc:server-address server))
+           (multiple-value-bind (addresses facts) (grpc:channel-addresses channel)
+             (is (null addresses))
+             (is (eq :idle (getf facts :state)))
+             (is (string= (grpc:server-address server) (getf facts :target))))
+           (dotimes (i 5) (ask channel (note 1) :timeout 10))
+           (signals grpc:not-found (ask channel (note 0) :timeout 10))
+           (grpc:with-call (call (lab.bench:chat channel :open :timeout 10))
+             (speak call 3)
+             (multiple-value-bind (addresses facts) (grpc:channel-addresses channel)
+               (is (equal `((:address ,(grpc:server-address server) :state :ready :connections 1
+                             :calls 1 :picks 7 :failures 1 :failed-connects 0))
+                          addresses))
+               (is (eq :ready (getf facts :state)))
+               (is (string= "pick_first" (getf facts :policy)))
+               (is (eql 0 (getf facts :waiting)))))
+           (let ((text (with-output-to-string (stream) (describe channel stream))))
+             (is (search (format nil "a channel to ~A, ready, 0 calls waiting"
+                                 (grpc:server-address server))
+                         text))
+             (is (search "pick_first" text))
+             (is (search "ready, 1 connection, 0 calls, 7 picked" text) "~A" text)))
+      (grpc:stop-server server))))
+
+(test picks-outlast-their-connection
+  (with-core (core puppet :pick-first)
+    (client::wake core)
+    (tell-backends puppet "127.0.0.1:1")
+    (let ((subchannel (subchannel-to core "127.0.0.1:1")))
+      (setf (client::subchannel-former-streams subchannel) 4)
+      (is (= 4 (getf (client::describe-address subchannel) :picks))))))
+
+(test a-channel-tells-why-it-waits
+  "The reason, and when it tries again."
+  (grpc:with-channel (channel (format nil "ipv4:~A,~A" (free-address) (free-address))
+                              :balance :round-robin :backoff-initial-seconds 30)
+    (signals grpc:unavailable (ask channel (note 1) :timeout 10))
+    (is (wait-until (lambda ()
+                      (equal '(1 1) (facts-of (grpc:channel-addresses channel)
+                                              :failed-connects)))))
+    (multiple-value-bind (addresses facts) (grpc:channel-addresses channel)
+      (is (equal '(:transient-failure :transient-failure) (facts-of addresses :state)))
+      (is (every (lambda (seconds) (< 20 seconds 40)) (facts-of addresses :next-attempt)))
+      (is (every (lambda (text) (search "refused" text)) (facts-of addresses :trouble)))
+      (is (equal '(0 0) (facts-of addresses :connections)))
+      (is (string= "round_robin" (getf facts :policy)))
+      (is (search "refused" (getf facts :trouble))))
+    (let ((text (with-output-to-string (stream) (describe channel stream))))
+      (is (search "transient-failure, 0 connections" text))
+      (is (search ", 1 attempt to connect failed, the next in " text) "~A" text))))
+
+(test a-veto-is-told
+  (with-core (core puppet :round-robin)
+    (let ((subchannel (first (wake-with core puppet "127.0.0.1:1"))))
+      (client::change-state subchannel :ready)
+      (client::impose-veto subchannel 'test :transient-failure "it says so")
+      (let ((facts (client::describe-address subchannel)))
+        (is (eq :transient-failure (getf facts :state)))
+        (is (string= "it says so" (getf facts :trouble)))))))
+
+(test what-a-resolver-says-is-told
+  (with-core (core puppet :round-robin)
+    (client::wake core)
+    (client::deliver puppet (list (client::parse-backend '("127.0.0.1:1" :zone "a"))) nil)
+    (let ((facts (client::describe-address (subchannel-to core "127.0.0.1:1"))))
+      (is (equal '(:zone "a") (getf facts :attributes)))
+      (is (search "(:ZONE \"a\")" (client::address-line facts))))))
+
+(test a-closed-channel-is-described
+  (let ((channel (grpc:make-channel (free-address))))
+    (grpc:close-channel channel)
+    (multiple-value-bind (addresses facts) (grpc:channel-addresses channel)
+      (is (null addresses))
+      (is (eq :shutdown (getf facts :state))))
+    (is (search "shutdown" (with-output-to-string (stream) (describe channel stream))))))
+
+(test a-policy-that-follows-is-told
+  "And what a policy has to say, in lines of its children's depth."
+  (let ((text (with-output-to-string (stream)
+                (client::write-policy '(:policy "outlier_detection" :ejected 1
+                                        :children ((:policy "round_robin"))
+                                        :next (:policy "pick_first"))
+                                      stream 2))))
+    (is (string= (format nil "  outlier_detection (:EJECTED 1)~%    round_robin~%~
+                              ~2@Tto be followed by~%    pick_first~%")
+                 text))))
