@@ -86,8 +86,8 @@
                 #:resolve-now #:stop-resolver #:push-addresses #:push-failure)
   (:import-from #:clgrpc.server
                 #:start-server #:stop-server #:server-address #:server-addresses
-                #:server-running-p #:server-statistics #:server-service-names #:server-started
-                #:server-stopping)
+                #:server-running-p #:server-statistics #:server-service-names #:note-server-started
+                #:note-server-stopping)
   (:import-from #:clgrpc.inproc #:server-channel #:service-channel)
   (:import-from #:clgrpc.services
                 #:health-service #:health-status #:set-health-status #:reflection-services))

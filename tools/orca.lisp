@@ -52,7 +52,7 @@ which any thread may set."))
     (send-reports service call (report-interval request))
     call))
 
-(defmethod grpc:server-stopping ((service load-report-service) server)
+(defmethod grpc:note-server-stopping ((service load-report-service) server)
   (declare (ignore server))
   (sb-thread:with-mutex ((service-lock service))
     (setf (service-stopping service) t)

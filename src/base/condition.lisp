@@ -7,11 +7,11 @@
 (define-condition clgrpc-error (error) ()
   (:documentation "The root of all errors that clgrpc signals."))
 
-(define-condition misuse (clgrpc-error)
+(define-condition misuse (clgrpc-error program-error)
   ((text :initarg :text :reader misuse-text)) ; what was wrong
   (:report (lambda (condition stream) (write-string (misuse-text condition) stream)))
   (:documentation "The caller used clgrpc in a way it does not allow; nothing was sent or
-changed."))
+changed. It is a PROGRAM-ERROR, as wrong arguments are anywhere in Common Lisp."))
 
 (document-functions
   misuse-text "The caller's fault, as text.")

@@ -7,9 +7,23 @@
 
 (in-package #:clgrpc.protobuf)
 
-(defvar *service-expander* nil
-  "Nil, or a function of a SERVICE-DESCRIPTOR that returns a top-level form, to be part of what
-DEFINE-PROTO expands to. The layer that has services installs it.")
+(defglobal **service-expanders** '())   ; an alist from a name to a function
+
+(defun add-service-expander (name function)
+  "Have what DEFINE-PROTO expands to contain, for each service of a file, the top-level form that
+FUNCTION returns for its SERVICE-DESCRIPTOR. NAME is a symbol; what it named before is replaced.
+From any thread."
+  (sb-ext:atomic-update **service-expanders**
+                        (lambda (expanders)
+                          (append (remove name expanders :key #'car)
+                                  (list (cons name function)))))
+  name)
+
+(defun remove-service-expander (name)
+  "The services of a file have no form of NAME's any more. From any thread."
+  (sb-ext:atomic-update **service-expanders** (lambda (expanders)
+                                                (remove name expanders :key #'car)))
+  nil)
 
 (defun note-linked (file table)
   (flet ((note (descriptor)
@@ -136,8 +150,8 @@ DEFINE-PROTO expands to. The layer that has services installs it.")
                 append (list (layout-form plan) (constructor-form plan))))
       ,@(loop for (full-name . symbol) in extensions
               collect `(install-extension ,full-name ',symbol))
-      ,@(when *service-expander*
-          (mapcar *service-expander* (file-descriptor-services file))))))
+      ,@(loop for (nil . function) in **service-expanders**
+              append (mapcar function (file-descriptor-services file))))))
 
 (defun make-way (structure maker)
   "Forget the functions of STRUCTURE and MAKER, if an earlier file defined the same: nothing but

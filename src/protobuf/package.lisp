@@ -10,7 +10,7 @@
   (:import-from #:sb-ext #:defglobal #:truly-the)
   (:export
    ;; define.lisp
-   #:define-proto #:*service-expander* #:*import-roots*
+   #:define-proto #:add-service-expander #:remove-service-expander #:*import-roots*
    ;; import.lisp
    #:read-proto-files
    ;; source.lisp

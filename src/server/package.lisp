@@ -28,5 +28,5 @@
                 #:wire-call-stream #:wire-call-headers-sent)
   (:export
    #:wire-server #:start-server #:stop-server #:server-address #:server-addresses
-   #:server-statistics #:server-running-p #:server-service-names #:server-started
-   #:server-stopping))
+   #:server-statistics #:server-running-p #:server-service-names #:note-server-started
+   #:note-server-stopping))

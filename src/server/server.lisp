@@ -41,12 +41,12 @@ fit for a client. From any thread."
 
 ;;; What services are told
 
-(defgeneric server-started (service server)
+(defgeneric note-server-started (service server)
   (:documentation "Called for each service of SERVER once it listens, before START-SERVER returns.
 Users may define methods for service classes of theirs; by default nothing happens.")
   (:method (service server) (declare (ignore service server))))
 
-(defgeneric server-stopping (service server)
+(defgeneric note-server-stopping (service server)
   (:documentation "Called for each service of SERVER by STOP-SERVER, before the calls under way are
 given time to end, on its thread. Users may define methods for service classes of theirs, which end
 calls that would not end by themselves, and do not wait; by default nothing happens.")
@@ -139,7 +139,7 @@ had. From any thread."
           (server-state server) :serving)
     (log-event :info :server-started :addresses (server-addresses server)
                                      :services (server-service-names server))
-    (tell-services #'server-started server)
+    (tell-services #'note-server-started server)
     server))
 
 (defun check-services (services)
@@ -245,7 +245,7 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
     (log-event :info :server-draining :addresses (server-addresses server) :seconds drain)
     (mapc #'loop:close-listener (server-listeners server))
     (mapc #'close-entrance (server-entrances server))
-    (tell-services #'server-stopping server)
+    (tell-services #'note-server-stopping server)
     ;; a server that could not start may have no loop that runs
     (unless (eq before :starting) (drain-links server)))
   (let ((emptied (wait-for-links server drain)))

@@ -319,4 +319,4 @@ returns a call, to RECEIVE from and, if :open, to SEND on"))
                            (protobuf:method-descriptor-output method)
                            (protobuf:descriptor-comment method)))))
 
-(setf protobuf:*service-expander* 'expand-service)
+(protobuf:add-service-expander 'service 'expand-service)

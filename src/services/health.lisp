@@ -64,12 +64,12 @@ From any thread."
 
 ;;; The server's life
 
-(defmethod server:server-started ((service health-service) server)
+(defmethod server:note-server-started ((service health-service) server)
   (with-service (service)
     (dolist (name (server:server-service-names server))
       (unless (status-of service name) (change-status service name :serving)))))
 
-(defmethod server:server-stopping ((service health-service) server)
+(defmethod server:note-server-stopping ((service health-service) server)
   (declare (ignore server))
   (with-service (service)
     (setf (service-stopping service) t)

@@ -11,7 +11,7 @@
   ((names :initform '() :accessor service-names)) ; of the services that are told of
   (:documentation "What the two versions of the reflection service share."))
 
-(defmethod server:server-started ((service reflection-service) server)
+(defmethod server:note-server-started ((service reflection-service) server)
   (setf (service-names service) (sort (server:server-service-names server) #'string<)))
 
 ;;; Answers: (:files octets…), (:numbers type number…), (:services name…) or (:error status text)

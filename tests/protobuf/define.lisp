@@ -42,12 +42,17 @@
     (is (< messages (* 30 structures)))))
 
 (test services-have-packages-and-descriptors
-  (let* ((services '())
-         (*service-expander* (lambda (service) (push service services) '(progn))))
-    (define "service.proto" "syntax = 'proto3'; package clgrpc.test.service;
+  (let ((services '()))
+    (add-service-expander 'test (lambda (service) (push service services) '(progn)))
+    (unwind-protect
+         (define "service.proto" "syntax = 'proto3'; package clgrpc.test.service;
 message Q { } message A { }
 // Answers.
 service Oracle { rpc AskOnce(Q) returns (A); rpc AskOften(stream Q) returns (stream A); }")
+      (remove-service-expander 'test))
+    (define "unheard.proto" "syntax = 'proto3'; package clgrpc.test.unheard;
+message Q { } service Silent { rpc Ask(Q) returns (Q); }")
+    (is (= 1 (length services)))
     (let* ((service (first services)) (methods (service-descriptor-methods service)))
       (is (equal "clgrpc.test.service.Oracle" (descriptor-full-name service)))
       (is (equal "Answers." (descriptor-comment service)))
