@@ -112,8 +112,22 @@
                (:file "machine")
                (:file "listener")
                (:file "resolver")
+               (:file "datagram")
                (:file "connector")
                (:file "future")))
+
+(defsystem "clgrpc/dns"
+  :description "DNS messages, and a client of a DNS server on the event loop."
+  :depends-on ("clgrpc/loop")
+  :pathname "src/dns/"
+  :serial t
+  :components ((:file "package")
+               (:file "name")
+               (:file "message")
+               (:file "answer")
+               (:file "query")
+               (:file "host")
+               (:file "system")))
 
 (defsystem "clgrpc/async"
   :description "cl-async's verbs on the event loop, for its users."
@@ -158,6 +172,21 @@
                (:file "cache")
                (:file "decoder")
                (:file "encoder")))
+
+(defsystem "clgrpc/tests/dns"
+  :depends-on ("clgrpc/dns" "clgrpc/tests/loop" "clgrpc/tests/support" "sb-bsd-sockets" "fiveam")
+  :pathname "tests/dns/"
+  :serial t
+  :components ((:file "package")
+               (:file "server")
+               (:file "name")
+               (:file "message")
+               (:file "answer")
+               (:file "query")
+               (:file "host")
+               (:file "system"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.dns)))
 
 (defsystem "clgrpc/tests/hpack"
   :depends-on ("clgrpc/hpack" "fiveam")
@@ -384,12 +413,14 @@
 
 (defsystem "clgrpc/client"
   :description "Channels over the network, subchannels, stubs."
-  :depends-on ("clgrpc/wire" "clgrpc/calling" "clgrpc/config" "alexandria")
+  :depends-on ("clgrpc/wire" "clgrpc/calling" "clgrpc/config" "clgrpc/dns" "alexandria")
   :pathname "src/client/"
   :serial t
   :components ((:file "package")
                (:file "back-off")
                (:file "resolver")
+               (:file "choice")
+               (:file "naming")
                (:file "balancer")
                (:file "structure")
                (:file "compression")
@@ -539,7 +570,7 @@
 (defsystem "clgrpc/tests"
   :description "All tests and their runner."
   :depends-on ("clgrpc/tests/support" "clgrpc/tests/base" "clgrpc/tests/os" "clgrpc/tests/loop"
-               "clgrpc/tests/async"
+               "clgrpc/tests/async" "clgrpc/tests/dns"
                "clgrpc/tests/hpack" "clgrpc/tests/http2" "clgrpc/tests/dialogue"
                "clgrpc/tests/protobuf" "clgrpc/tests/fuzz" "clgrpc/tests/rpc"
                "clgrpc/tests/memory" "clgrpc/tests/wire" "clgrpc/tests/status"
@@ -912,7 +943,7 @@
                (:file "client")))
 
 (defsystem "clgrpc/tests/client"
-  :depends-on ("clgrpc/tests/server" "clgrpc/tests/support")
+  :depends-on ("clgrpc/tests/server" "clgrpc/tests/dns" "clgrpc/tests/support")
   :pathname "tests/client/"
   :serial t
   :components ((:file "package")

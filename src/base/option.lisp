@@ -371,6 +371,15 @@ document).")
 once.")
    (backoff-maximum-seconds 120 0.001 3600 "seconds"
     "Longest wait between attempts to connect.")
+   (dns-timeout-seconds 5 0.05 600 "seconds"
+    "How long a DNS server that a channel's target names, or that is asked for service configs, is
+asked. Within that time it is asked three times.")
+   (resolve-interval-seconds 30 0 3600 "seconds"
+    "A channel that has lost a server, or cannot reach one, looks its target's name up again, but
+not sooner after the last look-up that had an answer than this.")
+   (dns-service-config nil
+    "Whether a channel to a name takes its service config from the TXT records of _grpc_config.NAME
+(gRFC A2). Most names have none, and asking costs a query each time the name is looked up.")
    (max-client-loops 0 0 1024 "loops"
     "A new channel gets an event loop of its own while the channels of the image have fewer loops
 than this; otherwise it shares one. Blocking callers on different loops do not wait for each

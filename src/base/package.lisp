@@ -54,6 +54,7 @@
    #:options-connect-timeout-seconds #:options-replay-octets #:options-total-replay-octets
    #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter
    #:options-backoff-maximum-seconds #:options-max-client-loops
+   #:options-dns-timeout-seconds #:options-resolve-interval-seconds #:options-dns-service-config
    ;; seed.lisp
    #:hash-seed #:renew-hash-seed
    ;; heap.lisp

@@ -131,13 +131,14 @@ ready keep their places when a failure is picked for them."
            (setf (core-resolving core) t
                  (core-awaiting core) t)
            (run-resolver (core-resolver core) (core-loop core)
-                         (lambda (backends failure)
+                         (lambda (backends failure service-config)
+                           (declare (ignore service-config))
                            (if failure
                                (receive-failure core failure)
                                (receive-backends core backends)))))
           (t (setf (core-awaiting core)
                    (or (answers-p (core-resolver core)) (not (core-resolved core))))
-             (resolve-again (core-resolver core))
+             (ask-resolver core)
              (unless (core-awaiting core) (exit-idle (core-balancer core)))))))
 
 ;;; What the resolver says
@@ -159,11 +160,10 @@ ready keep their places when a failure is picked for them."
 (defun receive-failure (core text)
   "The resolver of CORE has no backends because of TEXT. Those that there are stay in use."
   (log-event :info :resolving-failed :target (core-name core) :reason text)
-  (cond ((not (core-resolved core))
-         (fail-resolving core text)
-         (await-resolver core))
+  (cond ((not (core-resolved core)) (fail-resolving core text))
         ((shiftf (core-awaiting core) nil)
-         (exit-idle (core-balancer core)))))
+         (exit-idle (core-balancer core))))
+  (await-resolver core))
 
 (defun fail-resolving (core text)
   "CORE has no backends because of TEXT."
@@ -172,19 +172,18 @@ ready keep their places when a failure is picked for them."
   (change-picker core :transient-failure (make-failure text)))
 
 (defun await-resolver (core)
-  "Ask CORE's resolver, which has failed, again after a while: when a call needs it, if it answers
-then, else without being asked."
-  (enter-stage core :back-off)
+  "Ask CORE's resolver, which has failed, again after a while."
+  (unless (core-resolved core) (enter-stage core :back-off))
   (stop-back-off (core-back-off core) (core-loop core))
   (start-back-off (core-back-off core) (core-loop core) (core-options core)
                   (lambda ()
-                    (cond ((not (eq :transient-failure (core-state core))))
-                          ((answers-p (core-resolver core)) (change-picker core :idle nil))
-                          (t (resolve-again (core-resolver core)))))))
+                    (unless (core-resolved core) (enter-stage core :resolve))
+                    (resolve-again (core-resolver core)))))
 
 (defun ask-resolver (core)
-  "Servers of CORE cannot be reached: their addresses may have changed."
-  (resolve-again (core-resolver core)))
+  "Servers of CORE have gone or cannot be reached: their addresses may have changed. A resolver that
+has just failed is asked later in any case."
+  (unless (back-off-timer (core-back-off core)) (resolve-again (core-resolver core))))
 
 ;;; The end
 

@@ -2,8 +2,9 @@
 
 (defpackage #:clgrpc.client
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
-                    (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:dns #:clgrpc.dns)
+                    (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
+                    (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
                     (#:status #:clgrpc.status) (#:service #:clgrpc.service)
                     (#:wire #:clgrpc.wire) (#:config #:clgrpc.config))
   (:import-from #:sb-ext #:compare-and-swap #:defglobal #:define-load-time-global)

@@ -51,8 +51,9 @@
    (loop :initform nil :accessor resolver-loop
          :documentation "The channel's event loop, once the resolver has begun.")
    (deliver :initform nil :accessor resolver-deliver
-            :documentation "While the channel wants to know: a function of backends and a failure,
-one of them nil, to be called on the loop."))
+            :documentation "While the channel wants to know: a function of backends, a failure and
+a service config, to be called on the loop. One of the first two is nil; the third is one of
+config's, the error that it is none, or :none."))
   (:documentation "What tells a channel the addresses of its servers; see DEFINE-RESOLVER."))
 
 (document-functions
@@ -90,13 +91,13 @@ waits for the answer.")
   "The channel wants nothing more of RESOLVER. On its loop."
   (when (shiftf (resolver-deliver resolver) nil) (end-resolving resolver)))
 
-(defun deliver (resolver backends failure)
-  "Tell RESOLVER's channel of BACKENDS, or of FAILURE, a text. On its loop."
+(defun deliver (resolver backends failure &optional (service-config :none))
+  "Tell RESOLVER's channel of BACKENDS with a SERVICE-CONFIG, or of FAILURE, a text. On its loop."
   (let ((deliver (resolver-deliver resolver)))
-    (when deliver (funcall (the function deliver) backends failure)))
+    (when deliver (funcall (the function deliver) backends failure service-config)))
   nil)
 
-;;; Addresses that are known, and names
+;;; Addresses that are known
 
 (defclass fixed-resolver (resolver)
   ((backends :initarg :backends :reader resolver-backends)) ; all there will ever be
@@ -112,73 +113,6 @@ waits for the answer.")
 
 (defmethod resolve-again ((resolver fixed-resolver))
   nil)
-
-(defclass name-resolver (resolver)
-  ((place :initarg :place :reader resolver-place
-          :documentation "The loop's target, which has the name.")
-   (together :initarg :together :reader resolver-together
-             :documentation "True if all addresses of the name are one backend.")
-   (timeout-ns :initarg :timeout-ns :reader resolver-timeout-ns) ; what a look-up may take
-   (asking :initform nil :accessor resolver-asking
-           :documentation "True while a look-up is under way."))
-  (:documentation "For targets whose addresses the system's resolver knows."))
-
-(defmethod answers-p ((resolver name-resolver))
-  t)
-
-(defmethod resolve-again ((resolver name-resolver))
-  (unless (shiftf (resolver-asking resolver) t)
-    (loop:look-up (resolver-loop resolver) (resolver-place resolver) (resolver-timeout-ns resolver)
-                  (lambda (addresses condition)
-                    (setf (resolver-asking resolver) nil)
-                    (if condition
-                        (deliver resolver '()
-                                 (string-right-trim "." (princ-to-string condition)))
-                        (deliver resolver (address-backends addresses (resolver-together resolver))
-                                 nil))))))
-
-(defmethod begin-resolving ((resolver name-resolver))
-  (resolve-again resolver))
-
-(defun address-backends (addresses together)
-  "The backends of ADDRESSES, the kernel's: one of all if they are to be used TOGETHER."
-  (if together
-      (list (addresses-backend addresses))
-      (mapcar (lambda (address) (addresses-backend (list address))) addresses)))
-
-(defun make-socket-resolver (text options &key together)
-  "A resolver for TEXT, which the loop understands. The system's resolver is asked for no longer
-than OPTIONS allow for connecting."
-  (let* ((place (loop:parse-target text))
-         (addresses (loop:target-addresses place))
-         (arguments (list :target text :name (loop:target-host place)
-                          :authority (loop:target-authority place)
-                          :host (loop:target-host place))))
-    (if addresses
-        (apply #'make-instance 'fixed-resolver
-               :backends (address-backends addresses together) arguments)
-        (apply #'make-instance 'name-resolver
-               :place place :together together
-               :timeout-ns (seconds-ns (options-connect-timeout-seconds options)) arguments))))
-
-(defun make-passthrough-resolver (text options)
-  "A resolver for TEXT of the scheme passthrough: whatever addresses its name has are those of one
-server."
-  (make-socket-resolver text options :together t))
-
-(dolist (name '("dns" "ipv4" "ipv6" "unix" "unix-abstract"))
-  (loop:register-scheme name :resolver #'make-socket-resolver))
-(loop:register-scheme "passthrough" :resolver #'make-passthrough-resolver)
-
-(defun make-resolver (text options)
-  "The resolver of a channel to TEXT that has OPTIONS. Signal MISUSE if TEXT means nothing."
-  (let ((scheme (loop:find-scheme text)))
-    (funcall (the function (if scheme
-                               (or (loop:scheme-resolver scheme)
-                                   (misuse "~S: no channel has the scheme ~A." text
-                                           (loop:scheme-name scheme)))
-                               #'make-socket-resolver))
-             text options)))
 
 ;;; Resolvers of users
 
@@ -241,20 +175,26 @@ it is a failure to resolve."
 (defmethod end-resolving ((resolver user-resolver))
   (send-on-errand resolver #'stop-resolver))
 
-(defun push-to-channel (resolver backends failure)
+(defun push-to-channel (resolver backends failure &optional (service-config :none))
   (let ((loop (resolver-loop resolver)))
     (and loop
          (resolver-deliver resolver)
-         (loop:post loop (lambda () (deliver resolver backends failure))))))
+         (loop:post loop (lambda () (deliver resolver backends failure service-config))))))
 
-(defun push-addresses (resolver addresses)
+(defun push-addresses (resolver addresses &key service-config)
   "Tell RESOLVER's channel that its servers are at ADDRESSES, from now until the next push. Each is
 text such as \"10.0.0.1:50051\", \"[::1]:50051\" or \"unix:/run/a.sock\", never a name; or a list of
 such a text, or of a list of several, which are then tried in turn as those of one server, and a
 plist of what else is known of it. Calls on servers that stay go on; those that are gone get no new
-calls, and their connections end with their last call. Return false if the channel does not want to
-know any more. Signal MISUSE if an address is none. From any thread."
-  (and (push-to-channel resolver (mapcar #'parse-backend addresses) nil)
+calls, and their connections end with their last call. SERVICE-CONFIG is one in JSON, a string, or
+Lisp data, as MAKE-CHANNEL takes it; nil, the default, is none, so that the channel's own is in
+force. A wrong one is logged, and the one before stays in force. Return false if the channel does
+not want to know any more. Signal MISUSE if an address is none. From any thread."
+  (and (push-to-channel resolver (mapcar #'parse-backend addresses) nil
+                        (if service-config
+                            (handler-case (config:parse-service-config service-config)
+                              (config:service-config-error (error) error))
+                            :none))
        t))
 
 (defun push-failure (resolver text)

@@ -42,4 +42,6 @@
                               :failure 'failure-by-kernel :listen 'listen-by-kernel
                               :accept 'os:accept-socket :local-address 'os:socket-address
                               :close 'os:close-descriptor :transport 'make-tcp-transport
+                              :open-datagram 'os:open-datagram-socket :send 'os:send-octets
+                              :receive 'os:receive-octets
                               :resolve 'os:resolve-host)))

@@ -75,11 +75,14 @@
    #:scheme-listen
    ;; target.lisp
    #:target #:parse-target #:address-name #:target-text #:target-addresses #:target-host
+   #:target-server
    #:target-port #:target-authority
    ;; listener.lisp
    #:listener #:listen-on #:listener-address #:close-listener
    ;; resolver.lisp
    #:run-on-resolver #:look-up-host #:look-up
+   ;; datagram.lisp
+   #:exchange #:open-exchange #:send-datagram #:close-exchange #:route-p
    ;; connector.lisp
    #:connect-addresses #:connect-to
    ;; future.lisp

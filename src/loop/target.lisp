@@ -1,8 +1,11 @@
 ;;;; Targets: what one can connect to or listen on, as text, in the forms of gRPC's document "Name
 ;;;; Resolution".
 ;;;;
-;;;;   HOST:PORT  [IPV6]:PORT       a name or a numeric address; the same as dns:
+;;;;   HOST:PORT  [IPV6]:PORT       a name or a numeric address; the same as dns:, but that only
+;;;;                                channels may be without a port
 ;;;;   dns:HOST[:PORT]              dns:///HOST[:PORT] as well; the port is 443 if none is given
+;;;;   dns://SERVER[:PORT]/HOST[:PORT]   for channels: HOST is what the DNS server at SERVER, a
+;;;;                                numeric address, says; its port is 53 if none is given
 ;;;;   ipv4:ADDRESS[:PORT],…        numeric addresses, to be tried in turn
 ;;;;   ipv6:[ADDRESS]:PORT,…
 ;;;;   unix:PATH                    unix:///PATH for an absolute one
@@ -18,6 +21,7 @@
   "What one can connect to or listen on."
   (text "" :type string)                ; as it was given
   (addresses '() :type list)            ; the kernel's; empty if HOST must be looked up
+  (server nil :type (or null octets))   ; the address of the DNS server to ask; nil: the system's
   (host "" :type string)                ; a name or numeric address
   (port 0 :type (unsigned-byte 16))     ; 0 of a unix socket
   (authority "" :type string))          ; the :authority of calls to this target
@@ -27,6 +31,7 @@
 (document-functions
   target-text "The text that TARGET was parsed from."
   target-addresses "The kernel's addresses of TARGET that are known without a look-up, octets."
+  target-server "The kernel's address of the DNS server that TARGET names, or nil, octets."
   target-port "The port of TARGET; of a unix socket 0."
   target-host "The host of TARGET, a name or a numeric address; of a unix socket \"localhost\"."
   target-authority "What gRPC sends as :authority to TARGET.")
@@ -36,6 +41,7 @@
     (write-string (target-text target) stream)))
 
 (defconstant +default-port+ 443 "That of targets with a scheme and without a port.")
+(defconstant +dns-port+ 53 "That of DNS servers.")
 
 (defun no-target (text control &rest arguments)
   (misuse "~S is no address: ~?." text control arguments))
@@ -108,8 +114,8 @@ there is none; or nil, if one must be given."
   (make-target :text text :authority authority :host host :port port
                  :addresses (values (os:resolve-host host port :look-up nil))))
 
-(defun parse-bare-target (text smallest-port)
-  (multiple-value-bind (host port) (split-port text text smallest-port nil)
+(defun parse-bare-target (text smallest-port default-port)
+  (multiple-value-bind (host port) (split-port text text smallest-port default-port)
     (make-name-target text text (if (and (string= host "") (zerop smallest-port)) "0.0.0.0" host)
                         port)))
 
@@ -164,19 +170,24 @@ there is none; or nil, if one must be given."
   (no-target text "there is no scheme ~A; there are ~{~A~^, ~}, or none at all"
              (string-downcase (subseq text 0 (position #\: text))) (scheme-names)))
 
-(defun check-authority (text scheme authority)
-  "Signal MISUSE if TEXT, an address of SCHEME, has an AUTHORITY between slashes."
-  (cond ((zerop (length authority)))
-        ((string= "dns" (scheme-name scheme))
-         (no-target text "only the system's resolver is asked, no DNS server of one's choice; ~
-                            write dns:///HOST:PORT"))
-        (t (no-target text "between ~A:// and the next slash nothing is expected"
-                      (scheme-name scheme)))))
+(defun parse-dns-server (text scheme authority for-channel)
+  "The address of the DNS server that TEXT, of SCHEME, names as its AUTHORITY, or nil if it has no
+authority. Signal MISUSE if that is wrong, or TEXT is not FOR-CHANNEL."
+  (cond ((zerop (length authority)) nil)
+        ((string/= "dns" (scheme-name scheme))
+         (no-target text "between ~A:// and the next slash nothing is expected"
+                    (scheme-name scheme)))
+        ((not for-channel)
+         (no-target text "only channels ask a DNS server of one's choice; write dns:///HOST:PORT"))
+        (t (multiple-value-bind (host port)
+               (split-port text (decoded-string text authority) 1 +dns-port+)
+             (or (os:make-address host port)
+                 (no-target text "a DNS server has a numeric address, not ~S" host))))))
 
-(defun parse-target (text &key (smallest-port 1))
+(defun parse-target (text &key (smallest-port 1) for-channel)
   "The target that TEXT, a string, means; see above. Ports are from SMALLEST-PORT on: 0 is for
-listening, and then no host means every IPv4 address. Signal MISUSE if it means none. From any
-thread."
+listening, and then no host means every IPv4 address. If it is FOR-CHANNEL it may name a DNS server,
+and needs no port. Signal MISUSE if it means none. From any thread."
   (unless (stringp text) (misuse "An address is a string, not ~S." text))
   (let ((scheme (find-scheme text))
         (colon (position #\: text)))
@@ -185,10 +196,12 @@ thread."
              (no-target text "~A: is the scheme of channels that have no socket of their own"
                         (scheme-name scheme)))
            (multiple-value-bind (authority path) (split-authority text (1+ colon))
-             (check-authority text scheme authority)
-             (funcall (scheme-parse scheme) text path smallest-port)))
+             (let ((server (parse-dns-server text scheme authority for-channel))
+                   (target (funcall (scheme-parse scheme) text path smallest-port)))
+               (setf (target-server target) server)
+               target)))
           ((and colon (eql (mismatch "://" text :start2 colon) 3)) (no-such-scheme text))
-          (t (parse-bare-target text smallest-port)))))
+          (t (parse-bare-target text smallest-port (and for-channel +default-port+))))))
 
 (defun address-name (text)
   "What of TEXT, an address with a scheme, names something: what follows the scheme, and the

@@ -24,8 +24,17 @@ the world agree on."
   (local-address nil :type operation :read-only t) ; (descriptor): octets, or nil
   (close nil :type operation :read-only t)         ; (descriptor)
   (transport nil :type operation :read-only t)     ; (descriptor peer): a transport
+  ;; datagrams, which a network need not have
+  (open-datagram 'no-datagrams :type operation :read-only t) ; (family): a descriptor
+  (send 'no-datagrams :type operation :read-only t) ; (descriptor octets start end): how many
+  (receive 'no-datagrams :type operation :read-only t) ; (descriptor octets start end): how many
   ;; (host port): a list of addresses and, if there are none, why, as text
   (resolve nil :type operation :read-only t))
+
+(defun no-datagrams (&rest arguments)
+  "What a network answers that has no datagrams."
+  (declare (ignore arguments))
+  (- os:+eopnotsupp+))
 
 (defstruct (world (:copier nil))
   "See above. START-LOOP, START-THREAD and WAIT are a simulated world's: on the machine they are

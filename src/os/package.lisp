@@ -22,7 +22,8 @@
    #:+af-unspec+ #:+af-inet+ #:+af-inet6+ #:+sol-socket+ #:+so-error+ #:+so-reuseaddr+
    #:+so-reuseport+ #:+ipproto-tcp+
    #:+tcp-nodelay+
-   #:open-socket #:bind-socket #:listen-socket #:accept-socket #:connect-socket
+   #:open-socket #:open-datagram-socket #:bind-socket #:listen-socket #:accept-socket
+   #:connect-socket
    #:receive-octets #:send-octets #:shutdown-output
    #:close-descriptor
    #:socket-option #:set-socket-option #:socket-address #:peer-address #:open-descriptors

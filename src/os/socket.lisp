@@ -1,9 +1,11 @@
-;;;; Stream sockets, IPv4, IPv6 and unix, always non-blocking and closed on exec. A call that would
-;;;; block returns the negated EAGAIN; one that a signal interrupted is repeated.
+;;;; Sockets of streams (IPv4, IPv6 and unix) and of datagrams (IPv4 and IPv6), always non-blocking
+;;;; and closed on exec. A call that would block returns the negated EAGAIN; one that a signal
+;;;; interrupted is repeated.
 
 (in-package #:clgrpc.os)
 
 (define-constants
+  (+sock-dgram+ "SOCK_DGRAM" 2)
   (+sock-nonblock+ "SOCK_NONBLOCK" #x800)
   (+sock-cloexec+ "SOCK_CLOEXEC" #x80000)
   (+sol-socket+ "SOL_SOCKET" 1)
@@ -24,6 +26,11 @@
   "Return a new stream socket of FAMILY, or a negated errno."
   (syscall ("socket" int) (int family)
            (int (logior +sock-stream+ +sock-nonblock+ +sock-cloexec+)) (int 0)))
+
+(defun open-datagram-socket (family)
+  "Return a new socket of FAMILY for datagrams (UDP), or a negated errno."
+  (syscall ("socket" int) (int family)
+           (int (logior +sock-dgram+ +sock-nonblock+ +sock-cloexec+)) (int 0)))
 
 (defun bind-socket (socket address)
   "Give SOCKET the local ADDRESS."

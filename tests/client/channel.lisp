@@ -4,13 +4,13 @@
 (in-suite :clgrpc.client)
 
 (test wrong-targets-are-misuse
-  (dolist (bad (list "" "host" "host:" ":80" "host:0" "host:65536" "http://host:80"
-                     "dns://1.1.1.1/host:80" "unix:" nil 5))
+  (dolist (bad (list "" "host:" ":80" "host:0" "host:65536" "http://host:80"
+                     "dns://ns.example.org/host:80" "dns://1.1.1.1/a..b:80" "unix:" nil 5))
     (signals grpc:misuse (grpc:make-channel bad))))
 
 (test wrong-channels-are-misuse
   (let ((threads (our-threads)))
-    (signals grpc:misuse (grpc:make-channel "nonsense"))
+    (signals grpc:misuse (grpc:make-channel "nonsense:"))
     (signals grpc:misuse (grpc:make-channel "127.0.0.1:80" :no-such-option 1))
     (signals grpc:misuse (grpc:make-channel "127.0.0.1:80" :max-receive-octets "x"))
     (is (= threads (our-threads)))))

@@ -93,7 +93,8 @@
     (loop:post loop (lambda ()
                       (client::run-resolver
                        resolver loop
-                       (lambda (backends failure)
+                       (lambda (backends failure service-config)
+                         (declare (ignore service-config))
                          (note-deed :told (mapcar #'client::backend-key backends) failure
                                     (loop:in-event-loop-p loop))))))
     resolver))

@@ -58,9 +58,30 @@
            (handler-case (progn (parse-target text) "")
              (misuse (error) (princ-to-string error)))))
     (is (search "no scheme http" (complaint "http://host:80")))
-    (is (search "resolver" (complaint "dns://8.8.8.8/host:80")))
+    (is (search "only channels" (complaint "dns://8.8.8.8/host:80")))
     (is (search "HOST:PORT" (complaint "host")))
     (is (search "107" (complaint "unix:")))))
+
+(test targets-for-channels
+  "They may name a DNS server, and need no port."
+  (flet ((parts (text)
+           (let ((target (parse-target text :for-channel t)))
+             (list (and (target-server target) (os:address-text (target-server target)))
+                   (target-host target) (target-port target) (target-authority target)))))
+    (loop for (text . parts)
+            in '(("host" nil "host" 443 "host")
+                 ("host:80" nil "host" 80 "host:80")
+                 ("dns://8.8.8.8/host:80" "8.8.8.8:53" "host" 80 "host:80")
+                 ("dns://127.0.0.1:5353/a.b" "127.0.0.1:5353" "a.b" 443 "a.b")
+                 ("dns://[::1]/host:80" "[::1]:53" "host" 80 "host:80")
+                 ("dns://[::1]:5353/host:80" "[::1]:5353" "host" 80 "host:80")
+                 ("dns:///host:80" nil "host" 80 "host:80"))
+          do (is (equal parts (parts text)) "~A is ~S" text (parts text)))
+    (dolist (text '("dns://ns.example.org/host:80" "dns://8.8.8.8:0/host:80" "dns://8.8.8.8:x/h:80"
+                    "dns://8.8.8.8" "dns://8.8.8.8/" "dns://8.8.8.8/:80" "dns://[::1/host:80"
+                    "dns://a@8.8.8.8/host" "ipv4://8.8.8.8/1.2.3.4:80" "passthrough://8.8.8.8/h:1"
+                    "" ":80" "host:" "::1:80:x"))
+      (signals misuse (parse-target text :for-channel t) "~S is a target" text))))
 
 (test targets-of-noise
   "Whatever the text, it is a target or MISUSE."

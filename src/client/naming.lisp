@@ -1,0 +1,227 @@
+;;;; Targets that the loop understands (loop/target.lisp): addresses, and names (gRPC's document
+;;;; "Name Resolution"). Names are looked up by the system's resolver, or by the DNS server that the
+;;;; target gives; a service config in TXT records (gRFC A2, choice.lisp) is asked for beside the
+;;;; addresses, by DNS in both cases.
+;;;;
+;;;; 1. A name is looked up when the channel needs it for the first time, and later when the channel
+;;;;    has lost a server or cannot reach one, but not sooner than resolve-interval-seconds after a
+;;;;    look-up that had an answer; what is asked for too soon is done when the time has come.
+;;;; 2. A look-up that fails leaves the channel what it has, which asks again after its back-off.
+;;;; 3. That there is no config, or none can be had, is no failure: then the config is the one
+;;;;    before if nobody knows, or none if the DNS server says that there is none.
+;;;; 4. A channel that has had addresses waits a second for others; then it goes on with those.
+
+(in-package #:clgrpc.client)
+
+(defconstant +config-grace-ns+ +ns-per-second+
+  "How long addresses wait for the service config.")
+(defconstant +patience-ns+ +ns-per-second+
+  "How long a channel that has had addresses waits for others.")
+
+(defclass name-resolver (resolver)
+  ((place :initarg :place :reader resolver-place
+          :documentation "The loop's target, which has the name.")
+   (together :initarg :together :reader resolver-together
+             :documentation "True if all addresses of the name are one backend.")
+   (timeout-ns :initarg :timeout-ns :reader resolver-timeout-ns) ; what a look-up may take
+   (dns-timeout-ns :initarg :dns-timeout-ns :reader resolver-dns-timeout-ns
+                   :documentation "What a look-up may take that asks DNS servers.")
+   (interval-ns :initarg :interval-ns :reader resolver-interval-ns
+                :documentation "The least time between two look-ups.")
+   (config-name :initarg :config-name :reader resolver-config-name
+                :documentation "The name whose TXT records have the service config, octets.")
+   (asking :initform nil :accessor resolver-asking
+           :documentation "True while a look-up is under way.")
+   (due-ns :initform nil :accessor resolver-due-ns
+           :documentation "When the next look-up may begin; nil: at any time.")
+   (timer :initform nil :accessor resolver-timer
+          :documentation "Begins the next look-up, or ends the patience with the one under way.")
+   (addresses :initform '() :accessor resolver-addresses) ; that were found last
+   (config :initform :none :accessor resolver-config
+           :documentation "The service config that was found last, as DELIVER takes it.")
+   (number :initform nil :accessor resolver-number
+           :documentation "By it the channel is one of a percentage of clients; see choice.lisp."))
+  (:documentation "For targets whose addresses must be looked up."))
+
+(defmethod answers-p ((resolver name-resolver))
+  (or (resolver-asking resolver)
+      (null (resolver-due-ns resolver))
+      (<= (resolver-due-ns resolver) (resolver-now resolver))))
+
+(defun resolver-now (resolver)
+  (loop:event-loop-now (resolver-loop resolver)))
+
+(defmethod begin-resolving ((resolver name-resolver))
+  (resolve-again resolver))
+
+(defmethod resolve-again ((resolver name-resolver))
+  (cond ((resolver-asking resolver))
+        ((answers-p resolver) (begin-look-up resolver))
+        (t (set-resolver-timer resolver #'begin-look-up (resolver-due-ns resolver)))))
+
+(defmethod end-resolving ((resolver name-resolver))
+  (set-resolver-timer resolver nil 0))
+
+(defun set-resolver-timer (resolver function due-ns)
+  "Have FUNCTION called with RESOLVER at DUE-NS, and nothing else any more; nil is no function."
+  (let ((wheel (loop:event-loop-wheel (resolver-loop resolver)))
+        (old (resolver-timer resolver)))
+    (when old (cancel-timer wheel old))
+    (setf (resolver-timer resolver)
+          (when function
+            (let ((timer (make-timer function resolver)))
+              (schedule-timer wheel timer due-ns)
+              timer)))
+    nil))
+
+;;; A look-up
+
+(defun begin-look-up (resolver)
+  "Look RESOLVER's name up, and its service config beside."
+  (let ((found nil) (failure nil)       ; the addresses, or why there are none
+        (config (if (resolver-config-name resolver) :unknown :none))
+        (query nil)                     ; after the config
+        (waiting 2))                    ; for so many answers
+    (labels ((answered ()
+               (when (zerop (decf waiting))
+                 (end-look-up resolver found failure config)))
+             (take-addresses (addresses text)
+               (setf found addresses
+                     failure text)
+               (when query (dns:give-up query +config-grace-ns+))
+               (answered))
+             (take-config (outcome texts)
+               (setf config (case outcome
+                              (:found (offered-config resolver texts))
+                              ((:no-such-name :no-data) :none)
+                              (t :unknown)))
+               (setf query nil)
+               (answered)))
+      (setf (resolver-asking resolver) t)
+      (set-resolver-timer resolver
+                          (when (resolver-addresses resolver) #'deliver-known)
+                          (+ (resolver-now resolver) +patience-ns+))
+      (ask-for-addresses resolver #'take-addresses)
+      (if (resolver-config-name resolver)
+          (setf query (ask-for-config resolver #'take-config))
+          (answered)))))
+
+(defun ask-for-addresses (resolver function)
+  "Look RESOLVER's addresses up. Then (FUNCTION addresses failure) is called on the loop."
+  (declare (type function function))
+  (let* ((loop (resolver-loop resolver))
+         (place (resolver-place resolver))
+         (server (loop:target-server place)))
+    (flet ((failure (reason)
+             (format nil "Cannot look up ~A: ~A" (loop:target-text place)
+                     (string-right-trim "." reason))))
+      (cond (server
+             (trace-event :dns-resolver :look-up :name (loop:target-host place)
+                          :server (os:address-text server))
+             (dns:look-up-host loop (list server) (dns:name-octets (loop:target-host place))
+                               (loop:target-port place) (resolver-dns-timeout-ns resolver)
+                               (lambda (addresses outcome text)
+                                 (declare (ignore outcome))
+                                 (trace-answer place addresses text)
+                                 (funcall function addresses (and text (failure text))))))
+            (t (loop:look-up loop place (resolver-timeout-ns resolver)
+                             (lambda (addresses condition)
+                               (funcall function addresses
+                                        (and condition
+                                             (string-right-trim
+                                              "." (princ-to-string condition)))))))))))
+
+(defun offered-config (resolver texts)
+  "The service config that TEXTS, the data of TXT records, offer to RESOLVER's channel, as DELIVER
+takes it."
+  (unless (resolver-number resolver)
+    (setf (resolver-number resolver)
+          (random 100 (loop:event-loop-random (resolver-loop resolver)))))
+  (handler-case (or (choose-config texts (resolver-number resolver)) :none)
+    (config:service-config-error (error) error)))
+
+(defun trace-answer (place addresses text)
+  "Trace what a DNS server has answered to the question after PLACE, as the loop's look-ups do."
+  (if addresses
+      (trace-event :dns-resolver :resolved :name (loop:target-text place)
+                                           :addresses (mapcar #'os:address-text addresses))
+      (trace-event :dns-resolver :look-up-failed :name (loop:target-text place) :reason text)))
+
+(defun ask-for-config (resolver function)
+  "Ask for the texts of RESOLVER's service config. Then (FUNCTION outcome texts) is called on the
+loop, if the answer is not there before this returns. Return the query, or nil if it has ended."
+  (let* ((server (loop:target-server (resolver-place resolver)))
+         (query (dns:ask (resolver-loop resolver)
+                         (if server (list server) (dns:system-servers))
+                         (resolver-config-name resolver) dns:+txt+
+                         (resolver-dns-timeout-ns resolver) function)))
+    query))
+
+(defun end-look-up (resolver addresses failure config)
+  "RESOLVER has found ADDRESSES or FAILURE, and CONFIG, which is :unknown if nobody knows."
+  (setf (resolver-asking resolver) nil)
+  (set-resolver-timer resolver nil 0)
+  (cond (failure (deliver resolver '() failure))
+        (t (setf (resolver-due-ns resolver) (+ (resolver-now resolver)
+                                               (resolver-interval-ns resolver))
+                 (resolver-addresses resolver) addresses)
+           (unless (eq :unknown config) (setf (resolver-config resolver) config))
+           (deliver-known resolver))))
+
+(defun deliver-known (resolver)
+  "Tell RESOLVER's channel what is known."
+  (deliver resolver (address-backends (resolver-addresses resolver) (resolver-together resolver))
+           nil (resolver-config resolver)))
+
+(defun address-backends (addresses together)
+  "The backends of ADDRESSES, the kernel's: one of all if they are to be used TOGETHER."
+  (if together
+      (list (addresses-backend addresses))
+      (mapcar (lambda (address) (addresses-backend (list address))) addresses)))
+
+;;; Resolvers of targets
+
+(defun make-socket-resolver (text options &key together)
+  "A resolver for TEXT, which the loop understands. The system's resolver is asked for no longer
+than OPTIONS allow for connecting."
+  (let* ((place (loop:parse-target text :for-channel t))
+         (addresses (loop:target-addresses place))
+         (arguments (list :target text :name (loop:target-host place)
+                          :authority (loop:target-authority place)
+                          :host (loop:target-host place))))
+    (if addresses
+        (apply #'make-instance 'fixed-resolver
+               :backends (address-backends addresses together) arguments)
+        (apply #'make-instance 'name-resolver
+               :place place :together together
+               :timeout-ns (seconds-ns (options-connect-timeout-seconds options))
+               :dns-timeout-ns (seconds-ns (options-dns-timeout-seconds options))
+               :interval-ns (seconds-ns (options-resolve-interval-seconds options))
+               :config-name (config-name place options)
+               arguments))))
+
+(defun config-name (place options)
+  "The name whose TXT records have the service config of PLACE, octets, or nil if OPTIONS want none.
+Signal MISUSE if PLACE's name cannot be asked for by DNS, but has to be."
+  (when (loop:target-server place) (dns:name-octets (loop:target-host place)))
+  (when (options-dns-service-config options)
+    (dns:name-octets (format nil "_grpc_config.~A" (loop:target-host place)))))
+
+(defun make-passthrough-resolver (text options)
+  "A resolver for TEXT of the scheme passthrough: whatever addresses its name has are those of one
+server."
+  (make-socket-resolver text options :together t))
+
+(dolist (name '("dns" "ipv4" "ipv6" "unix" "unix-abstract"))
+  (loop:register-scheme name :resolver #'make-socket-resolver))
+(loop:register-scheme "passthrough" :resolver #'make-passthrough-resolver)
+
+(defun make-resolver (text options)
+  "The resolver of a channel to TEXT that has OPTIONS. Signal MISUSE if TEXT means nothing."
+  (let ((scheme (loop:find-scheme text)))
+    (funcall (the function (if scheme
+                               (or (loop:scheme-resolver scheme)
+                                   (misuse "~S: no channel has the scheme ~A." text
+                                           (loop:scheme-name scheme)))
+                               #'make-socket-resolver))
+             text options)))

@@ -1,0 +1,66 @@
+;;;; The addresses of a host, of both families. Both are asked for at once. Once one answer has
+;;;; addresses the other has one more second to come, so that a server that drops the questions of
+;;;; a family does not hold up the other.
+;;;;
+;;;; Within a family the order is the answer's. IPv6 is before IPv4 where there is a route to it
+;;;; (RFC 6724 section 6, rules 1 and 6, without the finer ones), else behind.
+
+(in-package #:clgrpc.dns)
+
+(defconstant +grace-ns+ +ns-per-second+
+  "How long the addresses of the other family are waited for.")
+
+(defun octets-address (octets port)
+  "The kernel's address of OCTETS, 4 or 16, and PORT."
+  (let* ((inet6 (= 16 (length octets)))
+         (address (os:make-address (if inet6 "::" "0.0.0.0") port)))
+    (replace address octets :start1 (if inet6 8 4))))
+
+(defun order-families (loop inet inet6)
+  "The addresses INET and INET6, in the order to try them."
+  (if (and inet6 (loop:route-p loop (first inet6)))
+      (append inet6 inet)
+      (append inet inet6)))
+
+(defun worse (one other)
+  "The one of two answers without addresses, lists of outcome and text, that says more of why there
+are none: that nobody knows is more than that there are none."
+  (flet ((rank (answer)
+           (or (position (first answer) '(:no-data :no-such-name)) 2)))
+    (if (< (rank one) (rank other)) other one)))
+
+(defun look-up-host (loop servers name port timeout-ns function)
+  "Ask SERVERS, addresses of the kernel's, for the addresses of NAME, octets, each with PORT, within
+TIMEOUT-NS nanoseconds. Then (FUNCTION addresses outcome failure) is called on LOOP, exactly once;
+OUTCOME is :found, or there are no addresses and FAILURE is why, as text. On LOOP, as FUNCTION,
+which may be called before this returns."
+  (declare (type function function))
+  (let ((answers '()) (queries '()))    ; alists by type
+    (labels ((addresses (type)
+               (destructuring-bind (outcome data) (cdr (assoc type answers))
+                 (when (eq :found outcome)
+                   (mapcar (lambda (octets) (octets-address octets port)) data))))
+             (conclude ()
+               (let ((found (order-families loop (addresses +a+) (addresses +aaaa+))))
+                 (if found
+                     (funcall function found :found nil)
+                     (destructuring-bind (outcome text)
+                         (worse (cdr (assoc +a+ answers)) (cdr (assoc +aaaa+ answers)))
+                       (funcall function '() outcome
+                                (if (eq :no-data outcome)
+                                    (format nil "~A has no address" (name-text name))
+                                    text))))))
+             (receive (type outcome data)
+               (push (list type outcome data) answers)
+               (let ((other (if (= type +a+) +aaaa+ +a+)))
+                 (cond ((assoc other answers) (conclude))
+                       ((eq :found outcome)
+                        (let ((query (cdr (assoc other queries))))
+                          (when query (give-up query +grace-ns+)))))))
+             (inquire (type)
+               (push (cons type (ask loop servers name type timeout-ns
+                                     (lambda (outcome data) (receive type outcome data))))
+                     queries)))
+      (inquire +a+)
+      (inquire +aaaa+)
+      nil)))

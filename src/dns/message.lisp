@@ -1,0 +1,194 @@
+;;;; Messages (RFC 1035 section 4): a header of 12 octets, questions, and three sections of records.
+;;;;
+;;;;   octets 0-1  id               4-5  how many questions    8-9    how many authorities
+;;;;          2-3  flags and code   6-7  how many answers      10-11  how many additional records
+;;;;
+;;;; A question is a name, a type and a class; a record that, a time to live (4 octets), how long
+;;;; its data is (2) and the data. A query has one question and a pseudo-record OPT, by which we say
+;;;; how long an answer over UDP may be (RFC 6891); an answer's OPT has the upper bits of its code.
+;;;; Of an answer only the section of answers is kept, and of that what is of the class IN.
+
+(in-package #:clgrpc.dns)
+
+(defconstant +a+ 1 "The type of a record with an IPv4 address.")
+(defconstant +cname+ 5 "The type of a record with the name that another stands for.")
+(defconstant +txt+ 16 "The type of a record with texts.")
+(defconstant +aaaa+ 28 "The type of a record with an IPv6 address (RFC 3596).")
+(defconstant +opt+ 41 "The type of the record that extends a message (RFC 6891).")
+(defconstant +in+ 1 "The class of the Internet.")
+
+(defconstant +header-octets+ 12)
+(defconstant +payload-octets+ 1232
+  "How long an answer over UDP may be: what fits into the packets of any network.")
+
+(defstruct (question (:copier nil))
+  "What a message asks, or answers."
+  (name (make-octets 1) :type octets :read-only t) ; see name.lisp
+  (type 0 :type (unsigned-byte 16) :read-only t)   ; +A+ and so on
+  (class +in+ :type (unsigned-byte 16) :read-only t)) ; +IN+, but of what is not ours
+
+(defstruct (record (:copier nil))
+  "A record of the class IN."
+  (name (make-octets 1) :type octets :read-only t) ; see name.lisp
+  (type 0 :type (unsigned-byte 16) :read-only t)   ; +A+ and so on
+  (seconds 0 :type (unsigned-byte 32) :read-only t) ; how long it may be kept
+  ;; +A+ and +AAAA+: the address, 4 or 16 octets; +CNAME+: a name; +TXT+: a list of octets; else nil
+  (data nil :read-only t))
+
+(defstruct (message (:copier nil))
+  "What PARSE-MESSAGE returns."
+  (id 0 :type (unsigned-byte 16) :read-only t)     ; the query's
+  (response-p nil :type boolean :read-only t)      ; it is no query
+  (truncated-p nil :type boolean :read-only t)     ; there is more than it has: nothing was read
+  (code 0 :type (unsigned-byte 12) :read-only t)   ; 0 if all is well (RCODE)
+  (question nil :type (or null question) :read-only t) ; nil if there is not exactly one
+  (records '() :type list :read-only t))           ; the answers, in their order
+
+(declaim (sb-ext:freeze-type question record message))
+
+(document-functions
+  message-id "The number by which the answer MESSAGE is found to be that of a query."
+  message-response-p "True if MESSAGE is an answer."
+  message-truncated-p "True if the answer is too long for UDP. Then MESSAGE has no records."
+  message-code "What came of the query (RCODE): 0 if all is well, 3 if there is no such name."
+  message-question "The question of MESSAGE, or nil if it has none or several."
+  message-records "The records of MESSAGE's section of answers, a list.")
+
+(defmethod print-object ((record record) stream)
+  (print-unreadable-object (record stream :type t)
+    (format stream "~A, type ~D" (name-text (record-name record)) (record-type record))))
+
+(defmethod print-object ((question question) stream)
+  (print-unreadable-object (question stream :type t)
+    (format stream "~A, type ~D" (name-text (question-name question)) (question-type question))))
+
+(defmethod print-object ((message message) stream)
+  (print-unreadable-object (message stream :type t)
+    (format stream "~D, code ~D, ~D record~:P" (message-id message) (message-code message)
+            (length (message-records message)))))
+
+;;; Writing
+
+(defun encode-query (id name type &key (extended t))
+  "The octets of a query with ID for the records of TYPE that NAME, octets, has. If it is EXTENDED,
+it says that an answer may be longer than 512 octets, which very old servers do not understand."
+  (let ((query (make-octets (+ +header-octets+ (length name) 4 (if extended 11 0))))
+        (end (+ +header-octets+ (length name))))
+    (setf (u16be query 0) id
+          (aref query 2) 1              ; recursion is desired
+          (u16be query 4) 1
+          (u16be query 10) (if extended 1 0)
+          (u16be query end) type
+          (u16be query (+ end 2)) +in+)
+    (replace query name :start1 +header-octets+)
+    (when extended                      ; the root's name, OPT, the octets we take, no more
+      (setf (u16be query (+ end 5)) +opt+
+            (u16be query (+ end 7)) +payload-octets+))
+    query))
+
+;;; Reading
+
+(defun read-u16 (octets at end)
+  (if (<= (+ at 2) end)
+      (u16be octets at)
+      (bad-message (min at end) "it ends too soon")))
+
+(defun read-question (octets at end)
+  "The question at AT and where it ends."
+  (multiple-value-bind (name at) (read-name octets at end)
+    (values (make-question :name name :type (read-u16 octets at end)
+                           :class (read-u16 octets (+ at 2) end))
+            (+ at 4))))
+
+(defun read-texts (octets start end)
+  "The texts of a record's data from START to END, each after its length."
+  (loop with at = start
+        while (< at end)
+        collect (let ((next (+ at 1 (aref octets at))))
+                  (when (< end next) (bad-message at "a text is longer than its record"))
+                  (prog1 (subseq octets (1+ at) next)
+                    (setf at next)))))
+
+(defun read-data (octets type start data-end)
+  "The data of a record of TYPE from START to DATA-END."
+  (flet ((address (length)
+           (unless (= length (- data-end start))
+             (bad-message start "an address has ~D octets, not ~D" length (- data-end start)))
+           (subseq octets start data-end)))
+    (case type
+      (#.+a+ (address 4))
+      (#.+aaaa+ (address 16))
+      (#.+txt+ (read-texts octets start data-end))
+      (#.+cname+ (multiple-value-bind (name next) (read-name octets start data-end)
+                   (unless (= next data-end)
+                     (bad-message start "a name is not as long as its record"))
+                   name)))))
+
+(defun read-record (octets at end function)
+  "Call FUNCTION with the name, type, class and time to live of the record at AT, and where its data
+begins and ends; return what it returns, and where the record ends."
+  (declare (type function function))
+  (multiple-value-bind (name at) (read-name octets at end)
+    (let* ((start (+ at 10))
+           (data-end (+ start (read-u16 octets (+ at 8) end))))
+      (when (< end data-end) (bad-message at "a record is longer than the message"))
+      (values (funcall function name (u16be octets at) (u16be octets (+ at 2))
+                       (u32be octets (+ at 4)) start data-end)
+              data-end))))
+
+(defun read-answers (octets at end count)
+  "The COUNT records at AT, but for those of other classes, and where they end."
+  (values (loop repeat count
+                for record = (multiple-value-bind (record next)
+                                 (read-record octets at end
+                                              (lambda (name type class seconds start data-end)
+                                                (when (= class +in+)
+                                                  (make-record
+                                                   :name name :type type :seconds seconds
+                                                   :data (read-data octets type start
+                                                                    data-end)))))
+                               (setf at next)
+                               record)
+                when record collect record)
+          at))
+
+(defun read-upper-code (octets at end count)
+  "The upper bits of the code, which an OPT among COUNT records at AT has; 0 if there is none."
+  (let ((upper 0))
+    (loop repeat count
+          do (setf at (nth-value 1 (read-record octets at end
+                                                (lambda (name type class seconds start data-end)
+                                                  (declare (ignore name class start data-end))
+                                                  (when (= type +opt+)
+                                                    (setf upper (ash seconds -24))))))))
+    upper))
+
+(defun read-sections (octets at end)
+  "The records of the answers at AT, and the upper bits of the code. A record has 11 octets or more,
+which limits how many there are before any is read."
+  (let ((answers (u16be octets 6))
+        (others (+ (u16be octets 8) (u16be octets 10))))
+    (when (< (- end at) (* 11 (+ answers others)))
+      (bad-message 6 "it is too short for ~D records" (+ answers others)))
+    (multiple-value-bind (records at) (read-answers octets at end answers)
+      (values records (read-upper-code octets at end others)))))
+
+(defun parse-message (octets start end)
+  "The message in OCTETS from START to END. Signal MALFORMED-MESSAGE if that is none."
+  (declare (type octets octets) (type index start end))
+  ;; pointers count from the beginning of the message
+  (let* ((octets (subseq octets start end))
+         (end (length octets)))
+    (when (< end +header-octets+) (bad-message 0 "it has no header"))
+    (let* ((response (logbitp 7 (aref octets 2)))
+           (truncated (logbitp 1 (aref octets 2)))
+           (code (logand #xF (aref octets 3))))
+      (unless (zerop (ldb (byte 4 3) (aref octets 2))) (bad-message 2 "it is no standard query"))
+      (if (= 1 (u16be octets 4))
+          (multiple-value-bind (question at) (read-question octets +header-octets+ end)
+            (multiple-value-bind (records upper)
+                (if (and response (not truncated)) (read-sections octets at end) (values '() 0))
+              (make-message :id (u16be octets 0) :response-p response :truncated-p truncated
+                            :code (logior (ash upper 4) code) :question question
+                            :records records)))
+          (make-message :id (u16be octets 0) :response-p response :code code)))))

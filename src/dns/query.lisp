@@ -1,0 +1,226 @@
+;;;; Asking DNS servers one question. A query goes to each server in turn over UDP, from a new port
+;;;; and with a new id each time (RFC 5452), three times or once to each server; it goes over TCP
+;;;; where the answer is truncated. What has not the query's id and question is no answer to it and
+;;;; is passed over; what is from another address never comes here. The owner is called exactly
+;;;; once, on the loop.
+;;;;
+;;;; Of a query's time, a fifth is for the first try and the rest shared by the others: a lost
+;;;; datagram costs a second of five. A server that cannot be reached, refuses or fails is left for
+;;;; the next at once.
+
+(in-package #:clgrpc.dns)
+
+(defconstant +tries+ 3
+  "How often a query is sent, if there are not more servers than that.")
+
+(defstruct (query (:constructor %make-query) (:copier nil))
+  "A question that is being asked."
+  (loop nil :type loop:event-loop :read-only t) ; on which it is asked
+  (servers '() :type list)              ; addresses, the one to ask next first
+  (tries 0 :type (integer 0 64))        ; how many are left
+  (name (make-octets 1) :type octets :read-only t) ; what is asked after
+  (type 0 :type (unsigned-byte 16) :read-only t)   ; what records of that
+  (function nil :type function :read-only t)       ; (outcome data): see ASK
+  (end-ns 0 :type nanoseconds :read-only t)        ; when the time is up
+  (attempt 0 :type index)               ; the number of the try under way
+  (id 0 :type (unsigned-byte 16))       ; of the last message sent
+  (extended t :type boolean)            ; no server has failed to understand that it is
+  (timer nil :type (or null timer))     ; when it rings, the try has failed
+  (exchange nil :type (or null loop:exchange)) ; of the try under way, over UDP
+  (connection nil :type (or null loop:connection)) ; over TCP
+  (outcome :no-answer :type outcome)    ; of the last try
+  (text "" :type string)                ; why it has failed
+  (done nil :type boolean))             ; FUNCTION has been called
+
+(declaim (sb-ext:freeze-type query))
+
+(defmethod print-object ((query query) stream)
+  (print-unreadable-object (query stream :type t)
+    (format stream "~A ~A" (name-text (query-name query)) (type-text (query-type query)))))
+
+(defun ask (loop servers name type timeout-ns function)
+  "Ask SERVERS, addresses of the kernel's, after the records of TYPE that NAME, octets, has. Then
+\(FUNCTION outcome data) is called on LOOP, within TIMEOUT-NS nanoseconds and exactly once, with an
+OUTCOME and either the data of the records, in the answer's order, or a text that says why there are
+none. On LOOP, as FUNCTION, which may be called before this returns. Return the query, see
+GIVE-UP."
+  (let ((query (%make-query :loop loop :servers servers :name name :type type :function function
+                            :tries (min 64 (max +tries+ (length servers)))
+                            :end-ns (+ (loop:event-loop-now loop) timeout-ns)
+                            :text (format nil "no answer from the DNS server ~A"
+                                          (os:address-text (first servers))))))
+    (setf (query-timer query) (make-timer #'next-try query))
+    (next-try query)
+    query))
+
+(defun give-up (query timeout-ns)
+  "QUERY's answer is of use for no longer than TIMEOUT-NS nanoseconds; then its owner is told
+:no-answer. On its loop."
+  (unless (query-done query)
+    (setf (query-tries query) 0)
+    (set-limit query timeout-ns)))
+
+;;; Tries
+
+(defun set-limit (query ns)
+  "What QUERY is doing now may take NS nanoseconds, as far as its time lasts."
+  (let ((loop (query-loop query)))
+    (schedule-timer (loop:event-loop-wheel loop) (query-timer query)
+                    (min (query-end-ns query) (+ (loop:event-loop-now loop) ns)))))
+
+(defun time-left (query)
+  (- (query-end-ns query) (loop:event-loop-now (query-loop query))))
+
+(defun leave-try (query)
+  "Nothing more is expected of the try under way."
+  (let ((exchange (shiftf (query-exchange query) nil))
+        (connection (shiftf (query-connection query) nil)))
+    (incf (query-attempt query))
+    (cancel-timer (loop:event-loop-wheel (query-loop query)) (query-timer query))
+    (when exchange (loop:close-exchange exchange))
+    (when connection (loop:close-connection connection :abort t))))
+
+(defun finish (query outcome data)
+  (unless (query-done query)
+    (setf (query-done query) t)
+    (leave-try query)
+    (trace-event :dns-resolver :answer :name (name-text (query-name query))
+                 :type (type-text (query-type query)) :outcome outcome)
+    (funcall (query-function query) outcome data)))
+
+(defun try-failed (query outcome text)
+  "The try under way has come to OUTCOME, because of TEXT. Make another, if there is one left."
+  (setf (query-outcome query) outcome
+        (query-text query) text)
+  (next-try query))
+
+(defun next-try (query)
+  "Ask the next server, unless all hope is lost."
+  (leave-try query)
+  (if (or (zerop (query-tries query)) (>= 0 (time-left query)))
+      (finish query (query-outcome query) (query-text query))
+      (let* ((loop (query-loop query))
+             (servers (query-servers query))
+             (first (= (query-tries query) (max +tries+ (length servers)))))
+        (decf (query-tries query))
+        (setf (query-servers query) (append (rest servers) (list (first servers))))
+        (set-limit query (if first
+                             (floor (time-left query) 5)
+                             (floor (time-left query) (1+ (query-tries query)))))
+        (multiple-value-bind (exchange failure)
+            (loop:open-exchange loop (first servers)
+                                (lambda (octets end) (receive-answer query octets 0 end :udp))
+                                (lambda (failure) (exchange-failed query failure)))
+          (cond (exchange
+                 (setf (query-exchange query) exchange)
+                 (loop:send-datagram exchange (next-message query)))
+                (t (exchange-failed query failure)))))))
+
+(defun asked-server (query)
+  "The address of the server that QUERY was last sent to."
+  (first (last (query-servers query))))
+
+(defun exchange-failed (query failure)
+  (setf (query-exchange query) nil)
+  (unless (query-done query)
+    (try-failed query :unreachable (server-text query failure))))
+
+(defun server-text (query failure)
+  (format nil "~A (the DNS server ~A)" failure (os:address-text (asked-server query))))
+
+(defun next-message (query)
+  "The octets that ask QUERY's question, with an id by which the answer will be known."
+  (setf (query-id query) (random 65536 (loop:event-loop-random (query-loop query))))
+  (encode-query (query-id query) (query-name query) (query-type query)
+                :extended (query-extended query)))
+
+;;; Answers
+
+(defun answers-query-p (query message)
+  "True if MESSAGE answers QUERY. A server that does not understand a query does not repeat the
+question."
+  (let ((question (message-question message)))
+    (and (message-response-p message)
+         (= (query-id query) (message-id message))
+         (if question
+             (and (= +in+ (question-class question))
+                  (= (query-type query) (question-type question))
+                  (equalp (query-name query) (question-name question)))
+             (= 1 (message-code message))))))
+
+(defun receive-answer (query octets start end carrier)
+  "OCTETS from START to END have come by CARRIER, :udp or :tcp; they may be anybody's."
+  (let ((message (handler-case (parse-message octets start end)
+                   (malformed-message (error)
+                     (trace-event :dns-resolver :bad-answer :reason (princ-to-string error))
+                     nil))))
+    (cond ((query-done query))
+          ((not (and message (answers-query-p query message)))
+           (when (eq :tcp carrier)
+             (try-failed query :server-failed
+                         (server-text query "the answer is not one to the question"))))
+          ((and (message-truncated-p message) (eq :udp carrier)) (ask-over-tcp query))
+          ((and (query-extended query) (member (message-code message) '(1 4)))
+           ;; it may be older than RFC 6891
+           (setf (query-extended query) nil
+                 (query-servers query) (cons (asked-server query) (butlast (query-servers query))))
+           (incf (query-tries query))
+           (next-try query))
+          (t (multiple-value-bind (outcome data)
+                 (message-outcome message (query-name query) (query-type query))
+               (case outcome
+                 ((:server-failed :refused)
+                  (when (null (rest (query-servers query))) (setf (query-tries query) 0))
+                  (try-failed query outcome data))
+                 (t (finish query outcome data))))))))
+
+;;; TCP (RFC 7766): each message after its length, two octets
+
+(defun take-input (connection octets start end)
+  "The handler of answers over TCP."
+  (let ((query (loop:connection-user connection)))
+    (cond ((< (- end start) 2) start)
+          ((< (- end start 2) (u16be octets start)) start)
+          (t (receive-answer query octets (+ start 2) (+ start 2 (u16be octets start)) :tcp)
+             end))))
+
+(defun input-ended (connection reason)
+  "The handler of what is over before there was an answer."
+  (let ((query (loop:connection-user connection)))
+    (when (eq connection (query-connection query))
+      (setf (query-connection query) nil)
+      (try-failed query :unreachable
+                  (server-text query (if reason (princ-to-string reason) "it has hung up"))))))
+
+(sb-ext:define-load-time-global **handler**
+    (loop:make-handler :input #'take-input :closed #'input-ended)
+  "What is done with connections to servers.")
+
+(defun ask-over-tcp (query)
+  "Ask the same server for an answer of any length. All the time that is left is for that."
+  (leave-try query)
+  (set-limit query (time-left query))
+  (let ((attempt (query-attempt query)))
+    (flet ((connected (transport condition)
+             (let ((current (and (not (query-done query)) (= attempt (query-attempt query)))))
+               (cond ((and transport current) (send-over query transport))
+                     (transport (loop:close-transport transport))
+                     (current
+                      (try-failed query :unreachable
+                                  (server-text query (loop:socket-error-reason condition))))))))
+      (loop:connect-addresses (query-loop query) "the DNS server" (list (asked-server query))
+                              (time-left query) #'connected))))
+
+(defun send-over (query transport)
+  "Ask over TRANSPORT, a connected one."
+  (handler-case
+      (let ((connection (loop:make-connection (query-loop query) transport **handler**
+                                              :user query))
+            (message (next-message query))
+            (length (make-octets 2)))
+        (setf (query-connection query) connection
+              (u16be length 0) (length message))
+        (append-octets (loop:connection-output connection) length)
+        (append-octets (loop:connection-output connection) message))
+    (loop:socket-error (error)
+      (try-failed query :unreachable (server-text query (loop:socket-error-reason error))))))

@@ -1,0 +1,27 @@
+;;;; The DNS servers that the system's resolver asks, from its file resolv.conf. They are for what
+;;;; getaddrinfo cannot be asked for, such as texts.
+
+(in-package #:clgrpc.dns)
+
+(defconstant +dns-port+ 53)
+(defconstant +most-servers+ 3
+  "The resolver of the C library heeds no more (MAXNS).")
+
+(defun parse-servers (text)
+  "The addresses, the kernel's, of the lines \"nameserver ADDRESS\" of TEXT, that of a resolv.conf;
+a server on this machine if there are none."
+  (let ((servers (loop for line in (uiop:split-string text :separator '(#\Newline))
+                       for (word host) = (remove "" (uiop:split-string
+                                                     line :separator '(#\Space #\Tab #\Return))
+                                                 :test #'string=)
+                       for address = (and (equal "nameserver" word) host
+                                          (os:make-address host +dns-port+))
+                       when address collect address)))
+    (if servers
+        (subseq servers 0 (min +most-servers+ (length servers)))
+        (list (os:make-address "127.0.0.1" +dns-port+)))))
+
+(defun system-servers ()
+  "The addresses of the DNS servers that the system's resolver asks. It reads a short file."
+  (parse-servers (handler-case (uiop:read-file-string "/etc/resolv.conf" :external-format :latin-1)
+                   (error () ""))))

@@ -1,0 +1,15 @@
+;;;; Tests of clgrpc.dns, one file per source file. What asks a server asks one of our own on
+;;;; loopback (server.lisp), which tests of the client have, too. Nothing sleeps to wait.
+
+(defpackage #:clgrpc.tests.dns
+  (:use #:cl #:clgrpc.base #:clgrpc.dns #:fiveam)
+  (:import-from #:clgrpc.tests.loop #:with-loops #:on-loop #:*patience-seconds*)
+  (:local-nicknames (#:dns #:clgrpc.dns) (#:loop #:clgrpc.loop) (#:os #:clgrpc.os)
+                    (#:support #:clgrpc.tests.support))
+  (:export #:with-name-server #:name-server-address #:name-server-asked #:set-records #:set-code
+           #:set-manner #:name-server))
+
+(in-package #:clgrpc.tests.dns)
+
+(def-suite :clgrpc.dns :description "DNS: messages, answers, and asking a server.")
+(in-suite :clgrpc.dns)

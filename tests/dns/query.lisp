@@ -1,0 +1,166 @@
+;;;; Asking a server: over UDP and TCP, with what is lost, late, wrong or forged.
+
+(in-package #:clgrpc.tests.dns)
+(in-suite :clgrpc.dns)
+
+(defun server-address (server)
+  (multiple-value-bind (host port) (os:parse-address (name-server-address server))
+    (os:make-address host port)))
+
+(defun ask-and-wait (loop servers name type &key (seconds 10))
+  "Ask SERVERS, and return the outcome and the data."
+  (let ((done (sb-thread:make-semaphore)) (answers '()))
+    (on-loop loop (lambda ()
+                    (ask loop (mapcar #'server-address servers) (name-octets name) type
+                         (seconds-ns seconds)
+                         (lambda (outcome data)
+                           (push (list outcome data (loop:in-event-loop-p loop)) answers)
+                           (sb-thread:signal-semaphore done)))))
+    (is-true (sb-thread:wait-on-semaphore done :timeout *patience-seconds*))
+    (clgrpc.tests.loop::settle loop)
+    (is (= 1 (length answers)))
+    (is-true (third (first answers)) "not on the loop")
+    (values (first (first answers)) (second (first answers)))))
+
+(defmacro with-server-and-loop ((server loop) &body body)
+  `(with-name-server (,server)
+     (with-loops (,loop) ()
+       ,@body)))
+
+(test asking
+  (with-server-and-loop (server loop)
+    (set-records server "a.test" +a+ "1.2.3.4" "5.6.7.8")
+    (set-records server "a.test" +txt+ '("x" "y"))
+    (is (equalp '(:found (#(1 2 3 4) #(5 6 7 8)))
+                (multiple-value-list (ask-and-wait loop (list server) "A.test" +a+))))
+    (is (equalp '((#(120) #(121)))
+                (nth-value 1 (ask-and-wait loop (list server) "a.test" +txt+))))
+    (is (eq :no-data (ask-and-wait loop (list server) "a.test" +aaaa+)))
+    (set-code server "a.test" 3)
+    (is (eq :no-such-name (ask-and-wait loop (list server) "a.test" +a+)))
+    (is (equal '(("a.test" 1 :udp) ("a.test" 16 :udp) ("a.test" 28 :udp) ("a.test" 1 :udp))
+               (name-server-asked server)))))
+
+(test truncated-answers-are-asked-for-over-tcp
+  (with-server-and-loop (server loop)
+    (set-records server "a.test" +a+ "1.2.3.4")
+    (set-manner server (constantly :truncate))
+    (is (eq :found (ask-and-wait loop (list server) "a.test" +a+)))
+    (is (equal '(("a.test" 1 :udp) ("a.test" 1 :tcp)) (name-server-asked server)))
+    (let ((texts (loop for i below 200 collect (list (format nil "~200,'0D" i)))))
+      (apply #'set-records server "long.test" +txt+ texts)
+      (is (= 200 (length (nth-value 1 (ask-and-wait loop (list server) "long.test" +txt+))))))
+    (set-manner server (lambda (name type carrier)
+                         (declare (ignore name type))
+                         (if (eq :udp carrier) :truncate :drop)))
+    (is (eq :unreachable (ask-and-wait loop (list server) "a.test" +a+)) "it hangs up")))
+
+(test lost-questions-are-asked-again
+  (with-server-and-loop (server loop)
+    (set-records server "a.test" +a+ "1.2.3.4")
+    (let ((count 0))
+      (set-manner server (lambda (name type carrier)
+                           (declare (ignore name type carrier))
+                           (if (< (incf count) 3) :drop nil))))
+    (is (eq :found (ask-and-wait loop (list server) "a.test" +a+ :seconds 1)))
+    (is (= 3 (length (name-server-asked server))))
+    (set-manner server (constantly :drop))
+    (is (eq :no-answer (ask-and-wait loop (list server) "a.test" +a+ :seconds 0.2)))
+    (is (= 6 (length (name-server-asked server))))))
+
+(defun forgeries (answer)
+  "What is no answer although it looks like ANSWER, to a question after a.test, and then that."
+  (flet ((forged (at function)
+           (let ((copy (copy-seq answer)))
+             (setf (aref copy at) (funcall function (aref copy at))
+                   (aref copy (1- (length copy))) 66)
+             copy)))
+    (list (forged 1 (lambda (octet) (logxor 1 octet)))
+          (forged 2 (lambda (octet) (logand 127 octet)))
+          (forged 13 (constantly 98))
+          (forged 21 (constantly 28))
+          (forged 23 (constantly 3))
+          (subseq answer 0 20)
+          (octets-of)
+          (answer-octets (octets-of) '() :id (u16be answer 0) :code 3)
+          (answer-octets (question-octets "b.test" +a+) (list (record-octets +a+ "6.6.6.6"))
+                         :id (u16be answer 0))
+          answer)))
+
+(test forged-answers-are-passed-over
+  "What has another id, another question, is no answer or no message at all."
+  (with-server-and-loop (server loop)
+    (set-records server "a.test" +a+ "1.2.3.4")
+    (set-manner server (constantly #'forgeries))
+    (is (equalp '(:found (#(1 2 3 4)))
+                (multiple-value-list (ask-and-wait loop (list server) "a.test" +a+))))
+    (is (= 1 (length (name-server-asked server))))))
+
+(test floods-are-cut-off
+  (with-server-and-loop (server loop)
+    (set-manner server (constantly (lambda (answer)
+                                     (declare (ignore answer))
+                                     (loop repeat 200 collect (octets-of 1 2 3)))))
+    (is (member (ask-and-wait loop (list server) "a.test" +a+ :seconds 0.5)
+                '(:unreachable :no-answer)))))
+
+(test old-servers-are-asked-in-the-old-way
+  "They answer that they do not understand, with the question or without it."
+  (dolist (question (list (question-octets "a.test" +a+) (octets-of)))
+    (with-server-and-loop (server loop)
+      (set-records server "a.test" +a+ "1.2.3.4")
+      (set-manner server
+                  (lambda (name type carrier)
+                    (declare (ignore name type carrier))
+                    (when (= 1 (length (name-server-asked server)))
+                      (lambda (answer)
+                        (list (answer-octets question '() :id (u16be answer 0) :code 1))))))
+      (is (eq :found (ask-and-wait loop (list server) "a.test" +a+)))
+      (is (= 2 (length (name-server-asked server)))))))
+
+(test the-next-server-is-asked
+  (with-name-server (other)
+    (with-server-and-loop (server loop)
+      (set-records other "a.test" +a+ "1.2.3.4")
+      (loop for (code outcome) in '((2 :server-failed) (5 :refused))
+            do (set-code server "a.test" code)
+               (is (eq outcome (ask-and-wait loop (list server) "a.test" +a+)))
+               (is (eq :found (ask-and-wait loop (list server other) "a.test" +a+))))
+      (is (= 4 (length (name-server-asked server))) "those that refuse are not asked again"))))
+
+(test servers-that-are-not-there
+  (with-loops (loop) ()
+    (let ((server (make-name-server
+                   :address (format nil "127.0.0.1:~D" (clgrpc.tests.loop::closed-port)))))
+      (multiple-value-bind (outcome text) (ask-and-wait loop (list server) "a.test" +a+)
+        (is (eq :unreachable outcome))
+        (is (search "refused" text))
+        (is (search (name-server-address server) text))))))
+
+(test loops-that-stop-end-questions
+  (with-name-server (server)
+    (set-manner server (constantly :drop))
+    (let ((answers '()))
+      (with-loops (loop) ()
+        (on-loop loop (lambda ()
+                        (ask loop (list (server-address server)) (name-octets "a") +a+
+                             (seconds-ns 60)
+                             (lambda (outcome data)
+                               (declare (ignore data))
+                               (push outcome answers))))))
+      (is (equal '(:unreachable) answers)))))
+
+(test nobody-waits-for-what-is-given-up
+  (with-server-and-loop (server loop)
+    (set-manner server (constantly :drop))
+    (let ((done (sb-thread:make-semaphore)) (got nil))
+      (on-loop loop (lambda ()
+                      (give-up (ask loop (list (server-address server)) (name-octets "a") +a+
+                                    (seconds-ns 60)
+                                    (lambda (outcome data)
+                                      (declare (ignore data))
+                                      (setf got outcome)
+                                      (sb-thread:signal-semaphore done)))
+                               (seconds-ns 0.01))))
+      (is-true (sb-thread:wait-on-semaphore done :timeout *patience-seconds*))
+      (is (eq :no-answer got)))))
