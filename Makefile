@@ -13,7 +13,7 @@ BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls
                live echo inproc loops
 
 .DEFAULT_GOAL := bin/clgrpc
-.PHONY: FORCE install test demo conformance simulate soak bench profile clean help $(BENCH_PARTS:%=bench-%)
+.PHONY: FORCE install test demo conformance simulate soak storm bench profile clean help $(BENCH_PARTS:%=bench-%)
 
 bin/clgrpc: $(SOURCES) bin/lisp | install
 	@CLGRPC_OUTPUT=bin/clgrpc.new $(LISP) --load scripts/build.lisp >bin/build.log 2>&1 </dev/null \
@@ -49,6 +49,9 @@ simulate: | install
 soak: | install
 	@scripts/soak $(SOAK)
 
+storm: bin/clgrpc
+	@scripts/storm $(STORM)
+
 bench: bin/clgrpc
 	@scripts/install --bench
 	@python3 bench/run $(BENCH) $(PARTS)
@@ -75,6 +78,8 @@ help:
 	@echo 'make simulate     run servers and clients in the simulator, SEEDS=1000 seeds from FIRST=1 on'
 	@echo 'make soak         do everything at once for an hour, or SOAK=600 seconds, and see that'
 	@echo '                  memory, threads and descriptors stay what they were'
+	@echo 'make storm        have five backends of grpc-go (needs Go) restarted, killed, stopped and slowed'
+	@echo '                  under 2,000 calls a second; STORM="--seconds 30 kill late" runs some'
 	@echo 'make bench        measure beside grpc-go (needs Go), tonic, nghttpd, grpchan: about 25 minutes;'
 	@echo '                  BENCH="--short" takes 3, BENCH="--help" lists more'
 	@echo 'make bench-PART   one part: unary, streams, client, matrix, openloop, bulk, allocation, protobuf, tls,'

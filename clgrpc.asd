@@ -561,7 +561,9 @@
                (:file "gen")
                (:file "catalogue")
                (:file "declaration")
+               (:file "fleet")
                (:file "call")
+               (:file "storm-client")
                (:file "rehearsal")
                (:file "main")))
 
@@ -1063,7 +1065,8 @@
                (:file "serve")
                (:file "call")
                (:file "declaration")
-               (:file "tls"))
+               (:file "tls")
+               (:file "storm-client"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.tools)))
 

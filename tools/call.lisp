@@ -66,7 +66,8 @@ symbol."
               (funcall function symbol
                        (lambda () (ask-for-services reflector))
                        (lambda (symbols) (ask-for-symbols reflector symbols))))
-            (funcall (address-parser 1) address) credentials headers timeout))))
+            (funcall (address-parser 1) address) (list :credentials credentials) headers
+            timeout))))
 
 ;;; JSON values, one after another
 
@@ -214,7 +215,9 @@ means."
       standard input. Without it, one empty request, or of a stream none.")
       (emit-defaults "[BOOLEAN]" #'parse-boolean nil
                      "Print fields also if they are zero or empty.")
-      catalogue client-tls))
+      (wait-for-ready "[BOOLEAN]" #'parse-boolean nil
+                      "Wait until the server can be reached, instead of failing when it cannot.")
+      fleet catalogue client-tls))
     "Call any method of any server with requests in JSON, and print its responses in JSON. Types
 come from the server's reflection or from --proto. Exits with 0 if the call ends with OK, with 64
 plus the code of its status if it ends with another (69 is NOT_FOUND), with 1 if it could not be
@@ -232,11 +235,13 @@ arguments are wrong."
              (perform-call
               (make-caller :method (find-method-in pool method) :pool pool :defaults emit-defaults
                            :options (append (when timeout (list :timeout timeout))
+                                            (when wait-for-ready (list :wait-for-ready t))
                                             (when headers (list :metadata headers)))
                            :requests (if (equal d "@")
                                          *standard-input*
                                          (make-string-input-stream (or d ""))))
               (reflector-channel reflector))))
-         address credentials headers timeout)
+         address (list* :credentials credentials (fleet-arguments service-config balance))
+         headers timeout :patient wait-for-ready)
       (grpc:rpc-error (error) (print-status error))
       (:no-error (&rest values) (declare (ignore values)) 0))))

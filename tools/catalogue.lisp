@@ -41,6 +41,7 @@
   (channel nil :type grpc:channel)
   (metadata '() :type list)             ; for every question
   (end-ns nil :type (or null integer))  ; when all answers must be there, by MONOTONIC-NS
+  (patient nil :type boolean)           ; questions wait for ready
   (octets-left *most-file-octets* :type integer)
   (version "v1" :type string))          ; of the service that is asked
 
@@ -63,9 +64,10 @@
 
 (defun ask-version (reflector version field value)
   "The response to the question in FIELD of a request, from VERSION of the service."
-  (grpc:with-call (call (funcall (version-method version) (reflector-channel reflector) :open
-                                 :timeout (seconds-left reflector)
-                                 :metadata (reflector-metadata reflector)))
+  (grpc:with-call (call (apply (version-method version) (reflector-channel reflector) :open
+                               :timeout (seconds-left reflector)
+                               :metadata (reflector-metadata reflector)
+                               (when (reflector-patient reflector) '(:wait-for-ready t))))
     (grpc:send call (reflection-request version field value))
     (grpc:close-send call)
     (or (grpc:receive call) (fail-command "the server's reflection does not answer"))))
@@ -182,8 +184,12 @@
     (unless (typep found type) (fail-command "~A is no ~A" full-name title))
     found))
 
-(defun call-with-reflector (function address credentials headers timeout)
-  (grpc:with-channel (channel address :credentials credentials)
-    (funcall function
-             (make-reflector :channel channel :metadata headers
-                             :end-ns (and timeout (+ (monotonic-ns) (seconds-ns timeout)))))))
+(defun call-with-reflector (function address arguments headers timeout &key patient)
+  "Call FUNCTION with a reflector on a channel to ADDRESS with ARGUMENTS, a plist for MAKE-CHANNEL."
+  (let ((channel (apply #'grpc:make-channel address arguments)))
+    (unwind-protect
+         (funcall function
+                  (make-reflector :channel channel :metadata headers :patient patient
+                                  :end-ns (and timeout
+                                               (+ (monotonic-ns) (seconds-ns timeout)))))
+      (grpc:close-channel channel))))

@@ -3,7 +3,7 @@
 (defpackage #:clgrpc.tools
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service)
-                    (#:loop #:clgrpc.loop)
+                    (#:loop #:clgrpc.loop) (#:config #:clgrpc.config)
                     (#:os #:clgrpc.os) (#:protobuf #:clgrpc.protobuf)
                     (#:examples #:clgrpc.examples) (#:testing #:grpc.testing)
                     (#:orca #:xds.service.orca.v3)

@@ -75,7 +75,7 @@ own, and return true."
   (rpc:observe attempt-ended (wire:call-observer call) call (wire:link-peer link) status)
   (let* ((subchannel (the subchannel (link-owner link)))
          (listener (subchannel-listener subchannel)))
-    (unless (or (eq :ok status) (null status)) (incf (subchannel-failures subchannel)))
+    (unless (member status '(:ok :cancelled nil)) (incf (subchannel-failures subchannel)))
     (when listener
       (funcall listener call subchannel status
                (let ((ending (and status (rpc:call-ending call))))

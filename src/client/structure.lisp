@@ -101,7 +101,7 @@ them."
   (failure nil :type (or null string))  ; the text of the last failed attempt
   (failed-connects 0 :type (unsigned-byte 62)) ; how often all addresses were tried in vain
   (former-streams 0 :type (unsigned-byte 62)) ; that the links had that have gone
-  (failures 0 :type (unsigned-byte 62))) ; attempts of calls that ended with another status than :ok
+  (failures 0 :type (unsigned-byte 62))) ; attempts that ended badly; not if cancelled
 
 (declaim (sb-ext:freeze-type subchannel))
 

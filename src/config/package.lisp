@@ -13,6 +13,7 @@
    #:boolean-field #:integer-field #:number-field #:duration-field
    ;; policy.lisp
    #:policy #:policy-keyword #:policy-names #:policy-class #:register-policy #:find-policy
+   #:known-policies
    #:policy-config #:make-policy-config #:policy-config-name #:policy-config-row
    #:policy-config-value #:parse-balancing #:default-policy-config #:no-fields
    ;; method.lisp

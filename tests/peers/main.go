@@ -39,6 +39,8 @@ func commands() []command {
 		{"connections", "[-kind grpc|plain] [-delay DURATION] [-sources ADDR,…] ADDR",
 			"hold thousands of connections whose requests are answered late; a line of JSON each",
 			runConnections},
+		{"backend", "[-listen ADDR] [-late SHARE] [-delay DURATION]",
+			"serve grpc.testing.BenchmarkService as one of a fleet, a share of the answers late", serveBackend},
 		{"delayed-server", "[-listen ADDR] [-delay DURATION]",
 			"answer each line of plain TCP after a while", serveDelayed},
 		{"inproc", "", "measure calls within a process, one measurement per line of standard input",

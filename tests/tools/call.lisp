@@ -281,3 +281,45 @@ put off until DELAY has passed, and each file has PADDING octets."))
 
 (test the-octets-of-all-files-are-bounded
   (fails-with-chain "more than 16777216 octets" 0 3000000))
+
+;;; Fleets
+
+(test call-waits-for-ready
+  "For a server that is not there yet, without reflection and with it."
+  (let* ((server (grpc:start-server (make-instance 'clgrpc.examples:route-guide)
+                                    :listen "127.0.0.1:0"))
+         (address (grpc:server-address server)))
+    (grpc:stop-server server :drain 0)
+    (is (= 78 (run-line "call" address "routeguide.RouteGuide/GetFeature")))
+    (let ((late (sb-thread:make-thread
+                 (lambda ()
+                   (sleep 0.3)
+                   (grpc:start-server (cons (make-instance 'clgrpc.examples:route-guide)
+                                            (grpc:reflection-services))
+                                      :listen address)))))
+      (unwind-protect
+           (prints-p (lines "{" "  \"location\": {}" "}")
+                     "call" "--wait-for-ready" "--timeout" "20" address
+                     "routeguide.RouteGuide/GetFeature")
+        (grpc:stop-server (sb-thread:join-thread late))))))
+
+(test call-balances
+  (with-reflected (address)
+    (flet ((call (&rest options)
+             (apply #'run-line "call" address "routeguide.RouteGuide/GetFeature" options)))
+      (dolist (name '("round_robin" "round-robin" "ROUND_ROBIN"))
+        (is (= 0 (call "--balance" name))))
+      (is (= 2 (call "--balance" "by_name")))))
+  (fails-p 2 "pick_first, " "call" "a:1" "a.B/C" "--balance" "by_name"))
+
+(test service-configs-of-the-command-line
+  (fails-p 2 "methodConfig[0].timeout" "call" "a:1" "a.B/C" "--service-config"
+           " {\"methodConfig\":[{\"name\":[{}],\"timeout\":\"never\"}]}")
+  (fails-p 2 "JSON" "call" "a:1" "a.B/C" "--service-config" "{")
+  (fails-p 2 "/nowhere.json cannot be read" "call" "a:1" "a.B/C" "--service-config"
+           "/nowhere.json")
+  (uiop:with-temporary-file (:stream stream :pathname path)
+    (write-string "{\"loadBalancingConfig\":[{\"round_robin\":{}}]}" stream)
+    :close-stream
+    (is (string= "{\"loadBalancingConfig\":[{\"round_robin\":{}}]}"
+                 (tools::parse-config-argument (namestring path))))))

@@ -1,0 +1,43 @@
+;;;; The options by which commands choose among a channel's servers and say how calls are made.
+
+(in-package #:clgrpc.tools)
+
+(defun read-config-text (string)
+  "The JSON that STRING is, or that is in the file it names."
+  (if (uiop:string-prefix-p "{" (string-left-trim '(#\Space #\Tab #\Newline #\Return) string))
+      string
+      (handler-case (alexandria:read-file-into-string string :external-format :utf-8)
+        (error (error) (refuse "JSON or a file is wanted; ~A cannot be read: ~A" string error)))))
+
+(defun parse-config-argument (string)
+  "The text of the service config that STRING is, or that is in the file it names."
+  (let ((text (read-config-text string)))
+    (handler-case (config:parse-service-config text)
+      (config:service-config-error (error) (refuse "~A" error)))
+    text))
+
+(defun policy-text (keyword)
+  "How users may write the name of the policy KEYWORD."
+  (substitute #\_ #\- (string-downcase keyword)))
+
+(defun parse-policy-name (string)
+  "The keyword of the balancing policy that STRING names, as in a service config or without its
+_experimental."
+  (or (find (substitute #\_ #\- string) (config:known-policies)
+            :key #'policy-text :test #'string-equal)
+      (let ((policy (config:find-policy string)))
+        (and policy (config:policy-keyword policy)))
+      (refuse "there is no policy ~S; there are ~{~A~^, ~}" string
+              (mapcar #'policy-text (config:known-policies)))))
+
+(define-shared-options fleet
+  (service-config "JSON|FILE" #'parse-config-argument nil
+                  "A service config or the file that it is in: time-outs, retries, balancing.")
+  (balance "NAME" #'parse-policy-name nil
+           "How calls are shared among the servers of ADDRESS, such as round_robin; the first that
+      answers has all of them without it, unless the service config says."))
+
+(defun fleet-arguments (service-config balance)
+  "The keyword arguments of MAKE-CHANNEL that the options FLEET mean."
+  (append (when service-config (list :service-config service-config))
+          (when balance (list :balance balance))))

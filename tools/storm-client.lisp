@@ -1,0 +1,132 @@
+;;;; `storm-client`: calls at a fixed rate, whatever becomes of them, for scripts/storm, which has
+;;;; servers die meanwhile. The latency of a call counts from when it was due, so that a client that
+;;;; comes too late hides nothing.
+
+(in-package #:clgrpc.tools)
+
+(defconstant +most-outstanding+ 20000 "How many calls may be under way at once.")
+
+(defconstant +most-told-failures+ 20 "How many failures are told one by one.")
+
+(defstruct (storm (:copier nil))
+  "What has become of the calls so far."
+  (lock (sb-thread:make-mutex :name "clgrpc storm") :read-only t) ; of all else
+  (begin-ns 0 :type nanoseconds :read-only t) ; when the first call was due
+  (begun 0 :type index)                 ; calls
+  (ended 0 :type index)                 ; of them
+  (tally (make-tally) :type tally :read-only t) ; of those that ended well
+  (longest-ns 0 :type nanoseconds)      ; the longest of them took
+  (statuses '() :type list)             ; an alist from status to count
+  (failures '() :type list))            ; (due-ns ended-ns text), latest first
+
+(defun note-end (storm due-ns error)
+  "A call of STORM that was due at DUE-NS has ended, with ERROR, a condition or nil."
+  (let* ((now (monotonic-ns))
+         (status (typecase error
+                   (null :ok)
+                   (grpc:rpc-error (grpc:rpc-error-status error))
+                   (t :error))))
+    (sb-thread:with-mutex ((storm-lock storm))
+      (incf (storm-ended storm))
+      (let ((known (assoc status (storm-statuses storm))))
+        (if known (incf (cdr known)) (push (cons status 1) (storm-statuses storm))))
+      (cond ((null error)
+             (count-call (storm-tally storm) (- now due-ns))
+             (setf (storm-longest-ns storm) (max (storm-longest-ns storm) (- now due-ns))))
+            (t (push (list due-ns now (remove #\Newline (princ-to-string error)))
+                     (storm-failures storm)))))))
+
+(defun begin-storm-call (storm channel due-ns timeout)
+  "Make a call of STORM on CHANNEL that was due at DUE-NS."
+  (incf (storm-begun storm))
+  (if (< (- (storm-begun storm) (storm-ended storm)) +most-outstanding+)
+      (handler-case
+          (grpc:attach (grpc:call-async #'grpc.testing.benchmark-service:unary-call channel
+                                        (testing:make-simple-request :response-size 10)
+                                        :timeout timeout)
+                       (lambda (reply error)
+                         (declare (ignore reply))
+                         (note-end storm due-ns error)))
+        (grpc:rpc-error (error) (note-end storm due-ns error)))
+      (note-end storm due-ns (make-condition 'failure :text "too many calls were under way"))))
+
+(defun run-storm (channel rate seconds timeout)
+  "Make RATE calls a second on CHANNEL for SECONDS, each with TIMEOUT, and wait for their ends, two
+seconds longer than that at most. Return a STORM."
+  (let* ((begin (monotonic-ns))
+         (storm (make-storm :begin-ns begin)))
+    (loop for i from 0 below (floor (* rate seconds))
+          for due = (+ begin (floor (* i +ns-per-second+) rate))
+          do (let ((ahead (- due (monotonic-ns))))
+               (when (> ahead 100000) (sleep (ns-seconds ahead))))
+             (begin-storm-call storm channel due timeout))
+    (loop repeat (ceiling (* 20 (+ timeout 2)))
+          until (= (storm-begun storm) (storm-ended storm))
+          do (sleep 0.05))
+    storm))
+
+(defun told-failures (storm failures)
+  "What is said of FAILURES, in the order in which they were due, one by one: when each was due and
+ended, in seconds since STORM began, and the error."
+  (flet ((seconds (ns) (float (ns-seconds (- ns (storm-begin-ns storm))) 1d0)))
+    (coerce (loop for (due ended text) in failures
+                  repeat +most-told-failures+
+                  collect (vector (seconds due) (seconds ended) text))
+            'vector)))
+
+(defun storm-report (storm cpu-seconds grace)
+  "What has come of STORM, as JSON data. Among its failures are counted those that were due later
+than GRACE seconds after the first was known."
+  (let* ((failures (sort (copy-list (storm-failures storm)) #'< :key #'first))
+         (known-ns (reduce #'min failures :key #'second :initial-value most-positive-fixnum)))
+    (flet ((milliseconds (share) (/ (tally-quantile-us (storm-tally storm) share) 1d3)))
+      `(("calls" . ,(storm-begun storm))
+        ("lost" . ,(- (storm-begun storm) (storm-ended storm)))
+        ("statuses" . ,(loop for (status . count) in (storm-statuses storm)
+                             collect (cons (string-downcase status) count)))
+        ("failed" . ,(length failures))
+        ("failed_later" . ,(count (+ known-ns (seconds-ns grace)) failures
+                                  :key #'first :test #'<))
+        ("longest_failure_s" . ,(loop for (due ended) in failures
+                                      maximize (float (ns-seconds (- ended due)) 1d0)))
+        ("p50_ms" . ,(milliseconds 1/2)) ("p99_ms" . ,(milliseconds 99/100))
+        ("max_ms" . ,(/ (storm-longest-ns storm) 1d6))
+        ("cpu_seconds" . ,cpu-seconds)
+        ("failures" . ,(told-failures storm failures))))))
+
+(define-command "storm-client"
+    (((address "ADDRESS" (address-parser 1) "Where servers of BenchmarkService listen."))
+     ((rate "N" (integer-parser 1 1000000) 2000 "How many calls are begun a second.")
+      (seconds "SECONDS" #'parse-seconds 30 "For how long.")
+      (timeout "SECONDS" #'parse-seconds 2 "The time-out of each call.")
+      (keepalive "SECONDS" #'parse-seconds nil
+                 "Ask a server that is silent for so long whether it is there, and give it up
+      after as long again.")
+      (grace "SECONDS" #'parse-seconds 1/10
+             "Calls that fail and were due later than this after the first failure was known are
+      counted.")
+      fleet client-tls))
+    "Begin calls at a fixed rate, whatever becomes of them. Prints `ready` once the first has been
+answered, and at the end a line of JSON with how they ended, when those that failed were due, and
+latencies from when each was due."
+  (tune-collector)
+  (let ((channel (apply #'grpc:make-channel address
+                        :credentials (client-credentials tls-ca tls-cert tls-key tls-name)
+                        (append (when keepalive
+                                  (list :keepalive-seconds keepalive
+                                        :keepalive-timeout-seconds keepalive))
+                                (fleet-arguments service-config balance)))))
+    (unwind-protect
+         (progn
+           (run-storm channel (min rate 200) 1 timeout)
+           (format t "ready~%")
+           (finish-output)
+           (let* ((cpu (get-internal-run-time))
+                  (storm (run-storm channel rate seconds timeout))
+                  (cpu-seconds (/ (- (get-internal-run-time) cpu)
+                                  (float internal-time-units-per-second 1d0))))
+             (write-json (storm-report storm cpu-seconds grace) :stream *standard-output*)
+             (terpri)
+             (describe channel *error-output*)))
+      (grpc:close-channel channel)))
+  0)
