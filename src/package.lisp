@@ -84,6 +84,8 @@
                 ;; resolvers
                 #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver
                 #:resolve-now #:stop-resolver #:push-addresses #:push-failure)
+  (:import-from #:clgrpc.config
+                #:service-config-error #:service-config-error-path #:service-config-error-text)
   (:import-from #:clgrpc.server
                 #:start-server #:stop-server #:server-address #:server-addresses
                 #:server-running-p #:server-statistics #:server-service-names #:note-server-started

@@ -275,7 +275,7 @@ returns them, define to the names of the files that do."
     ("serving" "service" 10) ("serving" "rpc" 10)
     ("wire" "base" 70) ("wire" "os" 10) ("wire" "loop" 40) ("wire" "hpack" 20) ("wire" "http2" 50)
     ("wire" "protobuf" 10) ("wire" "status" 10) ("wire" "service" 10) ("wire" "rpc" 70)
-    ("client" "base" 50) ("client" "dns" 10) ("client" "os" 10) ("client" "loop" 50)
+    ("client" "base" 60) ("client" "dns" 10) ("client" "os" 10) ("client" "loop" 50)
     ("client" "hpack" 20)
     ("client" "http2" 30) ("client" "protobuf" 10) ("client" "status" 10) ("client" "service" 10)
     ("client" "rpc" 40) ("client" "calling" 30) ("client" "wire" 140) ("client" "config" 40)

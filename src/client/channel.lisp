@@ -26,7 +26,7 @@
 
 (defun make-channel (target &rest arguments &key credentials compression interceptors
                                              call-credentials plaintext-credentials observer
-                                             (balance :pick-first)
+                                             balance service-config
                      &allow-other-keys)
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
 doc/addresses.md has. CREDENTIALS, what TLS-CREDENTIALS returns, has it speak TLS; nil, the default,
@@ -38,8 +38,10 @@ returns is what the stub returns, which (funcall next request options) gives. CA
 function of a method's path, called in the caller's thread, that returns metadata, such as
 (bearer-token TOKEN); stubs take :call-credentials as well. They are refused with :unauthenticated
 on a channel without TLS, or with TLS that verifies nothing, unless PLAINTEXT-CREDENTIALS is true.
-BALANCE says which of TARGET's addresses have the calls: :pick-first, the default, the one that the
-channel is connected to; :round-robin all that can be reached, by turns. OBSERVER, what
+BALANCE says which of TARGET's addresses have the calls, whatever a service config says of it:
+:pick-first, the default, the one that the channel is connected to; :round-robin all that can be
+reached, by turns. SERVICE-CONFIG says how calls are made if the resolver does not: a text in JSON
+as gRPC's service_config.proto has it, or the same as a plist; see doc/fleets.md. OBSERVER, what
 MAKE-OBSERVER returns, is told of the channel's calls, messages and connections. All other ARGUMENTS
 are rows of the options table as keywords. Connects nothing yet. Signal MISUSE for a wrong target or
 option, TLS-ERROR if CREDENTIALS cannot be used. From any thread; end it with CLOSE-CHANNEL, or use
@@ -49,19 +51,20 @@ WITH-CHANNEL."
     (if (and scheme (loop:scheme-open scheme))
         (funcall (loop:scheme-open scheme) target arguments)
         (make-wire-channel target arguments credentials compression interceptors call-credentials
-                           plaintext-credentials balance))))
+                           plaintext-credentials balance service-config))))
 
 (defun make-wire-channel (target arguments credentials compression interceptors call-credentials
-                          plaintext-credentials balance)
+                          plaintext-credentials balance service-config)
   "See MAKE-CHANNEL."
   (when credentials (loop:check-credentials credentials :client))
   (let* ((options (apply #'make-channel-options
                          (alexandria:remove-from-plist
                           arguments :credentials :compression :interceptors :call-credentials
-                          :plaintext-credentials :balance :observer)))
+                          :plaintext-credentials :balance :service-config :observer)))
          (observer (rpc:check-observer (getf arguments :observer)))
          (resolver (make-resolver target options))
-         (balancing (config:default-policy-config balance))
+         (balancing (and balance (config:default-policy-config balance)))
+         (config (and service-config (config:parse-service-config service-config)))
          (encoding (wire:find-encoding compression))
          (interceptors (rpc:check-interceptors interceptors))
          (authority (channel-authority resolver credentials))
@@ -71,7 +74,8 @@ WITH-CHANNEL."
                           :loop (client-loop-loop client-loop) :options options :observer observer
                           :credentials credentials :sink **client-sink**
                           :encoding encoding :authority authority :resolver resolver
-                          :balancing balancing)))
+                          :balancing balancing :default-config config
+                          :receive-limit (getf arguments :max-receive-octets))))
     (setf (core-balancer core) (make-instance 'switch :parent core))
     (trace-event :channel :channel-made :target target)
     (loop:end-before-save core #'close-core)

@@ -131,11 +131,10 @@ ready keep their places when a failure is picked for them."
            (setf (core-resolving core) t
                  (core-awaiting core) t)
            (run-resolver (core-resolver core) (core-loop core)
-                         (lambda (backends failure service-config)
-                           (declare (ignore service-config))
+                         (lambda (backends failure config)
                            (if failure
                                (receive-failure core failure)
-                               (receive-backends core backends)))))
+                               (receive-backends core backends config)))))
           (t (setf (core-awaiting core)
                    (or (answers-p (core-resolver core)) (not (core-resolved core))))
              (ask-resolver core)
@@ -143,14 +142,23 @@ ready keep their places when a failure is picked for them."
 
 ;;; What the resolver says
 
-(defun receive-backends (core backends)
-  "The resolver of CORE has told of BACKENDS."
+(defun receive-backends (core backends pushed)
+  "The resolver of CORE has told of BACKENDS, and has PUSHED a service config, as SELECTED-CONFIG
+takes it."
   (trace-event :channel :backends :target (core-name core)
                                   :backends (mapcar #'backend-key backends))
+  (let ((config (selected-config core pushed)))
+    (cond (config
+           (adopt-config core config)
+           (use-backends core backends))
+          (t (receive-failure core (princ-to-string pushed))))))
+
+(defun use-backends (core backends)
+  "CORE's servers are BACKENDS from now on."
   (stop-back-off (core-back-off core) (core-loop core))
   (forget-failures (core-back-off core))
   (setf (core-resolved core) (and backends t))
-  (update-backends (core-balancer core) backends (core-balancing core))
+  (update-backends (core-balancer core) backends (core-policy core))
   (cond ((null backends)
          (fail-resolving core (format nil "~A has no servers" (core-name core))))
         ((or (shiftf (core-awaiting core) nil)

@@ -11,7 +11,7 @@
   (:import-from #:clgrpc.status
                   #:rpc-error-message)
   (:import-from #:clgrpc.service
-                  #:rpc-method #:rpc-method-kind)
+                  #:rpc-method #:rpc-method-kind #:rpc-method-path)
   (:import-from #:clgrpc.rpc
                   #:call #:call-status #:call-rpc-method #:call-fields #:call-deadline
                   #:call-incoming #:end-call #:notify #:operate #:cancel)

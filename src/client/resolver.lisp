@@ -52,8 +52,8 @@
          :documentation "The channel's event loop, once the resolver has begun.")
    (deliver :initform nil :accessor resolver-deliver
             :documentation "While the channel wants to know: a function of backends, a failure and
-a service config, to be called on the loop. One of the first two is nil; the third is one of
-config's, the error that it is none, or :none."))
+a service config, to be called on the loop. One of the first two is nil; the third is one as
+PARSE-SERVICE-CONFIG returns it, the error that it is none, or :none."))
   (:documentation "What tells a channel the addresses of its servers; see DEFINE-RESOLVER."))
 
 (document-functions
@@ -181,20 +181,25 @@ it is a failure to resolve."
          (resolver-deliver resolver)
          (loop:post loop (lambda () (deliver resolver backends failure service-config))))))
 
+(defun parse-pushed-config (source)
+  "The service config that SOURCE is, the error that it is none, or :none if SOURCE is nil."
+  (if source
+      (handler-case (config:parse-service-config source)
+        (config:service-config-error (error) error))
+      :none))
+
 (defun push-addresses (resolver addresses &key service-config)
   "Tell RESOLVER's channel that its servers are at ADDRESSES, from now until the next push. Each is
 text such as \"10.0.0.1:50051\", \"[::1]:50051\" or \"unix:/run/a.sock\", never a name; or a list of
 such a text, or of a list of several, which are then tried in turn as those of one server, and a
 plist of what else is known of it. Calls on servers that stay go on; those that are gone get no new
-calls, and their connections end with their last call. SERVICE-CONFIG is one in JSON, a string, or
-Lisp data, as MAKE-CHANNEL takes it; nil, the default, is none, so that the channel's own is in
-force. A wrong one is logged, and the one before stays in force. Return false if the channel does
-not want to know any more. Signal MISUSE if an address is none. From any thread."
+calls, and their connections end with their last call. SERVICE-CONFIG is how they are to be used,
+as MAKE-CHANNEL takes it, in place of the channel's own; one that is wrong is refused and the one
+before it stays in force, or if there was none the channel's own; without that its calls end with
+:unavailable until a right one comes. Return false if the channel does not want to know any more.
+Signal MISUSE if an address is none. From any thread."
   (and (push-to-channel resolver (mapcar #'parse-backend addresses) nil
-                        (if service-config
-                            (handler-case (config:parse-service-config service-config)
-                              (config:service-config-error (error) error))
-                            :none))
+                        (parse-pushed-config service-config))
        t))
 
 (defun push-failure (resolver text)

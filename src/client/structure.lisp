@@ -12,6 +12,18 @@
   "The states of gRPC's connectivity document."
   '(member :idle :connecting :ready :transient-failure :shutdown))
 
+(defstruct (method-table (:constructor make-method-table (config receive-limit)) (:copier nil))
+  "What a service config says of the methods of a channel's calls; see service-config.lisp."
+  (config nil :type config:service-config :read-only t) ; what is looked up
+  (receive-limit nil :type (or null index) :read-only t) ; that the user has set, of messages
+  (found '() :type list))               ; an alist from RPC-METHOD to METHOD-CONFIG or nil; atomic
+
+(declaim (sb-ext:freeze-type method-table))
+
+(defmethod print-object ((table method-table) stream)
+  (print-unreadable-object (table stream :type t)
+    (format stream "~D methods found" (length (method-table-found table)))))
+
 (defstruct (core (:include wire:endpoint (clock (wire:make-wait-clock))
                                 (replays (wire:make-ledger)))
                  (:copier nil))
@@ -32,7 +44,11 @@
   (resolved nil :type boolean)          ; it has told of backends
   (awaiting nil :type boolean)          ; its next answer is to be connected to
   (back-off (make-back-off) :type back-off :read-only t) ; of a resolver that fails
-  (balancing nil :type (or null config:policy-config)) ; the policy that the channel is given
+  (config nil :type (or null config:service-config)) ; in force, once the resolver has answered
+  (default-config nil :type (or null config:service-config) :read-only t) ; if the resolver has none
+  (receive-limit nil :type (or null index) :read-only t) ; max-receive-octets, if the user gave it
+  (methods nil :type (or null method-table)) ; what CONFIG says of methods; nil if nothing
+  (balancing nil :type (or null config:policy-config)) ; as the user says, before CONFIG
   (balancer nil :type (or null balancer)) ; that chooses among them, a SWITCH
   (picker nil)                          ; see balancer.lisp; changed by one store
   (state :idle :type connectivity)      ; of the channel
@@ -126,10 +142,6 @@ others (attempt.lisp)."
 
 (define-hot (client-call-core :inline t) ((call client-call)) core
   (the core (wire-call-endpoint call)))
-
-(define-hot (client-call-wait-for-ready :inline t) ((call client-call)) boolean
-  (let ((intent (rpc:call-intent call)))
-    (and intent (rpc:intent-wait-for-ready intent))))
 
 (defmethod wire:link-observer ((owner subchannel))
   (wire:endpoint-observer (subchannel-core owner)))

@@ -11,7 +11,8 @@
 (in-package #:clgrpc.client)
 
 (defmethod service:invoke ((channel wire-channel) method request &rest options
-                       &key timeout deadline metadata wait-for-ready async call-credentials
+                       &key timeout deadline metadata
+                         (wait-for-ready :unset) async call-credentials
                          (compression nil compression-p))
   (declare (dynamic-extent options))
   (check-call-options options)
@@ -29,8 +30,8 @@
             (append (status:check-metadata metadata)
                     (when call-credentials
                       (credentials-metadata channel call-credentials method)))))
-    (when wait-for-ready
-      (setf (rpc:intent-wait-for-ready (rpc:ensure-intent call)) t))
+    (unless (eq :unset wait-for-ready)
+      (setf (rpc:intent-wait-for-ready (rpc:ensure-intent call)) (and wait-for-ready t)))
     (ecase (rpc-method-kind method)
       (:unary
        (cond (async (submit-call call (only-request method request)) call)
@@ -107,6 +108,7 @@ loop has just stopped, since the channel was closed, end CALL."
     (when (zerop (wire:wire-call-born-ns call))
       (setf (wire:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
     (rpc:observe call-begun (wire:call-observer call) call)
+    (when (core-methods (client-call-core call)) (limit-time call))
     (cond ((rpc:overdue-p call)          ; its answer might be faster than the timer
            (wire:deadline-passed call))
           (t (wire:start-deadline call)

@@ -28,6 +28,7 @@
    ;; service-config.lisp
    #:service-config #:service-config-methods #:service-config-balancing
    #:service-config-throttling #:service-config-health-service #:service-config-max-connections
+   #:service-config-source
    #:make-service-config
    #:throttling #:make-throttling #:throttling-max-tokens #:throttling-token-ratio
    #:parse-service-config #:find-method-config))

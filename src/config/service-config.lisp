@@ -16,7 +16,8 @@
   (balancing nil :type (or null policy-config) :read-only t) ; nil if it does not say
   (throttling nil :type (or null throttling) :read-only t) ; nil if it does not say
   (health-service nil :type (or null string) :read-only t) ; whose health is asked for, or nil
-  (max-connections nil :type (or null (unsigned-byte 32)) :read-only t)) ; of a subchannel, or nil
+  (max-connections nil :type (or null (unsigned-byte 32)) :read-only t) ; of a subchannel, or nil
+  (source nil :type (or list string) :read-only t)) ; what it was made of
 
 (declaim (sb-ext:freeze-type throttling service-config))
 
@@ -26,6 +27,8 @@
   service-config-throttling "The THROTTLING of CONFIG, or nil."
   service-config-health-service "The service whose health CONFIG has asked for, or nil."
   service-config-max-connections "How many connections a subchannel may have, or nil."
+  service-config-source "The text or the plist that CONFIG was made of. Those of the same source are
+alike."
   throttling-max-tokens "The count of tokens at first, and at most, in thousandths."
   throttling-token-ratio "What a call that ends well adds, in thousandths of a token.")
 
@@ -66,13 +69,14 @@ but for the last of them."
         (parse-balancing list "loadBalancingConfig")
         (parse-deprecated-balancing object))))
 
-(defun parse-config (object)
-  "The SERVICE-CONFIG that OBJECT is."
+(defun parse-config (object source)
+  "The SERVICE-CONFIG that OBJECT is, which SOURCE says."
   (check-object object "")
   (flet ((part (name function)
            (multiple-value-bind (part present) (object-field object name "")
              (and present (funcall function part name)))))
     (make-service-config
+     :source source
      :methods (parse-methods object)
      :balancing (parse-config-balancing object)
      :throttling (part "retryThrottling" #'parse-throttling)
@@ -99,8 +103,8 @@ SERVICE-CONFIG-ERROR, a MISUSE, with the path of what is wrong. Fields that are 
 ignored. From any thread."
   (check-type source (or string list))
   (if (stringp source)
-      (parse-config (parse-text source))
-      (let ((*lisp-source* t)) (parse-config source))))
+      (parse-config (parse-text source) source)
+      (let ((*lisp-source* t)) (parse-config source source))))
 
 (defun find-method-config (config path)
   "The METHOD-CONFIG in CONFIG for the method whose path is PATH, \"/S/M\": its own, that of its

@@ -85,7 +85,7 @@
 (defstruct (intent (:copier nil))
   "What the user of a call has asked for."
   (metadata '() :type list)             ; to be sent with the headers, an alist
-  (wait-for-ready nil :type boolean))   ; the call outlasts failures to connect
+  (wait-for-ready :unset :type (member :unset t nil))) ; the call outlasts failures to connect
 
 (defstruct (parts (:copier nil))
   "The parts of a call, each nil until it is needed."

@@ -11,7 +11,10 @@
   (observer nil :type (or null observer)) ; who is told, or nil
   (ledger (make-ledger) :type ledger)   ; of what their links hold
   (replays nil :type (or null ledger))  ; a channel's: octets of requests that are kept
-  (clock nil :type (or null wait-clock))) ; a channel's
+  (clock nil :type (or null wait-clock)) ; a channel's
+  ;; a channel's whose service config limits messages: of a call, returns how many octets one of its
+  ;; requests may have, and one of its responses
+  (limits nil :type (or null function)))
 
 (defmethod link-observer ((owner endpoint))
   (endpoint-observer owner))
@@ -36,6 +39,20 @@
 (define-hot (wire-call-options :inline t) ((call wire-call)) options
   "The options of the server or channel that CALL is of."
   (endpoint-options (wire-call-endpoint call)))
+
+(define-hot (send-limit :inline t) ((call wire-call)) index
+  "The largest message that CALL may send."
+  (let ((limits (endpoint-limits (wire-call-endpoint call))))
+    (if limits
+        (values (funcall limits call))
+        (options-max-send-octets (wire-call-options call)))))
+
+(define-hot (receive-limit :inline t) ((call wire-call)) index
+  "The largest message that CALL may receive."
+  (let ((limits (endpoint-limits (wire-call-endpoint call))))
+    (if limits
+        (nth-value 1 (funcall limits call))
+        (options-max-receive-octets (wire-call-options call)))))
 
 (define-hot (call-observer :inline t) ((call wire-call)) (or null observer)
   "Whom what happens to CALL is told, or nil. The operation OBSERVER."

@@ -18,6 +18,18 @@
   (when (plusp (call-deadline call)) (schedule-deadline call))
   nil)
 
+(defun shorten-deadline (call deadline)
+  "CALL's deadline is DEADLINE, unless its own is earlier. True if that is another than before: then
+START-DEADLINE is to follow. On the loop."
+  (let ((new (earlier-deadline deadline (call-deadline call)))
+        (parts (call-wire-parts call)))
+    (unless (= new (call-deadline call))
+      (setf (call-deadline call) new)
+      (when (and parts (wire-parts-timer parts))
+        (cancel-timer (loop:event-loop-wheel (wire-call-loop call))
+                      (shiftf (wire-parts-timer parts) nil)))
+      t)))
+
 (define-hot stop-timers-of ((call wire-call) (parts wire-parts)) null
   "See STOP-TIMERS; PARTS are CALL's."
   (let ((wheel (loop:event-loop-wheel (wire-call-loop call)))

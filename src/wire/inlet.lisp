@@ -69,7 +69,7 @@ next longer and longer."
 
 (define-hot acceptable-prefix-p ((call wire-call) (flag octet) (length (unsigned-byte 32))) boolean
   "True if a message with this prefix may come; otherwise CALL has been ended."
-  (let ((limit (options-max-receive-octets (wire-call-options call))))
+  (let ((limit (receive-limit call)))
     (cond ((not (or (= flag 0) (and (= flag 1) (packs-p call)) (dialect-flag-p call flag)))
            (if (= flag 1)
                (abort-as call :not-to-be-compressed)
@@ -277,7 +277,7 @@ Signal an RPC-ERROR, which ends CALL as well, if they are none."
 (defun decompress-parcel (call parcel encoding)
   "What PARCEL, which ENCODING has compressed, was before, a parcel."
   (let ((octets (parcel-taken parcel))
-        (limit (options-max-receive-octets (wire-call-options call))))
+        (limit (receive-limit call)))
     (multiple-value-bind (outcome result length)
         (os:inflate-octets (encoding-name encoding) octets 0 (parcel-end parcel) limit)
       (give-octets-back octets)

@@ -20,13 +20,11 @@
   nil)
 
 (define-hot (check-send-size :inline t) ((call wire-call) (size index)) null
-  (when (> size (options-max-send-octets (wire-call-options call)))
-    (refuse-size call size)))
+  (when (> size (send-limit call)) (refuse-size call size)))
 
 (defun refuse-size (call size)
-  (error (verdict-error :too-long-to-send
-                        (list size (options-max-send-octets (wire-call-options call)))
-                        :call call)))
+  (error (verdict-error :too-long-to-send (list size (send-limit call))
+                        :call call :sent (and (wire-call-stream call) t))))
 
 (define-hot (write-sized :inline t) ((type protobuf:message-type) message (octets octets) (at index)
                                      (size index))
@@ -224,6 +222,17 @@ is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND
   (let ((outlet (ensure-wire-outlet call)))
     (incf (wire-outlet-outbox-octets outlet) (encoded-length encoded))
     (push encoded (wire-outlet-outbox outlet))))
+
+(defun longest-outgoing (call request)
+  "The octets of REQUEST, a message of CALL or what ENCODE-MESSAGE made of it; or if that is nil, of
+the longest message that waits in CALL's outbox, 0 if none does."
+  (flet ((length-of (encoded) (- (encoded-length encoded) +prefix-octets+)))
+    (typecase request
+      (null (let ((outlet (call-wire-outlet call)))
+              (loop for encoded in (and outlet (wire-outlet-outbox outlet))
+                    maximize (length-of encoded))))
+      ((or octets parcel) (length-of request))
+      (t (protobuf:measure (outgoing-type call) request)))))
 
 (defun write-outbox (call)
   "Send what has waited for CALL's stream, and the half-close if that waits too."

@@ -6,7 +6,7 @@
                     (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal)
   (:import-from #:clgrpc.status
-                  #:binary-name-p #:deadline #:deadline-in #:make-rpc-error)
+                  #:binary-name-p #:deadline #:deadline-in #:earlier-deadline #:make-rpc-error)
   (:import-from #:clgrpc.service
                   #:rpc-method-kind #:rpc-method-path #:rpc-method-path-field)
   (:import-from #:clgrpc.rpc
@@ -24,7 +24,8 @@
                   #:push-incoming #:room-p #:sends-one-p #:uncharge #:verdict-error
                   #:wait-for-call #:with-user-code)
   (:export
-   #:link-observer #:endpoint-observer
+   #:link-observer #:endpoint-observer #:endpoint-limits #:shorten-deadline
+   #:longest-outgoing #:send-limit
    #:call-observer #:note-sent
    #:attempt #:make-attempt #:attempt-call #:attempt-link #:attempt-stream #:call-attempts
    #:endpoint-replays #:forget-attempt #:reset-attempt

@@ -4,7 +4,7 @@
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:calling #:clgrpc.calling)
                     (#:status #:clgrpc.status) (#:service #:clgrpc.service) (#:wire #:clgrpc.wire)
-                    (#:client #:clgrpc.client)
+                    (#:client #:clgrpc.client) (#:config #:clgrpc.config)
                     (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack)
                     (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support)))
 

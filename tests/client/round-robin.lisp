@@ -127,7 +127,7 @@ CHAT as well."
 
 (test unknown-policies
   (signals grpc:misuse (grpc:make-channel "127.0.0.1:1" :balance :by-name))
-  (signals grpc:misuse (grpc:make-channel "127.0.0.1:1" :balance nil)))
+  (signals grpc:misuse (grpc:make-channel "127.0.0.1:1" :balance 3)))
 
 (grpc:define-resolver shepherd "shepherd" () (:documentation "It does what tests push."))
 

@@ -71,7 +71,7 @@
 (defmethod client::answers-p ((puppet puppet))
   (puppet-answers puppet))
 
-(defun call-with-core (policy answers options function)
+(defun call-with-core (policy answers options default function)
   "See WITH-CORE."
   (let* ((loop (loop:make-event-loop :name "nobody runs it"))
          (puppet (make-instance 'puppet :target "puppet:x" :name "x" :authority "x" :host "x"
@@ -79,7 +79,10 @@
          (core (client::make-core :name "puppet:x" :loop loop :resolver puppet
                                   :options (apply #'make-channel-options options)
                                   :sink client::**client-sink**
-                                  :balancing (clgrpc.config:default-policy-config policy)
+                                  :balancing (and policy (config:default-policy-config policy))
+                                  :default-config (and default
+                                                       (config:parse-service-config default))
+                                  :receive-limit (getf options :max-receive-octets)
                                   :authority (hpack:string-field ":authority" "x"))))
     (setf (client::core-balancer core)
           (make-instance 'client::switch :parent core))
@@ -87,10 +90,11 @@
       (client::shut-down core)
       (loop:stop-event-loop loop))))
 
-(defmacro with-core ((core puppet policy &key answers options) &body body)
-  "Evaluate BODY with CORE bound to that of a channel that balances by POLICY and has OPTIONS, and
-PUPPET to its resolver, which ANSWERS each question or pushes when it likes."
-  `(call-with-core ,policy ,answers (list ,@options)
+(defmacro with-core ((core puppet policy &key answers options default) &body body)
+  "Evaluate BODY with CORE bound to that of a channel that balances by POLICY, if that is not nil,
+and has OPTIONS and the DEFAULT service config, and PUPPET to its resolver, which ANSWERS each
+question or pushes when it likes."
+  `(call-with-core ,policy ,answers ,(if (symbolp options) options `(list ,@options)) ,default
                    (lambda (,core ,puppet)
                      (declare (ignorable ,puppet))
                      ,@body)))
