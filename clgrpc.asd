@@ -12,7 +12,8 @@
   :author "The clgrpc developers"
   :license "MIT"
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
-  :depends-on ("clgrpc/client" "clgrpc/inproc" "clgrpc/server" "clgrpc/services")
+  :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
+               "clgrpc/services")
   :pathname "src/"
   :serial t
   :components ((:file "package"))
@@ -327,8 +328,12 @@
   :depends-on ("clgrpc/status" "clgrpc/loop")
   :pathname "src/service/"
   :serial t
-  :components ((:file "package")
-               (:file "method")))
+  :components ((:static-file "../../proto/grpc/health/v1/health.proto")
+               (:static-file "../../proto/xds/data/orca/v3/orca_load_report.proto")
+               (:static-file "../../proto/xds/service/orca/v3/orca.proto")
+               (:file "package")
+               (:file "method")
+               (:file "proto")))
 
 (defsystem "clgrpc/rpc"
   :description "What a call is on any transport: the contract of transports, observers."
@@ -433,15 +438,39 @@
                (:file "core")
                (:file "switch")
                (:file "pick-first")
-               (:file "round-robin")
                (:file "dropped")
                (:file "resend")
                (:file "response")
                (:file "call")
                (:file "transport")
+               (:file "side-call")
                (:file "channel")
                (:file "description")
                (:file "stub")))
+
+(defsystem "clgrpc/balance"
+  :description "Balancing policies."
+  :depends-on ("clgrpc/client")
+  :pathname "src/balance/"
+  :serial t
+  :components ((:file "package")
+               (:file "timer")
+               (:file "vigil")
+               (:file "health")
+               (:file "orca")
+               (:file "fleet")
+               (:file "round-robin")
+               (:file "least-request")
+               (:file "stride")
+               (:file "weighted-round-robin")
+               (:file "xxh64")
+               (:file "ring-hash")
+               (:file "wrapper")
+               (:file "outlier-detection")
+               (:file "random-subsetting")
+               (:file "branch")
+               (:file "weighted-target")
+               (:file "priority")))
 
 (defsystem "clgrpc/server"
   :description "Servers, listeners, dispatch, drain."
@@ -500,8 +529,7 @@
   :depends-on ("clgrpc/server")
   :pathname "src/services/"
   :serial t
-  :components ((:static-file "../../proto/grpc/health/v1/health.proto")
-               (:static-file "../../proto/grpc/reflection/v1/reflection.proto")
+  :components ((:static-file "../../proto/grpc/reflection/v1/reflection.proto")
                (:static-file "../../proto/grpc/reflection/v1alpha/reflection.proto")
                (:file "proto")
                (:file "package")

@@ -29,6 +29,7 @@
     ("wire" "rpc" "hpack" "http2" :all-of)
     ("config" "status" :all-of)
     ("client" "calling" "config" "wire" "dns" :all-of)
+    ("balance" "client" :all-of)
     ("server" "serving" "wire" :all-of)
     ("inproc" "calling" "serving" :all-of)
     ("services" "inproc" "server" :all-of)

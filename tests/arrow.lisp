@@ -280,6 +280,8 @@ returns them, define to the names of the files that do."
     ("client" "http2" 30) ("client" "protobuf" 10) ("client" "status" 10) ("client" "service" 10)
     ("client" "rpc" 40) ("client" "calling" 30) ("client" "wire" 140) ("client" "config" 40)
     ("config" "base" 20) ("config" "status" 10)
+    ("balance" "base" 40) ("balance" "loop" 10) ("balance" "hpack" 10) ("balance" "protobuf" 10)
+    ("balance" "service" 10) ("balance" "rpc" 10) ("balance" "config" 30) ("balance" "client" 80)
     ("server" "base" 70) ("server" "os" 10) ("server" "loop" 50) ("server" "hpack" 20)
     ("server" "http2" 40) ("server" "protobuf" 10) ("server" "status" 10) ("server" "service" 20)
     ("server" "rpc" 40) ("server" "serving" 40) ("server" "wire" 130)

@@ -16,9 +16,10 @@
   "The packages for users and those who build on a layer, all of whose exports must be documented.")
 
 (defparameter *inner-packages*
-  '(#:clgrpc.os #:clgrpc.dns #:clgrpc.status #:clgrpc.service #:clgrpc.rpc #:clgrpc.calling
-    #:clgrpc.serving #:clgrpc.wire #:clgrpc.config #:clgrpc.client #:clgrpc.server #:clgrpc.inproc
-    #:clgrpc.services)
+  '(#:clgrpc.os #:clgrpc.dns #:clgrpc.status #:clgrpc.service #:clgrpc.rpc
+    #:clgrpc.calling
+    #:clgrpc.serving #:clgrpc.wire #:clgrpc.config #:clgrpc.client #:clgrpc.balance
+    #:clgrpc.server #:clgrpc.inproc #:clgrpc.services)
   "The other packages of src/, whose structures document what is exported of them.")
 
 (defun documented-structure-p (name package)

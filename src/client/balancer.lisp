@@ -9,10 +9,11 @@
 ;;;;
 ;;;; A picker is immutable but for what only picking changes. It is one of
 ;;;;
-;;;;   nil            calls wait for another picker
+;;;;   nil            calls wait for another picker; an idle channel is to connect
 ;;;;   a FAILURE      calls end with it, and those that wait for ready wait
 ;;;;   a subchannel   it has every call: nothing is called for that
-;;;;   a PICKER       its function returns one of the three above for each call
+;;;;   a PICKER       its function returns one of the three above for each call. Calls that wait
+;;;;                  hold up those after them, unless it is CHOOSY: then each waits for itself
 
 (in-package #:clgrpc.client)
 
@@ -24,10 +25,11 @@
 
 (declaim (sb-ext:freeze-type failure))
 
-(defstruct (picker (:constructor make-picker (function text)) (:copier nil))
+(defstruct (picker (:constructor make-picker (function text &key choosy)) (:copier nil))
   "What picks a subchannel, a FAILURE or nil, which is to wait, for each call."
   (function nil :type function :read-only t) ; of the call; on the loop
-  (text "" :type string :read-only t))  ; what it does, for people
+  (text "" :type string :read-only t)   ; what it does, for people
+  (choosy nil :type boolean :read-only t)) ; what it gives is for that call: others need not wait
 
 (declaim (sb-ext:freeze-type picker))
 
@@ -55,6 +57,10 @@ UPDATE-BACKENDS and SUBCHANNEL-CHANGED, which call PUBLISH."))
 
 (defmethod parent-core ((parent balancer))
   (balancer-core parent))
+
+(document-functions
+  balancer-parent "What BALANCER publishes to: the channel's CORE or another balancer."
+  balancer-core "The CORE of the channel that BALANCER balances.")
 
 ;;; What a balancer hears
 

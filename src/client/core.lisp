@@ -38,9 +38,14 @@
         (funcall (picker-function picker) call)
         picker)))
 
+(defun choosy-p (core)
+  "True if the calls of CORE that wait hold up no others."
+  (let ((picker (core-picker core)))
+    (and (picker-p picker) (picker-choosy picker))))
+
 (define-hot submit ((core core) (call client-call) request) t
   "Start CALL, with its only REQUEST unless that is nil, on a stream as soon as there is one."
-  (let ((picked (if (waiting-calls core) nil (pick core call))))
+  (let ((picked (if (and (waiting-calls core) (not (choosy-p core))) nil (pick core call))))
     (multiple-value-bind (stream link)
         (if (subchannel-p picked) (free-stream picked) (values nil nil))
       (cond (stream (start-on-stream call link stream request))
@@ -52,7 +57,8 @@
   "There is no stream for CALL now."
   (ecase (core-state core)
     (:ready (enqueue-waiting core call) (start-waiting core))
-    (:idle (enqueue-waiting core call) (wake core))
+    (:idle (enqueue-waiting core call)
+     (unless (core-picker core) (wake core)))
     (:connecting (enqueue-waiting core call))
     (:transient-failure
      (let ((picked (pick core call)))
@@ -68,24 +74,26 @@
                    :ended-by :transport :sent nil))
 
 (defun start-waiting (core)
-  "Pick for the calls that wait, the oldest first, until one finds no stream. Those that wait for
-ready keep their places when a failure is picked for them."
-  (let ((patient '()))
+  "Pick for the calls that wait, the oldest first, until one finds no stream, or all if the picker
+is choosy. Those that wait for ready keep their places when a failure is picked for them."
+  (let ((patient '())
+        (choosy (choosy-p core)))
     (flet ((start (call)
              "True if the next may try."
              (let ((picked (pick core call)))
                (typecase picked
-                 (null nil)
+                 (null (when choosy (push call patient)))
                  (failure (cond ((client-call-wait-for-ready call)
                                  (begin-waiting core call)
                                  (push call patient))
                                 (t (fail-call call picked)))
                   t)
                  (t (multiple-value-bind (stream link) (free-stream picked)
-                      (when stream
-                        (stop-waiting call)
-                        (start-on-stream call link stream nil)
-                        t)))))))
+                      (cond (stream
+                             (stop-waiting call)
+                             (start-on-stream call link stream nil)
+                             t)
+                            (choosy (push call patient)))))))))
       (loop for call = (dequeue (core-waiting core))
             while call
             unless (or (call-status call) (start call))
@@ -110,9 +118,8 @@ ready keep their places when a failure is picked for them."
     (setf (core-picker core) picker)
     (unless (eq state (core-state core)) (change-core-state core state))
     (when (waiting-calls core)
-      (case state
-        (:idle (wake core))
-        ((:ready :transient-failure) (start-waiting core))))))
+      (cond (picker (start-waiting core))
+            ((eq :idle state) (wake core))))))
 
 (defmethod parent-core ((parent core))
   parent)
@@ -123,22 +130,27 @@ ready keep their places when a failure is picked for them."
 
 (defun wake (core)
   "The channel is to connect, if it is idle."
-  (when (eq :idle (core-state core))
-    (dolist (call (waiting-calls core)) (begin-waiting core call))
-    (change-picker core :connecting nil)
-    (enter-stage core :resolve)
-    (cond ((not (core-resolving core))
-           (setf (core-resolving core) t
-                 (core-awaiting core) t)
-           (run-resolver (core-resolver core) (core-loop core)
-                         (lambda (backends failure config)
-                           (if failure
-                               (receive-failure core failure)
-                               (receive-backends core backends config)))))
-          (t (setf (core-awaiting core)
-                   (or (answers-p (core-resolver core)) (not (core-resolved core))))
-             (ask-resolver core)
-             (unless (core-awaiting core) (exit-idle (core-balancer core)))))))
+  (cond ((not (eq :idle (core-state core))))
+        ((core-picker core) (exit-idle (core-balancer core))) ; which decides call by call
+        (t (leave-idle core))))
+
+(defun leave-idle (core)
+  "CORE, which is idle, has its servers resolved, anew if need be, and connected to."
+  (dolist (call (waiting-calls core)) (begin-waiting core call))
+  (change-picker core :connecting nil)
+  (enter-stage core :resolve)
+  (cond ((not (core-resolving core))
+         (setf (core-resolving core) t
+               (core-awaiting core) t)
+         (run-resolver (core-resolver core) (core-loop core)
+                       (lambda (backends failure config)
+                         (if failure
+                             (receive-failure core failure)
+                             (receive-backends core backends config)))))
+        (t (setf (core-awaiting core)
+                 (or (answers-p (core-resolver core)) (not (core-resolved core))))
+           (ask-resolver core)
+           (unless (core-awaiting core) (exit-idle (core-balancer core))))))
 
 ;;; What the resolver says
 

@@ -3,6 +3,11 @@
 
 (in-package #:clgrpc.client)
 
+(define-hot (side-call-p :inline t) ((call client-call)) boolean
+  "True if CALL is the channel's own, see side-call.lisp."
+  (let ((parts (wire:call-wire-parts call)))
+    (and parts (wire:wire-parts-aside parts))))
+
 (defun stop-waiting (call)
   "CALL has a stream, or has ended."
   (let* ((parts (wire:call-wire-parts call))
@@ -26,7 +31,8 @@ deadline is that of the deadline, and what was said of it its cause."
       (setf (values status message) (rpc:verdict :deadline-passed)))
     (wire:seal-batch call)
     (wire:stop-timers call)
-    (loop:leave-call (wire-call-loop call) (wire-call-unattended call))
+    (unless (side-call-p call)
+      (loop:leave-call (wire-call-loop call) (wire-call-unattended call)))
     (when (zerop (wire:wire-call-born-ns call)) ; it never began
       (setf (wire:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))
     (wire:mark-call call wire:+end+)

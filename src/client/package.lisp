@@ -32,5 +32,26 @@
    ;; resolver.lisp
    #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver #:resolve-now
    #:stop-resolver #:push-addresses #:push-failure
+   #:backend #:backend-addresses #:backend-key #:backend-attributes #:make-backend #:backend-with
+   ;; back-off.lisp
+   #:back-off #:make-back-off #:start-back-off #:stop-back-off #:forget-failures
+   ;; balancer.lisp
+   #:balancer #:balancer-core #:balancer-parent #:balancer-now #:balancer-random
+   #:update-backends #:subchannel-changed #:exit-idle #:close-balancer #:child-published
+   #:balancer-facts #:subchannel-facts #:subchannel-opened #:subchannel-closed #:publish
+   #:health-service
+   #:make-picker #:picker #:picker-p #:picker-function #:picker-text
+   #:make-failure #:failure #:failure-p #:failure-text
+   ;; switch.lisp
+   #:switch #:dismiss
+   ;; structure.lisp and subchannel.lisp
+   #:core-loop #:core-options #:core-name #:waiting-calls
+   #:subchannel #:subchannel-p #:subchannel-core #:subchannel-state #:subchannel-link-state
+   #:subchannel-key #:subchannel-addresses #:subchannel-attributes #:subchannel-note
+   #:subchannel-watchers #:subchannel-vetoes #:subchannel-balancer
+   #:open-subchannel #:connect #:close-subchannel #:trouble-text #:room-p #:subchannel-calls
+   #:impose-veto #:lift-veto #:add-listener
+   ;; side-call.lisp
+   #:open-side-call #:close-side-call
    ;; channel.lisp
    #:wire-channel #:make-channel #:with-channel))

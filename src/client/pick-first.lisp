@@ -30,7 +30,8 @@
          (subchannel (pick-first-subchannel balancer)))
     (cond ((and subchannel addresses) (change-addresses subchannel addresses))
           (addresses
-           (setf (pick-first-subchannel balancer) (open-subchannel balancer addresses)))
+           (setf (pick-first-subchannel balancer) 
+                 (open-subchannel balancer (make-backend :addresses addresses))))
           (subchannel
            (setf (pick-first-subchannel balancer) nil)
            (close-subchannel subchannel "its addresses are the servers' no more")))))

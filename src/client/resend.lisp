@@ -12,7 +12,7 @@
   "True if CALL, which its server says it has not seen, is to be made again."
   (and (not (wire:marked-p (wire:wire-call-marks call) wire:+answer+))
        (not (let ((parts (wire:call-wire-parts call)))
-              (and parts (wire:wire-parts-resent parts))))
+              (and parts (or (wire:wire-parts-resent parts) (wire:wire-parts-aside parts)))))
        (repeatable-p call)))
 
 (defun resend (call)

@@ -26,6 +26,13 @@
   (make-backend :addresses addresses :attributes attributes
                 :key (format nil "~{~A~^,~}" (mapcar #'os:address-text addresses))))
 
+(defun backend-with (backend name value)
+  "BACKEND, whose attribute NAME is VALUE."
+  (make-backend :addresses (backend-addresses backend) :key (backend-key backend)
+                :attributes (list* name value
+                                   (alexandria:remove-from-plist (backend-attributes backend)
+                                                                 name))))
+
 (defun parse-backend (item)
   "The backend that ITEM of PUSH-ADDRESSES means."
   (destructuring-bind (texts &rest attributes) (if (listp item) item (list item))

@@ -63,6 +63,11 @@
 (defun core-now (core)
   (loop:event-loop-now (core-loop core)))
 
+(defun health-service (core)
+  "The service that servers of CORE's channel are asked whether they serve, or nil."
+  (let ((config (core-config core)))
+    (and config (config:service-config-health-service config))))
+
 (defun balancer-now (balancer)
   "The time of the turn under way on the loop of BALANCER, in nanoseconds."
   (core-now (balancer-core balancer)))
@@ -104,6 +109,7 @@ them."
   (state :idle :type connectivity)      ; what the two come to, as its balancer sees it
   (watchers '() :type list)             ; functions of the subchannel: LINK-STATE has changed
   (listener nil :type (or null function)) ; told of the end of each attempt, see ADD-LISTENER
+  (side-calls '() :type list)           ; the channel's own calls on its links, see side-call.lisp
   (note nil)                            ; what its balancer knows of it
   (endeavours 0 :type index)            ; to connect: those under way
   (greeted-by '() :type list)           ; links whose peer has sent no SETTINGS yet

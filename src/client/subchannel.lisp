@@ -12,13 +12,13 @@
 
 (in-package #:clgrpc.client)
 
-(defun open-subchannel (balancer addresses &key attributes (key ""))
-  "A new subchannel of BALANCER's to ADDRESSES, the kernel's, which are to be tried in turn. It is
-idle. KEY and ATTRIBUTES are its backend's, if it is of one."
+(defun open-subchannel (balancer backend)
+  "Return a new subchannel of BALANCER's to the server BACKEND. It is idle. On the channel's loop."
   (let* ((core (balancer-core balancer))
          (subchannel (make-subchannel
-                      :core core :balancer balancer :addresses addresses :attributes attributes
-                      :key key
+                      :core core :balancer balancer :key (backend-key backend)
+                      :addresses (backend-addresses backend)
+                      :attributes (backend-attributes backend)
                       :keepalive-ns (seconds-ns (options-keepalive-seconds
                                                  (core-options core))))))
     (push subchannel (core-subchannels core))
@@ -255,6 +255,15 @@ that it is left."
     (let ((stream (next-stream link)))
       (when stream (return (values stream (the link link)))))))
 
+(defun subchannel-calls (subchannel)
+  "How many calls of users' are under way on the links of SUBCHANNEL."
+  (let ((calls 0))
+    (declare (type fixnum calls))
+    (dolist (link (subchannel-links subchannel))
+      (incf calls (wire:link-calls link)))
+    (dolist (call (subchannel-side-calls subchannel) calls)
+      (unless (call-status call) (decf calls)))))
+
 (defun room-p (subchannel)
   "True if a link of SUBCHANNEL is likely to have a stream."
   (some (lambda (link)
@@ -277,6 +286,8 @@ that it is left."
             (member link (subchannel-greeted-by subchannel)))
     (forget-link subchannel link)
     (push link (subchannel-leaving subchannel))
+    (dolist (call (subchannel-side-calls subchannel))
+      (when (eq link (wire-call-link call)) (client-abort call :unavailable text :local)))
     (when (linkless-p subchannel) (go-on-without subchannel link text)))
   (when (zerop (wire:link-calls link)) (wire:close-link link text)))
 

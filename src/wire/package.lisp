@@ -33,7 +33,8 @@
    #:wire-parts-attempts #:call-replay #:begin-replay #:drop-replay #:write-replay #:write-kept
    #:end-side
    #:new-wire-parts #:new-wire-inlet #:new-wire-outlet #:call-wire-parts #:ensure-wire-parts
-   #:wire-parts-resent #:wire-parts-wait #:call-wire-outlet #:ensure-wire-outlet #:wire-outlet-begun
+   #:wire-parts-aside #:wire-parts-resent #:wire-parts-wait #:call-wire-outlet
+   #:ensure-wire-outlet #:wire-outlet-begun
    #:wire-outlet-over #:wire-outlet-spoken
    #:wire-metadata #:wire-compression #:wire-received-compressed #:wire-crowded #:method-path-field
    #:+answer+ #:+due+ #:+end+ #:+headers+ #:+parcel-octets+

@@ -25,6 +25,7 @@
   (dialect nil :type (or null dialect)) ; what the call speaks; nil is gRPC
   (dialect-state nil)                   ; what the call's dialect keeps of it
   (compression nil :type (or null compression)) ; of the messages both ways
+  (aside nil :type boolean)             ; the channel's own call, see client/side-call.lisp
   (resent nil :type boolean)            ; a server has refused it once, see client/resend.lisp
   (replay nil)                          ; nil or, of a client's stream, its REPLAY
   (attempts '() :type list)             ; further ones that are under way, see client/attempt.lisp

@@ -42,7 +42,7 @@
     (tell-backends puppet "127.0.0.1:1")
     (change-policy core puppet :round-robin "127.0.0.1:1")
     (let ((one (first (live-subchannels core))))
-      (is (typep (client::subchannel-balancer one) 'client::round-robin))
+      (is (typep (client::subchannel-balancer one) 'clgrpc.balance::round-robin))
       (is (null (rest (live-subchannels core))))
       (is (eq :connecting (client::core-state core)))
       (client::change-state one :ready)

@@ -1,0 +1,46 @@
+;;;; The policy least_request (gRFC A48): of choiceCount ready servers, each chosen at random and
+;;;; independently of the others, the call goes to the one with the fewest calls in flight, of equal
+;;;; ones to the first.
+
+(in-package #:clgrpc.balance)
+
+(defclass least-request (fleet)
+  ((choices :initform 2 :accessor least-request-choices
+            :documentation "How many servers are looked at for a call, 2 to 10."))
+  (:documentation "The policy least_request_experimental."))
+
+(defun parse-least-request (object path)
+  "How many servers are to be looked at for a call; more than 10 count as 10."
+  (min 10 (config:integer-field object "choiceCount" path :default 2 :minimum 2)))
+
+(config:register-policy :least-request '("least_request_experimental" "least_request")
+                        'least-request 'parse-least-request)
+
+(defmethod configure ((fleet least-request) config)
+  (setf (least-request-choices fleet) config))
+
+(defun least-busy (ready choices random-state)
+  "Of CHOICES members of READY, a vector of subchannels, that RANDOM-STATE gives, the one with the
+fewest calls."
+  (declare (type simple-vector ready) (type (integer 2 10) choices))
+  (let ((best nil) (fewest most-positive-fixnum))
+    (declare (type fixnum fewest))
+    (loop repeat choices
+          do (let* ((subchannel (svref ready (random (length ready) random-state)))
+                    (calls (subchannel-calls subchannel)))
+               (declare (type fixnum calls))
+               (when (< calls fewest)
+                 (setf best subchannel
+                       fewest calls))))
+    best))
+
+(defmethod fleet-picker ((fleet least-request) ready)
+  (let ((choices (least-request-choices fleet))
+        (random-state (balancer-random fleet)))
+    (make-picker (lambda (call)
+                   (declare (ignore call))
+                   (let ((best (least-busy ready choices random-state)))
+                     (if (room-p best)
+                         best
+                         (or (find-if #'room-p ready) best))))
+                 (format nil "the least busy of ~D, ~D ready" choices (length ready)))))

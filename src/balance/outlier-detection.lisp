@@ -1,0 +1,269 @@
+;;;; The policy outlier_detection (gRFC A50): a child policy balances, and a server whose calls fail
+;;;; much more often than those of others, or than a threshold, is ejected: its subchannels count as
+;;;; failed for a while, the longer the more often it has happened.
+;;;;
+;;;; Each interval the calls that ended in it are looked at, by one or both of
+;;;;
+;;;;   success rate        ejects a server whose rate is under mean - stdevFactor/1000 · deviation
+;;;;                       of the rates of all servers with enough calls
+;;;;   failure percentage  ejects a server of whose calls more than threshold per cent have failed
+;;;;
+;;;; At most maxEjectionPercent of the servers are ejected, or one more, as others do it.
+;;;; An ejection lasts baseEjectionTime times how often there was one, at most the larger of
+;;;; maxEjectionTime and baseEjectionTime; each interval without one takes one off the count.
+;;;; A call that the client cancels says nothing of the server. A subchannel that no backend is
+;;;; named for, as pick_first's, is not looked at.
+
+(in-package #:clgrpc.balance)
+
+(defstruct (algorithm (:copier nil))
+  "The config of one of the two."
+  (factor 0 :type (integer 0) :read-only t) ; stdevFactor, or threshold in per cent
+  (enforcement 100 :type (integer 0 100) :read-only t) ; the chance that it ejects, in per cent
+  (hosts 5 :type (integer 0) :read-only t) ; so few servers are not judged
+  (volume 0 :type (integer 0) :read-only t)) ; nor one with so few calls
+
+(defstruct (detection (:copier nil))
+  "The config of outlier_detection. Times are in nanoseconds."
+  (interval-ns 0 :type nanoseconds :read-only t) ; between two looks
+  (base-ns 0 :type nanoseconds :read-only t) ; how long the first ejection lasts
+  (most-ns 0 :type nanoseconds :read-only t) ; how long one lasts at most
+  (most-percent 10 :type (integer 0 100) :read-only t) ; of the servers are ejected
+  (success-rate nil :type (or null algorithm) :read-only t) ; nil if it is not used
+  (failure-percentage nil :type (or null algorithm) :read-only t) ; nil if it is not used
+  (child nil :type config:policy-config :read-only t)) ; the child's policy
+
+(defun percent-field (object name path default)
+  (config:integer-field object name path :default default :maximum 100))
+
+(defun parse-algorithm (object name path factor default-factor most-factor default-volume)
+  "The ALGORITHM that the field NAME of OBJECT is, or nil."
+  (multiple-value-bind (object present) (config:object-field object name path)
+    (when present
+      (let ((path (config:member-path path name)))
+        (make-algorithm
+         :factor (config:integer-field object factor path :default default-factor
+                                                          :maximum most-factor)
+         :enforcement (percent-field object "enforcementPercentage" path 100)
+         :hosts (config:integer-field object "minimumHosts" path :default 5)
+         :volume (config:integer-field object "requestVolume" path :default default-volume))))))
+
+(defun parse-detection (object path)
+  "The DETECTION that OBJECT is."
+  (flet ((ns (name default) (config:duration-field object name path :default default)))
+    (let ((base-ns (ns "baseEjectionTime" (seconds-ns 30))))
+      (make-detection
+       :interval-ns (ns "interval" (seconds-ns 10))
+       :base-ns base-ns
+       :most-ns (max base-ns (ns "maxEjectionTime" (seconds-ns 300)))
+       :most-percent (percent-field object "maxEjectionPercent" path 10)
+       :success-rate (parse-algorithm object "successRateEjection" path "stdevFactor" 1900
+                                      (1- (expt 2 32)) 100)
+       :failure-percentage (parse-algorithm object "failurePercentageEjection" path
+                                            "threshold" 85 100 50)
+       :child (child-field object "childPolicy" path)))))
+
+(defun detecting-p (detection)
+  (or (detection-success-rate detection) (detection-failure-percentage detection)))
+
+(defstruct (endpoint (:copier nil))
+  "What is known of a server."
+  (successes 0 :type (integer 0))       ; calls that have ended so since the last look
+  (failures 0 :type (integer 0))        ; and so
+  (ejected-ns nil :type (or null nanoseconds)) ; when it was ejected, or nil if it is not
+  (multiplier 0 :type (integer 0))      ; how often it was, less the intervals without
+  (subchannels '() :type list))         ; to it
+
+(defun endpoint-volume (endpoint)
+  (+ (endpoint-successes endpoint) (endpoint-failures endpoint)))
+
+(defun endpoint-success-rate (endpoint)
+  (/ (endpoint-successes endpoint) (endpoint-volume endpoint)))
+
+(defclass outlier-detection (wrapper)
+  ((detection :initform nil :accessor detection
+              :documentation "Its config.")
+   (endpoints :initform (make-hash-table :test #'equal) :reader detection-endpoints
+              :documentation "From a backend's key to its ENDPOINT.")
+   (ejected :initform 0 :accessor detection-ejected
+            :documentation "How many of them are ejected.")
+   (timer :initform nil :accessor detection-timer
+          :documentation "Of the next look.")
+   (since-ns :initform nil :accessor detection-since-ns
+             :documentation "When the last look was, or nil while there is none to be."))
+  (:documentation "The policy outlier_detection_experimental."))
+
+(config:register-policy :outlier-detection
+                        '("outlier_detection_experimental" "outlier_detection")
+                        'outlier-detection 'parse-detection)
+
+;;; Servers
+
+(defun update-endpoints (balancer backends)
+  "BALANCER's servers are BACKENDS."
+  (let ((endpoints (detection-endpoints balancer))
+        (kept (make-hash-table :test #'equal)))
+    (dolist (backend backends)
+      (let ((key (backend-key backend)))
+        (setf (gethash key kept) t)
+        (unless (gethash key endpoints)
+          (setf (gethash key endpoints) (make-endpoint)))))
+    (loop for key being the hash-keys of endpoints using (hash-value endpoint)
+          unless (gethash key kept)
+            do (when (endpoint-ejected-ns endpoint) (decf (detection-ejected balancer)))
+               (remhash key endpoints))))
+
+(defun endpoint-of (balancer subchannel)
+  (gethash (subchannel-key subchannel) (detection-endpoints balancer)))
+
+(defmethod subchannel-opened ((ancestor outlier-detection) subchannel)
+  (let ((endpoint (endpoint-of ancestor subchannel)))
+    (when endpoint
+      (push subchannel (endpoint-subchannels endpoint))
+      (when (endpoint-ejected-ns endpoint) (veto-ejected subchannel))
+      (add-listener subchannel
+                    (lambda (call subchannel status trailers)
+                      (declare (ignore call subchannel trailers))
+                      (when (detecting-p (detection ancestor))
+                        (case status
+                          (:ok (incf (endpoint-successes endpoint)))
+                          ((nil :cancelled))
+                          (t (incf (endpoint-failures endpoint))))))))))
+
+(defmethod subchannel-closed ((ancestor outlier-detection) subchannel)
+  (let ((endpoint (endpoint-of ancestor subchannel)))
+    (when endpoint
+      (setf (endpoint-subchannels endpoint)
+            (delete subchannel (endpoint-subchannels endpoint))))))
+
+(defun veto-ejected (subchannel)
+  (impose-veto subchannel :ejected :transient-failure
+               (format nil "~A is ejected: too many calls have failed there"
+                       (subchannel-key subchannel))))
+
+(defun eject (balancer endpoint now-ns)
+  (unless (endpoint-ejected-ns endpoint)
+    (incf (endpoint-multiplier endpoint))
+    (incf (detection-ejected balancer))
+    (setf (endpoint-ejected-ns endpoint) now-ns)
+    (mapc #'veto-ejected (endpoint-subchannels endpoint))))
+
+(defun take-back (balancer endpoint)
+  "ENDPOINT is ejected no more."
+  (decf (detection-ejected balancer))
+  (setf (endpoint-ejected-ns endpoint) nil)
+  (dolist (subchannel (endpoint-subchannels endpoint)) (lift-veto subchannel :ejected)))
+
+;;; Looking
+
+(defun may-eject-p (balancer)
+  "True while fewer servers are ejected than may be."
+  (< (* 100 (detection-ejected balancer))
+     (* (detection-most-percent (detection balancer))
+        (hash-table-count (detection-endpoints balancer)))))
+
+(defun eject-by-chance (balancer algorithm endpoint now-ns)
+  (when (< (random 100 (balancer-random balancer)) (algorithm-enforcement algorithm))
+    (eject balancer endpoint now-ns)))
+
+(defun judge-success-rates (balancer algorithm endpoints now-ns)
+  "Of ENDPOINTS eject those that ALGORITHM finds to be outliers."
+  (let* ((judged (remove-if (lambda (endpoint)
+                              (or (zerop (endpoint-volume endpoint))
+                                  (< (endpoint-volume endpoint) (algorithm-volume algorithm))))
+                            endpoints))
+         (count (length judged)))
+    (when (and (plusp count) (>= count (algorithm-hosts algorithm)))
+      (let* ((rates (mapcar (lambda (endpoint)
+                              (coerce (endpoint-success-rate endpoint) 'double-float))
+                            judged))
+             (mean (/ (reduce #'+ rates) count))
+             (deviation (sqrt (/ (reduce #'+ rates :key (lambda (rate) (expt (- rate mean) 2)))
+                                 count)))
+             (least (- mean (* deviation (/ (algorithm-factor algorithm) 1000)))))
+        (loop for endpoint in judged
+              for rate in rates
+              while (may-eject-p balancer)
+              do (when (< rate least)
+                   (eject-by-chance balancer algorithm endpoint now-ns)))))))
+
+(defun judge-failure-percentages (balancer algorithm endpoints now-ns)
+  "Of ENDPOINTS eject those of whose calls more have failed than ALGORITHM allows."
+  (when (>= (length endpoints) (algorithm-hosts algorithm))
+    (loop for endpoint in endpoints
+          while (may-eject-p balancer)
+          do (let ((volume (endpoint-volume endpoint)))
+               (when (and (plusp volume)
+                          (>= volume (algorithm-volume algorithm))
+                          (> (* 100 (endpoint-failures endpoint))
+                             (* volume (algorithm-factor algorithm))))
+                 (eject-by-chance balancer algorithm endpoint now-ns))))))
+
+(defun forget-calls (endpoint)
+  (setf (endpoint-successes endpoint) 0
+        (endpoint-failures endpoint) 0))
+
+(defun age-ejection (balancer endpoint now-ns)
+  "Another interval is over for ENDPOINT."
+  (let ((detection (detection balancer))
+        (since-ns (endpoint-ejected-ns endpoint)))
+    (cond ((null since-ns)
+           (when (plusp (endpoint-multiplier endpoint)) (decf (endpoint-multiplier endpoint))))
+          ((> now-ns (+ since-ns (min (* (detection-base-ns detection)
+                                         (endpoint-multiplier endpoint))
+                                      (detection-most-ns detection))))
+           (take-back balancer endpoint)))))
+
+(defun look-for-outliers (balancer)
+  "An interval is over."
+  (let* ((now-ns (balancer-now balancer))
+         (detection (detection balancer))
+         (endpoints (alexandria:hash-table-values (detection-endpoints balancer))))
+    (when (detection-success-rate detection)
+      (judge-success-rates balancer (detection-success-rate detection) endpoints now-ns))
+    (when (detection-failure-percentage detection)
+      (judge-failure-percentages balancer (detection-failure-percentage detection) endpoints
+                                 now-ns))
+    (mapc #'forget-calls endpoints)
+    (dolist (endpoint endpoints) (age-ejection balancer endpoint now-ns))
+    (setf (detection-since-ns balancer) now-ns)
+    (plan-look balancer (detection-interval-ns detection))))
+
+(defun plan-look (balancer ns)
+  (stop-timer balancer (detection-timer balancer))
+  (setf (detection-timer balancer) (start-timer balancer (max 0 ns) #'look-for-outliers)))
+
+(defun begin-looking (balancer)
+  "BALANCER has a config with an algorithm, perhaps a new one."
+  (let ((interval-ns (detection-interval-ns (detection balancer)))
+        (since-ns (detection-since-ns balancer))
+        (now-ns (balancer-now balancer)))
+    (cond (since-ns (plan-look balancer (- interval-ns (- now-ns since-ns))))
+          (t (setf (detection-since-ns balancer) now-ns)
+             (loop for endpoint being the hash-values of (detection-endpoints balancer)
+                   do (forget-calls endpoint))
+             (plan-look balancer interval-ns)))))
+
+(defun end-looking (balancer)
+  "BALANCER has no algorithm any more."
+  (stop-timer balancer (shiftf (detection-timer balancer) nil))
+  (setf (detection-since-ns balancer) nil)
+  (loop for endpoint being the hash-values of (detection-endpoints balancer)
+        do (when (endpoint-ejected-ns endpoint) (take-back balancer endpoint))
+           (setf (endpoint-multiplier endpoint) 0)))
+
+(defmethod update-backends ((balancer outlier-detection) backends config)
+  (setf (detection balancer) config)
+  (update-endpoints balancer backends)
+  (if (detecting-p config) (begin-looking balancer) (end-looking balancer))
+  (update-backends (wrapper-child balancer) backends (detection-child config)))
+
+(defmethod close-balancer :after ((balancer outlier-detection))
+  (stop-timer balancer (shiftf (detection-timer balancer) nil)))
+
+(defmethod client:balancer-facts ((balancer outlier-detection))
+  (list* :ejected (detection-ejected balancer) (call-next-method)))
+
+(defmethod client:subchannel-facts ((balancer outlier-detection) subchannel)
+  (let ((endpoint (endpoint-of balancer subchannel)))
+    (when (and endpoint (endpoint-ejected-ns endpoint)) '(:ejected t))))

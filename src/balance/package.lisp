@@ -1,0 +1,22 @@
+;;;; Balancing policies, one a file, on the balancers of clgrpc.client.
+
+(defpackage #:clgrpc.balance
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
+                    (#:hpack #:clgrpc.hpack) (#:service #:clgrpc.service)
+                    (#:client #:clgrpc.client) (#:config #:clgrpc.config)
+                    (#:health #:grpc.health.v1) (#:orca #:xds.data.orca.v3)
+                    (#:orca-service #:xds.service.orca.v3))
+  (:import-from #:sb-ext #:defglobal)
+  (:import-from #:clgrpc.client
+                #:backend-key #:backend-attributes
+                #:balancer #:balancer-core #:balancer-now #:balancer-random #:publish
+                #:update-backends #:subchannel-changed #:exit-idle #:close-balancer
+                #:child-published #:subchannel-opened #:subchannel-closed
+                #:make-picker #:picker-p #:picker-function #:make-failure
+                #:subchannel #:open-subchannel #:connect #:close-subchannel #:subchannel-p
+                #:subchannel-state #:subchannel-link-state #:subchannel-attributes
+                #:subchannel-key #:subchannel-note #:subchannel-watchers #:trouble-text #:room-p
+                #:subchannel-calls #:impose-veto #:lift-veto #:add-listener
+                #:switch #:open-side-call #:close-side-call #:back-off)
+  (:export #:xxh64))

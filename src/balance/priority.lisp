@@ -1,0 +1,136 @@
+;;;; The policy priority (gRFC A56): children in order of priority, of which the first serves that
+;;;; is ready or idle. A lower one is made only when those above it have failed, or have not become
+;;;; ready within 10 seconds of when they began to try. When a higher one is ready again it serves
+;;;; at once; those below it that are not needed are kept for a while.
+
+(in-package #:clgrpc.balance)
+
+(defconstant +failover-ns+ (* 10 1000000000))
+
+(defstruct (priorities (:copier nil))
+  "The config of priority."
+  (order '() :type list :read-only t)   ; the names of the children, the highest first
+  (children '() :type list :read-only t)) ; an alist from a name to a POLICY-CONFIG
+
+(defun parse-priorities (object path)
+  "The PRIORITIES that OBJECT is."
+  (let* ((children-path (config:member-path path "children"))
+         (children (loop for (name . value) in (config:object-field object "children" path)
+                         for child-path = (config:member-path children-path name)
+                         collect (cons name (child-field (config:check-object value child-path)
+                                                         "config" child-path))))
+         (order (config:list-field object "priorities" path))
+         (order-path (config:member-path path "priorities")))
+    (loop for (name . rest) on order
+          for number from 0
+          for name-path = (config:element-path order-path number)
+          do (unless (and (stringp name) (assoc name children :test #'string=))
+               (config:config-error name-path "the name of one of the children is expected"))
+             (when (member name rest :test #'equal)
+               (config:config-error name-path "~A is there twice" name)))
+    (make-priorities :order order :children children)))
+
+(defclass priority (tree)
+  ((priorities :accessor priorities
+               :documentation "Its config.")
+   (backends :initform '() :accessor priority-backends
+             :documentation "Those it was told of.")
+   (failing :initform (make-hash-table :test #'eq) :reader priority-failing
+            :documentation "From a branch that is given time to become ready to the timer of that;
+or to T once the time is over."))
+  (:documentation "The policy priority_experimental."))
+
+(config:register-policy :priority '("priority_experimental") 'priority 'parse-priorities)
+
+(defun give-time (tree branch)
+  "BRANCH begins to try."
+  (setf (gethash branch (priority-failing tree))
+        (start-timer tree +failover-ns+
+                     (lambda (tree)
+                       (setf (gethash branch (priority-failing tree)) t)
+                       (choose tree)))))
+
+(defun end-time (tree branch &optional over)
+  "The time of BRANCH is not measured any more; OVER is true if it has had it."
+  (let ((timer (gethash branch (priority-failing tree))))
+    (when (typep timer 'timer) (stop-timer tree timer)))
+  (if over
+      (setf (gethash branch (priority-failing tree)) t)
+      (remhash branch (priority-failing tree))))
+
+(defun update-branch (tree branch)
+  "Tell BRANCH what it has."
+  (let ((name (branch-name branch)))
+    (update-backends branch (branch-backends name (priority-backends tree))
+                     (cdr (assoc name (priorities-children (priorities tree))
+                                 :test #'string=)))))
+
+(defmethod update-backends ((balancer priority) backends config)
+  (setf (priorities balancer) config
+        (priority-backends balancer) backends
+        (tree-busy balancer) t)
+  (dolist (branch (alexandria:hash-table-values (tree-branches balancer)))
+    (cond ((member (branch-name branch) (priorities-order config) :test #'string=)
+           (update-branch balancer branch))
+          (t (retire balancer branch))))
+  (setf (tree-busy balancer) nil)
+  (choose balancer))
+
+(defmethod child-published :before ((parent priority) (child branch) state picker)
+  (declare (ignore picker))
+  (case state
+    ((:ready :idle) (end-time parent child))
+    (:transient-failure (end-time parent child t))
+    ;; it was ready, and gets its time anew
+    (:connecting (when (member (branch-state child) '(:ready :idle))
+                   (end-time parent child)
+                   (give-time parent child)))))
+
+(defun begin-branch (tree name)
+  "The branch of TREE called NAME, in use."
+  (multiple-value-bind (branch new) (ensure-branch tree name)
+    (when (and (eq :connecting (branch-state branch))
+               (null (gethash branch (priority-failing tree))))
+      (give-time tree branch))
+    (when new
+      (setf (tree-busy tree) t)
+      (update-branch tree branch)
+      (exit-idle branch)
+      (setf (tree-busy tree) nil))
+    branch))
+
+(defun serve-by (tree branch)
+  "Publish what BRANCH has published, and give up those below it for the time being."
+  (let ((below (rest (member (branch-name branch) (priorities-order (priorities tree))
+                             :test #'string=))))
+    (dolist (name below)
+      (let ((other (find-branch tree name)))
+        (when other
+          (end-time tree other)
+          (retire tree other))))
+    (publish tree (branch-state branch) (branch-picker branch))))
+
+(defun trying-p (tree branch)
+  "True while BRANCH has time left to become ready."
+  (and (eq :connecting (branch-state branch))
+       (typep (gethash branch (priority-failing tree)) 'timer)))
+
+(defmethod choose ((tree priority))
+  (let ((last nil))
+    (dolist (name (priorities-order (priorities tree)))
+      (let ((branch (begin-branch tree name)))
+        (when (or (member (branch-state branch) '(:ready :idle)) (trying-p tree branch))
+          (return-from choose (serve-by tree branch)))
+        (setf last branch)))
+    ;; none serves: one that still tries, else the last
+    (let ((branch (or (loop for name in (priorities-order (priorities tree))
+                            for branch = (find-branch tree name)
+                            when (eq :connecting (branch-state branch)) return branch)
+                      last)))
+      (if branch
+          (publish tree (branch-state branch) (branch-picker branch))
+          (publish tree :transient-failure (make-failure "there are no priorities"))))))
+
+(defmethod close-balancer :before ((balancer priority))
+  (dolist (branch (alexandria:hash-table-values (tree-branches balancer)))
+    (end-time balancer branch)))

@@ -1,0 +1,53 @@
+;;;; The policy random_subsetting (gRFC A68): a child policy balances over subsetSize of the servers
+;;;; only, chosen by rendezvous hashing with a seed of the balancer's own: those whose hashes are
+;;;; the lowest. So when a server comes or goes at most one member of the subset changes, and the
+;;;; subsets of many clients spread evenly over the servers. The hash is XXH64 in place of the
+;;;; document's MurmurHash3: no other program needs to choose the same subset.
+
+(in-package #:clgrpc.balance)
+
+(defstruct (subsetting (:copier nil))
+  "The config of random_subsetting."
+  (size 1 :type (integer 1) :read-only t) ; how many servers the child has
+  (child nil :type config:policy-config :read-only t)) ; the child's policy
+
+(defun parse-subsetting (object path)
+  "The SUBSETTING that OBJECT is."
+  (let ((size (config:integer-field object "subsetSize" path :minimum 1)))
+    (unless size
+      (config:config-error (config:member-path path "subsetSize") "it is required, from 1"))
+    (make-subsetting :size size :child (child-field object "childPolicy" path))))
+
+(defclass random-subsetting (wrapper)
+  ((seed :accessor subsetting-seed
+         :documentation "Of the hashes, 64 bits."))
+  (:documentation "The policy random_subsetting_experimental."))
+
+(config:register-policy :random-subsetting
+                        '("random_subsetting_experimental" "random_subsetting")
+                        'random-subsetting 'parse-subsetting)
+
+(defmethod initialize-instance :after ((balancer random-subsetting) &key)
+  (setf (subsetting-seed balancer) (random (expt 2 64) (balancer-random balancer))))
+
+(defun subset (backends size seed)
+  "SIZE of BACKENDS, those whose hashes with SEED are the lowest, in the order of these; all of them
+if they are not more."
+  (let ((distinct (remove-duplicates-by-key backends)))
+    (if (<= (length distinct) size)
+        distinct
+        (let ((ranked (map 'vector
+                           (lambda (backend)
+                             (cons (xxh64 (string-octets (backend-key backend)) seed) backend))
+                           distinct)))
+          (map 'list #'cdr (subseq (sort ranked #'< :key #'car) 0 size))))))
+
+(defun remove-duplicates-by-key (backends)
+  "BACKENDS, each of which once."
+  (let ((seen (make-hash-table :test #'equal)))
+    (remove-if (lambda (backend) (shiftf (gethash (backend-key backend) seen) t)) backends)))
+
+(defmethod update-backends ((balancer random-subsetting) backends config)
+  (update-backends (wrapper-child balancer)
+                   (subset backends (subsetting-size config) (subsetting-seed balancer))
+                   (subsetting-child config)))

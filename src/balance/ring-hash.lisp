@@ -1,0 +1,246 @@
+;;;; The policy ring_hash (gRFC A42, A61, A76): each server has entries on a ring of 64-bit hashes,
+;;;; as many as its weight says, and a call goes to the server of the first entry at or after the
+;;;; hash of the call, so that calls with one key go to one server, and few keys move when servers
+;;;; come and go. A server's entries are the hashes of KEY_0, KEY_1, …, KEY being its first address
+;;;; or its attribute :hash-key. A call's hash is that of the values of its header
+;;;; requestHashHeader, joined by commas; without that it is random.
+;;;;
+;;;; Servers are connected to when calls are picked for them. Calls pass over those that failed.
+;;;;
+;;;; The ring has S entries for a server with the fraction F of all weight, S·F rounded in turn, S
+;;;; being ⌈Fmin · minRingSize⌉ / Fmin, but at most maxRingSize. With three servers of equal weight
+;;;; and minRingSize 1024 each has 342.
+
+(in-package #:clgrpc.balance)
+
+(defconstant +largest-ring+ (* 8 1024 1024)
+  "No config may have larger rings (gRFC A42).")
+
+(defconstant +ring-cap+ 4096
+  "Rings are not larger than this, whatever a config says, as in other implementations: each channel
+has one.")
+
+(defstruct (ring-config (:copier nil))
+  "The config of ring_hash."
+  (least 1024 :type index :read-only t) ; minRingSize
+  (most 4096 :type index :read-only t)  ; maxRingSize
+  (header nil :type (or null string) :read-only t)) ; whose values calls are placed by
+
+(defun parse-ring-config (object path)
+  "The RING-CONFIG that OBJECT is."
+  (flet ((size (name default)
+           (config:integer-field object name path :default default :minimum 1
+                                                  :maximum +largest-ring+)))
+    (let* ((most (size "maxRingSize" 4096))
+           (least (size "minRingSize" (min 1024 most)))
+           (header (config:string-field object "requestHashHeader" path :default "")))
+      (when (> least most)
+        (config:config-error (config:member-path path "minRingSize")
+                             "~D is more than maxRingSize, ~D" least most))
+      (check-header header (config:member-path path "requestHashHeader"))
+      (make-ring-config :least (min least +ring-cap+) :most (min most +ring-cap+)
+                        :header (and (plusp (length header)) (string-downcase header))))))
+
+(defun check-header (name path)
+  "Signal that NAME at PATH cannot be the name of a header with text, if it cannot."
+  (unless (every (lambda (character)
+                   (or (char<= #\a (char-downcase character) #\z)
+                       (digit-char-p character)
+                       (find character "-_.")))
+                 name)
+    (config:config-error path "~S is not the name of a header" name))
+  (when (and (>= (length name) 4) (string-equal "-bin" name :start2 (- (length name) 4)))
+    (config:config-error path "~S is a header with octets; one with text is expected" name)))
+
+(config:register-policy :ring-hash '("ring_hash_experimental" "ring_hash") 'ring-hash
+                        'parse-ring-config)
+
+;;; The ring
+
+(defstruct (entries (:conc-name ring-) (:constructor make-ring-entries (hashes servers))
+                    (:copier nil))
+  "A ring."
+  (hashes nil :type (simple-array (unsigned-byte 64) (*)) :read-only t) ; ascending
+  (servers nil :type simple-vector :read-only t)) ; the subchannel of each
+
+(defun server-key (subchannel)
+  "What the entries of SUBCHANNEL are named after."
+  (let ((key (getf (subchannel-attributes subchannel) :hash-key)))
+    (if (and (stringp key) (plusp (length key)))
+        key
+        (let ((name (subchannel-key subchannel)))
+          (subseq name 0 (position #\, name))))))
+
+(defun server-weight (subchannel)
+  (let ((weight (getf (subchannel-attributes subchannel) :weight)))
+    (if (typep weight '(integer 1)) weight 1)))
+
+(defun build-ring (subchannels config)
+  "The ring of SUBCHANNELS, a list that is not empty."
+  (let* ((subchannels (sort (copy-list subchannels) #'string< :key #'server-key))
+         (total (reduce #'+ subchannels :key #'server-weight))
+         (least (/ (reduce #'min subchannels :key #'server-weight) total))
+         (scale (min (/ (ceiling (* least (ring-config-least config))) least)
+                     (ring-config-most config)))
+         (entries '())
+         (count 0)
+         (target 0))
+    (dolist (subchannel subchannels)
+      (incf target (* scale (/ (server-weight subchannel) total)))
+      (loop with key = (server-key subchannel)
+            for number from 0
+            while (< count target)
+            do (push (cons (xxh64 (string-octets (format nil "~A_~D" key number))) subchannel)
+                     entries)
+               (incf count)))
+    (let ((entries (sort entries #'< :key #'car)))
+      (make-ring-entries (map '(simple-array (unsigned-byte 64) (*)) #'car entries)
+                         (map 'simple-vector #'cdr entries)))))
+
+(define-hot ring-index ((ring entries) (hash (unsigned-byte 64))) index
+  "The index of the first entry of RING at or after HASH."
+  (let* ((hashes (ring-hashes ring))
+         (low 0)
+         (high (length hashes)))
+    (declare (type index low high))
+    (loop while (< low high)
+          do (let ((middle (ash (+ low high) -1)))
+               (if (< (aref hashes middle) hash)
+                   (setf low (1+ middle))
+                   (setf high middle))))
+    (if (= low (length hashes)) 0 low)))
+
+;;; The policy
+
+(defclass ring-hash (fleet)
+  ((config :accessor ring-hash-config
+           :documentation "Its RING-CONFIG.")
+   (ring :initform nil :accessor ring-hash-ring
+         :documentation "The ENTRIES of its members, or nil if they have changed since."))
+  (:documentation "The policy ring_hash_experimental."))
+
+(defmethod configure ((fleet ring-hash) config)
+  (setf (ring-hash-config fleet) config))
+
+(defmethod update-backends ((fleet ring-hash) backends config)
+  (configure fleet config)
+  (update-health fleet)
+  (update-members fleet backends)
+  (setf (ring-hash-ring fleet)
+        (and backends
+             (build-ring (alexandria:hash-table-values (fleet-members fleet)) config)))
+  (review fleet))
+
+(defmethod member-idle ((fleet ring-hash) subchannel)
+  "One that has failed tries again by itself, so that it is known when it is well; others wait for
+calls."
+  (when (note-failed (subchannel-note subchannel)) (connect subchannel)))
+
+(defun member-state (subchannel)
+  "The state of SUBCHANNEL, :transient-failure from when it fails until it is ready."
+  (if (note-failed (subchannel-note subchannel))
+      :transient-failure
+      (subchannel-state subchannel)))
+
+(defun call-hash (call header)
+  "The hash of the values of HEADER that CALL is sent with, or nil if there are none."
+  (let ((values (loop for (name . value) in (and call (rpc:outgoing-metadata call))
+                      when (and (stringp value) (string-equal name header))
+                        collect value)))
+    (when (find "" values :test-not #'string=)
+      (xxh64 (string-octets (format nil "~{~A~^,~}" values))))))
+
+(defun connect-from-picker (fleet subchannel)
+  "Connect SUBCHANNEL after the pick under way, which must not change what it picks from."
+  (loop:defer (fleet-loop fleet)
+              (lambda (subchannel)
+                (unless (eq :shutdown (subchannel-state subchannel)) (connect subchannel)))
+              subchannel))
+
+(defun pick-by-key (fleet ring start)
+  "The server of RING at the index START, or the first after it that has not failed: a subchannel,
+nil while that connects, or a failure if all have failed."
+  (loop with servers = (ring-servers ring)
+        with count = (length servers)
+        repeat count
+        for index = start then (if (= (1+ index) count) 0 (1+ index))
+        for server = (svref servers index)
+        do (ecase (member-state server)
+             (:ready (return server))
+             (:connecting (return nil))
+             (:idle (connect-from-picker fleet server)
+              (return nil))
+             ((:transient-failure :shutdown)))
+        finally (return (make-failure (fleet-trouble fleet)))))
+
+(defun pick-at-random (fleet ring start connecting)
+  "The first server of RING from the index START on that is ready, else as PICK-BY-KEY. At most one
+is connected for that, and none if CONNECTING, one does already."
+  (loop with servers = (ring-servers ring)
+        with count = (length servers)
+        with coming = connecting
+        repeat count
+        for index = start then (if (= (1+ index) count) 0 (1+ index))
+        for server = (svref servers index)
+        do (case (member-state server)
+             (:ready (return server))
+             (:idle (unless coming
+                      (setf coming t)
+                      (connect-from-picker fleet server))))
+        finally (return (if coming nil (make-failure (fleet-trouble fleet))))))
+
+(defun ring-picker (fleet connecting)
+  "The picker of FLEET's ring; CONNECTING is true if a member connects."
+  (let ((ring (ring-hash-ring fleet))
+        (header (ring-config-header (ring-hash-config fleet)))
+        (random-state (balancer-random fleet)))
+    (make-picker (lambda (call)
+                   (let ((hash (and header (call-hash call header))))
+                     (if hash
+                         (pick-by-key fleet ring (ring-index ring hash))
+                         (pick-at-random fleet ring
+                                         (ring-index ring (random (expt 2 64) random-state))
+                                         connecting))))
+                 (format nil "by ~:[chance~;~:*~A~], a ring of ~D" header
+                         (length (ring-servers ring)))
+                 :choosy t)))
+
+(defun count-states (fleet)
+  "How many members of FLEET are idle, connecting, ready and failed."
+  (let ((idle 0) (connecting 0) (ready 0) (failed 0))
+    (map-members (lambda (subchannel)
+                   (ecase (member-state subchannel)
+                     (:idle (incf idle))
+                     (:connecting (incf connecting))
+                     (:ready (incf ready))
+                     (:transient-failure (incf failed))
+                     (:shutdown)))
+                 fleet)
+    (values idle connecting ready failed)))
+
+(defun connect-an-idle (fleet)
+  "Calls get no further by themselves, for servers have failed: connect another, unless one does."
+  (map-members (lambda (subchannel)
+                 (when (eq :idle (member-state subchannel))
+                   (connect-from-picker fleet subchannel)
+                   (return-from connect-an-idle)))
+               fleet))
+
+(defmethod review ((fleet ring-hash))
+  (if (zerop (hash-table-count (fleet-members fleet)))
+      (publish-failure fleet)
+      (multiple-value-bind (idle connecting ready failed) (count-states fleet)
+        (let ((state (cond ((plusp ready) :ready)
+                           ((>= failed 2) :transient-failure)
+                           ((plusp connecting) :connecting)
+                           ((and (= 1 failed) (plusp idle)) :connecting)
+                           ((plusp idle) :idle)
+                           (t :transient-failure))))
+          (when (and (plusp failed) (zerop ready) (zerop connecting)
+                     (plusp idle))
+            (connect-an-idle fleet))
+          (publish fleet state (ring-picker fleet (plusp connecting)))))))
+
+(defmethod exit-idle ((fleet ring-hash))
+  "Calls have servers connected; without one it is enough that there is a server."
+  (unless (client:waiting-calls (balancer-core fleet)) (connect-an-idle fleet)))

@@ -1,0 +1,26 @@
+;;;; The policy round_robin: calls go by turns to the servers that are ready.
+
+(in-package #:clgrpc.balance)
+
+(defclass round-robin (fleet) ()
+  (:documentation "The policy round_robin."))
+
+(config:register-policy :round-robin '("round_robin") 'round-robin)
+
+(defun turns-picker (ready last)
+  "A picker of READY, a vector of subchannels, by turns, from the one after the index LAST on. It
+passes over those that have no stream now, as long as others have one."
+  (declare (type simple-vector ready) (type index last))
+  (flet ((next ()
+           (setf last (if (= (1+ last) (length ready)) 0 (1+ last)))
+           (svref ready last)))
+    (make-picker (lambda (call)
+                   (declare (ignore call))
+                   (loop repeat (length ready)
+                         for subchannel = (next)
+                         when (room-p subchannel) return subchannel
+                         finally (return (next))))
+                 (format nil "by turns, ~D ready" (length ready)))))
+
+(defmethod fleet-picker ((fleet round-robin) ready)
+  (turns-picker ready (first-turn fleet ready)))

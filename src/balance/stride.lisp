@@ -1,0 +1,58 @@
+;;;; Picking by weight: the static stride scheduler of gRFC A58. Weights are scaled to 16 bits, so
+;;;; that the largest is 65,535. The sequence of picks goes over all entries again and again; in
+;;;; each generation an entry is picked or passed over, so that over 65,535 generations it is picked
+;;;; as often as its weight says, spread evenly. No entry weighs more than ten times the mean, or
+;;;; less than a tenth of it.
+;;;;
+;;;; For example, of weights 65,535 and 21,845 the second is picked in each third generation.
+
+(in-package #:clgrpc.balance)
+
+(defconstant +most-weight+ 65535)
+(defconstant +most-ratio+ 10
+  "No weight counts as more than so many times the mean, nor as less than that part of it.")
+
+(deftype weights ()
+  "Scaled weights."
+  '(simple-array (unsigned-byte 16) (*)))
+
+(defstruct (stride (:constructor make-stride (weights sequence)) (:copier nil))
+  "A scheduler of as many entries as it has weights."
+  (weights nil :type weights)           ; of each entry, one of them +MOST-WEIGHT+
+  (sequence 0 :type (unsigned-byte 62))) ; of the next try
+
+(declaim (sb-ext:freeze-type stride))
+
+(defun scaled-weights (weights)
+  "WEIGHTS, a vector of reals, scaled; 0 stands for the mean of the others. Nil if fewer than two
+are not 0: then there is nothing to go by."
+  (let* ((known (remove-if-not #'plusp weights))
+         (count (length known)))
+    (when (>= count 2)
+      (let* ((mean (/ (reduce #'+ known) count))
+             (most (min (reduce #'max known) (* +most-ratio+ mean)))
+             (scale (/ +most-weight+ most))
+             (scaled-mean (round (* mean scale)))
+             (least (max 1 (round (/ (* mean scale) +most-ratio+)))))
+        (map 'weights (lambda (weight)
+                        (if (plusp weight)
+                            (max least (min +most-weight+ (round (* weight scale))))
+                            scaled-mean))
+             weights)))))
+
+(define-hot next-entry ((stride stride)) index
+  "The entry whose turn it is."
+  (let* ((weights (stride-weights stride))
+         (count (length weights)))
+    (loop
+      (let ((sequence (stride-sequence stride)))
+        (setf (stride-sequence stride) (if (= sequence most-positive-fixnum) 0 (1+ sequence)))
+        (multiple-value-bind (generation index) (floor sequence count)
+          (let* ((weight (aref weights index))
+                 ;; entries of one weight are not all passed over in the same generation
+                 (offset (* index (ash +most-weight+ -1)))
+                 (position (mod (+ (* weight (logand generation #xFFFFFFFFFF)) offset)
+                                +most-weight+)))
+            (declare (type (unsigned-byte 62) offset position))
+            (when (>= position (- +most-weight+ weight))
+              (return index))))))))

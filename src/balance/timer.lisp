@@ -1,0 +1,15 @@
+;;;; Timers of balancers, on their channel's loop.
+
+(in-package #:clgrpc.balance)
+
+(defun start-timer (balancer ns function)
+  "Have FUNCTION called with BALANCER in NS nanoseconds, on the loop; return the timer."
+  (let ((timer (make-timer function balancer)))
+    (schedule-timer (loop:event-loop-wheel (client:core-loop (balancer-core balancer))) timer
+                    (+ (balancer-now balancer) ns))
+    timer))
+
+(defun stop-timer (balancer timer)
+  "TIMER, which may be nil, is not to call anything any more."
+  (when (and timer (timer-pending-p timer))
+    (cancel-timer (loop:event-loop-wheel (client:core-loop (balancer-core balancer))) timer)))

@@ -1,0 +1,95 @@
+;;;; A vigil: a side call that is kept up on a subchannel for as long as its links are ready. When
+;;;; the call ends it is made again: at once if it has brought messages, else after a back-off, as
+;;;; for connections (gRFC A17). A server that does not implement the method is not asked again
+;;;; until there is another connection.
+
+(in-package #:clgrpc.balance)
+
+(defstruct (vigil (:copier nil))
+  "A side call of METHOD on SUBCHANNEL that is kept up."
+  (subchannel nil :type subchannel :read-only t) ; that it is on
+  (method nil :read-only t)             ; an RPC-METHOD that streams responses
+  (request nil :read-only t)            ; its request, a message
+  ;; called with what happens and a message or a text, see KEEP-VIGIL
+  (tell nil :type function :read-only t)
+  (watcher nil :type (or null function)) ; among those of the subchannel
+  (call nil)                            ; that is under way, or nil
+  (heard nil :type boolean)             ; it has brought a message
+  (vain nil :type boolean)              ; the server does not implement it
+  (back-off (client:make-back-off) :type back-off :read-only t)) ; between calls
+
+(defmethod print-object ((vigil vigil) stream)
+  (print-unreadable-object (vigil stream :type t)
+    (princ (vigil-subchannel vigil) stream)))
+
+(defun vigil-core (vigil)
+  (client:subchannel-core (vigil-subchannel vigil)))
+
+(defun linked-p (vigil)
+  (eq :ready (subchannel-link-state (vigil-subchannel vigil))))
+
+(defun tell-of-vigil (vigil event &optional datum)
+  (funcall (vigil-tell vigil) event datum))
+
+(defun resume-vigil (vigil)
+  "Make the call of VIGIL, if there is none."
+  (when (and (linked-p vigil) (vigil-watcher vigil) (null (vigil-call vigil)))
+    (setf (vigil-heard vigil) nil)
+    (tell-of-vigil vigil :begun)
+    (let ((call nil))
+      (setf call (open-side-call (vigil-subchannel vigil) (vigil-method vigil)
+                                 (vigil-request vigil)
+                                 :on-message (lambda (message)
+                                               (when (eq call (vigil-call vigil))
+                                                 (setf (vigil-heard vigil) t)
+                                                 (client:forget-failures (vigil-back-off vigil))
+                                                 (tell-of-vigil vigil :message message)))
+                                 :on-end (lambda (status)
+                                           (when (eq call (vigil-call vigil))
+                                             (setf (vigil-call vigil) nil)
+                                             (vigil-ended vigil status)))))
+      (setf (vigil-call vigil) call)
+      (unless call (vigil-ended vigil :resource-exhausted)))))
+
+(defun vigil-ended (vigil status)
+  "The call of VIGIL has ended with STATUS."
+  (cond ((not (linked-p vigil)))
+        ((eq :unimplemented status)
+         (setf (vigil-vain vigil) t)
+         (tell-of-vigil vigil :unimplemented))
+        ((vigil-heard vigil)
+         (tell-of-vigil vigil :lost status)
+         (resume-vigil vigil))
+        (t (tell-of-vigil vigil :lost status)
+           (client:start-back-off (vigil-back-off vigil) (client:core-loop (vigil-core vigil))
+                                  (client:core-options (vigil-core vigil))
+                                  (lambda () (resume-vigil vigil))))))
+
+(defun suspend-vigil (vigil)
+  "End the call of VIGIL: its links are not ready any more, or nobody wants to know."
+  (client:stop-back-off (vigil-back-off vigil) (client:core-loop (vigil-core vigil)))
+  (let ((call (shiftf (vigil-call vigil) nil)))
+    (when call (close-side-call call))))
+
+(defun keep-vigil (subchannel method request tell)
+  "Keep up a call of METHOD with REQUEST on SUBCHANNEL. TELL is called with :begun when a call
+begins, :message and the message, :lost and the status when a call has ended, :unimplemented.
+Return the vigil."
+  (let ((vigil (make-vigil :subchannel subchannel :method method :request request :tell tell)))
+    (flet ((watch (subchannel)
+             (declare (ignore subchannel))
+             (cond ((not (linked-p vigil))
+                    (setf (vigil-vain vigil) nil)
+                    (suspend-vigil vigil))
+                   ((not (vigil-vain vigil)) (resume-vigil vigil)))))
+      (setf (vigil-watcher vigil) #'watch)
+      (push #'watch (subchannel-watchers subchannel))
+      (watch subchannel))
+    vigil))
+
+(defun end-vigil (vigil)
+  "Nobody wants to know any more."
+  (let ((subchannel (vigil-subchannel vigil)))
+    (setf (subchannel-watchers subchannel)
+          (remove (shiftf (vigil-watcher vigil) nil) (subchannel-watchers subchannel)))
+    (suspend-vigil vigil)))

@@ -1,0 +1,170 @@
+;;;; The policy weighted_round_robin (gRFC A58): calls go to the servers that are ready as often as
+;;;; their weights say, which are the calls per second that they report over their utilization, the
+;;;; application's or else the processor's. Reports come with the trailers of calls, or out of band
+;;;; (orca.lisp). Errors count as utilization by errorUtilizationPenalty.
+;;;;
+;;;; A weight counts from blackoutPeriod after its server's first report, and until
+;;;; weightExpirationPeriod after the last; meanwhile, and before, the server has the mean of the
+;;;; others. With fewer than two weights calls go by turns. Each weightUpdatePeriod the weights of
+;;;; then are put in force.
+
+(in-package #:clgrpc.balance)
+
+(defstruct (weighting (:copier nil))
+  "The config of weighted_round_robin. Times are in nanoseconds."
+  (out-of-band nil :type boolean :read-only t) ; servers are asked for reports
+  (interval-ns 0 :type nanoseconds :read-only t) ; between two of these
+  (blackout-ns 0 :type nanoseconds :read-only t) ; from the first report until it counts
+  (expiration-ns 0 :type nanoseconds :read-only t) ; from the last report until it counts no more
+  (update-ns 0 :type nanoseconds :read-only t) ; between two looks at the weights
+  (penalty 0 :type (rational 0) :read-only t)) ; what errors per call add to the utilization
+
+(defun parse-weighting (object path)
+  "The WEIGHTING that OBJECT is."
+  (flet ((ns (name default) (config:duration-field object name path :default (seconds-ns default))))
+    (make-weighting
+     :out-of-band (config:boolean-field object "enableOobLoadReport" path)
+     :interval-ns (ns "oobReportingPeriod" 10)
+     :blackout-ns (ns "blackoutPeriod" 10)
+     :expiration-ns (ns "weightExpirationPeriod" 180)
+     :update-ns (max (seconds-ns 1/10) (ns "weightUpdatePeriod" 1))
+     :penalty (config:number-field object "errorUtilizationPenalty" path :default 1 :minimum 0))))
+
+(defstruct (weighted-note (:include member-note) (:conc-name note-) (:copier nil))
+  "What the policy knows of a server."
+  (weight 0d0 :type double-float)       ; by the last report
+  (first-ns nil :type (or null nanoseconds)) ; when the first of those came that count
+  (last-ns 0 :type nanoseconds)         ; when the last one came
+  (load nil :type (or null vigil)))     ; over its server's load, or nil
+
+(defclass weighted-round-robin (fleet)
+  ((weighting :accessor weighting
+              :documentation "Its config.")
+   (ready :initform #() :accessor weighted-ready
+          :documentation "The members that the picker picks from.")
+   (stride :initform nil :accessor weighted-stride
+           :documentation "By which it picks, or nil: by turns.")
+   (timer :initform nil :accessor weighted-timer
+          :documentation "Of the next look at the weights."))
+  (:documentation "The policy weighted_round_robin."))
+
+(config:register-policy :weighted-round-robin '("weighted_round_robin")
+                        'weighted-round-robin 'parse-weighting)
+
+;;; Reports
+
+(defun report-weight (report penalty)
+  "The weight that REPORT, an ORCA load report, gives, with errors weighed by PENALTY; nil if it
+gives none."
+  (let* ((application (orca:orca-load-report-application-utilization report))
+         (utilization (if (plusp application)
+                          application
+                          (orca:orca-load-report-cpu-utilization report)))
+         (calls (orca:orca-load-report-rps-fractional report))
+         (errors (orca:orca-load-report-eps report)))
+    (when (and (< 0 utilization 1d100) (< 0 calls 1d100))
+      (/ calls (+ utilization
+                  (if (< 0 errors 1d100) (* penalty (/ errors calls)) 0))))))
+
+(defun note-report (note report weighting now-ns)
+  "The server of NOTE reports REPORT."
+  (let ((weight (report-weight report (weighting-penalty weighting))))
+    (when weight
+      (setf (note-weight note) (coerce weight 'double-float)
+            (note-last-ns note) now-ns)
+      (unless (note-first-ns note) (setf (note-first-ns note) now-ns)))))
+
+(defun weight-now (note weighting now-ns)
+  "The weight of the server of NOTE, or 0 while it has none that counts."
+  (let ((first-ns (note-first-ns note)))
+    (cond ((null first-ns) 0)
+          ((>= (- now-ns (note-last-ns note)) (weighting-expiration-ns weighting))
+           (setf (note-first-ns note) nil) ; another blackout is due
+           0)
+          ((< (- now-ns first-ns) (weighting-blackout-ns weighting)) 0)
+          (t (note-weight note)))))
+
+(defun watch-load-of (fleet subchannel note)
+  "Have the server of SUBCHANNEL, whose note is NOTE, asked for reports, if FLEET is to."
+  (let ((vigil (shiftf (note-load note) nil)))
+    (when vigil (end-vigil vigil)))
+  (when (weighting-out-of-band (weighting fleet))
+    (setf (note-load note)
+          (watch-load subchannel (weighting-interval-ns (weighting fleet))
+                      (lambda (report)
+                        (note-report note report (weighting fleet) (balancer-now fleet)))))))
+
+(defmethod make-note ((fleet weighted-round-robin) subchannel)
+  (let ((note (make-weighted-note)))
+    (add-listener subchannel
+                  (lambda (call subchannel status trailers)
+                    (declare (ignore call subchannel status))
+                    (when (and trailers (not (weighting-out-of-band (weighting fleet))))
+                      (let ((report (trailers-report trailers)))
+                        (when report
+                          (note-report note report (weighting fleet) (balancer-now fleet)))))))
+    (watch-load-of fleet subchannel note)
+    note))
+
+;;; Weights in force
+
+(defmethod configure ((fleet weighted-round-robin) config)
+  (let ((before (and (slot-boundp fleet 'weighting) (weighting fleet))))
+    (setf (weighting fleet) config)
+    (unless (or (null before)
+                (and (eq (weighting-out-of-band before) (weighting-out-of-band config))
+                     (= (weighting-interval-ns before) (weighting-interval-ns config))))
+      (map-members (lambda (subchannel)
+                     (watch-load-of fleet subchannel (subchannel-note subchannel)))
+                   fleet))))
+
+(defun look-at-weights (fleet)
+  "Put the weights of now in force."
+  (let* ((now-ns (balancer-now fleet))
+         (weighting (weighting fleet))
+         (stride (weighted-stride fleet))
+         (weights (scaled-weights
+                   (map 'vector (lambda (subchannel)
+                                  (weight-now (subchannel-note subchannel) weighting now-ns))
+                        (weighted-ready fleet)))))
+    (setf (weighted-stride fleet)
+          (cond ((null weights) nil)
+                ((and stride (= (length weights) (length (stride-weights stride))))
+                 (setf (stride-weights stride) weights)
+                 stride)
+                (t (make-stride weights (random #.(expt 2 32) (balancer-random fleet))))))))
+
+(defun look-again (fleet)
+  "Put the weights in force each update period while FLEET has members that are ready."
+  (stop-timer fleet (shiftf (weighted-timer fleet) nil))
+  (when (plusp (length (weighted-ready fleet)))
+    (look-at-weights fleet)
+    (setf (weighted-timer fleet)
+          (start-timer fleet (weighting-update-ns (weighting fleet)) #'look-again))))
+
+(defmethod fleet-picker ((fleet weighted-round-robin) ready)
+  (declare (type simple-vector ready))
+  (setf (weighted-ready fleet) ready
+        (weighted-stride fleet) nil)
+  (look-again fleet)
+  (let ((turns (picker-function (turns-picker ready (first-turn fleet ready)))))
+    (make-picker (lambda (call)
+                   (let ((stride (weighted-stride fleet)))
+                     (if (and stride (= (length ready) (length (stride-weights stride))))
+                         (loop repeat (length ready)
+                               for subchannel = (svref ready (next-entry stride))
+                               when (room-p subchannel) return subchannel
+                               finally (return (funcall turns call)))
+                         (funcall turns call))))
+                 (format nil "by weight, ~D ready" (length ready)))))
+
+(defmethod subchannel-changed :before ((fleet weighted-round-robin) subchannel)
+  (when (and (subchannel-note subchannel) (eq :ready (subchannel-state subchannel)))
+    ;; what was reported before is of another connection
+    (setf (note-first-ns (subchannel-note subchannel)) nil)))
+
+(defmethod review :before ((fleet weighted-round-robin))
+  (setf (weighted-ready fleet) #()))
+
+(defmethod close-balancer :after ((fleet weighted-round-robin))
+  (stop-timer fleet (shiftf (weighted-timer fleet) nil)))

@@ -1,0 +1,89 @@
+;;;; The policy weighted_target (gRFC A28): calls are spread over children, the targets, by weight,
+;;;; among those that are ready; a ready child's picker picks on. It is ready while one is, else
+;;;; connecting while one is, else idle while one is, else failed. A target that the config does not
+;;;; name any more is kept for a while.
+
+(in-package #:clgrpc.balance)
+
+(defstruct (target (:copier nil))
+  "A child, as the config has it."
+  (name "" :type string :read-only t)   ; its own
+  (weight 1 :type (integer 1) :read-only t) ; its share of the calls, of the sum of weights
+  (child nil :type config:policy-config :read-only t)) ; its policy
+
+(defun parse-targets (object path)
+  "A list of TARGET."
+  (multiple-value-bind (targets present) (config:object-field object "targets" path)
+    (unless present (config:config-error (config:member-path path "targets") "it is required"))
+    (loop with path = (config:member-path path "targets")
+          for (name . value) in targets
+          collect (let* ((path (config:member-path path name))
+                         (object (config:check-object value path)))
+                    (make-target
+                     :name name
+                     :weight (or (config:integer-field object "weight" path :minimum 1)
+                                 (config:config-error (config:member-path path "weight")
+                                                      "it is required, from 1"))
+                     :child (child-field object "childPolicy" path)))
+            into list
+          finally (when (> (reduce #'+ list :key #'target-weight) (1- (expt 2 32)))
+                    (config:config-error path "the sum of the weights is at most 2^32 - 1"))
+                  (return list))))
+
+(defclass weighted-target (tree)
+  ((targets :initform '() :accessor weighted-targets
+            :documentation "The TARGETs of its config."))
+  (:documentation "The policy weighted_target_experimental."))
+
+(config:register-policy :weighted-target '("weighted_target_experimental")
+                        'weighted-target 'parse-targets)
+
+(defmethod update-backends ((balancer weighted-target) backends config)
+  (setf (weighted-targets balancer) config
+        (tree-busy balancer) t)
+  (dolist (target config)
+    (let ((name (target-name target)))
+      (update-backends (ensure-branch balancer name) (branch-backends name backends)
+                       (target-child target))))
+  (loop for branch being the hash-values of (tree-branches balancer)
+        unless (find (branch-name branch) config :key #'target-name :test #'string=)
+          do (retire balancer branch))
+  (setf (tree-busy balancer) nil)
+  (choose balancer))
+
+(defun shares-picker (pickers weights random-state)
+  "A picker that asks one of PICKERS, as often as WEIGHTS say."
+  (let* ((pickers (coerce pickers 'simple-vector))
+         (sums (coerce (loop for weight in weights sum weight into sum collect sum)
+                       'simple-vector))
+         (total (svref sums (1- (length sums)))))
+    (make-picker (lambda (call)
+                   (let ((number (random total random-state)))
+                     (pick-by (svref pickers (position-if (lambda (sum) (< number sum)) sums))
+                              call)))
+                 (format nil "by weight, of ~D" (length pickers))
+                 :choosy t)))
+
+(defun pick-by (picker call)
+  "What PICKER, of a child, gives for CALL."
+  (if (picker-p picker)
+      (funcall (the function (picker-function picker)) call)
+      picker))
+
+(defmethod choose ((tree weighted-target))
+  (flet ((of-state (state)
+           (loop for target in (weighted-targets tree)
+                 for branch = (find-branch tree (target-name target))
+                 when (eq state (branch-state branch))
+                   collect (branch-picker branch) into pickers
+                   and collect (target-weight target) into weights
+                 finally (return (values pickers weights)))))
+    (cond ((null (weighted-targets tree))
+           (publish tree :transient-failure (make-failure "there are no targets")))
+          (t (dolist (state '(:ready :connecting :idle :transient-failure))
+               (multiple-value-bind (pickers weights) (of-state state)
+                 (when pickers
+                   (return (publish tree state
+                                    (if (member state '(:ready :transient-failure))
+                                        (shares-picker pickers weights (balancer-random tree))
+                                        nil))))))))))

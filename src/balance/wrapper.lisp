@@ -1,0 +1,32 @@
+;;;; What balancers have in common that have one child, of whatever policy their config says, and
+;;;; publish what that publishes; and how configs say the policy of a child.
+
+(in-package #:clgrpc.balance)
+
+(defclass wrapper (balancer)
+  ((child :accessor wrapper-child
+          :documentation "A SWITCH, which has the child."))
+  (:documentation "A balancer with one child."))
+
+(defmethod initialize-instance :after ((balancer wrapper) &key)
+  (setf (wrapper-child balancer) (make-instance 'switch :parent balancer)))
+
+(defmethod child-published ((parent wrapper) child state picker)
+  (declare (ignore child))
+  (publish parent state picker))
+
+(defmethod exit-idle ((balancer wrapper))
+  (exit-idle (wrapper-child balancer)))
+
+(defmethod close-balancer ((balancer wrapper))
+  (close-balancer (wrapper-child balancer)))
+
+(defmethod client:balancer-facts ((balancer wrapper))
+  (list :children (list (client:balancer-facts (wrapper-child balancer)))))
+
+(defun child-field (object name path)
+  "The field NAME of OBJECT, a list of policies as loadBalancingConfig, as a POLICY-CONFIG."
+  (multiple-value-bind (list present) (config:list-field object name path)
+    (let ((path (config:member-path path name)))
+      (unless present (config:config-error path "it is required"))
+      (config:parse-balancing list path))))
