@@ -356,7 +356,7 @@
 
 (defsystem "clgrpc/calling"
   :description "What channels of all transports share: stubs, futures, client loops."
-  :depends-on ("clgrpc/rpc")
+  :depends-on ("clgrpc/rpc" "clgrpc/config")
   :pathname "src/calling/"
   :serial t
   :components ((:file "package")
@@ -364,7 +364,8 @@
                (:file "stub")
                (:file "future")
                (:file "dropped")
-               (:file "runtime")))
+               (:file "runtime")
+               (:file "retry")))
 
 (defsystem "clgrpc/serving"
   :description "What servers of all transports share: routes, entrances, how handlers are called."
@@ -439,7 +440,9 @@
                (:file "switch")
                (:file "pick-first")
                (:file "dropped")
-               (:file "resend")
+               (:file "policy")
+               (:file "hedging")
+               (:file "retry")
                (:file "response")
                (:file "call")
                (:file "transport")
@@ -995,9 +998,10 @@
                (:file "pick-first")
                (:file "switch")
                (:file "subchannel")
-               (:file "resend")
                (:file "attempt")
                (:file "observer")
+               (:file "retry")
+               (:file "hedging")
                (:file "round-robin")
                (:file "description")
                (:file "future")

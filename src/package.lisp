@@ -68,11 +68,13 @@
   (:import-from #:clgrpc.rpc
                   #:observer #:make-observer #:call #:send #:try-send #:close-send #:receive
                   #:do-messages #:with-call #:cancel #:cancelled-p #:call-status #:call-metadata
-                  #:call-trailers #:call-peer #:call-stages #:call-security #:call-compression
-                  #:received-compressed-p #:send-metadata #:time-remaining #:call-deadline #:after
+                  #:call-trailers #:call-peer #:call-stages #:failed-attempts #:call-security
+                  #:call-compression #:received-compressed-p #:send-metadata #:time-remaining
+                  #:call-deadline #:after
                   #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish #:on-end
                   #:filter-messages #:call-rpc-method #:*debug-on-error* #:return-status
-                  #:cancel-call #:retry-handler #:retry-call #:rpc-error-stages)
+                  #:cancel-call #:retry-handler #:retry-call #:rpc-error-stages
+                  #:rpc-error-attempts)
   (:import-from #:clgrpc.calling
                   #:close-channel #:channel-target #:channel-state #:channel-addresses
                   #:ensure-connected

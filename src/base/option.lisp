@@ -352,13 +352,22 @@ Without such an end, handlers that hold all threads and call this same server wo
     "A reserve thread ends after this time without work. Starting one anew costs 0.1 ms; idle ones
 make garbage collection longer."))
   (:channel
-   (replay-octets 0 0 1073741824 "octets"
-    "How much of a stream's requests one call keeps until its response begins, so that the call can
-be made again if its server has not seen it. With 0 nothing is kept: then only calls that have sent
-no message yet, or have one request only, can be made again.")
+   (retry t
+    "Calls are retried and hedged as the service config says (gRFC A6). Without it only those are
+made again that their server has not seen.")
+   (max-attempts 5 1 1000 "attempts"
+    "How many attempts of one call a retry or hedging policy may ask for at most (gRFC A6, which
+says 5).")
+   (replay-octets 262144 0 1073741824 "octets"
+    "How much of its requests one call keeps until its response begins, if its method has a retry or
+hedging policy. A call that sends more is not tried again. The default is that of grpc-go.")
+   (resend-octets 0 0 1073741824 "octets"
+    "How much of a stream's requests one call without such a policy keeps until its response begins,
+so that the call can be made again if its server has not seen it. With 0 nothing is kept: then only
+calls that have sent no message yet, or have one request only, can be made again.")
    (total-replay-octets 16777216 0 1099511627776 "octets"
-    "How much all calls of a channel together keep of their requests (replay-octets). Above it a
-call keeps nothing.")
+    "How much all calls of a channel together keep of their requests (replay-octets and
+resend-octets). Above it a call keeps nothing.")
    (connect-timeout-seconds 20 0.01 600 "seconds"
     "How long one attempt to connect may take (gRPC connection back-off document).")
    (backoff-initial-seconds 1 0.001 600 "seconds"

@@ -51,7 +51,8 @@
    #:options-reserve-queue #:options-spare-descriptors #:options-raise-descriptor-limit
    #:options-max-queued-octets #:options-reserve-idle-seconds
    #:options-reserve-wait-seconds #:options-drain-seconds #:options-room-wait-seconds
-   #:options-connect-timeout-seconds #:options-replay-octets #:options-total-replay-octets
+   #:options-connect-timeout-seconds #:options-retry #:options-max-attempts
+   #:options-replay-octets #:options-resend-octets #:options-total-replay-octets
    #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter
    #:options-backoff-maximum-seconds #:options-max-client-loops
    #:options-dns-timeout-seconds #:options-resolve-interval-seconds #:options-dns-service-config

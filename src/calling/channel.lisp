@@ -15,13 +15,13 @@
 :CONNECTIONS, how many are ready; :CALLS, how many attempts of calls are under way; :PICKS, how many
 attempts it was picked for; :FAILURES, how many of them ended with another status than :ok and
 :cancelled; :FAILED-CONNECTS, how often no connection came about. :TROUBLE, a text that says why it
-is not ready, :NEXT-ATTEMPT, the seconds until the next attempt to connect, :ATTRIBUTES, what a resolver
-says of it, and what the balancing policy has to say follow where there are any. The second value is
-a plist of the channel: :TARGET, :STATE, :POLICY, its name as in a service config, :PICKER, a text
-that says whom calls are given to, :WAITING, how many calls wait for a connection or a stream, and
-what the policy has to say; :CHILDREN, such plists of the policies below it. A channel within the
-image has no addresses. The values are for people: others may come to stand beside them. From any
-thread.")
+is not ready, :NEXT-ATTEMPT, the seconds until the next attempt to connect, :ATTRIBUTES, what a
+resolver says of it, and what the balancing policy has to say follow where there are any. The
+second value is a plist of the channel: :TARGET, :STATE, :POLICY, its name as in a service config,
+:PICKER, a text that says whom calls are given to, :WAITING, how many calls wait for a connection
+or a stream, and what the policy has to say; :CHILDREN, such plists of the policies below it. A
+channel within the image has no addresses. The values are for people: others may come to stand
+beside them. From any thread.")
   (:method ((channel channel))
     (values '() (list :target (channel-target channel) :state (channel-state channel)))))
 

@@ -2,7 +2,8 @@
 
 (defpackage #:clgrpc.calling
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf))
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
+                    (#:config #:clgrpc.config) (#:status #:clgrpc.status))
   (:import-from #:sb-ext #:defglobal #:compare-and-swap)
   (:import-from #:clgrpc.loop #:cancel #:future-done-p #:await #:attach)
   (:import-from #:clgrpc.rpc
@@ -23,4 +24,8 @@
    #:credentials-metadata #:drive-for #:end-elsewhere #:ensure-connected #:fail-or-retry
    #:interception #:only-request #:pump-requests #:release-client-loop
    #:release-timer-loop #:report-dropped #:request-generator #:send-requests
-   #:wait-for-state-change #:when-dropped))
+   #:wait-for-state-change #:when-dropped
+   ;; retry.lisp
+   #:throttle #:find-retry-policy #:policy-limit #:goes-on-after-p #:hedging-policy-p
+   #:hedging-delay-ns #:retry-delay-ns #:parse-pushback #:current-throttle #:count-success
+   #:count-failure #:throttled-p))

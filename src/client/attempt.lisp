@@ -1,31 +1,56 @@
 ;;;; Attempts of a call beside its own (wire/attempt.lisp): how they begin, which of them commits
-;;;; the call, what becomes of the others. When and how many are made is the policy's to say. All of
-;;;; it on the call's loop.
+;;;; the call, what becomes of the others. When and how many are made is for retry.lisp and
+;;;; hedging.lisp to say. All of it on the call's loop.
 
 (in-package #:clgrpc.client)
 
-(defun add-attempt (call link)
-  "Try CALL, which has sent its headers and is not committed, on LINK as well. Return the attempt,
-or nil if LINK has no stream now, or what was sent cannot be sent again."
-  (let ((stream (and (null (call-status call))
-                     (wire-call-stream call)
-                     (not (wire:marked-p (wire:wire-call-marks call) wire:+answer+))
-                     (repeatable-p call)
-                     (http2:open-stream (wire:link-http2 link)))))
-    (when stream
-      (let ((attempt (wire:make-attempt call link stream)))
-        (setf (http2:stream-user stream) attempt)
-        (incf (wire:link-calls link))
-        (push attempt (wire:wire-parts-attempts (wire:ensure-wire-parts call)))
-        (rpc:observe attempt-begun (wire:call-observer call)
-                     call (wire:link-peer link) (http2:stream-id stream))
-        (write-head call stream)
-        (write-again call stream)
-        attempt))))
+(defun next-number (call)
+  "The number of the attempt of CALL that begins now: how many have been begun before it."
+  (let ((retries (wire:call-retries call)))
+    (or (and retries (pop (wire:retries-pending retries))) 0)))
+
+(defun add-attempt (call link stream)
+  "Try CALL, which runs and is not committed, on STREAM of LINK as well, and return the attempt."
+  (let* ((retries (wire:ensure-retries call))
+         (attempt (wire:make-attempt call link stream (next-number call))))
+    (setf (http2:stream-user stream) attempt)
+    (incf (wire:link-calls link))
+    (rpc:observe attempt-begun (wire:call-observer call)
+                 call (wire:link-peer link) (http2:stream-id stream))
+    (let ((setback (unfit-headers call link (wire:attempt-number attempt))))
+      (cond (setback (fail-attempt attempt setback))
+            (t (push attempt (wire:retries-others retries))
+               (write-head call stream (wire:attempt-number attempt))
+               (write-again call stream))))
+    attempt))
+
+(define-hot start-on-stream ((call client-call) (link link) (stream http2:stream) request) null
+  "Begin an attempt of CALL, its own, on STREAM of LINK: send its headers and its only REQUEST, or
+if that is nil what CALL has sent before, and what has waited for a stream."
+  (setf (wire-call-link call) link
+        (wire-call-stream call) stream
+        (http2:stream-user stream) call)
+  (incf (wire:link-calls link))
+  (rpc:observe attempt-begun (wire:call-observer call)
+               call (wire:link-peer link) (http2:stream-id stream))
+  (when request (setf (client-call-request call) request))
+  (let* ((retries (wire:call-retries call))
+         (number (if retries (setf (wire:retries-number retries) (next-number call)) 0))
+         (setback (unfit-headers call link number)))
+    (cond (setback (fail-attempt call setback))
+          ((and (core-methods (client-call-core call)) (refuse-long-request call request)))
+          (t (when (core-methods (client-call-core call)) (call-started call))
+             (wire:ensure-headers call)
+             (cond ((client-call-request call) (write-request call))
+                   (t (wire:write-replay call stream)
+                      (wire:write-outbox call))))))
+  nil)
 
 (defun set-aside (call)
   "Make the stream of CALL's own attempt another attempt's, and return that."
-  (let ((attempt (wire:make-attempt call (wire-call-link call) (wire-call-stream call))))
+  (let* ((retries (wire:call-retries call))
+         (attempt (wire:make-attempt call (wire-call-link call) (wire-call-stream call)
+                                     (if retries (wire:retries-number retries) 0))))
     (setf (http2:stream-user (wire-call-stream call)) attempt
           (wire-call-stream call) nil)
     attempt))
@@ -36,6 +61,7 @@ or nil if LINK has no stream now, or what was sent cannot be sent again."
     (wire:forget-attempt attempt)
     (setf (wire-call-link call) (wire:attempt-link attempt)
           (wire-call-stream call) (wire:attempt-stream attempt)
+          (wire:retries-number (wire:ensure-retries call)) (wire:attempt-number attempt)
           (http2:stream-user (wire:attempt-stream attempt)) call)))
 
 (defun commit (attempt)
@@ -46,7 +72,7 @@ or nil if LINK has no stream now, or what was sent cannot be sent again."
                  :stream (http2:stream-id (wire:attempt-stream attempt)))
     (let ((call (adopt attempt)))
       (wire:reset-attempt own)
-      (wire:reset-attempts call)
+      (end-retries call)
       call)))
 
 (define-hot committed-call ((stream http2:stream)) (or null client-call)
@@ -55,31 +81,46 @@ nobody waits for it."
   (let ((user (http2:stream-user stream)))
     (typecase user
       (client-call
-       (when (call-attempts user) (wire:reset-attempts user))
+       (when (wire:call-retries user) (end-retries user))
        user)
       (wire:attempt
        (and (member user (call-attempts (wire:attempt-call user)))
             (commit user))))))
 
-(defun fail-over (call)
-  "The stream of CALL's own attempt has failed: if there are others, go on with the oldest as its
-own, and return true."
-  (let ((attempts (call-attempts call)))
-    (when attempts
-      (set-aside call)
-      (adopt (first (last attempts)))
-      t)))
+(defun detach (user)
+  "USER of a stream, a call or an attempt, has failed: its call goes on without it, with another
+attempt as its own if there is one. Return the attempt."
+  (etypecase user
+    (client-call
+     (let ((attempt (set-aside user))
+           (others (call-attempts user)))
+       (when others (adopt (first (last others))))
+       attempt))
+    (wire:attempt
+     (wire:forget-attempt user)
+     user)))
 
-(define-hot tell-attempt-ended ((call client-call) (link link) (status symbol)) link
-  "An attempt of CALL on LINK, which is returned, is over."
+(defun fail-attempt (user setback)
+  "The stream of USER, a call that is not committed, or an attempt, has failed with SETBACK."
+  (let* ((attempt (detach user))
+         (call (wire:attempt-call attempt)))
+    (setf (wire:attempt-status attempt) (setback-status setback)
+          (wire:attempt-trailers attempt) (setback-trailers setback))
+    (wire:reset-attempt attempt)
+    (attempt-failed call attempt setback)))
+
+(define-hot tell-attempt-ended ((call client-call) (link link) (status symbol) attempt) link
+  "ATTEMPT of CALL on LINK, which is returned, or if it is nil CALL's own, is over with STATUS."
   (rpc:observe attempt-ended (wire:call-observer call) call (wire:link-peer link) status)
   (let* ((subchannel (the subchannel (link-owner link)))
          (listener (subchannel-listener subchannel)))
     (unless (member status '(:ok :cancelled nil)) (incf (subchannel-failures subchannel)))
     (when listener
       (funcall listener call subchannel status
-               (let ((ending (and status (rpc:call-ending call))))
-                 (and ending (rpc:ending-trailer-fields ending))))))
+               (if attempt
+                   (wire:attempt-trailers attempt)
+                   (let ((ending (and status (rpc:call-ending call))))
+                     (and ending (rpc:ending-trailer-fields ending)))))))
   link)
 
 (defun leave-stream (stream)
@@ -90,7 +131,8 @@ if it had no user."
       (client-call
        (setf (wire-call-stream user) nil)
        (wire:release-call user)
-       (tell-attempt-ended user (wire-call-link user) (call-status user)))
+       (tell-attempt-ended user (wire-call-link user) (call-status user) nil))
       (wire:attempt
        (wire:forget-attempt user)
-       (tell-attempt-ended (wire:attempt-call user) (wire:attempt-link user) nil)))))
+       (tell-attempt-ended (wire:attempt-call user) (wire:attempt-link user)
+                           (wire:attempt-status user) user)))))

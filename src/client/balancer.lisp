@@ -17,11 +17,12 @@
 
 (in-package #:clgrpc.client)
 
-(defstruct (failure (:constructor make-failure (text &optional (status :unavailable)))
+(defstruct (failure (:constructor make-failure (text &optional (status :unavailable) drop))
                     (:copier nil))
   "What a picker gives that has no server for a call."
   (text "" :type string :read-only t)   ; what calls are told
-  (status :unavailable :type keyword :read-only t)) ; that they end with
+  (status :unavailable :type keyword :read-only t) ; that they end with
+  (drop nil :type boolean :read-only t)) ; they are to fail: nothing is gained by another attempt
 
 (declaim (sb-ext:freeze-type failure))
 

@@ -18,11 +18,11 @@ that."
   (declare (ignore name))
   (misuse "~A has begun; its stub takes :compression." call))
 
-(defun note-accepted-encodings (call list)
-  "Remember what the server accepts, if the header LIST says."
+(defun note-accepted-encodings (link list)
+  "Remember what LINK's server accepts, if the header LIST says."
   (let ((field (hpack:find-field list "grpc-accept-encoding")))
     (when field
-      (setf (subchannel-accepted (link-owner (wire-call-link call)))
+      (setf (subchannel-accepted (link-owner link))
             (wire:accepted-encodings field)))))
 
 (defun response-encoding (list)
@@ -39,7 +39,7 @@ that."
 (defun note-encodings (call list)
   "Note what the header LIST of CALL's good response says of compression. Return true if its
 messages may be compressed."
-  (note-accepted-encodings call list)
+  (note-accepted-encodings (wire-call-link call) list)
   (let ((encoding (response-encoding list)))
     (when encoding
       (setf (wire:compression-incoming (wire:ensure-compression call)) encoding)

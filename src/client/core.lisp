@@ -68,10 +68,38 @@
     (:shutdown (end-client-call call :unavailable "the channel is closed" :ended-by :local
                                                                           :sent nil))))
 
+(defun resubmit (call)
+  "Begin another attempt of CALL, unless it has ended, as soon as there is a stream: its own, or, if
+it has one, one beside that."
+  (unless (call-status call)
+    (let* ((core (client-call-core call))
+           (picked (if (and (waiting-calls core) (not (choosy-p core))) nil (pick core call))))
+      (multiple-value-bind (stream link)
+          (if (subchannel-p picked) (free-stream picked) (values nil nil))
+        (if stream
+            (start-attempt call link stream)
+            (submit-later core call))))))
+
+(defun start-attempt (call link stream)
+  "CALL, which waits for one, has STREAM of LINK."
+  (if (wire-call-stream call)
+      (add-attempt call link stream)
+      (start-on-stream call link stream nil)))
+
+(defun wanted-p (call)
+  "True if CALL, which waits for a stream, still needs one: attempts beside another may not."
+  (not (or (call-status call)
+           (and (wire-call-stream call)
+                (wire:retries-over (wire:ensure-retries call))))))
+
 (defun fail-call (call failure)
-  "End CALL, which FAILURE was picked for."
-  (end-client-call call (failure-status failure) (failure-text failure)
-                   :ended-by :transport :sent nil))
+  "An attempt of CALL fails, since FAILURE was picked for it."
+  (let ((setback (make-setback (failure-status failure) (failure-text failure)
+                               :how '(:ended-by :transport :sent nil)
+                               :reach (if (failure-drop failure) :dropped :nowhere))))
+    (if (plain-p call)
+        (end-with-setback call setback)
+        (attempt-failed call nil setback))))
 
 (defun start-waiting (core)
   "Pick for the calls that wait, the oldest first, until one finds no stream, or all if the picker
@@ -91,12 +119,12 @@ is choosy. Those that wait for ready keep their places when a failure is picked 
                  (t (multiple-value-bind (stream link) (free-stream picked)
                       (cond (stream
                              (stop-waiting call)
-                             (start-on-stream call link stream nil)
+                             (start-attempt call link stream)
                              t)
                             (choosy (push call patient)))))))))
       (loop for call = (dequeue (core-waiting core))
             while call
-            unless (or (call-status call) (start call))
+            unless (or (not (wanted-p call)) (start call))
               do (enqueue-first call (core-waiting core))
                  (return)))
     (dolist (call patient) (enqueue-first call (core-waiting core))))
@@ -215,6 +243,8 @@ has just failed is asked later in any case."
   (quit-resolver (core-resolver core))
   (dolist (call (clear-fifo (core-waiting core)))
     (end-client-call-as call :channel-closed :ended-by :local :sent nil))
+  (dolist (call (alexandria:hash-table-keys (core-retrying core)))
+    (end-client-call-as call :channel-closed :ended-by :local))
   (mapc #'abandon-subchannel (core-subchannels core))
   (close-balancer (core-balancer core)))
 

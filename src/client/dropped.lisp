@@ -30,5 +30,6 @@
   "CORE, which is dropped, may have no calls any more. On its loop."
   (unless (or (eq :shutdown (core-state core))
               (some #'used-p (core-subchannels core))
+              (plusp (hash-table-count (core-retrying core)))
               (find nil (waiting-calls core) :key #'call-status))
     (end-elsewhere (lambda () (close-core core)))))

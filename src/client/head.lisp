@@ -15,8 +15,16 @@
 
 (defglobal **grpc-timeout** (ascii-octets "grpc-timeout"))
 
-(defun write-head (call stream)
-  "Write the header block of CALL's request on STREAM."
+(define-field **first-retry** "grpc-previous-rpc-attempts" "1")
+
+(defun attempts-field (number)
+  "The field that says that NUMBER attempts came before this one (gRFC A6)."
+  (if (= 1 number)
+      **first-retry**
+      (hpack:string-field "grpc-previous-rpc-attempts" (princ-to-string number))))
+
+(defun write-head (call stream number)
+  "Write the header block on STREAM of the attempt of CALL that NUMBER others came before."
   (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
     (hpack:encode-field encoder buffer **post** :index)
     (hpack:encode-field encoder buffer
@@ -36,18 +44,35 @@
       (hpack:encode-literal encoder buffer **grpc-timeout**
                             (status:encode-timeout (- (call-deadline call) (wire:wire-now call)))
                             :plain))
+    (when (plusp number)
+      (hpack:encode-field encoder buffer (attempts-field number) :index))
     (wire:encode-metadata (rpc:outgoing-metadata call) encoder buffer)
+    (when (core-attempt-metadata (client-call-core call))
+      (wire:encode-metadata (rpc:intent-of-attempt (rpc:ensure-intent call)) encoder buffer))
     (http2:end-headers stream nil)))
 
 (defun write-request-head (call)
   "The operation WRITE-HEAD."
-  (write-head call (wire-call-stream call)))
+  (let ((retries (wire:call-retries call)))
+    (write-head call (wire-call-stream call) (if retries (wire:retries-number retries) 0))))
 
-(defconstant +constant-octets+ 16384
-  "A server that takes longer header lists takes all that has no metadata.")
+(defun ask-attempt-metadata (call link number)
+  "Have the channel's user say which metadata the attempt of CALL on LINK that NUMBER others came
+before is to have besides."
+  (let ((metadata '()) (done nil))
+    (loop:guarding (:attempt-metadata-error)
+      (setf metadata (status:check-metadata
+                      (funcall (core-attempt-metadata (client-call-core call))
+                               call number (wire:link-peer link)))
+            done t))
+    (setf (rpc:intent-of-attempt (rpc:ensure-intent call)) metadata)
+    (unless done
+      (make-setback :internal "the channel's :attempt-metadata has failed"
+                    :how '(:ended-by :local :sent nil) :reach :dropped))))
 
-(defun request-list-octets (call)
-  "How large the header list of CALL's request is at most, as RFC 9113 section 6.5.2 counts."
+(defun request-list-octets (call number)
+  "How large the header list of the attempt of CALL that NUMBER others came before is at most, as
+RFC 9113 section 6.5.2 counts."
   (+ (loop for field in (list **post** **https** **te-trailers** **content-type** **user-agent**
                               (wire:method-path-field (call-rpc-method call))
                               (core-authority (client-call-core call))
@@ -56,4 +81,33 @@
      ;; grpc-encoding and grpc-timeout
      (if (wire:compression-of call) 52 0)
      (if (plusp (call-deadline call)) 53 0)
-     (wire:metadata-octets (rpc:outgoing-metadata call))))
+     (if (plusp number) (hpack:field-size (attempts-field number)) 0)
+     (wire:metadata-octets (rpc:outgoing-metadata call))
+     (if (core-attempt-metadata (client-call-core call))
+         (wire:metadata-octets (rpc:intent-of-attempt (rpc:ensure-intent call)))
+         0)))
+
+(defconstant +constant-octets+ 16384
+  "A server that takes longer header lists takes all that has no metadata.")
+
+(defun large-headers (call link number)
+  "How the attempt of CALL on LINK that NUMBER others came before fails, if LINK's server does not
+take as large a header list; else nil."
+  (let ((limit (http2:connection-peer-max-header-list (wire:link-http2 link)))
+        (size (request-list-octets call number)))
+    (when (> size limit)
+      (make-setback :resource-exhausted
+                    (format nil "the request's header list has ~D octets, the server takes ~D"
+                            size limit)
+                    :how '(:ended-by :local :sent nil)))))
+
+(define-hot unfit-headers ((call client-call) (link link) (number index)) (or null setback)
+  "How the attempt of CALL on LINK that NUMBER others came before fails, if it cannot have its
+headers; else nil."
+  (or (and (core-attempt-metadata (client-call-core call))
+           (ask-attempt-metadata call link number))
+      (and (or (< (http2:connection-peer-max-header-list (wire:link-http2 link))
+                  +constant-octets+)
+               (core-attempt-metadata (client-call-core call))
+               (rpc:outgoing-metadata call))
+           (large-headers call link number))))

@@ -23,11 +23,13 @@
                   #:client-loop-reserve #:acquire-client-loop #:release-client-loop #:drive-for
                   #:when-dropped #:report-dropped #:end-elsewhere #:check-call-options
                   #:absolute-deadline #:request-generator #:only-request #:fail-or-retry
-                  #:send-requests #:pump-requests)
+                  #:send-requests #:pump-requests #:throttle #:find-retry-policy #:policy-limit
+                  #:goes-on-after-p #:hedging-policy-p #:hedging-delay-ns #:retry-delay-ns
+                  #:parse-pushback #:current-throttle #:count-success #:count-failure #:throttled-p)
   (:import-from #:clgrpc.wire #:call-attempts
                 #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint
-                #:wire-call-unattended)
+                #:wire-call-unattended #:wire-call-options)
   (:export
    ;; resolver.lisp
    #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver #:resolve-now

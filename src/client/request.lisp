@@ -28,6 +28,8 @@
   (let ((request (shiftf (client-call-request call) nil))
         (stream (wire-call-stream call)))
     (when (and (typep request 'wire:parcel)
+               stream
+               (null (wire:call-retries call)) ; no other attempt had it
                (zerop (http2:stream-queued-octets stream))) ; no octets of it are to be sent still
       (give-octets-back (wire:parcel-taken request))))
   nil)
@@ -50,44 +52,12 @@
 (defun write-again (call stream)
   "Send on STREAM what CALL has sent so far."
   (cond ((client-call-request call)
+         (wire:note-sent call (encoded-request call))
          (wire:write-kept stream (encoded-request call) t))
         (t (wire:write-replay call stream)
            (when (wire-call-send-closed call) (wire:end-side stream)))))
 
 ;;; Sending
-
-(define-hot too-large-headers-p ((call client-call) (link link)) boolean
-  "True if LINK's server takes no header list as large as that of CALL, which has been ended then."
-  (let ((limit (http2:connection-peer-max-header-list (wire:link-http2 link))))
-    (and (or (< limit +constant-octets+)
-             (rpc:outgoing-metadata call))
-         (refuse-headers call limit (request-list-octets call)))))
-
-(defun refuse-headers (call limit size)
-  "End CALL if SIZE, that of its header list, is over LIMIT; true if it was."
-  (when (> size limit)
-    (end-client-call call :resource-exhausted
-                     (format nil "the request's header list has ~D octets, the server takes ~D"
-                             size limit)
-                     :ended-by :local :sent nil)
-    t))
-
-(define-hot start-on-stream ((call client-call) (link link) (stream http2:stream) request) null
-  "Send CALL's headers on STREAM of LINK, and REQUEST, or if that is nil what has waited for them."
-  (setf (wire-call-link call) link
-        (wire-call-stream call) stream
-        (http2:stream-user stream) call)
-  (incf (wire:link-calls link))
-  (rpc:observe attempt-begun (wire:call-observer call)
-               call (wire:link-peer link) (http2:stream-id stream))
-  (unless (or (too-large-headers-p call link)
-              (and (core-methods (client-call-core call)) (refuse-long-request call request)))
-    (wire:ensure-headers call)
-    (when request (setf (client-call-request call) request))
-    (cond ((client-call-request call) (write-request call))
-          (t (wire:write-replay call stream)
-             (wire:write-outbox call))))
-  nil)
 
 (defun client-close-send (call)
   "The operation CLOSE-SEND. From any thread."

@@ -11,21 +11,68 @@
 (defun client-headers (stream list ended)
   "The sink's on-headers. A block that the server repeats remembers the metadata of a good
 response."
-  (let ((call (committed-call stream))
-        (memo (hpack:field-list-memo list)))
+  (let ((memo (hpack:field-list-memo list)))
+    (if (and (simple-vector-p memo) (not ended))
+        (begin-answer stream list memo)
+        (let ((problem (if (simple-vector-p memo) nil (response-problem list))))
+          (cond (problem (destructuring-bind (status text) problem
+                           (refuse-answer stream list status text)))
+                ;; the only headers there are count as trailers
+                (ended (take-only-trailers stream list))
+                (t (begin-answer stream list nil)))))))
+
+(defun begin-answer (stream list memo)
+  "The answer on STREAM begins with LIST, the headers of a good response, whose metadata is MEMO if
+that is not nil."
+  (let ((call (committed-call stream)))
     (when (and call (not (call-status call)))
       (rpc:observe headers-received (wire:call-observer call) call)
       (forget-request call)
-      (let ((problem (if (simple-vector-p memo) nil (response-problem list))))
-        (cond (problem (destructuring-bind (status text) problem
-                         (client-abort call status text :peer)))
-              ;; the only headers there are count as trailers
-              (ended (end-with-trailers call list))
-              (t (wire:mark-call call wire:+answer+)
-                 (setf (call-fields call) (or memo (response-fields call list)))
-                 (if (or memo (wire:sound-metadata-p (call-fields call)))
-                     (notify call)
-                     (client-abort call :internal **unsound-metadata** :peer))))))))
+      (wire:mark-call call wire:+answer+)
+      (setf (call-fields call) (or memo (response-fields call list)))
+      (if (or memo (wire:sound-metadata-p (call-fields call)))
+          (notify call)
+          (client-abort call :internal **unsound-metadata** :peer)))))
+
+(defun stream-call (stream)
+  "The call that STREAM is for, which runs, or nil."
+  (let* ((user (http2:stream-user stream))
+         (call (if (wire:attempt-p user) (wire:attempt-call user) user)))
+    (and (client-call-p call) (not (call-status call)) call)))
+
+(defun fail-stream (stream setback)
+  "STREAM of a call that runs has failed with SETBACK, before anything but trailers has come on it."
+  (let* ((user (http2:stream-user stream))
+         (call (stream-call stream)))
+    (if (and (eq user call) (plain-p call) (not (eq :server (setback-reach setback))))
+        (progn (forget-request call)
+               (end-with-setback call setback))
+        (fail-attempt user setback))))
+
+(defun refuse-answer (stream list status text)
+  "What STREAM brings, LIST, is no response: that is STATUS and TEXT."
+  (let ((call (stream-call stream)))
+    (when call
+      (rpc:observe headers-received (wire:call-observer call) call)
+      (fail-stream stream (make-setback status text :how '(:ended-by :peer)
+                                                    :pushback (list-pushback list))))))
+
+(defun take-only-trailers (stream list)
+  "All that STREAM brings is LIST: trailers."
+  (let ((call (stream-call stream)))
+    (when call
+      (rpc:observe headers-received (wire:call-observer call) call)
+      (let ((setback (if (eq :ok (hpack:field-list-memo list)) nil (trailers-setback list))))
+        (cond (setback
+               (note-accepted-encodings (stream-link stream) list)
+               (fail-stream stream setback))
+              ((committed-call stream)
+               (forget-request call)
+               (end-with-trailers call list)))))))
+
+(defun stream-link (stream)
+  "The link that STREAM, which has a user, is on."
+  (http2:connection-user (http2:stream-connection stream)))
 
 (defun response-fields (call list)
   "The metadata of the good response that begins with LIST."
@@ -106,22 +153,44 @@ more than :ok."
       (read-trailers call list)))
 
 (defun read-trailers (call list)
+  (multiple-value-bind (setback fields) (trailers-setback list)
+    (note-accepted-encodings (wire-call-link call) list)
+    (cond (setback
+           (unless (plain-p call) (note-late-setback call setback))
+           (end-with-setback call setback))
+          (t (when (plusp (length fields))
+               (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) fields))
+             (if (wire:sound-metadata-p fields)
+                 (end-well call)
+                 (end-client-call call :internal **unsound-metadata**))))))
+
+(defun trailers-setback (list)
+  "How the trailers LIST say that a call has failed, or nil if it has not; and their metadata."
   (let* ((status-field (hpack:find-field list "grpc-status"))
          (code (and status-field (status-number (hpack:field-value-string status-field))))
          (message (hpack:find-field list "grpc-message"))
          (details (hpack:find-field list "grpc-status-details-bin"))
          (fields (wire:list-custom-fields list #())))
-    (when (and (eql 0 code) (not message) (not details) (zerop (length fields)))
-      (setf (hpack:field-list-memo list) :ok))
-    (note-accepted-encodings call list)
-    (when (plusp (length fields))
-      (setf (rpc:ending-trailer-fields (rpc:ensure-ending call)) fields))
     (cond ((null code)
-           (end-client-call call :unknown "the response has no valid grpc-status"))
-          ((plusp code) (end-with-error call (status:code-status code) message details))
-          ((not (wire:sound-metadata-p fields))
-           (end-client-call call :internal **unsound-metadata**))
-          (t (end-well call)))))
+           (make-setback :unknown "the response has no valid grpc-status" :trailers fields))
+          ((plusp code)
+           (make-setback (status:code-status code)
+                         (if message (wire:decode-status-message (hpack:field-value message)) "")
+                         :how (and details
+                                   (list :details
+                                         (handler-case (decode-base64
+                                                        (hpack:field-value-string details))
+                                           (invalid-base64 () nil))))
+                         :pushback (list-pushback list)
+                         :trailers fields))
+          (t (unless (or message details (plusp (length fields)))
+               (setf (hpack:field-list-memo list) :ok))
+             (values nil fields)))))
+
+(defun list-pushback (list)
+  "What grpc-retry-pushback-ms of LIST asks for, as PARSE-PUSHBACK has it, or nil."
+  (let ((field (hpack:find-field list "grpc-retry-pushback-ms")))
+    (and field (parse-pushback (hpack:field-value-string field)))))
 
 (defun end-well (call)
   "The server has ended CALL with :ok; so it ends if the messages that came are as many as they
@@ -134,48 +203,44 @@ should be."
                (wire:queue-incoming call (shiftf (client-call-reply call) nil) 0))
              (end-client-call call :ok "")))))
 
-(defun end-with-error (call status message details)
-  "End CALL as the server says; MESSAGE and DETAILS are fields or nil. A reply that came is void."
-  (end-client-call call status
-                   (if message (wire:decode-status-message (hpack:field-value message)) "")
-                   :details (and details
-                                 (handler-case (decode-base64 (hpack:field-value-string details))
-                                   (invalid-base64 () nil)))))
-
 (defun client-reset (stream error-code source)
   "The sink's on-reset."
-  (let ((call (http2:stream-user stream)))
-    (when (and (client-call-p call) (not (call-status call)))
-      (when (fail-over call)
-        (return-from client-reset nil))
-      (when (and (or (eq source :goaway) (= error-code http2:+refused-stream+))
-                 (resend-p call))
-        (return-from client-reset (resend call)))
-      (let* ((cause (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source))
-             (link (wire-call-link call))
-             (text (http2:connection-error-text (wire:link-http2 link)))
-             (refused (= error-code http2:+refused-stream+)))
-        (ecase source
-          (:peer (end-client-call call (wire:error-code-status error-code)
-                                  "the server has reset the stream"
-                                  :ended-by :transport :cause cause :sent (not refused)))
-          (:local (if (= error-code http2:+enhance-your-calm+)
-                      (end-client-call call :resource-exhausted
-                                       "the response's header list is too large"
-                                       :ended-by :local :cause cause)
-                      (end-client-call call :internal
-                                       (format nil "the server broke the HTTP/2 protocol: ~A" text)
-                                       :ended-by :transport :cause cause)))
-          (:goaway (end-client-call call :unavailable
-                                    (format nil "the server is going away~@[: ~A~]"
-                                            (wire:link-goaway link))
-                                    :ended-by :transport :cause cause :sent nil))
-          (:connection
-           (end-client-call call :unavailable
-                            (or (wire:link-failure link)
-                                (format nil "the connection was lost: ~A" text))
-                            :ended-by :transport :cause (or (wire:link-goaway link) cause)
-                            :sent (not refused))))))))
+  (let ((call (stream-call stream)))
+    (when call
+      (let ((setback (reset-setback (stream-link stream) error-code source)))
+        (cond ((and (eq call (http2:stream-user stream))
+                    (wire:marked-p (wire:wire-call-marks call) wire:+answer+))
+               (unless (plain-p call) (note-late-setback call setback))
+               (end-with-setback call setback))
+              (t (fail-stream stream setback)))))))
+
+(defun reset-setback (link error-code source)
+  "How what a stream of LINK was for fails when it ends with ERROR-CODE because of SOURCE, as the
+sink's on-reset has them."
+  (let ((cause (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source))
+        (text (http2:connection-error-text (wire:link-http2 link)))
+        (refused (= error-code http2:+refused-stream+)))
+    (flet ((setback (status message ended-by cause &key (sent t) (reach :handler))
+             (make-setback status message :reach reach
+                                          :how (list :ended-by ended-by :cause cause
+                                                     :sent sent))))
+      (ecase source
+        (:peer (setback (wire:error-code-status error-code) "the server has reset the stream"
+                        :transport cause
+                        :sent (not refused) :reach (if refused :server :handler)))
+        (:local (if (= error-code http2:+enhance-your-calm+)
+                    (setback :resource-exhausted "the response's header list is too large"
+                             :local cause)
+                    (setback :internal (format nil "the server broke the HTTP/2 protocol: ~A" text)
+                             :transport cause)))
+        (:goaway (setback :unavailable
+                          (format nil "the server is going away~@[: ~A~]" (wire:link-goaway link))
+                          :transport cause :sent nil :reach :server))
+        (:connection
+         (setback :unavailable
+                  (or (wire:link-failure link) (format nil "the connection was lost: ~A" text))
+                  :transport (or (wire:link-goaway link) cause)
+                  :sent (not refused) :reach (if refused :server :handler)))))))
 
 (defun client-stream-closed (stream)
   "The sink's on-stream-closed."

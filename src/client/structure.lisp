@@ -54,7 +54,11 @@
   (state :idle :type connectivity)      ; of the channel
   (subchannels '() :type list)          ; those in use, and those that have calls still
   (waiting (make-fifo) :type fifo :read-only t) ; calls without a stream
-  (trouble nil :type (or null string))) ; why the last attempt to connect failed
+  (trouble nil :type (or null string)) ; why the last attempt to connect failed
+  (throttle nil :type (or null throttle)) ; of retries, once one may be throttled
+  (retrying (make-hash-table :test 'eq) :type hash-table :read-only t) ; calls that wait for their
+                                        ; next attempt, as keys
+  (attempt-metadata nil :type (or null function))) ; see MAKE-CHANNEL
 
 (defmethod print-object ((core core) stream)
   (print-unreadable-object (core stream :type t)
@@ -145,6 +149,27 @@ others (attempt.lisp)."
   (completions '() :type loop:completions)) ; of a call that is its own future (future.lisp)
 
 (declaim (sb-ext:freeze-type client-call))
+
+(defstruct (setback (:constructor make-setback (status message &key how (reach :handler) pushback
+                                                                 (trailers #())))
+                    (:copier nil))
+  "How an attempt of a call failed, before its answer began."
+  (status :unknown :type symbol :read-only t) ; that the call ends with, if it does
+  (message "" :type string :read-only t) ; the text of that
+  (how '() :type list :read-only t)     ; a plist, as END-CALL takes it
+  ;; how far it got: :NOWHERE, no stream was begun; :DROPPED, likewise, since the balancer wants the
+  ;; call to fail; :SERVER, which says that its application has not seen it; or :HANDLER, perhaps
+  (reach :handler :type (member :nowhere :dropped :server :handler) :read-only t)
+  ;; what the server asked for: the nanoseconds to wait, :NEVER, or nil
+  (pushback nil :type (or null (eql :never) (integer 0)) :read-only t)
+  (trailers #() :type simple-vector :read-only t)) ; metadata that came with it
+
+(declaim (sb-ext:freeze-type setback))
+
+(defmethod print-object ((setback setback) stream)
+  (print-unreadable-object (setback stream :type t)
+    (format stream "~(~A ~A~) ~A" (setback-status setback) (setback-reach setback)
+            (setback-message setback))))
 
 (define-hot (client-call-core :inline t) ((call client-call)) core
   (the core (wire-call-endpoint call)))

@@ -43,7 +43,7 @@
        (submit-call call (only-request method request))
        call)
       (:client-streaming
-       (wire:begin-replay call)
+       (wire:begin-replay call (options-resend-octets (wire-call-options call)))
        (cond ((null generator) (submit-call call nil) call)
              (async (submit-call call nil)
                     (pump-requests call generator)
@@ -53,7 +53,7 @@
                       ((functionp request) (error (rpc:call-condition call)))
                       (t (fail-or-retry call channel method request options))))))
       (:bidi
-       (wire:begin-replay call)
+       (wire:begin-replay call (options-resend-octets (wire-call-options call)))
        (submit-call call nil)
        (when generator (pump-requests call generator))
        call))))

@@ -13,9 +13,10 @@ seconds, those of the loop's turns.
 :TOTAL from its beginning to its end, or to now.
 :STAGE what it is at, or was at when it ended otherwise than :ok: one of the stages.
 Stages of a client's call: :RESOLVE (the name was looked up), :CONNECT, :HANDSHAKE (of TLS and
-HTTP/2), :BACK-OFF (until the next attempt to connect), :QUEUE (for a stream of the connection, past
-the server's limit), :WAIT (from the request's headers to the first of the response), :RECEIVE (the
-rest of the response). :SEND as :STAGE means that the peer does not take what there is to send.
+HTTP/2), :BACK-OFF (until the next attempt to connect), :RETRY (until its last attempt began, if
+others have failed before), :QUEUE (for a stream of the connection, past the server's limit), :WAIT
+(from the request's headers to the first of the response), :RECEIVE (the rest of the response).
+:SEND as :STAGE means that the peer does not take what there is to send.
 Stages of a handler's call: :RECEIVE (until the handler may start), :QUEUE (for a thread, or its
 turn on the loop), :ANSWER (from the start of the handler to the first of its answer), :SEND (the
 rest).
@@ -62,6 +63,20 @@ or :ANSWER. From any thread."
          (not (and outcome (search trouble (outcome-message outcome))))
          trouble)))
 
+(defun attempt-text (attempt)
+  "ATTEMPT, of FAILED-ATTEMPTS, in some words."
+  (destructuring-bind (&key peer status seconds &allow-other-keys) attempt
+    (format nil "~:@(~A~)~@[ from ~A~] after ~,3F s"
+            (substitute #\_ #\- (string status)) peer seconds)))
+
+(defun attempts-text (call)
+  "Where the attempts of CALL have failed, if it was tried more than once, else nil."
+  (let* ((ending (call-ending call))
+         (failed (failed-attempts call))
+         (count (if ending (ending-attempts ending) 0)))
+    (when (or (rest failed) (< 1 count))
+      (format nil "~D, ~{~A~^, ~}" (max count (length failed)) (mapcar #'attempt-text failed)))))
+
 (defun explain-call (call)
   "What became of CALL in one line: how long it took, what it was at and what had gone wrong with
 that, where the time went; or nil if it keeps no account."
@@ -72,12 +87,18 @@ that, where the time went; or nil if it keeps no account."
           plist
         (let ((spans (with-output-to-string (stream) (write-spans stream plist))))
           (format nil "~@[after ~,3F s~]~:[~;, ~]~@[~A~]~@[ (~A)~]~:[: ~A~;~*~]~
-                       ~@[; attempts to connect: ~D~]~@[; messages sent: ~D~]~@[, received: ~D~]~
-                       ~@[; octets not taken: ~D~]~@[; remaining: ~,3F s~]"
+                       ~@[; attempts: ~A~]~@[; attempts to connect: ~D~]~@[; messages sent: ~D~]~
+                       ~@[, received: ~D~]~@[; octets not taken: ~D~]~@[; remaining: ~,3F s~]"
                   total (and total stage) (stage-text (call-role call) stage)
-                  (trouble-text call) (string= "" spans) spans attempts messages-sent
+                  (trouble-text call) (string= "" spans) spans (attempts-text call) attempts
+                  messages-sent
                   messages-received unsent-octets
                   (and remaining (plusp remaining) remaining)))))))
+
+(defun rpc-error-attempts (error)
+  "What FAILED-ATTEMPTS returns of the call that ERROR, an RPC-ERROR, is about; nil if there was
+none. From any thread."
+  (and (rpc-error-call error) (failed-attempts (rpc-error-call error))))
 
 (defun rpc-error-stages (error)
   "What CALL-STAGES says of the call that ERROR, an RPC-ERROR, is about; nil if there was none. From

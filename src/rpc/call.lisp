@@ -325,6 +325,26 @@ Only by the receiving thread."
   (let ((ending (call-ending call)))
     (and ending (ending-outcome ending))))
 
+(defun note-failed-attempt (call number peer status message seconds)
+  "An attempt of CALL, a client's, has failed with STATUS and MESSAGE; NUMBER others came before it.
+On CALL's loop."
+  (let* ((ending (ensure-ending call))
+         (failed (ending-failed ending)))
+    (when (< (length failed) +most-failed-attempts+)
+      (setf (ending-failed ending)
+            (cons (list :number number :peer peer :status status :message message
+                        :seconds seconds)
+                  failed)))
+    (setf (ending-attempts ending) (max (1+ number) (ending-attempts ending)))))
+
+(defun failed-attempts (call)
+  "The attempts of CALL, a client's, that have failed, the oldest first, 32 at most; nil of a call
+that was tried once and not again. Each is a plist: :NUMBER, how many attempts were begun before
+it; :PEER, the server's address, or nil if there was none; :STATUS and :MESSAGE that it ended with;
+:SECONDS from the beginning of CALL to that. The last may be why CALL has failed. From any thread."
+  (let ((ending (call-ending call)))
+    (and ending (reverse (ending-failed ending)))))
+
 (defun call-trailers (call)
   "On a client the trailing metadata of CALL, an alist, nil before it has ended; in a handler the
 trailers it will send. SETFable in a handler. From any thread."

@@ -77,14 +77,15 @@
     "An attempt of CALL, a client's, has a stream, which has the number STREAM and leads to PEER, an
 address.")
   (attempt-ended (call peer status) nil
-    "The stream of an attempt of CALL, a client's, to PEER is over: STATUS is that of CALL, or nil
-if the call goes on without the attempt.")
+    "The stream of an attempt of CALL, a client's, to PEER is over: STATUS is that of the attempt,
+:cancelled if another has the call, that of CALL if it has ended with this one.")
   (headers-sent (call) nil
     "CALL's headers have been written.")
   (headers-received (call) nil
     "The headers of CALL's peer have come.")
   (message-sent (call octets) nil
-    "A message of CALL has been written that takes OCTETS on the wire, without its prefix.")
+    "A message of CALL has been written that takes OCTETS on the wire, without its prefix; of a
+client's call in each of its attempts.")
   (message-received (call octets) nil
     "A message for CALL has come that took OCTETS on the wire, without its prefix.")
   (connection-begun (peer) nil
@@ -98,7 +99,7 @@ if the call goes on without the attempt.")
   "Return an observer, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL. FUNCTIONS is a
 plist from what is told to a function for it:
 :call-begun and :call-ended (call); :attempt-begun (call peer stream) and :attempt-ended (call peer
-cause), of clients' calls; :headers-sent and :headers-received (call); :message-sent and
+status), of clients' calls; :headers-sent and :headers-received (call); :message-sent and
 :message-received (call octets); :connection-begun (peer) and :connection-ended (peer reason);
 :refused (option peer), of servers. PEER is an address, a string or nil. They are called on the
 loop, or, of calls within the image, on the thread that makes or handles the call, and must not

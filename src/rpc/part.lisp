@@ -76,8 +76,13 @@
   (timers '() :type list)               ; those of AFTER
   (due '() :type list))                 ; the loop's: functions of AFTER whose time has come
 
+(defconstant +most-failed-attempts+ 32
+  "How many of a call's attempts that have failed are remembered.")
+
 (defstruct (ending (:copier nil))
   "How a call ended, or is to."
+  (attempts 0 :type index)              ; of a client's call that is made again: how many have begun
+  (failed '() :type list)               ; as FAILED-ATTEMPTS has them, the newest first
   (outcome nil :type (or null outcome)) ; nil if it is :ok and no more than that
   (trailers '() :type list)             ; a handler's: to be sent, an alist
   (trailer-fields #() :type simple-vector)) ; that came, in the form of the transport
@@ -85,7 +90,8 @@
 (defstruct (intent (:copier nil))
   "What the user of a call has asked for."
   (metadata '() :type list)             ; to be sent with the headers, an alist
-  (wait-for-ready :unset :type (member :unset t nil))) ; the call outlasts failures to connect
+  (wait-for-ready :unset :type (member :unset t nil)) ; the call outlasts failures to connect
+  (of-attempt '() :type list))          ; as METADATA, for the attempt that begins
 
 (defstruct (parts (:copier nil))
   "The parts of a call, each nil until it is needed."

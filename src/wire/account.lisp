@@ -52,13 +52,16 @@ attempts to connect, or nil."
          (headers (mark-ns marks +headers+))
          (answer (mark-ns marks +answer+))
          (waits (call-waits call))
-         (named (if waits
-                    (loop for stage in *waiting-stages*
-                          for ns across waits
-                          unless (eq stage :queue) collect (cons stage ns))
-                    '())))
+         (retries (call-retries call))
+         (named (append
+                 (when (and retries (plusp (retries-since-ns retries)))
+                   (list (cons :retry (- (retries-since-ns retries) (wire-call-born-ns call)))))
+                 (when waits
+                   (loop for stage in *waiting-stages*
+                         for ns across waits
+                         unless (eq stage :queue) collect (cons stage ns))))))
     (append named
-            (list (cons :queue (- (or headers total) (reduce #'+ named :key #'cdr))))
+            (list (cons :queue (max 0 (- (or headers total) (reduce #'+ named :key #'cdr)))))
             (when headers (list (cons :wait (- (or answer total) headers))))
             (when answer (list (cons :receive (- total answer)))))))
 

@@ -119,10 +119,6 @@ On the loop; CALL has a stream and its headers are sent."
            (write-encoded call (encode-message call message nil) last)
            t))))
 
-(defun note-sent (call encoded)
-  "ENCODED, of ENCODE-MESSAGE, is about to be written."
-  (observe message-sent (call-observer call) call (- (encoded-length encoded) +prefix-octets+)))
-
 (defun write-encoded (call encoded last)
   "Send ENCODED, of ENCODE-MESSAGE, which now belongs to the connection. On the loop."
   (note-sent call encoded)
@@ -145,8 +141,9 @@ On the loop; CALL has a stream and its headers are sent."
            (note-sent call encoded)
            (write-kept (wire-call-stream call) encoded last)
            (dolist (attempt (call-attempts call))
+             (note-sent call encoded)
              (write-kept (attempt-stream attempt) encoded last)))
-          (t (reset-attempts call)      ; which could not have the rest
+          (t (commit-call call)         ; other attempts could not have the rest
              (write-encoded call encoded last)))))
 
 (define-hot wire-room ((call wire-call)) fixnum
@@ -205,7 +202,7 @@ is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND
 (define-hot send-on-loop ((call wire-call) message) boolean
   "Send MESSAGE, unless CALL has ended, or return false if it is to be encoded first. On the loop."
   (cond ((or (call-status call) (wire-call-send-closed call)) t)
-        ((wire-call-stream call)
+        ((and (wire-call-stream call) (null (call-replay call)))
          (ensure-headers call)
          (write-message call message nil))))
 
@@ -271,6 +268,6 @@ the longest message that waits in CALL's outbox, 0 if none does."
 (defun wire-writable (stream)
   "The sink's on-writable: the queue of STREAM has fallen under half its budget."
   (let ((call (http2:stream-user stream)))
-    (when call
+    (when (typep call 'wire-call)       ; there is room in a call if its own attempt has some
       (notify call)
       (when (callbacks-p call) (wire-schedule call)))))

@@ -29,12 +29,16 @@
    #:call-observer #:note-sent
    #:attempt #:make-attempt #:attempt-call #:attempt-link #:attempt-stream #:call-attempts
    #:endpoint-replays #:forget-attempt #:reset-attempt
-   #:reset-attempts
-   #:wire-parts-attempts #:call-replay #:begin-replay #:drop-replay #:write-replay #:write-kept
+   #:reset-attempts #:attempt-p #:attempt-number #:attempt-status #:attempt-trailers
+   #:retries #:call-retries #:ensure-retries #:retries-policy #:retries-limit #:retries-issued
+   #:retries-pending #:retries-number #:retries-others #:retries-resent #:retries-waits
+   #:retries-timer #:retries-over #:retries-last #:retries-kept-octets #:retries-since-ns
+   #:encoded-length
+   #:call-replay #:begin-replay #:drop-replay #:write-replay #:write-kept
    #:end-side
    #:new-wire-parts #:new-wire-inlet #:new-wire-outlet #:call-wire-parts #:ensure-wire-parts
-   #:wire-parts-aside #:wire-parts-resent #:wire-parts-wait #:call-wire-outlet
-   #:ensure-wire-outlet #:wire-outlet-begun
+   #:wire-parts-aside #:wire-parts-wait #:call-wire-outlet #:ensure-wire-outlet
+   #:wire-outlet-begun
    #:wire-outlet-over #:wire-outlet-spoken
    #:wire-metadata #:wire-compression #:wire-received-compressed #:wire-crowded #:method-path-field
    #:+answer+ #:+due+ #:+end+ #:+headers+ #:+parcel-octets+

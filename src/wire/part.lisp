@@ -26,9 +26,8 @@
   (dialect-state nil)                   ; what the call's dialect keeps of it
   (compression nil :type (or null compression)) ; of the messages both ways
   (aside nil :type boolean)             ; the channel's own call, see client/side-call.lisp
-  (resent nil :type boolean)            ; a server has refused it once, see client/resend.lisp
+  (retries nil)                         ; nil or, of a client's call, its RETRIES
   (replay nil)                          ; nil or, of a client's stream, its REPLAY
-  (attempts '() :type list)             ; further ones that are under way, see client/attempt.lisp
   (wait nil :type (or null wait-clock))) ; what the call waited for, see stage.lisp
 
 (declaim (sb-ext:freeze-type inlet outlet parts))

@@ -1,12 +1,13 @@
 ;;;; What a stream of requests has sent, kept until its response begins, so that the call may be
-;;;; made again, or be tried on another stream: only if the options of its channel say so
-;;;; (replay-octets), and as long as there is room for it, of the call's own and of the channel's.
-;;;; All of it on the call's loop.
+;;;; made again, or be tried on another stream: if its method has a policy for that, or the options
+;;;; of its channel say so (resend-octets), and as long as there is room for it, of the call's own
+;;;; and of the channel's. All of it on the call's loop.
 
 (in-package #:clgrpc.wire)
 
 (defstruct (replay (:copier nil))
   "The messages that a call has sent, none of which has been answered."
+  (limit 0 :type index)                 ; how many octets may be kept
   (messages '() :type list)             ; as ENCODE-MESSAGE returns them, newest first
   (octets 0 :type index))               ; how long they are, charged to the channel's ledger
 
@@ -22,10 +23,12 @@
   (let ((parts (call-wire-parts call)))
     (and parts (the (or null replay) (wire-parts-replay parts)))))
 
-(defun begin-replay (call)
-  "Have what CALL, which has not begun, sends be kept, if its options say so."
-  (when (plusp (options-replay-octets (wire-call-options call)))
-    (setf (wire-parts-replay (ensure-wire-parts call)) (make-replay))))
+(defun begin-replay (call limit)
+  "Have what CALL, which has sent nothing, sends be kept, up to LIMIT octets."
+  (cond ((zerop limit))
+        ((call-replay call)
+         (setf (replay-limit (call-replay call)) (max limit (replay-limit (call-replay call)))))
+        (t (setf (wire-parts-replay (ensure-wire-parts call)) (make-replay :limit limit)))))
 
 (defun drop-replay (call)
   "What CALL has sent is not needed any more. Its octets are left to the collector: they may be
@@ -40,13 +43,17 @@ queued still."
   "How many octets ENCODED, of ENCODE-MESSAGE, will be sent as."
   (if (typep encoded 'parcel) (parcel-end encoded) (length encoded)))
 
+(defun note-sent (call encoded)
+  "ENCODED, of ENCODE-MESSAGE, is about to be written, for the first time or again."
+  (observe message-sent (call-observer call) call (- (encoded-length encoded) +prefix-octets+)))
+
 (defun keep-for-replay (call replay encoded)
   "Keep ENCODED, which CALL sends, in REPLAY; or, if that is too much, nothing of CALL any more.
 Return true if it is kept."
   (let ((ledger (endpoint-replays (wire-call-endpoint call)))
         (size (encoded-length encoded))
         (options (wire-call-options call)))
-    (cond ((and (<= (+ size (replay-octets replay)) (options-replay-octets options))
+    (cond ((and (<= (+ size (replay-octets replay)) (replay-limit replay))
                 (<= (+ size (ledger-held ledger)) (options-total-replay-octets options)))
            (sb-ext:atomic-incf (ledger-held ledger) size)
            (incf (replay-octets replay) size)
@@ -66,4 +73,5 @@ Return true if it is kept."
   (let ((replay (call-replay call)))
     (when replay
       (dolist (encoded (reverse (replay-messages replay)))
+        (note-sent call encoded)
         (write-kept stream encoded nil)))))

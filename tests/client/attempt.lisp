@@ -8,7 +8,11 @@
   "Have CALL tried on its link once more. Return the attempt, or nil."
   (let ((done (make-signal)) (attempt nil))
     (wire:wire-post call (lambda ()
-                           (setf attempt (client::add-attempt call (wire:wire-call-link call)))
+                           (unless (grpc:call-status call)
+                             (let ((link (wire:wire-call-link call)))
+                               (setf attempt (client::add-attempt
+                                              call link
+                                              (http2:open-stream (wire:link-http2 link))))))
                            (signal-it done)))
     (await-signal done)
     attempt))
@@ -104,7 +108,7 @@ Return what AWAIT returns, or the error it signals, the call, and the exchanges.
         (answering exchanges (lambda (first second)
                                (declare (ignore first))
                                (ok-response second (note-octets 9))))
-      (grpc:with-channel (channel address :replay-octets 100000)
+      (grpc:with-channel (channel address :resend-octets 100000)
         (let ((call (chat channel :open)))
           (grpc:send call (note 1))
           (grpc:send call (note 2 :body 30000))
@@ -130,7 +134,7 @@ Return what AWAIT returns, or the error it signals, the call, and the exchanges.
                    (if (= 1 (incf count))
                        (http2:reset-stream (exchange-stream exchange) http2:+refused-stream+)
                        (ok-response exchange (note-octets 7))))
-               (grpc:with-channel (channel address :replay-octets octets)
+               (grpc:with-channel (channel address :resend-octets octets)
                  (let* ((value nil)
                         (error (caught (setf value
                                              (numbers (chat channel

@@ -77,7 +77,7 @@ have been told."
         (grpc:with-channel (channel address :observer observer)
           (is (= 7 (number-of (ask channel (note 1)))))
           (is-true (wait-until (lambda () (= 2 (length (told-of told :attempt-ended))))))
-          (is (equal '(nil :ok) (mapcar #'third (told-of told :attempt-ended))))
+          (is (equal '(:unavailable :ok) (mapcar #'third (told-of told :attempt-ended))))
           (is (equal '(1 3) (mapcar #'third (told-of told :attempt-begun))))
           (is (= 1 (length (told-of told :call-begun))))
           (is (= 1 (length (told-of told :call-ended)))))))))
