@@ -370,6 +370,9 @@ calls that have sent no message yet, or have one request only, can be made again
 resend-octets). Above it a call keeps nothing.")
    (connect-timeout-seconds 20 0.01 600 "seconds"
     "How long one attempt to connect may take (gRPC connection back-off document).")
+   (connection-attempt-delay-seconds 0.25 0.1 2 "seconds"
+    "How long an attempt to connect to one of several addresses is waited for before one to the next
+address begins beside it (gRFC A61).")
    (backoff-initial-seconds 1 0.001 600 "seconds"
     "How long to wait after the first failed attempt to connect (gRPC connection back-off
 document).")

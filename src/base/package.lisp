@@ -55,6 +55,7 @@
    #:options-replay-octets #:options-resend-octets #:options-total-replay-octets
    #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter
    #:options-backoff-maximum-seconds #:options-max-client-loops
+   #:options-connection-attempt-delay-seconds
    #:options-dns-timeout-seconds #:options-resolve-interval-seconds #:options-dns-service-config
    ;; seed.lisp
    #:hash-seed #:renew-hash-seed

@@ -23,9 +23,9 @@
     (setf (back-off-seconds back-off) base)
     (max 0.001d0 (+ base (- (random (+ 1d-9 (* 2 jitter)) random-state) jitter)))))
 
-(defun start-back-off (back-off loop options function)
-  "Call FUNCTION without arguments on LOOP when the next attempt is due; return the seconds until
-then. On LOOP."
+(defun start-back-off (back-off loop options function &key (since-ns (loop:read-clock loop)))
+  "Call FUNCTION without arguments on LOOP when the next attempt is due, which is counted from
+SINCE-NS, when the last began; return the seconds between the two. On LOOP."
   (let ((seconds (next-back-off back-off options (loop:event-loop-random loop)))
         (timer (make-timer (lambda (back-off)
                              (setf (back-off-timer back-off) nil)
@@ -33,7 +33,7 @@ then. On LOOP."
                            back-off)))
     (setf (back-off-timer back-off) timer)
     (schedule-timer (loop:event-loop-wheel loop) timer
-                    (+ (loop:read-clock loop) (seconds-ns seconds)))
+                    (+ since-ns (seconds-ns seconds)))
     seconds))
 
 (defun stop-back-off (back-off loop)

@@ -228,11 +228,6 @@ takes it."
                     (unless (core-resolved core) (enter-stage core :resolve))
                     (resolve-again (core-resolver core)))))
 
-(defun ask-resolver (core)
-  "Servers of CORE have gone or cannot be reached: their addresses may have changed. A resolver that
-has just failed is asked later in any case."
-  (unless (back-off-timer (core-back-off core)) (resolve-again (core-resolver core))))
-
 ;;; The end
 
 (defun shut-down (core)

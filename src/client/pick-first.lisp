@@ -1,12 +1,16 @@
 ;;;; The policy pick_first: one subchannel, which has the addresses of all servers and is connected
-;;;; to the first that answers (RFC 8305). Its state is the subchannel's, and the subchannel itself
-;;;; is the picker. With shuffleAddressList each list of servers is shuffled first (gRFC A62).
+;;;; to the first that answers (RFC 8305, gRFC A61). Its state is the subchannel's, but that once
+;;;; all addresses have failed it stays in :transient-failure until it is ready, and tries again
+;;;; without being asked (gRFC A62). The subchannel itself is the picker. With shuffleAddressList
+;;;; each list of servers is shuffled first.
 
 (in-package #:clgrpc.client)
 
 (defclass pick-first (balancer)
   ((subchannel :initform nil :accessor pick-first-subchannel
-               :documentation "The only one, or nil while there is no address."))
+               :documentation "The only one, or nil while there is no address.")
+   (failed :initform nil :accessor pick-first-failed
+           :documentation "True if all addresses have failed and none has been ready since."))
   (:documentation "The policy pick_first."))
 
 (defun parse-pick-first (object path)
@@ -30,7 +34,8 @@
          (subchannel (pick-first-subchannel balancer)))
     (cond ((and subchannel addresses) (change-addresses subchannel addresses))
           (addresses
-           (setf (pick-first-subchannel balancer) 
+           (setf (pick-first-failed balancer) nil
+                 (pick-first-subchannel balancer)
                  (open-subchannel balancer (make-backend :addresses addresses))))
           (subchannel
            (setf (pick-first-subchannel balancer) nil)
@@ -42,7 +47,11 @@
 
 (defmethod subchannel-changed ((balancer pick-first) subchannel)
   (let ((state (subchannel-state subchannel)))
-    (publish balancer state
-             (case state
-               (:ready subchannel)
-               (:transient-failure (make-failure (trouble-text subchannel)))))))
+    (case state
+      (:ready (setf (pick-first-failed balancer) nil))
+      (:transient-failure (setf (pick-first-failed balancer) t)))
+    (cond ((eq :transient-failure state)
+           (publish balancer state (make-failure (trouble-text subchannel))))
+          ((not (pick-first-failed balancer))
+           (publish balancer state (when (eq :ready state) subchannel)))
+          ((eq :idle state) (connect subchannel)))))

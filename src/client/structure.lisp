@@ -90,6 +90,11 @@ one. While calls can be made, that others connect is nothing that anybody waits 
   (unless (and (eq :ready (core-state core)) (not (eq :queue stage)))
     (wire:enter-stage (core-clock core) stage (core-now core))))
 
+(defun ask-resolver (core)
+  "Servers of CORE have gone or cannot be reached: their addresses may have changed. A resolver that
+has just failed is asked later in any case."
+  (unless (back-off-timer (core-back-off core)) (resolve-again (core-resolver core))))
+
 (defstruct (veto (:constructor make-veto (name state text)) (:copier nil))
   "Why a subchannel that is connected is not used."
   (name nil :type symbol :read-only t)  ; of what makes and ends it
@@ -115,8 +120,7 @@ them."
   (listener nil :type (or null function)) ; told of the end of each attempt, see ADD-LISTENER
   (side-calls '() :type list)           ; the channel's own calls on its links, see side-call.lisp
   (note nil)                            ; what its balancer knows of it
-  (endeavours 0 :type index)            ; to connect: those under way
-  (greeted-by '() :type list)           ; links whose peer has sent no SETTINGS yet
+  (endeavours '() :type list)           ; to connect: those under way
   (links '() :type list)                ; in use, oldest first
   (leaving '() :type list)              ; links that take no more calls and still have some
   (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the server can read
@@ -130,6 +134,22 @@ them."
   (failures 0 :type (unsigned-byte 62))) ; attempts that ended badly; not if cancelled
 
 (declaim (sb-ext:freeze-type subchannel))
+
+(defstruct (endeavour (:copier nil))
+  "An attempt of a subchannel to connect to one of its addresses: the first whose peer's SETTINGS
+come (gRFC A61)."
+  (subchannel nil :type subchannel :read-only t) ; that connects
+  (connector nil :type (or null loop:connector)) ; tries the addresses
+  (began-ns 0 :type nanoseconds :read-only t) ; when
+  (links '() :type list)                ; candidates: their peers have sent no SETTINGS yet
+  (met nil :type boolean))              ; some peer has taken a connection, whatever became of it
+
+(declaim (sb-ext:freeze-type endeavour))
+
+(defmethod print-object ((endeavour endeavour) stream)
+  (print-unreadable-object (endeavour stream :type t)
+    (format stream "~A, ~D link~:P" (endeavour-connector endeavour)
+            (length (endeavour-links endeavour)))))
 
 (defun addresses-text (subchannel)
   "The addresses of SUBCHANNEL, for people."

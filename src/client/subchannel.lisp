@@ -103,40 +103,36 @@ called already, with the call, SUBCHANNEL, the attempt's status and its trailers
   "Begin to connect SUBCHANNEL, if it is idle."
   (when (eq :idle (subchannel-link-state subchannel))
     (change-state subchannel :connecting)
-    (endeavour subchannel)))
+    (unless (subchannel-endeavours subchannel) (begin-endeavour subchannel))))
 
 (defun widen (subchannel count)
   "Begin to connect SUBCHANNEL, which is ready, so often that it has COUNT links. A link that does
 not come about is not tried for again."
   (when (eq :ready (subchannel-link-state subchannel))
     (loop repeat (- count (+ (length (subchannel-links subchannel))
-                             (length (subchannel-greeted-by subchannel))
-                             (subchannel-endeavours subchannel)))
-          do (endeavour subchannel))))
+                             (length (subchannel-endeavours subchannel))))
+          do (begin-endeavour subchannel))))
 
-(defun endeavour (subchannel)
-  "Begin an attempt to connect to one of SUBCHANNEL's addresses. If they have been looked up for it,
-its time began with that; how long a resolver that pushes has taken is not its business."
+(defun begin-endeavour (subchannel)
+  "Begin an attempt to connect to one of SUBCHANNEL's addresses."
   (let* ((core (subchannel-core subchannel))
-         (clock (core-clock core))
-         (limit-ns (seconds-ns (options-connect-timeout-seconds (core-options core))))
-         (spent-ns (if (and (eq :resolve (wire:wait-clock-stage clock))
-                            (answers-p (core-resolver core)))
-                       (- (core-now core) (wire:wait-clock-since-ns clock))
-                       0)))
+         (options (core-options core))
+         (endeavour (make-endeavour :subchannel subchannel :began-ns (core-now core))))
     ;; each attempt is counted there
-    (unless (eq :resolve (wire:wait-clock-stage clock)) (enter-stage core :resolve))
+    (unless (eq :resolve (wire:wait-clock-stage (core-clock core))) (enter-stage core :resolve))
     (enter-stage core :connect)
-    (incf (subchannel-endeavours subchannel))
-    (loop:connect-addresses
-     (core-loop core) (core-name core) (subchannel-addresses subchannel)
-     (max 0 (- limit-ns spent-ns))
-     (lambda (transport condition)
-       (decf (subchannel-endeavours subchannel))
-       (if transport
-           (connected subchannel transport)
-           (connect-failed subchannel condition)))
-     :on-progress (lambda (event &rest plist) (connect-progress subchannel event plist)))))
+    (push endeavour (subchannel-endeavours subchannel))
+    (setf (endeavour-connector endeavour)
+          (loop:connect-addresses
+           (core-loop core) (core-name core) (subchannel-addresses subchannel)
+           (seconds-ns (options-connect-timeout-seconds options))
+           (lambda (transport condition)
+             (declare (ignore transport)) ; it is a candidate first
+             (endeavour-failed endeavour condition))
+           :delay-ns (seconds-ns (options-connection-attempt-delay-seconds options))
+           :on-candidate (lambda (transport) (begin-link endeavour transport))
+           :on-progress (lambda (event &rest plist)
+                          (connect-progress subchannel event plist))))))
 
 (defun connect-progress (subchannel event plist)
   "What CONNECT-ADDRESSES says on its way: EVENT is :attempt or :attempt-failed."
@@ -150,19 +146,12 @@ its time began with that; how long a resolver that pushes has taken is not its b
   "True if PEER, text, is one of SUBCHANNEL's addresses."
   (find peer (subchannel-addresses subchannel) :key #'os:address-text :test #'string=))
 
-(defun connected (subchannel transport)
-  (cond ((not (member (subchannel-link-state subchannel) '(:connecting :ready)))
-         (loop:close-transport transport))
-        ((not (address-p subchannel (loop:transport-peer transport)))
-         ;; they have changed since it was chosen
-         (loop:close-transport transport)
-         (when (eq :connecting (subchannel-link-state subchannel)) (endeavour subchannel)))
-        (t (begin-link subchannel transport))))
-
-(defun begin-link (subchannel transport)
-  "SUBCHANNEL has TRANSPORT, a connected one. It is ready when the peer's SETTINGS come."
-  (let ((core (subchannel-core subchannel)))
-    (setf (subchannel-accepted subchannel) :unknown)
+(defun begin-link (endeavour transport)
+  "ENDEAVOUR has TRANSPORT, a connected one. It has led to something when the peer's SETTINGS come."
+  (let* ((subchannel (endeavour-subchannel endeavour))
+         (core (subchannel-core subchannel)))
+    (setf (subchannel-accepted subchannel) :unknown
+          (endeavour-met endeavour) t)
     (enter-stage core :handshake)
     (trace-event :subchannel :connected :target (core-name core)
                                         :peer (loop:transport-peer transport))
@@ -171,10 +160,11 @@ its time began with that; how long a resolver that pushes has taken is not its b
                              (core-sink core) (core-options core) (core-pool core)
                              :ledger (core-ledger core)
                              :keepalive-ns (subchannel-keepalive-ns subchannel))
-              (subchannel-greeted-by subchannel))
+              (endeavour-links endeavour))
       (clgrpc-error (error)
         (loop:close-transport transport)
-        (connect-failed subchannel error)))))
+        (loop:candidate-failed (endeavour-connector endeavour) (loop:transport-peer transport)
+                               (string-right-trim "." (princ-to-string error)))))))
 
 (defun secure-transport (core transport)
   "TRANSPORT, with TLS if CORE has credentials."
@@ -184,13 +174,32 @@ its time began with that; how long a resolver that pushes has taken is not its b
                                  :server-name (resolver-host (core-resolver core)))
         transport)))
 
+(defun endeavour-of (subchannel link)
+  "The endeavour of SUBCHANNEL's that LINK is a candidate of, or nil."
+  (find-if (lambda (endeavour) (member link (endeavour-links endeavour)))
+           (subchannel-endeavours subchannel)))
+
+(defun end-endeavour (endeavour text)
+  "ENDEAVOUR is over: its candidates are given up because of TEXT."
+  (let ((subchannel (endeavour-subchannel endeavour)))
+    (setf (subchannel-endeavours subchannel)
+          (remove endeavour (subchannel-endeavours subchannel)))
+    (loop:end-connecting (endeavour-connector endeavour))
+    (dolist (link (shiftf (endeavour-links endeavour) '()))
+      (wire:close-link link text))))
+
+(defun end-endeavours (subchannel text)
+  (dolist (endeavour (subchannel-endeavours subchannel)) (end-endeavour endeavour text)))
+
 (defun greeted (subchannel link)
   "The peer's SETTINGS have come over LINK; with the first of them we are connected and know how
 many streams it allows."
-  (when (member link (subchannel-greeted-by subchannel))
-    (let ((core (subchannel-core subchannel)))
-      (setf (subchannel-greeted-by subchannel) (remove link (subchannel-greeted-by subchannel))
-            (subchannel-links subchannel) (append (subchannel-links subchannel) (list link))
+  (let ((endeavour (endeavour-of subchannel link))
+        (core (subchannel-core subchannel)))
+    (when endeavour
+      (setf (endeavour-links endeavour) (remove link (endeavour-links endeavour)))
+      (end-endeavour endeavour "another address was faster")
+      (setf (subchannel-links subchannel) (append (subchannel-links subchannel) (list link))
             (subchannel-failure subchannel) nil
             (core-trouble core) nil)
       (enter-stage core :queue)
@@ -200,23 +209,47 @@ many streams it allows."
                                             (wire:link-http2 link)))
       (unless (eq :ready (subchannel-link-state subchannel)) (change-state subchannel :ready)))))
 
-(defun connect-failed (subchannel condition)
-  "An attempt has failed: if nothing else may come of those that are under way, SUBCHANNEL waits."
-  (when (and (eq :connecting (subchannel-link-state subchannel))
-             (zerop (subchannel-endeavours subchannel))
-             (null (subchannel-greeted-by subchannel)))
-    (wait-for-better-times subchannel (string-right-trim "." (princ-to-string condition)))))
+(defun greeting-failed (endeavour link text)
+  "LINK, a candidate of ENDEAVOUR's, has ended because of TEXT before the peer's SETTINGS came."
+  (let ((core (subchannel-core (endeavour-subchannel endeavour))))
+    (setf (endeavour-links endeavour) (remove link (endeavour-links endeavour)))
+    (loop:candidate-failed (endeavour-connector endeavour) (wire:link-peer link)
+                           (format nil "~A~:[ (perhaps it wants TLS)~;~]"
+                                   (string-right-trim "." text)
+                                   (or (core-credentials core)
+                                       ;; what it speaks is known
+                                       (search "the peer speaks" text))))))
 
-(defun wait-for-better-times (subchannel text)
-  "SUBCHANNEL, which has no connection because of TEXT, is to make its next attempt after a while."
+(defun endeavour-failed (endeavour condition)
+  "All addresses were tried in vain: if nothing else may come of what is under way, the subchannel
+waits. If the connection before it worked and a peer has taken one of ENDEAVOUR's, that is what a
+restart looks like: a server that closes its listener leaves those to be reset whom the kernel had
+accepted, while its successor listens. So another attempt is made at once, before calls fail for
+it."
+  (let* ((subchannel (endeavour-subchannel endeavour))
+         (text (string-right-trim "." (princ-to-string condition))))
+    (end-endeavour endeavour text)
+    (cond ((not (eq :connecting (subchannel-link-state subchannel))))
+          ((subchannel-endeavours subchannel))
+          ((and (shiftf (subchannel-proven subchannel) nil) (endeavour-met endeavour))
+           (note-failure subchannel text)
+           (begin-endeavour subchannel))
+          (t (wait-for-better-times subchannel text (endeavour-began-ns endeavour))))))
+
+(defun wait-for-better-times (subchannel text
+                              &optional (since-ns (core-now (subchannel-core subchannel))))
+  "SUBCHANNEL, which has no connection because of TEXT, is to make its next attempt a while after
+SINCE-NS, when the last began. Its addresses may have changed."
   (let ((core (subchannel-core subchannel)))
     (note-failure subchannel text)
     (incf (subchannel-failed-connects subchannel))
+    (ask-resolver core)
     (change-state subchannel :transient-failure)
     (enter-stage core :back-off)
     (let ((seconds (start-back-off (subchannel-back-off subchannel) (core-loop core)
                                    (core-options core)
-                                   (lambda () (end-wait subchannel)))))
+                                   (lambda () (end-wait subchannel))
+                                   :since-ns since-ns)))
       (trace-event :subchannel :back-off :target (core-name core) :seconds seconds)
       (log-event :info :connect-failed :target (core-name core) :again-in-seconds seconds
                                        :reason text))))
@@ -226,14 +259,36 @@ many streams it allows."
     (stop-back-off (subchannel-back-off subchannel) (subchannel-loop subchannel))
     (change-state subchannel :idle)))
 
+(defun addresses-beyond (addresses others)
+  "Those of ADDRESSES that are not among OTHERS."
+  (let ((table (make-hash-table :test #'equalp :size (max 1 (length others)))))
+    (dolist (address others) (setf (gethash address table) t))
+    (remove-if (lambda (address) (gethash address table)) addresses)))
+
 (defun change-addresses (subchannel addresses)
-  "SUBCHANNEL's addresses are ADDRESSES from now on. Connections to those that stay are kept."
-  (unless (equalp addresses (shiftf (subchannel-addresses subchannel) addresses))
-    (dolist (link (subchannel-links subchannel))
-      (unless (address-p subchannel (wire:link-peer link))
-        (setf (wire:link-draining link) t)
-        (leave-link subchannel link "its address is the server's no more")))
-    (end-wait subchannel)))
+  "SUBCHANNEL's addresses are ADDRESSES from now on. Connections to those that stay are kept. If
+none is left, or none has come about yet and there are other addresses, an attempt begins at once;
+another order is for the next one."
+  (let ((old (shiftf (subchannel-addresses subchannel) addresses)))
+    (unless (equalp old addresses)
+      (let ((new (addresses-beyond addresses old)))
+        (ecase (subchannel-link-state subchannel)
+          ((:idle :shutdown))
+          (:ready (leave-addresses subchannel))
+          (:connecting
+           (when (or new (addresses-beyond old addresses))
+             (end-endeavours subchannel "its address is the server's no more")
+             (begin-endeavour subchannel)))
+          (:transient-failure (when new (end-wait subchannel))))))))
+
+(defun leave-addresses (subchannel)
+  "Use the links of SUBCHANNEL, which is ready, no more that are to other addresses than its own."
+  (dolist (link (subchannel-links subchannel))
+    (unless (address-p subchannel (wire:link-peer link))
+      (setf (wire:link-draining link) t
+            (subchannel-useless subchannel) 0) ; the server is not to blame
+      (leave-link subchannel link "its address is the server's no more")))
+  (connect subchannel))
 
 ;;; Streams
 
@@ -282,23 +337,22 @@ that it is left."
   "Use LINK, which its peer, or we, are about to close because of TEXT, for no more calls."
   (trace-event :subchannel :connection-left :target (core-name (subchannel-core subchannel))
                                             :peer (wire:link-peer link) :reason text)
-  (when (or (member link (subchannel-links subchannel))
-            (member link (subchannel-greeted-by subchannel)))
-    (forget-link subchannel link)
-    (push link (subchannel-leaving subchannel))
-    (dolist (call (subchannel-side-calls subchannel))
-      (when (eq link (wire-call-link call)) (client-abort call :unavailable text :local)))
-    (when (linkless-p subchannel) (go-on-without subchannel link text)))
+  (let ((endeavour (endeavour-of subchannel link)))
+    (cond (endeavour (greeting-failed endeavour link text))
+          ((member link (subchannel-links subchannel))
+           (forget-link subchannel link)
+           (push link (subchannel-leaving subchannel))
+           (dolist (call (subchannel-side-calls subchannel))
+             (when (eq link (wire-call-link call)) (client-abort call :unavailable text :local)))
+           (when (linkless-p subchannel) (go-on-without subchannel link text)))))
   (when (zerop (wire:link-calls link)) (wire:close-link link text)))
 
 (defun forget-link (subchannel link)
-  (setf (subchannel-links subchannel) (remove link (subchannel-links subchannel))
-        (subchannel-greeted-by subchannel) (remove link (subchannel-greeted-by subchannel))))
+  (setf (subchannel-links subchannel) (remove link (subchannel-links subchannel))))
 
 (defun linkless-p (subchannel)
-  "True if SUBCHANNEL, which is in use, has no link for calls, nor one that may become one."
+  "True if SUBCHANNEL, which is in use, has no link for calls."
   (not (or (subchannel-links subchannel)
-           (subchannel-greeted-by subchannel)
            (eq :shutdown (subchannel-link-state subchannel)))))
 
 (defun link-streams (link)
@@ -322,6 +376,7 @@ the second time in a row the next attempt waits."
          (setf (subchannel-useless subchannel) 0
                (subchannel-proven subchannel) t))
         (t (setf (subchannel-useless subchannel) (min 2 (1+ (subchannel-useless subchannel))))))
+  (ask-resolver (subchannel-core subchannel))
   (if (< (subchannel-useless subchannel) 2)
       (change-state subchannel :idle)
       (wait-for-better-times subchannel
@@ -345,36 +400,18 @@ the second time in a row the next attempt waits."
 
 (defmethod wire:link-ended ((subchannel subchannel) link)
   (let ((core (subchannel-core subchannel))
-        (greeting (member link (subchannel-greeted-by subchannel)))
+        (endeavour (endeavour-of subchannel link))
         (used (member link (subchannel-links subchannel))))
     (trace-event :subchannel :connection-ended :target (core-name core)
                  :peer (wire:link-peer link) :reason (wire:link-failure link))
     (setf (subchannel-leaving subchannel) (delete link (subchannel-leaving subchannel)))
     (forget-link subchannel link)
     (incf (subchannel-former-streams subchannel) (link-streams link))
-    (when (linkless-p subchannel)
-      (cond (used (go-on-without subchannel link (wire:link-failure link)))
-            ((and greeting (eq :connecting (subchannel-link-state subchannel)))
-             (greeting-failed subchannel link))))
+    (cond (endeavour (greeting-failed endeavour link (wire:link-failure link)))
+          ((and used (linkless-p subchannel))
+           (go-on-without subchannel link (wire:link-failure link))))
     (forget-if-ended subchannel)
     (when (core-dropped core) (funcall (core-dropped core)))))
-
-(defun greeting-failed (subchannel link)
-  "LINK, which we were connecting to, has ended before the peer's SETTINGS came. If the connection
-before it worked, that is what a restart looks like: a server that closes its listener leaves those
-to be reset whom the kernel had accepted, while its successor listens. So another attempt is made at
-once, before calls fail for it."
-  (let ((core (subchannel-core subchannel))
-        (failure (wire:link-failure link)))
-    (cond ((shiftf (subchannel-proven subchannel) nil)
-           (note-failure subchannel failure)
-           (endeavour subchannel))
-          (t (connect-failed subchannel
-                             (format nil "Cannot connect to ~A: ~A~:[ (perhaps it wants TLS)~;~]"
-                                     (core-name core) failure
-                                     (or (core-credentials core)
-                                         ;; what it speaks is known
-                                         (search "the peer speaks" failure))))))))
 
 ;;; The end
 
@@ -385,10 +422,11 @@ once, before calls fail for it."
     (let ((core (subchannel-core subchannel)))
       (setf (core-subchannels core) (remove subchannel (core-subchannels core))))))
 
-(defun stop-connecting (subchannel)
-  "SUBCHANNEL is in use no more; its balancer knows."
+(defun stop-connecting (subchannel text)
+  "SUBCHANNEL is in use no more, because of TEXT; its balancer knows."
   (setf (subchannel-link-state subchannel) :shutdown
         (subchannel-state subchannel) :shutdown)
+  (end-endeavours subchannel text)
   (dolist (watcher (subchannel-watchers subchannel))
     (funcall (the function watcher) subchannel))
   (stop-back-off (subchannel-back-off subchannel) (subchannel-loop subchannel)))
@@ -397,8 +435,8 @@ once, before calls fail for it."
   "The balancer gives SUBCHANNEL up because of TEXT. The calls that it has go on."
   (map-ancestors (lambda (ancestor) (subchannel-closed ancestor subchannel))
                  (subchannel-balancer subchannel))
-  (stop-connecting subchannel)
-  (dolist (link (append (subchannel-links subchannel) (subchannel-greeted-by subchannel)))
+  (stop-connecting subchannel text)
+  (dolist (link (subchannel-links subchannel))
     (setf (wire:link-draining link) t)
     (leave-link subchannel link text))
   (forget-if-ended subchannel))
@@ -412,9 +450,8 @@ once, before calls fail for it."
 
 (defun abandon-subchannel (subchannel)
   "End SUBCHANNEL and every call on it: the channel is closed."
-  (stop-connecting subchannel)
+  (stop-connecting subchannel "the channel is closed")
   (dolist (link (append (shiftf (subchannel-links subchannel) '())
-                        (shiftf (subchannel-greeted-by subchannel) '())
                         (shiftf (subchannel-leaving subchannel) '())))
     (multiple-value-call #'wire:abandon-link link (rpc:verdict :channel-closed)))
   (forget-if-ended subchannel))

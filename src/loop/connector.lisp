@@ -3,21 +3,29 @@
 ;;;; families alternating (RFC 8305 sections 4 and 5); the first that takes the connection has it,
 ;;;; the others are given up. All of it has one time limit. The owner is called exactly once, on the
 ;;;; loop. CONNECT-TO looks a target up first, within the same limit.
+;;;;
+;;;; An owner that has more to do before a connection is one, such as a handshake, takes each that
+;;;; comes about as a candidate (ON-CANDIDATE). Its attempt counts as under way until the owner says
+;;;; that it has failed (CANDIDATE-FAILED), or that it is the one (END-CONNECTING).
 
 (in-package #:clgrpc.loop)
 
 (defconstant +attempt-delay-ns+ 250000000
-  "How long an attempt is waited for before the next begins (RFC 8305 section 8).")
+  "How long an attempt is waited for before the next begins, unless somebody says otherwise (RFC
+8305 section 8).")
 
 (defstruct (connector (:include source) (:constructor %make-connector) (:copier nil))
   "An endeavour to connect to one of several addresses."
   (name "" :type string)                ; what it connects to, for people
   (on-done nil :type function)          ; (transport condition), one of them nil
   (on-progress nil :type (or null function)) ; (event &rest plist)
+  (on-candidate nil :type (or null function)) ; (transport)
   (untried '() :type list)              ; addresses
   (attempts '() :type list)             ; those under way
+  (candidates '() :type list)           ; peers, text, of those that the owner has
   (failures '() :type list)             ; texts, newest first
   (failure-class 'connect-error :type symbol) ; of the last of them
+  (delay-ns +attempt-delay-ns+ :type nanoseconds) ; that an attempt is waited for
   (deadline nil :type (or null timer))  ; when it rings, the time is up
   (delay nil :type (or null timer))     ; when it rings, the next attempt begins
   (done nil :type boolean))             ; ON-DONE has been called
@@ -39,14 +47,19 @@
   (print-unreadable-object (connector stream :type t)
     (write-string (connector-name connector) stream)))
 
-(defun connect-addresses (loop name addresses timeout-ns on-done &key on-progress)
+(defun connect-addresses (loop name addresses timeout-ns on-done
+                          &key on-progress on-candidate (delay-ns +attempt-delay-ns+))
   "Connect to one of ADDRESSES, those of the kernel that NAME, a text, has, within TIMEOUT-NS
 nanoseconds. Then (ON-DONE transport nil) or (ON-DONE nil condition), a CONNECT-ERROR, is called on
 LOOP, exactly once and never before this returns. ON-PROGRESS is a function that is told on LOOP how
 it goes: for each attempt (:attempt :address text), and for those that fail (:attempt-failed
-:address text :reason text). Signal MISUSE if LOOP has stopped. From any thread."
+:address text :reason text). ON-CANDIDATE is a function of a transport that is called on LOOP for
+each connection, which it owns; then ON-DONE gets conditions only. An attempt is waited for DELAY-NS
+nanoseconds before the next begins. Return the connector. Signal MISUSE if LOOP has stopped. From
+any thread."
   (let ((connector (%make-connector
                     :loop loop :name name :on-done on-done :on-progress on-progress
+                    :on-candidate on-candidate :delay-ns delay-ns
                     :untried (os:interleave-families addresses)
                     :on-release (lambda (connector)
                                   (note-failure connector "the event loop has stopped" nil)
@@ -55,7 +68,7 @@ it goes: for each attempt (:attempt :address text), and for those that fail (:at
           (connector-delay connector) (make-timer #'try-next-address connector))
     (unless (post loop (lambda () (start-connector connector timeout-ns)))
       (misuse "~A has stopped; it cannot connect." loop))
-    nil))
+    connector))
 
 (defun connect-to (loop target timeout-ns on-done)
   "Connect to TARGET, one of PARSE-TARGET or its text, as CONNECT-ADDRESSES does, once its addresses
@@ -74,11 +87,12 @@ or LOOP has stopped. From any thread."
                                             (max 0 (- end (event-loop-now loop))) on-done))))))))
 
 (defun start-connector (connector timeout-ns)
-  (let ((loop (connector-loop connector)))
-    (push connector (event-loop-unconnected loop))
-    (schedule-timer (event-loop-wheel loop) (connector-deadline connector)
-                    (+ (event-loop-now loop) timeout-ns))
-    (try-next-address connector)))
+  (unless (connector-done connector)
+    (let ((loop (connector-loop connector)))
+      (push connector (event-loop-unconnected loop))
+      (schedule-timer (event-loop-wheel loop) (connector-deadline connector)
+                      (+ (event-loop-now loop) timeout-ns))
+      (try-next-address connector))))
 
 (defun tell-progress (connector event &rest plist)
   (when (connector-on-progress connector)
@@ -96,8 +110,9 @@ for."
           until (begin-attempt connector (pop (connector-untried connector))))
     (cond ((connector-untried connector)
            (schedule-timer wheel (connector-delay connector)
-                           (+ (event-loop-now loop) +attempt-delay-ns+)))
-          ((null (connector-attempts connector)) (fail-connector connector)))))
+                           (+ (event-loop-now loop) (connector-delay-ns connector))))
+          ((null (or (connector-attempts connector) (connector-candidates connector)))
+           (fail-connector connector)))))
 
 (defun note-failure (connector text address &optional (class 'connect-error))
   "Remember TEXT as what went wrong, with ADDRESS, text, if that is not plain, and is of CLASS."
@@ -150,31 +165,63 @@ for."
            (errno (funcall (network-failure network) (attempt-socket attempt)))
            (socket (leave-attempt attempt)))
       (cond ((zerop errno)
-             (end-connector connector (funcall (network-transport network) socket
-                                               (attempt-address attempt))
-                            nil))
+             (let ((transport (funcall (network-transport network) socket
+                                       (attempt-address attempt))))
+               (if (connector-on-candidate connector)
+                   (add-candidate connector transport)
+                   (end-connector connector transport nil))))
             (t (funcall (network-close network) socket)
                (note-errno connector (- (abs errno)) (attempt-address attempt))
                (try-next-address connector))))))
 
+;;; Candidates
+
+(defun add-candidate (connector transport)
+  "Give the owner of CONNECTOR TRANSPORT, a connected one."
+  (push (transport-peer transport) (connector-candidates connector))
+  (let ((failure (nth-value 1 (guarding (:connect-function-error :connector connector)
+                                (funcall (connector-on-candidate connector) transport)))))
+    (when failure
+      (close-unowned (connector-loop connector) transport failure)
+      (candidate-failed connector (transport-peer transport) (princ-to-string failure)))))
+
+(defun candidate-failed (connector peer text)
+  "The connection to PEER, text, a candidate of CONNECTOR's, has ended because of TEXT. Go on with
+the other addresses. On the loop."
+  (unless (connector-done connector)
+    (setf (connector-candidates connector)
+          (remove peer (connector-candidates connector) :test #'string= :count 1))
+    (note-failure connector text peer)
+    (try-next-address connector)))
+
 ;;; The end
 
 (defun connecting-timed-out (connector)
-  (dolist (attempt (connector-attempts connector))
-    (note-failure connector "no answer in time" (attempt-address attempt) 'connect-timeout))
+  (dolist (peer (append (mapcar #'attempt-address (connector-attempts connector))
+                        (connector-candidates connector)))
+    (note-failure connector "no answer in time" peer 'connect-timeout))
   (fail-connector connector))
 
+(defun end-connecting (connector)
+  "Give up the attempts of CONNECTOR that are under way, but for candidates, which are their
+owner's. Nobody is told anything any more. On the loop."
+  (unless (connector-done connector)
+    (let* ((loop (connector-loop connector))
+           (wheel (event-loop-wheel loop)))
+      (setf (connector-done connector) t
+            (connector-untried connector) '()
+            (event-loop-unconnected loop) (delete connector (event-loop-unconnected loop)))
+      (cancel-timer wheel (connector-deadline connector))
+      (cancel-timer wheel (connector-delay connector))
+      (loop while (connector-attempts connector)
+            do (funcall (network-close (event-loop-network loop))
+                        (leave-attempt (first (connector-attempts connector)))))))
+  nil)
+
 (defun end-connector (connector transport condition)
-  (let* ((loop (connector-loop connector))
-         (wheel (event-loop-wheel loop)))
-    (setf (connector-done connector) t
-          (connector-untried connector) '()
-          (event-loop-unconnected loop) (delete connector (event-loop-unconnected loop)))
-    (cancel-timer wheel (connector-deadline connector))
-    (cancel-timer wheel (connector-delay connector))
-    (loop while (connector-attempts connector)
-          do (funcall (network-close (event-loop-network loop))
-                      (leave-attempt (first (connector-attempts connector)))))
+  "Tell the owner of CONNECTOR of TRANSPORT or CONDITION."
+  (let ((loop (connector-loop connector)))
+    (end-connecting connector)
     (let ((failure (nth-value 1 (guarding (:connect-function-error :connector connector)
                                   (funcall (connector-on-done connector) transport condition)))))
       (when (and failure transport) (close-unowned loop transport failure)))))

@@ -84,7 +84,7 @@
    ;; datagram.lisp
    #:exchange #:open-exchange #:send-datagram #:close-exchange #:route-p
    ;; connector.lisp
-   #:connect-addresses #:connect-to
+   #:connector #:connect-addresses #:candidate-failed #:end-connecting #:connect-to
    ;; future.lisp
    #:cancel #:future #:make-future #:future-done-p #:resolve-future #:reject-future #:await #:attach
    #:completions #:future-completions #:define-completions

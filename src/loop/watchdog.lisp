@@ -158,6 +158,8 @@ has been collected since."
              (baton (event-loop-baton loop))
              (state (baton-state baton))
              (still (= baton (shiftf (watched-seen watched) baton)))
+             ;; who only begins calls, all of which fail at once, reads nothing
+             (unread (= (watched-turns watched) (event-loop-turns loop)))
              (late (look-at-turn watched loop (and comparable (= state +lent+) (not still)))))
         (flet ((ask (asked)
                  (if asked
@@ -175,7 +177,7 @@ has been collected since."
                 ((= state +lent+) (setf lent t))
                 ((and (= state +free+)
                       (event-loop-driving loop)
-                      (or still (timer-may-be-due-p loop)))
+                      (or still unread (timer-may-be-due-p loop)))
                  (ask (request-runner loop)))))))))
 
 (defun timer-may-be-due-p (loop)

@@ -25,7 +25,14 @@
       (is (eq :transient-failure (client::core-state core)))
       (is (string= "it rains" (client::failure-text (client::core-picker core))))
       (is (eq :unavailable (client::failure-status (client::core-picker core))))
+      ;; it tries again without being asked, and calls fail meanwhile (gRFC A62)
       (client::end-wait subchannel)
+      (is (eq :connecting (client::subchannel-state subchannel)))
+      (is (eq :transient-failure (client::core-state core)))
+      (is (string= "it rains" (client::failure-text (client::core-picker core))))
+      (client::change-state subchannel :ready)
+      (is (eq :ready (client::core-state core)))
+      (client::change-state subchannel :idle)
       (is (eq :idle (client::core-state core)))
       (is (= 1 (length (client::core-subchannels core)))))))
 
@@ -70,10 +77,40 @@
     (let ((subchannel (first (client::core-subchannels core))))
       (client::wait-for-better-times subchannel "refused")
       (tell-backends puppet "127.0.0.1:1")
-      (is (eq :transient-failure (client::core-state core)) "the same again")
+      (is (eq :transient-failure (client::subchannel-state subchannel)) "the same again")
+      (tell-backends puppet "127.0.0.1:2" "127.0.0.1:1")
+      (is (eq :connecting (client::subchannel-state subchannel)))
+      (is (null (client::back-off-timer (client::subchannel-back-off subchannel))))
+      (client::wait-for-better-times subchannel "refused")
+      (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
+      (is (eq :transient-failure (client::subchannel-state subchannel)) "in another order")
       (tell-backends puppet "127.0.0.1:2")
-      (is (eq :idle (client::core-state core)))
-      (is (null (client::back-off-timer (client::subchannel-back-off subchannel)))))))
+      (is (eq :transient-failure (client::subchannel-state subchannel)) "one less")
+      (is (eq :transient-failure (client::core-state core))))))
+
+(test pick-first-connects-anew-while-it-connects
+  "When addresses come or go; not when they come in another order."
+  (with-core (core puppet :pick-first)
+    (client::wake core)
+    (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
+    (let ((subchannel (first (client::core-subchannels core))))
+      (flet ((endeavour () (first (client::subchannel-endeavours subchannel))))
+        (let ((first (endeavour)))
+          (tell-backends puppet "127.0.0.1:2" "127.0.0.1:1")
+          (is (eq first (endeavour)))
+          (tell-backends puppet "127.0.0.1:2" "127.0.0.1:3")
+          (is (not (eq first (endeavour))))
+          (is (= 1 (length (client::subchannel-endeavours subchannel))))
+          (is (eq :connecting (client::core-state core))))))))
+
+(test lost-servers-are-asked-for
+  "When a connection ends, and when all addresses have failed."
+  (with-core (core puppet :pick-first)
+    (client::wake core)
+    (tell-backends puppet "127.0.0.1:1")
+    (let ((subchannel (first (client::core-subchannels core))))
+      (client::wait-for-better-times subchannel "refused")
+      (is (= 2 (puppet-asked puppet))))))
 
 (test pick-first-without-addresses
   (with-core (core puppet :pick-first)

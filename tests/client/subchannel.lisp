@@ -351,7 +351,54 @@ well."
                      (client::widen subchannel 2)
                      (setf (client::subchannel-addresses subchannel) addresses)))
         (is (wait-until (lambda () (client::subchannel-failure subchannel))))
-        (is (wait-until (lambda () (zerop (client::subchannel-endeavours subchannel)))))
+        (is (wait-until (lambda () (null (client::subchannel-endeavours subchannel)))))
         (is (eq :ready (grpc:channel-state channel)))
         (is (= 2 (number-of (ask channel (note 1)))))))
     (grpc:stop-server server)))
+
+;;; Several addresses (gRFC A61)
+
+(defun call-with-silent-server (function)
+  "Call FUNCTION with the address of a server that takes connections and never says a word."
+  (let ((listener (os:open-socket os:+af-inet+)))
+    (os:bind-socket listener (os:make-address "127.0.0.1" 0))
+    (os:listen-socket listener 16)
+    (unwind-protect (funcall function (os:address-text (os:socket-address listener)))
+      (os:close-descriptor listener))))
+
+(test silent-servers-are-passed-over
+  "An attempt counts until the peer's SETTINGS come; the next begins beside it after a while."
+  (call-with-silent-server
+   (lambda (silent)
+     (let ((server (start-probe (list :ask #'double))))
+       (grpc:with-channel (channel (format nil "ipv4:~A,~A" silent (grpc:server-address server))
+                                   :connection-attempt-delay-seconds 0.1)
+         (let ((begin (monotonic-ns)))
+           (is (= 2 (number-of (ask channel (note 1) :timeout 20))))
+           (is (<= (seconds-ns 0.1) (- (monotonic-ns) begin))))
+         (is (null (client::subchannel-endeavours (the-subchannel channel)))))
+       (is (wait-until (lambda ()
+                         (zerop (getf (grpc:server-statistics server) :connections)))))
+       (grpc:stop-server server)))))
+
+(test the-whole-of-connecting-has-a-limit
+  "That of the handshake, too."
+  (call-with-silent-server
+   (lambda (silent)
+     (grpc:with-channel (channel silent :connect-timeout-seconds 0.1)
+       (let ((error (caught (ask channel (note 1) :timeout 20))))
+         (is (typep error 'grpc:unavailable))
+         (is (search "no answer in time" (grpc:rpc-error-message error))))))))
+
+(test servers-that-hang-up-are-passed-over-at-once
+  (call-with-inhospitable-server
+   (lambda (address count)
+     (let ((server (start-probe (list :ask #'double))))
+       (grpc:with-channel (channel (format nil "ipv4:~A,~A" address (grpc:server-address server))
+                                   :connection-attempt-delay-seconds 2)
+         (let ((begin (monotonic-ns)))
+           (is (= 2 (number-of (ask channel (note 1) :timeout 20))))
+           (is (< (- (monotonic-ns) begin) (seconds-ns 1.9)))
+           (is (= 1 (funcall count)))))
+       (grpc:stop-server server)))
+   #()))

@@ -260,3 +260,58 @@
                      (:attempt-failed ,dead ,(format nil "Connection refused (~A)" dead))
                      (:attempt ,peer nil))
                    (reverse progress)))))))
+
+(defun call-with-candidates (function)
+  "Call FUNCTION with a loop, a connector to two listeners, and functions that return the transports
+that came as candidates, latest first, and the condition that it ended with."
+  (with-loops (loop other) ()
+    (let* ((listeners (loop repeat 2 collect (listen-with (list other)
+                                                          (make-handler :input #'echo))))
+           (transports '()) (ended nil)
+           (connector (connect-addresses
+                       loop "somebody"
+                       (loop for listener in listeners
+                             collect (os:make-address "127.0.0.1" (port-of listener)))
+                       (seconds-ns 20)
+                       (lambda (transport condition)
+                         (declare (ignore transport))
+                         (setf ended condition))
+                       :delay-ns (seconds-ns 60)
+                       :on-candidate (lambda (transport) (push transport transports)))))
+      (flet ((count-of (count)
+               (loop repeat 100000
+                     until (= count (length transports))
+                     do (settle loop))
+               (= count (length transports))))
+        (funcall function loop connector #'count-of (lambda () transports) (lambda () ended))
+        (on-loop loop (lambda () (mapc #'close-transport transports)))))))
+
+(test candidates-that-fail
+  "The next address is tried at once, until none is left."
+  (call-with-candidates
+   (lambda (loop connector count-of transports ended)
+     (flet ((reject ()
+              (on-loop loop (lambda ()
+                              (candidate-failed connector
+                                                (transport-peer (first (funcall transports)))
+                                                "it is rude")))))
+       (is-true (funcall count-of 1))
+       (is-false (funcall ended))
+       (reject)
+       (is-true (funcall count-of 2))
+       (is-false (funcall ended))
+       (reject)
+       (is (search "it is rude" (princ-to-string (funcall ended))))))))
+
+(test candidates-that-are-accepted
+  "Nobody is told anything more."
+  (call-with-candidates
+   (lambda (loop connector count-of transports ended)
+     (declare (ignore transports))
+     (is-true (funcall count-of 1))
+     (on-loop loop (lambda ()
+                     (end-connecting connector)
+                     (candidate-failed connector "127.0.0.1:1" "too late")))
+     (settle loop)
+     (is-true (funcall count-of 1))
+     (is-false (funcall ended)))))
