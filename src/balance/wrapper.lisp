@@ -26,7 +26,7 @@
 
 (defun child-field (object name path)
   "The field NAME of OBJECT, a list of policies as loadBalancingConfig, as a POLICY-CONFIG."
-  (multiple-value-bind (list present) (config:list-field object name path)
+  (multiple-value-bind (list present) (config:field object name)
     (let ((path (config:member-path path name)))
       (unless present (config:config-error path "it is required"))
       (config:parse-balancing list path))))

@@ -10,10 +10,10 @@
 :shutdown. From any thread."))
 
 (defgeneric channel-addresses (channel)
-  (:documentation "What CHANNEL knows of its servers now: a list of plists, one for each, with
+    (:documentation "What CHANNEL knows of its servers now: a list of plists, one for each, with
 :ADDRESS, text, of several addresses of one server with commas between; :STATE, as CHANNEL-STATE;
-:CONNECTIONS, how many are ready; :CALLS, how many attempts of calls are under way; :PICKS, how many
-attempts it was picked for; :FAILURES, how many of them ended with another status than :ok and
+:CONNECTIONS, how many are ready; :CALLS, how many attempts of calls are under way; :PICKS, how
+many attempts it was picked for; :FAILURES, how many of them ended with another status than :ok and
 :cancelled; :FAILED-CONNECTS, how often no connection came about. :TROUBLE, a text that says why it
 is not ready, :NEXT-ATTEMPT, the seconds until the next attempt to connect, :ATTRIBUTES, what a
 resolver says of it, and what the balancing policy has to say follow where there are any. The

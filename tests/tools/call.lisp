@@ -318,8 +318,25 @@ put off until DELAY has passed, and each file has PADDING octets."))
   (fails-p 2 "JSON" "call" "a:1" "a.B/C" "--service-config" "{")
   (fails-p 2 "/nowhere.json cannot be read" "call" "a:1" "a.B/C" "--service-config"
            "/nowhere.json")
+  (is (stringp (tools::parse-config-argument
+                "{\"loadBalancingConfig\":[{\"outlier_detection_experimental\":
+                    {\"childPolicy\":[{\"round_robin\":{}}]}}]}"))
+      "policies below policies")
   (uiop:with-temporary-file (:stream stream :pathname path)
     (write-string "{\"loadBalancingConfig\":[{\"round_robin\":{}}]}" stream)
     :close-stream
     (is (string= "{\"loadBalancingConfig\":[{\"round_robin\":{}}]}"
                  (tools::parse-config-argument (namestring path))))))
+
+(test call-follows-a-service-config
+  (with-reflected (address :services (make-instance 'tools:interop-service))
+    (flet ((call (config)
+             (run-line "call" address "grpc.testing.TestService/StreamingOutputCall"
+                       "--service-config"
+                       (format nil "{\"methodConfig\":[{\"name\":[{\"service\":
+                                    \"grpc.testing.TestService\"}],~A}]}"
+                               config)
+                       "-d" "{\"responseParameters\": [{\"size\": 1, \"intervalUs\": 300000}]}")))
+      (is (= 0 (call "\"timeout\":\"60s\"")))
+      (is (= (+ 64 4) (call "\"timeout\":\"0.05s\"")))
+      (is (= (+ 64 8) (call "\"maxResponseMessageBytes\":2"))))))

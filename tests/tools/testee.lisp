@@ -188,7 +188,7 @@ answer; a channel \"c\" leads to a server of the interop service."
     (signals base:misuse (ask "state" "{\"channel\":\"d\"}"))
     (signals base:misuse (ask "call" "{\"channel\":\"c\",\"payloadBytes\":-1}"))
     (signals base:misuse (ask "calls" "{\"channel\":\"c\",\"parallel\":1001}"))
-    (signals base:misuse (ask "channel" "{\"name\":\"e\",\"target\":\"::\"}"))
+    (signals base:misuse (ask "channel" "{\"name\":\"e\",\"target\":\"http://a:1\"}"))
     (signals base:misuse
       (ask "channel" "{\"name\":\"e\",\"target\":\"a:1\",\"options\":{\"maxReceiveBytes\":-1}}"))))
 
