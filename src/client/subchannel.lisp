@@ -220,18 +220,24 @@ many streams it allows."
                                        ;; what it speaks is known
                                        (search "the peer speaks" text))))))
 
+(defun impatient-calls-p (core)
+  "True if calls wait for CORE to have a connection that do not wait for ready."
+  (notevery #'client-call-wait-for-ready (waiting-calls core)))
+
 (defun endeavour-failed (endeavour condition)
   "All addresses were tried in vain: if nothing else may come of what is under way, the subchannel
 waits. If the connection before it worked and a peer has taken one of ENDEAVOUR's, that is what a
 restart looks like: a server that closes its listener leaves those to be reset whom the kernel had
-accepted, while its successor listens. So another attempt is made at once, before calls fail for
-it."
+accepted, while its successor listens. So another attempt is made at once if calls would fail for
+it; others wait as long as gRPC's document on connection back-off says."
   (let* ((subchannel (endeavour-subchannel endeavour))
          (text (string-right-trim "." (princ-to-string condition))))
     (end-endeavour endeavour text)
     (cond ((not (eq :connecting (subchannel-link-state subchannel))))
           ((subchannel-endeavours subchannel))
-          ((and (shiftf (subchannel-proven subchannel) nil) (endeavour-met endeavour))
+          ((and (shiftf (subchannel-proven subchannel) nil)
+                (endeavour-met endeavour)
+                (impatient-calls-p (subchannel-core subchannel)))
            (note-failure subchannel text)
            (begin-endeavour subchannel))
           (t (wait-for-better-times subchannel text (endeavour-began-ns endeavour))))))

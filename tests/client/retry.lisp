@@ -131,18 +131,27 @@ are."
    server (lambda (hub) (clgrpc.server::map-links #'clgrpc.server::drain-link hub))))
 
 (test a-connection-that-is-reset-after-a-good-one-is-tried-anew
-  "As happens when a server is replaced by another. Once: otherwise nobody is there."
+  "As happens when a server is replaced by another. Once: otherwise nobody is there. And only for
+calls that would fail for it: who waits for ready waits for the back-off."
   (with-probe (channel :server server :events (:accept-function-error)
                        :channel-options '(:backoff-initial-seconds 0.01))
       (:ask #'double)
-    (flet ((ask-after (resets)
+    (flet ((ask-after (resets &rest arguments)
              (turn-away-all server)
              (is-true (wait-until (lambda () (not (eq :ready (grpc:channel-state channel))))))
-             (call-with-resets resets (lambda () (caught (ask channel (note 4)))))))
+             (call-with-resets resets
+                               (lambda () (caught (apply #'ask channel (note 4) arguments)))))
+           (back-offs ()
+             (loop for facts in (grpc:channel-addresses channel)
+                   sum (getf facts :failed-connects))))
       (is (= 8 (number-of (ask channel (note 4)))))
       (is (null (ask-after 1)))
+      (is (= 0 (back-offs)))
       (is (typep (ask-after 2) 'grpc:unavailable))
-      (is (= 8 (number-of (ask channel (note 4) :wait-for-ready t)))))))
+      (is (= 8 (number-of (ask channel (note 4) :wait-for-ready t))))
+      (let ((before (back-offs)))
+        (is (null (ask-after 1 :wait-for-ready t)))
+        (is (= (1+ before) (back-offs)))))))
 
 (defun start-next (address)
   (start-probe (list :ask #'double :watch #'count-up) :listen address :reuse-port t))
