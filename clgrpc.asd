@@ -611,7 +611,7 @@
                "clgrpc/tests/service" "clgrpc/tests/calling" "clgrpc/tests/serving"
                "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
-               "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/transports" "clgrpc/tests/inproc"
+               "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/balance" "clgrpc/tests/transports" "clgrpc/tests/inproc"
                "clgrpc/tests/services"
                "clgrpc/tests/sim" "clgrpc/tests/abuse" "clgrpc/tests/promise"
                "sb-posix" "sb-introspect")
@@ -1002,7 +1002,7 @@
                (:file "observer")
                (:file "retry")
                (:file "hedging")
-               (:file "round-robin")
+               (:file "policies")
                (:file "description")
                (:file "future")
                (:file "flow")
@@ -1014,6 +1014,14 @@
                (:file "tls")
                (:file "trace")
                (:file "stress")))
+
+(defsystem "clgrpc/tests/balance"
+  :depends-on ("clgrpc/tests/client")
+  :pathname "tests/balance/"
+  :serial t
+  :components ((:file "package")
+               (:file "support")
+               (:file "policies")))
 
 (defsystem "clgrpc/tests/transports"
   :depends-on ("clgrpc/tests/server" "clgrpc/tests/support")

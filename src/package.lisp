@@ -85,7 +85,13 @@
                 #:make-channel #:with-channel
                 ;; resolvers
                 #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver
-                #:resolve-now #:stop-resolver #:push-addresses #:push-failure)
+                #:resolve-now #:stop-resolver #:push-addresses #:push-failure
+                ;; balancers
+                #:balancer #:define-balancer #:update-backends #:subchannel-changed #:exit-idle
+                #:close-balancer #:publish #:make-picker #:make-failure
+                #:backend #:backend-key #:backend-attributes
+                #:subchannel #:open-subchannel #:connect #:close-subchannel #:subchannel-state
+                #:subchannel-key #:subchannel-attributes #:subchannel-calls)
   (:import-from #:clgrpc.config
                 #:service-config-error #:service-config-error-path #:service-config-error-text)
   (:import-from #:clgrpc.server

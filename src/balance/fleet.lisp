@@ -97,10 +97,10 @@ members that are ready."))
   (let ((members (fleet-members fleet)))
     (loop for key being the hash-keys of members using (hash-value subchannel)
           unless (gethash key kept)
-            collect (cons key subchannel) into gone
-          finally (loop for (key . subchannel) in gone
-                        do (remhash key members)
-                           (close-subchannel subchannel "its address is the servers' no more")))))
+            collect key into keys
+            and collect subchannel into gone
+          finally (dolist (key keys) (remhash key members))
+                  (client:close-several fleet gone "its address is the servers' no more"))))
 
 (defun update-members (fleet backends)
   "FLEET's members are those of BACKENDS from now on. Return those that are new."
@@ -201,6 +201,13 @@ members that are ready."))
     (cond ((plusp (length ready)) (publish fleet :ready (fleet-picker fleet ready)))
           ((all-failed-p fleet) (publish-failure fleet))
           (t (publish fleet :connecting nil)))))
+
+(defmethod client:subchannel-facts ((balancer fleet) subchannel)
+  (when (fleet-health balancer)
+    (let ((veto (find :health (client:subchannel-vetoes subchannel) :key #'client:veto-name)))
+      (list :health (cond ((not (eq :ready (subchannel-link-state subchannel))) :not-connected)
+                          (veto (client:veto-state veto))
+                          (t :serving))))))
 
 ;;; What pickers do alike
 

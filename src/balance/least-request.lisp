@@ -37,7 +37,7 @@ fewest calls."
 (defmethod fleet-picker ((fleet least-request) ready)
   (let ((choices (least-request-choices fleet))
         (random-state (balancer-random fleet)))
-    (make-picker (lambda (call)
+    (new-picker (lambda (call)
                    (declare (ignore call))
                    (let ((best (least-busy ready choices random-state)))
                      (if (room-p best)

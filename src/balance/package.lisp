@@ -13,8 +13,8 @@
                 #:balancer #:balancer-core #:balancer-now #:balancer-random #:publish
                 #:update-backends #:subchannel-changed #:exit-idle #:close-balancer
                 #:child-published #:subchannel-opened #:subchannel-closed
-                #:make-picker #:picker-p #:picker-function #:make-failure
-                #:subchannel #:open-subchannel #:connect #:close-subchannel #:subchannel-p
+                #:new-picker #:picker-p #:picker-function #:make-failure
+                #:subchannel #:open-subchannel #:connect #:subchannel-p
                 #:subchannel-state #:subchannel-link-state #:subchannel-attributes
                 #:subchannel-key #:subchannel-note #:subchannel-watchers #:trouble-text #:room-p
                 #:subchannel-calls #:impose-veto #:lift-veto #:add-listener

@@ -15,7 +15,9 @@
 (defun parse-priorities (object path)
   "The PRIORITIES that OBJECT is."
   (let* ((children-path (config:member-path path "children"))
-         (children (loop for (name . value) in (config:object-field object "children" path)
+         (children (loop for (key . value) in (config:object-members
+                                               (config:object-field object "children" path))
+                         for name = (config:key-name key)
                          for child-path = (config:member-path children-path name)
                          collect (cons name (child-field (config:check-object value child-path)
                                                          "config" child-path))))

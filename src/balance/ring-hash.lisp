@@ -7,9 +7,10 @@
 ;;;;
 ;;;; Servers are connected to when calls are picked for them. Calls pass over those that failed.
 ;;;;
-;;;; The ring has S entries for a server with the fraction F of all weight, S·F rounded in turn, S
-;;;; being ⌈Fmin · minRingSize⌉ / Fmin, but at most maxRingSize. With three servers of equal weight
-;;;; and minRingSize 1024 each has 342.
+;;;; A server with the fraction F of all weight has ⌊S · F⌋ entries, but at least one; S is
+;;;; ⌈Fmin · minRingSize⌉ / Fmin, but at most maxRingSize. With three servers of equal weight and
+;;;; minRingSize 1024 each has 342. The document gives what is rounded off to the next servers in
+;;;; turn; then most servers' entries would change when one of many leaves.
 
 (in-package #:clgrpc.balance)
 
@@ -82,17 +83,12 @@ has one.")
          (least (/ (reduce #'min subchannels :key #'server-weight) total))
          (scale (min (/ (ceiling (* least (ring-config-least config))) least)
                      (ring-config-most config)))
-         (entries '())
-         (count 0)
-         (target 0))
+         (entries '()))
     (dolist (subchannel subchannels)
-      (incf target (* scale (/ (server-weight subchannel) total)))
       (loop with key = (server-key subchannel)
-            for number from 0
-            while (< count target)
+            for number below (max 1 (floor (* scale (server-weight subchannel)) total))
             do (push (cons (xxh64 (string-octets (format nil "~A_~D" key number))) subchannel)
-                     entries)
-               (incf count)))
+                     entries)))
     (let ((entries (sort entries #'< :key #'car)))
       (make-ring-entries (map '(simple-array (unsigned-byte 64) (*)) #'car entries)
                          (map 'simple-vector #'cdr entries)))))
@@ -194,7 +190,7 @@ is connected for that, and none if CONNECTING, one does already."
   (let ((ring (ring-hash-ring fleet))
         (header (ring-config-header (ring-hash-config fleet)))
         (random-state (balancer-random fleet)))
-    (make-picker (lambda (call)
+    (new-picker (lambda (call)
                    (let ((hash (and header (call-hash call header))))
                      (if hash
                          (pick-by-key fleet ring (ring-index ring hash))

@@ -14,7 +14,7 @@ passes over those that have no stream now, as long as others have one."
   (flet ((next ()
            (setf last (if (= (1+ last) (length ready)) 0 (1+ last)))
            (svref ready last)))
-    (make-picker (lambda (call)
+    (new-picker (lambda (call)
                    (declare (ignore call))
                    (loop repeat (length ready)
                          for subchannel = (next)

@@ -148,7 +148,7 @@ gives none."
         (weighted-stride fleet) nil)
   (look-again fleet)
   (let ((turns (picker-function (turns-picker ready (first-turn fleet ready)))))
-    (make-picker (lambda (call)
+    (new-picker (lambda (call)
                    (let ((stride (weighted-stride fleet)))
                      (if (and stride (= (length ready) (length (stride-weights stride))))
                          (loop repeat (length ready)
@@ -165,6 +165,11 @@ gives none."
 
 (defmethod review :before ((fleet weighted-round-robin))
   (setf (weighted-ready fleet) #()))
+
+(defmethod client:subchannel-facts ((balancer weighted-round-robin) subchannel)
+  (append (list :weight (weight-now (subchannel-note subchannel) (weighting balancer)
+                                    (balancer-now balancer)))
+          (call-next-method)))
 
 (defmethod close-balancer :after ((fleet weighted-round-robin))
   (stop-timer fleet (shiftf (weighted-timer fleet) nil)))

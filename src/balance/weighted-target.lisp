@@ -16,7 +16,8 @@
   (multiple-value-bind (targets present) (config:object-field object "targets" path)
     (unless present (config:config-error (config:member-path path "targets") "it is required"))
     (loop with path = (config:member-path path "targets")
-          for (name . value) in targets
+          for (key . value) in (config:object-members targets)
+          for name = (config:key-name key)
           collect (let* ((path (config:member-path path name))
                          (object (config:check-object value path)))
                     (make-target
@@ -57,7 +58,7 @@
          (sums (coerce (loop for weight in weights sum weight into sum collect sum)
                        'simple-vector))
          (total (svref sums (1- (length sums)))))
-    (make-picker (lambda (call)
+    (new-picker (lambda (call)
                    (let ((number (random total random-state)))
                      (pick-by (svref pickers (position-if (lambda (sum) (< number sum)) sums))
                               call)))

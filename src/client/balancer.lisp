@@ -26,13 +26,34 @@
 
 (declaim (sb-ext:freeze-type failure))
 
-(defstruct (picker (:constructor make-picker (function text &key choosy)) (:copier nil))
+(defstruct (picker (:constructor new-picker (function text &key choosy)) (:copier nil))
   "What picks a subchannel, a FAILURE or nil, which is to wait, for each call."
   (function nil :type function :read-only t) ; of the call; on the loop
   (text "" :type string :read-only t)   ; what it does, for people
   (choosy nil :type boolean :read-only t)) ; what it gives is for that call: others need not wait
 
 (declaim (sb-ext:freeze-type picker))
+
+(defun make-picker (function text &key choosy)
+  "Return a picker for PUBLISH: FUNCTION is called with each call, and returns a subchannel that is
+ready, what MAKE-FAILURE returns, or nil, so that the call waits for another picker. TEXT says for
+people what it does. Calls that wait hold up those after them, unless CHOOSY is true: what FUNCTION
+returns is then of interest to that call alone. FUNCTION runs on the channel's loop, so it must not
+wait; a call for which it signals an error ends with :internal. The call tells it what its user
+gave by RPC-METHOD and the like."
+  (declare (type function function))
+  (new-picker (lambda (call)
+                (handler-case (funcall function call)
+                  (error (error)
+                    (log-condition :error :picker-failed error :picker text)
+                    (make-failure (format nil "the balancer's picker failed: ~A" error)
+                                  :internal))))
+              text :choosy choosy))
+
+(document-functions
+  new-picker "As MAKE-PICKER, for a FUNCTION that signals no errors."
+  make-failure "Return what a picker gives for a call that ends with TEXT and STATUS, a keyword,
+:unavailable unless it is given. A call that waits for ready waits on.")
 
 (defmethod print-object ((failure failure) stream)
   (print-unreadable-object (failure stream :type t)

@@ -42,17 +42,18 @@
    #:update-backends #:subchannel-changed #:exit-idle #:close-balancer #:child-published
    #:balancer-facts #:subchannel-facts #:subchannel-opened #:subchannel-closed #:publish
    #:health-service
-   #:make-picker #:picker #:picker-p #:picker-function #:picker-text
+   #:make-picker #:new-picker #:picker #:picker-p #:picker-function #:picker-text
    #:make-failure #:failure #:failure-p #:failure-text
    ;; switch.lisp
-   #:switch #:dismiss
+   #:switch #:dismiss #:define-balancer
    ;; structure.lisp and subchannel.lisp
    #:core-loop #:core-options #:core-name #:waiting-calls
    #:subchannel #:subchannel-p #:subchannel-core #:subchannel-state #:subchannel-link-state
    #:subchannel-key #:subchannel-addresses #:subchannel-attributes #:subchannel-note
    #:subchannel-watchers #:subchannel-vetoes #:subchannel-balancer
-   #:open-subchannel #:connect #:close-subchannel #:trouble-text #:room-p #:subchannel-calls
-   #:impose-veto #:lift-veto #:add-listener
+   #:open-subchannel #:connect #:close-subchannel #:close-several
+   #:trouble-text #:room-p #:subchannel-calls
+   #:impose-veto #:lift-veto #:veto-name #:veto-state #:add-listener
    ;; side-call.lisp
    #:open-side-call #:close-side-call
    ;; channel.lisp

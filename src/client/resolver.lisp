@@ -17,6 +17,10 @@
   (key "" :type string)                 ; the same backend has the same addresses, and so this text
   (attributes '() :type list))          ; a plist of what a resolver says of it besides
 
+(document-functions
+  backend-key "The addresses of BACKEND as text: the same for the same server."
+  backend-attributes "What the resolver says of BACKEND besides its addresses, a plist.")
+
 (defmethod print-object ((backend backend) stream)
   (print-unreadable-object (backend stream :type t)
     (format stream "~A~{ ~S~}" (backend-key backend) (backend-attributes backend))))

@@ -67,6 +67,14 @@
 (defun core-now (core)
   (loop:event-loop-now (core-loop core)))
 
+(document-functions
+  subchannel-key "The addresses of the server that SUBCHANNEL is for, as text; empty if it is for
+several."
+  subchannel-attributes "What the resolver says of the server that SUBCHANNEL is for besides its
+addresses, a plist."
+  subchannel-state "The state of SUBCHANNEL as its balancer sees it: :idle, :connecting, :ready,
+:transient-failure or :shutdown.")
+
 (defun health-service (core)
   "The service that servers of CORE's channel are asked whether they serve, or nil."
   (let ((config (core-config core)))

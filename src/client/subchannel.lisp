@@ -45,7 +45,8 @@ the newest veto makes of it."
                :addresses (addresses-text subchannel)
                :from (subchannel-state subchannel) :to state)
   (setf (subchannel-state subchannel) state)
-  (subchannel-changed (subchannel-balancer subchannel) subchannel))
+  (loop:guarding (:balancer-failed :balancer (subchannel-balancer subchannel))
+    (subchannel-changed (subchannel-balancer subchannel) subchannel)))
 
 (defun change-state (subchannel state)
   "The links of SUBCHANNEL come to STATE. Its watchers hear of that, then, if its own state is
@@ -100,7 +101,7 @@ called already, with the call, SUBCHANNEL, the attempt's status and its trailers
 ;;; Connecting
 
 (defun connect (subchannel)
-  "Begin to connect SUBCHANNEL, if it is idle."
+  "Begin to connect SUBCHANNEL, if it is idle. On the channel's loop."
   (when (eq :idle (subchannel-link-state subchannel))
     (change-state subchannel :connecting)
     (unless (subchannel-endeavours subchannel) (begin-endeavour subchannel))))
@@ -421,10 +422,14 @@ the second time in a row the next attempt waits."
 
 ;;; The end
 
+(defun ended-p (subchannel)
+  "True if SUBCHANNEL is in use no more and has no links."
+  (and (eq :shutdown (subchannel-link-state subchannel))
+       (null (subchannel-leaving subchannel))))
+
 (defun forget-if-ended (subchannel)
-  "SUBCHANNEL, if it is in use no more and has no links, is its channel's no more."
-  (when (and (eq :shutdown (subchannel-link-state subchannel))
-             (null (subchannel-leaving subchannel)))
+  "SUBCHANNEL, if it has ended, is its channel's no more."
+  (when (ended-p subchannel)
     (let ((core (subchannel-core subchannel)))
       (setf (core-subchannels core) (remove subchannel (core-subchannels core))))))
 
@@ -437,22 +442,35 @@ the second time in a row the next attempt waits."
     (funcall (the function watcher) subchannel))
   (stop-back-off (subchannel-back-off subchannel) (subchannel-loop subchannel)))
 
-(defun close-subchannel (subchannel text)
-  "The balancer gives SUBCHANNEL up because of TEXT. The calls that it has go on."
+(defun give-up (subchannel text)
+  "SUBCHANNEL has no more calls, because of TEXT."
   (map-ancestors (lambda (ancestor) (subchannel-closed ancestor subchannel))
                  (subchannel-balancer subchannel))
   (stop-connecting subchannel text)
   (dolist (link (subchannel-links subchannel))
     (setf (wire:link-draining link) t)
-    (leave-link subchannel link text))
+    (leave-link subchannel link text)))
+
+(defun close-subchannel (subchannel &optional (text "its balancer gives it up"))
+  "Give SUBCHANNEL up because of TEXT: it has no more calls, those that it has go on. On the
+channel's loop."
+  (give-up subchannel text)
   (forget-if-ended subchannel))
+
+(defun close-several (balancer subchannels text)
+  "Give up SUBCHANNELS of BALANCER, a list, because of TEXT; together, since there may be many."
+  (let ((core (balancer-core balancer)))
+    (dolist (subchannel subchannels) (give-up subchannel text))
+    (setf (core-subchannels core) (remove-if #'ended-p (core-subchannels core)))))
 
 (defun close-subchannels (balancer text)
   "Give up all subchannels of BALANCER because of TEXT."
-  (dolist (subchannel (core-subchannels (balancer-core balancer)))
-    (when (and (eq balancer (subchannel-balancer subchannel))
-               (not (eq :shutdown (subchannel-link-state subchannel))))
-      (close-subchannel subchannel text))))
+  (close-several balancer
+                 (remove-if-not (lambda (subchannel)
+                                  (and (eq balancer (subchannel-balancer subchannel))
+                                       (not (eq :shutdown (subchannel-link-state subchannel)))))
+                                (core-subchannels (balancer-core balancer)))
+                 text))
 
 (defun abandon-subchannel (subchannel)
   "End SUBCHANNEL and every call on it: the channel is closed."

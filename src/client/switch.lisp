@@ -34,6 +34,31 @@
     (publish switch (switch-state switch) (shiftf (switch-next-picker switch) nil))
     (dismiss old)))
 
+;;; Policies of users
+
+(defmacro define-balancer (name policy (&rest slots) &body class-options)
+  "Define the class NAME of balancers with SLOTS and CLASS-OPTIONS as DEFCLASS has them, and have it
+balance channels whose service config names POLICY, a string such as \"my_policy\", or that are made
+with :balance and the keyword of that name, :my-policy. It has methods of UPDATE-BACKENDS and
+SUBCHANNEL-CHANGED, and may have others of EXIT-IDLE and CLOSE-BALANCER. All run on the channel's
+loop, so they must not wait; an error in one is logged. UPDATE-BACKENDS is given the policy's own
+config as an alist from strings to values. A policy that has the name already gets another class;
+balancers that there are keep theirs."
+  `(progn
+     (defclass ,name (balancer) (,@slots) ,@class-options)
+     (config:register-policy ,(intern (substitute #\- #\_ (string-upcase policy)) '#:keyword)
+                             '(,policy) ',name 'config:whole-object)
+     ',name))
+
+(defun call-guarded (switch balancer function)
+  "Call FUNCTION, a method of BALANCER's, which may be a user's. If it signals an error, which is
+logged, SWITCH has failed."
+  (let ((error (nth-value 1 (loop:guarding (:balancer-failed :balancer balancer)
+                              (funcall (the function function))))))
+    (when error
+      (publish switch :transient-failure
+               (make-failure (format nil "the balancer failed: ~A" error) :internal)))))
+
 (defun make-child (switch policy)
   (setf (switch-policy switch) policy)
   (make-instance (config:policy-class policy) :parent switch))
@@ -62,7 +87,9 @@
                                     :policy (config:policy-config-name config))
       (begin-switch balancer policy))
     (let ((child (newest-child balancer)))
-      (update-backends child backends (config:policy-config-value config))
+      (call-guarded balancer child
+                    (lambda ()
+                      (update-backends child backends (config:policy-config-value config))))
       (when (eq child (switch-next balancer))
         ;; nobody else would ask it to connect
         (exit-idle child)

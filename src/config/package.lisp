@@ -9,13 +9,14 @@
    ;; condition.lisp
    #:service-config-error #:service-config-error-path #:service-config-error-text #:config-error
    ;; field.lisp
-   #:member-path #:element-path #:check-object #:field #:list-field #:object-field #:string-field
+   #:member-path #:element-path #:check-object #:object-members #:key-name #:field
+   #:list-field #:object-field #:string-field
    #:boolean-field #:integer-field #:number-field #:duration-field
    ;; policy.lisp
    #:policy #:policy-keyword #:policy-names #:policy-class #:register-policy #:find-policy
    #:known-policies
    #:policy-config #:make-policy-config #:policy-config-name #:policy-config-row
-   #:policy-config-value #:parse-balancing #:default-policy-config #:no-fields
+   #:policy-config-value #:parse-balancing #:default-policy-config #:no-fields #:whole-object
    ;; method.lisp
    #:method-config #:method-config-timeout-ns #:method-config-wait-for-ready
    #:method-config-max-request-octets #:method-config-max-response-octets

@@ -22,6 +22,11 @@
   (declare (ignore object path))
   nil)
 
+(defun whole-object (object path)
+  "The parser of policies that read their config themselves."
+  (declare (ignore path))
+  object)
+
 (defun register-policy (keyword names class &optional (parser 'no-fields))
   "Have KEYWORD, as the option :balance of a channel, and each of NAMES, strings, in the
 loadBalancingConfig of a service config, mean the policy whose balancers are of CLASS, a symbol, a

@@ -1,0 +1,112 @@
+;;;; A channel without sockets or threads, whose loop a test turns and whose time it tells.
+
+(in-package #:clgrpc.tests.balance)
+(in-suite :clgrpc.balance)
+
+(defun parse (json)
+  "The POLICY-CONFIG of JSON, a loadBalancingConfig."
+  (config:parse-balancing (parse-json json) "loadBalancingConfig"))
+
+(defun backend (number &rest attributes)
+  (client::parse-backend (list* (address number) attributes)))
+
+(defun address (number)
+  (format nil "127.~D.~D.1:~D" (floor number 250) (mod number 250) (1+ number)))
+
+(defun update (core json &rest backends)
+  "Have CORE balance BACKENDS, numbers or backends, as JSON says."
+  (client:update-backends (client::core-balancer core)
+                          (mapcar (lambda (item) (if (integerp item) (backend item) item)) backends)
+                          (parse json))
+  (settle core))
+
+(defun settle (core)
+  "Do what is deferred."
+  (loop::deferred-phase (client:core-loop core)))
+
+(defun elapse (core seconds)
+  "SECONDS pass, a quarter at a time."
+  (let ((loop (client:core-loop core)))
+    (loop repeat (ceiling seconds 1/4)
+          do (incf (loop::event-loop-now loop) (seconds-ns 1/4))
+             (advance-wheel (loop:event-loop-wheel loop) (loop:event-loop-now loop))
+             (settle core))))
+
+(defun member-to (core number)
+  "The subchannel in use to the server NUMBER."
+  (find-if (lambda (subchannel)
+             (and (string= (address number) (client:subchannel-key subchannel))
+                  (not (eq :shutdown (client:subchannel-state subchannel)))))
+           (client::core-subchannels core)))
+
+(defun live (core)
+  "The subchannels in use."
+  (remove :shutdown (client::core-subchannels core) :key #'client:subchannel-state))
+
+(defun bring (core state &rest numbers)
+  "Have the links of the servers NUMBERS come to STATE."
+  (dolist (number numbers)
+    (if (eq state :transient-failure)
+        (client::wait-for-better-times (member-to core number) (format nil "~D is down" number))
+        (client::change-state (member-to core number) state)))
+  (settle core))
+
+(defun state (core)
+  (client::core-state core))
+
+(defun pick (core &optional call)
+  "What CORE's picker gives for CALL."
+  (let ((picker (client::core-picker core)))
+    (if (client:picker-p picker)
+        (funcall (client:picker-function picker) call)
+        picker)))
+
+(defun make-room (core subchannels)
+  "Give each of SUBCHANNELS a link that has room for calls and no socket."
+  (let ((http2 (clgrpc.http2:make-connection :client client::**client-sink**
+                                             (client:core-options core))))
+    (dolist (subchannel subchannels)
+      (let ((link (clgrpc.wire::%make-link (client:core-loop core) (client:core-options core)
+                                           subchannel (clgrpc.wire::endpoint-ledger core))))
+        (setf (clgrpc.wire:link-http2 link) http2
+              (client::subchannel-links subchannel) (list link))))))
+
+(defun remove-room (subchannel)
+  "SUBCHANNEL has no link any more."
+  (setf (client::subchannel-links subchannel) '()))
+
+(defun tally (core count &optional call)
+  "An alist from the key of a subchannel to how many of COUNT picks were for it."
+  (let ((table (make-hash-table :test #'equal)))
+    (loop repeat count
+          do (let ((picked (pick core call)))
+               (incf (gethash (if (client:subchannel-p picked)
+                                  (client:subchannel-key picked)
+                                  picked)
+                              table 0))))
+    (alexandria:hash-table-alist table)))
+
+(defun picks (core number tally)
+  (declare (ignore core))
+  (or (cdr (assoc (address number) tally :test #'equal)) 0))
+
+(defun within-p (share whole part)
+  "True if PART of WHOLE is within 2 % of SHARE."
+  (<= (* 0.98 share) (/ part whole) (* 1.02 share)))
+
+(defmacro with-core ((core) &body body)
+  `(tests::with-core (,core puppet :pick-first)
+     (declare (ignorable puppet))
+     (setf (client::core-state ,core) :connecting)
+     (unwind-protect (progn ,@body)
+       (mapc #'remove-room (client::core-subchannels ,core)))))
+
+(defun end-calls (subchannel status count)
+  "Tell of the end of COUNT attempts on SUBCHANNEL with STATUS."
+  (loop repeat count
+        do (funcall (client::subchannel-listener subchannel) nil subchannel status nil)))
+
+(defun config-error-path (json)
+  "The path of the error in JSON, or nil."
+  (handler-case (progn (parse json) nil)
+    (config:service-config-error (error) (config:service-config-error-path error))))
