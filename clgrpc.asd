@@ -403,6 +403,7 @@
                (:file "outlet")
                (:file "deadline")
                (:file "account")
+               (:file "transport")
                (:file "traffic")))
 
 (defsystem "clgrpc/config"

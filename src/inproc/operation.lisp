@@ -73,22 +73,19 @@
 
 ;;; The two ends
 
-(rpc:define-transport-end **client-operations** (:client)
+(rpc:define-shared-operations **shared-operations**
+    "What a call within the image does whichever end it is at."
+  :look #'look :after #'run-after :post #'run-here :schedule #'schedule :room #'sending-room
+  :taken #'taken :observer #'inproc-observer :particulars #'inproc-particulars :now #'call-now
+  :peer #'site-peer :stage #'line-stage :stages #'line-stages :other-end #'other-end)
+
+(rpc:define-transport-end **client-operations** (:client :like **shared-operations**)
   :send #'client-send :close-send #'client-close-send :receive #'client-receive
-  :each #'client-each :look #'look :after #'run-after
-  :await-metadata #'await-answer
-  :abort #'client-abort :post #'run-here :schedule #'schedule :room #'sending-room :taken #'taken
+  :each #'client-each :await-metadata #'await-answer :abort #'client-abort
   :drive #'client-drive :park #'client-park
-  :observer #'inproc-observer :particulars #'inproc-particulars
-  :now #'call-now :peer #'site-peer :stage #'line-stage :stages #'line-stages :other-end #'other-end
   :future-p #'future-p :reply-of-future #'reply-of-future :reserve-of-future #'reserve-of-future)
 
-(rpc:define-transport-end **server-operations** (:server)
-  :send #'server-send :send-metadata #'server-send-metadata
-  :receive #'server-receive :look #'look :reply #'server-reply :finish #'server-finish
-  :after #'run-after
-  :abort #'server-abort :post #'run-here :schedule #'schedule :room #'sending-room :taken #'taken
-  :drive #'no-drive :park #'inproc-park
-  :observer #'inproc-observer :particulars #'inproc-particulars
-  :now #'call-now :peer #'site-peer :stage #'line-stage :stages #'line-stages
-  :other-end #'other-end)
+(rpc:define-transport-end **server-operations** (:server :like **shared-operations**)
+  :send #'server-send :send-metadata #'server-send-metadata :receive #'server-receive
+  :reply #'server-reply :finish #'server-finish :abort #'server-abort
+  :drive #'no-drive :park #'inproc-park)

@@ -23,7 +23,8 @@
    #:call-received #:call-rpc-method #:call-security #:call-stage #:call-stages #:call-status
    #:call-trailers #:call-unsent-octets #:call-with-room #:callbacks-p #:cancel #:cancel-call
    #:cancelled-p #:charged-arrival #:check-compression #:check-interceptors #:check-message
-   #:check-observer #:client-p #:close-send #:contract-table #:define-transport-end
+   #:check-observer #:client-p #:close-send #:contract-table #:define-shared-operations
+   #:define-transport-end
    #:deliverable-p #:do-messages #:due-callback #:due-on-writable #:end-call #:ending-outcome
    #:ending-trailer-fields #:ending-trailers #:ensure-ending #:ensure-inlet #:ensure-intent
    #:ensure-outlet #:ensure-parts #:ensure-reactions #:error-condition #:failed-attempts

@@ -1,8 +1,8 @@
-;;;; The contract between calls and what carries them. A transport (HTTP/2 on a connection, the
-;;;; in-process channel) gives each end of its calls an OPERATIONS structure. The table below
-;;;; declares every operation once: name, lambda list, the thread it is called on, which end has it,
-;;;; its default, its meaning. The structure, OPERATE, the documentation and the checks of
-;;;; DEFINE-TRANSPORT-END are made from the table.
+;;;; The contract between calls and the transports that carry them. A transport (HTTP/2 on a
+;;;; connection, the in-process channel) gives each end of its calls an OPERATIONS structure. The
+;;;; table below declares every operation once: name, lambda list, the thread it is called on, which
+;;;; end has it, its default, its meaning. The structure, OPERATE, the documentation and the checks
+;;;; of DEFINE-TRANSPORT-END are made from the table.
 
 (in-package #:clgrpc.rpc)
 
@@ -109,10 +109,10 @@ room, wait for it if WAIT-P is true, else return false.")
   (after (call seconds function) ()
     "Call FUNCTION without arguments after SECONDS, unless the call has ended by then.")
   (change-encoding (call name) (:default #'not-carried)
-    "Compress what is sent from now on as NAME, of CALL-COMPRESSION, says, if the peer accepts that.
-Signal MISUSE if it is too late.")
+    "Compress messages sent from now on by NAME, a value of CALL-COMPRESSION, if the peer accepts
+it. Signal MISUSE if it is too late.")
   (leave (call) (:default #'leave-call)
-    "The user who received has lost interest: end the call if it runs.")
+    "The call's user will receive no more: end the call if it runs.")
   (await-metadata (call) (:default #'await-fields)
     "Wait until the peer's headers are there.")
   (metadata (call fields) (:default #'entries-metadata)
@@ -127,7 +127,7 @@ Signal MISUSE if it is too late.")
   (post (call function) ()
     "Run FUNCTION on the call's loop, at once if this thread runs that. False if it has stopped.")
   (schedule (call) (:thread :loop)
-    "Have the callbacks that are due run soon.")
+    "Run the callbacks that are due, soon.")
   (callback-returned (call) (:default #'nothing)
     "A callback that had lost the loop has returned.")
   (room (call) (:thread :loop)
@@ -139,11 +139,12 @@ Signal MISUSE if it is too late.")
   (half-close (call) (:thread :loop :default #'nothing)
     "The peer's last message has been delivered.")
   (decode (call item start end) (:thread :receiver :default #'decoded-item)
-    "The message that ITEM of the queue is: octets from START to END, or the transport's own.")
+    "The message that ITEM of the queue stands for: octets from START to END, or an object of the
+transport's own.")
   (taken (call octets) (:thread :receiver)
     "The user has taken messages that were charged with OCTETS.")
   (note-long-message (call octets) (:default #'nothing)
-    "A message of OCTETS, which is long, is about to be encoded.")
+    "A long message, of OCTETS, is about to be encoded.")
   ;; what is made when it is first needed
   (new-parts (call) (:default #'new-parts)
     "New PARTS, of the transport's own kind.")
@@ -153,12 +154,13 @@ Signal MISUSE if it is too late.")
     "A new OUTLET, of the transport's own kind.")
   ;; how a thread waits
   (drive (call ready-p) (:default #'nothing)
-    "Run the loop, if this thread may, until (READY-P CALL) or the end; true if that came.")
+    "Run the loop, if this thread may, until (READY-P CALL) is true or the call has ended. Return
+true if either came; false if this thread may not run the loop, or not until then.")
   (park (call ready-p) (:default #'park)
-    "Sleep until (READY-P CALL) or the end; return what READY-P did.")
+    "Sleep until (READY-P CALL) is true or the call has ended; return the last value of READY-P.")
   ;; what is known of the call
   (now (call) ()
-    "The time now, in nanoseconds of the clock that the call's deadline is of.")
+    "The time now, in nanoseconds, by the clock of the call's deadline.")
   (peer (call) ()
     "The peer's address, a string, or nil before there is one.")
   (security (call) (:default #'nothing)
@@ -166,15 +168,15 @@ Signal MISUSE if it is too late.")
   (observer (call) (:default #'nothing)
     "The OBSERVER of the call's channel or server, or nil.")
   (particulars (call) (:default #'nothing)
-    "A plist of what tracers tell, beside its method, of the call that begins.")
+    "A plist of what tracers tell of the call when it begins, beside its method.")
   (stage (call) (:thread :loop :default #'nothing)
-    "What the call, which runs, is at: a keyword of those that CALL-STAGES has, or nil.")
+    "The stage that the call, which runs, is at: one of the keywords of CALL-STAGES, or nil.")
   (stages (call) (:default #'nothing)
     "The plist of CALL-STAGES.")
   (trouble (call) (:thread :loop :default #'nothing)
-    "What has gone wrong with what the call waits for, as text, or nil.")
+    "Why what the call waits for has failed so far, such as a connection, as text, or nil.")
   (unsent-octets (call) (:thread :loop :default #'no-octets)
-    "How many octets that the user has sent the peer has not taken.")
+    "How many of the octets that the user has sent the peer has not taken.")
   (crowded (call) (:default #'nothing)
     "True if the call's connection has octets waiting for its peer to take them.")
   (other-end (call) (:default #'nothing)
@@ -243,12 +245,20 @@ it.")
         (error "~S, the operation ~S of a transport, does not take ~S." function
                (contract-row-name row) (contract-row-lambda-list row))))))
 
+(defmacro define-shared-operations (name documentation &body operations)
+  "Define the global NAME: OPERATIONS, a plist as DEFINE-TRANSPORT-END takes it, for :LIKE NAME of
+the ends of a transport that have them in common."
+  `(progn
+     (eval-when (:compile-toplevel :load-toplevel :execute)
+       (setf (get ',name 'operations) ',operations))
+     (sb-ext:define-load-time-global ,name ',operations ,documentation)))
+
 (defmacro define-transport-end (name (end &key like) &body operations)
   "Define the global NAME: the OPERATIONS of the END, :client or :server, of a transport's calls.
-OPERATIONS is a plist from operation to a form for its function; what it lacks is as in LIKE,
-another such name, if that is given, or by default. An operation that the contract does not have, or
-one that has no default and is not given, is an error when this is compiled, and a function that
-does not take the arguments of its operation one when it is loaded."
+OPERATIONS is a plist from operation to a form for its function. An operation that it lacks is as in
+LIKE, the name of another end or of shared operations, or else by default. Signal an error at
+compile time for an operation that the contract does not have, and for one that is not given and has
+no default; signal one at load time if a function does not take the arguments of its operation."
   (let ((all (append operations (and like (get like 'operations)))))
     `(progn
        (eval-when (:compile-toplevel :load-toplevel :execute)

@@ -18,7 +18,8 @@
                   #:arrival-end #:arrival-item #:arrival-size #:call #:call-deadline
                   #:call-half-closed #:call-outcome #:call-peer #:call-rpc-method #:call-stage
                   #:call-status #:call-unsent-octets #:call-with-room #:callbacks-p
-                  #:charged-arrival #:check-compression #:client-p #:due-callback #:incoming-type
+                  #:charged-arrival #:check-compression #:client-p #:define-shared-operations
+                  #:due-callback #:incoming-type
                   #:may-send-p #:message-due-p #:notify #:operate #:outcome #:outcome-stage
                   #:outcome-unsent #:outgoing #:outgoing-type #:pop-incoming #:push-arrival
                   #:push-incoming #:room-p #:sends-one-p #:uncharge #:verdict-error
@@ -35,12 +36,10 @@
    #:retries-timer #:retries-over #:retries-last #:retries-kept-octets #:retries-since-ns
    #:encoded-length
    #:call-replay #:begin-replay #:drop-replay #:write-replay #:write-kept
-   #:end-side
-   #:new-wire-parts #:new-wire-inlet #:new-wire-outlet #:call-wire-parts #:ensure-wire-parts
-   #:wire-parts-aside #:wire-parts-wait #:call-wire-outlet #:ensure-wire-outlet
-   #:wire-outlet-begun
+   #:end-side #:call-wire-parts #:ensure-wire-parts #:**wire-operations** #:wire-parts-aside
+   #:wire-parts-wait #:call-wire-outlet #:ensure-wire-outlet #:wire-outlet-begun
    #:wire-outlet-over #:wire-outlet-spoken
-   #:wire-metadata #:wire-compression #:wire-received-compressed #:wire-crowded #:method-path-field
+   #:method-path-field
    #:+answer+ #:+due+ #:+end+ #:+headers+ #:+parcel-octets+
    #:+unattended+ #:abandon-link #:accepted-encodings #:accepted-encodings-field #:answers-coming
    #:answers-held-up #:answers-left #:call-began-ns #:close-link #:close-sending #:compresses-p
@@ -59,12 +58,12 @@
    #:receive-data #:release-call #:seal-batch #:sound-metadata-p #:start-deadline #:stop-timers
    #:stop-waiting #:to-keep-p #:total-held-limit #:undecoded-p #:unknown-encoding-text #:unmarked
    #:unparsable-condition #:wait-clock-since-ns #:wait-clock-stage
-   #:wake-callbacks #:wire-after #:wire-call
+   #:wake-callbacks #:wire-call
    #:wire-call-born-ns #:wire-call-endpoint #:wire-call-headers-sent #:wire-call-link
    #:wire-call-loop #:wire-call-marks #:wire-call-options #:wire-call-partial
    #:wire-call-send-closed #:wire-call-stream #:wire-call-unattended
-   #:wire-decode #:wire-now #:wire-peer #:wire-post #:wire-room #:wire-schedule #:wire-security
-   #:wire-send #:wire-stage #:wire-stages #:wire-taken #:wire-unsent-octets #:wire-writable
+   #:wire-decode #:wire-now #:wire-post #:wire-schedule
+   #:wire-writable
    #:write-encoded #:write-half-close #:write-message #:write-outbox
    ;; dialect.lisp, and what dialects are made with
    #:dialect #:make-dialect #:define-dialect #:add-dialect #:remove-dialect #:**dialects**

@@ -3,14 +3,18 @@
 (in-package #:clgrpc.tests.rpc)
 (in-suite :clgrpc.rpc)
 
+(defun essential-operations (end)
+  "A plist of the operations that an END must give, since they have no default."
+  (loop for row in rpc::*contract*
+        for key = (intern (string (rpc::contract-row-name row)) '#:keyword)
+        unless (or (rpc::contract-row-default row)
+                   (not (member (rpc::contract-row-end row) (list nil end))))
+          append (list key '#'list)))
+
 (defun end-with (end &rest operations)
   "Expand the declaration of an END with all operations that have no default but as OPERATIONS say:
 those that they give nil are left out."
-  (let ((given (loop for row in rpc::*contract*
-                     for key = (intern (string (rpc::contract-row-name row)) '#:keyword)
-                     unless (or (rpc::contract-row-default row)
-                                (not (member (rpc::contract-row-end row) (list nil end))))
-                       append (list key '#'identity))))
+  (let ((given (essential-operations end)))
     (loop for (key function) on operations by #'cddr
           do (if function
                  (setf (getf given key) function)
@@ -24,6 +28,19 @@ those that they give nil are left out."
   (signals error (end-with :server :reply nil))
   (signals error (end-with :client :reply '#'list) "REPLY is for handlers only.")
   (signals error (end-with :client :sing '#'list)))
+
+(test ends-share-operations
+  (let ((everything (essential-operations :client))
+        (name (gensym "END")))
+    (remf everything :peer)
+    (eval `(rpc:define-shared-operations ,name "What ends share."
+             :peer (constantly "shared") ,@everything))
+    (flet ((peer (&rest own)
+             (let ((end (gensym "END")))
+               (eval `(rpc:define-transport-end ,end (:client :like ,name) ,@own))
+               (funcall (rpc::operations-peer (symbol-value end)) nil))))
+      (is (equal "shared" (peer)))
+      (is (equal "own" (peer :peer '(constantly "own"))) "What an end itself gives comes first."))))
 
 (test operations-take-what-the-contract-says
   (flet ((checked (&rest operations)

@@ -43,18 +43,10 @@
       (hpack:encode-field encoder buffer (hpack:string-field ":status" "200") :plain))
     (http2:end-headers stream nil)))
 
-(rpc:define-transport-end **post-operations** (:server)
-  :send #'wire:wire-send :send-metadata #'list :reply #'list
-  :finish #'list :after #'wire:wire-after :abort #'end-post :post #'wire:wire-post
-  :schedule #'wire:wire-schedule :room #'wire:wire-room :write-head #'write-post-head
-  :deliver #'wire:deliver-streamed :half-close #'wire:half-close-streamed
-  :decode #'wire:wire-decode :taken #'wire:wire-taken
-  :new-parts #'wire:new-wire-parts :new-inlet #'wire:new-wire-inlet
-  :new-outlet #'wire:new-wire-outlet :metadata #'wire:wire-metadata
-  :compression #'wire:wire-compression :received-compressed #'wire:wire-received-compressed
-  :crowded #'wire:wire-crowded :now #'wire:wire-now :peer #'wire:wire-peer
-  :security #'wire:wire-security :stage #'wire:wire-stage :stages #'wire:wire-stages
-  :unsent-octets #'wire:wire-unsent-octets)
+(rpc:define-transport-end **post-operations** (:server :like wire:**wire-operations**)
+  :send-metadata #'list :reply #'list :finish #'list :abort #'end-post
+  :write-head #'write-post-head
+  :deliver #'wire:deliver-streamed :half-close #'wire:half-close-streamed)
 
 ;;; The sink
 
