@@ -36,6 +36,19 @@
   (unless (rest (fifo-items fifo)) (setf (fifo-tail fifo) (fifo-items fifo)))
   nil)
 
+(defun enqueue-in-order (item fifo before-p)
+  "Put ITEM into FIFO behind every item that it does not come before. BEFORE-P is a function of two
+items; what is in FIFO is in its order."
+  (declare (type function before-p))
+  (let ((items (fifo-items fifo)))
+    (cond ((not (and items (funcall before-p item (first (fifo-tail fifo)))))
+           (enqueue item fifo))
+          ((funcall before-p item (first items))
+           (enqueue-first item fifo))
+          (t (push item (rest (loop for cell on items
+                                    when (funcall before-p item (second cell)) return cell)))
+             nil))))
+
 (defun dequeue (fifo)
   "Take the oldest item out of FIFO and return it; nil if it is empty."
   (let ((cell (fifo-items fifo)))

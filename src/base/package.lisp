@@ -88,8 +88,8 @@
    #:inbox #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
    #:confirm-wake #:close-inbox
    ;; fifo.lisp
-   #:fifo #:make-fifo #:fifo-items #:enqueue #:enqueue-first #:dequeue #:remove-from-fifo
-   #:clear-fifo
+   #:fifo #:make-fifo #:fifo-items #:enqueue #:enqueue-first #:enqueue-in-order #:dequeue
+   #:remove-from-fifo #:clear-fifo
    ;; visible.lisp
    #:visible-text #:write-visible #:unsafe-char-p #:bounded-text #:with-bounded-text
    ;; log.lisp, trace.lisp, journal.lisp

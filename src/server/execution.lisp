@@ -1,9 +1,9 @@
 ;;;; Where and when a call's handler runs. Handlers run on the loop after all connections of the
-;;;; turn were read; those of methods that block (see ROUTE) on a reserve thread. A handler on the
-;;;; loop that waits goes on running that until another's code is due. A handler that loses the loop
-;;;; to another thread goes on as if it had been started there: its answer is encoded by its thread
-;;;; and posted. A handler that returns its call keeps it: it answers later with REPLY or FINISH
-;;;; (the reactive style).
+;;;; turn were read; those of methods that block (route.lisp) on a reserve thread. A handler on the
+;;;; loop that waits runs the loop meanwhile, until user code of another call is due. A handler that
+;;;; loses the loop to another thread goes on as if it had begun on a reserve thread: its thread
+;;;; encodes the answer and posts it. A handler that returns its call keeps it: it answers later,
+;;;; with REPLY or FINISH (the reactive style).
 
 (in-package #:clgrpc.server)
 
@@ -54,7 +54,7 @@ so the others find nothing, and nothing keeps a call that has ended."
                                          (wire:wire-call-options call))))))))))
 
 (defun use-ticket (ticket)
-  "The call of TICKET, for whoever uses it first; for others nil."
+  "Take the call out of TICKET and return it; nil if it was taken out before. From any thread."
   (let ((call (car ticket)))
     (and call
          (eq call (sb-ext:compare-and-swap (car ticket) call nil))
@@ -83,12 +83,18 @@ request any longer. On the loop."
 
 ;;; Calls that wait until their link's peer has taken more of the answers before them
 
+(defun earlier-p (call other)
+  "True if CALL came before OTHER, a call of the same link."
+  (flet ((id (call) (http2:stream-id (the http2:stream (wire-call-stream call)))))
+    (< (id call) (id other))))
+
 (defun hold-up (call)
-  "Let CALL wait until its link's peer has taken enough of the answers before it. On the loop."
+  "Let CALL wait until its link's peer has taken enough of the answers before it. A call that has
+waited before goes back to its place among the others. On the loop."
   (let ((link (wire-call-link call)))
     (unless (call-status call)
-      (enqueue call (wire:answers-held-up (ensure-answers link)))
-      ;; it may have done so meanwhile
+      (enqueue-in-order call (wire:answers-held-up (ensure-answers link)) #'earlier-p)
+      ;; the peer may have taken enough meanwhile
       (wire:answers-left (link-owner link) link))))
 
 (defun leave-held-up (link call)
@@ -97,7 +103,7 @@ request any longer. On the loop."
     (when answers (remove-from-fifo call (wire:answers-held-up answers)))))
 
 (defmethod wire:answers-left ((hub hub) link)
-  ;; what is unsent now may be sent in this turn
+  ;; not now: output that is unsent now may be sent in this turn
   (loop:defer (link-loop link) #'start-held-up link))
 
 (defun start-held-up (link)
@@ -145,8 +151,8 @@ if that cannot be decoded."
     (or condition value)))
 
 (define-hot (promise-for :inline t) ((call server-call)) (or null index)
-  "The octets that were promised for CALL's answer: none unless its method gives long ones; nil if
-there is no room."
+  "Have room for CALL's answer promised if its method gives long ones. Return how many octets were
+promised; nil if there is no room."
   (let ((route (the route (server-call-route call))))
     (if (or (zerop (route-long-octets route))
             (eq call (hub-probe (the hub (wire:wire-call-endpoint call)))))
@@ -154,7 +160,7 @@ there is no room."
         (promise-answer route))))
 
 (define-hot (run-at-once :inline t) ((call server-call) (promised index)) null
-  "Run CALL's handler, for whose answer PROMISED octets are promised, on the loop."
+  "Run CALL's handler on the loop. PROMISED octets of the heap are promised for its answer."
   (note-time call)
   (setf (server-call-began-ns call) (loop:event-loop-now (wire-call-loop call)))
   (let ((abandoned t))
@@ -191,13 +197,14 @@ there is no room."
           (t (run-at-once call promised))))
   nil)
 
-;;; Handlers and callbacks that began on the loop and have lost it: each holds a thread, which
-;;; counts for its connection. The thread that takes the loop over and the one that returns from
-;;; user code come in either order, so what is charged is said under the lock of the reserve.
+;;; Handlers and callbacks that began on the loop and have lost it. Each holds a thread, which is
+;;; charged to its connection. The thread that takes the loop over charges it, the one that returns
+;;; from user code takes the charge back. They come in either order, so both do it under the lock of
+;;; the reserve, and note it in the call.
 
 (defun leaves-loop-p (call)
-  "True if the handler of CALL, which was to begin on the loop, begins on a reserve thread: others
-of its method have lost the loop meanwhile and run still."
+  "True if the handler of CALL, which was to begin on the loop, is to begin on a reserve thread
+after all: others of its method have lost the loop since and still run."
   (let ((route (server-call-route call)) (link (wire-call-link call)))
     (if (eq :inline (route-execution route))
         (and (plusp (wire:link-late link))
@@ -262,8 +269,8 @@ FUNCTION returns true. FUNCTION is called under the lock of the reserve."
                                      (funcall function call))))
 
 (defun run-and-conclude (call promised)
-  "Run CALL's handler on this thread, which does not run the loop; PROMISED octets are promised for
-its answer."
+  "Run CALL's handler on this thread, which does not run the loop. PROMISED octets of the heap are
+promised for its answer."
   (let ((value '+abandoned+)
         (start (setf (server-call-began-ns call) (wire:wire-now call))))
     (unwind-protect (setf value (run-handler call))
@@ -274,8 +281,8 @@ its answer."
 ;;; Its value
 
 (defun abandoned-condition (call)
-  "The RPC-ERROR of CALL whose handler is left by force, as when its thread is ended in the
-debugger."
+  "Log that CALL's handler was left by a non-local exit, as when its thread is ended in the
+debugger. Return the RPC-ERROR that ends CALL."
   (log-event :error :handler-error :method (service:rpc-method-path (call-rpc-method call))
                                    :condition "The handler was left by a non-local exit.")
   (rpc:verdict-error :handler-error '()))

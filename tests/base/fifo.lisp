@@ -33,6 +33,20 @@
     (enqueue 4 fifo)
     (is (equal '(4) (fifo-items fifo)))))
 
+(test items-are-put-where-they-belong
+  (let ((fifo (make-fifo)))
+    (dolist (item '(5 3 9 4 8 1 7)) (enqueue-in-order item fifo #'<))
+    (is (equal '(1 3 4 5 7 8 9) (fifo-items fifo)))
+    (is (= 1 (dequeue fifo)))
+    (enqueue-in-order 1 fifo #'<)
+    (enqueue-in-order 10 fifo #'<)
+    (enqueue 11 fifo)
+    (is (equal '(1 3 4 5 7 8 9 10 11) (fifo-items fifo))))
+  (let ((fifo (make-fifo)))
+    (dolist (item '((1 a) (0 b) (1 c) (0 d)))
+      (enqueue-in-order item fifo (lambda (one other) (< (first one) (first other)))))
+    (is (equal '(b d a c) (mapcar #'second (fifo-items fifo))) "Equals stay as they came.")))
+
 (test what-has-gone-holds-nothing
   (let* ((fifo (make-fifo))
          (cells (progn (dotimes (i 3) (enqueue i fifo))

@@ -31,6 +31,17 @@
       (memory:stop-talking memory:*world* greedy)
       (is (zerop (server::hub-open hub))))))
 
+(defun asks-at-once (ids)
+  "Say the requests with the stream IDS so that the server has them in one read: then reading does
+not stop between them. Each is a note with its number."
+  (apply #'memory:hears
+         (loop for id in ids
+               append `((:headers ,id ((":method" "POST") (":scheme" "http")
+                                       (":path" "/lab.Bench/Ask")
+                                       ("content-type" "application/grpc")))
+                        (:window-update ,id 1000000)
+                        (:data ,id ,(coerce (note-octets id) 'octets) :end-stream)))))
+
 (test calls-wait-while-their-peer-takes-nothing
   "While much of a link's output is not sent its calls do not begin; they do when it is."
   (let ((begun '()))
@@ -42,16 +53,32 @@
       (comes hub)
       (memory:hears '(:window-update 0 10000000))
       (setf (memory:end-full memory:*end*) t)
-      ;; all in one read, so that reading does not stop before
-      (apply #'memory:hears
-             (loop for id from 1 to 9 by 2
-                   append `((:headers ,id ((":method" "POST") (":scheme" "http")
-                                           (":path" "/lab.Bench/Ask")
-                                           ("content-type" "application/grpc")))
-                            (:window-update ,id 1000000)
-                            (:data ,id ,(coerce (note-octets id) 'octets) :end-stream))))
+      (asks-at-once '(1 3 5 7 9))
       (is (< 0 (length begun) 5) "begun: ~S" begun)
       (setf (memory:end-full memory:*end*) nil)
       (memory:say memory:*world* memory:*end* (make-octets 0))
       (is (equal '(1 3 5 7 9) (sort begun #'<)))
       (is (equal '(:ok :ok :ok :ok :ok) (mapcar #'second (statuses)))))))
+
+(test calls-begin-in-the-order-in-which-they-came
+  "Calls that wait because of output, begin to go on together and must wait once more keep their
+places before later ones."
+  (let ((begun '()))
+    (with-hub (hub :options '(:max-unsent-octets 65536 :max-queued-octets 65536))
+        (:ask (lambda (note call)
+                (declare (ignore call))
+                (push (number-of note) begun)
+                (note 1 :body 100000)))
+      (comes hub)
+      (memory:hears '(:window-update 0 10000000))
+      (setf (memory:end-full memory:*end*) t)
+      (let ((ids (loop for id from 1 to 31 by 2 collect id)))
+        (asks-at-once ids)
+        (let ((link (aref (server::hub-links hub) 0)))
+          (setf (memory:end-full memory:*end*) nil)
+          ;; the news that output has left may come several times before the first call goes on
+          (memory:call-in-world memory:*world*
+                                (lambda ()
+                                  (loop repeat 3 do (wire:answers-left hub link)))))
+        (memory:say memory:*world* memory:*end* (make-octets 0))
+        (is (equal ids (reverse begun)))))))
