@@ -1,17 +1,17 @@
-;;;; What became of a call, for people and their programs: CALL-STAGES, where its time went and how
-;;;; much of it got across, and EXPLAIN-CALL, the line that errors say it in. Everything is computed
-;;;; when somebody asks, from what the transport keeps (wire/stage.lisp).
+;;;; What became of a call, for people and their programs. CALL-STAGES says where its time went and
+;;;; how many messages got across; EXPLAIN-CALL says it in one line, for errors. Everything is
+;;;; computed on demand, from what the transport keeps (wire/stage.lisp).
 ;;;;
-;;;; A call that runs may be asked from any thread while its loop goes on: what is told then may be
-;;;; of two moments, never wrong by more than what happens between them.
+;;;; CALL-STAGES may be called from any thread while the call's loop goes on. Its values may then be
+;;;; of two moments, and differ by what happened between them.
 
 (in-package #:clgrpc.rpc)
 
 (defun call-stages (call)
-  "Where the time of CALL went, or has gone so far, as a plist; times are in
-seconds, those of the loop's turns.
+  "Where the time of CALL went, or has gone so far, as a plist. Times are in
+seconds, taken at the loop's turns.
 :TOTAL from its beginning to its end, or to now.
-:STAGE what it is at, or was at when it ended otherwise than :ok: one of the stages.
+:STAGE the stage that it is at, or was at when it ended with another status than :ok.
 Stages of a client's call: :RESOLVE (the name was looked up), :CONNECT, :HANDSHAKE (of TLS and
 HTTP/2), :BACK-OFF (until the next attempt to connect), :RETRY (until its last attempt began, if
 others have failed before), :QUEUE (for a stream of the connection, past the server's limit), :WAIT
@@ -20,11 +20,11 @@ others have failed before), :QUEUE (for a stream of the connection, past the ser
 Stages of a handler's call: :RECEIVE (until the handler may start), :QUEUE (for a thread, or its
 turn on the loop), :ANSWER (from the start of the handler to the first of its answer), :SEND (the
 rest).
-Stages that took no time that can be told are left out.
+Stages that were too short to measure are left out.
 :ATTEMPTS to connect that CALL has waited for; :MESSAGES-SENT and :MESSAGES-RECEIVED; :UNSENT-OCTETS
 of messages that the peer has not taken; :REMAINING until the deadline, negative past it. A call
-within the image, which would pay more for the clock than for all else, has its :STAGE only, :QUEUE
-or :ANSWER. From any thread."
+within the image has only its :STAGE, :QUEUE or :ANSWER, since reading the clock would cost more
+than the rest of the call. From any thread."
   (operate stages call))
 
 ;;; The line
@@ -43,7 +43,7 @@ or :ANSWER. From any thread."
 (defconstant +shortest-printed-ns+ 500000)
 
 (defun stage-text (role stage)
-  "What a call at STAGE does, for the end that is ROLE, :client or :server; nil without STAGE."
+  "A text for what a call at STAGE does at the end ROLE, :client or :server; nil if STAGE is nil."
   (getf (ecase role (:client *client-stage-texts*) (:server *server-stage-texts*)) stage))
 
 (defun write-spans (stream plist)
@@ -56,7 +56,8 @@ or :ANSWER. From any thread."
                   append (list (substitute #\Space #\- (string name)) value))))
 
 (defun trouble-text (call)
-  "What had gone wrong with what CALL waited for, unless the message of its status says so."
+  "Why what CALL waited for had failed, as text; nil if nothing had, or if the message of CALL's
+status says it already."
   (let* ((outcome (call-outcome call))
          (trouble (if outcome (outcome-trouble outcome) (call-trouble call))))
     (and trouble
@@ -78,8 +79,8 @@ or :ANSWER. From any thread."
       (format nil "~D, ~{~A~^, ~}" (max count (length failed)) (mapcar #'attempt-text failed)))))
 
 (defun explain-call (call)
-  "What became of CALL in one line: how long it took, what it was at and what had gone wrong with
-that, where the time went; or nil if it keeps no account."
+  "What became of CALL in one line: how long it took, the stage it was at and what had gone wrong
+there, where the time went. Nil if CALL-STAGES has nothing to say of it."
   (let ((plist (call-stages call)))
     (when plist
       (destructuring-bind (&key total stage attempts messages-sent messages-received unsent-octets

@@ -1,6 +1,6 @@
-;;;; A call, as both ends and every transport have it: its structure, how threads wait for it, the
-;;;; messages that arrived, its end. What differs by transport (wire, in-process) and by end is in
-;;;; its OPERATIONS (transport.lisp). What users do with a call is in verb.lisp.
+;;;; A call, as it is at both ends and on every transport: its structure, how threads wait for it,
+;;;; the messages that arrived, its end. What differs by transport (wire, in-process) and by end is
+;;;; in its OPERATIONS (transport.lisp). What users do with a call is in verb.lisp.
 ;;;;
 ;;;; Invariants. One loop owns a call. Only its owner sets STATUS, once, as the last store of what
 ;;;; ends the call, and HALF-CLOSED, as the last store after the peer's final message was queued; so
@@ -44,9 +44,9 @@ any thread."
   (and (call-rpc-method call) (rpc-method-path (call-rpc-method call))))
 
 (defmacro define-part (name lambda-list documentation)
-  "Define CALL-NAME, the part NAME of a call or nil, and ENSURE-NAME, which has it made if there is
-none: by the operation NEW-NAME if LAMBDA-LIST is (call), since transports have more to keep there,
-else by MAKE-NAME."
+  "Define two functions for the part NAME of a call. CALL-NAME returns the part or nil. ENSURE-NAME
+makes it first if there is none: by the operation NEW-NAME if LAMBDA-LIST is (call), since
+transports may keep more there, else by MAKE-NAME."
   (flet ((name (control) (intern (format nil control name) '#:clgrpc.rpc)))
     `(progn
        (define-hot (,(name "CALL-~A") :inline t) ((call call)) (or null ,name)
@@ -80,12 +80,12 @@ else by MAKE-NAME."
     (if intent (intent-metadata intent) '())))
 
 (define-hot (call-incoming :inline t) ((call call)) (or null arrival)
-  "What waits for the receiving thread beyond what it has taken."
+  "The messages that the receiving thread has not taken yet, newest first."
   (let ((inlet (call-inlet call)))
     (and inlet (inlet-incoming inlet))))
 
 (define-hot (call-received :inline t) ((call call)) (or null arrival)
-  "What the receiving thread has taken, and not received yet."
+  "The messages that the receiving thread has taken and not returned yet, oldest first."
   (let ((inlet (call-inlet call)))
     (and inlet (inlet-received inlet))))
 
@@ -127,14 +127,14 @@ else by MAKE-NAME."
         (rpc-method-request-type method))))
 
 (define-hot (sends-one-p :inline t) ((call call)) boolean
-  "True if CALL's method has one message in our direction, which no SEND is for."
+  "True if CALL's method has one message in our direction; SEND is not for that one."
   (let ((kind (rpc-method-kind (the rpc-method (call-rpc-method call)))))
     (or (eq kind :unary)
         (eq kind (if (client-p call) :server-streaming :client-streaming)))))
 
 (define-hot may-send-p ((call call) (over boolean)) boolean
-  "False if CALL has ended with :ok; signal why if nothing may be sent on it. OVER means that its
-user has said that nothing more will be."
+  "True if a message may be sent on CALL, false if CALL has ended with :ok. Otherwise signal why
+none may be sent. OVER is true if CALL's user has said that no more messages will come."
   (when (sends-one-p call)
     (misuse "~A has one ~:[answer, which is returned or given to REPLY~;request, given to the ~
              stub~]." call (client-p call)))
@@ -145,9 +145,16 @@ user has said that nothing more will be."
     (:ok nil)
     (t (error (call-condition call)))))
 
-;;; Parking: a thread that must wait for its call sleeps at the call's gate. Each ring changes the
-;;; gate's futex, so who has looked before it does not fall asleep after it. Who is to sleep says so
-;;; before that look; where nobody does, a ring costs no call of the kernel.
+;;; Parking: a thread that must wait for its call sleeps at the call's gate.
+;;;
+;;;   the thread that waits                      the thread that rings
+;;;   1. counts itself among the sleepers        1. stores what the other waits for
+;;;   2. reads the futex                         2. changes the futex
+;;;   3. looks whether what it waits for is so   3. if there are sleepers, wakes them
+;;;   4. sleeps, unless the futex has changed
+;;;      since step 2
+;;;
+;;; So a ring between steps 2 and 4 is never lost, and a ring without sleepers costs no system call.
 
 (defun ensure-gate (call)
   (let ((parts (ensure-parts call)))
@@ -156,8 +163,8 @@ user has said that nothing more will be."
           (or (sb-ext:compare-and-swap (parts-gate parts) nil new) new)))))
 
 (define-hot notify ((call call)) null
-  "Wake whoever waits for CALL; on the loop, at the end of the turn, with all others. To be called
-after the store that they wait for."
+  "Wake the threads that wait for CALL. Call this after the store that they wait for. A thread that
+runs a loop wakes them at the end of the turn, together with those of other calls."
   (sb-thread:barrier (:memory))
   (let* ((parts (call-parts call))
          (gate (and parts (parts-gate parts))))
@@ -170,15 +177,15 @@ after the store that they wait for."
   nil)
 
 (define-hot (notify-sleeper :inline t) ((call call)) null
-  "As NOTIFY, for other threads than loops' and after an atomic operation: costs next to nothing if
-nobody sleeps."
+  "As NOTIFY, for threads that run no loop, after an atomic operation. Costs next to nothing if no
+thread sleeps."
   (let* ((parts (call-parts call))
          (gate (and parts (parts-gate parts))))
     (when (and gate (plusp (gate-sleepers gate))) (ring gate)))
   nil)
 
 (define-hot ring ((gate gate)) null
-  "Wake whoever sleeps at GATE."
+  "Wake the threads that sleep at GATE."
   (setf (gate-ringing gate) nil)
   (let ((futex (gate-futex gate)))
     (sb-ext:atomic-incf (aref futex 0))
@@ -186,7 +193,7 @@ nobody sleeps."
   nil)
 
 (defun never (call)
-  "What a waiter waits for who waits for the end of CALL."
+  "False: the predicate for WAIT-FOR-CALL of a thread that waits for CALL's end and nothing else."
   (declare (ignore call))
   nil)
 
@@ -201,18 +208,18 @@ itself. The wait ends with the call, which its deadline or its connection ends a
         ((operate drive call ready-p) (funcall ready-p call))
         ((loop:prepare-to-wait) (operate park call ready-p))
         (t (error (make-rpc-error
-                   ;; whichever call it waits for, what is short is the server's that it runs in
+                   ;; the reserve is that of the server whose handler waits: name its call
                    :resource-exhausted :call (or *call* call) :ended-by :local
                    :message "no reserve thread is left to go on while this one waits")))))
 
 (defun gate-ringer (call)
-  "A function that wakes whoever sleeps at CALL's gate."
+  "A function that wakes the threads that sleep at CALL's gate."
   (let ((gate (ensure-gate call)))
     (lambda () (ring gate))))
 
 (defun park (call ready-p &optional (leave-p (constantly nil)))
-  "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended; then return what
-that was. Return nil also if LEAVE-P, which is asked whenever somebody rings, is true."
+  "Sleep at CALL's gate until (funcall READY-P CALL) is true or CALL has ended; return what READY-P
+returned last. LEAVE-P is called at each ring as well; once it is true, this returns too."
   (declare (type function ready-p leave-p))
   (let* ((gate (ensure-gate call))
          (futex (gate-futex gate)))
@@ -250,15 +257,16 @@ that was. Return nil also if LEAVE-P, which is asked whenever somebody rings, is
     (arrival-size arrival)))
 
 (define-hot uncharge ((inlet inlet) (size index)) index
-  "Take SIZE, or what there is if that is less, off the queued octets; return what was taken off.
-From any thread."
+  "Take SIZE off INLET's queued octets, or all of them if they are fewer. Return how many were taken
+off. From any thread."
   (loop
     (let ((old (inlet-queued-octets inlet)))
       (when (= old (sb-ext:compare-and-swap (inlet-queued-octets inlet) old (- old (min old size))))
         (return (min old size))))))
 
 (define-hot oldest-arrival ((inlet inlet)) (or null arrival)
-  "What of INLET's call is to be received next; it stays where it is. Only by the receiving thread."
+  "The arrival from which INLET's call is to receive next; it stays queued. Only by the receiving
+thread."
   (or (inlet-received inlet)
       (when (inlet-incoming inlet)
         (let ((newest (loop for old = (inlet-incoming inlet)
@@ -280,8 +288,8 @@ From any thread."
   (if filter (funcall filter message) message))
 
 (define-hot pop-incoming ((call call)) t
-  "The oldest message queued, or nil. Signal an RPC-ERROR, which ends CALL as well, if it is none.
-Only by the receiving thread."
+  "Take the oldest message of CALL's queue and return it; nil if the queue is empty. If its octets
+are not a message, signal an RPC-ERROR, which ends CALL as well. Only by the receiving thread."
   (let* ((inlet (call-inlet call))
          (arrival (and inlet (oldest-arrival inlet))))
     (when arrival
@@ -369,8 +377,8 @@ trailers it will send. SETFable in a handler. From any thread."
 ;;; What a transport knows of its calls
 
 (defun call-stage (call)
-  "What CALL, which has not ended, is at: a keyword of those that CALL-STAGES has, or nil if that is
-not known. On its loop."
+  "The stage that CALL, which has not ended, is at: one of the keywords of CALL-STAGES, or nil if it
+is not known. On its loop."
   (operate stage call))
 
 (defun call-trouble (call)

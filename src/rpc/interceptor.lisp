@@ -1,12 +1,12 @@
 ;;;; Interceptors: functions around calls, for what all methods have in common. A server's are
-;;;; called around its handlers, where these run; a channel's around its stubs, in the caller's
-;;;; thread. The first of a list is the outermost. What they do not see by that, the messages of
-;;;; streams and the ends of calls that outlive their handler or stub, they learn by FILTER-MESSAGES
-;;;; and ON-END (verb.lisp).
+;;;; called around its handlers, on the handlers' threads; a channel's around its stubs, on the
+;;;; caller's thread. The first of a list is the outermost. FILTER-MESSAGES and ON-END (verb.lisp)
+;;;; show them what they would not see otherwise: the messages of streams, and the ends of calls
+;;;; that outlive their handler or stub.
 ;;;;
-;;;; A server or channel without interceptors pays nothing for them: channels with interceptors or
-;;;; call credentials are of a class of their own, a subclass of INTERCEPTION, so that calls on
-;;;; others do not even look for them.
+;;;; A server or channel without interceptors pays nothing for them: a channel with interceptors or
+;;;; call credentials is of a class of its own, a subclass of INTERCEPTION, so that calls on other
+;;;; channels do not even look for them.
 
 (in-package #:clgrpc.rpc)
 

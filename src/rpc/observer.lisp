@@ -1,12 +1,12 @@
-;;;; Observers: what a server or a channel tells of its calls, attempts, messages, connections and
-;;;; refusals, to whom wants to count or record them. An OBSERVER is a structure of functions, which
-;;;; the table below declares; a server and a channel have one or none, and without one each place
-;;;; that has something to tell costs a load and a test. The tracers are the observer that every
-;;;; server and channel has; it is asked only while one of them is on.
+;;;; Observers count or record what a server or a channel does: its calls, attempts, messages,
+;;;; connections and refusals. An OBSERVER is a structure of functions, which the table below
+;;;; declares. A server or channel has one or none; without one, each place that could tell costs a
+;;;; load and a test. The tracers are one more observer, which every server and channel has; it is
+;;;; called only while a tracer is on.
 ;;;;
-;;;; The functions are called where what they are told happens: on the call's loop, with nothing
-;;;; lent, so they must be short, must not wait, and must not use the call but to read it. An error
-;;;; in one goes to the log.
+;;;; An observer's functions are called where things happen: on the call's loop, with the baton
+;;;; held. So they must be short, must not wait, and may only read the call. An error in one goes to
+;;;; the log.
 
 (in-package #:clgrpc.rpc)
 
@@ -93,17 +93,19 @@ client's call in each of its attempts.")
   (connection-ended (peer reason) nil
     "The connection with PEER has ended because of REASON, a text.")
   (refused (option peer) nil
-    "Something of PEER was refused, or ended, because of OPTION, a keyword of the options table."))
+    "A call or connection of PEER was refused or ended because of OPTION, a keyword of the options
+table."))
 
 (defun make-observer (&rest functions)
   "Return an observer, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL. FUNCTIONS is a
-plist from what is told to a function for it:
+plist from the name of an observation to a function:
 :call-begun and :call-ended (call); :attempt-begun (call peer stream) and :attempt-ended (call peer
 status), of clients' calls; :headers-sent and :headers-received (call); :message-sent and
 :message-received (call octets); :connection-begun (peer) and :connection-ended (peer reason);
-:refused (option peer), of servers. PEER is an address, a string or nil. They are called on the
-loop, or, of calls within the image, on the thread that makes or handles the call, and must not
-wait; an error in one goes to the log. Signal MISUSE for what is none of these. From any thread."
+:refused (option peer), of servers. PEER is an address, a string or nil. The functions are called on
+the loop or, for calls within the image, on the thread that makes or handles the call. They must not
+wait; an error in one goes to the log. Signal MISUSE for any other name, and for a value that is
+neither a function nor nil. From any thread."
   (loop for (name function) on functions by #'cddr
         do (unless (find name *observations* :key #'observation-name :test #'string=)
              (misuse "Observers are not told ~S, but~{ ~(~S~)~^,~}." name
@@ -126,8 +128,8 @@ wait; an error in one goes to the log. Signal MISUSE for what is none of these. 
                     collect (observation-name row)))))
 
 (defmacro observe (name observer &rest arguments)
-  "Tell OBSERVER, an observer or nil, the observation NAME with ARGUMENTS, which are evaluated only
-if there is somebody to tell."
+  "Tell OBSERVER, an observer or nil, the observation NAME. ARGUMENTS are evaluated only if OBSERVER
+is not nil or a tracer of NAME is on."
   (let* ((row (find-observation name))
          (variable (gensym "OBSERVER"))
          (tracer (observation-tracer row)))

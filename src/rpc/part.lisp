@@ -1,7 +1,8 @@
-;;;; The parts of a call that only some calls need, by subject, each made when it is first needed:
-;;;; what comes in, what goes out, what its user wants to be called for, how it ended, what its user
-;;;; has asked for. A transport may include more in PARTS, INLET and OUTLET (the operations
-;;;; NEW-PARTS, NEW-INLET and NEW-OUTLET).
+;;;; The parts of a call that only some calls need, by subject. Each is made when it is first
+;;;; needed: the messages that come in (INLET), those that go out (OUTLET), the callbacks of its
+;;;; user (REACTIONS), how it ended (ENDING), what its user asked for (INTENT). A transport may keep
+;;;; more in PARTS, INLET and OUTLET: it includes them in structures of its own, which the
+;;;; operations NEW-PARTS, NEW-INLET and NEW-OUTLET make.
 
 (in-package #:clgrpc.rpc)
 
@@ -25,14 +26,14 @@
 
 (defstruct (gate (:copier nil))
   "Where threads sleep that wait for a call."
-  (ringing nil :type boolean)           ; the loop's: those who sleep are woken when the turn ends
+  (ringing nil :type boolean)           ; the loop's: the sleepers are woken when the turn ends
   (sleepers 0 :type sb-ext:word)        ; threads that sleep here or are about to; atomic
   (futex (os:make-futex) :type os:futex)) ; that they sleep on
 
 (declaim (sb-ext:freeze-type gate))
 
 (defstruct (outcome (:copier nil))
-  "How a call ended, unless it is :ok and no more than that."
+  "How a call ended. A call that ended with :ok and nothing else to say has none."
   (message "" :type string)             ; the text of the status
   (details nil :type (or null octets))  ; of grpc-status-details-bin
   (ended-by :peer :type symbol)         ; as RPC-ERROR-ENDED-BY has it
@@ -70,8 +71,9 @@
   (on-cancel nil :type (or null function)) ; see ON-CANCEL
   (on-writable nil :type (or null function)) ; see ON-WRITABLE
   (on-ended nil :type (or null function)) ; see ON-END
-  ;; true if the callbacks that are due will be run: T, or, see server/call.lisp, while or after one
-  ;; runs :RUNNING, :CHARGED or :RETURNED; or the place in the row of those who wait for a thread
+  ;; true if the callbacks that are due will be run. T: soon; :RUNNING, :CHARGED, :RETURNED: one
+  ;; runs or has just run (server/execution.lisp); a ring: the call's place among those that wait
+  ;; for a thread
   (scheduled nil :type (or symbol ring))
   (timers '() :type list)               ; those of AFTER
   (due '() :type list))                 ; the loop's: functions of AFTER whose time has come

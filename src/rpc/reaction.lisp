@@ -1,4 +1,4 @@
-;;;; Which callback of a call is due. When and where callbacks run is the transport's to say.
+;;;; Which callback of a call is due. The transport decides when and where callbacks run.
 
 (in-package #:clgrpc.rpc)
 
@@ -11,8 +11,8 @@
   (plusp (the fixnum (operate room call))))
 
 (define-hot answers-leave-p ((call call)) boolean
-  "False if CALL, a handler's, has more queued than its send budget, since its peer does not take
-it: more messages would only make more answers. The transport says when to go on."
+  "False if CALL, a handler's, has more answers queued than its send budget, since its peer does not
+take them: more messages would only make more answers. The transport says when to go on."
   (or (client-p call)
       (room-p call)))
 

@@ -1,12 +1,13 @@
-;;;; Room for long messages. What is about to be encoded is promised its part of the heap before
-;;;; (base/heap.lisp). Who gets no promise waits, in his own thread, for his turn, for as long as
-;;;; the option room-wait-seconds says; then the call ends with :resource-exhausted.
+;;;; Room for long messages. A thread that is about to encode one has its octets of the heap
+;;;; promised first (base/heap.lisp). A thread that gets no promise waits, for as long as the option
+;;;; room-wait-seconds says; then the call ends with :resource-exhausted.
 ;;;;
-;;;; Of those who wait one, who has the turn, looks whether there is room now, and collects garbage
-;;;; if there is not; the others wait for the turn. Where there is room nobody takes a lock.
+;;;; One of the threads that wait has the turn, **ROOM-TURN**. It looks for room again and again,
+;;;; and collects garbage when there is none; the others wait for the turn. Where there is room at
+;;;; once no thread takes a lock.
 ;;;;
-;;;; A call whose connection has answers waiting for the peer already gets no room from the half of
-;;;; the heap that is kept for those who take theirs.
+;;;; Part of the heap is reserved for peers that take their answers: a call whose connection already
+;;;; has answers waiting gets a promise only while two fifths are free, other calls while one is.
 
 (in-package #:clgrpc.rpc)
 
@@ -14,7 +15,7 @@
   "Longer messages have their room promised. Shorter ones are bounded by the number of calls.")
 
 (defconstant +room-look-ns+ 4000000
-  "How often who has the turn looks for room.")
+  "How often the thread that has the turn looks for room.")
 
 (defglobal **room-turn** (sb-thread:make-mutex :name "clgrpc room"))
 
@@ -23,8 +24,8 @@
 
 (defun ensure-promise (call octets options)
   "Return once OCTETS of the heap are promised for a message of CALL. Signal an RPC-ERROR if CALL
-has ended meanwhile, or there is no room in the time that OPTIONS say. In user code: this thread may
-sleep."
+ends before that, or if there is no room within the room-wait-seconds of OPTIONS. This thread may
+sleep: call it in user code."
   (unless (promise-p call octets)
     (unless (and (loop:prepare-to-wait) (await-promise call octets options))
       (refuse-room call octets))))
@@ -33,7 +34,7 @@ sleep."
   (error (verdict-error :no-room (list octets) :call call)))
 
 (defun await-promise (call octets options)
-  "Wait until OCTETS are promised; false if CALL has ended or they are not in time."
+  "Wait until OCTETS are promised for CALL and return true; false if CALL ends or time runs out."
   (let ((end (+ (operate now call) (seconds-ns (options-room-wait-seconds options))))
         (turn nil))
     (flet ((late-p () (or (call-status call) (< end (operate now call)))))
@@ -49,8 +50,8 @@ sleep."
         (when turn (sb-thread:release-mutex **room-turn**))))))
 
 (defun call-with-room (call octets options function)
-  "Call FUNCTION, which makes a message of CALL that is OCTETS long, when there is room for it;
-OPTIONS say how long to wait for that."
+  "Wait for room, for as long as OPTIONS say; then call FUNCTION, which makes a message of CALL that
+is OCTETS long."
   (declare (type function function))
   (operate note-long-message call octets)
   (ensure-promise call octets options)

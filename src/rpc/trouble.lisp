@@ -1,17 +1,17 @@
-;;;; Errors in user code, handlers above all: what they end the call with, the log, and the debugger
-;;;; with its restarts (*DEBUG-ON-ERROR*). User code runs in WITH-USER-CODE, which nothing leaves
-;;;; but an interrupt and who leaves the thread.
+;;;; Errors in user code, above all in handlers: how they end the call, the log, and the debugger
+;;;; with its restarts (*DEBUG-ON-ERROR*). User code runs in WITH-USER-CODE. No error leaves that;
+;;;; only an interrupt from the keyboard does, and the end of the thread.
 ;;;;
-;;;; What FAIL signals ends the call as it says. An RPC-ERROR of another call, one that the handler
-;;;; has made itself, is an error like any other: its message, details and trailers are for this
-;;;; server, not for its clients. A handler that wants them passed on says so, with FAIL.
+;;;; The RPC-ERROR that FAIL signals ends the call with its status, message, details and trailers.
+;;;; The RPC-ERROR of another call, one that the handler made, is an error like any other: what it
+;;;; says is for this server, not for its clients. A handler that wants to pass it on uses FAIL.
 
 (in-package #:clgrpc.rpc)
 
 (defvar *debug-on-error* nil
   "If true, an error in a handler enters the debugger in the handler's thread, with the restarts
-RETURN-STATUS, RETRY-HANDLER and CANCEL-CALL, while everybody else is served; if false, the default,
-it becomes status :internal and its backtrace goes to the log. Set it globally.")
+RETURN-STATUS, RETRY-HANDLER and CANCEL-CALL, while all other calls go on. If false, the default,
+the call ends with status :internal and the backtrace goes to the log. Set it globally.")
 
 (defun debug-error (error)
   "Enter the debugger because of ERROR. Return the RPC-ERROR that the restart chosen there stands
@@ -37,10 +37,11 @@ keyword, and MESSAGE. Signal a CONTROL-ERROR if there is none. See *DEBUG-ON-ERR
   (invoke-restart 'return-status status message))
 
 (defun retry-call ()
-  "Invoke the restart RETRY-CALL, which a blocking stub offers while it signals the RPC-ERROR of its
-call, unless it sent what a generator function gave: make the call again, with the same arguments (a
-:timeout begins anew), and have the stub return what that returns. Signal a CONTROL-ERROR if there
-is none. The caller decides how often, and waits between."
+  "Invoke the restart RETRY-CALL: make the call again with the same arguments (a :timeout begins
+anew); the stub returns what that call returns. A blocking stub offers this restart while it signals
+the RPC-ERROR of its call, unless the call sent what a generator function gave. Signal a
+CONTROL-ERROR if there is no such restart. The caller decides how often to repeat, and waits
+between."
   (invoke-restart 'retry-call))
 
 (defun cancel-call ()
@@ -59,8 +60,8 @@ definition, with the same request. Signal a CONTROL-ERROR if there is none. See 
       (eq one (operate other-end other))))
 
 (defun of-another-call-p (error call)
-  "True if ERROR, an RPC-ERROR, is not about CALL, nor what CALL's handler has said by FAIL: it
-ended another call, or a channel could not be used for one."
+  "True if ERROR, an RPC-ERROR, neither ended CALL nor was signalled by FAIL in CALL's handler: then
+another call ended with it, or a channel could not be used for one."
   (let ((other (rpc-error-call error)))
     (if other
         (not (same-call-p other call))
@@ -68,7 +69,7 @@ ended another call, or a channel could not be used for one."
             (not (rpc-error-sent-p error))))))
 
 (defun over-p (call)
-  "True if CALL has ended, or is past its deadline, as then the calls are that it has made."
+  "True if CALL has ended or is past its deadline, and with it the calls that its handler has made."
   (or (call-status call) (overdue-p call)))
 
 (defun error-condition (call error)
@@ -84,13 +85,15 @@ ended another call, or a channel could not be used for one."
                           :cause error))))
 
 (defun note-trouble (error)
-  "User code has been left because of what ERROR, an RPC-ERROR, stands for; return ERROR."
+  "Restore the guard page of the stack if ERROR, the RPC-ERROR for which user code has been left,
+came of a full stack or heap. Return ERROR."
   (when (typep (rpc-error-cause error) 'storage-condition) (os:protect-stack-end))
   error)
 
 (defmacro with-user-code ((call) &body body)
-  "Run BODY, user code of CALL: with CALL as the current call, and with the baton lent. Return nil,
-or the RPC-ERROR that an error in BODY stands for. From the debugger BODY may be run once more."
+  "Run BODY, user code of CALL, with CALL as the current call and the baton lent. Return nil, or the
+RPC-ERROR that ends the call because of an error in BODY. BODY is run again if the restart
+RETRY-HANDLER is chosen in the debugger."
   (let ((function (gensym "BODY")) (error (gensym "ERROR")) (block (gensym "BLOCK"))
         (outcome (gensym "OUTCOME")))
     `(flet ((,function () ,@body))

@@ -5,8 +5,8 @@
 (in-package #:clgrpc.rpc)
 
 (define-hot (outgoing :inline t) ((call call) message) t
-  "MESSAGE as the filter of CALL has it, which must be of the type that CALL's method, if there is
-one, sends."
+  "What the filter of CALL makes of MESSAGE. Signal MISUSE if that is not of the type that CALL's
+method sends."
   (let* ((outlet (call-outlet call))
          (method (call-rpc-method call))
          (message (filtered (and outlet (outlet-filter outlet)) message)))
@@ -19,10 +19,10 @@ one, sends."
 (options-send-budget-octets) is unsent; on a loop's own thread, where waiting is not possible, the
 message is queued: see TRY-SEND and ON-WRITABLE. Signal the call's RPC-ERROR if it has ended badly,
 and MISUSE after CLOSE-SEND; return nil if the peer has ended it with :ok and wants nothing more.
-COMPRESS matters if CALL has a CALL-COMPRESSION: :auto compresses what is long enough and gains by
-it, nil sends MESSAGE as it is, such as a secret beside what an attacker chose, and t compresses it
-whatever comes of that. From any thread, but CALL is not locked: where several threads send on one,
-their program sees to it that they do so one after the other."
+COMPRESS matters if CALL has a CALL-COMPRESSION. With :auto, MESSAGE is compressed if it is long
+enough and gets shorter by it; with t, always; with nil it is sent as it is, which is right for a
+secret beside text that an attacker chose. From any thread, but CALL is not locked: several threads
+that send on one call must do so one after the other."
   (operate send call (outgoing call message) t compress))
 
 (defun try-send (call message &key (compress :auto))
@@ -37,20 +37,21 @@ From any thread."
 
 (defun receive (call)
   "Return the next message of CALL, or nil when there are no more. Waits for one to come. On a
-client signal the call's RPC-ERROR once it has ended with a status other than :ok; in a handler
-signal it when the call was cancelled or its deadline passed. One thread receives on a call at a
-time; never call it on a loop's thread with nothing to receive."
+client, signal the call's RPC-ERROR once it has ended with a status other than :ok; in a handler,
+signal it once the call was cancelled or its deadline passed. Only one thread at a time may receive
+on a call. Never call it on a loop's thread with nothing to receive."
   (operate receive call))
 
 (define-hot (deliverable-p :inline t) ((call call)) boolean
-  "False if CALL was cut short: only what the peer ended by itself is still worth reading."
+  "True if what has arrived for CALL is still worth reading: CALL runs, ended with :ok, or was ended
+by the peer itself."
   (and (or (member (call-status call) '(nil :ok))
            (eq :peer (outcome-ended-by (the outcome (call-outcome call)))))
        t))
 
 (define-hot (receive-by :inline t) ((call call) (ready-p function) (next function)) t
-  "What NEXT returns of CALL, waiting for it until READY-P is true; nil once CALL has ended well and
-NEXT has nothing. Signal CALL's RPC-ERROR if it has ended badly."
+  "Return (funcall NEXT CALL), waiting for it until (funcall READY-P CALL) is true. Return nil once
+CALL has ended well and NEXT returns nothing; signal CALL's RPC-ERROR if it has ended badly."
   (flet ((next () (and (deliverable-p call) (values (funcall next call)))))
     (cond ((next))
           ((progn (wait-for-call call ready-p) (next)))
@@ -92,12 +93,12 @@ early cancels a client's call. Signals what RECEIVE signals."
   nil)
 
 (defun cancelled-p (call)
-  "True if CALL ended otherwise than :ok: cancelled, past its deadline, or its connection lost. A
-handler that computes long asks now and then. From any thread."
+  "True if CALL has ended with a status other than :ok: it was cancelled, is past its deadline, or
+lost its connection. A handler that computes for long asks now and then. From any thread."
   (not (member (operate look call) '(nil :ok))))
 
 (defun leave-call (call)
-  "The operation LEAVE: a client whose call nobody waits for any more ends it."
+  "The operation LEAVE: end CALL if it is a client's that runs, since its user has left it."
   (when (and (client-p call) (null (call-status call)))
     (operate post call (lambda () (abort-as call :caller-lost-interest)))))
 
@@ -137,8 +138,8 @@ headers, or a message, were sent already. From any thread."
 ;;; The reactive style: callbacks on the call's loop
 
 (defmacro define-callback (name slot documentation)
-  "Define NAME (call function), which stores FUNCTION in SLOT of the call's REACTIONS and has the
-loop run what is due already."
+  "Define the function NAME (call function). It stores FUNCTION in SLOT of the call's REACTIONS and
+schedules the callbacks that are due already."
   `(defun ,name (call function)
      ,(format nil "~A Runs on the call's loop, so it must not wait. Return CALL. From any thread."
               documentation)
@@ -164,9 +165,9 @@ queued.")
 refused there is room again.")
 
 (defun on-end (call function)
-  "Call FUNCTION without arguments once CALL has ended, however that was; CALL-STATUS says how. Of
-several functions the first given is called first. Runs on the call's loop, so it must not wait.
-Return CALL. From any thread."
+  "Call FUNCTION without arguments once CALL has ended, well or badly; CALL-STATUS says how. Several
+functions are called in the order in which they were given. Runs on the call's loop, so it must not
+wait. Return CALL. From any thread."
   (operate post call
            (lambda ()
              (let* ((reactions (ensure-reactions call))
@@ -179,9 +180,10 @@ Return CALL. From any thread."
   call)
 
 (defun filter-messages (call &key incoming outgoing)
-  "Have INCOMING, a function of a message, replace each message that is received on CALL, a stream,
-and OUTGOING each that is sent on it. For interceptors, which give them before CALL is used: those
-of an outer one see what comes first and what goes last. Return CALL."
+  "Replace each message that is received on CALL, a stream, by what INCOMING, a function of a
+message, returns, and each that is sent by what OUTGOING returns. For interceptors, before CALL is
+used. The functions of an outer interceptor see incoming messages first and outgoing ones last.
+Return CALL."
   (let ((inlet (ensure-inlet call))
         (outlet (ensure-outlet call)))
     (flet ((combined (first second)
@@ -238,8 +240,8 @@ for anything else, and if libz is not there."
 
 (defun call-compression (call)
   "How messages sent on CALL are compressed: :gzip, :deflate, or :identity, which is not at all.
-SETFable in a handler before it has sent metadata or a message; the new value holds unless the
-client cannot read that, when messages go uncompressed. From any thread."
+SETFable in a handler before it has sent metadata or a message. If the client cannot read the new
+value, messages go uncompressed. From any thread."
   (operate compression call))
 
 (defun (setf call-compression) (name call)
@@ -247,6 +249,6 @@ client cannot read that, when messages go uncompressed. From any thread."
   name)
 
 (defun received-compressed-p (call)
-  "True if the message of CALL that was decoded last, which is the request of a handler or what
-RECEIVE returned, came compressed. By the thread that receives."
+  "True if the message of CALL that was decoded last came compressed: the request of a handler, or
+the last that RECEIVE returned. By the thread that receives."
   (operate received-compressed call))

@@ -1,7 +1,8 @@
-;;;; Why calls end, when it is not their users who say so: by name, with the status and the text
-;;;; that every transport and both ends give. The rules that lead to one and that no transport is
-;;;; free to change are here as well: what a deadline does (OVERDUE-P), what is wrong with the
-;;;; messages of a peer that has ended its side (FLAW), which trailers an answer has (ADD-TRAILERS).
+;;;; Why this side ends a call when its user has not asked for that. Each reason is a VERDICT: a
+;;;; name with the status and the text that both ends of every transport give. Some rules are the
+;;;; same on all transports and are here as well: when a deadline has passed (OVERDUE-P), what is
+;;;; wrong with the messages of a peer that has ended its side (FLAW), which trailers an answer has
+;;;; (ADD-TRAILERS).
 
 (in-package #:clgrpc.rpc)
 
@@ -61,7 +62,8 @@
   (:callback-left :internal "callback left by a non-local exit"))
 
 (defun verdict (name &rest arguments)
-  "The status and the text of the verdict NAME, a keyword, with ARGUMENTS as its text wants them."
+  "The status and the text of the verdict NAME, a keyword. ARGUMENTS are those of its text, a format
+control."
   (let ((row (or (find name (the simple-vector **verdicts**) :key #'verdict-row-name)
                  (misuse "~S is no verdict." name))))
     (values (verdict-row-status row)
@@ -101,8 +103,8 @@ INITARGS as for MAKE-RPC-ERROR."
        t))
 
 (define-hot (flaw :inline t) ((call call) (count index) unfinished) symbol
-  "The verdict for CALL on the COUNT messages that its peer, which says that it has done, has sent,
-or nil if they are as many as they should be. UNFINISHED is true if another has begun."
+  "The peer of CALL has ended its side after COUNT messages; UNFINISHED is true if another had
+begun. Return the verdict on that, or nil if the number of messages is right."
   (let ((client-p (client-p call)))
     (cond (unfinished (if client-p :unfinished-response :unfinished-request))
           ((not (if client-p (answers-once-p call) (takes-one-p call))) nil)
@@ -110,7 +112,7 @@ or nil if they are as many as they should be. UNFINISHED is true if another has 
           ((< 1 count) (if client-p :second-response :second-request)))))
 
 (defun add-trailers (call trailers)
-  "Have CALL, a handler's that runs, send TRAILERS after those that its handler has given."
+  "Add TRAILERS to those that CALL, a running handler's, will send, behind what the handler gave."
   (when trailers
     (let ((ending (ensure-ending call)))
       (setf (ending-trailers ending) (append (ending-trailers ending) trailers)))))
