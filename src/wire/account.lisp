@@ -1,5 +1,5 @@
-;;;; Where the time of a call on the wire went, computed from its marks (stage.lisp) when somebody
-;;;; asks: the operations STAGE, STAGES and UNSENT-OCTETS.
+;;;; Where the time of a call on the wire went, computed on demand from its marks (stage.lisp): the
+;;;; operations STAGE, STAGES and UNSENT-OCTETS.
 
 (in-package #:clgrpc.wire)
 
@@ -36,8 +36,8 @@
 ;;; The plist
 
 (defun call-waits (call)
-  "What CALL, a client's, waited for before it had a stream: totals as in a WAIT-CLOCK, and the
-attempts to connect, or nil."
+  "What CALL, a client's, waited for before it had a stream. The values are totals as in a
+WAIT-CLOCK and the number of attempts to connect; nil if it has not waited."
   (let* ((parts (call-wire-parts call))
          (wait (and parts (wire-parts-wait parts))))
     (cond ((null wait) nil)
@@ -98,7 +98,7 @@ attempts to connect, or nil."
           (t 0))))
 
 (defconstant +shortest-told-ns+ 1000
-  "Stages shorter than that are of one turn of the loop.")
+  "Stages shorter than that lie within one turn of the loop and are not told.")
 
 (defun wire-stages (call)
   "The operation STAGES."

@@ -1,6 +1,6 @@
-;;;; A call on a link, as far as both ends are alike, and what all calls of an end share. What such
-;;;; a call does is in the files after this: inlet.lisp, callback.lisp, outlet.lisp and
-;;;; deadline.lisp; what it may keep of a peer's octets, in held.lisp.
+;;;; The structure of a call on a link, as far as both ends are alike, and of what all calls of an
+;;;; end share. What a call does is in the files after this: inlet.lisp, callback.lisp, outlet.lisp
+;;;; and deadline.lisp; how many of its peer's octets it may keep, in held.lisp.
 
 (in-package #:clgrpc.wire)
 
@@ -55,7 +55,7 @@
         (options-max-receive-octets (wire-call-options call)))))
 
 (define-hot (call-observer :inline t) ((call wire-call)) (or null observer)
-  "Whom what happens to CALL is told, or nil. The operation OBSERVER."
+  "The operation OBSERVER: the observer of CALL's channel or server, or nil."
   (endpoint-observer (wire-call-endpoint call)))
 
 (define-hot (mark-call :inline t) ((call wire-call) (mark mark)) null
@@ -70,15 +70,15 @@
   (marked-p (wire-call-marks call) +headers+))
 
 (define-hot (wire-call-send-closed :inline t) ((call wire-call)) boolean
-  "True once our side of CALL has sent all that it sends. On its loop."
+  "True once our side of CALL has sent its last message. On its loop."
   (logtest +closed+ (wire-call-marks call)))
 
 (define-hot (wire-call-unattended :inline t) ((call wire-call)) boolean
-  "True of a client's call that nobody waits for in a stub: it is its own future."
+  "True of a client's call that is its own future: no stub waits for it."
   (logtest +unattended+ (wire-call-marks call)))
 
 (define-hot close-sending ((call wire-call)) null
-  "Note that what CALL's side has sent is all that it sends. On its loop, or before that begins it."
+  "Note that our side of CALL sends no more. On its loop, or before the loop begins it."
   (setf (wire-call-marks call) (logior +closed+ (wire-call-marks call)))
   nil)
 

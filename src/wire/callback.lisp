@@ -40,8 +40,8 @@ baton is lost; then nothing of the loop may be touched."
         (resume-callbacks call (verdict-error :callback-left '()))))))
 
 (defun resume-callbacks (call condition)
-  "Go on on the loop, which this thread does not run any more, after a callback of CALL that ended
-with CONDITION or nil."
+  "A callback of CALL has returned, or ended with CONDITION, on this thread, which does not run the
+loop any more: have the loop go on with CALL."
   (operate callback-returned call)
   (loop:post (wire-call-loop call)
              (lambda ()
@@ -50,11 +50,12 @@ with CONDITION or nil."
                (wire-schedule call))))
 
 (defconstant +messages-at-once+ 16
-  "How many messages a callback gets for one lending of the baton: few enough that the watchdog does
-not take many quick ones for one that overstays.")
+  "How many messages a callback gets for one lending of the baton. They are few, so that the
+watchdog does not take many quick calls of it for one that overstays.")
 
 (define-hot run-with-messages ((call wire-call) (reactions reactions)) boolean
-  "Give messages of CALL to its callback, as long as this thread runs the loop. As RUN-CALLBACK."
+  "Give messages of CALL to its callback, as long as this thread runs the loop. Return what
+RUN-CALLBACK does."
   (let ((message nil))                  ; kept until its callback returns, if that is run once more
     (flet ((run ()
              (loop repeat +messages-at-once+
@@ -67,8 +68,9 @@ not take many quick ones for one that overstays.")
       (run-callback call #'run))))
 
 (defun callbacks-wait-p (call link)
-  "True, and CALL noted for WAKE-CALLBACKS, if callbacks of LINK have lost the loop, and LINK may
-have no thread more for another that does. Those of a call that has ended never wait."
+  "True if the callbacks of CALL must wait: others of LINK have lost the loop, and LINK may not have
+one more thread. Then CALL is noted for WAKE-CALLBACKS. Callbacks of a call that has ended never
+wait."
   (when (and (null (call-status call))
              (link-share link)
              (not (loop:share-open-p (loop:event-loop-reserve (link-loop link))
@@ -80,12 +82,13 @@ have no thread more for another that does. Those of a call that has ended never 
       t)))
 
 (defun wake-callbacks (link)
-  "A thread that LINK was charged with is free: have callbacks that wait run. From any thread."
+  "A thread that LINK was charged with is free: have the loop run callbacks of LINK that wait. From
+any thread."
   (loop:post (link-loop link) (lambda () (run-waiting-callbacks link))))
 
 (defun run-waiting-callbacks (link)
-  "Have the callbacks run of the call of LINK that has waited for longest; it has its turn after
-those that are due, and the next after it."
+  "Schedule the callbacks of that call of LINK that has waited longest, behind all that is due now,
+and after it the next call that waits."
   (let ((place (and (link-waiting-calls link) (ring-first (link-waiting-calls link)))))
     (when place
       (quit-ring place)
@@ -94,8 +97,8 @@ those that are due, and the next after it."
       (loop:defer (link-loop link) #'run-waiting-callbacks link))))
 
 (define-hot run-callbacks ((call wire-call)) null
-  "Run the callbacks of CALL that are due, one after the other: SCHEDULED is true until the last has
-returned, wherever that is, so no two of a call ever run at once."
+  "Run the callbacks of CALL that are due, one after the other. SCHEDULED is true until the last has
+returned, on whatever thread, so two callbacks of a call never run at once."
   (let ((reactions (ensure-reactions call)) (link (wire-call-link call)))
     (loop
       (when (and link (plusp (link-late link)) (callbacks-wait-p call link))

@@ -1,9 +1,9 @@
 ;;;; Compression of messages (gRPC's document "Compression"): the encodings there are, their names
 ;;;; in grpc-encoding and grpc-accept-encoding, and octets to octets with each. Which messages of a
-;;;; call are compressed is for encoding.lisp.
+;;;; call are compressed is decided in encoding.lisp.
 ;;;;
 ;;;; libz is opened when the first channel is made, to know what may be offered to servers, or when
-;;;; a server first needs it; where there is none, `identity` is all that is spoken.
+;;;; a server first needs it. Without libz there is only `identity`.
 
 (in-package #:clgrpc.wire)
 
@@ -31,11 +31,11 @@
   (if (os:open-zlib) **accept-all** **accept-identity**))
 
 (defun find-encoding (name)
-  "The encoding that a user means by NAME: see RPC:CHECK-COMPRESSION. Nil for :identity, or nil."
+  "The encoding for NAME, which RPC:CHECK-COMPRESSION has passed; nil for :identity and for nil."
   (find (check-compression name) **encodings** :key #'encoding-name))
 
 (defun encoding-named (octets start end)
-  "That of our encodings whose name is OCTETS from START to END, or nil."
+  "The encoding of ours whose name is OCTETS from START to END, or nil."
   (declare (type octets octets) (type index start end))
   (find-if (lambda (encoding)
              (let ((name (hpack:field-value (encoding-field encoding))))
@@ -67,7 +67,7 @@ cannot read."
       (nreverse encodings))))
 
 (defun accepted-encodings (field)
-  "Those of our encodings that FIELD, a grpc-accept-encoding, lists; found out once."
+  "Those of our encodings that FIELD, a grpc-accept-encoding, lists. FIELD remembers the result."
   (let ((memo (or (hpack:field-memo field)
                   (setf (hpack:field-memo field)
                         (or (parse-accepted-encodings (hpack:field-value field)) :none)))))
@@ -76,7 +76,7 @@ cannot read."
 (defconstant +quoted-octets+ 32 "How much of what a peer has sent is put into a text.")
 
 (defun quoted-octets (octets)
-  "OCTETS of a peer's, in ISO 8859-1, for a text that is to be printed, or sent: their beginning."
+  "The beginning of OCTETS, which a peer has sent, as ISO 8859-1, for a text to print or to send."
   (visible-text (map 'string #'code-char
                      (subseq octets 0 (min (1+ +quoted-octets+) (length octets))))
                 :limit +quoted-octets+ :quoted t))
@@ -109,7 +109,8 @@ prefix, nil if there is no memory for that. From any thread."
     (:truncated (values :internal "compressed message is cut short"))
     (:no-memory (values :resource-exhausted "no memory to decompress a message"))))
 
-;;; Messages of a call whose peer may compress wait in a wrapping that says whether they are
+;;; If the peer of a call may compress, its messages wait wrapped, with a mark whether they are
+;;; compressed.
 
 (defstruct (packed (:constructor make-packed (parcel compressed)) (:copier nil))
   "PARCEL is a message as it came; COMPRESSED says how to read it."
@@ -119,9 +120,9 @@ prefix, nil if there is no memory for that. From any thread."
 (declaim (sb-ext:freeze-type packed))
 
 (defstruct (compression (:copier nil))
-  "The compression of a call. OUTGOING: ours; INCOMING: that of those messages of the peer that are
-compressed; ARRIVING: whether the one being delivered is; RECEIVED: whether the one decoded last
-was."
+  "The compression of a call: OUTGOING is the encoding of our messages, INCOMING that of those of
+the peer's messages that are compressed. ARRIVING is true if the message being delivered is
+compressed, RECEIVED if the message decoded last was."
   (outgoing nil :type (or null encoding)) ; how ours are compressed, or nil
   (incoming nil :type (or null encoding)) ; how the peer's are, or nil
   (arriving nil :type boolean)          ; the loop's

@@ -3,18 +3,18 @@
 (in-package #:clgrpc.wire)
 
 (defun deadline-passed (call)
-  "The timer of the deadline of CALL: end it, if it has not."
+  "The function of the timer for CALL's deadline: end CALL if it runs."
   (abort-as call :deadline-passed))
 
 (define-hot schedule-deadline ((call wire-call)) null
-  "Have CALL end when its deadline passes. On the loop."
+  "Start the timer that ends CALL when its deadline passes. On the loop."
   (let ((timer (make-timer #'deadline-passed call)))
     (setf (wire-parts-timer (ensure-wire-parts call)) timer)
     (schedule-timer (loop:event-loop-wheel (wire-call-loop call)) timer (call-deadline call)))
   nil)
 
 (define-hot (start-deadline :inline t) ((call wire-call)) null
-  "If CALL has a deadline, have it end when that passes. On the loop."
+  "If CALL has a deadline, start the timer that ends it then. On the loop."
   (when (plusp (call-deadline call)) (schedule-deadline call))
   nil)
 
@@ -42,8 +42,8 @@ START-DEADLINE is to follow. On the loop."
   nil)
 
 (define-hot (stop-timers :inline t) ((call wire-call)) null
-  "CALL has ended: no timer of it is needed any more. A peer may make and cancel calls without end
-whose timers would be due much later."
+  "Stop the timers of CALL, which has ended. Otherwise a peer that makes and cancels calls without
+end would fill the wheel with timers that are due much later."
   (let ((parts (call-wire-parts call)))
     (when parts (stop-timers-of call parts)))
   nil)

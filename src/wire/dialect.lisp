@@ -1,20 +1,23 @@
-;;;; Dialects: how a call is written on its stream where that is not as gRPC over HTTP/2 has it. A
-;;;; server finds the dialect of a request by its content type. A call without one speaks gRPC,
-;;;; whose functions are called directly; each place where a dialect may differ tests for that
-;;;; first.
+;;;; Dialects: how a call is written on its stream if that is not gRPC over HTTP/2. A server finds
+;;;; the dialect of a request by its content type. A call without a dialect speaks gRPC, whose
+;;;; functions are called directly; each place where dialects may differ tests for one first.
 ;;;;
-;;;; What others need of this: gRPC-Web ends its answers with a message whose flag is #x80 and
-;;;; writes its -text form in base64 (RECEIVE, ENCODE, WRITE-END; as a client FLAGS and
-;;;; RECEIVE-FLAGGED). Connect's streams end with a message whose flag is 2 (the same). A unary call
-;;;; of Connect has a body without prefix (RECEIVE collects it, END delivers it), JSON or not
-;;;; (PARSE, ENCODE), time-outs in a field of its own (READ-HEAD), and an HTTP status that is known
-;;;; only with the answer (REPLY, WRITE-END).
+;;;; The functions were chosen for these dialects:
+;;;;
+;;;;   gRPC-Web         ends its answers with a message whose flag is #x80, and writes its -text
+;;;; form
+;;;;                    in base64: RECEIVE, ENCODE, WRITE-END; at a client FLAGS, RECEIVE-FLAGGED
+;;;;   Connect, streams end with a message whose flag is 2: the same functions
+;;;;   Connect, unary   has a body without prefix (RECEIVE collects it, END delivers it), in JSON or
+;;;;                    not (PARSE, ENCODE), time-outs in a field of its own (READ-HEAD), and an
+;;;; HTTP
+;;;;                    status that is known only with the answer (REPLY, WRITE-END)
 
 (in-package #:clgrpc.wire)
 
 (defstruct (dialect (:copier nil))
-  "How calls speak that do not speak gRPC over HTTP/2. Where a function is NIL they do as gRPC does.
-All but ENCODE and PARSE run on the call's loop."
+  "How calls are written that do not speak gRPC over HTTP/2. Where a function is NIL, what gRPC does
+is done. All functions but ENCODE and PARSE run on the call's loop."
   (name nil :type symbol :read-only t)   ; by which it is replaced
   ;; the request, at a server
   (accepts (constantly nil) :type function :read-only t) ; (content-type): true if it is its own
@@ -43,7 +46,7 @@ All but ENCODE and PARSE run on the call's loop."
   "The dialects of requests, the newest first; never changed in place.")
 
 (defun add-dialect (dialect)
-  "Have servers find DIALECT, in place of one with its name."
+  "Register DIALECT, in place of one with its name, so that servers find it."
   (let ((others (remove (dialect-name dialect) **dialects** :key #'dialect-name)))
     (setf **dialects** (cons dialect others))
     dialect))
@@ -54,19 +57,21 @@ All but ENCODE and PARSE run on the call's loop."
   nil)
 
 (defmacro define-dialect (name &rest functions)
-  "Define the dialect NAME, and have servers find it. FUNCTIONS is a plist of forms for the slots of
-DIALECT, of which :ACCEPTS is needed."
+  "Define and register the dialect NAME. FUNCTIONS is a plist of forms for the slots of DIALECT;
+:ACCEPTS is required."
   `(add-dialect (make-dialect :name ',name ,@functions)))
 
 (defun content-type-dialect (content-type)
   "The dialect of requests of CONTENT-TYPE, a string, or nil."
   (find-if (lambda (dialect) (funcall (dialect-accepts dialect) content-type)) **dialects**))
 
-;;; Connections. A server looks at the first octets of a new connection, or at what ALPN has agreed
-;;; on, to find what it speaks. HTTP/2 is first, and is what answers those that nobody knows.
+;;; Connections. A server finds what a new connection speaks by the protocol that ALPN has agreed
+;;; on, or by its first octets. HTTP/2 is tried first, and answers connections that no dialect
+;;; knows.
 
 (defstruct (connection-dialect (:copier nil))
-  "How a connection speaks that does not speak HTTP/2. All functions run on its loop."
+  "What a server does with connections that do not speak HTTP/2. All functions run on the
+connection's loop."
   (name nil :type symbol :read-only t)  ; by which it is replaced
   (alpn '() :type list :read-only t)    ; its names there, strings
   ;; (octets start end): true if a connection that begins so is its own, :more if that is not known
@@ -87,23 +92,24 @@ DIALECT, of which :ACCEPTS is needed."
   "The dialects of connections besides HTTP/2, the newest first; never changed in place.")
 
 (defun remove-connection-dialect (name)
-  "Have servers find no dialect of connections called NAME."
+  "Remove the dialect of connections called NAME from those that servers find."
   (setf **connection-dialects**
         (remove name **connection-dialects** :key #'connection-dialect-name))
   nil)
 
 (defun add-connection-dialect (dialect)
-  "Have servers find DIALECT, one of connections, in place of one with its name."
+  "Register DIALECT, one of connections, in place of one with its name, so that servers find it."
   (remove-connection-dialect (connection-dialect-name dialect))
   (push dialect **connection-dialects**)
   dialect)
 
 (defconstant +longest-opening+ 4096
-  "A connection that nobody knows after so many octets is nobody's.")
+  "A connection that no dialect knows after so many octets is taken for HTTP/2.")
 
 (defun opening-dialect (protocol octets start end)
-  "What a connection speaks that begins with OCTETS from START to END: a CONNECTION-DIALECT, NIL for
-HTTP/2, or :MORE if that cannot be said yet. PROTOCOL is what ALPN has agreed on, or nil."
+  "Find what a connection speaks that begins with OCTETS from START to END. Return a
+CONNECTION-DIALECT, NIL for HTTP/2, or :MORE if more octets are needed to tell. PROTOCOL is what
+ALPN has agreed on, or nil."
   (flet ((named-p (dialect)
            (member protocol (connection-dialect-alpn dialect) :test #'string=)))
     (cond (protocol (find-if #'named-p **connection-dialects**))

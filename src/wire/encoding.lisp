@@ -2,12 +2,14 @@
 ;;;; COMPRESSION among its parts if it compresses or its peer says that it does; without one, which
 ;;;; is the common case, nothing here runs.
 ;;;;
-;;;; Ours are compressed if the user of channel, server or call wants it, the peer has not said that
-;;;; it cannot read that, the message is long enough to gain by it, and no SEND says otherwise. The
-;;;; header grpc-encoding goes out with the first headers, so it is settled by then. A message is
-;;;; compressed by the thread that encodes it and decompressed by the one that decodes it, with the
-;;;; baton lent; while it waits for that it stays as it came, so that what is held for peers is
-;;;; what they have really sent.
+;;;; A message of ours is compressed if the user of the channel, server or call wants it, the peer
+;;;; has not said that it cannot read that, the message is long enough to gain by it, and no SEND
+;;;; says otherwise. The header grpc-encoding goes out with the first headers, so the encoding is
+;;;; settled by then.
+;;;;
+;;;; The thread that encodes a message compresses it, and the thread that decodes one decompresses
+;;;; it, with the baton lent. A received message waits in its compressed form, so that what is held
+;;;; for a peer is no more than what the peer has sent.
 
 (in-package #:clgrpc.wire)
 
@@ -55,8 +57,8 @@
            (<= (options-compress-minimum-octets options) size))))
 
 (defun compress-encoded (call octets end compress options)
-  "A message of CALL, OCTETS up to END with its prefix, compressed; or as it is if that is shorter
-and COMPRESS, as for SEND, is not t."
+  "Compress a message of CALL, OCTETS up to END with its prefix. Return it compressed or, if it is
+shorter uncompressed and COMPRESS, as for SEND, is not t, as it is."
   (let* ((encoding (compression-outgoing (compression-of call)))
          (parcel (compress-octets encoding (options-compression-level options) octets end)))
     (cond ((and parcel (or (eq compress t) (< (parcel-end parcel) end)))

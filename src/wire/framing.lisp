@@ -5,8 +5,9 @@
 ;;;; claims.
 ;;;;
 ;;;; A long message, to be sent or received, is a PARCEL: octets of the image's store with an end.
-;;;; It has one owner at a time, from the thread that encodes to the connection that has sent it, or
-;;;; from the PARTIAL to the thread that decodes; the last one puts the octets back.
+;;;; It has one owner at a time. One to be sent goes from the thread that encodes it to the
+;;;; connection; a received one from the PARTIAL to the thread that decodes it. The last owner gives
+;;;; the octets back to the store.
 
 (in-package #:clgrpc.wire)
 
@@ -20,8 +21,8 @@ after."
   (+ at +prefix-octets+))
 
 (defconstant +parcel-octets+ 16384
-  "Longer messages are parcels: they fill more than a frame, and to encode or decode one takes so
-long that the loop should not wait for it.")
+  "Longer messages are parcels: they fill more than a frame, and encoding or decoding one takes so
+long that the loop should not do it.")
 
 (defstruct (parcel (:constructor make-parcel (octets end)) (:copier nil))
   "A long message: OCTETS, of BORROW-OCTETS, up to END."
@@ -38,8 +39,8 @@ long that the loop should not wait for it.")
 (defglobal **taken** (make-octets 0))   ; what a parcel has whose octets were taken
 
 (define-hot parcel-taken ((parcel parcel)) octets
-  "The octets of PARCEL, which has them no longer. Signal MISUSE if somebody has taken them before:
-two threads that receive on one call must not both give them back to the store."
+  "Take the octets out of PARCEL and return them. Signal MISUSE if they were taken before: two
+threads that receive on one call must not both give them back to the store."
   (let ((octets (parcel-octets parcel)))
     (if (and (not (eq octets **taken**))
              (eq octets (sb-ext:compare-and-swap (parcel-octets parcel) octets **taken**)))
@@ -47,13 +48,12 @@ two threads that receive on one call must not both give them back to the store."
         (misuse "A message was taken by another thread: one at a time may receive on a call."))))
 
 (defconstant +partial-growth+ 4
-  "How many times as large as before a PARTIAL that is full gets, or twice that if its message ends
-there: what was received is copied a third of a time more in all, and a peer can make us keep eight
-times what it sends.")
+  "A PARTIAL that is full grows to so many times what it holds, or to twice that if its message
+ends there. So each octet received is copied a third of a time more on average, and a peer can make
+us keep eight times what it sends.")
 
 (defstruct (partial (:copier nil))
-  "A message of which a part has arrived: its prefix as far as FILL under 5 tells, then its octets
-in BODY, of BORROW-OCTETS."
+  "A message of which a part has arrived: first its prefix, five octets, then its octets in BODY."
   (prefix (make-octets +prefix-octets+) :type octets) ; as far as PREFIX-FILL tells
   (prefix-fill 0 :type (integer 0 5))   ; 5 once it is whole
   (body (load-time-value (make-octets 0)) :type octets) ; of BORROW-OCTETS
@@ -65,18 +65,19 @@ in BODY, of BORROW-OCTETS."
   (u32be (partial-prefix partial) 1))
 
 (define-hot (partial-room :inline t) ((partial partial)) index
-  "How much of PARTIAL's message there is memory for, which is what its call is charged with: up to
-eight times what has come of it."
+  "How many octets of memory PARTIAL's message has: up to eight times what has come of it. Its call
+is charged with them."
   (min (length (partial-body partial)) (partial-length partial)))
 
 (define-hot grown-length ((length (unsigned-byte 32)) (fill index) (more index)) index
-  "How long the body of a PARTIAL of LENGTH octets becomes that holds FILL and gets MORE."
+  "The new length of a PARTIAL's body, for a message of LENGTH octets, that holds FILL octets and is
+to hold MORE besides."
   (let ((longer (max (* +partial-growth+ fill) (+ fill more))))
     (if (<= length (* 2 longer)) length longer)))
 
 (defconstant +own-octets+ 524288
-  "A message of at least as many is put together in a vector of its length, made for it, which can
-become the value of the field that fills it; others in one of the store.")
+  "A message of at least so many octets is put together in a fresh vector of its length, which can
+become the value of the field that fills it; a shorter one in a vector of the store.")
 
 (define-hot fresh-body ((length index) (final (unsigned-byte 32))) octets
   "Octets for LENGTH octets of a message that is FINAL octets long."

@@ -1,9 +1,11 @@
-;;;; What waits, for its rest or for a reader, is charged to the link, since many streams with a
-;;;; window each, or with all but the end of a message each, would hold any amount; and to the
-;;;; ledger of all links. A message that waits for its rest counts with the memory that it has been
-;;;; given. The connection's window is given back for what nobody reads all the same, so that calls
-;;;; nobody reads hold up only themselves, until half of max-held-octets waits on the link: then it
-;;;; is dammed, and opened at a quarter.
+;;;; Octets that wait, for the rest of their message or for a reader, are charged to the link and to
+;;;; the ledger of all links. Without that, many streams with a full window each, or with all but
+;;;; the end of a message each, could hold any amount. A message that waits for its rest counts with
+;;;; the memory that it has been given.
+;;;;
+;;;; A call whose messages are not read should hold up only itself. So the connection's window is
+;;;; given back for octets that are not read yet, until the link holds half of max-held-octets. Then
+;;;; the link is dammed: that window is withheld until the link holds less than a quarter.
 
 (in-package #:clgrpc.wire)
 
@@ -40,8 +42,8 @@
           (t t))))
 
 (define-hot discharge ((call wire-call) (count index)) null
-  "Take COUNT octets of CALL off its link, and open that if it was dammed and little enough waits
-now. From any thread."
+  "Take COUNT octets of CALL off its link. If the link is dammed and holds little enough now, open
+its dam. From any thread."
   (let ((link (the link (wire-call-link call))))
     (sb-ext:atomic-decf (link-held link) count)
     (sb-ext:atomic-decf (ledger-held (link-ledger link)) count)
@@ -56,23 +58,23 @@ now. From any thread."
   (trace-event :flowctl event :peer (link-peer link) :held-octets (link-held link)))
 
 (defun open-dam (link)
-  "Give back LINK's connection window for all that has come, unless it has filled again. On the
-loop."
+  "If LINK is dammed and still holds little enough, give back the connection's window for all that
+has come. On the loop."
   (when (and (link-dammed link) (drained-p link))
     (setf (link-dammed link) nil)
     (when (tracing-p :flowctl) (tell-dam link :connection-window-given-back))
     (http2:map-streams #'http2:credit-connection (link-http2 link))))
 
 (define-hot credit-link ((call wire-call) (stream http2:stream)) null
-  "Give back the connection's window, though not STREAM's, for what CALL holds, unless its link
-holds too much."
+  "Give back the connection's window, but not STREAM's, for the octets that CALL holds; or dam its
+link if that holds too much."
   (let ((link (the link (wire-call-link call))))
     (cond ((< (link-held link) (ash (link-held-limit link) -1))
            (http2:credit-connection stream))
           (t (setf (link-dammed link) t)
              (when (tracing-p :flowctl) (tell-dam link :connection-window-withheld))
              (sb-thread:barrier (:memory))
-             ;; readers may have taken enough before they could see the dam
+             ;; readers may have taken enough just before they could see that the link is dammed
              (open-dam link)))
     nil))
 
@@ -91,7 +93,7 @@ holds too much."
   nil)
 
 (define-hot (release-call :inline t) ((call wire-call)) null
-  "CALL's stream is closed: its link is charged with nothing of it any more."
+  "Take all that CALL, whose stream is closed, is charged with off its link."
   (let ((inlet (call-wire-inlet call)))
     (when inlet (release-inlet call inlet)))
   nil)

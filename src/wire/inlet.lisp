@@ -1,9 +1,9 @@
-;;;; Taking messages out of DATA, from the frame's payload to the message a reader gets.
+;;;; Taking messages out of DATA, from the frame's payload to the message that a reader gets.
 ;;;;
-;;;; The short ones of a read are put side by side, and are there for the reader when the read has
-;;;; been worked through (SEAL-ARRIVALS) or the peer's side ends. Window is given back as octets
-;;;; arrive, so that a message larger than the window gets through, until so much is queued unread
-;;;; that the stream's is withheld; the reader's progress releases it.
+;;;; The short messages of one read are put side by side in a batch. The reader gets the batch when
+;;;; the read has been worked through (SEAL-ARRIVALS) or the peer's side ends. Window is given back
+;;;; as octets arrive, so that a message larger than the window gets through. Once too much is
+;;;; queued unread, the stream's window is withheld, until the reader has taken half of it.
 
 (in-package #:clgrpc.wire)
 
@@ -11,14 +11,14 @@
   "How long the second batch of a read is at least.")
 
 (define-hot queue-incoming ((call wire-call) item (size index)) null
-  "PUSH-INCOMING, charged to CALL's link, behind what came before."
+  "Queue ITEM, of SIZE octets, behind what came before, and charge CALL's link with it."
   (seal-batch call)
   (charge-link (the link (wire-call-link call)) (push-incoming call item size))
   nil)
 
 (define-hot open-batch ((call wire-call) (need index)) arrival
-  "A batch of CALL with room for NEED octets: the first of a read is as long as its message, the
-next longer and longer."
+  "Open a batch of CALL with room for NEED octets and return it. The first batch of a read is as
+long as its message, each further one about twice as long as the one before."
   (let* ((inlet (ensure-wire-inlet call))
          (link (the link (wire-call-link call)))
          (full (wire-inlet-arriving inlet))
@@ -34,7 +34,8 @@ next longer and longer."
     (setf (wire-inlet-arriving inlet) new)))
 
 (define-hot add-to-batch ((call wire-call) (octets octets) (start index) (end index)) null
-  "Queue the message in OCTETS, a short one, as soon as the read has been worked through."
+  "Add the short message in OCTETS to CALL's batch, which is queued once the read has been worked
+through."
   (let* ((inlet (call-wire-inlet call))
          (batch (and inlet (wire-inlet-arriving inlet)))
          (size (- end start))
@@ -58,7 +59,7 @@ next longer and longer."
   nil)
 
 (define-hot seal-arrivals ((link link)) null
-  "A read of LINK has been worked through: its calls get what it has brought."
+  "A read of LINK has been worked through: queue the batches of the calls that it had messages for."
   (loop while (link-arriving link)
         do (seal-batch (pop (link-arriving link)))))
 
@@ -93,7 +94,7 @@ next longer and longer."
         (operate deliver call octets start end))))
 
 (defun refuse-body (call partial at)
-  "The heap has no room for the message of PARTIAL. Return AT."
+  "End CALL, since the heap has no room for the message of PARTIAL. Return AT."
   (abort-as call :no-room-in-heap (partial-length partial))
   at)
 
@@ -123,8 +124,8 @@ next longer and longer."
 
 (define-hot keep-octets ((call wire-call) (octets octets) (start index) (end index))
     (or parcel packed)
-  "In DELIVER, return the octets START to END, a long message, for keeping: a copy, or what the
-message was put together in; packed if CALL's peer may compress."
+  "In DELIVER, make a parcel of the octets START to END, a long message: of a copy, or of the vector
+in which the message was put together. Return the parcel, PACKED if CALL's peer may compress."
   (let* ((partial (wire-call-partial call))
          (size (- end start))
          (parcel (cond ((and partial (eq octets (partial-body partial)))
@@ -138,7 +139,8 @@ message was put together in; packed if CALL's peer may compress."
         parcel)))
 
 (define-hot (to-keep-p :inline t) ((call wire-call) (size index)) boolean
-  "True if a message of SIZE octets is not to be decoded by the loop, nor put beside others."
+  "True if a message of SIZE octets becomes a parcel: the loop does not decode it, nor put it into a
+batch."
   (or (> size +parcel-octets+) (packs-p call)))
 
 (define-hot whole-message-p ((octets octets) (at index) (end index)) boolean
@@ -173,8 +175,8 @@ message was put together in; packed if CALL's peer may compress."
     (give-window call (- end start))))
 
 (define-hot queue-limit ((call wire-call)) index
-  "How much may be queued on CALL before window is withheld: a window, but little if its link holds
-much."
+  "How many octets may be queued on CALL before its window is withheld: as many as a window has, but
+few if its link holds much."
   (let ((link (the link (wire-call-link call)))
         (options (wire-call-options call)))
     (if (or (< (link-held link) (options-max-receive-octets options)) ; half the least limit
@@ -192,18 +194,16 @@ much."
              (trace-event :flowctl :window-withheld :call call :octets (wire-inlet-withheld inlet))
              (credit-link call stream)
              (sb-thread:barrier (:memory))
-             ;; the reader may have emptied the queue before it could see that we starve
+             ;; the reader may have emptied the queue just before it could see WITHHELD
              (release-window call)))
     nil))
 
 (define-hot enough-taken-p ((call wire-call) (inlet wire-inlet)) boolean
-  "True if the window that was withheld of CALL can be given back: half of what may be queued was
-taken."
+  "True if the withheld window of CALL can be given back: less than half of what may be queued is."
   (< (inlet-queued-octets inlet) (ash (queue-limit call) -1)))
 
 (defun release-window (call)
-  "Give back the window that was withheld, unless more has come meanwhile than was taken. On the
-loop."
+  "Give back the window that was withheld of CALL, unless too much is queued again. On the loop."
   (let ((inlet (call-wire-inlet call)))
     (when (and (plusp (wire-inlet-withheld inlet)) (enough-taken-p call inlet))
       (let ((count (shiftf (wire-inlet-withheld inlet) 0)))
@@ -222,8 +222,8 @@ loop."
 (define-hot parse-incoming ((call wire-call) (octets octets) (start index) (end index)
                             (consume boolean))
     (values t boolean)
-  "The message that the octets are; with CONSUME also whether OCTETS are now its own. Signal a
-PROTOBUF-ERROR if they are none."
+  "Decode the octets; return the message. With CONSUME, the message may keep OCTETS as a part of it:
+then the second value is true. Signal a PROTOBUF-ERROR if the octets are no message."
   (let ((options (wire-call-options call))
         (dialect (wire-call-dialect call)))
     (if (and dialect (dialect-parse dialect))
@@ -242,7 +242,7 @@ PROTOBUF-ERROR if they are none."
     (t item)))
 
 (define-hot decode-parcel ((call wire-call) (parcel parcel)) t
-  "The message that PARCEL is; see DECODE-OCTETS."
+  "Decode PARCEL as DECODE-OCTETS does; return the message."
   (let ((octets (parcel-taken parcel)))
     (multiple-value-bind (message kept)
         (decode-octets call octets 0 (parcel-end parcel) (<= +own-octets+ (length octets)))
@@ -252,8 +252,8 @@ PROTOBUF-ERROR if they are none."
 (define-hot decode-octets ((call wire-call) (octets octets) (start index) (end index)
                            (consume boolean))
     (values t boolean)
-  "The message that OCTETS from START to END are, and with CONSUME whether OCTETS are now its own.
-Signal an RPC-ERROR, which ends CALL as well, if they are none."
+  "Decode OCTETS from START to END; return the message. With CONSUME, the second value is true if
+the message has kept OCTETS. If they are no message, signal an RPC-ERROR, which ends CALL as well."
   (handler-case (parse-incoming call octets start end consume)
     (protobuf:protobuf-error (error)
       (end-undecodable call (unparsable-condition call error start)))))
@@ -264,7 +264,7 @@ Signal an RPC-ERROR, which ends CALL as well, if they are none."
   (error condition))
 
 (defun decode-packed (call packed)
-  "The message that PACKED is. Signal an RPC-ERROR, which ends CALL as well, if it is none."
+  "Decode PACKED; return the message. If it is none, signal an RPC-ERROR, which ends CALL as well."
   (let ((compression (compression-of call))
         (parcel (packed-parcel packed)))
     (setf (compression-received compression) (packed-compressed packed))
@@ -275,7 +275,7 @@ Signal an RPC-ERROR, which ends CALL as well, if they are none."
                  0 0)))
 
 (defun decompress-parcel (call parcel encoding)
-  "What PARCEL, which ENCODING has compressed, was before, a parcel."
+  "Decompress PARCEL by ENCODING; return the result, a parcel."
   (let ((octets (parcel-taken parcel))
         (limit (receive-limit call)))
     (multiple-value-bind (outcome result length)
@@ -298,8 +298,8 @@ Signal an RPC-ERROR, which ends CALL as well, if they are none."
                     :call call :peer (call-peer call) :ended-by :local :cause error)))
 
 (define-hot deliver-streamed ((call wire-call) (octets octets) (start index) (end index)) null
-  "The operation DELIVER of calls that take more than one message: into the queue as octets, to be
-decoded by whoever receives."
+  "The operation DELIVER of calls that take more than one message: queue the octets, which the
+receiving thread decodes."
   (let ((size (- end start)))
     (cond ((not (to-keep-p call size)) (add-to-batch call octets start end))
           (t (queue-incoming call (keep-octets call octets start end) size)

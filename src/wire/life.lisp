@@ -1,13 +1,15 @@
 ;;;; The life of a link beside its calls: keepalive (gRFCs A8 and A9), being without calls, age.
 ;;;;
-;;;; One timer per link comes due at the earliest of what may be due. It looks at what is known
-;;;; anyway, when octets last came and how many streams there were; nothing is noted when octets
-;;;; come or calls end, so calls pay nothing for it. An option of 0 seconds is never.
+;;;; Each link has one timer, which comes due at the earliest time at which something may be due.
+;;;; Its function looks at what is known anyway: when octets last came, and how many streams there
+;;;; were. Nothing is noted when octets come or calls end, so calls pay nothing for it. An option of
+;;;; 0 seconds means never.
 
 (in-package #:clgrpc.wire)
 
 (defconstant +keepalive-ping+ #x616C697665
-  "The payload of the PINGs that ask whether the peer is alive. Whatever comes is an answer.")
+  "The payload of the PINGs that ask whether the peer is alive. Any octets of the peer's answer
+them.")
 
 (defgeneric link-due (owner link event)
   (:documentation "Tell OWNER that LINK should end in order, since it has been without calls (EVENT
@@ -28,7 +30,7 @@ its loop."))
   (cancel-timer (loop:event-loop-wheel (link-loop link)) (link-life link)))
 
 (defun live-on (link)
-  "Do what is due for LINK, and have this called again when something else is."
+  "Do what is due for LINK, and start the timer for the next time something may be."
   (let ((now (loop:event-loop-now (link-loop link)))
         (due nil))
     (dolist (check '(check-opening advance-core keep-alive check-age check-idle))
@@ -37,10 +39,11 @@ its loop."))
     (when (and due (null (link-failure link)))
       (schedule-timer (loop:event-loop-wheel (link-loop link)) (link-life link) due))))
 
-;;; Each does what is due at NOW and returns when it wants to look again, or NIL
+;;; Each check does what is due at NOW. It returns the time of its next look, or NIL for none.
 
 (defun check-opening (link now)
-  "A link that has not said in time what it speaks speaks HTTP/2, whose core says what is missing."
+  "Take LINK for HTTP/2 if its peer has not shown in time what it speaks: then the core of HTTP/2
+tells it what is missing."
   (when (link-opening link)
     (let ((due (+ (link-born-ns link)
                   (seconds-ns (options-preface-timeout-seconds (link-options link))))))

@@ -1,13 +1,13 @@
 ;;;; A link: one HTTP/2 connection on an event loop, at either end. The loop reads and writes, the
-;;;; http2 core decides, the link joins the two: octets in, output lent from the loop to the core
-;;;; for a turn, one timer for whatever may be due (life.lisp).
+;;;; http2 core decides, and the link joins the two. It hands octets to the core, lends the loop's
+;;;; output buffer to the core for a turn, and has one timer for all that may be due (life.lisp).
 ;;;; Everything here runs on the link's loop.
 
 (in-package #:clgrpc.wire)
 
 (defstruct (answers (:copier nil))
-  "What server/limit.lisp notes of a link with answers from other threads, or more than its peer
-takes."
+  "What server/limit.lisp notes of a link if other threads have answers for it, or its peer does not
+take its answers."
   (coming 0 :type sb-ext:word)          ; octets on their way to the loop; atomic
   (held-up (make-fifo) :type fifo :read-only t)) ; calls that wait until some have left
 
@@ -38,15 +38,15 @@ takes."
   (last-fields #() :type simple-vector) ; the metadata of the call before, to be shared
   (seat nil)                            ; of server/peer.lisp: its place among the connections
   (guest nil)                           ; of server/peer.lisp: what its hub knows of the peer
-  (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop, see there
-  (waiting-calls nil :type (or null ring)) ; whose callbacks wait for one of them to return
+  (late 0 :type fixnum)                 ; handlers and callbacks that have lost the loop and run
+  (waiting-calls nil :type (or null ring)) ; calls whose callbacks wait for one of those to return
   (share nil :type (or null loop:share)) ; of the reserve, see server/limit.lisp
   (life nil :type (or null timer))      ; of life.lisp, as those until QUIET-NS
   (born-ns 0 :type (unsigned-byte 62))  ; when it began
   (age-ns 0 :type (unsigned-byte 62))   ; how old it may get, 0 for no limit
-  (keepalive-ns 0 :type (unsigned-byte 62)) ; after such a silence we ask; 0 is never
+  (keepalive-ns 0 :type (unsigned-byte 62)) ; after such a silence we send a PING; 0 is never
   (pinged-ns 0 :type (unsigned-byte 62)) ; when we last asked whether the peer is there
-  (aged nil :type boolean)              ; it has been told that it is old
+  (aged nil :type boolean)              ; the owner has been told that it is old
   (quiet-opened -1 :type fixnum)        ; how many calls it had had when it was last seen idle,
   (quiet-ns 0 :type (unsigned-byte 62)) ; and since when it has been
   (goaway nil :type (or null string))   ; what a GOAWAY of the peer's has said, if it was an error
@@ -86,7 +86,7 @@ takes."
 (defglobal **link-handler** nil)        ; what loops do with the octets of links: see traffic.lisp
 
 (defun end-opening (link)
-  "LINK speaks HTTP/2 from now on, if it is not known yet what it speaks."
+  "Have LINK speak HTTP/2 from now on, unless it is known already what it speaks."
   (when (shiftf (link-opening link) nil)
     (setf (loop:connection-handler (link-socket link)) **link-handler**)
     ;; its time-outs count from when it was accepted
@@ -137,8 +137,8 @@ takes."
   (close-link link text))
 
 (defun expel-link (link text)
-  "End every call on LINK with :unavailable and TEXT, and LINK at once: its peer is told by a
-GOAWAY with ENHANCE_YOUR_CALM, if it takes that now, and not waited for."
+  "End every call on LINK with :unavailable and TEXT, and end LINK at once. Its peer is sent a
+GOAWAY with ENHANCE_YOUR_CALM, but we do not wait until it takes that."
   (unless (link-failure link)
     (end-opening link)
     (abort-calls link :unavailable text)

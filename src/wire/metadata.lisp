@@ -1,5 +1,5 @@
-;;;; Metadata on the wire: the HPACK fields as they arrived, which are immutable and decoded only
-;;;; when somebody asks (gRPC over HTTP/2, "Custom-Metadata").
+;;;; Metadata on the wire: the HPACK fields as they arrived. They are immutable and decoded on
+;;;; demand (gRPC over HTTP/2, "Custom-Metadata").
 
 (in-package #:clgrpc.wire)
 
@@ -15,8 +15,8 @@
                                  (if (string= name "authorization") :never :plain))))
 
 (defun metadata-octets (metadata)
-  "How large METADATA, an alist that CHECK-METADATA has passed, is in a header list, as RFC 9113
-section 6.5.2 counts."
+  "How many octets METADATA, an alist that CHECK-METADATA has passed, adds to a header list, as RFC
+9113 section 6.5.2 counts."
   (loop for (name . value) in metadata
         sum (+ 32 (length name)
                (if (stringp value) (length value) (ceiling (* 4 (length value)) 3)))))
@@ -43,8 +43,8 @@ section 6.5.2 counts."
         while (< comma length)))
 
 (define-hot sound-metadata-p ((fields simple-vector)) boolean
-  "True if all binary values of FIELDS, a vector of metadata fields, are base64; that is found out
-once for each field."
+  "True if all binary values of FIELDS, a vector of metadata fields, are base64. Each field
+remembers whether it is."
   (loop for field of-type hpack:field across fields
         always (or (not (binary-field-p field))
                    (eq :sound (or (hpack:field-memo field)
@@ -55,7 +55,7 @@ once for each field."
 
 (defun field-entries (field)
   "Return the metadata pairs of FIELD. Binary values are decoded; several may come joined by commas.
-A value that is not base64 is left out: of a call that was ended for it."
+A value that is not base64 is left out; the call has been ended because of it."
   (let ((name (hpack:field-name-string field))
         (value (hpack:field-value-string field)))
     (if (binary-name-p name)
@@ -78,8 +78,8 @@ A value that is not base64 is left out: of a call that was ended for it."
     (or (= kind http2:+kind-other+) (= kind http2:+kind-user-agent+))))
 
 (define-hot list-custom-fields ((list hpack:field-list) (previous simple-vector)) simple-vector
-  "Return a vector of the metadata fields of LIST: PREVIOUS itself if it holds the very same, which
-is what a peer that repeats itself sends, so that a steady state allocates nothing."
+  "Return a vector of the metadata fields of LIST, or PREVIOUS itself if it holds the same fields.
+A peer mostly repeats its fields, so a steady state allocates nothing."
   (let ((count 0) (same t))
     (declare (type fixnum count))
     (hpack:do-fields (field list)

@@ -1,17 +1,18 @@
 ;;;; Sending: encoding messages straight into the loop's output, back-pressure, posting from other
 ;;;; threads.
 ;;;;
-;;;; On the loop a message that fits one frame and both windows is serialised where it is sent from;
-;;;; so it is on a client's loop that nobody runs, where messages sent in a row leave together
-;;;; (loop/gathering.lisp). Any other thread encodes privately, charges the octets to the call's
-;;;; send budget and posts.
+;;;; On the loop, a message that fits one frame and both windows is serialised straight into the
+;;;; output. A thread may do the same on a client's loop that no thread runs at the moment; messages
+;;;; that it sends in a row then leave together (loop/gathering.lisp). Any other thread encodes into
+;;;; octets of its own, charges them to the call's send budget, and posts them to the loop.
 
 (in-package #:clgrpc.wire)
 
 (define-hot (ensure-headers :inline t) ((call wire-call)) null
   "Send our headers of CALL if they have not gone yet. On its loop."
   (unless (wire-call-headers-sent call)
-    ;; the handler of a stream may have run for long before it sends; for one answer see reply-now
+    ;; the handler of a stream may have run for long before it sends; for a single answer, REPLY-NOW
+  ;; does this
     (unless (or (client-p call) (null (call-rpc-method call)) (sends-one-p call))
       (loop:note-time (wire-call-loop call)))
     (mark-call call +headers+)
@@ -29,8 +30,8 @@
 (define-hot (write-sized :inline t) ((type protobuf:message-type) message (octets octets) (at index)
                                      (size index))
     null
-  "Write MESSAGE of TYPE and SIZE, which the sizer has just returned, with its prefix into OCTETS at
-AT."
+  "Write MESSAGE of TYPE with its prefix into OCTETS at AT. SIZE is what the sizer has just returned
+for it."
   (let* ((start (write-prefix octets at size))
          (end (funcall (the function (protobuf:message-type-writer type)) message octets start)))
     (unless (eql end (+ start size))
@@ -39,8 +40,7 @@ AT."
 
 (define-hot encode-message ((call wire-call) message compress)
     (or octets parcel)
-  "Return MESSAGE for WRITE-ENCODED as CALL's dialect has it. COMPRESS as for SEND. From any
-thread."
+  "Encode MESSAGE in CALL's dialect, for WRITE-ENCODED. COMPRESS as for SEND. From any thread."
   (let ((dialect (wire-call-dialect call)))
     (if (and dialect (dialect-encode dialect))
         (funcall (the function (dialect-encode dialect)) call message compress)
@@ -48,8 +48,8 @@ thread."
 
 (define-hot encode-grpc-message ((call wire-call) message compress)
     (or octets parcel)
-  "Return MESSAGE with its prefix: fresh octets, or if it is long or compressed a parcel. COMPRESS
-as for SEND. If it is long this may have to wait until there is room in the heap. From any thread."
+  "Encode MESSAGE with its prefix. Return fresh octets or, if it is long or compressed, a parcel.
+COMPRESS as for SEND. For a long MESSAGE this may wait until the heap has room. From any thread."
   (let* ((type (outgoing-type call))
          (size (protobuf:measure type message)))
     (declare (type index size))
@@ -63,7 +63,7 @@ as for SEND. If it is long this may have to wait until there is room in the heap
 (define-hot encode-sized ((call wire-call) (type protobuf:message-type) message (size index)
                           compress)
     (or octets parcel)
-  "As ENCODE-MESSAGE, of a MESSAGE of TYPE and SIZE for which there is room."
+  "As ENCODE-GRPC-MESSAGE, for a MESSAGE of TYPE and SIZE for which the heap has room."
   (let* ((end (+ size +prefix-octets+))
          (octets (borrow-octets end)))
     (declare (type index end))
@@ -74,15 +74,15 @@ as for SEND. If it is long this may have to wait until there is room in the heap
           (t (make-parcel octets end)))))
 
 (defun long-room (call size compress)
-  "What a message of SIZE takes that CALL encodes, and perhaps compresses."
+  "How many octets of the heap CALL needs to encode a message of SIZE, and perhaps compress it."
   (let ((octets (+ size (ash size -2))))  ; as the store's lengths are
     (if (wants-compression-p call compress size (wire-call-options call))
         (* 2 octets)
         octets)))
 
 (define-hot encode-unless-short ((call wire-call) message) (or null octets parcel)
-  "NIL if WRITE-MESSAGE is sure to write MESSAGE, CALL's only one, at once; else what ENCODE-MESSAGE
-returns. Signal an RPC-ERROR if MESSAGE is too long."
+  "Return NIL if WRITE-MESSAGE is sure to write MESSAGE, CALL's only one, at once. Otherwise encode
+it and return what ENCODE-MESSAGE does. Signal an RPC-ERROR if MESSAGE is too long."
   (let ((size (protobuf:measure (outgoing-type call) message)))
     (check-send-size call size)
     (when (or (> size +parcel-octets+) (compresses-p call :auto))
@@ -93,9 +93,9 @@ returns. Signal an RPC-ERROR if MESSAGE is too long."
   (typep item '(or parcel packed)))
 
 (define-hot write-message ((call wire-call) message (last boolean)) boolean
-  "Send MESSAGE, with END_STREAM if LAST. Return false, with nothing sent, if it is so long that the
-loop should not wait for its encoding: then ENCODE-MESSAGE with the baton lent, and WRITE-ENCODED.
-On the loop; CALL has a stream and its headers are sent."
+  "Send MESSAGE, with END_STREAM if LAST, and return true. If MESSAGE is so long that the loop
+should not encode it, send nothing and return false: the caller then does ENCODE-MESSAGE with the
+baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers are sent."
   (if (wire-call-dialect call)
       nil                               ; which has its own way to encode it
       (write-grpc-message call message last)))
@@ -135,7 +135,7 @@ On the loop; CALL has a stream and its headers are sent."
             (http2:counters-queued-octets (http2:connection-counters (link-http2 link)))))))
 
 (defun write-or-keep (call encoded last)
-  "As WRITE-ENCODED, but CALL goes on to have ENCODED if what it sends is kept."
+  "As WRITE-ENCODED, but keep ENCODED for CALL as well if its messages are kept (replay.lisp)."
   (let ((replay (call-replay call)))
     (cond ((and replay (keep-for-replay call replay encoded))
            (note-sent call encoded)
@@ -176,8 +176,9 @@ On the loop; CALL has a stream and its headers are sent."
         (t (refuse-to-send call))))
 
 (define-hot send-message ((call wire-call) message compress) null
-  "Send MESSAGE from user code: straight into the output if this thread may run the loop and MESSAGE
-is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND."
+  "Send MESSAGE from user code. It goes straight into the output if this thread may run the loop and
+MESSAGE is short; else this thread encodes it first, and the loop does not wait for that. COMPRESS
+as for SEND."
   (flet ((write-it () (send-on-loop call message)))
     (declare (dynamic-extent #'write-it))
     (unless (and (not (compresses-p call compress))
@@ -194,13 +195,14 @@ is short, else encoded first, with nobody waiting for that. COMPRESS as for SEND
   "There is no room for TRY-SEND: have ON-WRITABLE called once there is. Return nil."
   (setf (wire-outlet-writable-wanted (ensure-wire-outlet call)) t)
   (sb-thread:barrier (:memory))
-  ;; the loop may have made room before it could see that it is wanted
+  ;; the loop may have made room just before it could see WRITABLE-WANTED
   (when (and (room-p call) (callbacks-p call))
     (wire-post call (lambda () (wire-schedule call))))
   nil)
 
 (define-hot send-on-loop ((call wire-call) message) boolean
-  "Send MESSAGE, unless CALL has ended, or return false if it is to be encoded first. On the loop."
+  "Send MESSAGE, unless CALL has ended. Return false, with nothing sent, if it is to be encoded
+first. On the loop."
   (cond ((or (call-status call) (wire-call-send-closed call)) t)
         ((and (wire-call-stream call) (null (call-replay call)))
          (ensure-headers call)
@@ -253,7 +255,8 @@ the longest message that waits in CALL's outbox, 0 if none does."
   nil)
 
 (defun post-encoded (call encoded)
-  "Have the loop send ENCODED, of ENCODE-MESSAGE, charging it to CALL's budget until it does."
+  "Post ENCODED, of ENCODE-MESSAGE, to the loop, which sends it. CALL's budget is charged with it
+until then."
   (let ((outlet (ensure-outlet call))
         (size (encoded-length encoded)))
     (sb-ext:atomic-incf (wire-outlet-unsent-octets outlet) size)

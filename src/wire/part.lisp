@@ -1,5 +1,5 @@
-;;;; The parts of a call on the wire (rpc/part.lisp) have more in them: what of a peer's octets is
-;;;; no message yet, what waits for a stream or for the peer to take it.
+;;;; The parts of a call on the wire: those of rpc/part.lisp, and with them the octets of a peer
+;;;; that are not a whole message yet, and the messages that wait for a stream.
 
 (in-package #:clgrpc.wire)
 
@@ -16,7 +16,7 @@
   (begun nil :type boolean)             ; the user has sent something, be it headers
   (over nil :type boolean)              ; the user has said that no more messages will be sent
   (spoken 0 :type index)                ; how many messages the user has sent
-  (outbox '() :type list)               ; the loop's: what waits for a stream, newest first,
+  (outbox '() :type list)               ; the loop's: messages that wait for a stream, newest first,
   (outbox-octets 0 :type index))        ; and how long it is
 
 (defstruct (wire-parts (:include parts) (:copier nil))
@@ -48,8 +48,8 @@
   (make-wire-outlet))
 
 (defmacro define-wire-part (part documentation)
-  "Define CALL-WIRE-PART and ENSURE-WIRE-PART: what CALL-PART and ENSURE-PART return of calls on the
-wire, whose parts are all of our kind."
+  "Define CALL-WIRE-PART and ENSURE-WIRE-PART: as CALL-PART and ENSURE-PART, for calls on the wire,
+whose parts are all WIRE-PARTs."
   (flet ((name (control) (intern (format nil control part) '#:clgrpc.wire)))
     `(progn
        (define-hot (,(name "CALL-WIRE-~A") :inline t) ((call call)) (or null ,(name "WIRE-~A"))

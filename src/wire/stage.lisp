@@ -1,17 +1,19 @@
-;;;; Where the time of a call goes. A call keeps when it began and MARKS: at most three moments
-;;;; after that, each a SPAN, a floating number of nanoseconds in 20 bits (14 of them mantissa, so
-;;;; spans are true to 0.013 %, from nanoseconds to centuries), all in one fixnum. So calls note
-;;;; their stages with a store each, in time of the loop's turn, and without memory. 0 is a moment
-;;;; that has not come. Two flags that only the loop changes share the fixnum.
+;;;; Where the time of a call goes. A call keeps when it began, and its MARKS: at most three moments
+;;;; after that, all in one fixnum. Each is a SPAN, a floating number of nanoseconds in 20 bits; 14
+;;;; of them are the mantissa, so spans are true to 0.013 %, from nanoseconds to centuries. A span
+;;;; of 0 is a moment that has not come. So a call notes a stage with one store, without reading the
+;;;; clock (it takes the time of the loop's turn) and without consing. Two flags that only the loop
+;;;; changes share the fixnum.
 ;;;;
 ;;;;   client  +HEADERS+ request headers sent   +ANSWER+ the first response headers   +END+
 ;;;;   server  +HEADERS+ response headers sent  +DUE+    the handler may start        +END+
 ;;;;
-;;;; What a client's call waits for before it has a stream is its channel's doing, which keeps
-;;;; a WAIT-CLOCK: how long it has been in each stage of getting a connection, in all. A call that
-;;;; begins to wait remembers what that showed, and the difference is what the call has waited for.
+;;;; Before a client's call has a stream it waits for its channel. The channel keeps a WAIT-CLOCK:
+;;;; how long it has been in each stage of getting a connection, in all. A call that begins to wait
+;;;; notes what the clock shows then; what the clock shows at the end, less that, is what the call
+;;;; has waited for.
 ;;;;
-;;;; What is made of all this, for people, is in account.lisp.
+;;;; What people are told of all this is in account.lisp.
 
 (in-package #:clgrpc.wire)
 
@@ -20,19 +22,19 @@
 
 (deftype span () `(unsigned-byte ,+span-bits+))
 (defconstant +closed+ (ash 1 60)
-  "Above the spans: that our side of the call has ended.")
+  "The flag that our side of the call has ended.")
 (defconstant +unattended+ (ash 1 61)
-  "That the call, a client's, is its own future.")
+  "The flag that the call, a client's, is its own future.")
 (deftype marks () '(unsigned-byte 62))
 (deftype mark () "The place of a moment among MARKS." '(member 0 20 40))
 
 (defconstant +headers+ 0 "The mark of our headers: when they went out.")
-(defconstant +answer+ 20 "The mark, on a client, of the first of the answer.")
-(defconstant +due+ 20 "The mark, on a server, of the handler that could start.")
+(defconstant +answer+ 20 "A client's mark: when the answer began to come.")
+(defconstant +due+ 20 "A server's mark: when the handler could start.")
 (defconstant +end+ 40 "The mark of the end.")
 
 (define-hot ns-span ((ns fixnum)) span
-  "NS as a span; what is not positive as the shortest."
+  "NS as a span; the shortest span if NS is not positive."
   (let* ((ns (max 1 ns))
          (shift (max 0 (- (integer-length ns) +mantissa-bits+))))
     (declare (type (unsigned-byte 62) ns) (type (integer 0 48) shift))
@@ -67,10 +69,10 @@ connection, the handshakes of TLS and HTTP/2, the time for the next attempt, and
 a stream of it.")
 
 (defstruct (wait-clock (:copier nil))
-  "A clock that is in STAGE, of *WAITING-STAGES*, SINCE-NS: TOTALS are the nanoseconds in each until
-then, ATTEMPTS the attempts to connect. What a call has of it differs: there TOTALS and ATTEMPTS are
-those of the channel's when the call began to wait, and once DONE what has been added while it
-did."
+  "How long a channel has been in each of *WAITING-STAGES*, and how often it has tried to connect. A
+call that waits has one of its own, of which only TOTALS, ATTEMPTS and DONE count: what the
+channel's clock showed when the call began to wait and, once DONE is true, what was added to that
+while it waited."
   (stage :queue :type symbol)           ; of *WAITING-STAGES*
   (since-ns 0 :type nanoseconds)        ; when it came to STAGE
   ;; nanoseconds in each stage until then
@@ -85,7 +87,7 @@ did."
     (format stream "~(~A~), ~D attempts" (wait-clock-stage clock) (wait-clock-attempts clock))))
 
 (defun clock-totals (clock now)
-  "A fresh vector of what CLOCK, a channel's, shows at NOW."
+  "A fresh vector of the nanoseconds that CLOCK, a channel's, has been in each stage until NOW."
   (let ((totals (copy-seq (wait-clock-totals clock))))
     (incf (svref totals (position (wait-clock-stage clock) *waiting-stages*))
           (max 0 (- now (wait-clock-since-ns clock))))
@@ -99,8 +101,8 @@ did."
   (when (eq stage :resolve) (incf (wait-clock-attempts clock))))
 
 (defun read-clock-for-call (clock now)
-  "What CLOCK shows at NOW, to be kept by a call that begins to wait. An attempt under way is not
-counted yet: it is one that the call waits for."
+  "The wait clock for a call that begins to wait at NOW: what CLOCK, the channel's, shows. An
+attempt to connect that is under way is left out, since the call will wait for it."
   (make-wait-clock :totals (clock-totals clock now)
                    :attempts (- (wait-clock-attempts clock)
                                 (ecase (wait-clock-stage clock)
@@ -108,12 +110,12 @@ counted yet: it is one that the call waits for."
                                   ((:back-off :queue) 0)))))
 
 (defun clock-difference (clock before now)
-  "What CLOCK has added until NOW to what it showed BEFORE: totals and attempts."
+  "The totals and the attempts that CLOCK has added until NOW to those of BEFORE, a call's clock."
   (values (map '(simple-vector 5) #'- (clock-totals clock now) (wait-clock-totals before))
           (- (wait-clock-attempts clock) (wait-clock-attempts before))))
 
 (defun stop-waiting (clock before now)
-  "The call that has kept BEFORE waits no longer: keep what it has waited for instead."
+  "The call whose clock is BEFORE waits no longer: note in BEFORE what it has waited for."
   (unless (wait-clock-done before)
     (multiple-value-bind (totals attempts) (clock-difference clock before now)
       (setf (wait-clock-totals before) totals

@@ -4,18 +4,18 @@
 
 (in-package #:clgrpc.wire)
 
-;;; HTTP and HTTP/2 codes to status (gRPC "HTTP to gRPC status code mapping"; gRPC over HTTP/2,
-;;; "Errors")
+;;; HTTP and HTTP/2 codes to status
 
 (defun http-status-status (http-status)
-  "The status that the HTTP-STATUS of a response without grpc-status stands for."
+  "The status of a response without grpc-status that has HTTP-STATUS."
   (case http-status
     (400 :internal) (401 :unauthenticated) (403 :permission-denied) (404 :unimplemented)
     ((429 502 503 504) :unavailable)
     (t :unknown)))
 
 (defun status-http-status (status)
-  "The HTTP status of a response that says with it alone that a call has ended with STATUS."
+  "The HTTP status for a call that has ended with STATUS, in a response that says nothing else of
+it."
   (ecase status
     (:ok 200)
     ((:invalid-argument :failed-precondition :out-of-range) 400)
@@ -40,8 +40,8 @@
   (char-code (schar "0123456789ABCDEF" value)))
 
 (define-hot status-char-octets ((message simple-string) (i index)) (integer 1 12)
-  "How many octets of grpc-message the character at I of MESSAGE becomes: each octet of its UTF-8
-three, if it does not stand for itself."
+  "How many octets of grpc-message the character at I of MESSAGE becomes: one if it stands for
+itself, else three for each octet of its UTF-8."
   (let ((code (char-code (schar message i))))
     (cond ((>= code #x10000) 12)
           ((>= code #x800) 9)
@@ -51,8 +51,9 @@ three, if it does not stand for itself."
           (t 3))))
 
 (define-hot status-message-end ((message simple-string) (limit index)) (values index index boolean)
-  "Where to stop encoding MESSAGE so that there are LIMIT octets at most, how many there are, and
-whether that is not all of it, so that an ellipsis is to follow, for which there is room."
+  "Where to stop encoding MESSAGE so that at most LIMIT octets are written. The values are that
+position, the number of octets up to it, and whether MESSAGE goes on there: then an ellipsis is to
+follow, for which there is room within LIMIT."
   (let ((size 0) (end 0) (end-size 0))
     (declare (type index size end end-size))
     (dotimes (i (length message) (values (length message) size nil))
@@ -85,8 +86,8 @@ whether that is not all of it, so that an ellipsis is to follow, for which there
     at))
 
 (defun encode-status-message (message &optional (limit (ash 1 40)))
-  "Return the octets of grpc-message for the string MESSAGE: of its beginning and an ellipsis, if
-the whole would be longer than LIMIT octets. Blanks at its ends are encoded as well, since HTTP/2
+  "Return the octets of grpc-message for the string MESSAGE. If they would be more than LIMIT,
+encode only its beginning and an ellipsis. Blanks at its ends are escaped as well, since HTTP/2
 allows none there (RFC 9113 section 8.2.1)."
   (let ((message (coerce message 'simple-string)))
     (multiple-value-bind (end size cut) (status-message-end message limit)

@@ -1,19 +1,19 @@
-;;;; The tracers of frames (see clgrpc.base's trace.lisp): every HTTP/2 frame that a link reads or
-;;;; writes, told when its octets come from the transport or have gone to it. So the core does not
-;;;; know of them, and what was written but never sent is not told.
+;;;; The tracers of frames (base/trace.lisp) tell of every HTTP/2 frame that a link reads or writes,
+;;;; when its octets come from the transport or have gone to it. So the core does not know of the
+;;;; tracers, and a frame that was written but never sent is not told.
 ;;;;
-;;;; What is read is told frame by frame, each before the core takes it, once it is whole. What is
-;;;; written may end within a frame: how much of that is to come is kept, beside the link, since
-;;;; links that nobody traces should not pay for it.
+;;;; A frame that is read is told once it is whole, before the core takes it. A write may end within
+;;;; a frame: how many octets of that are still to come is kept in a table beside the links, since
+;;;; links that are not traced should not pay for it.
 
 (in-package #:clgrpc.wire)
 
 (defglobal **taps** (make-hash-table :test 'eq :weakness :key :synchronized t)
-  "For each link the octets of its output that still belong to a frame that has been told; a vector,
-if only a part of a frame's header has been written, with that.")
+  "A table from a link to how many octets of its output still belong to a frame that has been told;
+or to a vector with the octets written of a frame's header, if only a part of that was.")
 
 (defun tell-frame (link event plist)
-  "Have the tracers that are on and meant for the frame of PLIST tell of EVENT."
+  "Tell EVENT, with the frame of PLIST, to those tracers of frames that are on and want it."
   (flet ((tell (tracer)
            (apply #'log-event :trace event :tracer tracer
                   :role (http2:connection-role (link-http2 link)) :peer (link-peer link) plist)))
@@ -23,7 +23,7 @@ if only a part of a frame's header has been written, with that.")
             ((and (tracing-p :http-keepalive) (equal frame "PING")) (tell :http-keepalive))))))
 
 (defun tap-input (link octets start end)
-  "Tell of the first frame in OCTETS from START to END, which LINK has read, if it is whole."
+  "If the first frame in OCTETS from START to END, which LINK has read, is whole, tell of it."
   (let ((at (http2:skip-preface (link-http2 link) octets start end)))
     (multiple-value-bind (plist length) (http2:describe-frame octets at end)
       (when (and plist (<= (+ at length) end))

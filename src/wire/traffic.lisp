@@ -1,5 +1,5 @@
-;;;; The traffic of a link: how it is opened, what its loop's connection has it do with the octets
-;;;; that come, how what is queued gets into the output, and what is done when the connection ends.
+;;;; The traffic of a link: how it is opened, what it does with octets that come, how queued
+;;;; messages get into the output, and what is done when the connection ends.
 
 (in-package #:clgrpc.wire)
 
@@ -7,16 +7,18 @@
 (defglobal **opening-handler** nil)     ; what loops do with the first octets of those that open
 
 (defconstant +fill-octets+ (* 14 (+ 16384 9))
-  "How much queued DATA goes into the output at once: 14 frames. Over loopback 64 KB at a time carry
-1.2 GB/s, 256 KB 3 (doc/decisions.md); a frame of another call waits for no more than this.")
+  "How many octets of queued DATA go into the output at once: 14 frames. Over loopback, 64 KB at a
+time carry 1.2 GB/s and 256 KB 3 GB/s (doc/decisions.md); a frame of another call waits for no more
+than this.")
 
 (defun open-link (owner loop transport role sink options pool
                   &key ledger opening
                     (keepalive-ns (seconds-ns (options-keepalive-seconds options))))
-  "Make a link over TRANSPORT, a connected one, on LOOP and begin HTTP/2 in ROLE, with the POOL of
-http2 and the LEDGER that other links share. After a silence of KEEPALIVE-NS, unless that is 0, we
-ask the peer whether it is there. With OPENING, the function of a link that has yet to find out what
-it speaks, HTTP/2 begins only once that is what it is. Return the link."
+  "Make a link over TRANSPORT, which is connected, on LOOP, begin HTTP/2 in ROLE, and return the
+link. It shares http2's POOL and the LEDGER with its owner's other links. After a silence of
+KEEPALIVE-NS, unless that is 0, it asks the peer by a PING whether it is there. OPENING is given if
+it is not known yet what the link speaks: it is the function that finds out, and HTTP/2 begins only
+after it has returned nil."
   (let ((link (%make-link loop options owner ledger)))
     (setf (link-keepalive-ns link) keepalive-ns
           (link-http2 link) (http2:make-connection role sink options :user link :pool pool)
@@ -31,14 +33,14 @@ it speaks, HTTP/2 begins only once that is what it is. Return the link."
     link))
 
 (defun take-over (link dialect)
-  "LINK speaks DIALECT, a CONNECTION-DIALECT, from now on."
+  "Hand LINK over to DIALECT, a CONNECTION-DIALECT."
   (setf (link-opening link) nil
         (link-dialect link) dialect
         (loop:connection-handler (link-socket link)) (connection-dialect-handler dialect))
   (funcall (connection-dialect-begin dialect) link))
 
 (defun opening-input (socket octets start end)
-  "The handler's INPUT of a link that has yet to find out what it speaks."
+  "The handler's INPUT of a link of which it is not known yet what it speaks."
   (let* ((link (loop:connection-user socket))
          (dialect (funcall (the function (link-opening link)) link octets start end)))
     (cond ((eq :more dialect) start)
@@ -47,20 +49,20 @@ it speaks, HTTP/2 begins only once that is what it is. Return the link."
                       socket octets start end)))))
 
 (defconstant +frames-per-look+ 64
-  "After so many frames of a read we look how much output there is and what time it is: what a peer
-makes us do in between takes a fraction of a millisecond.")
+  "After so many frames of a read we look how much output there is and what time it is. What a peer
+can make us do in between takes a fraction of a millisecond.")
 
 (defconstant +reading-ns+ 2000000
-  "A link takes more of its peer's frames only while the turn is younger than that. A read may hold
-7,000 requests, and the other links' peers are not to wait for all of them.")
+  "A link takes frames of its peer only while the turn is younger than that. A read may hold 7,000
+requests, and the peers of other links should not wait for all of them.")
 
 (defconstant +calls-per-read+ 128
-  "So many calls of a link begin in a turn, or some more: their handlers run in the order in which
-the calls came, and those of other links' calls after them.")
+  "About so many calls of a link begin in a turn, since the calls of other links wait until their
+handlers have run.")
 (defconstant +calls-of-a-long-turn+ 32
-  "The same for a link whose last input is +LONG-TURN-NS+ ago or more: where its handlers take long,
-so do turns, and 128 handlers of 200 µs would hold up the others for 26 ms; where it was quiet, the
-rest comes in the next.")
+  "The same for a link whose last input was +LONG-TURN-NS+ ago or more. If that is because turns are
+long, its handlers may be slow: 128 of 200 µs would hold up other links for 26 ms. If the link was
+merely quiet, the rest of its calls begin in the next turn.")
 (defconstant +long-turn-ns+ 2000000)
 
 (define-hot (streams-opened :inline t) ((http2 http2:connection)) (unsigned-byte 62)
@@ -76,8 +78,8 @@ rest comes in the next.")
 
 (define-hot link-input ((socket loop:connection) (octets octets) (start index) (end index))
     (values index boolean)
-  "The handler's INPUT. What is left when there is much output, many calls have begun or the turn
-has taken long, is for the next turn."
+  "The handler's INPUT. When there is much output, many calls have begun or the turn has taken long,
+the rest of OCTETS is left for the next turn."
   (let* ((link (loop:connection-user socket))
          (http2 (link-http2 (the link link)))
          (now (loop:event-loop-now (link-loop link)))
@@ -124,7 +126,7 @@ has taken long, is for the next turn."
   (tap-output (loop:connection-user socket) octets start end))
 
 (defun link-closed (socket reason)
-  "The CLOSED of a link's handler, whatever the link speaks: its owner hears why it has ended."
+  "The CLOSED of a link's handler, whatever the link speaks: tell its owner why it has ended."
   (let ((link (loop:connection-user socket)))
     (unless (link-failure link)
       (setf (link-failure link)
