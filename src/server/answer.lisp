@@ -1,6 +1,6 @@
-;;;; From what a handler returns, or the condition that ends it, to the end of its call: the answer
-;;;; is written at once if this thread runs the loop and the message is short, else encoded by this
-;;;; thread and posted.
+;;;; From the value that a handler returns, or the condition that ends it, to the end of its call.
+;;;; The answer is written at once if this thread runs the loop and the message is short; else this
+;;;; thread encodes it and posts it to the loop.
 
 (in-package #:clgrpc.server)
 
@@ -11,8 +11,8 @@
          (progn (funcall (the function (wire:dialect-reply dialect)) call value) t))))
 
 (define-hot reply-now ((call server-call) message) boolean
-  "Send MESSAGE and an :ok end. Return false, with nothing done, if MESSAGE is so long that
-POST-REPLY should do that while the baton is lent. On the loop."
+  "Send MESSAGE and the status :ok, and return true. If MESSAGE is long, do nothing and return
+false: then POST-REPLY is to be called with the baton lent. On the loop."
   (if (or (call-status call) (reply-in-dialect call message))
       t
       (let ((outcome (progn
@@ -30,25 +30,25 @@ POST-REPLY should do that while the baton is lent. On the loop."
           (t (finish-with-condition call outcome) t)))))
 
 (defun server-reply (call message)
-  "The operation REPLY: send MESSAGE and an :ok end. From user code in any thread."
+  "The operation REPLY: send MESSAGE and the status :ok. From user code in any thread."
   (unless (loop:with-baton ((wire-call-loop call))
               (reply-now call message)
             nil)
     (post-reply call message)))
 
 (defun replies-on-loop-p (call)
-  "True if CALL's dialect has its own way to answer, which is for the loop."
+  "True if CALL's dialect has its own way to answer, which only the loop may use."
   (let ((dialect (wire:wire-call-dialect call)))
     (and dialect (wire:dialect-reply dialect) t)))
 
 (defun post-reply (call message)
-  "Have the loop send MESSAGE, which this thread encodes, and an :ok end."
+  "Encode MESSAGE on this thread, and post it to the loop, which sends it and the status :ok."
   (if (replies-on-loop-p call)
       (loop:post (wire-call-loop call) (lambda () (reply-now call message)))
       (post-encoded-reply call message)))
 
 (defun post-encoded-reply (call message)
-  "As POST-REPLY, in a dialect that has no way of its own to answer."
+  "As POST-REPLY, for gRPC and for dialects that have no way of their own to answer."
   (let* ((octets (handler-case (wire:encode-message call message :auto)
                    ((or error storage-condition) (error)
                      (bad-answer-condition call message error))))

@@ -1,7 +1,6 @@
-;;;; A call as the server has it, and what is noted of it in time. The marks of the call say whether
-;;;; its handler could start (WIRE:+DUE+), BEGAN-NS whether it has. What becomes of a call between
-;;;; these two if its handler does not run at once on the loop is in its DETOUR, which few calls
-;;;; have.
+;;;; The server's end of a call. The marks of the call say since when its handler could start
+;;;; (WIRE:+DUE+), BEGAN-NS when it did. If the handler does not run on the loop at once, the call
+;;;; has a DETOUR, which says where it waits meanwhile. Few calls have one.
 
 (in-package #:clgrpc.server)
 
@@ -47,9 +46,9 @@
   (wire:marked-p (wire:wire-call-marks call) wire:+due+))
 
 (define-hot (note-time :inline t) ((call server-call)) null
-  "Read the clock, so that the times noted of CALL in this turn are those of the moment and not of
-the turn's beginning. Nothing is read for a unary call of which nobody is told: it would cost too
-much. On the loop."
+  "Read the clock, so that times noted of CALL from now on in this turn are those of the moment, not
+of the turn's beginning. The clock is not read for a unary call that no observer is told of, since
+that would cost too much. On the loop."
   (when (or (rpc:call-parts call)
             (tracing-p :call)
             (let ((route (server-call-route call)))

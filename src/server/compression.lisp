@@ -1,13 +1,13 @@
-;;;; Compression as the server has it (gRPC's document "Compression"): what a request's headers say
-;;;; of it becomes the COMPRESSION of the call, if they or the server's default ask for any. Answers
-;;;; are compressed only in a way that the client has said it accepts; a client that has compressed
-;;;; is told what we accept, all others know nothing of it, so that their answers stay short.
+;;;; Compression at the server (gRPC's document "Compression"). A call has a COMPRESSION if its
+;;;; request's headers or the server's default ask for one. Answers are compressed only by encodings
+;;;; that the client says it accepts. Only a client that has compressed its request is told which
+;;;; encodings we accept, so that the headers for all others stay short.
 
 (in-package #:clgrpc.server)
 
 (defun read-encoding (request field)
-  "Note in REQUEST that its messages may be compressed as FIELD, a grpc-encoding, says. What that is
-is found out once: an encoding, :identity, or the rejection of requests that have it."
+  "Note in REQUEST that its messages may be compressed as FIELD, a grpc-encoding, says. FIELD
+remembers what it means: an encoding, :identity, or why requests that have it are rejected."
   (let ((memo (or (hpack:field-memo field)
                   (setf (hpack:field-memo field) (encoding-memo (hpack:field-value field))))))
     (cond ((consp memo)
@@ -43,6 +43,6 @@ the encoding for answers, if the client accepts it, or nil."
         (acceptable-encoding call (wire:find-encoding name))))
 
 (defun encode-compression-fields (call encoder buffer)
-  "Append to CALL's first header block what it says of compression: called only if it has one."
+  "Append the fields of compression to CALL's first header block. CALL has a COMPRESSION."
   (wire:encode-encodings call encoder buffer)
   (wire:encode-accepted-encodings encoder buffer))

@@ -1,12 +1,12 @@
-;;;; From a request's headers to a call (gRPC over HTTP/2, "Requests"), and the server's sink: what
-;;;; the http2 core tells, on the loop. A request that is not gRPC is answered with 415 once it is
-;;;; whole; it never becomes a call.
+;;;; From a request's headers to a call (gRPC over HTTP/2, "Requests"), and the server's sink: the
+;;;; functions that the http2 core calls, on the loop. A request that no dialect takes is a plain
+;;;; one (plain.lisp); without a fallback it is answered with 415 once it is whole.
 
 (in-package #:clgrpc.server)
 
 (define-hot request-speech ((field hpack:field)) (or null wire:dialect)
-  "The dialect of requests whose content type is FIELD; NIL is gRPC. FIELD remembers gRPC, and the
-registered dialects of which none was it."
+  "The dialect of requests whose content type is FIELD; NIL is gRPC. FIELD remembers that it is
+gRPC; or, if it is none of the registered dialects, the list of those."
   (let ((memo (hpack:field-memo field)))
     (cond ((eq :grpc memo) nil)
           ((and memo (eq memo wire:**dialects**)) **plain**)
@@ -87,7 +87,8 @@ registered dialects of which none was it."
          (funcall (wire:dialect-read-head dialect) request list))))
 
 (define-hot request-of ((hub hub) (list hpack:field-list) (link link)) request
-  "What LIST, the headers of a request on LINK, says. A block that the peer repeats remembers it."
+  "The REQUEST that LIST, the headers of a request on LINK, says. If the peer repeats a block, LIST
+remembers it."
   (let ((memo (hpack:field-list-memo list)))
     (if (and (request-p memo) (eq (request-table memo) (hub-routes hub)))
         memo
@@ -103,7 +104,8 @@ registered dialects of which none was it."
                                            (request request) (dialect (or null wire:dialect))
                                            (route (or null server-route)))
     server-call
-  "The call on STREAM of LINK that REQUEST begins, by ROUTE; counted, and its compression begun."
+  "Make the call on STREAM of LINK that REQUEST begins, by ROUTE. Count it, give it its compression,
+and return it."
   (incf (wire:link-calls link))
   (incf (hub-open hub))
   (incf (guest-open (the guest (wire:link-guest link))))
@@ -164,7 +166,7 @@ registered dialects of which none was it."
     nil))
 
 (defun server-trailers (stream list)
-  "The sink's on-trailers: requests have none that mean anything; the stream's end is what counts."
+  "The sink's on-trailers: trailers of a request mean nothing, but they end its stream."
   (declare (ignore list))
   (let ((call (http2:stream-user stream)))
     (when call (end-of-request call))))
@@ -198,7 +200,7 @@ registered dialects of which none was it."
       (when (rpc:callbacks-p call) (wire:wire-schedule call)))))
 
 (defun server-stream-closed (stream)
-  "The sink's on-stream-closed: the last the core says of STREAM."
+  "The sink's on-stream-closed: the core says nothing more of STREAM after this."
   (let ((call (http2:stream-user stream)))
     (when call
       (let ((link (wire-call-link call)))

@@ -1,8 +1,10 @@
-;;;; How a connection of a server that stops comes to its end (RFC 9113 section 6.8): a first
-;;;; GOAWAY, with the largest identifier, tells the peer to begin no more calls; the one that says
-;;;; which calls were the last goes out once the peer has seen that, as its answer to a PING shows,
-;;;; so that no request that was on its way is turned down; with the last call the connection is
-;;;; closed.
+;;;; How a connection of a server that stops comes to its end (RFC 9113 section 6.8):
+;;;;
+;;;; 1. A first GOAWAY, with the largest identifier, tells the peer to begin no more calls. A PING
+;;;;    follows it.
+;;;; 2. The answer to the PING shows that the peer has seen the GOAWAY, so that no request is on its
+;;;;    way any more. A second GOAWAY names the last call.
+;;;; 3. When the last call has ended the connection is closed.
 
 (in-package #:clgrpc.server)
 
@@ -11,13 +13,14 @@
 (defconstant +drain-ping-ns+ 1000000000
   "How long that answer may take.")
 (defconstant +drain-look-ns+ (ash +drain-ping-ns+ -2)
-  "How often a connection is looked at meanwhile.")
+  "How often a connection that waits for that answer is looked at.")
 (defconstant +longest-drain-ping-ns+ (* 10 +drain-ping-ns+)
-  "How long it may take where calls are under way, which the connection stays for anyhow, where
-output, and with it perhaps the PING, has not left us, or where the peer says other things first.")
+  "How long the answer may take while there is no hurry: calls are under way, for which the
+connection stays anyhow; output, perhaps with the PING, has not left us; or the peer says other
+things first.")
 
 (defun drain-link (link)
-  "Begin no more calls on LINK, and end LINK with the last that it has. On its loop."
+  "Let no more calls begin on LINK, and end LINK with its last call. On its loop."
   (wire:end-opening link)
   (let ((dialect (wire:link-dialect link)))
     (cond ((null dialect) (drain-http2 link))
@@ -37,7 +40,7 @@ output, and with it perhaps the PING, has not left us, or where the peer says ot
     (await-drain-ping link now)))
 
 (defun await-drain-ping (link now)
-  "Look, a while from NOW on, whether the PING of DRAIN-LINK has waited for its answer long enough."
+  "Start the timer for a look, a while after NOW, whether the PING of DRAIN-LINK has been answered."
   (schedule-timer (loop:event-loop-wheel (link-loop link)) (seat-drain (wire:link-seat link))
                   (+ now +drain-look-ns+)))
 
@@ -48,7 +51,7 @@ output, and with it perhaps the PING, has not left us, or where the peer says ot
       (< (- now +drain-look-ns+) (http2:connection-last-receive-ns (wire:link-http2 link)))))
 
 (defun look-at-drain (link)
-  "LINK's peer has not answered so far: go on without its answer if it has had its time."
+  "LINK's peer has not answered the PING so far: go on without the answer if its time is up."
   (let ((now (loop:event-loop-now (link-loop link))) (seat (wire:link-seat link)))
     (when (and (busy-p link now) (< now (seat-drain-end-ns seat)))
       (setf (seat-drain-busy-ns seat) now))
@@ -66,7 +69,7 @@ output, and with it perhaps the PING, has not left us, or where the peer says ot
   (when (= payload +drain-ping+) (drain-further (http2:connection-user http2))))
 
 (defun drain-further (link)
-  "LINK's peer begins no more calls: end LINK with the last that it has. On its loop."
+  "LINK's peer begins no more calls: name the last one, and end LINK with it. On its loop."
   (unless (wire:link-draining link)
     (setf (wire:link-draining link) t)
     (http2:send-goaway (wire:link-http2 link) http2:+no-error+)

@@ -1,10 +1,9 @@
-;;;; A hub: what one loop of a server needs at hand. It owns the loop's links; only the loop touches
-;;;; it.
+;;;; A hub: the state of one loop of a server. It owns the loop's links; only the loop touches it.
 
 (in-package #:clgrpc.server)
 
 (defstruct (hub (:include wire:endpoint) (:copier nil))
-  "What one loop of a server has. Only the loop touches it, but for ANSWERING."
+  "The state of one loop of a server. Only the loop touches it, but for ANSWERING."
   (server nil)                          ; the SERVER
   (routes nil :type route-table)        ; swapped when a service is defined anew
   (fallback nil :type (or null server-route)) ; of requests that are no calls

@@ -1,8 +1,8 @@
-;;;; What the peers together may have a server do, beyond what each connection is held to by itself:
-;;;; calls, handlers that run, answers that wait. What is too much is turned away early, before
-;;;; anything is done for it. (Connections: peer.lisp. Octets: wire/held.lisp.)
+;;;; Limits on what all peers together may have a server do, beside the limits of each connection:
+;;;; calls, handlers that run, answers that wait. A call that is too much is turned away early,
+;;;; before anything is done for it. (Connections: peer.lisp. Octets: wire/held.lisp.)
 ;;;;
-;;;; Limits of the whole server are shared out among its loops, so that each counts by itself.
+;;;; A limit of the whole server is shared out among its loops, so that each counts by itself.
 
 (in-package #:clgrpc.server)
 
@@ -24,15 +24,18 @@ the threads that its peer may use and that are not kept for other connections."
 ;;; Calls
 
 (define-hot (call-refused-p :inline t) ((hub hub) (link link) (guest guest)) boolean
-  "True if the newest call of LINK, of the peer GUEST, which is counted already, is too much."
+  "True if the newest call of LINK, of the peer GUEST, is one too many; it is counted already."
   (and (> (hub-open hub) (ash (hub-max-open hub) -1))
        (too-many-calls-p hub link guest)))
 
 (defun too-many-calls-p (hub link guest)
-  "As CALL-REFUSED-P, when there are many. The rule is that of threads (loop/share.lisp): a peer may
-have another call while it has no more than seven times what is free beyond a sixteenth; one that
-has none may have one while any is free, and so may a connection that has none until half of that
-sixteenth is left."
+  "As CALL-REFUSED-P, when more than half of the calls that may be are open. The rule is that of
+threads (loop/share.lisp). Let F be how many more calls there may be, and K a sixteenth of all:
+- a peer with N calls may have another while N <= 7 (F - K);
+- a peer without calls may have one while F > 0;
+- a connection without calls may have one while F > K / 2.
+For example, of 1600 calls one peer alone may have 1313: then F is 287, K is 100, and 7 (F - K)
+is 1309."
   (let* ((most (hub-max-open hub))
          (free (- most (1- (hub-open hub))))
          (kept (ash most -4))
@@ -45,10 +48,10 @@ sixteenth is left."
     refused))
 
 (defconstant +least-queued-octets+ 65536
-  "What each connection may have queued, however much there is in all.")
+  "How many octets each connection may have queued, however many are queued in all.")
 
 (defun queued-limit (link)
-  "How much of its answers LINK may have queued: less while all links of its hub have much."
+  "How many octets of answers LINK may have queued: fewer while all links of its hub have many."
   (let* ((hub (link-owner link))
          (share (share-out (ash (wire:total-held-limit link) -1) (hub-server hub))))
     (if (< (+ (hub-answering hub) (http2:pool-queued-octets (hub-pool hub))) share)
@@ -65,8 +68,8 @@ sixteenth is left."
          (< (the index (queued-limit link)) waiting))))
 
 (define-hot (output-waits-p :inline t) ((link link)) boolean
-  "True if so much of LINK's output is not sent that no more of its calls are to begin: it may be
-header blocks, which no window holds back. On the loop."
+  "True if so much of LINK's output is unsent that no more of its calls may begin. Unsent output may
+be header blocks, which no window holds back. On the loop."
   (< (options-max-unsent-octets (wire:link-options link))
      (loop:connection-unsent (the loop:connection (wire:link-socket link)))))
 
@@ -78,17 +81,17 @@ header blocks, which no window holds back. On the loop."
             new))))
 
 (defun note-answering (link count)
-  "COUNT octets of an answer are on their way to the loop of LINK, or have come there."
+  "COUNT octets of an answer are on their way to the loop of LINK; negative: have come there."
   (sb-ext:atomic-incf (wire:answers-coming (ensure-answers link)) count)
   (sb-ext:atomic-incf (hub-answering (link-owner link)) count))
 
 (defun ensure-share (link)
-  "What LINK, which is to have a thread, has of the reserve. On its loop."
+  "The share of the reserve that LINK has, made now if there is none. On its loop."
   (or (wire:link-share link)
       (setf (wire:link-share link)
             (link-share link (peer-entry-share (seat-entry (wire:link-seat link)))))))
 
 (defun forget-waiting (link)
-  "LINK has ended: of its calls those that wait for a thread need none any more."
+  "LINK has ended: take its calls that wait for a thread out of the reserve's queue."
   (when (wire:link-share link)
     (loop:leave-reserve (server-reserve (hub-server (link-owner link))) (wire:link-share link))))

@@ -1,7 +1,6 @@
-;;;; What a new connection speaks (wire/dialect.lisp): HTTP/2, or another dialect that has been
-;;;; added, which takes the connection over with the octets that it began with. The connection has
-;;;; its seat and its limits whatever it speaks. HTTP/2 costs nothing for it: its first octets go on
-;;;; to it in the same read.
+;;;; What a new connection speaks (wire/dialect.lisp): HTTP/2, or a registered dialect, which then
+;;;; gets the connection with its first octets. The connection has its seat and its limits whatever
+;;;; it speaks. HTTP/2 loses no time by this: it gets the first octets in the same read.
 
 (in-package #:clgrpc.server)
 

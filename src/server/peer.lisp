@@ -1,18 +1,18 @@
-;;;; Peers: who has connected to a server, and how often. The CENSUS counts connections, and those
-;;;; that are not ready, by peer; where there are as many as may be, a new one has another closed,
-;;;; of the peer that has most. So nobody keeps the others out, and whoever comes need not be known
-;;;; before. All of it takes the same time however many there are, under one lock, three times in
-;;;; the life of a connection.
+;;;; Peers: who has connected to a server, and how often. The CENSUS counts connections by peer: all
+;;;; of them, and those that are not ready. When there are as many as there may be, a new connection
+;;;; has another one closed, of the peer that has most. So no peer keeps the others out, and a peer
+;;;; need not be known before. The census is asked three times in the life of a connection, under
+;;;; one lock, for a time that does not depend on how many connections there are.
 ;;;;
-;;;; A connection has a SEAT from before it is begun until it has ended. Seats whose connection has
-;;;; been begun are in one of two lists of their peer's, those that are not ready and those that
-;;;; are, the oldest first. One that is to go is counted no more, but among the LEAVING until its
-;;;; connection has ended, on its own loop; there are only so many of them at a time.
+;;;; A connection has a SEAT from before it is begun until it has ended. A peer has two lists of the
+;;;; seats whose connections have begun, those that are not ready and those that are, the oldest
+;;;; first. A seat that is to go is dismissed: it counts no more among its peer's, but among the
+;;;; LEAVING, until its connection has ended on its own loop. Only so many may be leaving at a time.
 
 (in-package #:clgrpc.server)
 
 (defstruct (peer-entry (:include ring) (:constructor make-peer-entry (name share)) (:copier nil))
-  "What a peer has. One that has nothing is in the census's ring GONE."
+  "A peer, and what it has. The entry of a peer without connections is in the census's ring GONE."
   (name "" :type string :read-only t)   ; as PEER-NAME has it
   (share nil :type loop:share :read-only t) ; of the reserve; those of its links are parts
   (connections nil :type (or null standing)) ; how many it has, among all peers
@@ -37,14 +37,14 @@
   (ready nil :type boolean)             ; it has shown that it speaks what we do, or has ended
   (leaving nil :type boolean)           ; it is to go, and counts among the census's LEAVING
   (drain nil :type (or null timer))     ; the loop's: see DRAIN-LINK
-  (drain-end-ns 0 :type nanoseconds)    ; the loop's: when the answer is waited for no more
+  (drain-end-ns 0 :type nanoseconds)    ; the loop's: until when it waits for the PING's answer
   (drain-busy-ns 0 :type nanoseconds))  ; the loop's: when there last was a reason to wait for it
 
 (declaim (sb-ext:freeze-type peer-entry guest seat))
 
 (defstruct (census (:constructor %make-census) (:copier nil))
-  "The peers of a server, and what they have in all. The limits are those that the server has
-derived from its options."
+  "The peers of a server, what they have in all, and the limits, which are derived from the server's
+options."
   (lock (sb-thread:make-mutex :name "clgrpc peers") :read-only t) ; for all the others
   (peers (make-hash-table :test 'equal) :type hash-table :read-only t) ; name to entry
   (connections (make-ranking) :type ranking :read-only t) ; of all peers
@@ -79,8 +79,8 @@ derived from its options."
 ;;; Who
 
 (defun peer-name (transport)
-  "Who is at the other end of TRANSPORT, an accepted one that is not encrypted yet: see OS:ADDRESS-
-NETWORK; of a unix socket the user."
+  "The name of the peer of TRANSPORT, an accepted one that is not encrypted yet: the network of its
+address (see OS:ADDRESS-NETWORK) or, on a unix socket, its user."
   (let* ((text (loop:transport-peer transport))
          (colon (position #\: text :from-end t)))
     (cond ((eql 0 (search "unix" text))
@@ -127,7 +127,7 @@ kept for other peers: its address may be a load balancer's and stand for many."
   (isolate-ring (%make-seat entry)))
 
 (defun note-seat-ready (census seat)
-  "The connection of SEAT is ready, or counts so since it ends."
+  "The connection of SEAT is ready, or ends and so counts as ready."
   (unless (shiftf (seat-ready seat) t)
     (change-standing (census-handshakes census) (peer-entry-handshakes (seat-entry seat)) -1)))
 
@@ -157,11 +157,11 @@ its peer come back, they count. If the peer is back already, the entry only leav
 ;;; Who gives way; the lock is held
 
 (defconstant +seats-per-look+ 32
-  "Of a peer's connections so many are looked at for one without calls.")
+  "To find a connection without calls, so many connections of a peer are looked at.")
 
 (defun ready-seat-to-leave (entry)
-  "The seat of the peer with ENTRY, of those that are ready, to give up: one without calls, of those
-that were looked at longest ago; else the newest."
+  "The seat that the peer with ENTRY gives up of those that are ready. Look at those that were
+looked at longest ago for one without calls; if there is none, it is the newest."
   (let ((ready (peer-entry-ready entry)))
     (loop repeat +seats-per-look+
           for seat = (ring-first ready)
@@ -185,10 +185,10 @@ that were looked at longest ago; else the newest."
     seat))
 
 (defun dismiss-for (census newcomer greediest choose)
-  "The seat that the owner of GREEDIEST, a standing, gives up for one more of NEWCOMER's, or nil;
-CHOOSE is a function of his entry that returns it. Half of those that may be leaving at a time are
-for newcomers that have less than half of what he has: so he who comes again and again, and has his
-own places given up for it, never stands in the way of others."
+  "The seat that the peer with the standing GREEDIEST gives up for one more of NEWCOMER's, or nil.
+CHOOSE, a function of that peer's entry, returns the seat. Half of the seats that may be leaving at
+a time are kept for newcomers that have less than half of what the greediest has. So a peer that
+connects again and again, and has its own seats given up for it, never keeps others out."
   (let ((most (max-leaving (census-max-connections census))))
     (dismiss census (funcall choose (standing-owner greediest))
              (if (< (* 2 (standing-count newcomer)) (standing-count greediest))
@@ -196,8 +196,8 @@ own places given up for it, never stands in the way of others."
                  (ash most -1)))))
 
 (defun room-for-handshake (census entry)
-  "Make room for one more of the peer with ENTRY that is not ready, if need be. Return true if there
-is, and the seat that is given up for it, or nil."
+  "Make room for one more connection of the peer with ENTRY that is not ready. Return true if there
+is room, and the seat that was dismissed for it, or nil."
   (let ((handshakes (census-handshakes census)))
     (if (< (ranking-total handshakes) (census-max-handshakes census))
         t
@@ -206,7 +206,7 @@ is, and the seat that is given up for it, or nil."
           (values (and seat t) seat)))))
 
 (defun room-for-connection (census entry)
-  "Make room for one more connection of the peer with ENTRY, if need be; as ROOM-FOR-HANDSHAKE."
+  "Make room for one more connection of the peer with ENTRY. Values as ROOM-FOR-HANDSHAKE."
   (let ((connections (census-connections census)))
     (if (< (ranking-total connections) (census-max-connections census))
         t
@@ -217,8 +217,8 @@ is, and the seat that is given up for it, or nil."
           (values (and seat t) seat)))))
 
 (defun try-to-seat (census entry)
-  "A seat for a new connection of the peer with ENTRY, or the option that forbids it; and a list of
-(SEAT . OPTION) that have been given up for it."
+  "Return a seat for a new connection of the peer with ENTRY, or the option that forbids one. The
+second value lists the seats that were dismissed for it, each as (SEAT . OPTION)."
   (let ((dismissed '()))
     (flet ((room-p (option function &rest arguments)
              (multiple-value-bind (room seat) (apply function census arguments)
@@ -244,7 +244,8 @@ is, and the seat that is given up for it, or nil."
                  (wire:expel-link link (format nil "others need the place (~(~A~))" option))))))
 
 (defun admit (hub transport)
-  "Count the new connection TRANSPORT, and return its seat; or nil if it may not be. On HUB's loop."
+  "Count the new connection TRANSPORT, and return its seat; or return nil if the limits forbid it.
+On HUB's loop."
   (let* ((server (hub-server hub))
          (census (server-census server))
          (name (peer-name transport)))
@@ -294,14 +295,14 @@ is, and the seat that is given up for it, or nil."
 ;;; Descriptors
 
 (defconstant +steps-at-once+ 16
-  "By so many the limit of connections changes when the process runs out of descriptors, and when it
-has had enough again.")
+  "The limit of connections is lowered by so many when the process runs out of descriptors, and
+raised by so many when it has enough again.")
 (defconstant +calm-ns+ (* 10 +ns-per-second+)
-  "So long after it became less the limit of connections may become more.")
+  "How long after the limit of connections was lowered it may be raised.")
 
 (defun allowed-connections (options)
-  "How many connections a server with OPTIONS may have; the log hears if those are fewer than
-OPTIONS say. Raises the limit of descriptors, if OPTIONS say so."
+  "How many connections a server with OPTIONS may have. Raise the process's limit of descriptors if
+OPTIONS say so; log a warning if there may be fewer connections than OPTIONS say."
   (let* ((wanted (options-max-connections options))
          (open (max 0 (os:open-descriptor-count)))
          (spare (options-spare-descriptors options))
@@ -322,8 +323,8 @@ OPTIONS say. Raises the limit of descriptors, if OPTIONS say so."
     allowed))
 
 (defun try-again (census now)
-  "The lock is held, NOW is the time. If the limit of connections has become less, and has been so
-for long enough, see whether it may be more."
+  "If the limit of connections was lowered long enough before NOW, see whether it may be raised. The
+lock is held."
   (when (and (< (census-max-connections census) (census-derived census))
              (< (+ (census-lowered-ns census) +calm-ns+) now))
     (setf (census-lowered-ns census) now
@@ -332,9 +333,9 @@ for long enough, see whether it may be more."
                                                   +steps-at-once+)))))
 
 (defun note-no-descriptors (hub)
-  "The process can have no more descriptors: others have more than was left to them. So HUB's server
-takes fewer connections from now on, and some of the peer that has most go. Return true if some do.
-On HUB's loop."
+  "The process has run out of descriptors: the rest of the program uses more than was left to it. So
+lower the limit of connections of HUB's server, and dismiss some of the peer that has most. Return
+true if some were dismissed. On HUB's loop."
   (let* ((census (server-census (hub-server hub)))
          (dismissed '()))
     (sb-thread:with-mutex ((census-lock census))

@@ -1,8 +1,7 @@
-;;;; Plain requests: requests of HTTP that no dialect takes, and so are no calls. The function that
-;;;; START-SERVER was given as :FALLBACK answers them; without one they are told what is wanted here
-;;;; once they are whole. Each is a server-call in a dialect of its own, so that the function runs
-;;;; as handlers do, and limits and the end of the server hold for it as for calls; but it does not
-;;;; count as a call.
+;;;; Plain requests: requests of HTTP that no dialect takes, and so are no calls. The :FALLBACK of
+;;;; START-SERVER answers them. Without one, a plain request is answered with an error once it is
+;;;; whole. Each is a server-call in a dialect of its own. So the fallback runs as handlers do, and
+;;;; the limits and the end of the server apply to it; but it does not count as a call.
 ;;;;
 ;;;; The body is collected up to the option max-fallback-body-octets, in a vector that grows as it
 ;;;; comes, and charged to the connection like messages that wait.
@@ -29,7 +28,7 @@
           (t (cons name value)))))
 
 (defun read-plain-request (list refusal)
-  "The plain request with the header LIST, whose answer is REFUSAL if nobody has another."
+  "The plain request with the header LIST. REFUSAL is its answer if there is no fallback."
   (let ((request (make-plain-request :refusal refusal)))
     (hpack:do-fields (field list)
       (let ((kind (http2:field-kind-of field))
@@ -51,8 +50,8 @@
                                                      (max-fallback-body-octets)" limit))))
 
 (defun make-body-room (call request count limit)
-  "Have the body of CALL's REQUEST take COUNT octets more, LIMIT at most in all; false if CALL has
-been ended since it may not have so much memory."
+  "Make room for COUNT octets more in the body of CALL's REQUEST, which may have LIMIT in all.
+Return false if CALL may not have so much memory and so has been ended."
   (let* ((body (plain-request-body request))
          (need (+ (plain-request-fill request) count))
          (length (min limit (max need (* 2 (length body)) 1024))))
@@ -88,7 +87,7 @@ been ended since it may not have so much memory."
   (or (char<= #\a char #\z) (char<= #\0 char #\9) (find char "!#$%&'*+-.^_`|~")))
 
 (defun check-header (entry)
-  "ENTRY of a fallback's headers as it is sent, or nil for one that is ours to say."
+  "ENTRY of a fallback's headers as it is sent; nil for a header that only we may set."
   (unless (and (consp entry) (stringp (car entry)) (stringp (cdr entry)))
     (error "Headers are an alist from strings to strings; ~S is no entry of one." entry))
   (let ((name (string-downcase (car entry)))

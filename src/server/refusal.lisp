@@ -1,11 +1,11 @@
-;;;; What a server refuses, for the log: one warning a second at most, however much is refused. It
-;;;; says what was refused, how often and to whom. The first refusal is told at once; those of the
-;;;; second after it are told together when that second is over.
+;;;; What a server refuses goes to the log: one warning a second at most, however much is refused. A
+;;;; warning says what was refused, how often and to whom. The first refusal is told at once; those
+;;;; of the second after it are told together when that second is over.
 
 (in-package #:clgrpc.server)
 
 (defconstant +refusals-told+ 8
-  "A warning names so many, what is more counts together.")
+  "A warning names so many kinds of refusals; all others are counted together.")
 
 (defstruct (refusals (:copier nil))
   "What a server has refused and not told yet."
@@ -49,7 +49,8 @@
       (log-event :warning :refused :what (refusals-text counts) :server server))))
 
 (defun complain (hub option peer)
-  "Something of PEER was refused, or ended, because of OPTION, a keyword. On HUB's loop."
+  "A call or connection of PEER was refused or ended because of OPTION, a keyword: note it for the
+log and tell the observer. On HUB's loop."
   (rpc:observe refused (wire:endpoint-observer hub) option peer)
   (let* ((server (hub-server hub))
          (refusals (server-refusals server))

@@ -3,8 +3,9 @@
 ;;;; call on the headers of a good answer are two octets and its trailers one.
 ;;;;
 ;;;; No header list is larger than the client says it takes (SETTINGS_MAX_HEADER_LIST_SIZE), nor
-;;;; than we take: a status always goes out, and with it what there is room for. Flow control does
-;;;; not count header blocks, so nothing else would hold back what a handler makes of its input.
+;;;; larger than we take ourselves. A status always goes out; its text, details and trailers go out
+;;;; as far as there is room. Flow control does not count header blocks, so without this limit a
+;;;; handler could send headers without end.
 
 (in-package #:clgrpc.server)
 
@@ -52,12 +53,12 @@
        (options-max-header-list-octets (wire:link-options link))))
 
 (defconstant +constant-octets+ 300
-  "More than :status, content-type, the two fields of compression and grpc-status take in a header
-list.")
+  "How many octets of a header list are kept for :status, content-type, the two fields of
+compression and grpc-status; they take fewer.")
 (defconstant +text-octets+ 4096
-  "The longest text that is sent, in octets of grpc-message: more than anybody reads.")
+  "The longest text that is sent, in octets of grpc-message: more than a person reads.")
 (defconstant +kept-text-octets+ 1024
-  "So much of a text is sent rather than details or trailers.")
+  "Up to so many octets a text goes before details and trailers.")
 
 (defun check-metadata-size (call metadata)
   "Signal an RPC-ERROR if METADATA is more than CALL's client takes."
@@ -85,8 +86,8 @@ list.")
     nil))
 
 (defun write-whole-status (call outcome trailers encoder buffer)
-  "Write the status of CALL, with OUTCOME's message and details and TRAILERS as far as there is
-room: a long text is cut, details or trailers for which there is none are left out."
+  "Write the status of CALL, and OUTCOME's message, its details and TRAILERS as far as there is
+room. A long message is cut; details or trailers that do not fit are left out."
   (let* ((status (call-status call))
          (text (if outcome (rpc:outcome-message outcome) ""))
          (details (and outcome (rpc:outcome-details outcome)))

@@ -1,17 +1,17 @@
-;;;; Room for long answers, before their handlers begin. A method whose answers have been long
-;;;; lately is taken to give another such: the message and its octets are promised (base/heap.lisp)
-;;;; while the handler runs. Calls that get no promise wait on their loop, without a thread, each
-;;;; loop's in order, until there is room, or for the time that the option room-wait-seconds says;
-;;;; then they end with :resource-exhausted. One of them at a time, the PROBE, begins without a
-;;;; promise, since its answer may be a short one after all.
+;;;; Room for long answers, before their handlers begin. If a method has given long answers lately,
+;;;; we expect another: room for the message and for its octets is promised (base/heap.lisp) before
+;;;; the handler begins. A call that gets no promise waits on its loop, without a thread, behind
+;;;; those that came before. After the time of the option room-wait-seconds it ends with
+;;;; :resource-exhausted. One of the calls that wait, the PROBE, begins without a promise, since its
+;;;; answer may be short after all.
 ;;;;
-;;;; Handlers of a method that answers long for the first time are stopped later, when they encode
-;;;; (rpc/room.lisp); so is the probe if it must be.
+;;;; The probe, and a handler whose method gives a long answer for the first time, wait for room
+;;;; later, when they encode (rpc/room.lisp).
 
 (in-package #:clgrpc.server)
 
 (defconstant +room-look-ns+ 4000000
-  "How often a loop looks whether there is room for the first who waits.")
+  "How often a loop looks whether there is room for the first of the calls that wait.")
 
 (defstruct (room-place (:include ring) (:constructor make-room-place (call resume due-ns))
                        (:copier nil))
@@ -76,7 +76,7 @@ loop."
                     (funcall (room-place-resume place) call))
                    (t (have-collected hub)
                       (return))))
-    ;; each has it promised anew when it runs
+    ;; each call has its room promised anew when it runs
     (mapc #'settle-octets promised)
     (when (ring-first (hub-roomless hub))
       (schedule-timer (loop:event-loop-wheel loop) (hub-room-timer hub)

@@ -1,5 +1,5 @@
-;;;; Routes of a server (rpc/route.lisp), with what it notes of their handlers. The HPACK entry of a
-;;;; path remembers its route, so that a repeated path costs no look-up. An unknown path is
+;;;; Routes of a server (serving/route.lisp), with what it notes of their handlers. The HPACK entry
+;;;; of a path remembers its route, so that a repeated path costs no look-up. An unknown path is
 ;;;; remembered with the epoch of the server's table, which grows whenever routes are added.
 
 (in-package #:clgrpc.server)
@@ -17,10 +17,10 @@
     (format stream "~:[unknown~;~:*~A~] ~(~A~)~:[~; (blocks)~]" (route-method route)
             (route-execution route) (route-blocks route))))
 
-;;; Which methods block. Marks are hints that several threads set without a lock.
+;;; Which methods block. The slots for that are hints, which several threads set without a lock.
 
 (defconstant +quick-ns+ 100000
-  "A handler that is done in this time does not block.")
+  "A handler that returns within this time does not block.")
 (defconstant +quick-calls+ 64
   "After so many quick calls in a row a method is taken not to block.")
 
@@ -65,8 +65,8 @@ none starts on the loop: each one that overstays there would take a thread."
 ;;; Which methods give long answers, see room.lisp
 
 (defun promise-answer (route)
-  "The octets that were promised for an answer of ROUTE, which gives long ones; nil if there is no
-room for one."
+  "Have room promised for another answer of ROUTE, which gives long ones. Return how many octets
+were promised; nil if there is no room."
   (let* ((long (* 2 (route-long-octets route)))
          (method (route-method route)))
     (cond ((not (promise-octets long)) nil)
@@ -80,7 +80,7 @@ room for one."
   nil)
 
 (defun check-execution (execution table)
-  "Signal MISUSE if EXECUTION names a method that TABLE has not."
+  "Signal MISUSE if EXECUTION names a method that is not in TABLE."
   (let ((names (loop for route being the hash-values of (route-table-routes table)
                      collect (service:rpc-method-function-name (route-method route)))))
     (loop for (name) in (if (listp execution) execution '())

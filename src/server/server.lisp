@@ -76,22 +76,23 @@ LISTEN is an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\", \"inproc:NA
 form that doc/addresses.md has, or a list of such; port 0 picks a free one (see SERVER-ADDRESS).
 LOOPS, 1 to 1024, is how many event loops, each a thread, share the connections. EXECUTION says
 where handlers run: :inline always on the loop that received the call; :blocking on a reserve
-thread; :auto, the default, on the loop until one overstays, or waits while others are due, then
-that method's on reserve threads until 64 in a row were done within 100 µs, though one that did no
-more than wait begins on the loop if there is no other call there; or an alist from method, the
-symbol of its generic function, to one of these. Whatever it says, a handler that blocks holds up
-nobody else for long: another thread takes the loop over. CREDENTIALS, what TLS-CREDENTIALS returns,
-has the server speak TLS, and only that; nil, the default, is plaintext. COMPRESSION, :gzip,
-:deflate or :identity, the default, is how answers are compressed for clients that accept that,
-unless a handler sets the CALL-COMPRESSION. INTERCEPTORS is a list of functions (call request next),
-the first the outermost, each called around every handler, where that runs: what it returns is what
-the handler returns, which (funcall next request) gives, and what it signals is what the handler
-signals. FALLBACK answers requests that are no gRPC: a function (http-method path headers body) of
-two strings, an alist of strings and octets, :max-fallback-body-octets at most, which returns an
-HTTP status, an alist of headers and a body, a string, octets or nil. It runs as handlers do, as
-EXECUTION says if that is no alist; an error in it is answered with 500 and goes to the log; FAIL
-in it is answered with the HTTP status that is closest. Without one such requests are answered with
-415 or 405. OBSERVER, what MAKE-OBSERVER returns, is told of the server's calls, messages,
+thread; :auto, the default, on the loop until a handler overstays, or waits while others are due.
+Then handlers of its method run on reserve threads, until 64 in a row have returned within 100 µs; a
+handler of a method that only waited still begins on the loop if there is no other call there. An
+alist from method, the symbol of its generic function, to one of these says it for each method.
+Whatever EXECUTION says, a handler that blocks does not hold up others for long: another thread
+takes the loop over. CREDENTIALS, what TLS-CREDENTIALS returns, makes the server speak TLS, and only
+that; nil, the default, is plaintext. COMPRESSION, :gzip, :deflate or :identity, the default, is how
+answers are compressed for clients that accept that, unless a handler sets the CALL-COMPRESSION.
+INTERCEPTORS is a list of functions (call request next), the first the outermost. Each is called
+around every handler, on the handler's thread; (funcall next request) returns what the handler
+returns. What the interceptor returns or signals takes the place of that. FALLBACK answers requests
+that are not gRPC: a function (http-method path headers body) of two strings, an alist of strings,
+and octets, :max-fallback-body-octets at most. It returns an HTTP status, an alist of headers, and a
+body: a string, octets or nil. It runs as handlers do, as EXECUTION says unless that is an alist. An
+error in it is answered with 500 and goes to the log; FAIL in it is answered with the closest HTTP
+status. Without a FALLBACK such requests are answered with 415 or 405. OBSERVER, what MAKE-OBSERVER
+returns, is told of the server's calls, messages,
 connections and refusals. All other keywords are rows of the options table. Signal MISUSE for a
 wrong argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be
 had. From any thread."
@@ -163,7 +164,8 @@ had. From any thread."
           (server-hubs server))))
 
 (defun renew-routes (server)
-  "A service has been defined, perhaps one of SERVER's, with other methods than before."
+  "Make SERVER's routes anew: a service has been defined again, perhaps one of SERVER's, with other
+methods than before."
   (handler-case
       (sb-thread:with-mutex ((server-lock server))
         (let ((table (make-routes server (server-services server) (server-execution server)
@@ -175,8 +177,8 @@ had. From any thread."
     (error (error) (log-event :error :services-not-renewed :server server :condition error))))
 
 (defun listening-options (server)
-  "The options of SERVER's listeners: who is admitted is not for them to say, unless more than may
-be have yet to go."
+  "The options of SERVER's listeners. The census, not the listeners, decides which connections are
+admitted; so their limit is higher, and holds only when too many connections have yet to go."
   (let ((options (copy-options (server-options server)))
         (connections (census-max-connections (server-census server))))
     (setf (options-max-connections options)
@@ -213,7 +215,7 @@ be have yet to go."
     (trace-event :server :connection-begun :peer (wire:link-peer link))
     (add-link hub link)
     (note-seat-taken hub seat link)
-    ;; while the server is starting somebody may know its address already
+    ;; clients may know the address of a server that is still starting
     (when (member (server-state server) '(:draining :stopped)) (drain-link link))))
 
 (defmethod wire:link-ended ((hub hub) link)
@@ -266,7 +268,7 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
 
 (defun drain-links (server)
   "Have the links of SERVER, whose listeners have been told to close, drain."
-  ;; what was accepted until now is a link of its hub before the links are told
+  ;; connections accepted so far become links of their hubs before the links are told
   (call-on-loops server #'identity)
   (call-on-loops server (lambda (hub) (map-links #'drain-link hub))))
 
@@ -276,8 +278,8 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
     (map-links (lambda (link) (wire:abandon-link link status text)) hub)))
 
 (defun call-on-loops (server function)
-  "Call FUNCTION with each hub of SERVER on its loop, and wait for that, but no longer than a loop
-that works needs."
+  "Call FUNCTION with each hub of SERVER on its loop, and wait until that is done. Wait no longer
+than a loop that works would need."
   (let* ((done (sb-thread:make-semaphore))
          (count (loop for hub in (server-hubs server)
                       count (let ((hub hub))
@@ -288,8 +290,8 @@ that works needs."
     (when (plusp count) (loop:await-semaphore done :count count :timeout-seconds 1))))
 
 (defun wait-for-peers (server seconds)
-  "Wait until the peers of SERVER, which has no link, have closed their side, SECONDS at most: to
-close a connection before might destroy the answers that are on their way."
+  "Wait, SECONDS at most, until the peers of SERVER, which has no link any more, have closed their
+side. To close a connection before that might destroy answers that are on their way."
   (let ((end (loop:notice-end seconds)))
     (sb-thread:with-mutex ((server-lock server))
       (loop until (loop for hub in (server-hubs server)

@@ -1,4 +1,4 @@
-;;;; The server object, which the files after this share; what it does is in server.lisp.
+;;;; The server object. All files after this use it; server.lisp says what it does.
 
 (in-package #:clgrpc.server)
 
