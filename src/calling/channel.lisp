@@ -1,5 +1,5 @@
-;;;; Channels: what stubs are called on, whatever carries their calls. A channel may be used from
-;;;; any thread.
+;;;; Channels: what stubs are called on, whatever transport carries their calls. A channel may be
+;;;; used from any thread.
 (in-package #:clgrpc.calling)
 
 (defgeneric channel-target (channel)
@@ -10,26 +10,26 @@
 :shutdown. From any thread."))
 
 (defgeneric channel-addresses (channel)
-    (:documentation "What CHANNEL knows of its servers now: a list of plists, one for each, with
+  (:documentation "What CHANNEL knows of its servers now: a list of plists, one for each, with
 :ADDRESS, text, of several addresses of one server with commas between; :STATE, as CHANNEL-STATE;
 :CONNECTIONS, how many are ready; :CALLS, how many attempts of calls are under way; :PICKS, how
 many attempts it was picked for; :FAILURES, how many of them ended with another status than :ok and
-:cancelled; :FAILED-CONNECTS, how often no connection came about. :TROUBLE, a text that says why it
-is not ready, :NEXT-ATTEMPT, the seconds until the next attempt to connect, :ATTRIBUTES, what a
-resolver says of it, and what the balancing policy has to say follow where there are any. The
-second value is a plist of the channel: :TARGET, :STATE, :POLICY, its name as in a service config,
-:PICKER, a text that says whom calls are given to, :WAITING, how many calls wait for a connection
-or a stream, and what the policy has to say; :CHILDREN, such plists of the policies below it. A
-channel within the image has no addresses. The values are for people: others may come to stand
-beside them. From any thread.")
+:cancelled; :FAILED-CONNECTS, how often no connection came about. Where there are any, these
+follow: :TROUBLE, a text that says why it is not ready, :NEXT-ATTEMPT, the seconds until the next
+attempt to connect, :ATTRIBUTES, what a resolver says of it, and what the policy adds. The second
+value is a plist of the channel: :TARGET, :STATE, :POLICY, its name as in a service config,
+:PICKER, a text that says which servers get calls, :WAITING, how many calls wait for a connection
+or a stream, and what the policy adds; :CHILDREN, such plists of the policies below it. A channel
+within the image has no addresses. The values are for people, and more of them may be added. From
+any thread.")
   (:method ((channel channel))
     (values '() (list :target (channel-target channel) :state (channel-state channel)))))
 
 (defgeneric close-channel (channel)
   (:documentation "End CHANNEL: its open calls end with :cancelled, its connection is closed in
-order. Closing again does nothing. Saving the image closes all channels. One that is dropped without
-being closed is closed some time after a garbage collection has found it, once its calls have ended,
-with a warning in the log. From any thread, but not from a callback."))
+order. Closing again does nothing. Saving the image closes all channels. A channel that its user has
+dropped without closing it is closed, with a warning in the log, some time after a garbage
+collection has found it and its calls have ended. From any thread, but not from a callback."))
 
 (defgeneric ensure-connected (channel &key timeout)
   (:documentation "Connect CHANNEL if it is not, and wait until it is ready, TIMEOUT seconds, 10 by
@@ -37,9 +37,9 @@ default, at most. Return CHANNEL. Signal :unavailable with the reason if an atte
 :deadline-exceeded if the time is up. From any thread but a loop's."))
 
 (defgeneric wait-for-state-change (channel state &key timeout)
-  (:documentation "Wait until the state of CHANNEL is another than STATE, TIMEOUT seconds, 10 by
-default, at most; return the new state, or NIL if it is STATE still. The state may have changed more
-than once. From any thread but a loop's."))
+  (:documentation "Wait until the state of CHANNEL is not STATE, TIMEOUT seconds, 10 by default, at
+most. Return the new state, or NIL if it still is STATE. The state may have changed more than once.
+From any thread but a loop's."))
 
 ;;; What call credentials are sent on
 
@@ -84,11 +84,11 @@ CHANNEL. Signal :unauthenticated if anybody on the way could read them."
   ((interceptors :initarg :interceptors :reader channel-interceptors) ; the outermost first
    ;; a function of a method's path that returns metadata, or nil
    (call-credentials :initarg :call-credentials :reader channel-call-credentials))
-  (:documentation "What a channel whose calls go through interceptors is besides."))
+  (:documentation "What a channel with interceptors or call credentials is besides its own kind."))
 
 (defun invoke-intercepted (interceptors method request options invoker)
-  "Call INVOKER, a function of a request and a plist of options, as INTERCEPTORS, a channel's, have
-it for METHOD, REQUEST and OPTIONS."
+  "Call INVOKER, a function of a request and a plist of options, through INTERCEPTORS, a channel's,
+for METHOD, REQUEST and OPTIONS."
   (declare (type function invoker))
   (if interceptors
       (funcall (first interceptors) method request options

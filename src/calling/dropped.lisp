@@ -1,14 +1,15 @@
-;;;; What ends by itself when its user has dropped it. The collector finds an object that nobody has
-;;;; any more, and calls its finalizer. That hands the rest on to a thread, since it may run in
-;;;; whatever thread has just collected garbage, which may hold any lock.
+;;;; Objects that end by themselves when their user has dropped them. The collector finds an object
+;;;; to which nothing refers any more, and calls its finalizer, in whatever thread has just
+;;;; collected garbage. That thread may hold any lock, so the finalizer hands the rest on to another
+;;;; thread.
 
 (in-package #:clgrpc.calling)
 
 (defglobal **endings** (list '()))      ; its car: functions, newest first; atomic
 
 (defun end-elsewhere (function)
-  "Have FUNCTION, which ends something, called on a thread for that. From anywhere, finalizers and
-loops among them."
+  "Call FUNCTION, which ends something, on a thread for that. From anywhere, also from finalizers
+and loops."
   (unless (cdr (sb-ext:atomic-push function (car **endings**)))
     (handler-case (sb-thread:make-thread #'run-endings :name "clgrpc closer")
       (error (error)
@@ -23,8 +24,8 @@ loops among them."
                  (funcall (the function function)))))))
 
 (defun when-dropped (object function)
-  "Have FUNCTION, which does not refer to OBJECT, called once the collector has found that nobody
-does."
+  "Call FUNCTION once the collector has found that nothing refers to OBJECT. FUNCTION must not refer
+to OBJECT."
   (sb-ext:finalize object (lambda () (end-elsewhere function)) :dont-save t))
 
 (defun report-dropped (target)

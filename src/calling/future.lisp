@@ -1,7 +1,7 @@
-;;;; Calls without waiting: CALL-ASYNC returns a future, of those that src/loop/future.lisp has. It
-;;;; is the call itself, whose reply is its value. Completions never run on the loop or under a
-;;;; lock: a reserve thread runs them. Each transport says where it keeps them, by
-;;;; LOOP:DEFINE-COMPLETIONS for its class of calls.
+;;;; Calls without waiting: CALL-ASYNC returns a future (loop/future.lisp). The future is the call
+;;;; itself, and its value is the call's reply. Completions never run on the loop or under a lock: a
+;;;; reserve thread runs them. Each transport says where it keeps them, by LOOP:DEFINE-COMPLETIONS
+;;;; for its class of calls.
 
 (in-package #:clgrpc.calling)
 
@@ -20,9 +20,9 @@
       (call-next-method)))
 
 (defun call-async (function channel request &rest options)
-  "Make the call that (FUNCTION CHANNEL REQUEST . OPTIONS) stands for, a unary one or a
-client-streaming one with a sequence or generator, without waiting. Return a future, which is the
-call. From any thread."
+  "Make the call (FUNCTION CHANNEL REQUEST . OPTIONS) without waiting; FUNCTION is a unary stub, or
+a client-streaming one with a sequence or generator for REQUEST. Return a future, which is the call.
+From any thread."
   (let ((call (apply function channel request :async t options)))
     (unless (and (typep call 'call)
                  (operate future-p call)

@@ -112,8 +112,8 @@ each garbage collection 30 µs longer.")
 ;;; Driving
 
 (defun drive-for (loop call ready-p)
-  "Drive LOOP until READY-P is true of CALL or that has ended; say whether that came. A thread
-inside a handler never drives: what it would run might wait for it."
+  "Drive LOOP until (funcall READY-P CALL) is true or CALL has ended. Return true if either came. A
+thread inside a handler never drives, since code that it would run might wait for that handler."
   (declare (type function ready-p))
   (flet ((done-p (call) (or (call-status call) (funcall ready-p call))))
     (declare (dynamic-extent #'done-p))

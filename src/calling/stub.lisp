@@ -1,13 +1,13 @@
-;;;; What the stubs of all channels share: the options of a call, its requests, and its error, from
-;;;; which it may be made again.
+;;;; What the stubs of all channels share: the options of a call, its requests, and its error, with
+;;;; the restart that makes the call again.
 ;;;;
-;;;; A stream of requests is sent by the thread that has called the stub (SEND-REQUESTS), or as the
-;;;; peer takes it, while that thread receives (PUMP-REQUESTS).
+;;;; A stream of requests is sent by the thread that has called the stub (SEND-REQUESTS), or by the
+;;;; loop as the peer takes it, while that thread receives (PUMP-REQUESTS).
 
 (in-package #:clgrpc.calling)
 
 (define-hot check-call-options ((options list)) null
-  "Signal MISUSE if a keyword of the plist OPTIONS is none that a stub takes."
+  "Signal MISUSE if the plist OPTIONS has a keyword that stubs do not take."
   (let ((known '(:timeout :deadline :metadata :wait-for-ready :call-credentials :compression)))
     (loop for name in options by #'cddr
           unless (or (member name known)
@@ -16,12 +16,12 @@
   nil)
 
 (defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
-  "A deadline before that, ten seconds after the machine was started, is some other number: times in
-seconds, since 1900 or 1970, are below it.")
+  "A smaller number, less than ten seconds after the machine's start, is no deadline: it is a time
+in seconds, since 1900 or 1970, given by mistake.")
 
 (defun absolute-deadline (timeout deadline now)
-  "The deadline that TIMEOUT, seconds from NOW or nil, DEADLINE, absolute ns or nil, and the current
-call give. NOW matters only with one of those."
+  "The deadline of a new call: the earliest of TIMEOUT, seconds from NOW or nil, of DEADLINE,
+absolute nanoseconds or nil, and of the current call's. NOW matters only if one of these is given."
   (unless (typep timeout '(or null (real 0))) (misuse "TIMEOUT is seconds, not ~S." timeout))
   (unless (typep deadline '(or null deadline))
     (misuse "DEADLINE is nanoseconds of the monotonic clock, not ~S." deadline))
@@ -39,8 +39,8 @@ call give. NOW matters only with one of those."
   (check-message method (rpc-method-request-type method) request))
 
 (defun fail-or-retry (call channel method request options)
-  "Signal the RPC-ERROR of CALL, which these arguments of INVOKE have led to; with the restart
-RETRY-CALL return what another call returns."
+  "Signal the RPC-ERROR of CALL, which was made with these arguments of INVOKE. If the restart
+RETRY-CALL is chosen, make another call with them and return what that returns."
   (restart-case (error (call-condition call))
     (retry-call ()
       :report "Make the call again."
@@ -60,8 +60,8 @@ RETRY-CALL return what another call returns."
                request))))
 
 (defun send-requests (call generator)
-  "Send what GENERATOR gives, as this thread and the peer can, then close. Stops if CALL ends; an
-error in GENERATOR cancels CALL."
+  "Send the messages that GENERATOR gives from this thread, which waits while the peer does not take
+them; then close our side. Stops if CALL ends. An error in GENERATOR cancels CALL."
   (declare (type function generator))
   (let ((done nil))
     (unwind-protect
@@ -69,13 +69,14 @@ error in GENERATOR cancels CALL."
              (loop for message = (funcall generator)
                    while (and message (send call message))
                    finally (setf done t))
-           ;; how the call ended is for the stub to say
+           ;; the stub signals how the call ended
            (rpc-error (error) (if (call-status call) (setf done t) (error error))))
       (unless done (operate leave call))))
   (close-send call))
 
 (defun pump-requests (call generator)
-  "Have the loop send what GENERATOR gives as the peer takes it, then close."
+  "Have the loop send the messages that GENERATOR gives, as the peer takes them, and then close our
+side."
   (declare (type function generator))
   (let ((next nil))
     (labels ((pump ()

@@ -63,9 +63,9 @@ values depend on its kind as `DESIGN` lays down: see the documentation of stubs.
   "The call whose handler this thread runs, or nil. Nested calls inherit its deadline.")
 
 (defgeneric service-target (service)
-  (:documentation "What stubs are to be called on when SERVICE, a service object, is called outside
-of any handler: a channel that leads to it, or SERVICE itself if nobody knows of one. The in-process
-channel has a method. From any thread.")
+  (:documentation "What to call a stub on instead of SERVICE, a service object, outside of any
+handler: a channel that leads to SERVICE, or SERVICE itself if there is none. The in-process channel
+has a method. From any thread.")
   (:method (service) service))
 
 (defstruct (binding (:copier nil))
@@ -84,9 +84,9 @@ channel has a method. From any thread.")
   (:documentation "The class of the generic functions that stand for RPC methods."))
 
 (defmacro with-bindings-lock (() &body body)
-  "Evaluate BODY while no other thread changes bindings. This is the lock that the compiler, the
-loader and CLOS hold while they define things, in whose course we are called, so that there is no
-second one to take in another order."
+  "Evaluate BODY while no other thread changes bindings. The lock is the one that the compiler, the
+loader and CLOS hold while they define things: since they call us with it held, a second lock could
+be taken in the wrong order."
   `(sb-c::with-world-lock () ,@body))
 
 (defmethod sb-mop:compute-discriminating-function ((function method-function))
@@ -106,7 +106,8 @@ second one to take in another order."
           (rpc-method-function-name (method-function-rpc-method function)) (first arguments)))
 
 (defvar *publishing* nil
-  "True inside ADD-METHOD, so that the removal it implies publishes nothing.")
+  "True inside ADD-METHOD. The removal of the old method, which that implies, then publishes
+nothing.")
 
 (defun applicable-methods (function class)
   (let* ((method (method-function-rpc-method function))
@@ -139,7 +140,7 @@ changes of FUNCTION's methods do not touch."
       (setf (binding-function binding) (effective-function function (binding-class binding))))))
 
 (defun follow-class (function class)
-  "Have FUNCTION told when CLASS, or a class it inherits from, is defined anew."
+  "Arrange for FUNCTION to be told when CLASS, or a class that it inherits from, is defined anew."
   (dolist (class (sb-mop:class-precedence-list class))
     (when (typep class 'standard-class) (sb-mop:add-dependent class function))))
 
@@ -161,7 +162,7 @@ changes of FUNCTION's methods do not touch."
 
 (defmethod add-method :around ((function method-function) method)
   (declare (ignore method))
-  ;; to replace a method is to remove it first: nobody may make a binding in between
+  ;; to replace a method is to remove it first: no binding may be made in between
   (with-bindings-lock ()
     (multiple-value-prog1 (let ((*publishing* t)) (call-next-method))
       (publish function))))
@@ -177,7 +178,7 @@ changes of FUNCTION's methods do not touch."
   (setf (method-function-rpc-method function) (apply #'make-rpc-method initargs)))
 
 (defun note-stub (function method)
-  "Note that define-proto, and no user, defined METHOD of FUNCTION."
+  "Note that METHOD of FUNCTION was defined by define-proto, not by a user."
   (with-bindings-lock ()
     (setf (method-function-stubs function)
           (cons method (intersection (method-function-stubs function)
@@ -189,8 +190,9 @@ changes of FUNCTION's methods do not touch."
       (protobuf:defined-as function))))
 
 (defun shown-lambda-list (look function)
-  "What LOOK, FUNCTION-LAMBDA-LIST, says of FUNCTION; of a stub, with the keywords that channels
-take. The generic function cannot name them itself: all handlers would have to take them."
+  "The lambda list of FUNCTION, as LOOK, FUNCTION-LAMBDA-LIST, says; for a stub, with the keywords
+that channels take. The generic function cannot name these itself, since then all handlers would
+have to take them."
   (if (typep function 'method-function)
       '(target request &key timeout deadline metadata wait-for-ready call-credentials compression)
       (funcall look function)))
@@ -242,7 +244,8 @@ the form (function-symbol \"Name\" kind \"request.Type\" \"response.Type\" [docu
 (defglobal **service-watchers** '())    ; functions without arguments
 
 (defun watch-services (function)
-  "Have FUNCTION called, without arguments, whenever a service is defined. From any thread."
+  "Arrange for FUNCTION to be called, without arguments, whenever a service is defined. From any
+thread."
   (sb-ext:atomic-push function **service-watchers**))
 
 (defun forget-watcher (function)

@@ -1,5 +1,5 @@
-;;;; What handlers answer: how they are called, and how what ends a call badly, or an answer that
-;;;; cannot be sent, is told its client.
+;;;; How handlers are called, and what their clients are told if a call ends badly or an answer
+;;;; cannot be sent.
 
 (in-package #:clgrpc.serving)
 
@@ -8,8 +8,7 @@
   (funcall (binding-function (route-binding route)) (route-service route) request call))
 
 (defun call-intercepted (interceptors call request handler)
-  "Call HANDLER, a function of a request, as INTERCEPTORS, a server's, have it for CALL and
-REQUEST."
+  "Call HANDLER, a function of a request, through INTERCEPTORS, a server's, for CALL and REQUEST."
   (declare (type function handler))
   (if interceptors
       (funcall (first interceptors) call request

@@ -1,7 +1,7 @@
-;;;; Routes: which handler a method leads to. Who serves, a server or whatever stands for one within
-;;;; the image, makes a table of them for its services. The handler is reached through the method's
-;;;; BINDING, which redefinition swaps. What a transport notes of its routes it adds to the
-;;;; structure, by inclusion.
+;;;; Routes: which handler a method leads to. A server, or an object that stands for one within the
+;;;; image, makes a table of routes for its services. The handler is reached through the method's
+;;;; BINDING, which redefinition swaps. A transport that notes more of its routes includes the
+;;;; structure in one of its own.
 
 (in-package #:clgrpc.serving)
 
@@ -23,7 +23,7 @@
 ;;; Which methods give long answers, see room.lisp: a hint that several threads set without a lock
 
 (defun note-long-answer (route octets)
-  "A handler of ROUTE has a message of OCTETS to send, a long one."
+  "A handler of ROUTE has a long message to send, of OCTETS."
   (setf (route-long-octets route) (max octets (floor (* 3 (route-long-octets route)) 4))))
 
 (defun note-short-answer (route)
@@ -35,8 +35,8 @@
 ;;; Tables
 
 (defstruct (route-table (:copier nil))
-  "The routes of who serves; not changed once it is made. When a service is defined anew, another
-one takes its place."
+  "The routes of a server, or of an object that stands for one. A table is not changed once it is
+made; when a service is defined anew, a new table takes its place."
   (server nil)                          ; who serves
   (epoch 0 :type fixnum)                ; one more than that of the table before
   (routes (make-hash-table :test 'equal) :type hash-table)) ; by path

@@ -1,4 +1,5 @@
-;;;; What a server is, whatever carries its calls: services, what is around their handlers, threads.
+;;;; What a server is, whatever transport carries its calls: services, the interceptors around their
+;;;; handlers, and threads.
 ;;;;
 ;;;; An ENTRANCE is a way into a server besides its listeners, such as the in-process one. A server
 ;;;; tells its entrances when it stops, and waits for them as for its connections.
@@ -21,12 +22,12 @@
 (document-functions
   server-services "The service objects of SERVER."
   server-options "The options, rows of the options table, with which SERVER runs."
-  server-observer "Whom what SERVER does is told, an OBSERVER, or nil."
+  server-observer "The OBSERVER of SERVER, or nil."
   server-interceptors "The functions around the handlers of SERVER, the outermost first."
-  server-reserve "The reserve of threads on which handlers of SERVER run that block."
+  server-reserve "The reserve whose threads run those handlers of SERVER that block."
   server-entrances "The ENTRANCEs of SERVER, by which calls within the image come."
-  server-lock "The lock of what changes of SERVER: its entrances, its end."
-  server-emptied "Where those wait that want to know of NOTE-EMPTIED.")
+  server-lock "The lock of SERVER's entrances, its routes and its end."
+  server-emptied "The queue on which threads wait for NOTE-EMPTIED.")
 
 (defgeneric entrance-address (entrance)
   (:documentation "The address that clients of ENTRANCE give, a string, or nil if it has none."))

@@ -2,8 +2,8 @@
 ;;;; are messages of any types, each in an Any (gRPC over HTTP/2, "Responses"; gRPC guide on
 ;;;; errors).
 ;;;;
-;;;; In an RPC-ERROR the details are messages, or the octets as they came. Whatever a peer sends, to
-;;;; ask for them signals nothing.
+;;;; In an RPC-ERROR the details are messages, or the octets as they came. The functions that read
+;;;; them signal nothing, whatever a peer has sent.
 
 (in-package #:clgrpc.status)
 
@@ -44,9 +44,9 @@ nil if it is no such message. They share what one message may take."
     (protobuf:protobuf-error () '())))
 
 (defun rpc-error-details (error)
-  "The details of ERROR, a list of messages, such as GOOGLE.RPC:BAD-REQUEST; one whose type is not
-loaded, or that is broken or takes more memory than its share of what one message may, is a
-GOOGLE.PROTOBUF:ANY. Nil without details, or if they cannot be read. From any thread."
+  "The details of ERROR, a list of messages, such as GOOGLE.RPC:BAD-REQUEST; nil if there are none,
+or if they cannot be read. A detail is a GOOGLE.PROTOBUF:ANY if its type is not loaded, if it is
+broken, or if it takes more than its share of the memory that one message may. From any thread."
   (let ((details (rpc-error-raw-details error)))
     (if (listp details) details (octets-details details))))
 

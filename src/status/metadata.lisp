@@ -1,7 +1,7 @@
 ;;;; Metadata: an alist of lower-case strings to strings, or to octets where the name ends in "-bin"
 ;;;; (gRPC over HTTP/2, "Custom-Metadata"). Names that gRPC keeps for itself are refused. A call
-;;;; keeps what its peer has sent as a vector in the form of its transport, of which the operation
-;;;; METADATA makes the alist when somebody asks.
+;;;; keeps the metadata of its peer as a vector in its transport's own form; the operation METADATA
+;;;; makes the alist on demand.
 
 (in-package #:clgrpc.status)
 
@@ -39,8 +39,8 @@
   metadata)
 
 (defun metadata-entries (metadata)
-  "A simple vector of the entries that a peer gets of METADATA, an alist that CHECK-METADATA has
-passed: what a transport keeps that has no form of its own for them."
+  "A simple vector of the entries of METADATA, an alist that CHECK-METADATA has passed, as a peer
+gets them. A transport without a form of its own keeps this vector."
   (flet ((entry (entry)
            (destructuring-bind (name . value) entry
              (cons name (if (stringp value)

@@ -1,5 +1,5 @@
-;;;; Statuses, what ends calls badly, metadata and time-outs: what calls are told in, whatever
-;;;; carries them.
+;;;; Statuses, errors of calls, metadata and time-outs: the terms of every call, whatever transport
+;;;; carries it.
 
 (defpackage #:clgrpc.status
   (:use #:cl #:clgrpc.base)

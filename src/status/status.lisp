@@ -28,8 +28,8 @@ SENT is nil if the request certainly never reached the peer's application, so th
 safe."))
 
 (define-hot (failure-p :inline t) (object) boolean
-  "True if OBJECT, a message or what stands in its place, is an RPC-ERROR. Whether it is a message
-is known at a glance, whether it is a condition is not."
+  "True if OBJECT is an RPC-ERROR and not a message. It is tested first whether OBJECT is a message,
+since that test is quick and the one for a condition is not."
   (and (not (protobuf:message-p object))
        (typep object 'rpc-error)))
 
@@ -46,7 +46,7 @@ limit) or :transport (the connection)."
 safe to repeat the call.")
 
 (defconstant +reported-characters+ 4000
-  "So much of what a peer says of an error is in the report: all that a server of ours may say.")
+  "How much of a peer's text an error's report shows: all that a server of ours may send.")
 
 (defun report-rpc-error (condition stream)
   "Print CONDITION as one line, whatever the peer has written into its message."
@@ -67,8 +67,8 @@ safe to repeat the call.")
 
 (defun rpc-error-reason (error)
   "What became of the call that ERROR, an RPC-ERROR, is about, as a line of text: how long it took,
-what it was waiting for, what had gone wrong with that, where the time went; nil if there was none.
-ERROR's report ends with it. From any thread."
+what it waited for, why that had failed so far, and where the time went. Nil if ERROR has no call.
+ERROR's report ends with this line. From any thread."
   (and (rpc-error-call error) (end-reason (rpc-error-call error))))
 
 (defstruct (status-row (:copier nil))

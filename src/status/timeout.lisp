@@ -1,6 +1,6 @@
 ;;;; Deadlines. A call's deadline is an absolute time on the monotonic clock in nanoseconds, 0 for
-;;;; none; on the wire it is what remains of it, grpc-timeout (gRPC over HTTP/2, "Timeout": one to
-;;;; eight digits and a unit).
+;;;; none. On the wire it is sent as the time that remains, grpc-timeout (gRPC over HTTP/2,
+;;;; "Timeout": one to eight digits and a unit).
 
 (in-package #:clgrpc.status)
 
