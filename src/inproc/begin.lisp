@@ -1,5 +1,5 @@
-;;;; Where a handler runs: here, on the thread of whoever calls or consumes; or elsewhere, on a
-;;;; reserve thread or a loop. What happens when it returns is the same.
+;;;; Where a handler runs: here, on the thread of the client that calls or consumes; or elsewhere,
+;;;; on a reserve thread or a loop. When it returns the same is done in both cases.
 
 (in-package #:clgrpc.inproc)
 
@@ -53,14 +53,14 @@
         (end-well line))))
 
 (define-hot take-held ((line line)) null
-  "The handler of LINE begins: it is to receive what was held."
+  "The handler of LINE begins: make the requests that were sent before ready for it."
   (loop for old = (line-held line)
         until (eq old (compare-and-swap (line-held line) old :closed))
         finally (setf (line-ready line) (nreverse old)))
   nil)
 
 (define-hot begin-here ((line line)) boolean
-  "Run the handler of LINE, unless it has begun already, on this thread. False if it has."
+  "Run the handler of LINE on this thread and return true; return false if it has begun already."
   (let ((thread sb-thread:*current-thread*)
         (done nil))
     (when (eq :waiting (compare-and-swap (line-phase line) :waiting thread))
@@ -86,9 +86,10 @@ for it."
   (not (symbolp execution)))
 
 (define-hot (begin-elsewhere :inline t) ((line line)) null
-  "Have the handler of LINE, unless it has begun already, run on a thread of its own, or on the loop
-of its channel."
-  ;; looked at first: both threads of the call read LINE, and who writes takes it from the other
+  "Begin the handler of LINE, unless it has begun already, on a thread of its own or on the loop of
+its channel."
+  ;; read it before writing it: both threads of the call read LINE, and a write takes its cache line
+  ;; away from the other
   (when (eq :waiting (line-phase line)) (begin-now-elsewhere line))
   nil)
 
@@ -127,7 +128,7 @@ of its channel."
            (rpc:abort-as (line-server line) :queue-full)))))
 
 (defun run-on-loop (line)
-  "On the loop of LINE's channel, which may be another thread's when this returns."
+  "Run the handler of LINE, on the loop of its channel. Another thread may run the loop afterwards."
   (let ((event-loop (site-execution (call-site (line-server line)))))
     (if (loop:not-for-driver-p event-loop (line-client line))
         (loop:defer event-loop #'run-on-loop line)
@@ -141,7 +142,7 @@ of its channel."
   nil)
 
 (define-hot begin-driven ((line line) (event-loop loop:event-loop)) null
-  "Have the handler of LINE, unless it has begun already, run on EVENT-LOOP, which this thread, the
+  "Begin the handler of LINE, unless it has begun already, on EVENT-LOOP, which this thread, the
 client's, runs now."
   (when (eq :waiting (compare-and-swap (line-phase line) :waiting :elsewhere))
     (take-held line)
@@ -155,8 +156,8 @@ client's, runs now."
     (end-by-server line :unavailable "the loop of the handlers has stopped")))
 
 (define-hot drivable-p ((line line)) boolean
-  "True if the client of LINE may run the loop that the handler is to run on: either the handler has
-returned, or it waits for nothing that the client would do afterwards."
+  "True if the client of LINE may run the loop of the handler while it waits: either the handler has
+returned, or it does not wait for anything that the client would do afterwards."
   (or (eq :over (line-phase line))
       (and (line-consumer line) t)
       (and (rpc:answers-once-p (line-client line)) (call-half-closed (line-server line)))))
@@ -174,7 +175,7 @@ returned, or it waits for nothing that the client would do afterwards."
           (rpc:abort-as (line-server line) :handler-error))))))
 
 (define-hot begin-soon ((line line)) null
-  "The client counts on the handler of LINE, but does not wait for it here."
+  "The client of LINE needs its handler to begin, but does not wait for it here."
   (if (and (keeps-p (line-route line))
            (eq :caller (site-execution (call-site (line-client line)))))
       (begin-eagerly line)
@@ -182,8 +183,9 @@ returned, or it waits for nothing that the client would do afterwards."
   nil)
 
 (define-hot begin-for-receiver ((line line)) null
-  "The client is about to wait. A handler that has all it will ever get, and gives one answer, can
-run here; so it can if it is to run on a loop that the client drives as it waits."
+  "The client of LINE is about to wait. If its handler has all that it waits for (DRIVABLE-P), it
+runs on this thread now or, if it is to run on a loop, when the client drives that. Otherwise begin
+it elsewhere."
   (let ((execution (site-execution (call-site (line-client line)))))
     (cond ((and (eq :caller execution) (drivable-p line)) (begin-here line))
           ((and (loop-p execution) (drivable-p line)))

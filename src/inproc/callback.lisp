@@ -1,6 +1,7 @@
-;;;; Callbacks run on the thread of whoever caused what they are for, those of one end one at a
-;;;; time: SCHEDULED is true while they run, and :again if something has happened since they were
-;;;; looked for. Of a channel whose handlers run on a loop they run there.
+;;;; Callbacks run on the thread that causes what they are told of, such as the one that sends a
+;;;; message; if the channel's handlers run on a loop, they run on that. Those of one end run one at
+;;;; a time: SCHEDULED is true while they run, and :again if something has happened since it was
+;;;; found out which are due.
 
 (in-package #:clgrpc.inproc)
 
@@ -14,8 +15,8 @@ context is clean."
   nil)
 
 (define-hot callback-message ((call inproc-call) (reactions rpc:reactions)) t
-  "The message of CALL that is to be given to its callback, or nil. If only the lack of room for
-answers is against it, whoever makes room says so."
+  "The message of CALL that is to be given to its callback, or nil. If only room for answers is
+missing, the thread that makes room schedules the callbacks again."
   (and (rpc:reactions-on-message reactions)
        (or (rpc:call-received call) (rpc:call-incoming call) (mail-for call))
        (rpc:deliverable-p call)
@@ -25,14 +26,15 @@ answers is against it, whoever makes room says so."
        (next-message call)))
 
 (define-hot queue-ready ((line line) (inlet rpc:inlet)) null
-  "Put what is ready for the handler of LINE before all that is queued, since callbacks look there."
+  "Put the requests that are ready for the handler of LINE before all that is queued, since
+callbacks take messages from the queue."
   (loop for message in (reverse (shiftf (line-ready line) '()))
         do (setf (rpc:inlet-received inlet)
                  (rpc:make-arrival :item message :next (rpc:inlet-received inlet))))
   nil)
 
 (define-hot queue-mail ((call inproc-call) (inlet rpc:inlet)) null
-  "Put the mail of CALL where callbacks look: behind what was received."
+  "Put the mail of CALL where callbacks take messages from: behind those that were received."
   (let ((arrival (rpc:make-arrival :item (shiftf (svref (mail call) +mail+) nil)))
         (last (loop for arrival = (rpc:inlet-received inlet) then (rpc:arrival-next arrival)
                     while arrival
@@ -113,7 +115,7 @@ SCHEDULED is this thread's."
   nil)
 
 (define-hot begin-for-callbacks ((call inproc-call) (reactions rpc:reactions)) null
-  "A client that gives callbacks for what comes waits for its handler, though not here."
+  "The client of CALL has given a callback for what its handler sends: begin the handler."
   (let ((line (call-line call)))
     (when (and (eq :waiting (line-phase line))
                (or (rpc:reactions-on-message reactions) (rpc:reactions-on-half-close reactions)

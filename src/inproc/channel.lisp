@@ -7,7 +7,7 @@
   ((site :initarg :site :reader channel-site) ; what its calls share
    ;; of what follows, and of whether SITE is open
    (lock :initform (sb-thread:make-mutex :name "clgrpc in-process channel") :reader channel-lock)
-   ;; who waits for another state waits here
+   ;; threads that wait for another state wait on this
    (closed :initform (sb-thread:make-waitqueue) :reader channel-closed))
   (:documentation "A channel whose calls stay in the image; made by SERVER-CHANNEL, or by
 MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
@@ -86,7 +86,7 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 ;;; Channels
 
 (defun make-inproc-channel (target host name arguments)
-  "A channel to HOST, or if that is nil to the server that has NAME when it is called."
+  "A channel to HOST or, if that is nil, to the server that has NAME at the time of each call."
   (destructuring-bind (&key (messages :copy) threads on interceptors call-credentials
                          compression observer &allow-other-keys)
       arguments
@@ -136,7 +136,7 @@ server that listens on that address. From any thread; end it with CLOSE-CHANNEL.
 (loop:register-scheme "inproc" :open #'open-named :listen #'listen-here)
 
 (defun find-named-host (site)
-  "The host of SITE, which had none so far or one that is open no more; nil if there is none."
+  "Look up the host of SITE, which had none so far, or one that has closed; nil if there is none."
   (let ((name (site-name site)))
     (when name
       (setf (site-host site) (values (gethash name **hosts**))))))

@@ -1,8 +1,8 @@
-;;;; Whose code runs. Caller and handler share a thread, but no dynamic context of ours: a handler
-;;;; sees neither the condition handlers nor the restarts of its caller, and the body of a caller's
-;;;; DO-MESSAGES none of the handler that calls it by sending. *CALL*, and with it the deadline that
-;;;; nested calls inherit, changes likewise. What a thread had outermost stays: the means to leave
-;;;; to the top level, or to end the thread.
+;;;; Whose code runs. Caller and handler share a thread, but not their dynamic context. A handler
+;;;; sees neither the condition handlers nor the restarts of its caller; the body of a caller's
+;;;; DO-MESSAGES sees none of the handler that runs it by sending. *CALL*, and with it the deadline
+;;;; that nested calls inherit, changes likewise. The outermost restarts of a thread stay: those
+;;;; that return to the top level, or end the thread.
 
 (in-package #:clgrpc.inproc)
 
@@ -19,13 +19,13 @@
      ,@body))
 
 (defmacro with-clean-context (() &body body)
-  "Evaluate BODY, user code of another end than the one that runs, without the context of that."
+  "Evaluate BODY, user code of the other end, without the context of the end that runs now."
   `(with-context (:handlers (outermost sb-kernel:*handler-clusters*)
                   :restarts (outermost sb-kernel:*restart-clusters*))
      ,@body))
 
 (defmacro with-consumer-context ((consumer) &body body)
-  "Evaluate BODY, user code of CONSUMER, in the context of that."
+  "Evaluate BODY, user code of CONSUMER, in CONSUMER's context."
   (let ((variable (gensym "CONSUMER")))
     `(let ((,variable ,consumer))
        (with-context (:handlers (consumer-handlers ,variable)
@@ -34,5 +34,5 @@
          ,@body))))
 
 (defmacro this-context (function)
-  "A CONSUMER of FUNCTION with the context that is now."
+  "A CONSUMER of FUNCTION with the current context."
   `(make-consumer ,function sb-kernel:*handler-clusters* sb-kernel:*restart-clusters* *call*))

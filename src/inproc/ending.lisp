@@ -1,14 +1,14 @@
-;;;; How a call ends: at both ends at once, by whoever claims that first.
+;;;; How a call ends: at both ends at once. The thread that claims the end first ends it.
 ;;;;
-;;;; Nobody watches the clock, nor a server that stops, for a call whose handler runs on its
-;;;; caller's thread: who enters this API for the call looks (LOOK). Other calls are registered with
-;;;; their host, and their deadline has a timer.
+;;;; A call whose handler runs on its caller's thread has no timer for its deadline, and is not told
+;;;; when its server stops: each operation on the call looks for both (LOOK). Other calls are
+;;;; registered with their host, and their deadline has a timer.
 
 (in-package #:clgrpc.inproc)
 
 (define-hot wake-driver ((line line)) null
-  "Something has come for the client of LINE: if it runs the loop of its handlers meanwhile, have it
-look."
+  "Something has come for the client of LINE: if the client runs the loop of its handlers meanwhile,
+make it look."
   (let ((driver (line-driver line)))
     (when (and driver (not (eq driver sb-thread:*current-thread*)))
       (loop:post (the loop:event-loop (site-execution (call-site (line-client line))))
@@ -16,9 +16,9 @@ look."
   nil)
 
 (define-hot end-line ((line line) (client-end list) (server-end list) (answered boolean)) boolean
-  "End the call of LINE: CLIENT-END and SERVER-END are arguments of END-CALL. ANSWERED says that the
-client hears of the end from the handler's side, and gets its trailers. False if it had ended
-already."
+  "End the call of LINE and return true; return false if it had ended already. CLIENT-END and
+SERVER-END are the arguments of END-CALL for each end. If ANSWERED, the handler's side ends the
+call, and the client gets its trailers."
   (when (null (compare-and-swap (line-claim line) nil t))
     (let* ((client (line-client line))
            (server (line-server line))
@@ -71,21 +71,21 @@ already."
               nil)))
 
 (defun end-by-server (line status text)
-  "The handler's side, other than by its handler, ends the call with STATUS."
+  "End the call of LINE with STATUS from the handler's side, though not by its handler."
   (end-line line
             (list status :message text)
             (list status :message text :ended-by :local)
             t))
 
 (defun expire (line)
-  "The deadline of LINE's call has passed: each end knows that by itself."
+  "End the call of LINE, whose deadline has passed: at each end as if that had found out by itself."
   (multiple-value-bind (status text) (rpc:verdict :deadline-passed)
     (let ((how (list status :message text :ended-by :local)))
       (end-line line how how nil))))
 
 (define-hot look ((call inproc-call)) symbol
-  "The operation LOOK. Has CALL end if its deadline has passed, its server has given it up or its
-channel is closed."
+  "The operation LOOK. End CALL if its deadline has passed, its server has abandoned it or its
+channel is closed; return its status."
   (unless (call-status call)
     (let ((line (inproc-call-line call)))
       (when (rpc:overdue-p call) (expire (call-line call)))
@@ -98,7 +98,8 @@ channel is closed."
 ;;; Calls that run on their own
 
 (defun register (line)
-  "The call of LINE goes on by itself: have its deadline watched, and its host know of it."
+  "The call of LINE goes on by itself: start the timer of its deadline, and register it with its
+host."
   (unless (shiftf (line-registered line) t)
     (let* ((host (line-host line))
            (call (line-server line))

@@ -27,7 +27,7 @@
   (list (if (rpc:client-p call) :target :peer) (rpc:call-peer call)))
 
 (defun tell-begin (line)
-  "Tell those who want to know that the call of LINE has begun, at both ends."
+  "Tell the observers of both ends that the call of LINE has begun."
   (rpc:observe call-begun (site-observer (call-site (line-client line))) (line-client line))
   (rpc:observe call-begun (inproc-observer (line-server line)) (line-server line)))
 
@@ -43,8 +43,8 @@
     line))
 
 (defun make-up-line (call)
-  "Give CALL, one that had no line so far, another end and a line: a handler that runs here, or the
-client of a call that was over before it was known to anybody."
+  "Give CALL, which had no line so far, another end and a line. CALL is the end of a handler that
+runs on its client's thread, or of a client whose call had ended before it got a line."
   (let* ((site (call-site call))
          (host (site-host site))
          (method (call-rpc-method call))
@@ -63,7 +63,7 @@ client of a call that was over before it was known to anybody."
     (or (compare-and-swap (inproc-call-line call) nil line) line)))
 
 (define-hot (call-line :inline t) ((call inproc-call)) line
-  "The line of CALL, made up now if it had none so far."
+  "The line of CALL, made now if there is none."
   (or (inproc-call-line call) (make-up-line call)))
 
 (define-hot (other-end :inline t) ((call inproc-call)) inproc-call
@@ -72,7 +72,7 @@ client of a call that was over before it was known to anybody."
     (the inproc-call (if (rpc:client-p call) (line-server line) (line-client line)))))
 
 (define-hot (mail :inline t) ((call inproc-call)) (or null mailbox)
-  "The mailbox of CALL, or nil as long as no other thread has to do with its line."
+  "The mailbox of CALL, or nil as long as only one thread uses its line."
   (let ((line (inproc-call-line call)))
     (and line (if (rpc:client-p call) (line-client-mail line) (line-server-mail line)))))
 
@@ -82,7 +82,7 @@ client of a call that was over before it was known to anybody."
     (and mail (svref mail +mail+))))
 
 (define-hot open-mail ((line line)) null
-  "The ends of LINE may be two threads' from now on. From any thread."
+  "Make the mailboxes of LINE: two threads may use its ends from now on. From any thread."
   (flet ((mailbox () (make-array 24 :initial-element nil)))
     (unless (line-client-mail line)
       (compare-and-swap (line-client-mail line) nil (mailbox)))

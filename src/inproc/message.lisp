@@ -1,4 +1,5 @@
-;;;; Messages as they pass from one end to the other: copied, and held to the limits of both.
+;;;; Messages on their way from one end to the other: they are copied, and the limits of both ends
+;;;; apply.
 
 (in-package #:clgrpc.inproc)
 
@@ -18,7 +19,7 @@
       (host-options (line-host (call-line call)))))
 
 (define-hot (receiving-options :inline t) ((call inproc-call)) options
-  "The options of the end that gets what CALL sends."
+  "The options of the end that receives what CALL sends."
   (if (rpc:client-p call)
       (host-options (line-host (call-line call)))
       (site-options (call-site call))))
@@ -36,8 +37,8 @@
   (rpc:observe message-received (inproc-observer (other-end call)) (other-end call) size))
 
 (define-hot pass ((call inproc-call) message) (values t index)
-  "MESSAGE of CALL as the other end gets it, and its size. Signal what the wire does if it is none
-of the method's messages, or too long."
+  "Return MESSAGE, which CALL sends, as the other end gets it, and its size. Signal the same as on
+the wire if it is of the wrong type or too long."
   (let ((size (protobuf:measure (rpc:outgoing-type call) message)))
     (when (or (> size (options-max-send-octets (sending-options call)))
               (> size (options-max-receive-octets (receiving-options call))))
@@ -49,7 +50,7 @@ of the method's messages, or too long."
             size)))
 
 (defun refuse-length (call size)
-  "A message of CALL is SIZE octets long, too many for its own end or for the other. Signal which."
+  "Signal that a message of CALL, SIZE octets long, is too long to send or too long to be received."
   (let ((limit (options-max-send-octets (sending-options call))))
     (when (> size limit)
       (error (rpc:verdict-error :too-long-to-send (list size limit) :call call)))

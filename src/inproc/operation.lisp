@@ -1,4 +1,4 @@
-;;;; The two ends of the transport: what each does for the operations of the contract.
+;;;; The operations of the two ends of the transport: see rpc/transport.lisp.
 
 (in-package #:clgrpc.inproc)
 
@@ -24,7 +24,7 @@
         (end-as line status message details trailers))))
 
 (defun end-without-answer (line flaw trailers)
-  "The handler of LINE ends its call well, but FLAW is what its client makes of it."
+  "The handler of LINE ends its call well, but the client finds FLAW, a verdict, in its answer."
   (unless (line-claim line) (rpc:add-trailers (line-server line) trailers))
   (multiple-value-bind (status text) (rpc:verdict flaw)
     (end-line line (list status :message text) '(:ok :ended-by :local) t)))

@@ -1,13 +1,14 @@
-;;;; Waiting. Who waits spins for a moment first, if there is another processor for the other end to
-;;;; run on: a thread that sleeps is woken after 30 µs, one that spins sees what came after a tenth
-;;;; of one. A client whose handler runs on a loop drives that while it waits, if nobody else runs
-;;;; it and the handler waits for nothing that the client would do (DRIVABLE-P).
+;;;; Waiting. A thread that waits spins for a moment first, if there is another processor for the
+;;;; other end: to wake a thread that sleeps takes 30 µs, while one that spins sees a message after
+;;;; 0.1 µs. A client whose handler runs on a loop drives that loop while it waits, if no other
+;;;; thread does and the handler does not wait for anything that the client would do (DRIVABLE-P).
 
 (in-package #:clgrpc.inproc)
 
 (defconstant +spins+ 1000 "How often a waiting thread looks before it sleeps.")
 
-(defconstant +yields+ 20 "The same where there is but one processor, letting others run between.")
+(defconstant +yields+ 20
+  "The same with a single processor, where other threads run between the looks.")
 
 (declaim (type fixnum **processors**))
 
@@ -38,7 +39,7 @@
     (rpc:park call ready-p)))
 
 (defun client-park (call ready-p)
-  "The operation PARK of a client: somebody else must run the loop that the handler runs on."
+  "The operation PARK of a client: if the handler runs on a loop, another thread must run that."
   (let ((execution (site-execution (call-site call))))
     (if (loop-p execution)
         (loop:call-served execution (lambda () (inproc-park call ready-p)) nil)
@@ -54,7 +55,8 @@
           (begin-elsewhere line)))))
 
 (defun drive-loop (line event-loop ready-p)
-  "Have this thread, that of LINE's client, run EVENT-LOOP until READY-P or the end, if it may."
+  "Run EVENT-LOOP on this thread, that of LINE's client, until READY-P is true or the call has
+ended, if this thread may."
   (declare (type function ready-p))
   (enter-loop line event-loop)
   (setf (line-driver line) sb-thread:*current-thread*)

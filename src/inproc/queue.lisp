@@ -1,17 +1,17 @@
 ;;;; The queue between the two ends of a call, bounded by the sender's budget.
 ;;;;
-;;;; Where two threads meet, the queue is mostly empty when a message comes, and it goes into MAIL,
-;;;; one word that the receiver looks at as it spins. The sender puts there what comes while MAIL
-;;;; and INCOMING are both empty, so it is older than what is in INCOMING, and newer than what the
-;;;; receiver has taken out of that (RECEIVED). A receiver that finds something in INCOMING looks
-;;;; into MAIL before it takes it.
+;;;; Between two threads, the queue is mostly empty when a message comes. Then the message goes into
+;;;; MAIL, one word that the receiver looks at as it spins. The sender uses MAIL only while MAIL and
+;;;; INCOMING are both empty. So the message in MAIL is older than those in INCOMING, and newer than
+;;;; those that the receiver has taken out of INCOMING (RECEIVED). A receiver that finds something
+;;;; in INCOMING looks into MAIL before it takes it.
 
 (in-package #:clgrpc.inproc)
 
 ;;; Room
 
 (define-hot sending-room ((call inproc-call)) fixnum
-  "The operation ROOM: of the budget of CALL's sender, what the other end has not taken yet."
+  "The operation ROOM: what is left of the budget of CALL's sender."
   (let* ((line (call-line call))
          (inlet (rpc:call-inlet (other-end call)))
          (budget (options-send-budget-octets (sending-options call))))
@@ -20,15 +20,15 @@
        (if (and (rpc:client-p call) (eq :waiting (line-phase line))) (line-held-octets line) 0))))
 
 (define-hot (room-left-p :inline t) ((call inproc-call)) boolean
-  "True if SENDING-ROOM is not used up: mostly nothing at all waits at the other end."
+  "True if SENDING-ROOM is above 0. Mostly the other end has nothing queued; that is tested first."
   (let ((inlet (rpc:call-inlet (other-end call))))
     (or (and (or (null inlet) (zerop (the index (rpc:inlet-queued-octets inlet))))
              (not (eq :waiting (line-phase (call-line call)))))
         (plusp (sending-room call)))))
 
 (define-hot may-wait-p ((line line)) boolean
-  "False if this thread, which sends on LINE, runs both ends of it, so that nobody would make room
-while it waits."
+  "False if this thread, which sends on LINE, runs both ends of it: while it waited no thread would
+make room."
   (not (eq (line-phase line) sb-thread:*current-thread*)))
 
 (define-hot want-room ((call inproc-call)) null
@@ -40,8 +40,8 @@ while it waits."
   nil)
 
 (define-hot taken ((call inproc-call) size) null
-  "The operation TAKEN: CALL has taken messages from its queue; when half of it is empty, whoever
-waits for room may send again."
+  "The operation TAKEN: CALL has taken messages of SIZE from its queue. Once half of the queue is
+empty, tell the sender, if it waits for room."
   (declare (ignore size))
   (let* ((line (call-line call))
          (client-p (rpc:client-p call)))

@@ -31,7 +31,8 @@
         (progn (renew-table host) (route)))))
 
 (define-hot keeps-p ((route inproc-route)) boolean
-  "True if the handler of ROUTE, the very same, has answered later when it was called last."
+  "True if the handler of ROUTE kept its call when it was last called, and has not been redefined
+since."
   (let ((kept (route-kept route)))
     (and kept
          (eq kept (service:binding-function (the service:binding (serving:route-binding route)))))))

@@ -1,10 +1,10 @@
-;;;; Timers and threads of a channel within the image: those of a client loop, which the channel has
-;;;; from when it first needs one until it is closed.
+;;;; Timers and threads of a channel within the image. They are those of a client loop, which the
+;;;; channel acquires when it first needs one and keeps until it is closed.
 
 (in-package #:clgrpc.inproc)
 
 (defun ensure-client-loop (site)
-  "The client loop that SITE uses from now on until its channel is closed; nil if that is."
+  "The client loop of SITE, acquired now if there is none; nil if SITE's channel is closed."
   (or (site-client-loop site)
       (sb-thread:with-mutex ((site-lock site))
         (or (site-client-loop site)
@@ -33,7 +33,7 @@
                             (schedule-timer (loop:event-loop-wheel event-loop) timer due-ns)))))))
 
 (defun stop-timer (site timer)
-  "Undo RUN-TIMER; with SITE's channel its timers are gone."
+  "Undo RUN-TIMER. If SITE's channel is closed its timers are gone already."
   (let ((client-loop (site-client-loop site)))
     (when client-loop
       (let ((event-loop (calling:client-loop-loop client-loop)))
@@ -51,7 +51,7 @@
   nil)
 
 (defun run-aside (site function)
-  "Have FUNCTION called on a thread that may wait."
+  "Call FUNCTION on a thread that may wait."
   (let ((client-loop (ensure-client-loop site)))
     (unless (and client-loop
                  (loop:run-on-reserve (calling:client-loop-reserve client-loop) function

@@ -1,13 +1,14 @@
 ;;;; Messages of streams. A handler that runs on its consumer's thread hands each message to the
-;;;; consumer's body as it sends it, and takes requests from where they come from; all others find
-;;;; theirs in the queue of their end of the call.
+;;;; consumer's body as it sends it, and takes requests straight from their source. In all other
+;;;; cases messages go through the queue of the receiving end.
 
 (in-package #:clgrpc.inproc)
 
 ;;; From one end to the other
 
 (define-hot hand-over ((receiver inproc-call) message) boolean
-  "Give MESSAGE to RECEIVER's callback, if it has one that does not run, and nothing is before it."
+  "Call RECEIVER's callback with MESSAGE and return true, if RECEIVER has one that does not run now,
+and no other message waits before this one."
   (let ((reactions (rpc:call-reactions receiver)))
     (and reactions
          (rpc:reactions-on-message reactions)
@@ -29,8 +30,7 @@
 
 (define-hot queue-message ((call inproc-call) (receiver inproc-call) message (size index) wait-p)
     boolean
-  "Give MESSAGE, which CALL sends, to RECEIVER, or return false if there is no room, or none any
-more."
+  "Give MESSAGE, which CALL sends, to RECEIVER and return true; return false if there is no room."
   (cond ((or (room-left-p call)
              (and wait-p
                   (or (not (may-wait-p (call-line call)))
@@ -52,8 +52,8 @@ more."
 ;;; From the handler to the client
 
 (define-hot consume ((line line) (consumer consumer) message) null
-  "Have CONSUMER's body consume MESSAGE; when that is left, the call is over, and the handler that
-sends is unwound."
+  "Call CONSUMER's body with MESSAGE. If the body is left by a non-local exit, the call is over, and
+the handler that sends is unwound."
   (let ((done nil)
         (inlet (rpc:call-inlet (line-client line))))
     (setf (consumer-inside consumer) t)
@@ -73,7 +73,7 @@ sends is unwound."
   (operate leave (line-client line)))
 
 (define-hot consuming-p ((line line) consumer) boolean
-  "True if what the handler sends on this thread is for the body of CONSUMER at once."
+  "True if messages that the handler sends on this thread go to the body of CONSUMER at once."
   (and consumer
        (eq (line-phase line) sb-thread:*current-thread*)
        (consumer-function (the consumer consumer))
@@ -97,7 +97,8 @@ sends is unwound."
 ;;; From the client to the handler
 
 (define-hot keep-early ((line line) message (size index)) boolean
-  "Keep MESSAGE until the handler begins. False if it has begun, or too much is held."
+  "Keep MESSAGE until the handler begins and return true; false if the handler has begun, or too
+much is kept already."
   (let ((octets (+ (line-held-octets line) size rpc:+arrival-octets+)))
     (when (<= octets (options-send-budget-octets (site-options (call-site (line-client line)))))
       (let ((cell (list message)))
@@ -141,7 +142,7 @@ sends is unwound."
 ;;; Receiving
 
 (define-hot next-request ((line line)) t
-  "What the source of LINE's requests gives, as the handler gets it, or nil after the last."
+  "The next request from the source of LINE's requests, as the handler gets it; nil after the last."
   (let* ((client (the inproc-call (line-client line)))
          (source (the function (line-source line)))
          (consumer (and (eq (line-phase line) sb-thread:*current-thread*) (line-consumer line)))
@@ -187,7 +188,7 @@ sends is unwound."
     (receive-next call)))
 
 (define-hot client-each ((call inproc-call) (function function)) t
-  "The operation EACH of a client: have the handler, if it has not begun, run here."
+  "The operation EACH of a client: if the handler has not begun, run it here."
   (let ((line (call-line call))
         (execution (site-execution (call-site call))))
     (unless (or (rpc:answers-once-p call) (not (eq :waiting (line-phase line)))

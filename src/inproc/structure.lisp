@@ -1,10 +1,10 @@
 ;;;; What in-process calls are made of.
 ;;;;
-;;;; A HOST is the end that serves: a server, or a service object by itself; a SITE is the other, a
-;;;; channel. A call has two ends, INPROC-CALLs, one for the caller and one for the handler, which
-;;;; know each other by a LINE. A unary call that the handler answers on the caller's thread, as
-;;;; nearly all do, needs no line: its caller's end is made when it is over. So such a call is two
-;;;; objects of 80 octets.
+;;;; A HOST is the end that serves: a server, or a service object by itself. A SITE is the other
+;;;; end, a channel. A call has two INPROC-CALLs, one for the caller and one for the handler, which
+;;;; know each other by a LINE. Nearly all unary calls are answered by their handler on the caller's
+;;;; thread; such a call needs no line, and the caller's INPROC-CALL is made when it is over. So it
+;;;; is two objects of 80 octets.
 
 (in-package #:clgrpc.inproc)
 
@@ -61,12 +61,13 @@
 (declaim (sb-ext:freeze-type site))
 
 (define-hot (observed-p :inline t) ((site site) (host host)) boolean
-  "True if somebody is to be told of the calls of SITE to HOST."
+  "True if an observer or a tracer is to be told of the calls of SITE to HOST."
   (or (and (or (site-observer site) (host-observer host)) t)
       (tracing-p :call)))
 
 (defstruct (consumer (:constructor make-consumer (function handlers restarts call)) (:copier nil))
-  "Whose code a handler calls on the thread of its caller, and the context that it runs in."
+  "A function of the client's user that a handler calls on its client's thread, and the context in
+which that function runs."
   (function nil :type (or null function)) ; the body that consumes a stream, or nil
   (handlers nil :type list)             ; of conditions, as SBCL keeps them
   (restarts nil :type list)             ; likewise
@@ -76,8 +77,8 @@
 (declaim (sb-ext:freeze-type consumer))
 
 (deftype mailbox ()
-  "A word that two threads look at, in the middle of others that nobody does, so that neither waits
-for the cache line of something else."
+  "A word that two threads look at, in the middle of words that no thread does: so nothing else is
+on its cache line."
   '(simple-vector 24))
 
 (defconstant +mail+ 12 "Where that word is.")

@@ -1,8 +1,8 @@
 ;;;; What a stub does on an in-process channel.
 ;;;;
-;;;; A unary call whose handler runs here costs two copies and two objects. What is rare is looked
-;;;; for when the handler has returned: metadata or trailers of its own, an answer to come, an end
-;;;; by somebody else; and has a LINE.
+;;;; A unary call whose handler runs here costs two copies and two objects. It has a LINE only in
+;;;; rare cases, which are looked for when the handler has returned: it gave metadata or trailers,
+;;;; it will answer later, or something else has ended the call.
 
 (in-package #:clgrpc.inproc)
 
@@ -36,7 +36,7 @@
 
 (define-hot call-unary ((site site) (method rpc-method) request (deadline status:deadline) fields)
     (values t inproc-call)
-  "Have METHOD's handler run here. Return its answer, if there is one, and the client's call."
+  "Run METHOD's handler here. Return its answer, if there is one, and the client's call."
   (let* ((host (host-of site))
          (route (and host (route-to host method))))
     (if (and route
@@ -54,8 +54,8 @@
 (define-hot (answer-in-room :inline t) ((host host) (route inproc-route) request
                                         (call inproc-call))
     t
-  "What the handler of ROUTE, and the interceptors around it, return; if its answers have been long
-lately, once there is room for another and its copy."
+  "Call the handler of ROUTE, and the interceptors around it; return their answer. If answers of
+ROUTE have been long lately, wait first until there is room for another and its copy."
   (let ((octets (serving:route-long-octets route)))
     (if (zerop octets)
         (serving:answer-of route request call)
@@ -63,7 +63,8 @@ lately, once there is room for another and its copy."
                             (lambda () (serving:answer-of route request call))))))
 
 (defun copy-answer (site host route call answer size)
-  "As SITE-COPY, of an ANSWER of SIZE octets, or one of a ROUTE that has given long ones lately."
+  "As SITE-COPY, for an ANSWER of SIZE octets that is long, or of a ROUTE that has given long ones
+lately."
   (cond ((<= size rpc:+long-octets+)
          (serving:note-short-answer route)
          (site-copy site answer))
@@ -120,7 +121,7 @@ CALL-UNARY."
 
 (defun await-reply (line)
   "Wait for the end of the call of LINE. Return its reply, if there is one, and the client's call.
-If this is left otherwise, cancel the call."
+If this is left by a non-local exit, cancel the call."
   (let ((client (line-client line)))
     (unwind-protect
          (progn
@@ -133,7 +134,8 @@ If this is left otherwise, cancel the call."
 ;;; Calls with a line
 
 (defun line-to (site host route method deadline fields)
-  "A line to ROUTE of HOST; if there is no such, one whose call has ended for that reason."
+  "Make a line to ROUTE of HOST. If there is no such host or route, the call of the line has ended
+with the status that says so."
   (if route
       (let ((line (open-line site host route method deadline fields)))
         (look (line-server line))
@@ -158,7 +160,7 @@ If this is left otherwise, cancel the call."
     (count-ended tally)))
 
 (defun end-absent (line)
-  "There is no host for the call of LINE: only its client is there, and hears of it."
+  "End the call of LINE, which has no host, for its client."
   (let ((client (line-client line)))
     (rpc:observe call-begun (site-observer (call-site client)) client)
     (rpc:end-call client :unavailable :message (absence-text (call-site client))

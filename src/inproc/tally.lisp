@@ -1,14 +1,15 @@
-;;;; Counts of calls, kept in many places, each on cache lines of its own, of which a thread uses
-;;;; one: so threads that call at once do not pass a line of memory to and fro.
+;;;; Counts of calls, kept in many places, each on cache lines of its own. A thread counts at one of
+;;;; the places, so that threads that call at the same time do not pass a cache line to and fro.
 
 (in-package #:clgrpc.inproc)
 
 (defconstant +places+ 64 "How many places a tally has.")
 
-(defconstant +place-words+ 16 "What two cache lines hold, since processors fetch them in pairs.")
+(defconstant +place-words+ 16
+  "How many words two cache lines hold, since processors fetch them in pairs.")
 
 (deftype tally ()
-  "At each place how many calls have begun there, and how many have ended."
+  "At each place, how many calls have begun on threads that count there, and how many have ended."
   `(simple-array sb-ext:word (,(* +places+ +place-words+))))
 
 (defun make-tally ()

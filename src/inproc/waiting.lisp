@@ -1,18 +1,18 @@
-;;;; Calls that were opened and left alone. A handler that may run on the thread of its client
-;;;; begins when that waits for it, so that it needs no thread of its own; but the client may wait
-;;;; for something else, such as what the handler is to do. Over the wire it would begin at once. So
-;;;; a call that its client goes on to feed is looked after: one that has not begun some time after
-;;;; it was opened begins elsewhere.
+;;;; Calls that were opened and left alone. A handler that may run on its client's thread begins
+;;;; when the client waits for it, so that it needs no thread of its own. But the client may wait
+;;;; for something else, such as an effect of the handler; over the wire the handler would begin at
+;;;; once. So each open call whose client does not wait is looked after: if it has not begun some
+;;;; time after it was opened, it begins elsewhere.
 ;;;;
-;;;; A call costs no timer. It is kept at one of the places of its site, that of the thread that
-;;;; opens it (tally.lisp), in a list from which the calls that have begun go when the next is
-;;;; opened; a timer of the site rings as long as calls are being opened, and has those begin that
-;;;; it finds for the second time.
+;;;; A call costs no timer. It is put into a list of its site, one of several, that of the place of
+;;;; the thread that opens it (tally.lisp). When the next call is put there, those that have begun
+;;;; are dropped from the list. While calls are being opened, a timer of the site rings; calls that
+;;;; it finds for the second time begin elsewhere.
 
 (in-package #:clgrpc.inproc)
 
 (defconstant +patience-ns+ (* 20 1000 1000)
-  "How long a call may wait, and again as long at most, before it begins elsewhere.")
+  "A call that waits begins elsewhere after so long, or after twice as long at the latest.")
 
 (define-hot (waiting-p :inline t) ((line line)) boolean
   (and (eq :waiting (line-phase line)) (null (line-claim line))))
@@ -22,7 +22,7 @@
     (or (compare-and-swap (site-waiting site) nil new) new)))
 
 (define-hot look-after ((line line)) null
-  "LINE's client has opened it and does not wait for it: have it begin before long."
+  "LINE's client has opened it and does not wait for its handler: make sure that it begins soon."
   (let* ((site (call-site (line-client line)))
          (places (or (site-waiting site) (make-places site)))
          (place (place))
@@ -35,7 +35,7 @@
   nil)
 
 (defun watch (site)
-  "Have a timer look after the calls of SITE, unless one does."
+  "Start the timer that looks after the calls of SITE, unless it runs."
   (when (null (compare-and-swap (site-watched site) nil t))
     (ring-later (make-timer #'look-around site) site)))
 
@@ -48,7 +48,7 @@
         finally (return old)))
 
 (defun look-around (site)
-  "Have the calls of SITE that have waited for long enough begin elsewhere. On the client's loop."
+  "Begin the calls of SITE that have waited for long enough elsewhere. On the client's loop."
   (let ((overdue '()) (left nil) (places (site-waiting site)))
     (loop for place below (length places) by +place-words+
           do (dolist (line (take-place places place))
