@@ -65,8 +65,8 @@
       t)))
 
 (define-hot take ((loop event-loop)) boolean
-  "Take the baton of LOOP, which nobody has, for this thread. Return false if somebody has it, or
-the loop has stopped."
+  "Take the free baton of LOOP for this thread. Return false if another thread has it, or the loop
+has stopped."
   (let ((old (event-loop-baton loop)))
     (and (= +free+ (baton-state old))
          (seize loop old))))
@@ -112,8 +112,8 @@ false."
   (give-up loop +free+))
 
 (define-hot retire ((loop event-loop)) null
-  "Give up the baton of LOOP, which this thread holds and which has stopped, so that nobody gets it
-again."
+  "Give up the baton of LOOP, which this thread holds and which has stopped, so that no thread gets
+it again."
   (give-up loop +retired+))
 
 ;;; What is built of them
@@ -161,8 +161,8 @@ called. User code that the watchdog has found to be late loses the loop afterwar
       ((nil) (values nil nil)))))
 
 (defun leave-to-others (loop)
-  "User code that has the baton of LOOP for a moment has been long about its turn: a reserve thread
-runs LOOP from now on, unless there is none."
+  "This thread's user code has the baton of LOOP for a moment, but has overstayed: have a reserve
+thread run LOOP from now on, if there is one."
   (setf (event-loop-late-turn loop) 0
         (event-loop-overtaken loop) t)
   (trace-event :loop :overtaken :loop loop)
@@ -172,8 +172,8 @@ runs LOOP from now on, unless there is none."
     (when (take loop) (lend loop))))
 
 (defmacro with-baton ((loop) on-loop &body elsewhere)
-  "Evaluate the form ON-LOOP if this thread runs LOOP, taking back for as long the baton if it is
-lent; otherwise ELSEWHERE. Return what that returns, the first value of it."
+  "Evaluate the form ON-LOOP if this thread runs LOOP, with the baton taken back meanwhile if it is
+lent; otherwise evaluate ELSEWHERE. Return the first value."
   (let ((function (gensym "ON-LOOP")) (value (gensym "VALUE")) (done (gensym "DONE")))
     `(flet ((,function () ,on-loop))
        (declare (dynamic-extent #',function))
@@ -181,18 +181,18 @@ lent; otherwise ELSEWHERE. Return what that returns, the first value of it."
          (if ,done ,value (progn ,@elsewhere))))))
 
 (defmacro with-taken-loop ((loop taking) &body body)
-  "If TAKING, a form that takes the baton of LOOP for this thread, is true, evaluate BODY, which is
-to give it up, with that loop for *EVENT-LOOP* and interrupts off but where BODY allows them. Return
-what that returns, or NIL."
+  "Evaluate TAKING, a form that takes the baton of LOOP for this thread. If it is true, evaluate
+BODY, which must give the baton up, with *EVENT-LOOP* bound to LOOP and interrupts off where BODY
+does not allow them. Return the value of BODY, or NIL."
   `(sb-sys:without-interrupts
      (when ,taking
        (let ((*event-loop* ,loop))
          (sb-sys:allow-with-interrupts ,@body)))))
 
-;;; Asking others to run a loop
+;;; Asking other threads to run a loop
 
 (define-hot own-lending ((loop event-loop)) (or null baton)
-  "The baton of LOOP as this thread, in user code, has lent it; nil if others run LOOP."
+  "The baton of LOOP as this thread, in user code, has lent it; nil if another thread runs LOOP."
   (loop
     (let ((baton (event-loop-baton loop)))
       (sb-thread:barrier (:read))
@@ -235,8 +235,8 @@ RUN-ON-RESERVE. Return true if one will try."
                          :if-busy if-busy))))
 
 (defun request-runner (loop)
-  "Have a reserve thread of LOOP run it if no thread does: one beyond the limit of threads if need
-be, since those there are may all wait for LOOP. Return true if one will try."
+  "Have a reserve thread of LOOP run it if no thread does. If need be a thread is started beyond the
+limit, since all others may wait for LOOP. Return true if one will try."
   (let ((reserve (event-loop-reserve loop)))
     (and reserve
          (run-on-reserve reserve

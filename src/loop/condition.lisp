@@ -1,5 +1,5 @@
-;;;; What goes wrong with connections, listeners and look-ups: conditions that are signalled, or
-;;;; handed to those who have asked to be told.
+;;;; Errors of connections, listeners and look-ups: conditions that are signalled, or given to
+;;;; callbacks.
 
 (in-package #:clgrpc.loop)
 
@@ -50,8 +50,8 @@
   socket-error-operation "What could not be done, as text that ADDRESS completes."
   socket-error-address "The address with which it could not be done, as text."
   socket-error-reason "Why, as text."
-  socket-error-owner "What a layer above has for the connection or listener that CONDITION is about,
-or nil. SETFable, by that layer.")
+  socket-error-owner "The object of a layer above, such as a socket, for the connection or
+listener that CONDITION is about, or nil. SETFable, by that layer.")
 
 (defun errno-class (result)
   "The class of condition for RESULT, a negated errno."
@@ -63,6 +63,6 @@ or nil. SETFable, by that layer.")
           (t 'socket-error))))
 
 (defun errno-condition (result operation address)
-  "The condition that says that RESULT, a negated errno, kept us from OPERATION with ADDRESS."
+  "The condition for an OPERATION with ADDRESS, texts, that failed with RESULT, a negated errno."
   (make-condition (errno-class result) :code (- result) :reason (os:errno-text result)
                                        :operation operation :address address))

@@ -1,13 +1,14 @@
 ;;;; Connections: reading, output, closing. A turn reads a ready connection once, into the loop's
-;;;; input area; what the owner leaves (half a frame) is kept in a buffer of the connection and
-;;;; copied in front of the next octets, or, when long, read onto directly; an owner that has had
-;;;; enough for a turn (POSTPONED) gets it before anything more is read. Output is collected in a
-;;;; buffer borrowed from the loop and sent with one call at the end of the turn; the connection
-;;;; keeps it only while some of it is unsent.
+;;;; input area. Octets that the owner leaves, such as half a frame, are kept in a buffer of the
+;;;; connection. They are copied in front of the next octets; if they are many, the next octets are
+;;;; read behind them instead. If the owner has had enough for a turn (POSTPONED), it gets the rest
+;;;; before anything more is read. Output is collected in a buffer borrowed from the loop and sent
+;;;; with one call at the end of the turn; the connection keeps the buffer only while some of it is
+;;;; unsent.
 ;;;;
-;;;; Closing is never done in the middle of somebody's call: CLOSE-CONNECTION marks, the flush at
-;;;; the end of the turn does it and tells the owner. A buffer goes back to the pool only after
-;;;; FILL, with which the owner gives it up; otherwise it is left to the collector.
+;;;; A connection is never closed in the middle of a call of its owner's: CLOSE-CONNECTION marks it,
+;;;; and the flush at the end of the turn closes it and tells the owner. A buffer goes back to the
+;;;; pool only after FILL, with which the owner gives it up; otherwise it is left to the collector.
 
 (in-package #:clgrpc.loop)
 
@@ -32,8 +33,8 @@ without closing its side: long enough for a slow line, short enough that dead pe
 up.")
 
 (defconstant +most-lingering+ 1024
-  "So many connections of a loop linger at once, so that nobody can have it hold descriptors by
-being turned away. Where descriptors run out none does.")
+  "How many connections of a loop may linger at once, so that peers that are turned away cannot make
+it hold descriptors without end. When descriptors run out none may.")
 
 ;;; Buffers of the loop
 
@@ -150,7 +151,7 @@ appended is lost. On the loop."
     nil))
 
 (defun tell-written (connection buffer count)
-  "Have the tracers tell that COUNT octets of BUFFER have been written."
+  "Tell the tracers of HTTP/2 frames that COUNT octets of BUFFER have been written."
   (trace-event :tcp :octets-written :peer (connection-peer connection) :count count
                                     :unsent (- (buffer-fill buffer) count))
   (let ((sent (handler-sent (connection-handler connection)))
@@ -182,7 +183,7 @@ appended is lost. On the loop."
              :failed))))
 
 (defun failure-reason (connection result)
-  "What RESULT, of a read or write that failed, means: a condition, or a text of the transport's."
+  "Why a read or write that returned RESULT failed: a condition, or a text of the transport's."
   (if (= result +broken+)
       (transport-failure (connection-transport connection))
       (errno-condition result "go on with the connection to" (connection-peer connection))))
@@ -203,7 +204,7 @@ Return true if there may be more."
       (wake-throttled connection))))
 
 (define-hot wake-throttled ((connection connection)) null
-  "Have CONNECTION read again if its unsent output was all that kept it from it."
+  "Read CONNECTION again if only its unsent output kept it from being read."
   (when (and (connection-throttled connection)
              (<= (connection-unsent connection) (connection-max-unsent connection)))
     (setf (connection-throttled connection) nil)
@@ -211,7 +212,7 @@ Return true if there may be more."
   nil)
 
 (define-hot read-soon ((connection connection)) null
-  "Have CONNECTION read in the next reading phase if there may be something for its owner."
+  "Mark CONNECTION for the next reading phase if there may be something for its owner."
   (when (or (connection-readable connection) (connection-postponed connection))
     (mark-ready connection))
   nil)
@@ -326,7 +327,7 @@ the turn. Not from the handler's FILL. On the loop."
     nil))
 
 (define-hot go-on-with-leftover ((connection connection) (leftover buffer)) null
-  "Give the owner what it has postponed, LEFTOVER, and nothing more."
+  "Give the owner LEFTOVER, which it has postponed, and nothing more."
   (setf (buffer-start leftover)
         (call-input connection (buffer-octets leftover) (buffer-start leftover)
                     (buffer-end leftover)))
@@ -336,7 +337,7 @@ the turn. Not from the handler's FILL. On the loop."
   nil)
 
 (define-hot discard-input ((connection connection)) null
-  "Read what a peer still sends to a connection that we are closing."
+  "Read and forget what the peer still sends to CONNECTION, which we are closing."
   (take-input connection
               (transport-read (connection-transport connection)
                               (event-loop-input (connection-loop connection)) 0 +read-octets+)
@@ -455,7 +456,7 @@ that is done. Closing again does nothing, but for ABORT. On the loop."
   (abort-connection connection nil))
 
 (defun bound-lingering (loop most)
-  "Have no more than MOST connections of LOOP linger; the first to begin are the first to end."
+  "Let at most MOST connections of LOOP linger; end those first that have lingered longest."
   (loop with queue = (event-loop-lingerers loop)
         for first = (first (fifo-items queue))
         while (and first
@@ -477,8 +478,8 @@ that is done. Closing again does nothing, but for ABORT. On the loop."
     (decf (event-loop-lingering (connection-loop connection)))))
 
 (defun begin-linger (connection reason)
-  "All output that will be has been sent: end our side and wait, for a while, until the peer ends
-its own, since closing before that might destroy what is still on its way to it."
+  "All output of CONNECTION has been sent: end our side, and wait a while until the peer ends its
+own. To close it before that might destroy octets that are still on their way to the peer."
   (release-output connection)
   (cond ((connection-ended connection) (finish-connection connection reason))
         (t (setf (connection-state connection) :lingering)
@@ -518,8 +519,8 @@ its own, since closing before that might destroy what is still on its way to it.
   nil)
 
 (defun connections-closing-p (loop)
-  "True if LOOP has connections that are being closed and whose peers are waited for: to take the
-rest of the output, or to close their side. On the loop."
+  "True if LOOP has connections that are being closed and wait for their peer: to take the rest of
+the output, or to close its side. On the loop."
   (flet ((closing-p (source)
            (and (typep source 'connection)
                 (member (connection-state source) '(:closing :lingering))

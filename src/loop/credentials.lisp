@@ -1,7 +1,7 @@
-;;;; TLS credentials: what a server or client shows of itself and whom it trusts, and the OpenSSL
-;;;; contexts made of that when they are first needed, one for each role. Certificate files that are
-;;;; renewed are noticed when a connection begins; connections that are open go on with what they
-;;;; began with. A renewal that cannot be used is logged, and the old context stays.
+;;;; TLS credentials: the certificate that a server or client shows, and the authorities that it
+;;;; trusts. The OpenSSL contexts are made of them when they are first needed, one for each role.
+;;;; Certificate files that were renewed are noticed when a connection begins; open connections go
+;;;; on with the old ones. A renewal that cannot be used is logged, and the old context stays.
 ;;;;
 ;;;; Contexts are freed by finalizers, since each open session needs its own. A client's context
 ;;;; keeps a ticket for each server, with which the next session is resumed.

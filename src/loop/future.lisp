@@ -1,12 +1,13 @@
-;;;; Futures: values that are to come. Whoever is to bring one makes a future and settles it, once;
-;;;; others wait for it, or attach functions. A future is anything that keeps its COMPLETIONS: the
-;;;; functions attached, the newest first, and :DONE from when they run. Those made here, also by
-;;;; ALL and ANY, are PROMISES; a call of gRPC that is its own future (src/rpc/future.lisp) is
-;;;; another kind, which needs no object beside the call.
+;;;; Futures: values that are to come. The code that will bring a value makes a future and settles
+;;;; it, once; other code waits for it, or attaches functions. A future is any object that keeps
+;;;; COMPLETIONS: the functions attached, the newest first, or :DONE once they run. Those made here,
+;;;; also by ALL and ANY, are PROMISES. A call of gRPC that is its own future (calling/future.lisp)
+;;;; is another kind, which needs no object beside the call.
 ;;;;
-;;;; VALUE of a promise holds, until somebody claims it by a compare-and-swap, what CANCEL calls, a
-;;;; function or nil; from then on a list of values, or the condition that stands for them. It is
-;;;; written before COMPLETIONS is, so that who sees :DONE sees it.
+;;;; At first the slot VALUE of a promise holds the function that CANCEL calls, or nil. The thread
+;;;; that settles the promise claims VALUE by a compare-and-swap; from then on it holds a list of
+;;;; values, or the condition that stands for them. VALUE is written before COMPLETIONS, so a thread
+;;;; that sees :DONE sees the value.
 
 (in-package #:clgrpc.loop)
 
@@ -56,13 +57,13 @@ thread."))
   ((text :initarg :text :reader future-cancelled-text)) ; why CANCEL was called
   (:report (lambda (condition stream)
              (format stream "The future was ~A." (future-cancelled-text condition))))
-  (:documentation "What was awaited will not come, because CANCEL was called."))
+  (:documentation "The value of a future will not come, because CANCEL was called."))
 
 (define-condition await-timeout (clgrpc-error)
   ((future :initarg :future :reader await-timeout-future)) ; the one that was awaited
   (:report (lambda (condition stream)
              (format stream "~A has not come in time." (await-timeout-future condition))))
-  (:documentation "What was awaited has not come in time; it still may."))
+  (:documentation "The value of a future has not come in time; it still may."))
 
 (document-functions
   future-cancelled-text "Why CANCEL was called, as text."
@@ -77,8 +78,8 @@ thread."))
                     stream))))
 
 (defun make-future (&key on-cancel)
-  "Return a future that somebody settles with RESOLVE-FUTURE or REJECT-FUTURE. When CANCEL comes
-before, (ON-CANCEL) is called, which is to give up what would have settled it."
+  "Return a future that is to be settled by RESOLVE-FUTURE or REJECT-FUTURE. If CANCEL is called
+before that, it calls (ON-CANCEL), which should give up the work whose result the future is."
   (make-promise on-cancel))
 
 (defgeneric future-done-p (future)
@@ -98,13 +99,13 @@ called."
         (return (values t old))))))
 
 (defun resolve-future (future &rest values)
-  "Give FUTURE its VALUES. Return false, and do nothing, if it is settled. From any thread; what is
-attached runs in it."
+  "Settle FUTURE with VALUES. Return false, and do nothing, if it is settled. From any thread;
+attached functions run in it."
   (values (settle-future future (cons :values values))))
 
 (defun reject-future (future condition)
-  "Have CONDITION, an error, stand for FUTURE's value. Return false, and do nothing, if it is
-settled. From any thread; what is attached runs in it."
+  "Settle FUTURE with CONDITION, an error, in place of a value. Return false, and do nothing, if it
+is settled. From any thread; attached functions run in it."
   (check-type condition condition)
   (values (settle-future future condition)))
 
@@ -115,7 +116,7 @@ settled. From any thread; what is attached runs in it."
     nil))
 
 (defun run-completions (future)
-  "FUTURE is settled: run what is attached to it, in the order in which it was."
+  "FUTURE is settled: call the functions attached to it, in the order in which they were attached."
   (loop for old = (future-completions future)
         until (swap-completions future old :done)
         finally (dolist (function (reverse old)) (run-completion future function))))
@@ -136,13 +137,13 @@ run users' functions.")
     (guarding (:completion-error :future future)
       (call-with-outcome future function))))
 
-;;; For those who want the value
+;;; Using the value
 
 (defun attach (future function &key on)
   "Call (FUNCTION value error) when FUTURE is settled, at once if it is: ERROR is nil, or the
-condition that stands for the value, which is nil then. On the loop ON, if that is given; the
-function of a call's future otherwise on a reserve thread; of others in the thread that settles
-them. Return FUTURE. From any thread."
+condition that stands for the value, which is nil then. FUNCTION runs on the loop ON if that is
+given. Otherwise it runs on a reserve thread if FUTURE is a call, and on the thread that settles
+FUTURE if it is not. Return FUTURE. From any thread."
   (let ((function (if on
                       (lambda (value error)
                         (post on (lambda () (funcall function value error))))

@@ -4,7 +4,7 @@
 (in-package #:clgrpc.loop)
 
 (defvar *unguarded* nil
-  "True while an error of a user's callback looks for handlers outside the loop.")
+  "True while an error in a user's callback is signalled to handlers outside the loop.")
 
 (defmacro guarding ((event &rest plist) &body body)
   "Do BODY and return its value and NIL. If an error is signalled and not handled in it, log EVENT

@@ -6,15 +6,16 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +accepts-per-turn+ 64
-  "So many connections are accepted before others have their turn.")
+  "How many connections a listener accepts in a turn, before other sources have theirs.")
 (defconstant +pause-ns+ 100000000
   "How long a listener pauses when it can accept nothing.")
 (defconstant +short-pause-ns+ 5000000
-  "How long it does when some descriptors are about to be closed.")
+  "How long a listener pauses when some descriptors are about to be closed.")
 (defconstant +warning-interval-ns+ +ns-per-second+
   "A listener logs a warning at most this often, however many connections it has to refuse.")
 (defconstant +accepts-at-the-end+ 1024
-  "As often are as many accepted when a listener closes: the longest backlog there may be.")
+  "When a listener closes, it accepts connections up to so many times +ACCEPTS-PER-TURN+: more than
+the longest backlog there may be.")
 
 (defstruct (listener (:include source) (:constructor %make-listener) (:copier nil))
   "See LISTEN-ON."
@@ -120,9 +121,9 @@ of LOOPS runs."
   (funcall (network-close (listener-network listener)) socket))
 
 (defun close-listener (listener)
-  "Accept no more connections on LISTENER but those that wait already, so that their peers are told
-rather than reset. Done as soon as its loop gets to it, or at once on the loop. Closing again does
-nothing. From any thread."
+  "Close LISTENER. It accepts those connections that wait already, so that their peers are told and
+not reset, and then no more. That happens when its loop gets to it, at once if called on the loop.
+Closing again does nothing. From any thread."
   (let ((loop (listener-loop listener)))
     (flet ((end ()
              (unless (minusp (listener-socket listener))
@@ -209,11 +210,12 @@ sockets: there it is the listener's own."
 (defparameter *faults-of-one* (list os:+econnaborted+ os:+eproto+ os:+enoprotoopt+ os:+enetdown+
                                     os:+enetunreach+ os:+ehostdown+ os:+ehostunreach+ os:+enonet+
                                     os:+eopnotsupp+ os:+eperm+)
-  "What accept(2) says of the one connection that it takes off the queue: the next may do.")
+  "Errors of accept(2) that are about the one connection that it took off the queue; the next one
+may be fine.")
 
 (defun accept-some (listener)
-  "Accept of what waits on LISTENER as many as may be in a turn. True if more may wait. Where
-nothing but errors comes, even such as are a connection's, the listener pauses."
+  "Accept connections that wait on LISTENER, as many as may be in a turn. Return true if more may
+wait. If only errors come, even those of single connections, the listener pauses."
   (let ((good nil) (result 0))
     (dotimes (i +accepts-per-turn+ (or good (pause-listener listener result)))
       (when (minusp (listener-socket listener)) (return))

@@ -70,8 +70,8 @@ Signal MISUSE if it runs, or ran, already."
   (when (event-loop-reserve loop) (watch-loop loop)))
 
 (defun end-running (loop)
-  "LOOP is at its end. By the thread that holds the baton; if user code loses that, somebody else
-goes on, and this returns false."
+  "End LOOP, which is to stop. By the thread that holds the baton. If user code loses the baton,
+another thread goes on, and this returns false."
   (when (release-all loop)
     (retire loop)
     (leave-state loop :running :stopped)
@@ -86,8 +86,8 @@ goes on, and this returns false."
     (os:protect-stack-end)))            ; user code may have run out of it
 
 (defun run-as-holder (loop)
-  "Run LOOP, whose baton this thread has just taken, until it stops or is deserted, and give the
-baton up; or until that is lost: then return :LOST."
+  "Run LOOP, whose baton this thread has just taken, until the loop stops or has nothing to do for
+this thread; then give the baton up. If the baton is lost, return :LOST."
   (let ((done nil))
     ;; it may have been overtaken while a caller drove it
     (let ((driving (event-loop-driving loop)))
@@ -108,8 +108,8 @@ baton up; or until that is lost: then return :LOST."
       (when (and (not done) (in-event-loop-p loop)) (pass-on loop)))))
 
 (defun pass-on (loop)
-  "A non-local exit leaves LOOP, whose baton this thread holds: somebody else is to run it, or it
-ends."
+  "A non-local exit leaves LOOP, whose baton this thread holds: have a reserve thread run it; if
+none can, end it."
   (hand-over loop)
   (unless (request-runner loop)
     (when (take loop) (end-running loop))))
@@ -154,8 +154,8 @@ is called first, one that is added again only once. On the loop, or before it is
                (funcall (the function function) loop)))))
 
 (defun release-all (loop)
-  "Close what LOOP owns. Return false if user code has lost the baton meanwhile, so that somebody
-else does the rest. On the loop."
+  "Close what LOOP owns. Return false if user code has lost the baton meanwhile; then another thread
+does the rest. On the loop."
   (run-stop-functions loop)
   (close-inbox (event-loop-inbox loop))
   (inbox-phase loop)

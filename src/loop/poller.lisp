@@ -1,6 +1,6 @@
-;;;; A poller waits for descriptors: six functions and the place where they leave what they found.
-;;;; Those here are epoll and, to show that the loop needs no more, poll(2); others (io_uring, the
-;;;; simulator) fill in the same structure; a descriptor is whatever number they and their
+;;;; A poller waits for events of descriptors: six functions, and the place where they leave the
+;;;; events. Two are here, epoll and, to show that the loop needs no more, poll(2). Others, such as
+;;;; the simulator's, fill in the same structure; a descriptor is whatever number they and their
 ;;;; transports agree on.
 ;;;;
 ;;;; A descriptor is added once and reported edge-triggered: after an event the loop reads or writes
@@ -24,8 +24,7 @@
   "How many events one wait reports at most; those left over come with the next.")
 
 (defstruct (poller (:copier nil))
-  "What waits for descriptors. Its functions are called by the thread that runs the loop, but for
-WAKE."
+  "A poller. Its functions are called by the thread that runs the loop; WAKE by any thread."
   ;; (poller descriptor token) returns a result as the kernel's calls do
   (add nil :type function :read-only t)
   ;; (poller descriptor), likewise

@@ -47,8 +47,9 @@
 (defglobal **exiting** nil)
 
 (defun note-exit ()
-  "The process is about to end. SBCL ends all threads then, and who starts one meanwhile, because an
-unwinding loop looks for somebody to run it, keeps the process waiting for a minute."
+  "The process is about to end: start no threads any more. SBCL ends all threads then. A loop that
+is unwound would have a new thread started to run it, and the process would wait for that for a
+minute."
   (setf **exiting** t))
 
 (pushnew 'note-exit sb-ext:*exit-hooks*)
@@ -64,7 +65,7 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
   "How many threads RESERVE has now."
   (reserve-count reserve))
 
-;;; Who does what; LOCK is held
+;;; Which thread does what; LOCK is held
 
 (defun free-threads (reserve)
   "How many threads shares may still have; none if that is not positive."
@@ -76,8 +77,8 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
   (- (reserve-max-queue reserve) (share-waiting (reserve-root reserve))))
 
 (defun assign (reserve function share)
-  "Give FUNCTION of SHARE to an idle thread, or to one that the caller is to start: then return
-:START, else true."
+  "Give FUNCTION of SHARE to an idle thread and return true. If none is idle, count one more thread
+and return :START: then the caller starts it."
   (note-running share 1)
   (incf (reserve-busy reserve))
   (let ((worker (pop (reserve-idle reserve))))
@@ -99,8 +100,8 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
       (< (reserve-count reserve) (reserve-max-threads reserve))))
 
 (defun place-function (reserve function if-busy share)
-  "Find somebody or some place for FUNCTION. Return NIL if there is none, :START if the caller is to
-start a thread for it, :QUEUED, or true."
+  "Find a thread, or a place in the queue, for FUNCTION. Return true if a thread has it, :START if
+the caller is to start a thread for it, :QUEUED, or NIL if there is neither."
   (let ((root (reserve-root reserve)))
     (cond ((or (reserve-closed reserve) **exiting**) nil)
           ((share-full-p share) (values nil :share))
@@ -138,16 +139,16 @@ any thread."
     (may-have-p share #'share-running (free-threads reserve))))
 
 (defun charge-thread (reserve change function)
-  "If FUNCTION, called while nobody else does this, returns a share, note for that that user code
-that began on a loop holds a thread, or, if CHANGE is -1 and not 1, that it returns. From any
-thread."
+  "Call FUNCTION with the lock held. If it returns a share, charge that share with a thread, for
+user code that began on a loop and has lost it; if CHANGE is -1, not 1, that user code has returned:
+take the charge back. From any thread."
   (declare (type function function))
   (sb-thread:with-mutex ((reserve-lock reserve))
     (let ((share (funcall function)))
       (when share (note-late-running share change)))))
 
 (defun leave-reserve (reserve share)
-  "Have nothing called any more that waits in SHARE, which has no parts. From any thread."
+  "Drop the functions that wait in SHARE, which has no parts. From any thread."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (clear-share share)))
 
@@ -201,8 +202,8 @@ thread."
     (os:protect-stack-end)))            ; user code may have run out of it
 
 (defun next-function (reserve worker)
-  "WORKER has done what it did: give it what waits and may run, or make it idle. Return true if
-something waits still."
+  "WORKER has returned from its function: give it one that waits and may run, or make it idle.
+Return true if functions still wait."
   (sb-thread:with-mutex ((reserve-lock reserve))
     (let ((root (reserve-root reserve)))
       (unassign reserve (shiftf (worker-share worker) nil))
@@ -216,7 +217,7 @@ something waits still."
       (plusp (share-waiting root)))))
 
 (defun start-waiting (reserve)
-  "Have what waits and may run now, since a function has ended, done by other threads."
+  "A function has ended: start threads for functions that wait and may run now."
   (loop while (multiple-value-bind (place function share)
                   (sb-thread:with-mutex ((reserve-lock reserve))
                     (and (thread-to-be-had-p reserve)
@@ -229,7 +230,8 @@ something waits still."
                     place))))
 
 (defun await-function (reserve worker)
-  "Wait until WORKER, which is idle, has something to do, unless nothing comes up in time."
+  "Wait until WORKER, which is idle, gets a function. If none comes in time, take WORKER off
+the idle ones."
   (let ((end (notice-end (reserve-idle-seconds reserve))))
     (sb-thread:with-mutex ((reserve-lock reserve))
       (loop until (or (worker-function worker) (reserve-closed reserve))
@@ -238,8 +240,8 @@ something waits still."
         (setf (reserve-idle reserve) (delete worker (reserve-idle reserve)))))))
 
 (defun enlist (reserve)
-  "Make this thread one of RESERVE, beyond its limit if need be, until it has had nothing to do for
-long enough or RESERVE is closed."
+  "Make this thread one of RESERVE's, beyond its limit if need be, until it has been idle for long
+enough or RESERVE is closed."
   (let* ((root (reserve-root reserve))
          (worker (make-worker :function (constantly nil) :share root)))
     (when (sb-thread:with-mutex ((reserve-lock reserve))

@@ -13,7 +13,7 @@
   (make-reserve :threads +resolver-threads+ :queue +waiting-look-ups+ :idle-seconds 0))
 
 (defun run-on-resolver (loop function)
-  "Have FUNCTION, which may block, called for LOOP. Return false if too many are waiting."
+  "Call FUNCTION, which may block, on a thread for look-ups of LOOP. Return false if too many wait."
   (let ((reserve (event-loop-reserve loop)))
     (or (and reserve (run-on-reserve reserve function :if-busy :exceed))
         (run-on-reserve **resolvers** function))))
@@ -32,7 +32,7 @@ LOOP; FAILURE is nil or why there are none, as text."
             (t (answer '() "too many look-ups are waiting"))))))
 
 (defstruct (look-up (:include source) (:constructor %make-look-up) (:copier nil))
-  "A question after the addresses of TARGET that has a time limit."
+  "A look-up of the addresses of TARGET, with a time limit."
   (target nil :type target)             ; whose name is looked up
   (function nil :type function)         ; (addresses condition) gets the answer
   (limit nil :type (or null timer))     ; when it rings, the time is up

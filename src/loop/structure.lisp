@@ -112,9 +112,9 @@ gathering.lisp."
   event-loop-world "The WORLD that LOOP was made in."
   event-loop-poller "The POLLER of LOOP."
   event-loop-state "One of :new, :running and :stopped."
-  event-loop-stopping "True once LOOP is to stop after the current turn, or has."
+  event-loop-stopping "True once LOOP is to stop after the current turn, or has stopped."
   event-loop-datum "What a layer above keeps with LOOP: anything, nil at first. SETFable."
-  event-loop-now "When the turn began, or what NOTE-TIME has made of that, in nanoseconds of the
+  event-loop-now "When the turn began, or NOTE-TIME was last called in it, in nanoseconds of the
 loop's clock. On the loop."
   event-loop-wheel "The timer wheel of LOOP, in its clock's time. On the loop."
   event-loop-random "The random-state for what is left to chance on LOOP. On the loop."
@@ -190,8 +190,8 @@ loop's clock. On the loop."
             (source-token source) 0))))
 
 (defgeneric interest (source)
-  (:documentation "What would be news of SOURCE's descriptor: +READABLE+ and so on together, or 0.
-For pollers that are level-triggered.")
+  (:documentation "The events of SOURCE's descriptor that the loop does not know of yet: +READABLE+
+and so on together, or 0. For pollers that are level-triggered.")
   (:method ((source source)) +readable+))
 
 (define-hot find-source ((loop event-loop) (token os:event-token)) (or null source)
@@ -204,8 +204,8 @@ For pollers that are level-triggered.")
          (= token (source-token source))
          source)))
 
-;;; Transports count among the connections of a loop from when they are dealt to it, or made a
-;;; connection of, until they are closed.
+;;; A transport counts among the connections of a loop from when it is dealt to the loop, or a
+;;; connection is made of it, until it is closed.
 
 (defun count-transport (transport loop)
   (unless (transport-loop transport)

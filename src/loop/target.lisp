@@ -1,5 +1,5 @@
-;;;; Targets: what one can connect to or listen on, as text, in the forms of gRPC's document "Name
-;;;; Resolution".
+;;;; Targets: addresses to connect to or to listen on, as text, in the forms of gRPC's document
+;;;; "Name Resolution".
 ;;;;
 ;;;;   HOST:PORT  [IPV6]:PORT       a name or a numeric address; the same as dns:, but that only
 ;;;;                                channels may be without a port
@@ -204,8 +204,7 @@ and needs no port. Signal MISUSE if it means none. From any thread."
           (t (parse-bare-target text smallest-port (and for-channel +default-port+))))))
 
 (defun address-name (text)
-  "What of TEXT, an address with a scheme, names something: what follows the scheme, and the
-authority if there is one, without slashes before it and with each %XX decoded. Signal MISUSE if
-that is no text."
+  "The name in TEXT, an address with a scheme: what follows the scheme, and the authority if there
+is one, without the slashes before it and with each %XX decoded. Signal MISUSE if that is no text."
   (decoded-string text (string-left-trim
                         "/" (nth-value 1 (split-authority text (1+ (position #\: text)))))))

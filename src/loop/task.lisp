@@ -12,8 +12,8 @@
 (in-package #:clgrpc.loop)
 
 (define-hot defer ((loop event-loop) (function function) (argument t)) null
-  "Have FUNCTION called with ARGUMENT after the reading of this turn, or in the next turn if that is
-over. First come, first served. On the loop."
+  "Call FUNCTION with ARGUMENT after the reading of this turn, or in the next turn if that is over.
+Deferred functions are called in order. On the loop."
   (let ((ring (event-loop-ring loop))
         (count (event-loop-ring-count loop)))
     (declare (type simple-vector ring))
@@ -26,13 +26,13 @@ over. First come, first served. On the loop."
       nil)))
 
 (define-hot read-clock ((loop event-loop)) nanoseconds
-  "The time now by LOOP's clock, in nanoseconds: in the middle of a turn that is later than
+  "The time now by LOOP's clock, in nanoseconds. In the middle of a turn it is later than
 EVENT-LOOP-NOW. From any thread."
   (funcall (event-loop-clock loop)))
 
 (define-hot call-last ((loop event-loop) (function function) (argument t)) null
-  "Have FUNCTION called with ARGUMENT at the end of the turn, after the flush. It is not user code
-and calls nothing of the loop. By the holder of the baton."
+  "Call FUNCTION with ARGUMENT at the end of the turn, after the flush. FUNCTION must not be user
+code, and must not call functions of the loop. By the thread that holds the baton."
   (let ((count (event-loop-last-count loop)))
     (when (= count (length (event-loop-last loop)))
       (setf (event-loop-last loop) (grow-vector (event-loop-last loop) (* 2 count))))
@@ -42,8 +42,9 @@ and calls nothing of the loop. By the holder of the baton."
     nil))
 
 (defun call-after-closing (loop function)
-  "Have FUNCTION called with LOOP at the end of each turn in which a connection of LOOP has gone, as
-CALL-LAST does; one that is added again only once. On the loop, or before it is started."
+  "From now on call FUNCTION with LOOP, as CALL-LAST does, at the end of each turn in which a
+connection of LOOP has gone. A function that is added twice is called once. On the loop, or before
+it is started."
   (pushnew function (event-loop-after-closing loop))
   nil)
 
@@ -57,9 +58,9 @@ CALL-LAST does; one that is added again only once. On the loop, or before it is 
           (event-loop-ring loop) new)))
 
 (define-hot post ((loop event-loop) item) boolean
-  "Have ITEM, a function without arguments or what has a method for RUN-POSTED, called on LOOP;
-those that one thread posts are called in order. Return false if LOOP has stopped, so that it will
-not be called. From any thread."
+  "Call ITEM on LOOP: a function without arguments, or an object with a method for RUN-POSTED. Items
+that one thread posts are called in order. Return false if LOOP has stopped and ITEM will not be
+called. From any thread."
   (let* ((inbox (event-loop-inbox loop))
          (answer (push-inbox inbox item)))
     (when (eq t answer)
@@ -68,8 +69,8 @@ not be called. From any thread."
     (not (eq :closed answer))))
 
 (define-hot wake-loop ((loop event-loop)) null
-  "Something was pushed while the consumer slept: wake it, or, if nobody runs LOOP, have somebody do
-so."
+  "Something was posted while LOOP slept: wake the thread that runs it or, if no thread does, have a
+reserve thread run it."
   (unless (and (= +free+ (baton-state (event-loop-baton loop)))
                (request-runner loop))
     (funcall (poller-wake (event-loop-poller loop)) (event-loop-poller loop)))

@@ -1,17 +1,17 @@
 ;;;; TLS as a transport around another. The handshake goes on whenever the connection reads or, in
-;;;; the beginning, writes, so that a connection needs to know nothing of it: until it is over
-;;;; nothing can be read or written. One receive feeds the session, one send takes all records of a
-;;;; flush.
+;;;; the beginning, writes. So a connection need not know of it: until the handshake is over nothing
+;;;; can be read or written. One receive feeds the session, one send takes all records of a flush.
 ;;;;
-;;;; States: :new → :handshaking → :open → :ended (the peer sends no more) or :closed (neither do
-;;;; we: what still comes is thrown away); :failed is reported once, as +BROKEN+, with the reason in
-;;;; TRANSPORT-FAILURE, and is :closed then; the peer has been sent the alert.
+;;;; States: :new → :handshaking → :open → :ended (the peer sends no more) or :closed (we send no
+;;;; more either; what still comes is thrown away). A session that fails is :failed: that is
+;;;; reported once, as +BROKEN+, with the reason in TRANSPORT-FAILURE, and then it is :closed. The
+;;;; peer has been sent the alert.
 ;;;;
-;;;; All sessions of a loop work through one area, which is lent to one at a time, for one step, and
-;;;; only by LENDING-AREA: it is empty when it comes back, which is checked, and so when it is lent.
-;;;; A session that leaves its step in any other way than to the end, by a condition, say, has
-;;;; failed: what it leaves in the area is dropped, and nothing more of it is sent. Logs and tracers
-;;;; hear of a step only after it.
+;;;; All sessions of a loop work through one area. LENDING-AREA lends it to one session at a time,
+;;;; for one step. The area is empty when it comes back, which is checked, and so when it is lent.
+;;;; If a step is left before its end, by a condition, say, its session has failed: what it leaves
+;;;; in the area is dropped, and nothing more of the session is sent. Logs and tracers are told of a
+;;;; step only after it.
 ;;;;
 ;;;; Records that the inner transport did not take wait in TAIL. What they carry, OWED octets, does
 ;;;; not count as written before they are on their way, so the connection offers those octets
@@ -20,16 +20,16 @@
 (in-package #:clgrpc.loop)
 
 (defconstant +record-room+ os:+record-octets+
-  "A record that lay half read in the session may become whole; so much room is left for it.")
+  "The room that is left for a record that lies in the session half read and may become whole.")
 (defconstant +write-octets+ 65536
   "How much is encrypted for one send.")
 (defconstant +max-answer-octets+ 65536
   "How much a peer can make us answer, in all, to what is not data, such as KeyUpdates.")
 (defconstant +max-idle-octets+ 32768
-  "How much of what a peer sends may be no data, such as KeyUpdates: a record that is not whole and
-as much again, for tickets. A KeyUpdate takes 27 octets, and us 7 µs.")
+  "How many octets that are not data, such as KeyUpdates, a peer may send: a record that is not
+whole, and as many again for tickets. A KeyUpdate has 27 octets and takes us 7 µs.")
 (defconstant +octets-per-data-octet+ 24
-  "So many octets each octet of data is good for: that of a record of one takes 23.")
+  "Each octet of data allows a peer so many octets in all: a record with one octet of data has 23.")
 
 (defstruct (security (:copier nil))
   "What the handshake of a TLS connection came to."
@@ -114,8 +114,7 @@ its values. It is not left by RETURN-FROM."
          (unless ,over (abandon-session ,transport ,tls))))))
 
 (defun abandon-session (transport tls)
-  "The session of TLS has been left in the middle of a step: let nothing that it has read or written
-reach anybody."
+  "The session of TLS has been left in the middle of a step: drop all that it has read or written."
   (os:empty-area (tls-area tls))
   (setf (os:tls-area-lent (tls-area tls)) nil)
   (unless (eq :closed (tls-state tls))
@@ -169,11 +168,11 @@ negated errno."
   nil)
 
 (defconstant +most-names-shown+ 5
-  "The names of a certificate that a failure tells.")
+  "How many names of a certificate the text of a failure lists.")
 
 (defun presented-names (tls)
-  "The hosts and addresses that the certificate of TLS's server, which was refused, is for, as text;
-NIL if it cannot be read. The certificate is anybody's."
+  "The hosts and addresses of the refused certificate of TLS's server, as text; NIL if it cannot be
+read. The certificate may be an attacker's."
   (let* ((der (os:presented-certificate (tls-ssl tls)))
          (all (handler-case (and der (os:certificate-names (os:make-certificate der)))
                 (os:tls-error () (return-from presented-names nil))))
@@ -187,7 +186,7 @@ NIL if it cannot be read. The certificate is anybody's."
           (t (format nil "~{~A~^, ~}~[~:;~:* and ~D more~]" shown more)))))
 
 (defun explain-failure (tls failure)
-  "FAILURE, what OpenSSL says of the handshake, with what it is likely to mean."
+  "FAILURE, OpenSSL's text for a failed handshake, and what it is likely to mean."
   (format nil "TLS handshake failed: ~A~A" failure
           (cond ((or (search "hostname mismatch" failure) (search "IP address mismatch" failure))
                  (format nil " (the certificate is ~@[for ~A, ~]not for ~A); :server-name says ~
@@ -313,7 +312,8 @@ has made the session write. Return the position after what it gave."
     position))
 
 (define-hot count-idle ((transport transport) (tls tls) (count index) (data index)) null
-  "Of COUNT octets that were taken DATA were data."
+  "Note that COUNT octets were taken, of which DATA were data; fail the session if too many are
+not."
   (let ((idle (max 0 (- (+ (tls-idle tls) count) (* +octets-per-data-octet+ data)))))
     (setf (tls-idle tls) idle)
     (when (and (> idle +max-idle-octets+) (eq :open (tls-state tls)))
@@ -341,7 +341,7 @@ has made the session write. Return the position after what it gave."
                       (return-from read-session (- at start)))
                      (t (return-from read-session otherwise))))
              (end-reading ()
-               ;; what there is comes first; that it is the end is told when more is asked for
+               ;; octets that are there come first; the end is told when more is asked for
                (if (> at start)
                    (answer 0 t)
                    (read-tls transport octets at end))))

@@ -1,8 +1,8 @@
 ;;;; The turn of a loop: wait for events → read every ready connection once → deferred functions →
-;;;; inbox → timers → one send for each connection that has output → what is to come last, such as
-;;;; waking the threads that wait for what this turn brought. Each phase takes what was there when
-;;;; the phase began; what it causes is for later phases or the next turn, which then does not wait.
-;;;; Nothing here allocates. Timers are looked at in the middle of a long turn as well.
+;;;; inbox → timers → one send for each connection that has output → functions of CALL-LAST, such as
+;;;; those that wake threads that wait for what this turn brought. Each phase works off what was
+;;;; there when it began. Work that it causes is for later phases, or for the next turn, which then
+;;;; does not wait. Nothing here allocates. In the middle of a long turn timers run as well.
 
 (in-package #:clgrpc.loop)
 
@@ -48,7 +48,8 @@ Unless it is 0, the inbox counts as asleep."
 
 (define-hot wait-and-dispatch ((loop event-loop)) boolean
   "Wait for events and note them. Return false if an interrupt has given the baton away meanwhile.
-If one unwinds, what events were fetched is lost, and the next to wait asks for all anew."
+If an interrupt unwinds this, events that were fetched are lost, and the next call asks for all
+anew."
   (when (event-loop-blind loop) (watch-anew loop))
   (let* ((poller (event-loop-poller loop))
          (wait (wait-time-ns loop))
@@ -61,7 +62,7 @@ If one unwinds, what events were fetched is lost, and the next to wait asks for 
       (when (minusp count) (setf (event-loop-blind loop) t)))
     (when (in-event-loop-p loop)
       (unless (zerop wait) (rouse-inbox (event-loop-inbox loop)))
-      ;; woken by a post: others who are about to post get to do so, and share one send
+      ;; woken by a post: other threads that are about to post get to do so, and share one send
       (when (and (zerop count) (event-loop-driving loop)
                  (not (inbox-empty-p (event-loop-inbox loop))))
         (sb-thread:thread-yield))
@@ -72,7 +73,7 @@ If one unwinds, what events were fetched is lost, and the next to wait asks for 
       t)))
 
 (defun watch-anew (loop)
-  "Have the poller report again whatever it has to say of each source."
+  "Make the poller report the state of each source again."
   (setf (event-loop-blind loop) nil)
   (let ((poller (event-loop-poller loop)))
     (loop for source across (event-loop-sources loop)
@@ -82,9 +83,9 @@ If one unwinds, what events were fetched is lost, and the next to wait asks for 
                         (source-token source)))))
 
 (defmacro do-work ((connection loop list count spare) &body body)
-  "Do BODY for each CONNECTION that is in the work list LIST of LOOP when this begins; what is added
-meanwhile is for the next time. If BODY signals an error, it is logged, the connection is aborted,
-and the rest has its turn."
+  "Do BODY for each CONNECTION that is in the work list LIST of LOOP when this begins; connections
+added meanwhile are for the next time. If BODY signals an error, it is logged, that connection is
+aborted, and the loop goes on with the others."
   `(let ((work (,list ,loop))
          (work-count (,count ,loop))
          (i 0))
@@ -131,8 +132,8 @@ and the rest has its turn."
   nil)
 
 (define-hot flush-large ((loop event-loop)) null
-  "In the middle of a turn: run the timers that are due, and send the output that has grown large,
-or all if the last time was long ago."
+  "In the middle of a turn: run the timers that are due, and send output that has grown large, or
+all output if the last time was long ago."
   (let ((now (funcall (event-loop-clock loop))))
     (declare (type nanoseconds now))
     (run-timers loop now)
@@ -219,7 +220,7 @@ or all if the last time was long ago."
       t)))
 
 (define-hot end-turn ((loop event-loop)) null
-  "What comes in a turn after reading and deferred functions."
+  "The phases of a turn after the deferred functions."
   (inbox-phase loop)
   (timer-phase loop)
   (flush-phase loop)

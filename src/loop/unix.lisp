@@ -1,7 +1,8 @@
-;;;; The file of a listening unix socket. A server that was killed leaves it behind: it is replaced
-;;;; if nobody answers there any more, and only if it is a socket. A server that stops removes its
-;;;; own and no other's, which may have taken its place. Nobody whom the mode does not name can
-;;;; connect at any moment, since the file never has a wider one.
+;;;; The file of a listening unix socket. A server that was killed leaves its file behind. The file
+;;;; is replaced if it is a socket and no process answers there any more. A server that stops
+;;;; removes its own file, but not that of another server that has taken its place. The file never
+;;;; has a wider mode than it should, so at no moment can a user connect whom the mode does not
+;;;; allow.
 
 (in-package #:clgrpc.loop)
 
@@ -12,15 +13,15 @@
       (if abstract nil name))))
 
 (defun abandoned-p (address)
-  "True if nobody listens on ADDRESS, a unix one."
+  "True if no process listens on ADDRESS, a unix one."
   (let ((socket (os:open-socket os:+af-unix+)))
     (unless (os:failed-p socket)
       (unwind-protect (= (- os:+econnrefused+) (os:connect-socket socket address))
         (os:close-descriptor socket)))))
 
 (defun remove-abandoned-file (address)
-  "Remove the file of ADDRESS if it is a socket on which nobody listens; return true if that is
-done."
+  "Remove the file of ADDRESS if it is a socket on which no process listens; return true if it was
+removed."
   (let ((path (unix-file-path address)))
     (and path
          (os:socket-file-identity path)
@@ -46,7 +47,7 @@ its identity, or nil if there is none."
     (when path (cons path (os:socket-file-identity path)))))
 
 (defun remove-listening-file (file)
-  "Remove FILE, of LISTENING-FILE, unless that is another's by now."
+  "Remove FILE, of LISTENING-FILE, unless another file has taken its place."
   (destructuring-bind (&optional path &rest identity) file
     (when (and identity (equal identity (os:socket-file-identity path)))
       (os:remove-file path))))

@@ -31,12 +31,12 @@
 (defconstant +shortest-tick-ns+ 1000000)
 (defconstant +longest-tick-ns+ 32000000)
 (defconstant +doze-after-ns+ 200000000
-  "After so long without a move of any baton the watchdog sleeps.")
+  "When no baton has moved for so long the watchdog sleeps.")
 (defconstant +alert-ns+ 50000000
   "So long after a first overstay the ticks stay short.")
 (defconstant +longest-alert-ns+ 10000000000
-  "So long after an overstay they stay short at most; after so long without one the next is a
-first.")
+  "The longest time that ticks stay short after an overstay. After so long without an overstay, the
+next one counts as a first.")
 
 (defconstant +idle-ns+ 8000000000
   "After so long without a turn of any loop the process gives memory back.")
@@ -150,8 +150,8 @@ The lock is held."
 
 (defun look-at-loops (comparable)
   "Look at every baton. Return whether any has moved since the last look; whether any is lent, or
-needs somebody who cannot be had; and whether any was found to overstay. With COMPARABLE no garbage
-has been collected since."
+its loop needs a thread and gets none; and whether user code was found to overstay. COMPARABLE is
+true if no garbage has been collected since the last look."
   (let ((moved nil) (lent nil) (overstayed nil))
     (dolist (watched **watched** (values moved lent overstayed))
       (let* ((loop (watched-loop watched))
@@ -184,9 +184,9 @@ has been collected since."
   (timers-due-p (event-loop-wheel loop) (funcall (event-loop-clock loop))))
 
 (defun look-at-turn (watched loop in-user-code)
-  "Note in which turn LOOP is, and at what in it. If it is IN-USER-CODE, in the same turn as at the
-last look, tell it that the turn is long; if it is at the same function, tell that it is late, and
-return true."
+  "Note the turn of LOOP and its current function. If LOOP is IN-USER-CODE and in the same turn as
+at the last look, tell it that the turn is long. If it is also in the same function, tell it that
+the function is late, and return true."
   (let* ((turns (event-loop-turns loop))
          (at (event-loop-ring-start loop))
          (same-turn (= turns (shiftf (watched-turns watched) turns)))

@@ -1,6 +1,6 @@
-;;;; Worlds. A world says what time it is for the loops that are made in it, what they connect to
-;;;; and listen on, who runs them, and how a thread starts or waits. The machine is the world of all
-;;;; threads that say nothing else. The simulator (src/sim) makes worlds of its own: there one
+;;;; Worlds. A world gives the loops that are made in it their time and their network, and decides
+;;;; which thread runs them and how a thread starts or waits. The machine is the world of all
+;;;; threads unless they bind *WORLD*. The simulator (src/sim) makes worlds of its own: there one
 ;;;; thread at a time runs, and the simulator says which.
 ;;;;
 ;;;; A loop and a reserve belong for life to the world in which they are made. A thread that waits
@@ -82,7 +82,7 @@ nil, since its threads run, start and sleep by themselves."
 
 (defun await-notice (queue mutex end-ns)
   "Wait on QUEUE, with MUTEX held by this thread now and afterwards, for a notice or until END-NS,
-see NOTICE-END. Return false if it is past that. There may be no reason for the waking."
+see NOTICE-END. Return false if it is past that. It may return without a reason."
   (let ((left (- end-ns (world-now))))
     (and (plusp left)
          (cond ((simulated-p)
@@ -106,7 +106,7 @@ TIMEOUT-SECONDS, or, if they are nil, never."
       (sb-thread:wait-on-semaphore semaphore :n count :timeout timeout-seconds)))
 
 (defun await-futex (futex value)
-  "Sleep until FUTEX, which has had VALUE, has another. There may be no reason for the return."
+  "Sleep until FUTEX, which has had VALUE, has another value. It may return without a reason."
   (declare (type os:futex futex))
   (if (simulated-p)
       (funcall (world-wait *world*) (lambda () (/= value (aref futex 0))) nil)
