@@ -1,5 +1,5 @@
-;;;; What event callbacks are told. Those conditions that the loop signals as well are its own, and
-;;;; SOCKET-ERROR stands above all of them; here are the others, and cl-async's names.
+;;;; The conditions that event callbacks get. SOCKET-ERROR stands above all of them. Those that the
+;;;; loop signals as well are defined in clgrpc.loop; here are the others, and cl-async's names.
 
 (in-package #:clgrpc.async)
 
@@ -8,7 +8,7 @@
   (:documentation "The peer has closed the connection."))
 
 (define-condition socket-closed (socket-error) ()
-  (:documentation "The socket has been closed, and something was to be done with it."))
+  (:documentation "A socket that has been closed was to be used."))
 
 (macrolet ((define-aliases (&rest pairs)
              `(progn

@@ -13,8 +13,8 @@
     query))
 
 (defun end-query (query what failure event-cb function)
-  "QUERY has been answered: call FUNCTION, or if there was a FAILURE, a text, tell EVENT-CB that
-WHAT could not be looked up. On the loop."
+  "QUERY has been answered: call FUNCTION. If there was a FAILURE, a text, tell EVENT-CB instead
+that WHAT could not be looked up. On the loop."
   (end-use query)
   (decf (program-look-ups (loop-program (handle-loop query))))
   (if failure
@@ -27,9 +27,9 @@ WHAT could not be looked up. On the loop."
 (defun dns-lookup (host function &key event-cb (family +af-inet+) (loop *event-loop*))
   "Look HOST up, a name or a numeric address, without blocking the loop, and call (FUNCTION address
 family) on LOOP with the first of its addresses, as text, that is of FAMILY: +AF-INET+ (the
-default), +AF-INET6+ or +AF-UNSPEC+, either. If there is none EVENT-CB gets a DNS-ERROR. Four
-look-ups go on at once; others wait. Return true if HOST is numeric or localhost, so that nobody is
-asked; FUNCTION is never called before this returns. From any thread."
+default), +AF-INET6+, or +AF-UNSPEC+ for either. If there is none EVENT-CB gets a DNS-ERROR. Four
+look-ups go on at once; others wait. Return true if HOST is numeric or localhost, so that no
+resolver is asked. FUNCTION is never called before this returns. From any thread."
   (let* ((loop (the-loop loop))
          (query (begin-query loop))
          (known (os:resolve-host host 0 :look-up nil)))
@@ -51,8 +51,9 @@ asked; FUNCTION is never called before this returns. From any thread."
       (and known t))))
 
 (defun reverse-dns-lookup (address function &key event-cb (loop *event-loop*))
-  "Look up who has ADDRESS, a numeric one, without blocking the loop, and call (FUNCTION host
-service) on LOOP with the name, and that of port 0. If there is none, EVENT-CB gets a DNS-ERROR.
+  "Look up the name of the host with ADDRESS, a numeric one, without blocking the loop, and call
+(FUNCTION host service) on LOOP with it; SERVICE is the name of port 0. If there is none, EVENT-CB
+gets a DNS-ERROR.
 Signal MISUSE if ADDRESS is not numeric. From any thread."
   (let* ((loop (the-loop loop))
          (octets (or (os:make-address address 0)

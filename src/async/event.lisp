@@ -21,7 +21,7 @@
       (setf (%event-timer event) (make-timer #'event-due event))))
 
 (defun schedule-event (event ns)
-  "Have EVENT happen NS nanoseconds after the turn began."
+  "Schedule EVENT for NS nanoseconds after the beginning of the turn."
   (let ((loop (handle-loop event)))
     (begin-use event)
     (schedule-timer (loop:event-loop-wheel loop) (event-timer event)
@@ -35,7 +35,7 @@
     (funcall (%event-function event))))
 
 (defun schedule-again (event)
-  "EVENT is due; have it happen again a period after that. Those that are past are left out."
+  "EVENT is due: schedule it for a period after that. Times that are past already are left out."
   (let* ((loop (handle-loop event))
          (timer (%event-timer event))
          (period (%event-period-ns event))
@@ -85,8 +85,8 @@ thread."
   (%make-event :loop (the-loop loop) :function function :event-cb event-cb))
 
 (defun add-event (event &key timeout activate)
-  "Have EVENT happen in TIMEOUT seconds, a real, or nil: as soon as possible; if it is to happen
-already, that moves. Nothing depends on ACTIVATE. From any thread."
+  "Schedule EVENT for TIMEOUT seconds from now, a real; nil: as soon as possible. If it is scheduled
+already it is moved. Nothing depends on ACTIVATE. From any thread."
   (declare (ignore activate))
   (when (%event-freed event) (misuse "~A has been freed." event))
   (let ((loop (handle-loop event)) (ns (timeout-ns timeout)))
@@ -94,13 +94,13 @@ already, that moves. Nothing depends on ACTIVATE. From any thread."
     t))
 
 (defun remove-event (event)
-  "Have EVENT not happen; it may be added again. From any thread."
+  "Take EVENT off the schedule; it may be added again. From any thread."
   (let ((loop (handle-loop event)))
     (on-loop (loop) (end-event event))
     t))
 
 (defun free-event (event)
-  "Have EVENT never happen again. From any thread."
+  "End EVENT, which never happens again. From any thread."
   (setf (%event-freed event) t)
   (cancel event)
   t)

@@ -1,5 +1,5 @@
-;;;; Handles: what a user of the library has on a loop (timers, sockets, servers, notifiers and so
-;;;; on), and how the user's callbacks are run.
+;;;; Handles: the objects of the library's user on a loop (timers, sockets, servers, notifiers and
+;;;; so on), and how the user's callbacks are run.
 ;;;;
 ;;;; A handle that is in use counts as one of its loop's USES, unless UNREF says otherwise. A loop
 ;;;; begun by START-EVENT-LOOP ends with its last use; it looks at the end of the turn, so a
@@ -23,7 +23,7 @@
     (format stream "on ~A" (event-loop-name (handle-loop handle)))))
 
 (defun the-loop (loop)
-  "LOOP, that of the caller's keyword argument."
+  "Return LOOP, a caller's argument :LOOP; signal MISUSE if it is nil."
   (cond ((null loop)
          (misuse "No event loop runs in this thread: call from inside of WITH-EVENT-LOOP, or say ~
                   which with :LOOP."))
@@ -31,8 +31,8 @@
         (t loop)))
 
 (defmacro on-loop ((loop) &body body)
-  "Evaluate BODY on LOOP: now if this thread runs it, else as soon as it gets to that. Signal MISUSE
-if it has stopped."
+  "Evaluate BODY on LOOP: now if this thread runs LOOP, else when LOOP gets to it. Signal MISUSE if
+LOOP has stopped."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (loop:with-baton (,loop) (,function)
@@ -64,7 +64,7 @@ if it has stopped."
     nil))
 
 (defun stop-unless-used (loop)
-  "End LOOP if nobody uses it and no peer is waited for to take the last output."
+  "End LOOP if it has no uses, and no connection waits for its peer to take the last output."
   (let ((program (loop-program loop)))
     (when (and (program-until-unused program)
                (zerop (program-uses program))
@@ -72,12 +72,12 @@ if it has stopped."
       (stop-event-loop loop))))
 
 (defun exit-event-loop (&key (loop *event-loop*))
-  "Have LOOP end after the current turn. From any thread."
+  "End LOOP after the current turn. From any thread."
   (when loop (stop-event-loop loop))
   nil)
 
 (defun unref (handle)
-  "Have HANDLE, while it is in use, not keep its loop from ending. Return HANDLE. From any thread."
+  "Let the loop of HANDLE end although HANDLE is in use. Return HANDLE. From any thread."
   (let ((loop (handle-loop handle)))
     (on-loop (loop)
       (when (eq :counted (handle-use handle))
@@ -100,7 +100,7 @@ if it has stopped."
   (if (functionp callback) callback (fdefinition callback)))
 
 (defun report-failure (loop event-cb condition)
-  "CONDITION has ended a callback of LOOP whose event callback is EVENT-CB, or nil. Tell somebody."
+  "CONDITION has ended a callback of LOOP: tell EVENT-CB, its event callback, or the log."
   (let* ((program (loop-program loop))
          (catcher (program-catch-errors program))
          (teller (cond ((and event-cb (program-errors-to-event-cb program)) event-cb)
@@ -140,7 +140,7 @@ the debugger. Return what becomes of the callback."
   nil)
 
 (define-hot call-callback ((handle handle) (event-cb callback) (function function)) null
-  "Call FUNCTION, which calls a callback for HANDLE, and see to the errors in it."
+  "Call FUNCTION, which calls a callback for HANDLE, and handle errors in it."
   (block callback
     (handler-bind
         ((serious-condition
@@ -153,8 +153,8 @@ the debugger. Return what becomes of the callback."
     nil))
 
 (defmacro with-callback ((handle event-cb) &body body)
-  "Evaluate BODY, which calls a callback for HANDLE, and see to the errors in it: EVENT-CB may be
-told."
+  "Evaluate BODY, which calls a callback for HANDLE, and handle errors in it; EVENT-CB may be told
+of them."
   (let ((function (gensym "BODY")))
     `(flet ((,function () ,@body))
        (declare (dynamic-extent #',function))

@@ -1,7 +1,7 @@
 ;;;; cl-async's verbs on the event loop, for its users (doc/event-loop.md): timers, sockets,
-;;;; servers, streams, signals, look-ups and what a program on a loop needs. What they have of the
-;;;; loop itself, its futures and its conditions comes from clgrpc.loop and is exported here as
-;;;; well, so that this is the one package that such a program uses. Nothing else of clgrpc uses it.
+;;;; servers, streams, signals, look-ups and what a program on a loop needs. The loop itself, its
+;;;; futures and its conditions come from clgrpc.loop and are exported here as well, so that a
+;;;; program on a loop uses this package alone. Nothing else of clgrpc uses it.
 
 (defpackage #:clgrpc.async
   (:use #:cl #:clgrpc.base)

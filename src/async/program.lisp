@@ -1,5 +1,5 @@
-;;;; A program on a loop: START-EVENT-LOOP runs one in this thread until nothing is left to do.
-;;;; Signals, what is to be done at its end, and what it says about itself stand here as well.
+;;;; A program on a loop: START-EVENT-LOOP runs one in this thread until nothing is left to do. Its
+;;;; signals, its exit callbacks and its statistics stand here as well.
 
 (in-package #:clgrpc.async)
 
@@ -9,11 +9,11 @@
 nothing is left that it waits for (timers, sockets, servers, signal handlers and the like),
 EXIT-EVENT-LOOP is called, or a non-local exit; either way all that it has is closed then. NAME is
 for people; POLLER, what MAKE-EPOLL-POLLER or MAKE-POLL-POLLER returns, is epoll by default.
-An error in a callback: with CATCH-APP-ERRORS nil, those who called this may handle it, or else the
-debugger does, with the restarts ABORT-CALLBACK, CONTINUE-EVENT-LOOP, CLOSE-SOCKET and
-EXIT-EVENT-LOOP. Otherwise the callback is left, and the error given to the event callback of what
-it is about, if there is one and SEND-ERRORS-TO-EVENTCB is true; or else to CATCH-APP-ERRORS, if
-that is a function; or else to the log. Signal MISUSE if this thread runs a loop already."
+An error in a callback: with CATCH-APP-ERRORS nil, handlers around this call see it, and then the
+debugger, with the restarts ABORT-CALLBACK, CONTINUE-EVENT-LOOP, CLOSE-SOCKET and EXIT-EVENT-LOOP.
+Otherwise the callback is left. The error goes to the event callback of the object that it is about,
+if there is one and SEND-ERRORS-TO-EVENTCB is true; else to CATCH-APP-ERRORS if that is a function;
+else to the log. Signal MISUSE if this thread runs a loop already."
   (when (and *event-loop* (in-event-loop-p *event-loop*))
     (misuse "This thread runs ~A already." *event-loop*))
   (let* ((loop (apply #'make-event-loop :name name (and poller (list :poller poller))))
@@ -62,9 +62,10 @@ the last one added is called first. From any thread."
 (defun signal-handler (number function &key event-cb (loop *event-loop*))
   "Have FUNCTION called with NUMBER, that of a signal such as +SIGINT+, on LOOP whenever the process
 gets it, until FREE-SIGNAL-HANDLER or the end of the loop. A loop has one handler for a signal: this
-replaces LOOP's handler before. Other loops that ask for it get it too; its default action, and what
-others than loops had done about it, is suspended. EVENT-CB gets errors in it. Return the handler,
-for CANCEL. Signal MISUSE if NUMBER is none, or one that nobody can handle. From any thread."
+one replaces the one before. Other loops that ask for the signal get it too. Its default action, and
+a handler that other code has set for it, are suspended. EVENT-CB gets errors in FUNCTION. Return
+the handler, for CANCEL. Signal MISUSE if NUMBER is no signal, or one that cannot be handled. From
+any thread."
   (unless (and (typep number '(integer 1 64)) (/= os:+sigkill+ number os:+sigstop+))
     (misuse "A signal that can be handled is wanted, such as +SIGINT+, not ~S." number))
   (let* ((loop (the-loop loop))
@@ -98,8 +99,8 @@ for CANCEL. Signal MISUSE if NUMBER is none, or one that nobody can handle. From
           do (end-signal-handler (pop (program-signal-handlers program))))))
 
 (defun free-signal-handler (number &key (loop *event-loop*))
-  "Have LOOP do nothing more about the signal NUMBER, which has its default action again unless
-another loop handles it. From any thread."
+  "Free LOOP's handler of the signal NUMBER, which has its default action again unless another loop
+handles it. From any thread."
   (let ((loop (the-loop loop)))
     (on-loop (loop) (free-signal-now loop number))
     nil))

@@ -18,7 +18,7 @@
   "More unsent output than this is too much, unless the user says otherwise.")
 
 (defstruct (socket-settings (:conc-name settings-))
-  "What sockets share; the callbacks are described above."
+  "The settings that sockets share; the callbacks are described above."
   (read-cb nil :type callback)          ; what the connection calls: see STREAM and IN-PLACE
   (event-cb nil :type callback)         ; called with what goes wrong
   (connect-cb nil :type callback)       ; (socket), called once there is a connection
@@ -122,7 +122,7 @@
     nil))
 
 (defun look-at-output (socket)
-  "There was an attempt to send output of SOCKET: tell those who await that it has gone."
+  "There was an attempt to send output of SOCKET: call the callbacks that wait for output to go."
   (let* ((connection (%socket-connection socket))
          (settings (%socket-settings socket))
          (timeouts (%socket-timeouts socket))
@@ -275,7 +275,8 @@ thread."
   (or (%socket-early socket) (setf (%socket-early socket) (make-buffer :size 64))))
 
 (defun await-output (socket)
-  "Have a look deferred when SOCKET's output has been sent, and its time-out begin."
+  "Note that SOCKET awaits its output: a look at it is deferred when some was sent. Start its
+time-out."
   (unless (%socket-awaits socket)
     (setf (%socket-awaits socket) t)
     (let ((timeouts (%socket-timeouts socket)))
@@ -315,7 +316,7 @@ than that which runs the loop true is returned if SOCKET was not closed."
                  (not (%socket-closed socket))))))))
 
 (defun set-callbacks (socket read-cb write-cb event-cb)
-  "Have those callbacks that are not nil be SOCKET's from now on."
+  "Give SOCKET those of the callbacks that are not nil."
   (let* ((settings (setf (%socket-settings socket)
                          (copy-socket-settings (%socket-settings socket))))
          (stream (settings-stream settings)))
@@ -327,8 +328,8 @@ than that which runs the loop true is returned if SOCKET was not closed."
 ;;; Input
 
 (defun disable-socket (socket &key read)
-  "With READ, read no more of SOCKET until ENABLE-SOCKET; what the peer sends waits, and at last the
-peer does. On its loop."
+  "With READ, read no more of SOCKET until ENABLE-SOCKET. Octets that the peer sends wait, and in
+the end the peer does. On its loop."
   (let ((connection (%socket-connection socket)))
     (when (and read connection) (loop:stop-reading connection))
     nil))
@@ -389,7 +390,7 @@ that is not positive, is never. Signal SOCKET-CLOSED if it is closed. On its loo
                   "the peer takes nothing"))))
 
 (defun check-time (socket timer end-ns text)
-  "TIMER has run: look again at END-NS, or, if that is past, give SOCKET up."
+  "TIMER has run: start it again for END-NS or, if that is past, close SOCKET."
   (let ((loop (handle-loop socket)))
     (cond ((< (loop:event-loop-now loop) end-ns)
            (schedule-timer (loop:event-loop-wheel loop) timer end-ns))

@@ -1,10 +1,10 @@
 ;;;; Sockets as Gray streams: READ-BYTE, READ-SEQUENCE, READ-LINE, WRITE-BYTE, WRITE-SEQUENCE,
-;;;; FORMAT and CLOSE on a socket of the loop. Nothing here waits: what has not come yet is the end
-;;;; of file for now, and output goes where WRITE-SOCKET-DATA puts it.
+;;;; FORMAT and CLOSE on a socket of the loop. Nothing here waits: where octets have not come yet,
+;;;; it is the end of file for now, and output goes through WRITE-SOCKET-DATA.
 ;;;;
-;;;; What has come and is not read is kept, up to HIGH-WATER octets and one read of the loop; then
-;;;; the socket is read no more until no more than LOW-WATER are left. Without anything unread a
-;;;; stream has no buffer. Input is read on the loop; output may be written by any thread.
+;;;; Octets that have come and are not read are kept, up to HIGH-WATER and one read of the loop.
+;;;; Then the socket is not read until only LOW-WATER are left. A stream without unread octets has
+;;;; no buffer. Input is read on the loop; output may be written by any thread.
 
 (in-package #:clgrpc.async)
 
@@ -57,7 +57,7 @@ Signal MISUSE if it was made without. On its loop."
     (if unread (buffer-fill unread) 0)))
 
 (defun mind-water (stream)
-  "Stop reading the socket of STREAM if too much is unread, and go on if that has gone."
+  "Stop reading the socket of STREAM if too much is unread; read it again once enough was read."
   (let* ((socket (stream-socket stream))
          (settings (%socket-settings socket))
          (count (unread-octets stream)))
@@ -71,7 +71,7 @@ Signal MISUSE if it was made without. On its loop."
     nil))
 
 (defun take-unread (stream count)
-  "COUNT of the octets that STREAM has unread are read."
+  "Take COUNT octets off those that STREAM has unread."
   (let ((unread (stream-unread stream)))
     (when (and unread (= (buffer-end unread) (incf (buffer-start unread) count)))
       (setf (stream-unread stream) nil))

@@ -1,5 +1,5 @@
-;;;; What users have on a loop, as far as it is no handle's own: the loop keeps it for us in its
-;;;; DATUM. It is made when the first of it is needed, so a loop of gRPC has none.
+;;;; What the user of a loop has on it beside handles: a PROGRAM, which the loop keeps in its DATUM.
+;;;; It is made when it is first needed, so a loop of gRPC has none.
 
 (in-package #:clgrpc.async)
 

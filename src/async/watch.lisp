@@ -1,5 +1,5 @@
-;;;; What else users may have on a loop: functions called each turn, functions that other threads
-;;;; call, and descriptors of their own.
+;;;; What else a user may have on a loop: functions called in each turn, functions that other
+;;;; threads trigger, and descriptors of the user's own.
 
 (in-package #:clgrpc.async)
 
@@ -11,8 +11,8 @@
   (event-cb nil :type callback))        ; gets errors in CALLBACK
 
 (defun idle (function &key event-cb (loop *event-loop*))
-  "Have FUNCTION called, without arguments, in each turn of LOOP, which does not sleep as long,
-until FREE-IDLER or CANCEL of what this returns. EVENT-CB gets errors in it. From any thread."
+  "Call FUNCTION, without arguments, in each turn of LOOP, until FREE-IDLER or CANCEL of what this
+returns. LOOP does not sleep meanwhile. EVENT-CB gets errors in FUNCTION. From any thread."
   (let* ((loop (the-loop loop))
          (idler (make-idler :loop loop :callback function :event-cb event-cb)))
     (on-loop (loop)
@@ -30,7 +30,7 @@ until FREE-IDLER or CANCEL of what this returns. EVENT-CB gets errors in it. Fro
   (eq :idle (handle-use idler)))
 
 (defun free-idler (idler)
-  "Have IDLER's function called no more. From any thread."
+  "End IDLER: its function is called no more. From any thread."
   (cancel idler))
 
 (defmethod cancel ((idler idler) &optional text)
@@ -41,7 +41,7 @@ until FREE-IDLER or CANCEL of what this returns. EVENT-CB gets errors in it. Fro
 
 (defstruct (notifier (:include handle) (:constructor %make-notifier) (:conc-name %notifier-)
                      (:copier nil))
-  "A function that other threads have called on the loop."
+  "A function that is called on the loop when other threads trigger it."
   (callback nil :type callback)         ; the function, without arguments
   (event-cb nil :type callback)         ; gets errors in CALLBACK
   (single-shot t :type boolean)         ; the first call frees it
@@ -59,8 +59,8 @@ thread."
     notifier))
 
 (defun trigger-notifier (notifier)
-  "Have NOTIFIER's function called on its loop. Signal MISUSE if NOTIFIER is freed or its loop has
-stopped. From any thread."
+  "Call NOTIFIER's function on its loop. Signal MISUSE if NOTIFIER is freed or its loop has stopped.
+From any thread."
   (when (%notifier-freed notifier) (misuse "~A is freed." notifier))
   (let ((loop (handle-loop notifier)))
     (unless (post loop (lambda () (run-notifier notifier))) (misuse "~A has stopped." loop))
@@ -77,7 +77,7 @@ stopped. From any thread."
   (end-use notifier))
 
 (defun free-notifier (notifier)
-  "Have NOTIFIER's function called no more. From any thread."
+  "End NOTIFIER: its function is called no more. From any thread."
   (cancel notifier))
 
 (defun notifier-freed-p (notifier)
@@ -89,7 +89,7 @@ stopped. From any thread."
   (end-handle notifier #'end-notifier))
 
 ;;; Descriptors. To the user they are level-triggered: after each callback the descriptor is added
-;;; anew, which reports what is still so.
+;;; to the poller again, which then reports events that still hold.
 
 (defstruct (watched-descriptor (:include loop:source) (:copier nil))
   "The loop's side of a DESCRIPTOR-WATCH."
@@ -109,11 +109,11 @@ stopped. From any thread."
 
 (defun poll (descriptor function &key event-cb (poll-for '(:readable :writable)) socket
                                    (loop *event-loop*))
-  "Have (FUNCTION events) called on LOOP as long as DESCRIPTOR, that of a file that can be waited
-for, is what POLL-FOR says, a list of :readable and :writable; EVENTS is a list of those that it
-is. It ends with FREE-POLLER or CANCEL of what this returns, which comes before closing DESCRIPTOR.
-EVENT-CB gets errors in FUNCTION. Nothing depends on SOCKET. Signal SOCKET-ERROR if DESCRIPTOR
-cannot be watched, or LOOP watches it already. On LOOP."
+  "Call (FUNCTION events) on LOOP again and again while DESCRIPTOR is :readable or :writable, as far
+as the list POLL-FOR names these; EVENTS is the list of those that it is. FREE-POLLER, or CANCEL, of
+what this returns ends it, and must come before DESCRIPTOR is closed. EVENT-CB gets errors in
+FUNCTION. Nothing depends on SOCKET. Signal SOCKET-ERROR if DESCRIPTOR cannot be watched, or LOOP
+watches it already. On LOOP."
   (declare (ignore socket))
   (let* ((loop (the-loop loop))
          (watch (%make-watch :loop loop :descriptor descriptor :callback function :event-cb event-cb
