@@ -134,3 +134,17 @@ afterwards."
         `(let ((,name (open-end ,@arguments)))
            (unwind-protect (with-ends ,others ,@body)
              (close-end ,name))))))
+
+;;; Connections without TLS
+
+(defun memory-connection (loop descriptor input)
+  "A connection on LOOP whose peer is an END, which is returned as well; INPUT takes what comes."
+  (let ((end (make-end)))
+    (values (make-connection loop (make-transport **memory** descriptor "memory" end)
+                             (make-handler :input input))
+            end)))
+
+(defun takes-all (connection octets start end)
+  "An INPUT that takes all that comes."
+  (declare (ignore connection octets start))
+  end)

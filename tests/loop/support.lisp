@@ -107,6 +107,33 @@ how often it is woken; each time it is about to sleep it signals ASLEEP."
     (values (lambda () (+ (monotonic-ns) (car offset)))
             (lambda (seconds) (incf (car offset) (seconds-ns seconds))))))
 
+;;; Loops that the thread of a test runs, turn by turn
+
+(defun still-poller (note)
+  "A poller that reports nothing. NOTE is called with :wake, and with each time-out for which the
+loop would wait, in nanoseconds."
+  (make-poller :add (constantly 0) :remove (constantly 0)
+               :wait (lambda (poller timeout-ns)
+                       (declare (ignore poller))
+                       (funcall note timeout-ns)
+                       0)
+               :wake (lambda (poller)
+                       (declare (ignore poller))
+                       (funcall note :wake))
+               :close #'identity))
+
+(defun make-turn-of (loop)
+  "Make one turn of LOOP in this thread. Return false if the baton was lost in it."
+  (clgrpc.loop::with-taken-loop (loop (take loop))
+    (multiple-value-prog1 (clgrpc.loop::run-turn loop)
+      (hand-over loop))))
+
+(defmacro with-still-loop ((loop &key (clock '#'monotonic-ns) (note '#'identity)) &body body)
+  "Do BODY with LOOP bound to a loop that only MAKE-TURN-OF runs, with CLOCK and a STILL-POLLER."
+  `(let ((,loop (make-event-loop :name "still" :clock ,clock :poller (still-poller ,note))))
+     (unwind-protect (progn ,@body)
+       (stop-event-loop ,loop))))
+
 ;;; Servers and blocking clients
 
 (defun listen-with (loops handler &key (address "127.0.0.1:0") (options (make-server-options))

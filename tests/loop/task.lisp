@@ -1,0 +1,112 @@
+;;;; What a loop is to do later: in which order, in which turn, and that nothing is lost of it. The
+;;;; test's thread makes the turns.
+
+(in-package #:clgrpc.tests.loop)
+(in-suite :clgrpc.loop)
+
+(test deferred-functions-are-called-in-order
+  (with-still-loop (loop)
+    (let ((ran '()))
+      (flet ((note (argument) (push argument ran)))
+        ;; the ring begins in its middle, and grows while it is wrapped around
+        (dotimes (i 40) (defer loop #'note i))
+        (make-turn-of loop)
+        (loop for i from 40 below 1000 do (defer loop #'note i))
+        (make-turn-of loop)
+        (is (equal (loop for i below 1000 collect i) (reverse ran)))))))
+
+(test a-deferred-function-defers-for-the-next-turn
+  (with-still-loop (loop)
+    (let ((turns '()))
+      (labels ((again (left)
+                 (push (clgrpc.loop::event-loop-turns loop) turns)
+                 (when (plusp left) (defer loop #'again (1- left)))))
+        (defer loop #'again 2)
+        (loop repeat 4 do (make-turn-of loop)))
+      (is (equal '(1 2 3) (reverse turns))))))
+
+(test errors-keep-no-other-task-from-its-turn
+  (with-still-loop (loop)
+    (with-events (events)
+      (let ((ran '()))
+        (flet ((err (argument) (error 'mishap) argument)
+               (note (argument) (push argument ran)))
+          (defer loop #'err nil)
+          (defer loop #'note :deferred)
+          (post loop (lambda () (err nil)))
+          (post loop (lambda () (note :posted)))
+          (call-last loop #'err nil)
+          (call-last loop #'note :last)
+          (make-turn-of loop))
+        (is (equal '(:deferred :posted :last) (reverse ran)))
+        (is (equal '(:deferred-function-error :posted-function-error :last-function-error)
+                   (mapcar #'second (events))))))))
+
+(test functions-of-call-last-are-called-in-order
+  (with-still-loop (loop)
+    (let ((ran '()))
+      (dotimes (i 100) (call-last loop (lambda (argument) (push argument ran)) i))
+      (make-turn-of loop)
+      (is (equal (loop for i below 100 collect i) (reverse ran)))
+      (make-turn-of loop)
+      (is (= 100 (length ran)) "Each is called once."))))
+
+(defclass posted-item ()
+  ((place :initarg :place :reader posted-place))) ; a list whose first element counts
+
+(defmethod clgrpc.loop:run-posted ((item posted-item))
+  (incf (first (posted-place item))))
+
+(test what-is-posted-is-done-in-order
+  (with-still-loop (loop)
+    (let ((ran '()) (place (list 0)))
+      (dotimes (i 10)
+        (let ((i i)) (post loop (lambda () (push i ran)))))
+      (is-true (post loop (make-instance 'posted-item :place place)))
+      (make-turn-of loop)
+      (is (equal '(0 1 2 3 4 5 6 7 8 9) (reverse ran)))
+      (is (= 1 (first place)) "An object is posted as a function is."))))
+
+(test only-the-first-post-wakes-a-sleeping-loop
+  (let ((wakes 0) (ran 0) (waiting nil))
+    (with-still-loop (loop :note (lambda (what)
+                                   (if (eq what :wake)
+                                       (incf wakes)
+                                       (when waiting (funcall (shiftf waiting nil))))))
+      (flet ((post-some ()
+               (loop repeat 3 do (post loop (lambda () (incf ran))))))
+        (setf waiting #'post-some)
+        (make-turn-of loop)
+        (is (= 3 ran))
+        (is (= 1 wakes))
+        (defer loop #'identity nil)     ; so that the next turn does not sleep
+        (setf waiting #'post-some))
+      (make-turn-of loop)
+      (is (= 6 ran))
+      (is (= 1 wakes) "A loop that is awake needs no waking."))))
+
+(test a-stopped-loop-takes-no-posts
+  (let ((loop (make-event-loop :name "stopped" :poller (still-poller #'identity))))
+    (stop-event-loop loop)
+    (is-true (join-event-loop loop))
+    (is-false (post loop (lambda () (error 'mishap))))))
+
+(test one-turn-tells-once-that-connections-have-gone
+  (with-still-loop (loop)
+    (let ((told 0) (connections '()))
+      (let ((note (lambda (gone-of) (when (eq gone-of loop) (incf told)))))
+        (loop repeat 2 do (call-after-closing loop note)))
+      (flet ((connect (descriptor)
+               (push (memory-connection loop descriptor #'takes-all) connections)))
+        (defer loop #'connect 1000001)
+        (defer loop #'connect 1000002))
+      (make-turn-of loop)
+      (is (= 0 told))
+      (defer loop (lambda (argument)
+                    (declare (ignore argument))
+                    (dolist (connection connections) (close-connection connection :abort t)))
+        nil)
+      (make-turn-of loop)
+      (is (= 1 told))
+      (make-turn-of loop)
+      (is (= 1 told)))))
