@@ -5,7 +5,7 @@
 ;;;;   DEFER                the loop     after the reading of this turn, or in the next turn; user
 ;;;;                                     code runs in such functions only
 ;;;;   CALL-LAST            the loop     at the end of this turn, after the output has been sent
-;;;;   CALL-AFTER-CLOSING   the loop     at the end of each turn in which a connection has gone
+;;;;   CALL-AFTER-CLOSING   the loop     at the end of a turn, for each connection that has gone in it
 ;;;;   a timer              the loop     when it is due; see EVENT-LOOP-WHEEL
 ;;;;   MARK-READY, -DIRTY   the loop     a connection's next read, and next flush; connection.lisp
 
@@ -42,9 +42,8 @@ code, and must not call functions of the loop. By the thread that holds the bato
     nil))
 
 (defun call-after-closing (loop function)
-  "From now on call FUNCTION with LOOP, as CALL-LAST does, at the end of each turn in which a
-connection of LOOP has gone. A function that is added twice is called once. On the loop, or before
-it is started."
+  "From now on call FUNCTION with LOOP, as CALL-LAST does, for each connection of LOOP that goes. A
+function that is added twice is called once for each. On the loop, or before it is started."
   (pushnew function (event-loop-after-closing loop))
   nil)
 
