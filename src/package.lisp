@@ -77,7 +77,7 @@
                   #:rpc-error-attempts)
   (:import-from #:clgrpc.calling
                   #:close-channel #:channel-target #:channel-state #:channel-addresses
-                  #:ensure-connected
+                  #:ensure-connected #:reset-back-off
                   #:wait-for-state-change #:call-async #:bearer-token)
   (:import-from #:clgrpc.serving
                   #:server)

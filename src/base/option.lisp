@@ -392,6 +392,37 @@ not sooner after the last look-up that had an answer than this.")
    (dns-service-config nil
     "Whether a channel to a name takes its service config from the TXT records of _grpc_config.NAME
 (gRFC A2). Most names have none, and asking costs a query each time the name is looked up.")
+   (idle-seconds 1800 0 1000000000 "seconds"
+    "A channel that has had no calls for this time goes idle: its connections, its balancer and its
+resolver end, and the next call begins anew. It may take an eighth longer. 0 means never; other
+times under a second count as one.")
+   (max-connections-per-subchannel 10 1 1000 "connections"
+    "The most connections to one server that a service config may ask for (connectionScaling, gRFC
+A105).")
+   (connections-per-subchannel 1 1 1000 "connections"
+    "How many connections to each server are made and kept, whatever a service config says. A call
+goes over the oldest that has a stream for it.")
+   (max-concurrent-requests 0 0 1000000000 "calls"
+    "How many calls of a channel may be in flight. One more ends at once with :unavailable, and is
+not made again (gRFC A32). 0 means no limit.")
+   (breaker-max-calls 0 0 1000000000 "calls"
+    "How many calls one server may have. A call that no other server takes ends at once with
+:unavailable, and is not made again. 0 means no limit.")
+   (breaker-max-waiting 0 0 1000000000 "calls"
+    "How many calls of a channel that is ready may wait until its servers allow them a stream. One
+more ends at once with :unavailable, and is not made again. 0 means no limit.")
+   (breaker-failure-percent 0 0 100 "percent"
+    "If so many of the calls that one server has had in breaker-window-seconds have failed by its
+fault, it gets no calls for breaker-open-seconds; then one is tried, which decides whether it gets
+others. Calls that no other server takes end at once with :unavailable, and are not made again. 0
+means that nobody looks.")
+   (breaker-min-calls 20 1 1000000000 "calls"
+    "With fewer calls than these in breaker-window-seconds a server keeps its calls, however many
+have failed.")
+   (breaker-window-seconds 10 0.01 3600 "seconds"
+    "The time in which calls and their failures are counted for breaker-failure-percent.")
+   (breaker-open-seconds 5 0.01 3600 "seconds"
+    "How long a server gets no calls that too many have failed of (breaker-failure-percent).")
    (max-client-loops 0 0 1024 "loops"
     "A new channel gets an event loop of its own while the channels of the image have fewer loops
 than this; otherwise it shares one. Blocking callers on different loops do not wait for each

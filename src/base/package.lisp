@@ -56,6 +56,10 @@
    #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter
    #:options-backoff-maximum-seconds #:options-max-client-loops
    #:options-connection-attempt-delay-seconds
+   #:options-idle-seconds #:options-max-connections-per-subchannel
+   #:options-connections-per-subchannel #:options-max-concurrent-requests
+   #:options-breaker-max-calls #:options-breaker-max-waiting #:options-breaker-failure-percent
+   #:options-breaker-min-calls #:options-breaker-window-seconds #:options-breaker-open-seconds
    #:options-dns-timeout-seconds #:options-resolve-interval-seconds #:options-dns-service-config
    ;; seed.lisp
    #:hash-seed #:renew-hash-seed

@@ -41,6 +41,11 @@ default, at most. Return CHANNEL. Signal :unavailable with the reason if an atte
 most. Return the new state, or NIL if it still is STATE. The state may have changed more than once.
 From any thread but a loop's."))
 
+(defgeneric reset-back-off (channel)
+  (:documentation "Have CHANNEL try at once what it waits to try again, to resolve its target and to
+connect to its servers, and wait after failures as after the first from now on: the network may have
+come back. Return CHANNEL. From any thread."))
+
 ;;; What call credentials are sent on
 
 (defgeneric channel-secure-p (channel)

@@ -83,6 +83,7 @@ WITH-CHANNEL."
                           :receive-limit (getf arguments :max-receive-octets)
                           :attempt-metadata attempt-metadata)))
     (setf (core-balancer core) (make-instance 'switch :parent core))
+    (add-guard core)
     (trace-event :channel :channel-made :target target)
     (loop:end-before-save core #'close-core)
     (let ((channel (apply #'make-instance
@@ -161,6 +162,13 @@ that, or NIL after TIMEOUT seconds."
                                                          :ended-by :transport :sent nil))))))
       (error (status:make-rpc-error :deadline-exceeded :ended-by :local :sent nil
                                                     :message (not-connected-text core timeout)))))
+  channel)
+
+(defmethod reset-back-off ((channel wire-channel))
+  (let ((core (channel-core channel)))
+    (loop:post (core-loop core)
+               (lambda ()
+                 (unless (eq :shutdown (core-state core)) (end-back-off core)))))
   channel)
 
 (defun not-connected-text (core seconds)

@@ -56,13 +56,16 @@
 (defun submit-later (core call)
   "There is no stream for CALL now."
   (ecase (core-state core)
-    (:ready (enqueue-waiting core call) (start-waiting core))
+    (:ready (enqueue-waiting core call)
+     (start-waiting core)
+     (let ((failure (and (core-admitted core) (refuse-to-wait core call))))
+       (when failure (fail-call call failure))))
     (:idle (enqueue-waiting core call)
      (unless (core-picker core) (wake core)))
     (:connecting (enqueue-waiting core call))
     (:transient-failure
      (let ((picked (pick core call)))
-       (if (and (failure-p picked) (not (client-call-wait-for-ready call)))
+       (if (and (failure-p picked) (ends-p call picked))
            (fail-call call picked)
            (enqueue-waiting core call))))
     (:shutdown (end-client-call call :unavailable "the channel is closed" :ended-by :local
@@ -92,6 +95,11 @@ it has one, one beside that."
            (and (wire-call-stream call)
                 (wire:retries-over (wire:ensure-retries call))))))
 
+(defun ends-p (call failure)
+  "True if CALL, which FAILURE was picked for, ends with it."
+  (or (failure-drop failure)
+      (not (client-call-wait-for-ready call))))
+
 (defun fail-call (call failure)
   "An attempt of CALL fails, since FAILURE was picked for it."
   (let ((setback (make-setback (failure-status failure) (failure-text failure)
@@ -111,17 +119,17 @@ is choosy. Those that wait for ready keep their places when a failure is picked 
              (let ((picked (pick core call)))
                (typecase picked
                  (null (when choosy (push call patient)))
-                 (failure (cond ((client-call-wait-for-ready call)
-                                 (begin-waiting core call)
-                                 (push call patient))
-                                (t (fail-call call picked)))
+                 (failure (cond ((ends-p call picked) (fail-call call picked))
+                                (t (begin-waiting core call)
+                                   (push call patient)))
                   t)
                  (t (multiple-value-bind (stream link) (free-stream picked)
                       (cond (stream
                              (stop-waiting call)
                              (start-attempt call link stream)
                              t)
-                            (choosy (push call patient)))))))))
+                            (t (ask-for-link picked)
+                               (when choosy (push call patient))))))))))
       (loop for call = (dequeue (core-waiting core))
             while call
             unless (or (not (wanted-p call)) (start call))
@@ -129,6 +137,9 @@ is choosy. Those that wait for ready keep their places when a failure is picked 
                  (return)))
     (dolist (call patient) (enqueue-first call (core-waiting core))))
   (dolist (subchannel (core-subchannels core)) (leave-full-links subchannel)))
+
+(defmethod serve-waiting ((core core))
+  (when (waiting-calls core) (start-waiting core)))
 
 ;;; States
 
@@ -143,7 +154,7 @@ is choosy. Those that wait for ready keep their places when a failure is picked 
 (defun change-picker (core state picker)
   "CORE's channel is in STATE, and its calls are picked for by PICKER from now on."
   (unless (eq :shutdown (core-state core))
-    (setf (core-picker core) picker)
+    (setf (core-picker core) (guarded-picker core picker))
     (unless (eq state (core-state core)) (change-core-state core state))
     (when (waiting-calls core)
       (cond (picker (start-waiting core))
@@ -165,6 +176,7 @@ is choosy. Those that wait for ready keep their places when a failure is picked 
 (defun leave-idle (core)
   "CORE, which is idle, has its servers resolved, anew if need be, and connected to."
   (dolist (call (waiting-calls core)) (begin-waiting core call))
+  (begin-idle-watch core)
   (change-picker core :connecting nil)
   (enter-stage core :resolve)
   (cond ((not (core-resolving core))
@@ -203,7 +215,8 @@ takes it."
          (fail-resolving core (format nil "~A has no servers" (core-name core))))
         ((or (shiftf (core-awaiting core) nil)
              (eq :transient-failure (core-state core)))
-         (exit-idle (core-balancer core)))))
+         (exit-idle (core-balancer core))))
+  (when (eq :ready (core-state core)) (serve-waiting core))) ; they may have more connections
 
 (defun receive-failure (core text)
   "The resolver of CORE has no backends because of TEXT. Those that there are stay in use."
@@ -228,12 +241,90 @@ takes it."
                     (unless (core-resolved core) (enter-stage core :resolve))
                     (resolve-again (core-resolver core)))))
 
+;;; Idleness. A timer looks from time to time whether the channel has calls, or has had some since
+;;; it looked last; calls pay nothing for it.
+
+(defun busy-p (core)
+  "True if CORE has calls of users'."
+  (or (waiting-calls core)
+      (plusp (hash-table-count (core-retrying core)))
+      (some (lambda (subchannel)
+              (or (subchannel-leaving subchannel)
+                  (plusp (subchannel-calls subchannel))))
+            (core-subchannels core))))
+
+(defun core-picks (core)
+  "How many streams the subchannels of CORE have had."
+  (reduce #'+ (core-subchannels core) :key #'subchannel-picks))
+
+(defun idle-limit-ns (core)
+  "After how long without calls CORE is to go idle; 0 is never."
+  (let ((seconds (options-idle-seconds (core-options core))))
+    (if (plusp seconds) (seconds-ns (max 1 seconds)) 0)))
+
+(defun begin-idle-watch (core)
+  "CORE leaves its idle state; have it go back there when it has had no calls for long enough."
+  (let ((limit (idle-limit-ns core)))
+    (when (and (plusp limit) (null (core-idle-timer core)))
+      (setf (core-idle-timer core) (make-timer #'watch-idleness core)
+            (core-idle-since-ns core) (core-now core))
+      (watch-idleness core))))
+
+(defun watch-idleness (core)
+  "Look whether CORE has been without calls for long enough, now or else later."
+  (let ((now (core-now core))
+        (limit (idle-limit-ns core))
+        (picks (core-picks core)))
+    (flet ((look-again (due)
+             (schedule-timer (loop:event-loop-wheel (core-loop core)) (core-idle-timer core) due)))
+      (cond ((or (busy-p core) (/= picks (core-idle-picks core)))
+             (setf (core-idle-picks core) picks
+                   (core-idle-since-ns core) now)
+             (look-again (+ now (ceiling limit 8))))
+            ((< now (+ limit (core-idle-since-ns core)))
+             (look-again (+ limit (core-idle-since-ns core))))
+            (t (go-idle core))))))
+
+(defun stop-idle-watch (core)
+  (let ((timer (shiftf (core-idle-timer core) nil)))
+    (when timer (cancel-timer (loop:event-loop-wheel (core-loop core)) timer))))
+
+(defun go-idle (core)
+  "End the balancer and the resolver of CORE, which has no calls, until it has one."
+  (trace-event :channel :channel-idle :target (core-name core))
+  (stop-idle-watch core)
+  (stop-back-off (core-back-off core) (core-loop core))
+  (forget-failures (core-back-off core))
+  (quit-resolver (core-resolver core))
+  (setf (core-resolving core) nil
+        (core-resolved core) nil
+        (core-awaiting core) nil)
+  (close-balancer (core-balancer core))
+  (setf (core-balancer core) (make-instance 'switch :parent core))
+  (change-picker core :idle nil))
+
+(defun end-back-off (core)
+  "Have what CORE waits to try again, its resolver and its servers, be tried now, and later waits be
+as after the first failure."
+  (let ((waits (back-off-timer (core-back-off core))))
+    (stop-back-off (core-back-off core) (core-loop core))
+    (forget-failures (core-back-off core))
+    (when waits (resolve-again (core-resolver core))))
+  (dolist (subchannel (copy-list (core-subchannels core)))
+    (forget-failures (subchannel-back-off subchannel))
+    (when (back-off-timer (subchannel-back-off subchannel))
+      (stop-back-off (subchannel-back-off subchannel) (core-loop core))
+      (end-wait subchannel)
+      (connect subchannel)))
+  (serve-waiting core))
+
 ;;; The end
 
 (defun shut-down (core)
   "End CORE and every call on it."
   (change-core-state core :shutdown)
   (setf (core-picker core) nil)
+  (stop-idle-watch core)
   (stop-back-off (core-back-off core) (core-loop core))
   (quit-resolver (core-resolver core))
   (dolist (call (clear-fifo (core-waiting core)))

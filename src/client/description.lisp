@@ -29,9 +29,6 @@ children's, such as a weight, for people. On its channel's loop.")
 
 ;;; Addresses
 
-(defun all-links (subchannel)
-  (append (subchannel-links subchannel) (subchannel-leaving subchannel)))
-
 (defun seconds-to-attempt (subchannel)
   "How long SUBCHANNEL waits until its next attempt to connect, or nil if it does not."
   (let ((timer (back-off-timer (subchannel-back-off subchannel))))
@@ -53,8 +50,7 @@ children's, such as a weight, for people. On its channel's loop.")
                   :state (subchannel-state subchannel)
                   :connections (length (subchannel-links subchannel))
                   :calls (reduce #'+ links :key #'wire:link-calls)
-                  :picks (+ (subchannel-former-streams subchannel)
-                            (reduce #'+ links :key #'link-streams))
+                  :picks (subchannel-picks subchannel)
                   :failures (subchannel-failures subchannel)
                   :failed-connects (subchannel-failed-connects subchannel))
             (unless (member (subchannel-state subchannel) '(:ready :shutdown))
@@ -64,6 +60,8 @@ children's, such as a weight, for people. On its channel's loop.")
                               (subchannel-failure subchannel))))
                 (when text (list :trouble text))))
             (when wait (list :next-attempt wait))
+            (when (subchannel-breaker subchannel)
+              (list :breaker (breaker-state (subchannel-breaker subchannel))))
             (when (subchannel-attributes subchannel)
               (list :attributes (subchannel-attributes subchannel)))
             more)))

@@ -18,7 +18,8 @@
   (:import-from #:clgrpc.calling
                   #:close-channel #:channel-target #:channel-state #:channel-addresses
                   #:channel-secure-p
-                  #:channel-plaintext-credentials #:ensure-connected #:wait-for-state-change
+                  #:channel-plaintext-credentials #:ensure-connected #:reset-back-off
+                  #:wait-for-state-change
                   #:interception #:credentials-metadata #:client-loop #:client-loop-loop
                   #:client-loop-reserve #:acquire-client-loop #:release-client-loop #:drive-for
                   #:when-dropped #:report-dropped #:end-elsewhere #:check-call-options

@@ -51,6 +51,11 @@
   (balancing nil :type (or null config:policy-config)) ; as the user says, before CONFIG
   (balancer nil :type (or null balancer)) ; that chooses among them, a SWITCH
   (picker nil)                          ; see balancer.lisp; changed by one store
+  ;; of a guarded channel, see guard.lisp: from calls in flight to the subchannels picked for them
+  (admitted nil :type (or null hash-table))
+  (idle-timer nil :type (or null timer)) ; while it may go idle
+  (idle-picks 0 :type index)            ; how many streams it had had when it was last seen busy,
+  (idle-since-ns 0 :type nanoseconds)   ; and when that was
   (state :idle :type connectivity)      ; of the channel
   (subchannels '() :type list)          ; those in use, and those that have calls still
   (waiting (make-fifo) :type fifo :read-only t) ; calls without a stream
@@ -66,6 +71,10 @@
 
 (defun core-now (core)
   (loop:event-loop-now (core-loop core)))
+
+(defgeneric serve-waiting (core)
+  (:documentation "Calls of CORE that wait for a stream may get one now, or have a connection made
+for them."))
 
 (document-functions
   subchannel-key "The addresses of the server that SUBCHANNEL is for, as text; empty if it is for
@@ -126,6 +135,7 @@ them."
   (state :idle :type connectivity)      ; what the two come to, as its balancer sees it
   (watchers '() :type list)             ; functions of the subchannel: LINK-STATE has changed
   (listener nil :type (or null function)) ; told of the end of each attempt, see ADD-LISTENER
+  (breaker nil :type (or null breaker)) ; of a guarded channel's
   (side-calls '() :type list)           ; the channel's own calls on its links, see side-call.lisp
   (note nil)                            ; what its balancer knows of it
   (endeavours '() :type list)           ; to connect: those under way

@@ -114,6 +114,27 @@ not come about is not tried for again."
                              (length (subchannel-endeavours subchannel))))
           do (begin-endeavour subchannel))))
 
+(defun most-links (subchannel)
+  "How many links SUBCHANNEL may have (gRFC A105)."
+  (let* ((options (subchannel-options subchannel))
+         (config (core-config (subchannel-core subchannel)))
+         (wanted (and config (config:service-config-max-connections config))))
+    (max (options-connections-per-subchannel options)
+         (min (or wanted 1) (options-max-connections-per-subchannel options)))))
+
+(defun ask-for-link (subchannel)
+  "A call finds no stream of SUBCHANNEL: begin another link, unless it has as many as it may, one is
+under way, or the last attempt has failed a short while ago."
+  (let ((count (length (subchannel-links subchannel))))
+    (when (and (< count (most-links subchannel))
+               (null (back-off-timer (subchannel-back-off subchannel))))
+      (widen subchannel (1+ count)))))
+
+(defun keep-links (subchannel)
+  "Begin what links SUBCHANNEL, if it is ready, lacks of those it is to keep."
+  (when (null (back-off-timer (subchannel-back-off subchannel)))
+    (widen subchannel (options-connections-per-subchannel (subchannel-options subchannel)))))
+
 (defun begin-endeavour (subchannel)
   "Begin an attempt to connect to one of SUBCHANNEL's addresses."
   (let* ((core (subchannel-core subchannel))
@@ -208,7 +229,10 @@ many streams it allows."
                    :role :client :peer (wire:link-peer link)
                    :max-concurrent-streams (http2:connection-peer-max-streams
                                             (wire:link-http2 link)))
-      (unless (eq :ready (subchannel-link-state subchannel)) (change-state subchannel :ready)))))
+      (if (eq :ready (subchannel-link-state subchannel))
+          (forget-failures (subchannel-back-off subchannel))
+          (change-state subchannel :ready))
+      (keep-links subchannel))))
 
 (defun greeting-failed (endeavour link text)
   "LINK, a candidate of ENDEAVOUR's, has ended because of TEXT before the peer's SETTINGS came."
@@ -234,14 +258,27 @@ it; others wait as long as gRPC's document on connection back-off says."
   (let* ((subchannel (endeavour-subchannel endeavour))
          (text (string-right-trim "." (princ-to-string condition))))
     (end-endeavour endeavour text)
-    (cond ((not (eq :connecting (subchannel-link-state subchannel))))
-          ((subchannel-endeavours subchannel))
+    (cond ((subchannel-endeavours subchannel))
+          ((eq :ready (subchannel-link-state subchannel)) (pause-widening subchannel text))
+          ((not (eq :connecting (subchannel-link-state subchannel))))
           ((and (shiftf (subchannel-proven subchannel) nil)
                 (endeavour-met endeavour)
                 (impatient-calls-p (subchannel-core subchannel)))
            (note-failure subchannel text)
            (begin-endeavour subchannel))
           (t (wait-for-better-times subchannel text (endeavour-began-ns endeavour))))))
+
+(defun pause-widening (subchannel text)
+  "SUBCHANNEL, which is ready, has got no further link because of TEXT. It begins none for a while."
+  (incf (subchannel-failed-connects subchannel))
+  (let ((core (subchannel-core subchannel)))
+    (trace-event :subchannel :no-further-connection :target (core-name core) :reason text)
+    (start-back-off (subchannel-back-off subchannel) (core-loop core) (core-options core)
+                    (lambda ()
+                      (cond ((eq :ready (subchannel-link-state subchannel))
+                             (keep-links subchannel)
+                             (serve-waiting core))
+                            (t (end-wait subchannel)))))))
 
 (defun wait-for-better-times (subchannel text
                               &optional (since-ns (core-now (subchannel-core subchannel))))
@@ -366,6 +403,14 @@ that it is left."
   "How many streams LINK has had."
   (http2:counters-streams-opened (http2:connection-counters (wire:link-http2 link))))
 
+(defun all-links (subchannel)
+  (append (subchannel-links subchannel) (subchannel-leaving subchannel)))
+
+(defun subchannel-picks (subchannel)
+  "How many streams the links of SUBCHANNEL have had."
+  (+ (subchannel-former-streams subchannel)
+     (reduce #'+ (all-links subchannel) :key #'link-streams)))
+
 (defun useful-p (subchannel link)
   "True if LINK, which has worked, had a call, other than such as the peer's GOAWAY says it has not
 seen, or lasted as long as the first wait between attempts."
@@ -385,7 +430,11 @@ the second time in a row the next attempt waits."
         (t (setf (subchannel-useless subchannel) (min 2 (1+ (subchannel-useless subchannel))))))
   (ask-resolver (subchannel-core subchannel))
   (if (< (subchannel-useless subchannel) 2)
-      (change-state subchannel :idle)
+      (change-state subchannel
+                    ;; a further link that was asked for may still come about, or have failed
+                    (cond ((subchannel-endeavours subchannel) :connecting)
+                          ((back-off-timer (subchannel-back-off subchannel)) :transient-failure)
+                          (t :idle)))
       (wait-for-better-times subchannel
                              (format nil "~A takes connections and ends them: ~A"
                                      (core-name (subchannel-core subchannel)) text))))
@@ -416,7 +465,10 @@ the second time in a row the next attempt waits."
     (incf (subchannel-former-streams subchannel) (link-streams link))
     (cond (endeavour (greeting-failed endeavour link (wire:link-failure link)))
           ((and used (linkless-p subchannel))
-           (go-on-without subchannel link (wire:link-failure link))))
+           (go-on-without subchannel link (wire:link-failure link)))
+          (used
+           (keep-links subchannel)
+           (serve-waiting core)))
     (forget-if-ended subchannel)
     (when (core-dropped core) (funcall (core-dropped core)))))
 

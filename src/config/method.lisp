@@ -60,7 +60,7 @@
   "The number of the status that ITEM, at PATH, is: its name, its number or its keyword."
   (let ((code (typecase item
                 (integer item)
-                (string (position item *status-names* :test #'string=))
+                (string (position item *status-names* :test #'string-equal))
                 (keyword (and *lisp-source*
                               (position (substitute #\_ #\- (string item)) *status-names*
                                         :test #'string=))))))

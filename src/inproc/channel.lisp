@@ -171,6 +171,9 @@ server that listens on that address. From any thread; end it with CLOSE-CHANNEL.
             unless (eq now state) return now
             while (loop:await-notice (channel-closed channel) (channel-lock channel) end)))))
 
+(defmethod calling:reset-back-off ((channel inproc-channel))
+  channel)
+
 (defmethod calling:ensure-connected ((channel inproc-channel) &key timeout)
   (declare (ignore timeout))
   (let ((site (channel-site channel)))

@@ -32,6 +32,7 @@
    #:inlet-filter #:inlet-queued-octets #:inlet-received #:intent-metadata #:intent-of-attempt
    #:intent-wait-for-ready #:make-arrival #:make-observer #:may-send-p #:message-due-p #:never
    #:note-failed-attempt #:notify #:notify-sleeper #:observation-table #:observe #:observer
+   #:observer-call-ended
    #:on-cancel #:on-end #:on-half-close #:on-message #:on-writable #:operate #:operations
    #:outcome #:outcome-details #:outcome-message #:outcome-stage #:outcome-unsent #:outgoing
    #:outgoing-metadata #:outgoing-type #:outlet #:outlet-writable-wanted #:overdue-p #:park

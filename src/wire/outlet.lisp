@@ -24,8 +24,12 @@
   (when (> size (send-limit call)) (refuse-size call size)))
 
 (defun refuse-size (call size)
-  (error (verdict-error :too-long-to-send (list size (send-limit call))
-                        :call call :sent (and (wire-call-stream call) t))))
+  "Signal that a message of SIZE is too long for CALL. If it is a call's only request, which has not
+begun and never will, the error is no call's: whoever asked that for its metadata would wait."
+  (let ((begun (not (and (client-p call) (sends-one-p call)))))
+    (error (verdict-error :too-long-to-send (list size (send-limit call))
+                          :call (and begun call)
+                          :sent (and begun (wire-call-stream call) t)))))
 
 (define-hot (write-sized :inline t) ((type protobuf:message-type) message (octets octets) (at index)
                                      (size index))

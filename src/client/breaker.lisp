@@ -1,0 +1,103 @@
+;;;; A circuit breaker: what keeps calls from a server that fails too many of them. It is closed,
+;;;; and counts calls and failures over a window of time; when too great a share of enough calls has
+;;;; failed it opens, and lets none through for a while; then it is half open and lets one through
+;;;; at a time, until one has ended: well, and it is closed, or not, and it is open again.
+;;;;
+;;;; The window is cut into parts, of which the oldest goes when a new one begins: what is counted
+;;;; is of the last nine to ten tenths of the window.
+;;;;
+;;;; Pure: time is an argument. Which calls go to which server is decided in guard.lisp.
+
+(in-package #:clgrpc.client)
+
+(defconstant +window-parts+ 10)
+
+(defstruct (breaker (:constructor make-breaker (options)) (:copier nil))
+  "The circuit breaker of one subchannel."
+  (options nil :type channel-options :read-only t) ; the channel's
+  (state :closed :type (member :closed :open :half-open)) ; see above
+  (until-ns 0 :type nanoseconds)        ; while open: when it is half open
+  (trial nil)                           ; while half open: the call that was let through, or nil
+  (part 0 :type unsigned-byte)          ; the newest part of the window, counted from time 0
+  ;; how many calls ended in each part, at its number modulo the count of parts
+  (calls (make-array +window-parts+ :initial-element 0) :type simple-vector :read-only t)
+  ;; how many of them had failed
+  (failures (make-array +window-parts+ :initial-element 0) :type simple-vector :read-only t))
+
+(declaim (sb-ext:freeze-type breaker))
+
+(defmethod print-object ((breaker breaker) stream)
+  (print-unreadable-object (breaker stream :type t)
+    (format stream "~(~A~), ~D of ~D calls failed" (breaker-state breaker)
+            (reduce #'+ (breaker-failures breaker)) (reduce #'+ (breaker-calls breaker)))))
+
+(defun clear-window (breaker)
+  (fill (breaker-calls breaker) 0)
+  (fill (breaker-failures breaker) 0))
+
+(defun advance-window (breaker now)
+  "Forget what is too old at NOW."
+  (let* ((part-ns (max 1 (floor (seconds-ns (options-breaker-window-seconds
+                                             (breaker-options breaker)))
+                                +window-parts+)))
+         (part (floor now part-ns)))
+    (loop for old from (1+ (breaker-part breaker)) to part
+          repeat +window-parts+
+          do (setf (svref (breaker-calls breaker) (mod old +window-parts+)) 0
+                   (svref (breaker-failures breaker) (mod old +window-parts+)) 0))
+    (when (> (- part (breaker-part breaker)) +window-parts+) (clear-window breaker))
+    (setf (breaker-part breaker) (max part (breaker-part breaker)))))
+
+(defun open-breaker (breaker now)
+  (clear-window breaker)
+  (setf (breaker-state breaker) :open
+        (breaker-trial breaker) nil
+        (breaker-until-ns breaker)
+        (+ now (seconds-ns (options-breaker-open-seconds (breaker-options breaker))))))
+
+(defun admit-to-breaker (breaker call calls now)
+  "Nil if CALL may go to BREAKER's server, which has CALLS, at NOW; else why not, a text. A call
+that has been let through may be again."
+  (let ((most (options-breaker-max-calls (breaker-options breaker))))
+    (when (and (eq :open (breaker-state breaker)) (<= (breaker-until-ns breaker) now))
+      (setf (breaker-state breaker) :half-open))
+    (ecase (breaker-state breaker)
+      (:closed (when (and (plusp most) (>= calls most))
+                 (format nil "it has ~D calls (breaker-max-calls)" calls)))
+      (:open "too many of its calls have failed (breaker-failure-percent)")
+      (:half-open (cond ((null (breaker-trial breaker))
+                         (setf (breaker-trial breaker) call)
+                         nil)
+                        ((eq call (breaker-trial breaker)) nil)
+                        (t "too many of its calls have failed, and one is tried"))))))
+
+(defun note-end (breaker call failed now)
+  "An attempt of CALL on BREAKER's server has ended at NOW; FAILED, if that was the server's fault.
+Return the new state of BREAKER if it has another now."
+  (let ((before (breaker-state breaker))
+        (options (breaker-options breaker)))
+    (ecase before
+      (:closed
+       (advance-window breaker now)
+       (let ((at (mod (breaker-part breaker) +window-parts+)))
+         (incf (svref (breaker-calls breaker) at))
+         (when failed (incf (svref (breaker-failures breaker) at))))
+       (let ((calls (reduce #'+ (breaker-calls breaker))))
+         (when (and failed
+                    (plusp (options-breaker-failure-percent options))
+                    (>= calls (options-breaker-min-calls options))
+                    (>= (* 100 (reduce #'+ (breaker-failures breaker)))
+                        (* calls (options-breaker-failure-percent options))))
+           (open-breaker breaker now))))
+      (:half-open
+       (when (eq call (breaker-trial breaker))
+         (cond (failed (open-breaker breaker now))
+               (t (setf (breaker-state breaker) :closed
+                        (breaker-trial breaker) nil)))))
+      (:open nil))                      ; a call of before it opened
+    (let ((after (breaker-state breaker)))
+      (and (not (eq before after)) after))))
+
+(defun forget-trial (breaker call)
+  "CALL, which may have been let through to be tried, has ended without having been sent."
+  (when (eq call (breaker-trial breaker)) (setf (breaker-trial breaker) nil)))

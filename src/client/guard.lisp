@@ -1,0 +1,136 @@
+;;;; Guards: what refuses calls, of a channel that has been told to, before they go anywhere. They
+;;;; stand before the picker: whatever it picks for a call is asked for leave. What is refused ends
+;;;; at once with :unavailable and the reason, also calls that wait for ready, and is not made again
+;;;; (gRFC A32).
+;;;;
+;;;; * max-concurrent-requests: how many calls of the channel are in flight. A call is so from when
+;;;;   a server was first picked for it until it ends, whatever attempts it has (gRFC A105 says why
+;;;;   not only from when it has a stream). The guard's observer hears of its end.
+;;;; * A circuit breaker for each subchannel (breaker.lisp). If one refuses a call the picker is
+;;;;   asked again, as it may pick another server; if it picks none that takes it, the call is
+;;;;   refused.
+;;;;
+;;;; A channel without such options has no guard, and its picker is the balancer's.
+
+(in-package #:clgrpc.client)
+
+(defun breakers-p (options)
+  "True if OPTIONS ask for circuit breakers."
+  (plusp (max (options-breaker-max-calls options) (options-breaker-failure-percent options))))
+
+(defun guard-wanted-p (options)
+  "True if a channel that has OPTIONS needs a guard."
+  (or (plusp (options-max-concurrent-requests options))
+      (plusp (options-breaker-max-waiting options))
+      (breakers-p options)))
+
+(defconstant +picks-past-breakers+ 16
+  "So many servers are asked for at most, if breakers refuse those that were picked.")
+
+(defun refusal (control &rest arguments)
+  "What is picked for a call that is refused because of what CONTROL and ARGUMENTS format."
+  (make-failure (format nil "refused: ~?" control arguments) :unavailable t))
+
+;;; Breakers
+
+(defparameter *faults*
+  '(:unavailable :deadline-exceeded :resource-exhausted :internal :unknown :data-loss)
+  "The statuses of attempts that a breaker takes for the server's fault.")
+
+(defun note-attempt (breaker call subchannel status)
+  "An attempt of CALL on SUBCHANNEL, which has BREAKER, has ended with STATUS."
+  (unless (or (null status) (side-call-p call))
+    (let ((new (note-end breaker call (and (member status *faults*) t)
+                         (core-now (subchannel-core subchannel)))))
+      (when new
+        (log-event :warning :circuit-breaker :state new
+                                             :target (core-name (subchannel-core subchannel))
+                                             :address (addresses-text subchannel))))))
+
+(defun ensure-breaker (subchannel)
+  "The breaker of SUBCHANNEL, made now if it has none."
+  (or (subchannel-breaker subchannel)
+      (let ((breaker (make-breaker (subchannel-options subchannel))))
+        (add-listener subchannel
+                      (lambda (call subchannel status trailers)
+                        (declare (ignore trailers))
+                        (note-attempt breaker call subchannel status)))
+        (setf (subchannel-breaker subchannel) breaker))))
+
+(defun breaker-refusal (subchannel call)
+  "Nil if CALL may go to SUBCHANNEL, else the FAILURE that its breaker says."
+  (let ((text (and (breakers-p (subchannel-options subchannel))
+                   (admit-to-breaker (ensure-breaker subchannel) call (subchannel-calls subchannel)
+                                     (core-now (subchannel-core subchannel))))))
+    (and text (refusal "~A: ~A" (addresses-text subchannel) text))))
+
+(defun pick-past-breakers (picker call)
+  "What PICKER, a subchannel or a PICKER, picks for CALL among the servers whose breakers take it;
+if none does, the FAILURE that the last one's says."
+  (loop with refusal = nil
+        repeat (if (picker-p picker) +picks-past-breakers+ 1)
+        do (let ((picked (if (picker-p picker) (funcall (picker-function picker) call) picker)))
+             (unless (subchannel-p picked) (return (or refusal picked)))
+             (setf refusal (breaker-refusal picked call))
+             (unless refusal (return picked)))
+        finally (return refusal)))
+
+;;; The channel's calls
+
+(defun admit (core picker call)
+  "What is picked by PICKER for CALL of CORE's channel, if CALL may go."
+  (let ((admitted (core-admitted core))
+        (most (options-max-concurrent-requests (core-options core))))
+    (if (and (plusp most)
+             (not (gethash call admitted))
+             (>= (hash-table-count admitted) most))
+        (refusal "~D calls are in flight (max-concurrent-requests)" most)
+        (let ((picked (pick-past-breakers picker call)))
+          (when (subchannel-p picked) (setf (gethash call admitted) picked))
+          picked))))
+
+(defun guarded-picker (core picker)
+  "PICKER, behind the guard of CORE's channel if it has one."
+  (if (and (core-admitted core) (typep picker '(or subchannel picker)))
+      (make-picker (lambda (call) (admit core picker call))
+                   (format nil "guarded, ~A" (if (picker-p picker)
+                                                 (picker-text picker)
+                                                 (addresses-text picker)))
+                   :choosy t)           ; it refuses calls, whatever others wait for
+      picker))
+
+(defun dismiss-call (core call)
+  "CALL has ended: it is in flight no more."
+  (let ((subchannel (gethash call (core-admitted core))))
+    (when subchannel
+      (remhash call (core-admitted core))
+      ;; the end of a stream is told to the breaker by itself
+      (when (and (subchannel-breaker subchannel) (null (wire-call-stream call)))
+        (forget-trial (subchannel-breaker subchannel) call)))))
+
+(defun guard-observer (core)
+  "The observer of CORE, which the guard hears of ended calls by, and the user's if there is one."
+  (let* ((before (core-observer core))
+         (told (and before (rpc:observer-call-ended before)))
+         (observer (if before (copy-structure before) (rpc:make-observer))))
+    (setf (rpc:observer-call-ended observer)
+          (lambda (call)
+            (dismiss-call core call)
+            (when told (funcall (the function told) call))))
+    observer))
+
+(defun add-guard (core)
+  "Have CORE, a new one, guarded if its options ask for it."
+  (when (guard-wanted-p (core-options core))
+    (setf (core-admitted core) (make-hash-table :test #'eq)
+          (core-observer core) (guard-observer core))))
+
+(defun refuse-to-wait (core call)
+  "The FAILURE for CALL, which has begun to wait for a stream, if too many do that; it waits no more
+then. Else nil."
+  (let ((most (options-breaker-max-waiting (core-options core))))
+    (when (and (plusp most)
+               (> (length (waiting-calls core)) most)
+               (eq call (first (last (waiting-calls core)))))
+      (remove-from-fifo call (core-waiting core))
+      (refusal "~D calls wait for a stream (breaker-max-waiting)" most))))

@@ -1,0 +1,70 @@
+;;;; Circuit breakers, without a channel.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defun a-breaker (&rest options)
+  (client::make-breaker (apply #'make-channel-options options)))
+
+(defun end-calls (breaker now &rest failed)
+  "Have calls of BREAKER end NOW, in seconds, each FAILED or not; return the last new state."
+  (let ((new nil))
+    (dolist (fault failed new)
+      (setf new (or (client::note-end breaker :a fault (seconds-ns now)) new)))))
+
+(defun admitted-p (breaker call now &optional (calls 0))
+  (null (client::admit-to-breaker breaker call calls (seconds-ns now))))
+
+(test a-breaker-opens-half-opens-and-closes
+  (let ((breaker (a-breaker :breaker-failure-percent 50 :breaker-min-calls 4
+                            :breaker-window-seconds 10 :breaker-open-seconds 5)))
+    (is (null (end-calls breaker 1 nil t t)) "too few calls")
+    (is (admitted-p breaker :a 1))
+    (is (eq :open (end-calls breaker 2 t)))
+    (is (not (admitted-p breaker :a 2)))
+    (is (not (admitted-p breaker :a 6.9)))
+    (is (admitted-p breaker :a 7) "one is tried")
+    (is (eq :half-open (client::breaker-state breaker)))
+    (is (admitted-p breaker :a 7) "it may ask again")
+    (is (not (admitted-p breaker :b 7)))
+    (is (eq :open (client::note-end breaker :a t (seconds-ns 8))))
+    (is (not (admitted-p breaker :b 12)))
+    (is (admitted-p breaker :b 13))
+    (is (null (client::note-end breaker :z nil (seconds-ns 13))) "a call of before says nothing")
+    (is (eq :closed (client::note-end breaker :b nil (seconds-ns 14))))
+    (is (admitted-p breaker :c 14))
+    (is (null (end-calls breaker 14 t t t)) "it counts anew")))
+
+(test a-trial-that-was-not-sent-is-another-calls
+  (let ((breaker (a-breaker :breaker-failure-percent 100 :breaker-min-calls 1
+                            :breaker-open-seconds 1)))
+    (is (eq :open (end-calls breaker 1 t)))
+    (is (admitted-p breaker :a 2))
+    (client::forget-trial breaker :b)
+    (is (not (admitted-p breaker :b 2)))
+    (client::forget-trial breaker :a)
+    (is (admitted-p breaker :b 2))))
+
+(test a-breakers-window-moves
+  (let ((breaker (a-breaker :breaker-failure-percent 60 :breaker-min-calls 5
+                            :breaker-window-seconds 10)))
+    (is (null (end-calls breaker 1 t t t t)))
+    (is (null (end-calls breaker 12 t t)) "the first four are too old")
+    (is (null (end-calls breaker 20 nil nil)))
+    (is (null (end-calls breaker 22.5 t)) "of 5 calls 3 have failed, but two were 10.5 s ago")
+    (is (null (end-calls breaker 1000 t t t t)) "all are too old")
+    (is (eq :open (end-calls breaker 1000 t)))))
+
+(test a-share-is-of-enough-calls
+  (let ((breaker (a-breaker :breaker-failure-percent 50 :breaker-min-calls 10)))
+    (is (null (apply #'end-calls breaker 1 (append (make-list 6) '(t t t t t)))) "5 of 11")
+    (is (eq :open (end-calls breaker 1 t)) "6 of 12"))
+  (let ((breaker (a-breaker)))
+    (is (null (apply #'end-calls breaker 1 (make-list 100 :initial-element t)))
+        "nobody looks without the option")))
+
+(test a-breaker-limits-calls
+  (let ((breaker (a-breaker :breaker-max-calls 3)))
+    (is (admitted-p breaker :a 1 2))
+    (is (not (admitted-p breaker :a 1 3)))
+    (is (admitted-p breaker :a 1 2))))

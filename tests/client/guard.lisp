@@ -1,0 +1,94 @@
+;;;; What guards refuse: calls beyond a channel's limit, and those of servers that fail too many.
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(test no-guard-without-a-limit
+  (with-probe (channel) (:ask #'double)
+    (ask channel (note 1))
+    (let ((core (client::channel-core channel)))
+      (is (null (client::core-admitted core)))
+      (is (null (client::core-observer core)))
+      (is (client::subchannel-p (client::core-picker core)) "the picker is the subchannel"))))
+
+(test so-many-calls-are-in-flight
+  "The next is refused at once, also if it waits for ready; a place is free when a call has ended."
+  (with-probe (channel :channel-options '(:max-concurrent-requests 2)) (:ask #'double :chat #'echo)
+    (let ((first (chat channel :open))
+          (second (chat channel :open)))
+      (speak first 1)
+      (speak second 1)
+      (dolist (options '(() (:wait-for-ready t)))
+        (let ((error (caught (apply #'ask channel (note 1) options))))
+          (is (eq :unavailable (status:rpc-error-status error)))
+          (is (search "2 calls are in flight" (princ-to-string error)))
+          (is (not (status:rpc-error-sent-p error)))))
+      (grpc:cancel first)
+      (is (wait-until (lambda () (grpc:call-status first))))
+      (dotimes (i 5) (is (= 6 (number-of (ask channel (note 3))))))
+      (grpc:cancel second))))
+
+(test calls-that-wait-for-a-connection-are-not-in-flight-yet
+  (with-core (core puppet nil :options (:max-concurrent-requests 1))
+    (client::add-guard core)
+    (let ((calls (loop repeat 3 collect (begin-ask core))))
+      (is (= 3 (length (client::waiting-calls core))))
+      (push-config puppet nil)
+      ;; no stream, but a server to be picked
+      (client::change-state (first (client::core-subchannels core)) :ready)
+      (is (equal '(nil :unavailable :unavailable) (mapcar #'grpc:call-status calls)))
+      (is (eq :unavailable (grpc:call-status (begin-ask core))))
+      (client::end-client-call (first calls) :cancelled "of a test")
+      (is (null (grpc:call-status (begin-ask core)))))))
+
+(test so-many-calls-may-wait
+  (with-probe (channel :options '(:max-concurrent-streams 1)
+                       :channel-options '(:breaker-max-waiting 1))
+      (:chat #'echo)
+    (let ((first (chat channel :open)))
+      (speak first 1)
+      (let ((second (chat channel :open)))
+        (is (wait-until (lambda ()
+                          (client::waiting-calls (client::channel-core channel)))))
+        (let ((error (caught (grpc:receive (chat channel :open)))))
+          (is (eq :unavailable (status:rpc-error-status error)))
+          (is (search "breaker-max-waiting" (princ-to-string error))))
+        (grpc:cancel first)
+        (speak second 2)
+        (grpc:cancel second)))))
+
+(defvar *sick* nil "True while FALL-ILL fails.")
+
+(defun fall-ill (note call)
+  (if *sick* (grpc:fail :internal "ill") (double note call)))
+
+(test servers-that-fail-too-many-calls-get-none
+  (setf *sick* t)
+  (with-probe (channel :channel-options '(:breaker-failure-percent 50 :breaker-min-calls 4
+                                          :breaker-open-seconds 0.2))
+      (:ask #'fall-ill)
+    (flet ((breaker ()
+             (getf (first (grpc:channel-addresses channel)) :breaker)))
+      (dotimes (i 4)
+        (is (eq :internal (status:rpc-error-status (caught (ask channel (note 1)))))))
+      (is (eq :open (breaker)))
+      (let ((error (caught (ask channel (note 1) :wait-for-ready t))))
+        (is (eq :unavailable (status:rpc-error-status error)))
+        (is (search "too many of its calls have failed" (princ-to-string error))))
+      (setf *sick* nil)
+      (is (wait-until (lambda ()
+                        (eql 2 (ignore-errors (number-of (ask channel (note 1))))))))
+      (is (eq :closed (breaker))))))
+
+(test breakers-leave-calls-to-other-servers
+  (with-core (core puppet :round-robin :options (:breaker-max-calls 1))
+    (client::add-guard core)
+    (client::wake core)
+    (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
+    (dolist (subchannel (client::core-subchannels core)) (client::change-state subchannel :ready))
+    (let ((full (first (client::core-subchannels core))))
+      (setf (client::breaker-state (client::ensure-breaker full)) :open
+            (client::breaker-until-ns (client::subchannel-breaker full)) most-positive-fixnum)
+      (loop repeat 4
+            do (is (eq (second (client::core-subchannels core))
+                       (client::pick core (begin-ask core))))))))

@@ -1,0 +1,77 @@
+;;;; More than one connection to a server (gRFC A105).
+
+(in-package #:clgrpc.tests.client)
+(in-suite :clgrpc.client)
+
+(defun connections-of (channel)
+  (getf (first (grpc:channel-addresses channel)) :connections))
+
+(defun config-of-connections (count)
+  (list :connection-scaling (list :max-connections-per-subchannel count)))
+
+(defmacro with-chats ((calls channel count) &body body)
+  "Evaluate BODY with CALLS bound to COUNT calls of Chat on CHANNEL that have begun; cancel them."
+  `(let ((,calls (loop repeat ,count collect (chat ,channel :open))))
+     (unwind-protect (progn ,@body)
+       (mapc #'grpc:cancel ,calls))))
+
+(test calls-get-connections-up-to-the-configs-number
+  (with-probe (channel :options '(:max-concurrent-streams 2)
+                       :channel-options (list :service-config (config-of-connections 3)))
+      (:ask #'double :chat #'echo)
+    (with-chats (calls channel 6)
+      (dolist (call calls) (speak call 1))
+      (is (= 3 (connections-of channel)))
+      (let ((seventh (chat channel :open)))
+        (is (wait-until (lambda () (client::waiting-calls (client::channel-core channel)))))
+        (is (= 3 (connections-of channel)) "no more than that")
+        (grpc:cancel (first calls))
+        (speak seventh 7)
+        (grpc:cancel seventh)))
+    (is (= 2 (number-of (ask channel (note 1)))))))
+
+(test one-connection-unless-the-config-says-more
+  (with-probe (channel :options '(:max-concurrent-streams 1)) (:chat #'echo)
+    (with-chats (calls channel 2)
+      (speak (first calls) 1)
+      (is (wait-until (lambda () (client::waiting-calls (client::channel-core channel)))))
+      (is (= 1 (connections-of channel))))))
+
+(test the-channels-option-caps-the-config
+  (with-core (core puppet nil :options (:max-connections-per-subchannel 4))
+    (client::wake core)
+    (flet ((most (source)
+             (push-config puppet source)
+             (client::most-links (first (client::core-subchannels core)))))
+      (is (= 1 (most nil)))
+      (is (= 3 (most (config-of-connections 3))))
+      (is (= 4 (most (config-of-connections 100))) "an update changes it"))))
+
+(test connections-may-be-so-many-from-the-start
+  (with-probe (channel :server server :channel-options '(:connections-per-subchannel 3))
+      (:ask #'double)
+    (ask channel (note 1))
+    (is (wait-until (lambda () (= 3 (connections-of channel)))))
+    (let ((link (first (client::subchannel-links (the-subchannel channel)))))
+      (loop:post (client::core-loop (client::channel-core channel))
+                 (lambda () (wire:abandon-link link :unavailable "of a test")))
+      (is (wait-until (lambda ()
+                        (and (= 3 (connections-of channel))
+                             (not (member link (client::subchannel-links
+                                                (the-subchannel channel)))))))
+          "one that is lost is made again"))))
+
+(test a-further-connection-that-fails-waits
+  (with-core (core puppet nil :options (:backoff-initial-seconds 60))
+    (client::wake core)
+    (push-config puppet (config-of-connections 2))
+    (let ((subchannel (first (client::core-subchannels core))))
+      (setf (client::subchannel-endeavours subchannel) '())
+      (client::change-state subchannel :ready)
+      (client::pause-widening subchannel "refused")
+      (is (eq :ready (client::core-state core)))
+      (client::ask-for-link subchannel)
+      (is (null (client::subchannel-endeavours subchannel)) "not before the wait is over")
+      (client::end-back-off core)
+      (client::ask-for-link subchannel)
+      (is (= 1 (length (client::subchannel-endeavours subchannel)))))))
