@@ -1006,6 +1006,8 @@
                (:file "target")
                (:file "back-off")
                (:file "resolver")
+               (:file "choice")
+               (:file "naming")
                (:file "core")
                (:file "service-config")
                (:file "pick-first")

@@ -279,12 +279,18 @@ taken for it. Return the value of FUNCTION as well, the first of the two values.
            (values value t))
           (t (values nil nil)))))
 
+(defconstant +stale-ns+ 100000
+  "Who takes a loop at which nobody has looked for so long reads first what has come: it may be that
+a peer has gone, on whose connection a call would be lost. A look costs one system call.")
+
 (define-hot run-aside ((loop event-loop) (function function) (flush function)) t
   "Call FUNCTION on LOOP, whose baton this thread has just taken, then FLUSH with LOOP, and step
 back. Return the value of FUNCTION. Timers that are due run first: a thread that comes often enough
 may be the only one that ever runs LOOP."
   (unwind-protect
        (progn (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
+              (when (< +stale-ns+ (- (event-loop-now loop) (event-loop-looked-at loop)))
+                (read-at-once loop))
               (inbox-phase loop)
               (timer-phase loop)
               (prog1 (funcall function)

@@ -67,7 +67,8 @@ anew."
                  (not (inbox-empty-p (event-loop-inbox loop))))
         (sb-thread:thread-yield))
       (setf (event-loop-now loop) (funcall (event-loop-clock loop))
-            (event-loop-flushed-at loop) (event-loop-now loop))
+            (event-loop-flushed-at loop) (event-loop-now loop)
+            (event-loop-looked-at loop) (event-loop-now loop))
       (incf (event-loop-turns loop))
       (dispatch-events loop count)
       t)))
@@ -218,6 +219,19 @@ all output if the last time was long ago."
     (when (deferred-phase loop)
       (end-turn loop)
       t)))
+
+(define-hot read-at-once ((loop event-loop)) null
+  "Read what has come, without waiting and without a turn."
+  (unless (event-loop-blind loop)
+    (let* ((poller (event-loop-poller loop))
+           (count (funcall (poller-wait poller) poller 0)))
+      (declare (type (integer 0 256) count))
+      (setf (event-loop-looked-at loop) (event-loop-now loop))
+      (when (plusp count)
+        (dispatch-events loop count)
+        (read-phase loop)
+        ;; whose peer has gone is told there
+        (flush-phase loop)))))
 
 (define-hot end-turn ((loop event-loop)) null
   "The phases of a turn after the deferred functions."

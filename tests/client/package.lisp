@@ -6,7 +6,8 @@
                     (#:status #:clgrpc.status) (#:service #:clgrpc.service) (#:wire #:clgrpc.wire)
                     (#:client #:clgrpc.client) (#:config #:clgrpc.config)
                     (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2) (#:hpack #:clgrpc.hpack)
-                    (#:os #:clgrpc.os) (#:support #:clgrpc.tests.support)))
+                    (#:os #:clgrpc.os) (#:dns #:clgrpc.dns) (#:dns-tests #:clgrpc.tests.dns)
+                    (#:support #:clgrpc.tests.support)))
 
 (in-package #:clgrpc.tests.client)
 

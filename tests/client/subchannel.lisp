@@ -402,3 +402,14 @@ well."
            (is (= 1 (funcall count)))))
        (grpc:stop-server server)))
    #()))
+
+(test calls-do-not-begin-on-connections-that-have-ended
+  "Although nobody has looked at them since: who begins a call looks first."
+  (dotimes (i 5)
+    (let ((servers (loop repeat 2 collect (start-probe (list :ask #'double)))))
+      (grpc:with-channel (channel (format nil "ipv4:~{~A~^,~}"
+                                          (mapcar #'grpc:server-address servers)))
+        (is (= 2 (number-of (ask channel (note 1)))))
+        (grpc:stop-server (first servers) :drain 0)
+        (is (= 2 (number-of (ask channel (note 1))))))
+      (grpc:stop-server (second servers)))))
