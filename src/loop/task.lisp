@@ -5,7 +5,7 @@
 ;;;;   DEFER                the loop     after the reading of this turn, or in the next turn; user
 ;;;;                                     code runs in such functions only
 ;;;;   CALL-LAST            the loop     at the end of this turn, after the output has been sent
-;;;;   CALL-AFTER-CLOSING   the loop     at the end of a turn, for each connection that has gone in it
+;;;;   CALL-AFTER-CLOSING   the loop     at the end of a turn, for each connection that has gone
 ;;;;   a timer              the loop     when it is due; see EVENT-LOOP-WHEEL
 ;;;;   MARK-READY, -DIRTY   the loop     a connection's next read, and next flush; connection.lisp
 
