@@ -1,8 +1,8 @@
-;;;; Attempts. A client's call is its first attempt, and those that follow one that has failed use
-;;;; the same object, since nothing of the failed one is needed any more. Those that run beside
-;;;; another are objects of their own. These have nothing but their stream, for nothing has come on
-;;;; it: the attempt whose answer begins commits the call, which goes on with that stream as its own
-;;;; (client/attempt.lisp); the streams of the others are reset.
+;;;; Attempts. The call object of a client is its first attempt. An attempt that follows a failed
+;;;; one uses that object again, since nothing of the failed attempt is needed any more. An attempt
+;;;; that runs beside another is an object of its own. It has nothing but a stream, on which no
+;;;; answer has begun: the first attempt whose answer begins commits the call, which takes over that
+;;;; stream (client/attempt.lisp); the streams of all other attempts are reset.
 ;;;;
 ;;;; The user of a stream is its call, or the attempt that the stream is of. An attempt that has
 ;;;; failed keeps its stream's place until that is closed.
@@ -67,7 +67,7 @@
     (if retries (retries-others retries) '())))
 
 (defun forget-attempt (attempt)
-  "ATTEMPT is over, or has become its call's own."
+  "Take ATTEMPT off its call's list: it is over, or the call has taken its stream over."
   (let ((retries (call-retries (attempt-call attempt))))
     (when retries
       (setf (retries-others retries) (remove attempt (retries-others retries))))))
@@ -79,11 +79,11 @@
     (http2:reset-stream (attempt-stream attempt) http2:+cancel+)))
 
 (defun reset-attempts (call)
-  "Of CALL its own attempt alone goes on, or none since it has ended."
+  "Reset the streams of all attempts of CALL but its own: CALL is committed or has ended."
   (mapc #'reset-attempt (call-attempts call)))
 
 (defun commit-call (call)
-  "CALL goes on with its own attempt, and is tried no more: what it sends is too much to be kept."
+  "Let CALL go on with its own attempt, and be tried no more, since it sends too much to be kept."
   (let ((retries (call-retries call)))
     (when retries
       (setf (retries-over retries) t)

@@ -1,7 +1,8 @@
-;;;; What a stream of requests has sent, kept until its response begins, so that the call may be
-;;;; made again, or be tried on another stream: if its method has a policy for that, or the options
-;;;; of its channel say so (resend-octets), and as long as there is room for it, of the call's own
-;;;; and of the channel's. All of it on the call's loop.
+;;;; The messages that a stream of requests has sent, kept until its response begins, so that the
+;;;; call can be tried again, or on another stream beside. They are kept only if the method has a
+;;;; policy for that, or an option of the channel says so (resend-octets), and only while there is
+;;;; room for them, in the call's own budget and in the channel's. Everything here runs on the
+;;;; call's loop.
 
 (in-package #:clgrpc.wire)
 
@@ -19,19 +20,19 @@
             (replay-octets replay))))
 
 (define-hot (call-replay :inline t) ((call wire-call)) (or null replay)
-  "The REPLAY of CALL, or nil if what it sends is not kept, or no longer."
+  "The REPLAY of CALL, or nil if its messages are not kept, or not any more."
   (let ((parts (call-wire-parts call)))
     (and parts (the (or null replay) (wire-parts-replay parts)))))
 
 (defun begin-replay (call limit)
-  "Have what CALL, which has sent nothing, sends be kept, up to LIMIT octets."
+  "Keep the messages that CALL, which has sent nothing so far, will send, up to LIMIT octets."
   (cond ((zerop limit))
         ((call-replay call)
          (setf (replay-limit (call-replay call)) (max limit (replay-limit (call-replay call)))))
         (t (setf (wire-parts-replay (ensure-wire-parts call)) (make-replay :limit limit)))))
 
 (defun drop-replay (call)
-  "What CALL has sent is not needed any more. Its octets are left to the collector: they may be
+  "Forget the messages that CALL has sent. The collector frees their octets, since some may be
 queued still."
   (let ((replay (call-replay call)))
     (when replay
@@ -48,8 +49,8 @@ queued still."
   (observe message-sent (call-observer call) call (- (encoded-length encoded) +prefix-octets+)))
 
 (defun keep-for-replay (call replay encoded)
-  "Keep ENCODED, which CALL sends, in REPLAY; or, if that is too much, nothing of CALL any more.
-Return true if it is kept."
+  "Keep ENCODED, which CALL sends, in REPLAY and return true. If there is no room for it, keep
+nothing of CALL any more and return false."
   (let ((ledger (endpoint-replays (wire-call-endpoint call)))
         (size (encoded-length encoded))
         (options (wire-call-options call)))
@@ -62,7 +63,7 @@ Return true if it is kept."
           (t (drop-replay call) nil))))
 
 (define-hot write-kept ((stream http2:stream) encoded (last boolean)) null
-  "Send ENCODED, of ENCODE-MESSAGE, on STREAM; the call goes on to have it."
+  "Send ENCODED, of ENCODE-MESSAGE, on STREAM; it stays the call's and is not given to the store."
   (etypecase encoded
     (octets (http2:send-data stream encoded 0 (length encoded) last))
     (parcel (http2:send-data stream (parcel-octets encoded) 0 (parcel-end encoded) last)))
