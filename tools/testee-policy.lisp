@@ -150,8 +150,9 @@ there."
                                         (uiop:frob-substrings value '("{i}")
                                                               (princ-to-string index)))))))))
 
-(defun send-lab-requests (call op request)
-  "Send REQUEST on CALL as often as OP asks for and at its intervals."
+(defun send-lab-requests (call op request refusal)
+  "Send REQUEST on CALL as often as OP asks for and at its intervals. If CALL lives and may not send
+it, cancel CALL and put the RPC-ERROR into the car of REFUSAL."
   (handler-case
       (loop for rest downfrom (max 1 (op-integer op "messages" 1))
             while (and (plusp rest)
@@ -159,11 +160,15 @@ there."
                        (grpc:send call request))
             do (when (> rest 1) (pause-ms (op-integer op "intervalMs" 0)))
             finally (grpc:close-send call))
-    ;; who receives sees how the call has ended
-    (grpc:rpc-error () nil)))
+    (grpc:rpc-error (error)
+      ;; who receives sees how a call has ended
+      (unless (grpc:call-status call)
+        (setf (car refusal) error)
+        (grpc:cancel call)))))
 
-(defun begin-lab-call (channel op options)
-  "Begin the RPC that OP asks for on CHANNEL with OPTIONS of its stub; return the call."
+(defun begin-lab-call (channel op options refusal)
+  "Begin the RPC that OP asks for on CHANNEL with OPTIONS of its stub; return the call. REFUSAL as
+for SEND-LAB-REQUESTS."
   (let ((method (op-value op "method" "unary"))
         (payload (zero-payload (op-integer op "payloadBytes" 0)))
         (size (op-integer op "responseBytes" 0)))
@@ -173,7 +178,7 @@ there."
                                                              :interval-us interval-us)))
            (open-stream (stub request)
              (let ((call (apply stub channel :open options)))
-               (sb-thread:make-thread #'send-lab-requests :arguments (list call op request)
+               (sb-thread:make-thread #'send-lab-requests :arguments (list call op request refusal)
                                                           :name "clgrpc lab requests")
                call)))
       (cond ((string= method "unary")
@@ -225,11 +230,11 @@ there."
   "Make the RPC that OP asks for on CHANNEL, the INDEXth of several; return its result."
   (let ((started-ns (monotonic-ns))
         (cancel (op-seconds op "cancelAfterMs"))
-        (call nil) (timer nil) (received 0))
+        (call nil) (timer nil) (received 0) (refusal (list nil)))
     (unwind-protect
          (handler-case
              (progn
-               (setf call (begin-lab-call channel op (lab-call-options op index)))
+               (setf call (begin-lab-call channel op (lab-call-options op index) refusal))
                (when cancel
                  (setf timer (sb-ext:make-timer (lambda () (grpc:cancel call)) :thread t))
                  (sb-ext:schedule-timer timer (max cancel 1/1000)))
@@ -239,9 +244,9 @@ there."
                      (t (loop while (grpc:receive call) do (incf received))))
                (lab-result call 0 "" received started-ns))
            (grpc:rpc-error (error)
-             (lab-result (or call (grpc:rpc-error-call error))
-                         (grpc:status-code (grpc:rpc-error-status error))
-                         (grpc:rpc-error-message error) received started-ns))
+             (let ((error (or (car refusal) error)))
+               (lab-result call (grpc:status-code (grpc:rpc-error-status error))
+                           (grpc:rpc-error-message error) received started-ns)))
            (misuse (error)
              (unless (eq :shutdown (grpc:channel-state channel)) (error error))
              (lab-result nil (grpc:status-code :unavailable) (princ-to-string error) 0

@@ -57,7 +57,8 @@
   "The names of google.rpc.Code, by number.")
 
 (defun status-of (item path)
-  "The number of the status that ITEM, at PATH, is: its name, its number or its keyword."
+  "The number of the status that ITEM, at PATH, is: its name in whatever case, its number or its
+keyword."
   (let ((code (typecase item
                 (integer item)
                 (string (position item *status-names* :test #'string-equal))

@@ -104,17 +104,18 @@
 
 ;;; The testee of policy scenarios
 
-(defmacro with-lab ((do) &body body)
+(defmacro with-lab ((do &optional (address (gensym "ADDRESS"))) &body body)
   "Evaluate BODY with the function DO, of an op's name and the rest of it as JSON, which returns the
-answer; a channel \"c\" leads to a server of the interop service."
+answer; a channel \"c\" leads to a server of the interop service at ADDRESS."
   (let ((server (gensym "SERVER")) (lab (gensym "LAB")))
-    `(let ((,server (grpc:start-server (make-instance 'tools::interop-service)))
-           (,lab (tools::make-lab)))
+    `(let* ((,server (grpc:start-server (make-instance 'tools::interop-service)))
+            (,address (grpc:server-address ,server))
+            (,lab (tools::make-lab)))
        (flet ((,do (op &optional (rest "{}"))
                 (tools::perform-op ,lab (acons "op" op (base:parse-json rest)))))
          (unwind-protect
               (progn (,do "channel" (format nil "{\"name\":\"c\",\"target\":\"~A\"}"
-                                            (grpc:server-address ,server)))
+                                            ,address))
                      ,@body)
            (,do "close" "{\"channel\":\"c\"}")
            (grpc:stop-server ,server))))))
@@ -160,6 +161,24 @@ answer; a channel \"c\" leads to a server of the interop service."
     (is (equal '(:true) (said (ask "close" "{\"channel\":\"c\"}") "ok")))
     (is (equal '("SHUTDOWN") (said (ask "state" "{\"channel\":\"c\"}") "state")))
     (is (equal '(14) (said (ask "call" "{\"channel\":\"c\"}") "code")))))
+
+(test a-lab-tells-of-requests-that-are-too-long
+  "Whether they are refused before the call begins or on its stream."
+  (with-lab (ask address)
+    (ask "channel" (format nil "{\"name\":\"short\",\"target\":\"~A\",\"serviceConfig\":~
+                                {\"methodConfig\":[{\"name\":[{}],~
+                                \"maxRequestMessageBytes\":10}]}}" address))
+    (unwind-protect
+         (dolist (method '("unary" "server-stream" "client-stream" "bidi"))
+           (dotimes (known 2)           ; the config may be known or not
+             (is (equal '(8)
+                        (said (ask "call"
+                                   (format nil "{\"channel\":\"short\",\"method\":\"~A\",~
+                                                \"messages\":2,\"payloadBytes\":100,~
+                                                \"timeoutMs\":20000}" method))
+                              "code"))
+                 "~A" method)))
+      (ask "close" "{\"channel\":\"short\"}"))))
 
 (test a-lab-counts-calls
   (with-lab (ask)
