@@ -44,7 +44,8 @@ conformance: bin/clgrpc
 	@tests/conformance/run $(SUITES)
 
 simulate: | install
-	@scripts/simulate $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST))
+	@scripts/simulate $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST)) \
+	  $(if $(POLICY),--policy)
 
 soak: | install
 	@scripts/soak $(SOAK)
@@ -75,7 +76,8 @@ help:
 	@echo '                  and the protobuf conformance runner, compare with protoc, and run the policy'
 	@echo '                  scenarios of ../shared/policy if they are there;'
 	@echo '                  SUITES="h2spec-tls protobuf protoc" runs some'
-	@echo 'make simulate     run servers and clients in the simulator, SEEDS=1000 seeds from FIRST=1 on'
+	@echo 'make simulate     run servers and clients in the simulator, SEEDS=1000 seeds from FIRST=1 on;'
+	@echo '                  POLICY=1 has the calls retried and hedged'
 	@echo 'make soak         do everything at once for an hour, or SOAK=600 seconds, and see that'
 	@echo '                  memory, threads and descriptors stay what they were'
 	@echo 'make storm        have five backends of grpc-go (needs Go) restarted, killed, stopped and slowed'

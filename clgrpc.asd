@@ -644,6 +644,7 @@
                (:file "schedule")
                (:file "simulation")
                (:file "seed")
+               (:file "policy")
                (:file "found"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.sim)))

@@ -78,4 +78,6 @@
                    ((under-way-p call))
                    ((and policy (retry-p call retries setback))
                     (retry-later call retries setback))
-                   (t (end-with-setback call setback))))))))
+                   (t (end-with-setback call setback)))))
+      ;; also if it has to wait for another attempt that was issued before
+      (unless (call-status call) (prepare-again call)))))

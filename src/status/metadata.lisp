@@ -17,7 +17,9 @@
               name)))
 
 (defun reserved-name-p (name)
-  (or (and (> (length name) 5) (string= "grpc-" name :end2 5))
+  (or (and (> (length name) 5) (string= "grpc-" name :end2 5)
+           ;; which a handler may ask for (gRFC A6)
+           (string/= "grpc-retry-pushback-ms" name))
       (member name '("content-type" "te" "host" "connection" "transfer-encoding" "keep-alive"
                      "proxy-connection" "upgrade" "content-length" "user-agent")
               :test #'string=)))

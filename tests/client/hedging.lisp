@@ -77,6 +77,24 @@
                                      (t (fail-exchange exchange 14 :pushback "-1")
                                         (ok-response first (note-octets 7)))))))))))
 
+(test a-hedge-that-waits-for-a-stream-outlives-the-attempt-before-it
+  "The server allows one stream at a time, so the second waits until the first has failed."
+  (let ((count (list 0)) (running (list nil)))
+    (with-probe (channel :options '(:max-concurrent-streams 1)
+                         :channel-options (list :service-config (hedging-config :attempts 2)))
+        (:ask (lambda (note call)
+                (cond ((zerop (sb-ext:atomic-incf (car count)))
+                       (setf (car running) call)
+                       call)
+                      (t note))))
+      (let ((call (grpc:call-async #'lab.bench:ask channel (note 3))))
+        (is-true (wait-until (lambda ()
+                               (and (car running)
+                                    (client::waiting-calls (client::channel-core channel))))))
+        (grpc:finish (car running) :status :unavailable)
+        (is (eql 3 (number-of (grpc:await call))))
+        (is (= 2 (car count)))))))
+
 (test hedges-are-throttled
   "At half of the tokens there are no more."
   (let ((config (hedging-config :attempts 5 :delay "0.01s"

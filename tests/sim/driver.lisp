@@ -2,13 +2,14 @@
 
 (in-package #:clgrpc.tests.sim)
 
-(defparameter *usage* "usage: scripts/simulate [--seeds N] [--first SEED]
+(defparameter *usage* "usage: scripts/simulate [--seeds N] [--first SEED] [--policy]
 
 Run servers and clients with calls of all kinds, faults, deadlines, cancellations and drains in
 the simulator, for N seeds (default 1,000) from SEED (default 1) on, and see that each call ends
-as it should. Prints how far it is on a terminal, and at the end a digest of all traces. A seed
-that fails is run again, and its story printed. Exit code: 0 if all was well, 1 if a seed failed,
-2 for wrong arguments.
+as it should. With --policy the calls are under retry and hedging policies, and their servers come
+and go, die, fail, push back and slow down. Prints how far it is on a terminal, and at the end a
+digest of all traces. A seed that fails is run again, and its story printed. Exit code: 0 if all was
+well, 1 if a seed failed, 2 for wrong arguments.
 ")
 
 (defun usage (code)
@@ -28,17 +29,19 @@ that fails is run again, and its story printed. Exit code: 0 if all was well, 1 
            *mix-options*)
     digest))
 
-(defun run-with-progress (first count)
-  "Run COUNT seeds from FIRST on; print each second how far it is, if the output is a terminal, and
-at the end what it was. Signal SIM:SEED-FAILED."
+(defun run-with-progress (first count scenario)
+  "Run SCENARIO, a function, for COUNT seeds from FIRST on; print each second how far it is, if the
+output is a terminal, and at the end what it was. Signal SIM:SEED-FAILED."
   (let* ((digest 0) (steps 0) (done 0) (terminal (interactive-stream-p *standard-output*))
          (start (monotonic-ns)) (said start))
     (flet ((say (control)
              (let ((seconds (ns-seconds (max 1 (- (monotonic-ns) start)))))
                (format t control done count (/ done seconds) steps)
                (finish-output))))
-      (apply #'sim:run-seeds 'run-mix :first first :count count
-             :rerun (lambda (seed) (format nil "scripts/simulate --first ~D --seeds 1" seed))
+      (apply #'sim:run-seeds scenario :first first :count count
+             :rerun (lambda (seed)
+                      (format nil "scripts/simulate --first ~D --seeds 1~:[~; --policy~]" seed
+                              (eq scenario 'run-fleet)))
              :on-seed (lambda (seed simulation)
                         (declare (ignore seed))
                         (incf done)
@@ -54,7 +57,7 @@ at the end what it was. Signal SIM:SEED-FAILED."
 
 (defun main (arguments)
   "Do what ARGUMENTS, the words after scripts/simulate, say; return the exit code."
-  (let ((seeds 1000) (first 1))
+  (let ((seeds 1000) (first 1) (scenario 'run-mix))
     (flet ((number ()
              (let ((number (and arguments (ignore-errors (parse-integer (pop arguments))))))
                (if (and number (not (minusp number)))
@@ -64,10 +67,11 @@ at the end what it was. Signal SIM:SEED-FAILED."
             do (let ((word (pop arguments)))
                  (cond ((string= word "--seeds") (setf seeds (number)))
                        ((string= word "--first") (setf first (number)))
+                       ((string= word "--policy") (setf scenario 'run-fleet))
                        ((member word '("--help" "-h") :test #'string=)
                         (return-from main (usage 0)))
                        (t (return-from main (usage 2)))))))
-    (handler-case (progn (run-with-progress first seeds) 0)
+    (handler-case (progn (run-with-progress first seeds scenario) 0)
       (sim:seed-failed (failure)
         (format t "~&~A~%" failure)
         1))))

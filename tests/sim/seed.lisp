@@ -39,7 +39,7 @@ arguments."
     (is (search "(run-seeds run-mix :first " story))))
 
 (test a-broken-deadline-is-found
-  (let ((story (call-with-mutant 'wire:start-deadline (constantly nil)
+  (let ((story (call-with-mutant 'wire::schedule-deadline (constantly nil)
                                  (lambda () (story-of 50)))))
     (is (search "after its deadline" story))))
 
@@ -54,11 +54,12 @@ arguments."
 
 (test a-call-made-again-is-found
   "Of streams what has been sent is not kept, so that they cannot be made again."
-  (let ((story (call-with-mutant 'client::resend-p (constantly t) (lambda () (story-of 200)))))
-    (is (search "; its handler got (" story))))
+  (let ((story (call-with-mutant 'client::repeatable-p (constantly t)
+                                 (lambda () (story-of 200)))))
+    (is (search "which ended with" story))))
 
 (test octets-that-stay-charged-are-found
-  (let ((story (call-with-mutant 'wire:release-call (constantly nil)
+  (let ((story (call-with-mutant 'wire::release-inlet (constantly nil)
                                  (lambda () (story-of 200)))))
     (is (search "octets charged" story))))
 
