@@ -277,7 +277,7 @@ returns them, define to the names of the files that do."
     ("wire" "protobuf" 10) ("wire" "status" 10) ("wire" "service" 10) ("wire" "rpc" 70)
     ("client" "base" 80) ("client" "dns" 10) ("client" "os" 10) ("client" "loop" 50)
     ("client" "hpack" 20)
-    ("client" "http2" 30) ("client" "protobuf" 10) ("client" "status" 10) ("client" "service" 10)
+    ("client" "http2" 40) ("client" "protobuf" 10) ("client" "status" 10) ("client" "service" 10)
     ("client" "rpc" 50) ("client" "calling" 40) ("client" "wire" 160) ("client" "config" 40)
     ("config" "base" 20) ("config" "status" 10)
     ("balance" "base" 40) ("balance" "loop" 10) ("balance" "hpack" 10) ("balance" "protobuf" 10)

@@ -394,7 +394,8 @@ not sooner after the last look-up that had an answer than this.")
 (gRFC A2). Most names have none, and asking costs a query each time the name is looked up.")
    (idle-seconds 1800 0 1000000000 "seconds"
     "A channel that has had no calls for this time goes idle: its connections, its balancer and its
-resolver end, and the next call begins anew. It may take an eighth longer. 0 means never; other
+resolver end, and the next call begins anew. So do connections to one server beyond
+those it is to have, while the channel goes on. It may take an eighth longer. 0 means never; other
 times under a second count as one.")
    (max-connections-per-subchannel 10 1 1000 "connections"
     "The most connections to one server that a service config may ask for (connectionScaling, gRFC

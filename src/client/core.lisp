@@ -271,10 +271,13 @@ takes it."
       (watch-idleness core))))
 
 (defun watch-idleness (core)
-  "Look whether CORE has been without calls for long enough, now or else later."
+  "Look whether CORE has been without calls for long enough, now or else later; or, if not all of
+it, which of its connections beyond the first to a server have."
   (let ((now (core-now core))
         (limit (idle-limit-ns core))
         (picks (core-picks core)))
+    (dolist (subchannel (core-subchannels core))
+      (leave-spare-links subchannel (max 0 (- now limit))))
     (flet ((look-again (due)
              (schedule-timer (loop:event-loop-wheel (core-loop core)) (core-idle-timer core) due)))
       (cond ((or (busy-p core) (/= picks (core-idle-picks core)))

@@ -135,6 +135,20 @@ under way, or the last attempt has failed a short while ago."
   (when (null (back-off-timer (subchannel-back-off subchannel)))
     (widen subchannel (options-connections-per-subchannel (subchannel-options subchannel)))))
 
+(defun quiet-p (link since-ns)
+  "True if LINK has no calls and its peer has sent nothing since SINCE-NS."
+  (and (zerop (wire:link-calls link))
+       (< (http2:connection-last-receive-ns (wire:link-http2 link)) since-ns)))
+
+(defun leave-spare-links (subchannel since-ns)
+  "Use those links of SUBCHANNEL no more, beyond those that it is to keep, that have been quiet
+since SINCE-NS, the newest first."
+  (let ((kept (options-connections-per-subchannel (subchannel-options subchannel))))
+    (dolist (link (reverse (nthcdr kept (subchannel-links subchannel))))
+      (when (quiet-p link since-ns)
+        (setf (wire:link-draining link) t)
+        (leave-link subchannel link "no calls for a while")))))
+
 (defun begin-endeavour (subchannel)
   "Begin an attempt to connect to one of SUBCHANNEL's addresses."
   (let* ((core (subchannel-core subchannel))

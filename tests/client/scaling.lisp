@@ -75,3 +75,20 @@
       (client::end-back-off core)
       (client::ask-for-link subchannel)
       (is (= 1 (length (client::subchannel-endeavours subchannel)))))))
+
+(test further-connections-end-when-they-are-not-needed
+  "While the channel has calls on the first."
+  (with-probe (channel :options '(:max-concurrent-streams 1)
+                       :channel-options (list* :idle-seconds 1
+                                               (list :service-config (config-of-connections 2))))
+      (:chat #'echo)
+    (let ((first (chat channel :open))
+          (second (chat channel :open)))
+      (speak first 1)
+      (speak second 2)
+      (is (= 2 (connections-of channel)))
+      (grpc:cancel second)
+      (is (wait-until (lambda () (= 1 (connections-of channel)))))
+      (speak first 3)
+      (is (eq :ready (grpc:channel-state channel)))
+      (grpc:cancel first))))
