@@ -279,9 +279,23 @@ taken for it. Return the value of FUNCTION as well, the first of the two values.
            (values value t))
           (t (values nil nil)))))
 
-(defconstant +stale-ns+ 100000
-  "Who takes a loop at which nobody has looked for so long reads first what has come: it may be that
-a peer has gone, on whose connection a call would be lost. A look costs one system call.")
+(defconstant +unwatched-ns+ 100000
+  "A thread that takes a loop for which nobody has fetched events for so long does so first: a peer
+may have gone, on whose connection a call would be lost. That costs one system call.")
+
+(defconstant +looks+ 4
+  "A thread that takes such a loop reads each connection at most so often.")
+
+(define-hot look-after ((loop event-loop)) null
+  "Read what has come to LOOP while nobody ran it, unless somebody has just looked: a connection
+that has ended meanwhile is not to be written to."
+  (when (< +unwatched-ns+ (- (event-loop-now loop) (event-loop-flushed-at loop)))
+    (note-events loop (fetch-events loop 0))
+    ;; the end of a connection is read behind what came before it
+    (loop repeat +looks+
+          while (plusp (event-loop-ready-count loop))
+          do (read-phase loop)))
+  nil)
 
 (define-hot run-aside ((loop event-loop) (function function) (flush function)) t
   "Call FUNCTION on LOOP, whose baton this thread has just taken, then FLUSH with LOOP, and step
@@ -289,8 +303,7 @@ back. Return the value of FUNCTION. Timers that are due run first: a thread that
 may be the only one that ever runs LOOP."
   (unwind-protect
        (progn (setf (event-loop-now loop) (funcall (event-loop-clock loop)))
-              (when (< +stale-ns+ (- (event-loop-now loop) (event-loop-looked-at loop)))
-                (read-at-once loop))
+              (look-after loop)
               (inbox-phase loop)
               (timer-phase loop)
               (prog1 (funcall function)

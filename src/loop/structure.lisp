@@ -53,7 +53,6 @@ gathering.lisp."
   (inbox (make-inbox) :type inbox :read-only t) ; what has been posted
   (now 0 :type nanoseconds)             ; when the turn began, or the last NOTE-TIME
   (turns 0 :type (unsigned-byte 62))    ; how many turns have been made
-  (looked-at 0 :type nanoseconds)       ; when the poller was last asked
   ;; life
   (state :new :type (member :new :running :stopped))
   (stopping nil :type boolean)          ; the loop ends after this turn

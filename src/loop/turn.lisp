@@ -46,33 +46,6 @@ Unless it is 0, the inbox counts as asleep."
                       (funcall (the function (source-on-event source)) source flags))))))
     nil))
 
-(define-hot wait-and-dispatch ((loop event-loop)) boolean
-  "Wait for events and note them. Return false if an interrupt has given the baton away meanwhile.
-If an interrupt unwinds this, events that were fetched are lost, and the next call asks for all
-anew."
-  (when (event-loop-blind loop) (watch-anew loop))
-  (let* ((poller (event-loop-poller loop))
-         (wait (wait-time-ns loop))
-         (count -1))
-    (declare (type (integer -1 256) count))
-    (unwind-protect
-         (setf count (if (zerop wait)
-                         (funcall (poller-wait poller) poller 0)
-                         (sb-sys:with-interrupts (funcall (poller-wait poller) poller wait))))
-      (when (minusp count) (setf (event-loop-blind loop) t)))
-    (when (in-event-loop-p loop)
-      (unless (zerop wait) (rouse-inbox (event-loop-inbox loop)))
-      ;; woken by a post: other threads that are about to post get to do so, and share one send
-      (when (and (zerop count) (event-loop-driving loop)
-                 (not (inbox-empty-p (event-loop-inbox loop))))
-        (sb-thread:thread-yield))
-      (setf (event-loop-now loop) (funcall (event-loop-clock loop))
-            (event-loop-flushed-at loop) (event-loop-now loop)
-            (event-loop-looked-at loop) (event-loop-now loop))
-      (incf (event-loop-turns loop))
-      (dispatch-events loop count)
-      t)))
-
 (defun watch-anew (loop)
   "Make the poller report the state of each source again."
   (setf (event-loop-blind loop) nil)
@@ -82,6 +55,41 @@ anew."
             do (funcall (poller-remove poller) poller (source-descriptor source))
                (funcall (poller-add poller) poller (source-descriptor source)
                         (source-token source)))))
+
+(define-hot fetch-events ((loop event-loop) (wait (signed-byte 62))) (integer 0 256)
+  "Have the poller of LOOP fetch events, waiting for the first as long as WAIT says; return how
+many. If an interrupt unwinds this, events that were fetched are lost, and the next call asks for
+all anew."
+  (when (event-loop-blind loop) (watch-anew loop))
+  (let ((poller (event-loop-poller loop))
+        (count -1))
+    (declare (type (integer -1 256) count))
+    (unwind-protect
+         (setf count (if (zerop wait)
+                         (funcall (poller-wait poller) poller 0)
+                         (sb-sys:with-interrupts (funcall (poller-wait poller) poller wait))))
+      (when (minusp count) (setf (event-loop-blind loop) t)))
+    (max 0 count)))
+
+(define-hot note-events ((loop event-loop) (count (integer 0 256))) null
+  "A turn begins with the COUNT events that were fetched."
+  (setf (event-loop-now loop) (funcall (event-loop-clock loop))
+        (event-loop-flushed-at loop) (event-loop-now loop))
+  (incf (event-loop-turns loop))
+  (dispatch-events loop count))
+
+(define-hot wait-and-dispatch ((loop event-loop)) boolean
+  "Wait for events and note them. Return false if an interrupt has given the baton away meanwhile."
+  (let* ((wait (wait-time-ns loop))
+         (count (fetch-events loop wait)))
+    (when (in-event-loop-p loop)
+      (unless (zerop wait) (rouse-inbox (event-loop-inbox loop)))
+      ;; woken by a post: other threads that are about to post get to do so, and share one send
+      (when (and (zerop count) (event-loop-driving loop)
+                 (not (inbox-empty-p (event-loop-inbox loop))))
+        (sb-thread:thread-yield))
+      (note-events loop count)
+      t)))
 
 (defmacro do-work ((connection loop list count spare) &body body)
   "Do BODY for each CONNECTION that is in the work list LIST of LOOP when this begins; connections
@@ -120,8 +128,11 @@ aborted, and the loop goes on with the others."
     (do-work (connection loop event-loop-ready event-loop-ready-count event-loop-ready-spare)
       (setf (connection-queued connection) nil)
       (read-connection connection)
-      (when (>= (connection-unsent connection) +flush-octets+)
-        (flush-connection connection))))
+      (cond ((eq :aborting (connection-state connection))
+             ;; its owner hears of it before anything else is begun on it
+             (flush-and-close connection))
+            ((>= (connection-unsent connection) +flush-octets+)
+             (flush-connection connection)))))
   nil)
 
 (define-hot flush-phase ((loop event-loop)) null
@@ -219,19 +230,6 @@ all output if the last time was long ago."
     (when (deferred-phase loop)
       (end-turn loop)
       t)))
-
-(define-hot read-at-once ((loop event-loop)) null
-  "Read what has come, without waiting and without a turn."
-  (unless (event-loop-blind loop)
-    (let* ((poller (event-loop-poller loop))
-           (count (funcall (poller-wait poller) poller 0)))
-      (declare (type (integer 0 256) count))
-      (setf (event-loop-looked-at loop) (event-loop-now loop))
-      (when (plusp count)
-        (dispatch-events loop count)
-        (read-phase loop)
-        ;; whose peer has gone is told there
-        (flush-phase loop)))))
 
 (define-hot end-turn ((loop event-loop)) null
   "The phases of a turn after the deferred functions."

@@ -116,3 +116,20 @@
       (let ((error (caught (grpc:receive call))))
         (is (typep error 'grpc:unavailable))
         (is (search "too old" (grpc:rpc-error-message error)))))))
+
+(test callers-look-before-they-write
+  "A server ends each connection behind its answer, while nobody runs the loop; the next call is
+made on another connection, and not written on the one that has ended."
+  (let ((ended (sb-thread:make-semaphore)))
+    (with-raw-server (address) (lambda (peer exchange)
+                                 (ok-response exchange (note-octets 7))
+                                 (flush-peer peer)
+                                 (sleep 0.001)
+                                 (sb-bsd-sockets:socket-shutdown (clgrpc.tests.server::peer-socket peer) :direction :io)
+                                 (setf (peer-closed peer) t)
+                                 (sb-thread:signal-semaphore ended))
+      (grpc:with-channel (channel address)
+        (loop repeat 20
+              do (is (= 7 (number-of (ask channel (note 1)))))
+                 (sb-thread:wait-on-semaphore ended :timeout 20)
+                 (sleep 0.0015))))))
