@@ -125,7 +125,8 @@ made on another connection, and not written on the one that has ended."
                                  (ok-response exchange (note-octets 7))
                                  (flush-peer peer)
                                  (sleep 0.001)
-                                 (sb-bsd-sockets:socket-shutdown (clgrpc.tests.server::peer-socket peer) :direction :io)
+                                 (sb-bsd-sockets:socket-shutdown
+                                  (clgrpc.tests.server::peer-socket peer) :direction :io)
                                  (setf (peer-closed peer) t)
                                  (sb-thread:signal-semaphore ended))
       (grpc:with-channel (channel address)
