@@ -1,9 +1,10 @@
 ;;;; What balancing costs a client, paired in one run: blocking unary calls to three servers of
 ;;;; other processes, in alternate blocks on a channel by pick_first and one by round_robin. Prints
 ;;;; CPU seconds of the calling thread, which drives the client's loop, and octets consed for a call
-;;;; of each, and the ratio of the medians. Then what an update of 10,000 addresses takes.
+;;;; of each, and the ratio of the medians.
 ;;;;
-;;;;   sbcl --non-interactive --load scripts/load.lisp --load bench/balance.lisp ADDRESS...
+;;;;   CLGRPC_ADDRESSES=HOST:PORT,… sbcl --non-interactive --load scripts/load.lisp \
+;;;;     --load bench/balance.lisp
 ;;;;
 ;;;; with the addresses of three servers of `clgrpc serve`.
 
@@ -20,7 +21,7 @@
 
 (defun thread-cpu-ns ()
   "The CPU time of this thread, by CLOCK_THREAD_CPUTIME_ID."
-  (multiple-value-bind (seconds ns) (sb-unix:clock-gettime 3)
+  (multiple-value-bind (seconds ns) (sb-unix::clock-gettime 3)
     (+ (* seconds 1000000000) ns)))
 
 (defun measure-block (channel count)
@@ -53,4 +54,4 @@
                     (median (mapcar (lambda (row) (/ (third row) (first row))) rows))
                     (- turns-octets first-octets))))))))
 
-(report-calls (uiop:command-line-arguments))
+(report-calls (uiop:split-string (uiop:getenv "CLGRPC_ADDRESSES") :separator ","))
