@@ -812,8 +812,8 @@
                (:file "plugin")))
 
 (defsystem "clgrpc/tests/fuzz"
-  :depends-on ("clgrpc/tests/protobuf" "clgrpc/tests/loop" "clgrpc/tests/dialogue"
-               "clgrpc/tests/server" "clgrpc/sim"
+  :depends-on ("clgrpc/tests/protobuf" "clgrpc/tests/loop" "clgrpc/tests/dns"
+               "clgrpc/tests/dialogue" "clgrpc/tests/server" "clgrpc/sim"
                "clgrpc/tests/support" "fiveam")
   :pathname "tests/fuzz/"
   :serial t
@@ -824,6 +824,7 @@
                (:file "text")
                (:file "target")
                (:file "frame")
+               (:file "dns")
                (:file "hpack")
                (:file "http2")
                (:file "grpc")

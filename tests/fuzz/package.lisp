@@ -4,7 +4,8 @@
 (defpackage #:clgrpc.tests.fuzz
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:hpack #:clgrpc.hpack)
-                    (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc)
+                    (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop) (#:dns #:clgrpc.dns)
+                    (#:dns-tests #:clgrpc.tests.dns) (#:rpc #:clgrpc.rpc)
                     (#:service #:clgrpc.service)
                     (#:server #:clgrpc.server) (#:client #:clgrpc.client) (#:grpc #:clgrpc)
                     (#:support #:clgrpc.tests.support) (#:dialogue #:clgrpc.tests.dialogue)
