@@ -1,7 +1,8 @@
-;;;; What balancing costs a client, paired in one run: blocking unary calls to three servers of
-;;;; other processes, in alternate blocks on a channel by pick_first and one by round_robin. Prints
-;;;; CPU seconds of the calling thread, which drives the client's loop, and octets consed for a call
-;;;; of each, and the ratio of the medians.
+;;;; What balancing and retries cost a client, paired in one run: blocking unary calls to three
+;;;; servers of other processes, in alternate blocks on a channel by pick_first and one by
+;;;; round_robin, then one with a retry policy and throttling. Prints CPU seconds of the calling
+;;;; thread, which drives the client's loop, and octets consed for a call of each, and the ratio of
+;;;; the medians.
 ;;;;
 ;;;;   CLGRPC_ADDRESSES=HOST:PORT,… sbcl --non-interactive --load scripts/load.lisp \
 ;;;;     --load bench/balance.lisp
@@ -37,21 +38,31 @@
   (let ((sorted (sort (copy-list numbers) #'<)))
     (elt sorted (floor (length sorted) 2))))
 
-(defun report-calls (addresses &key (blocks 40) (count 2000))
+(defparameter *retry-config*
+  "{\"methodConfig\":[{\"name\":[{}],~
+    \"retryPolicy\":{\"maxAttempts\":4,\"initialBackoff\":\"0.1s\",\"maxBackoff\":\"1s\",~
+    \"backoffMultiplier\":2,\"retryableStatusCodes\":[\"UNAVAILABLE\"]}}],~
+    \"retryThrottling\":{\"maxTokens\":10,\"tokenRatio\":0.1}}")
+
+(defun report-calls (addresses name options &key (blocks 40) (count 2000))
+  "Compare a channel to ADDRESSES with OPTIONS, which NAME stands for, with one by pick_first."
   (let ((target (format nil "ipv4:~{~A~^,~}" addresses)))
     (grpc:with-channel (first target :balance :pick-first)
-      (grpc:with-channel (turns target :balance :round-robin)
-        (loop repeat 3 do (measure-block first count) (measure-block turns count))
+      (let ((other (apply #'grpc:make-channel target options)))
+        (loop repeat 3 do (measure-block first count) (measure-block other count))
         (let ((rows (loop repeat blocks
                           collect (append (measure-block first count)
-                                          (measure-block turns count)))))
-          (destructuring-bind (first-ns first-octets turns-ns turns-octets)
+                                          (measure-block other count)))))
+          (destructuring-bind (first-ns first-octets other-ns other-octets)
               (loop for i below 4 collect (median (mapcar (lambda (row) (elt row i)) rows)))
             (format t "pick_first  ~,0F ns, ~,0F octets a call~%" first-ns first-octets)
-            (format t "round_robin ~,0F ns, ~,0F octets a call~%" turns-ns turns-octets)
+            (format t "~11A ~,0F ns, ~,0F octets a call~%" name other-ns other-octets)
             (format t "ratio ~,3F of medians, ~,3F median of pairs, ~,0@F octets~%"
-                    (/ turns-ns first-ns)
+                    (/ other-ns first-ns)
                     (median (mapcar (lambda (row) (/ (third row) (first row))) rows))
-                    (- turns-octets first-octets))))))))
+                    (- other-octets first-octets))))
+        (grpc:close-channel other)))))
 
-(report-calls (uiop:split-string (uiop:getenv "CLGRPC_ADDRESSES") :separator ","))
+(let ((addresses (uiop:split-string (uiop:getenv "CLGRPC_ADDRESSES") :separator ",")))
+  (report-calls addresses "round_robin" '(:balance :round-robin))
+  (report-calls addresses "retryPolicy" (list :service-config (format nil *retry-config*))))
