@@ -294,7 +294,9 @@ that has ended meanwhile is not to be written to."
     ;; the end of a connection is read behind what came before it
     (loop repeat +looks+
           while (plusp (event-loop-ready-count loop))
-          do (read-phase loop)))
+          do (read-phase loop))
+    ;; whose peer has gone is told there
+    (flush-phase loop))
   nil)
 
 (define-hot run-aside ((loop event-loop) (function function) (flush function)) t

@@ -128,11 +128,8 @@ aborted, and the loop goes on with the others."
     (do-work (connection loop event-loop-ready event-loop-ready-count event-loop-ready-spare)
       (setf (connection-queued connection) nil)
       (read-connection connection)
-      (cond ((eq :aborting (connection-state connection))
-             ;; its owner hears of it before anything else is begun on it
-             (flush-and-close connection))
-            ((>= (connection-unsent connection) +flush-octets+)
-             (flush-connection connection)))))
+      (when (>= (connection-unsent connection) +flush-octets+)
+        (flush-connection connection))))
   nil)
 
 (define-hot flush-phase ((loop event-loop)) null
