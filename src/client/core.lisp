@@ -109,6 +109,22 @@ it has one, one beside that."
         (end-with-setback call setback)
         (attempt-failed call nil setback))))
 
+(defconstant +picks-for-links+ 16
+  "So many more servers are picked at most for a call that waits, to find one that may have another
+connection.")
+
+(defun ask-for-some-link (core call picked)
+  "CALL finds no stream of PICKED: that is to get another link. If it has as many as it may, another
+that is picked for CALL is, as CALL starts on whichever has a stream first (gRFC A105)."
+  (unless (or (ask-for-link picked)
+              (choosy-p core)
+              (= 1 (most-links picked)))
+    (loop for nil in (core-subchannels core)
+          repeat +picks-for-links+
+          for other = (pick core call)
+          while (subchannel-p other)
+          until (ask-for-link other))))
+
 (defun start-waiting (core)
   "Pick for the calls that wait, the oldest first, until one finds no stream, or all if the picker
 is choosy. Those that wait for ready keep their places when a failure is picked for them."
@@ -128,7 +144,7 @@ is choosy. Those that wait for ready keep their places when a failure is picked 
                              (stop-waiting call)
                              (start-attempt call link stream)
                              t)
-                            (t (ask-for-link picked)
+                            (t (ask-for-some-link core call picked)
                                (when choosy (push call patient))))))))))
       (loop for call = (dequeue (core-waiting core))
             while call

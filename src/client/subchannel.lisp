@@ -124,11 +124,12 @@ not come about is not tried for again."
 
 (defun ask-for-link (subchannel)
   "A call finds no stream of SUBCHANNEL: begin another link, unless it has as many as it may, one is
-under way, or the last attempt has failed a short while ago."
+under way, or the last attempt has failed a short while ago. Return true if one is under way now."
   (let ((count (length (subchannel-links subchannel))))
     (when (and (< count (most-links subchannel))
                (null (back-off-timer (subchannel-back-off subchannel))))
-      (widen subchannel (1+ count)))))
+      (widen subchannel (1+ count)))
+    (and (subchannel-endeavours subchannel) t)))
 
 (defun keep-links (subchannel)
   "Begin what links SUBCHANNEL, if it is ready, lacks of those it is to keep."

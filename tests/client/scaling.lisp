@@ -37,6 +37,42 @@
       (is (wait-until (lambda () (client::waiting-calls (client::channel-core channel)))))
       (is (= 1 (connections-of channel))))))
 
+(defun give-full-links (subchannel count)
+  "Give SUBCHANNEL, which has no socket, COUNT links that have no stream."
+  (let ((core (client::subchannel-core subchannel)))
+    (flet ((full-link ()
+             (let ((link (wire::%make-link (client::core-loop core) (client::core-options core)
+                                           subchannel (wire::endpoint-ledger core)))
+                   (http2 (http2:make-connection :client client::**client-sink**
+                                                 (client::core-options core))))
+               (setf (http2:connection-peer-max-streams http2) 0
+                     (wire:link-http2 link) http2)
+               link)))
+      (setf (client::subchannel-links subchannel) (loop repeat count collect (full-link)))
+      (client::change-state subchannel :ready))))
+
+(test the-server-that-may-have-another-connection-gets-it
+  "Whoever's turn it is when a call finds no stream."
+  (dolist (turn '(0 1 2))
+    (with-core (core puppet :round-robin :default (config-of-connections 2))
+      (client::wake core)
+      (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
+      (let ((wide (subchannel-to core "127.0.0.1:1"))
+            (narrow (subchannel-to core "127.0.0.1:2")))
+        (unwind-protect
+             (progn
+               (dolist (subchannel (list wide narrow))
+                 (client::end-endeavours subchannel "of a test"))
+               (give-full-links wide 2)
+               (give-full-links narrow 1)
+               (loop repeat turn
+                     do (funcall (client:picker-function (client::core-picker core)) nil))
+               (begin-ask core)
+               (is (null (client::subchannel-endeavours wide)))
+               (is (= 1 (length (client::subchannel-endeavours narrow)))))
+          (dolist (subchannel (list wide narrow))
+            (setf (client::subchannel-links subchannel) '())))))))
+
 (test the-channels-option-caps-the-config
   (with-core (core puppet nil :options (:max-connections-per-subchannel 4))
     (client::wake core)
