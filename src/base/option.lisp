@@ -361,10 +361,13 @@ says 5).")
    (replay-octets 262144 0 1073741824 "octets"
     "How much of its requests one call keeps until its response begins, if its method has a retry or
 hedging policy. A call that sends more is not tried again. The default is that of grpc-go.")
-   (resend-octets 0 0 1073741824 "octets"
+   (resend-octets 16384 0 1073741824 "octets"
     "How much of a stream's requests one call without such a policy keeps until its response begins,
 so that the call can be made again if its server has not seen it. With 0 nothing is kept: then only
 calls that have sent no message yet, or have one request only, can be made again.")
+   (resend-messages 4 1 1000000 "messages"
+    "How many messages such a call keeps for that. One that sends more keeps nothing: a server that
+does not want a call says so at its beginning, and each message that is kept costs time.")
    (total-replay-octets 16777216 0 1099511627776 "octets"
     "How much all calls of a channel together keep of their requests (replay-octets and
 resend-octets). Above it a call keeps nothing.")

@@ -52,7 +52,8 @@
    #:options-max-queued-octets #:options-reserve-idle-seconds
    #:options-reserve-wait-seconds #:options-drain-seconds #:options-room-wait-seconds
    #:options-connect-timeout-seconds #:options-retry #:options-max-attempts
-   #:options-replay-octets #:options-resend-octets #:options-total-replay-octets
+   #:options-replay-octets #:options-total-replay-octets
+   #:options-resend-octets #:options-resend-messages
    #:options-backoff-initial-seconds #:options-backoff-factor #:options-backoff-jitter
    #:options-backoff-maximum-seconds #:options-max-client-loops
    #:options-connection-attempt-delay-seconds

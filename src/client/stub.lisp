@@ -43,7 +43,7 @@
        (submit-call call (only-request method request))
        call)
       (:client-streaming
-       (wire:begin-replay call (options-resend-octets (wire-call-options call)))
+       (keep-first-requests call)
        (cond ((null generator) (submit-call call nil) call)
              (async (submit-call call nil)
                     (pump-requests call generator)
@@ -53,10 +53,15 @@
                       ((functionp request) (error (rpc:call-condition call)))
                       (t (fail-or-retry call channel method request options))))))
       (:bidi
-       (wire:begin-replay call (options-resend-octets (wire-call-options call)))
+       (keep-first-requests call)
        (submit-call call nil)
        (when generator (pump-requests call generator))
        call))))
+
+(defun keep-first-requests (call)
+  "Keep the first messages that CALL will send, for a server that has not seen them."
+  (let ((options (wire-call-options call)))
+    (wire:begin-replay call (options-resend-octets options) (options-resend-messages options))))
 
 (defun channel-now (channel)
   "The time now, by the clock of CHANNEL's loop."

@@ -1,14 +1,15 @@
 ;;;; The messages that a stream of requests has sent, kept until its response begins, so that the
-;;;; call can be tried again, or on another stream beside. They are kept only if the method has a
-;;;; policy for that, or an option of the channel says so (resend-octets), and only while there is
-;;;; room for them, in the call's own budget and in the channel's. Everything here runs on the
-;;;; call's loop.
+;;;; call can be tried again, or on another stream beside. All are kept if the method has a policy
+;;;; for that, else the first few, for a server that has not seen the call (resend-octets and
+;;;; resend-messages); and only while there is room for them, in the call's own budget and in the
+;;;; channel's. Everything here runs on the call's loop.
 
 (in-package #:clgrpc.wire)
 
 (defstruct (replay (:copier nil))
   "The messages that a call has sent, none of which has been answered."
   (limit 0 :type index)                 ; how many octets may be kept
+  (room 0 :type fixnum)                 ; how many more messages may be
   (messages '() :type list)             ; as ENCODE-MESSAGE returns them, newest first
   (octets 0 :type index))               ; how long they are, charged to the channel's ledger
 
@@ -24,13 +25,6 @@
   (let ((parts (call-wire-parts call)))
     (and parts (the (or null replay) (wire-parts-replay parts)))))
 
-(defun begin-replay (call limit)
-  "Keep the messages that CALL, which has sent nothing so far, will send, up to LIMIT octets."
-  (cond ((zerop limit))
-        ((call-replay call)
-         (setf (replay-limit (call-replay call)) (max limit (replay-limit (call-replay call)))))
-        (t (setf (wire-parts-replay (ensure-wire-parts call)) (make-replay :limit limit)))))
-
 (defun drop-replay (call)
   "Forget the messages that CALL has sent. The collector frees their octets, since some may be
 queued still."
@@ -39,6 +33,14 @@ queued still."
       (sb-ext:atomic-decf (ledger-held (endpoint-replays (wire-call-endpoint call)))
                           (replay-octets replay))
       (setf (wire-parts-replay (ensure-wire-parts call)) nil))))
+
+(defun begin-replay (call limit &optional (messages most-positive-fixnum))
+  "Keep what CALL, which has sent nothing so far, will send, up to LIMIT octets and MESSAGES,
+whatever it was told before."
+  (cond ((plusp limit)
+         (setf (wire-parts-replay (ensure-wire-parts call))
+               (make-replay :limit limit :room messages)))
+        (t (drop-replay call))))
 
 (define-hot (encoded-length :inline t) ((encoded (or octets parcel))) index
   "How many octets ENCODED, of ENCODE-MESSAGE, will be sent as."
@@ -54,10 +56,12 @@ nothing of CALL any more and return false."
   (let ((ledger (endpoint-replays (wire-call-endpoint call)))
         (size (encoded-length encoded))
         (options (wire-call-options call)))
-    (cond ((and (<= (+ size (replay-octets replay)) (replay-limit replay))
+    (cond ((and (plusp (replay-room replay))
+                (<= (+ size (replay-octets replay)) (replay-limit replay))
                 (<= (+ size (ledger-held ledger)) (options-total-replay-octets options)))
            (sb-ext:atomic-incf (ledger-held ledger) size)
            (incf (replay-octets replay) size)
+           (decf (replay-room replay))
            (push encoded (replay-messages replay))
            t)
           (t (drop-replay call) nil))))
