@@ -528,6 +528,8 @@
                (:file "operation")
                (:file "channel")
                (:file "stub")
+               (:file "retry")
+               (:file "opening")
                (:file "direct")))
 
 (defsystem "clgrpc/services"
@@ -965,6 +967,7 @@
                (:file "operation")
                (:file "channel")
                (:file "stub")
+               (:file "retry")
                (:file "direct")))
 
 (defsystem "clgrpc/tests/services"
@@ -1054,7 +1057,8 @@
   :components ((:file "package")
                (:file "support")
                (:file "meaning")
-               (:file "course")))
+               (:file "course")
+               (:file "retry")))
 
 (defsystem "clgrpc/tests/promise"
   :depends-on ("clgrpc/async" "clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/examples"

@@ -85,56 +85,6 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 
 ;;; Channels
 
-(defun make-inproc-channel (target host name arguments)
-  "A channel to HOST or, if that is nil, to the server that has NAME at the time of each call."
-  (destructuring-bind (&key (messages :copy) threads on interceptors call-credentials
-                         compression observer &allow-other-keys)
-      arguments
-    (rpc:check-compression compression)
-    (unless (member messages '(:copy :share))
-      (misuse ":messages is :copy or :share, not ~S." messages))
-    (unless (typep on '(or null loop:event-loop)) (misuse ":on is an event loop, not ~S." on))
-    (when (and threads on) (misuse "Handlers run on :threads or :on a loop, not both."))
-    (let ((site (make-site :target target :host host :name name
-                           :share (eq messages :share)
-                           :client-operations **client-operations**
-                           :server-operations **server-operations**
-                           :observer (rpc:check-observer observer)
-                           :execution (cond (threads :threads) (t (or on :caller)))
-                           :options (apply #'make-inproc-options
-                                           (alexandria:remove-from-plist
-                                            arguments :messages :threads :on :interceptors
-                                            :call-credentials :plaintext-credentials
-                                            :compression :observer)))))
-      (if (or interceptors call-credentials)
-          (make-instance 'intercepted-inproc-channel
-                         :site site :interceptors (rpc:check-interceptors interceptors)
-                         :call-credentials call-credentials)
-          (make-instance 'inproc-channel :site site)))))
-
-(defun server-channel (server &rest arguments
-                       &key (messages :copy) threads on interceptors call-credentials observer
-                       &allow-other-keys)
-  "Return a channel to SERVER, within the image: its stubs call SERVER's handlers on the thread of
-their caller, with the semantics of the wire; doc/in-process.md says what is different. MESSAGES is
-:copy, so that neither side sees the other's later changes, or :share, to pass them as they are.
-With THREADS handlers run on threads of their own, when and as they would over the wire; with ON, an
-event loop of clgrpc.loop, on that. INTERCEPTORS, CALL-CREDENTIALS and OBSERVER as for MAKE-CHANNEL,
-whose limits may be given as well. (make-channel \"inproc:NAME\") returns such a channel to the
-server that listens on that address. From any thread; end it with CLOSE-CHANNEL."
-  (declare (ignore messages threads on interceptors call-credentials observer))
-  (let ((host (server-host server)))
-    (make-inproc-channel (or (host-name host) "inproc:") host nil arguments)))
-
-(defun open-named (target arguments)
-  "A channel to TARGET, inproc:NAME."
-  (when (getf arguments :credentials)
-    (misuse "A channel within the image speaks no TLS: ~S." target))
-  (make-inproc-channel target nil (host-address target)
-                       (alexandria:remove-from-plist arguments :credentials)))
-
-(loop:register-scheme "inproc" :open #'open-named :listen #'listen-here)
-
 (defun find-named-host (site)
   "Look up the host of SITE, which had none so far, or one that has closed; nil if there is none."
   (let ((name (site-name site)))

@@ -5,7 +5,8 @@
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
                     (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service) (#:calling #:clgrpc.calling)
-                    (#:status #:clgrpc.status) (#:serving #:clgrpc.serving))
+                    (#:status #:clgrpc.status) (#:serving #:clgrpc.serving)
+                    (#:config #:clgrpc.config))
   (:import-from #:sb-ext #:defglobal #:compare-and-swap #:atomic-incf #:atomic-decf)
   (:import-from #:clgrpc.service
                   #:*call* #:rpc-method #:rpc-method-kind)

@@ -54,10 +54,11 @@ server."))
                          channel-options)))
 
 (defun without-wire-options (arguments)
-  "ARGUMENTS, a plist for a channel, without the options of connections and their streams."
+  "ARGUMENTS, a plist for a channel, without the options that only connections have."
   (loop for (name value) on arguments by #'cddr
         for row = (find-option-row name)
-        unless (and row (not (eq :method (option-row-scope row))))
+        unless (and row (not (eq :method (option-row-scope row)))
+                    (not (member name '(:retry :max-attempts))))
           append (list name value)))
 
 (defun call-in-process (function service server-options channel-options)

@@ -1,0 +1,71 @@
+;;;; How channels within the image are made: to a server, by itself or by its name, or to a service
+;;;; object.
+
+(in-package #:clgrpc.inproc)
+
+(defun make-inproc-channel (target host name arguments)
+  "A channel to HOST or, if that is nil, to the server that has NAME at the time of each call."
+  (destructuring-bind (&key (messages :copy) threads on interceptors call-credentials
+                         compression observer service-config &allow-other-keys)
+      arguments
+    (rpc:check-compression compression)
+    (unless (member messages '(:copy :share))
+      (misuse ":messages is :copy or :share, not ~S." messages))
+    (unless (typep on '(or null loop:event-loop)) (misuse ":on is an event loop, not ~S." on))
+    (when (and threads on) (misuse "Handlers run on :threads or :on a loop, not both."))
+    (let* ((site (make-site :target target :host host :name name
+                            :share (eq messages :share)
+                            :client-operations **client-operations**
+                            :server-operations **server-operations**
+                            :observer (rpc:check-observer observer)
+                            :execution (cond (threads :threads) (t (or on :caller)))
+                            :options (apply #'make-inproc-options
+                                            (alexandria:remove-from-plist
+                                             arguments :messages :threads :on :interceptors
+                                             :call-credentials :plaintext-credentials
+                                             :compression :observer :service-config
+                                             :retry :max-attempts))))
+           (options (retry-options arguments))
+           (intercepted (or interceptors call-credentials)))
+      (apply #'make-instance
+             (cond (service-config (if intercepted
+                                       'intercepted-configured-inproc-channel
+                                       'configured-inproc-channel))
+                   (t (if intercepted 'intercepted-inproc-channel 'inproc-channel)))
+             :site site
+             (append (when intercepted
+                       (list :interceptors (rpc:check-interceptors interceptors)
+                             :call-credentials call-credentials))
+                     (when service-config
+                       (configured-arguments (config:parse-service-config service-config)
+                                             site options arguments)))))))
+
+(defun retry-options (arguments)
+  "What ARGUMENTS, a channel's, say of :retry and :max-attempts, as options."
+  (apply #'make-channel-options
+         (loop for (name value) on arguments by #'cddr
+               when (member name '(:retry :max-attempts)) append (list name value))))
+
+(defun server-channel (server &rest arguments
+                       &key (messages :copy) threads on interceptors call-credentials observer
+                         service-config &allow-other-keys)
+  "Return a channel to SERVER, within the image: its stubs call SERVER's handlers on the thread of
+their caller, with the semantics of the wire; doc/in-process.md says what is different. MESSAGES is
+:copy, so that neither side sees the other's later changes, or :share, to pass them as they are.
+With THREADS handlers run on threads of their own, when and as they would over the wire; with ON, an
+event loop of clgrpc.loop, on that. INTERCEPTORS, CALL-CREDENTIALS, OBSERVER, SERVICE-CONFIG,
+:retry and :max-attempts are as for MAKE-CHANNEL, whose limits may be given as well; doc/fleets.md
+says which calls are retried. (make-channel \"inproc:NAME\") returns such a channel to the server
+that listens on that address. From any thread; end it with CLOSE-CHANNEL."
+  (declare (ignore messages threads on interceptors call-credentials observer service-config))
+  (let ((host (server-host server)))
+    (make-inproc-channel (or (host-name host) "inproc:") host nil arguments)))
+
+(defun open-named (target arguments)
+  "A channel to TARGET, inproc:NAME."
+  (when (getf arguments :credentials)
+    (misuse "A channel within the image speaks no TLS: ~S." target))
+  (make-inproc-channel target nil (host-address target)
+                       (alexandria:remove-from-plist arguments :credentials)))
+
+(loop:register-scheme "inproc" :open #'open-named :listen #'listen-here)
