@@ -73,9 +73,10 @@ A value that is not base64 is left out; the call has been ended because of it."
         nconc (field-entries field)))
 
 (define-hot custom-field-p ((field hpack:field)) boolean
-  "True if FIELD is metadata and neither a pseudo-field nor one that gRPC reads itself."
+  "True if FIELD is metadata and neither a pseudo-field nor one that only gRPC itself reads."
   (let ((kind (http2:field-kind-of field)))
-    (or (= kind http2:+kind-other+) (= kind http2:+kind-user-agent+))))
+    (or (= kind http2:+kind-other+) (= kind http2:+kind-user-agent+)
+        (= kind http2:+kind-grpc-previous-rpc-attempts+))))
 
 (define-hot list-custom-fields ((list hpack:field-list) (previous simple-vector)) simple-vector
   "Return a vector of the metadata fields of LIST, or PREVIOUS itself if it holds the same fields.

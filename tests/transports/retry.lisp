@@ -57,6 +57,18 @@
                                     :timeout 20))))
     (is (= 3 (attempts-made)))))
 
+(define-case handlers-see-how-many-attempts-came-before ()
+  (let ((seen '()) (failing (failing-first 2 #'double)))
+    (with-transport (channel :channel-options (retry-config))
+        (:ask (lambda (note call)
+                (push (cdr (assoc "grpc-previous-rpc-attempts" (grpc:call-metadata call)
+                                  :test #'string=))
+                      seen)
+                (funcall failing note call)))
+      (attempts-made)
+      (is (= 14 (number-of (ask channel (note 7))))))
+    (is (equal '(nil "1" "2") (reverse seen)))))
+
 (define-case streams-are-tried-again-for-callbacks ()
   (with-transport (channel :channel-options (retry-config))
       (:watch (failing-first 2 #'count-up))
