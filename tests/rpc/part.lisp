@@ -1,0 +1,35 @@
+;;;; The parts of a call: made when they are needed, and once, whoever asks first.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.rpc)
+
+(test parts-are-made-when-needed
+  (let ((call (new-call)))
+    (is (null (rpc:call-parts call)))
+    (is (null (rpc:call-inlet call)) "asking makes nothing")
+    (is (null (rpc:call-parts call)))
+    (let ((inlet (rpc:ensure-inlet call)))
+      (is (eq inlet (rpc:call-inlet call)))
+      (is (eq inlet (rpc:ensure-inlet call)))
+      (is (null (rpc:call-outlet call)) "and only what was asked for is made")
+      (is (null (rpc:call-reactions call)))
+      (is (null (rpc:call-ending call)))
+      (is (null (rpc:call-intent call))))))
+
+(test parts-are-made-once
+  "Threads that need a part of one call at the same time get the same."
+  (loop repeat 200
+        do (let* ((call (new-call))
+                  (go (sb-thread:make-semaphore))
+                  (threads (loop repeat 3
+                                 collect (sb-thread:make-thread
+                                          (lambda ()
+                                            (sb-thread:wait-on-semaphore go :timeout 20)
+                                            (rpc:ensure-intent call))))))
+             (sb-thread:signal-semaphore go 3)
+             (let ((intents (mapcar #'sb-thread:join-thread threads)))
+               (unless (and (first intents)
+                            (every (lambda (intent) (eq intent (rpc:call-intent call))) intents))
+                 (fail "two intents of one call")
+                 (return)))
+             (is (eq (rpc:call-intent call) (rpc:ensure-intent call))))))

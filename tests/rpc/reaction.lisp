@@ -1,0 +1,36 @@
+;;;; Which callback of a call is due, and how often.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.rpc)
+
+(defun due (call)
+  "What the callback of CALL that is due returns, or nil."
+  (let ((function (rpc:due-callback call (rpc:ensure-reactions call))))
+    (and function (funcall function))))
+
+(test ends-are-told-once
+  (let ((call (new-call :room (constantly 1) :schedule (constantly nil)))
+        (reactions nil))
+    (setf reactions (rpc:ensure-reactions call)
+          (rpc::reactions-on-cancel reactions) (constantly :cancelled)
+          (rpc::reactions-on-ended reactions) (constantly :ended))
+    (is (null (due call)))
+    (rpc:end-call call :aborted :message "no")
+    (is (eq :cancelled (due call)))
+    (is (eq :ended (due call)))
+    (is (null (due call)))))
+
+(test room-is-told-of-when-wanted
+  (let* ((room 0)
+         (call (new-call :room (lambda (call) (declare (ignore call)) room)))
+         (reactions (rpc:ensure-reactions call)))
+    (setf (rpc::reactions-on-writable reactions) (constantly :writable))
+    (is (null (due call)) "there is no room")
+    (setf room 1)
+    (is (eq :writable (due call)))
+    (is (null (due call)) "it is wanted once")
+    (setf (rpc:outlet-writable-wanted (rpc:ensure-outlet call)) t)
+    (is (eq :writable (due call)))
+    (rpc:end-call call :ok)
+    (setf (rpc:outlet-writable-wanted (rpc:ensure-outlet call)) t)
+    (is (null (due call)) "nothing can be written any more")))
