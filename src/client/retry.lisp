@@ -1,8 +1,11 @@
 ;;;; Calls that are tried again (gRFC A6). When an attempt has failed and no answer had begun:
 ;;;;
 ;;;; - The server says that it has not seen it (REFUSED_STREAM, or above the last stream of a
-;;;;   GOAWAY): it is made again at once, but once only, since who refuses again has a reason. That
-;;;;   does not count as an attempt. One that has found no stream yet waits for it all the while.
+;;;;   GOAWAY): it is made again at once, but once only, since who refuses again has a reason. Not
+;;;;   so a GOAWAY on a connection that was there before the first refusal: it may have been under
+;;;;   way, as when several servers end old connections at a time (A9). Each connection says it
+;;;;   once. None of this counts as an attempt. One that has found no stream yet waits for it all
+;;;;   the while.
 ;;;; - Else the policy that the service config has for the method decides: a retry policy here, a
 ;;;;   hedging policy in hedging.lisp.
 ;;;;
@@ -29,13 +32,18 @@
   "True if ATTEMPT of CALL, which has failed with SETBACK, is to be made again without a word."
   (and attempt
        (eq :server (setback-reach setback))
-       (not (wire:retries-resent (wire:ensure-retries call)))
+       (let ((since-ns (wire:retries-resent-ns (wire:ensure-retries call)))
+             (link (wire:attempt-link attempt)))
+         (or (null since-ns)
+             (and (wire:link-draining link) (< (wire:link-born-ns link) since-ns))))
        (not (side-call-p call))
        (repeatable-p call)))
 
 (defun resend (call attempt)
   "Make ATTEMPT of CALL, which its server has not seen, again, once its stream is closed."
-  (setf (wire:retries-resent (wire:call-retries call)) t)
+  (let ((retries (wire:call-retries call)))
+    (unless (wire:retries-resent-ns retries)
+      (setf (wire:retries-resent-ns retries) (core-now (client-call-core call)))))
   (issue call (wire:attempt-number attempt))
   (loop:defer (wire-call-loop call) #'resubmit call))
 

@@ -36,7 +36,8 @@
   (pending '() :type list)              ; the numbers of those that have been issued and wait
   (number 0 :type index)                ; that of the call's own attempt
   (others '() :type list)               ; attempts under way beside that, newest first
-  (resent nil :type boolean)            ; a server that had not seen the call was tried anew
+  (resent-ns nil :type (or null nanoseconds)) ; when a server had first not seen the call, and it
+                                        ; was tried anew
   (waits 0 :type index)                 ; back-offs since a server said how long to wait
   (timer nil :type (or null timer))     ; of the next attempt
   (over nil :type boolean)              ; no further attempt is to begin

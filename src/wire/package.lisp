@@ -32,7 +32,7 @@
    #:endpoint-replays #:forget-attempt #:reset-attempt
    #:reset-attempts #:attempt-p #:attempt-number #:attempt-status #:attempt-trailers
    #:retries #:call-retries #:ensure-retries #:retries-policy #:retries-limit #:retries-issued
-   #:retries-pending #:retries-number #:retries-others #:retries-resent #:retries-waits
+   #:retries-pending #:retries-number #:retries-others #:retries-resent-ns #:retries-waits
    #:retries-timer #:retries-over #:retries-last #:retries-kept-octets #:retries-since-ns
    #:encoded-length
    #:call-replay #:begin-replay #:drop-replay #:write-replay #:write-kept

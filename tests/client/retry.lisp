@@ -76,6 +76,45 @@ RPC-ERROR it signals, and how many requests the server got."
     (is (not (grpc:rpc-error-sent-p error)))
     (is (= 2 count))))
 
+(defun send-away (peer exchange)
+  "Say to PEER that its connection takes no streams from that of EXCHANGE on."
+  (http2:send-goaway (peer-http2 peer) http2:+no-error+
+                     :last-stream-id (max 0 (- (http2:stream-id (exchange-stream exchange)) 2))))
+
+(test goaways-that-may-have-been-under-way-do-not-count
+  "Three connections that there are end with the first call on each; the fourth is a new one."
+  (let ((counter (list 0)))
+    (flet ((script ()
+             (let ((first t))
+               (lambda (peer exchange)
+                 (sb-ext:atomic-incf (car counter))
+                 (if (shiftf first nil)
+                     (send-away peer exchange)
+                     (ok-response exchange (note-octets 7)))))))
+      (with-raw-server (one) (script)
+        (with-raw-server (two) (script)
+          (with-raw-server (three) (script)
+            (grpc:with-channel (channel (format nil "ipv4:~A,~A,~A" one two three)
+                                        :balance :round-robin)
+              (grpc:ensure-connected channel)
+              (assert (wait-until (lambda ()
+                                    (loop for facts in (grpc:channel-addresses channel)
+                                          always (eq :ready (getf facts :state))))))
+              (is (eql 7 (number-of (ask channel (note 1) :timeout 20))))
+              (is (= 4 (car counter))))))))))
+
+(test who-sends-away-again-means-it
+  "The second connection is made after the first GOAWAY."
+  (let ((counter (list 0)))
+    (with-raw-server (address) (lambda (peer exchange)
+                                 (sb-ext:atomic-incf (car counter))
+                                 (send-away peer exchange))
+      (grpc:with-channel (channel address)
+        (let ((error (caught (ask channel (note 1) :timeout 20))))
+          (is (typep error 'grpc:unavailable))
+          (is (= 2 (car counter)))
+          (is (= 2 (length (grpc:rpc-error-attempts error)))))))))
+
 (test answers-that-have-begun-are-not-asked-for-again
   (let ((counter (list 0)))
     (with-raw-server (address)
