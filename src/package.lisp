@@ -63,7 +63,8 @@
                   #:resource-exhausted #:failed-precondition #:aborted #:out-of-range
                   #:unimplemented #:internal #:unavailable #:data-loss #:unauthenticated)
   (:import-from #:clgrpc.service
-                  #:service #:channel #:rpc-method #:rpc-method-path #:rpc-method-name
+                  #:service #:channel #:current-call
+                  #:rpc-method #:rpc-method-path #:rpc-method-name
                   #:rpc-method-service-name #:rpc-method-kind)
   (:import-from #:clgrpc.rpc
                   #:observer #:make-observer #:call #:send #:try-send #:close-send #:receive
@@ -72,9 +73,9 @@
                   #:call-compression #:received-compressed-p #:send-metadata #:time-remaining
                   #:call-deadline #:after
                   #:on-message #:on-half-close #:on-cancel #:on-writable #:reply #:finish #:on-end
-                  #:filter-messages #:call-rpc-method #:*debug-on-error* #:return-status
-                  #:cancel-call #:retry-handler #:retry-call #:rpc-error-stages
-                  #:rpc-error-attempts)
+                  #:filter-messages #:call-rpc-method #:call-value
+                  #:*debug-on-error* #:return-status #:cancel-call #:retry-handler #:retry-call
+                  #:rpc-error-stages #:rpc-error-attempts)
   (:import-from #:clgrpc.calling
                   #:close-channel #:channel-target #:channel-state #:channel-addresses
                   #:ensure-connected #:reset-back-off

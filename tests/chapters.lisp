@@ -114,13 +114,13 @@ with: a function that returns a form and its remark, or TEXT itself at the end."
                                     (substitute #\Space #\Newline (option-row-reason row))))))
         (list "doc/transports.md" "<!-- the table is made from the contract"
               '("Operation" "Thread" "Ends" "Default" "What it does")
-              #'clgrpc.rpc:contract-table)
+              #'clgrpc.rpc::contract-table)
         (list "doc/architecture.md" "<!-- the table is made from the sources"
               '("Folder" "Files" "Uses")
               (lambda () (uiop:symbol-call '#:clgrpc.tests.architecture '#:graph-rows)))
         (list "doc/observers.md" "<!-- the table is made from the observations"
               '("what" "arguments" "told when")
-              #'clgrpc.rpc:observation-table)
+              #'clgrpc.rpc::observation-table)
         (list "doc/observability.md" "<!-- the table is made from the tracers"
               '("Tracer" "Also called" "What it tells")
               (lambda ()

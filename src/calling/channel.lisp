@@ -92,7 +92,7 @@ CHANNEL. Signal :unauthenticated if anybody on the way could read them."
   (:documentation "What a channel with interceptors or call credentials is besides its own kind."))
 
 (defun invoke-intercepted (interceptors method request options invoker)
-  "Call INVOKER, a function of a request and a plist of options, through INTERCEPTORS, a channel's,
+  "Call INVOKER, a function of a request and a plist of options, through INTERCEPTORS, functions,
 for METHOD, REQUEST and OPTIONS."
   (declare (type function invoker))
   (if interceptors
@@ -102,13 +102,13 @@ for METHOD, REQUEST and OPTIONS."
       (funcall invoker request options)))
 
 (document-functions
-  channel-interceptors "The functions around the calls of CHANNEL, the outermost first."
+  channel-interceptors "The interceptors of CHANNEL, as CHECK-INTERCEPTORS takes them."
   channel-call-credentials "A function of a method's path that returns metadata, or nil.")
 
 (defmethod invoke :around ((channel interception) method request &rest options)
   (let ((credentials (channel-call-credentials channel)))
     (invoke-intercepted
-     (channel-interceptors channel) method request options
+     (interceptors-for (channel-interceptors channel) method) method request options
      (lambda (request options)
        (apply #'call-next-method channel method request
               (if credentials

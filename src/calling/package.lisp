@@ -8,7 +8,8 @@
   (:import-from #:clgrpc.loop #:cancel #:future-done-p #:await #:attach)
   (:import-from #:clgrpc.rpc
                 #:call #:call-condition #:call-deadline #:call-path #:call-rpc-method
-                #:call-status #:check-message #:client-p #:close-send #:never #:on-writable
+                #:call-status #:call-value #:check-message #:client-p #:close-send
+                #:interceptors-for #:never #:on-writable
                 #:operate #:reply #:retry-call #:send #:try-send #:wait-for-call)
   (:import-from #:clgrpc.service
                 #:*call* #:channel #:invoke #:rpc-method #:rpc-method-kind #:rpc-method-path
@@ -17,7 +18,8 @@
                 #:check-metadata #:deadline #:deadline-in #:earlier-deadline #:failure-p
                 #:make-rpc-error #:rpc-error)
   (:export
-   #:absolute-deadline #:acquire-client-loop #:acquire-timer-loop #:bearer-token #:call-async
+   #:absolute-deadline #:acquire-client-loop #:acquire-timer-loop #:bearer-token #:begin-values
+   #:call-async
    #:channel-addresses
    #:channel-plaintext-credentials #:channel-secure-p #:channel-state #:channel-target
    #:check-call-options #:client-loop #:client-loop-loop #:client-loop-reserve #:close-channel

@@ -8,12 +8,21 @@
 
 (define-hot check-call-options ((options list)) null
   "Signal MISUSE if the plist OPTIONS has a keyword that stubs do not take."
-  (let ((known '(:timeout :deadline :metadata :wait-for-ready :call-credentials :compression)))
+  (let ((known '(:timeout :deadline :metadata :wait-for-ready :call-credentials :compression
+                 :values)))
     (loop for name in options by #'cddr
           unless (or (member name known)
                      (eq name :async))  ; of CALL-ASYNC
             do (misuse "A stub takes no ~S, but~{ ~(~S~)~^,~}." name known)))
   nil)
+
+(defun begin-values (call plist)
+  "Give CALL, a new one, the values of PLIST, which its stub has got by :values."
+  (unless (and (listp plist) (evenp (length plist)))
+    (misuse ":values is a list of symbols and values by turns, not ~S." plist))
+  ;; of a key that is there twice the first counts
+  (loop for (value key) on (reverse plist) by #'cddr
+        do (setf (call-value call key) value)))
 
 (defconstant +least-deadline-ns+ (* 10 +ns-per-second+)
   "A smaller number, less than ten seconds after the machine's start, is no deadline: it is a time

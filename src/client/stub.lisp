@@ -11,7 +11,7 @@
 (in-package #:clgrpc.client)
 
 (defmethod service:invoke ((channel wire-channel) method request &rest options
-                       &key timeout deadline metadata
+                       &key timeout deadline metadata values
                          (wait-for-ready :unset) async call-credentials
                          (compression nil compression-p))
   (declare (dynamic-extent options))
@@ -25,6 +25,7 @@
                       (wire:find-encoding compression)
                       (core-encoding (channel-core channel)))))
     (when encoding (begin-compression call encoding))
+    (when values (begin-values call values))
     (when (or metadata call-credentials)
       (setf (rpc:intent-metadata (rpc:ensure-intent call))
             (append (status:check-metadata metadata)

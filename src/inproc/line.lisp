@@ -32,12 +32,13 @@
   (rpc:observe call-begun (inproc-observer (line-server line)) (line-server line)))
 
 (define-hot open-line ((site site) (host host) (route inproc-route) (method rpc-method)
-                       (deadline status:deadline) fields)
+                       (deadline status:deadline) fields values)
     line
-  "A line with both ends; the handler has not begun."
+  "A line with both ends; the client's has VALUES, as :values of a stub. The handler has not begun."
   (let ((line (make-line host route nil)))
     (setf (line-client line) (make-client-end method deadline nil site line)
           (line-server line) (make-server-end method deadline fields site line))
+    (when values (calling:begin-values (line-client line) values))
     (count-begun (host-tally host))
     (when (observed-p site host) (tell-begin line))
     line))

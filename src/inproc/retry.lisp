@@ -284,7 +284,7 @@ too long RELAY's call ends."
   "INVOKE for calls that may be made again."
   (calling:check-call-options options)
   (destructuring-bind (&key timeout deadline metadata wait-for-ready async call-credentials
-                         compression)
+                         compression values)
       options
     (declare (ignore wait-for-ready))
     (rpc:check-compression compression)
@@ -300,7 +300,7 @@ too long RELAY's call ends."
                    (unless (site-open site) (misuse "~A is closed." channel))
                    (line-to site host (relay-route relay host method) method
                             (calling:absolute-deadline timeout deadline now)
-                            (relay-fields relay)))))
+                            (relay-fields relay) values))))
       (setf (line-unattended line) (and async t)
             (call-half-closed (line-server line)) t)
       (cond (async (begin-elsewhere line) (line-client line))

@@ -8,7 +8,7 @@
 
 (defmethod service:invoke ((channel inproc-channel) method request &rest options
                        &key timeout deadline metadata wait-for-ready async call-credentials
-                         compression)
+                         compression values)
   (declare (ignore wait-for-ready) (dynamic-extent options))
   (when options
     (calling:check-call-options options)
@@ -28,18 +28,22 @@
     (if (and (eq :unary (rpc-method-kind method))
              (eq :caller (site-execution site))
              (null async))
-        (multiple-value-bind (reply call) (call-unary site method request deadline fields)
+        (multiple-value-bind (reply call) (call-unary site method request deadline fields values)
           (if (eq :ok (call-status call))
               (values reply call)
               (calling:fail-or-retry call channel method request (copy-list options))))
-        (invoke-line channel site method request deadline fields async (copy-list options)))))
+        (invoke-line channel site method request deadline fields values async
+                     (copy-list options)))))
 
-(define-hot call-unary ((site site) (method rpc-method) request (deadline status:deadline) fields)
+(define-hot call-unary ((site site) (method rpc-method) request (deadline status:deadline) fields
+                        values)
     (values t inproc-call)
-  "Run METHOD's handler here. Return its answer, if there is one, and the client's call."
+  "Run METHOD's handler here. Return its answer, if there is one, and the client's call, with
+VALUES."
   (let* ((host (host-of site))
          (route (and host (route-to host method))))
     (if (and route
+             (null values)
              (not (observed-p site host))
              (<= (protobuf:measure (service:rpc-method-request-type method)
                                    (calling:only-request method request))
@@ -47,7 +51,7 @@
                       (options-max-send-octets (site-options site))))
              (not (and (plusp deadline) (<= deadline (site-now site)))))
         (call-handler-here site host route method (site-copy site request) deadline fields)
-        (let ((line (line-to site host route method deadline fields)))
+        (let ((line (line-to site host route method deadline fields values)))
           (send-only-request line request)
           (await-reply line)))))
 
@@ -133,11 +137,11 @@ If this is left by a non-local exit, cancel the call."
 
 ;;; Calls with a line
 
-(defun line-to (site host route method deadline fields)
-  "Make a line to ROUTE of HOST. If there is no such host or route, the call of the line has ended
-with the status that says so."
+(defun line-to (site host route method deadline fields &optional values)
+  "Make a line to ROUTE of HOST, whose client has VALUES, as :values of a stub. If there is no such
+host or route, the call of the line has ended with the status that says so."
   (if route
-      (let ((line (open-line site host route method deadline fields)))
+      (let ((line (open-line site host route method deadline fields values)))
         (look (line-server line))
         line)
       (let* ((line (make-line host nil nil))
@@ -146,6 +150,7 @@ with the status that says so."
               (line-server line) (make-server-end method deadline fields site line)
               (line-phase line) :over
               (line-claim line) t)
+        (when values (calling:begin-values client values))
         (if host (end-unknown line) (end-absent line))
         line)))
 
@@ -179,14 +184,14 @@ with the status that says so."
             (operate leave client)
             (error error)))))))
 
-(defun invoke-line (channel site method request deadline fields async options)
+(defun invoke-line (channel site method request deadline fields values async options)
   "INVOKE for all but the plainest calls."
   (let* ((kind (rpc-method-kind method))
          (generator (and (member kind '(:client-streaming :bidi))
                          (not (eq request :open))
                          (calling:request-generator request)))
          (host (host-of site))
-         (line (line-to site host (and host (route-to host method)) method deadline fields))
+         (line (line-to site host (and host (route-to host method)) method deadline fields values))
          (client (line-client line)))
     (setf (line-unattended line) (and async t))
     (ecase kind

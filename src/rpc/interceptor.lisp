@@ -1,19 +1,46 @@
-;;;; Interceptors: functions around calls, for what all methods have in common. A server's are
-;;;; called around its handlers, on the handlers' threads; a channel's around its stubs, on the
-;;;; caller's thread. The first of a list is the outermost. FILTER-MESSAGES and ON-END (verb.lisp)
-;;;; show them what they would not see otherwise: the messages of streams, and the ends of calls
-;;;; that outlive their handler or stub.
+;;;; Interceptors: functions around calls, for what methods have in common. A server's are called
+;;;; around its handlers, on the handlers' threads; a channel's around its stubs, on the caller's
+;;;; thread. The first of a list is the outermost. FILTER-MESSAGES and ON-END (verb.lisp) show them
+;;;; what they would not see otherwise: the messages of streams, and the ends of calls that outlive
+;;;; their handler or stub. CALL-VALUE (value.lisp) carries what they find out to handlers. Those of
+;;;; attempts are in calling/attempt.lisp.
 ;;;;
-;;;; A server or channel without interceptors pays nothing for them: a channel with interceptors or
-;;;; call credentials is of a class of its own, a subclass of INTERCEPTION, so that calls on other
-;;;; channels do not even look for them.
+;;;; Interceptors for some methods only are a list in that list, behind the service or the method
+;;;; that they are for.
+;;;;
+;;;; A server or channel without interceptors pays nothing for them. A route of a server has those
+;;;; that are for its method. A channel with interceptors or call credentials is of a class of its
+;;;; own, a subclass of INTERCEPTION, so that calls on other channels do not even look for them.
 
 (in-package #:clgrpc.rpc)
 
 (defun check-interceptors (interceptors)
-  "Return INTERCEPTORS, a list of functions or their names; signal MISUSE if it is none."
-  (unless (and (listp interceptors)
-               (every (lambda (item) (typep item '(or function (and symbol (not null)))))
-                      interceptors))
-    (misuse "Interceptors are a list of functions, not ~S." interceptors))
-  interceptors)
+  "Return INTERCEPTORS, a list of functions or their names, and of lists (WHERE . FUNCTIONS); signal
+MISUSE if it is none. WHERE is the full name of a service, a string, or the symbol of a method."
+  (labels ((all-p (predicate object)
+             (and (listp object) (every predicate object)))
+           (interceptor-p (object)
+             (typep object '(or function (and symbol (not null)))))
+           (item-p (object)
+             (or (interceptor-p object)
+                 (and (typep object '(cons (or string (and symbol (not null))) cons))
+                      (all-p #'interceptor-p (rest object))))))
+    (unless (all-p #'item-p interceptors)
+      (misuse "Interceptors are a list of functions, and of lists (SERVICE-OR-METHOD FUNCTION…), ~
+               not ~S."
+              interceptors))
+    interceptors))
+
+(defun for-method-p (where method)
+  "True if METHOD is, or is of, WHERE, of interceptors."
+  (if (stringp where)
+      (string= where (rpc-method-service-name method))
+      (eq where (rpc-method-function-name method))))
+
+(defun interceptors-for (interceptors method)
+  "The functions of INTERCEPTORS, as CHECK-INTERCEPTORS takes it, for METHOD, the outermost first."
+  (if (every #'atom interceptors)
+      interceptors
+      (loop for item in interceptors
+            if (atom item) collect item
+              else when (for-method-p (first item) method) append (rest item))))

@@ -7,8 +7,9 @@
   (:import-from #:sb-ext #:defglobal)
   (:import-from #:clgrpc.loop #:cancel #:future-done-p #:await)
   (:import-from #:clgrpc.service
-                #:*call* #:call #:rpc-method #:rpc-method-kind #:rpc-method-path
-                #:rpc-method-request-type #:rpc-method-response-type)
+                #:*call* #:call #:rpc-method #:rpc-method-function-name #:rpc-method-kind
+                #:rpc-method-path #:rpc-method-request-type #:rpc-method-response-type
+                #:rpc-method-service-name)
   (:import-from #:clgrpc.status
                 #:check-metadata #:deadline #:details-octets #:end-reason #:entries-metadata
                 #:make-rpc-error #:rpc-error #:rpc-error-call #:rpc-error-cause
@@ -21,25 +22,23 @@
    #:call-fields #:call-half-closed #:call-incoming #:call-inlet #:call-intent #:call-metadata
    #:call-outcome #:call-outlet #:call-parts #:call-path #:call-peer #:call-reactions
    #:call-received #:call-rpc-method #:call-security #:call-stage #:call-stages #:call-status
-   #:call-trailers #:call-unsent-octets #:call-with-room #:callbacks-p #:cancel #:cancel-call
-   #:cancelled-p #:charged-arrival #:check-compression #:check-interceptors #:check-message
-   #:check-observer #:client-p #:close-send #:contract-table #:define-shared-operations
-   #:define-transport-end
-   #:deliverable-p #:do-messages #:due-callback #:due-on-writable #:end-call #:ending-outcome
-   #:ending-trailer-fields #:ending-trailers #:ensure-ending #:ensure-inlet #:ensure-intent
-   #:ensure-outlet #:ensure-parts #:ensure-reactions #:error-condition #:failed-attempts
-   #:filter-messages #:filtered #:finish #:flaw #:gate-ringer #:incoming-type #:inlet
-   #:inlet-filter #:inlet-queued-octets #:inlet-received #:intent-metadata #:intent-of-attempt
-   #:intent-wait-for-ready #:make-arrival #:make-observer #:may-send-p #:message-due-p #:never
-   #:note-failed-attempt #:notify #:notify-sleeper #:observation-table #:observe #:observer
-   #:observer-call-ended
-   #:on-cancel #:on-end #:on-half-close #:on-message #:on-writable #:operate #:operations
-   #:outcome #:outcome-details #:outcome-message #:outcome-stage #:outcome-unsent #:outgoing
-   #:outgoing-metadata #:outgoing-type #:outlet #:outlet-writable-wanted #:overdue-p #:park
-   #:parts #:pop-incoming #:push-arrival #:push-incoming #:reactions #:reactions-due
-   #:reactions-on-half-close #:reactions-on-message #:reactions-on-writable #:reactions-scheduled
-   #:reactions-timers #:receivable-p #:receive #:receive-by #:receive-each
-   #:received-compressed-p #:reply #:retry-call #:retry-handler #:return-status #:room-p
-   #:rpc-error-attempts #:rpc-error-stages #:send #:send-metadata #:sends-one-p #:stage-text
-   #:takes-one-p #:time-remaining #:try-send #:uncharge #:verdict #:verdict-error #:wait-for-call
-   #:with-call #:with-user-code))
+   #:call-trailers #:call-unsent-octets #:call-value #:call-with-room #:callbacks-p #:cancel
+   #:cancel-call #:cancelled-p #:charged-arrival #:check-compression #:check-interceptors
+   #:check-message #:check-observer #:client-p #:close-send #:define-shared-operations
+   #:define-transport-end #:deliverable-p #:do-messages #:due-callback #:due-on-writable
+   #:end-call #:ending-outcome #:ending-trailer-fields #:ending-trailers #:ensure-ending
+   #:ensure-inlet #:ensure-intent #:ensure-outlet #:ensure-parts #:ensure-reactions
+   #:error-condition #:failed-attempts #:filter-messages #:filtered #:finish #:flaw #:gate-ringer
+   #:incoming-type #:inlet #:inlet-filter #:inlet-queued-octets #:inlet-received #:intent-metadata
+   #:intent-of-attempt #:intent-wait-for-ready #:interceptors-for #:make-arrival #:make-observer
+   #:may-send-p #:message-due-p #:never #:note-failed-attempt #:notify #:notify-sleeper #:observe
+   #:observer #:observer-call-ended #:on-cancel #:on-end #:on-half-close #:on-message
+   #:on-writable #:operate #:operations #:outcome #:outcome-details #:outcome-message
+   #:outcome-stage #:outcome-unsent #:outgoing #:outgoing-metadata #:outgoing-type #:outlet
+   #:outlet-writable-wanted #:overdue-p #:park #:parts #:pop-incoming #:push-arrival
+   #:push-incoming #:reactions #:reactions-due #:reactions-on-half-close #:reactions-on-message
+   #:reactions-on-writable #:reactions-scheduled #:reactions-timers #:receivable-p #:receive
+   #:receive-by #:receive-each #:received-compressed-p #:reply #:retry-call #:retry-handler
+   #:return-status #:room-p #:rpc-error-attempts #:rpc-error-stages #:send #:send-metadata
+   #:sends-one-p #:stage-text #:takes-one-p #:time-remaining #:try-send #:uncharge #:verdict
+   #:verdict-error #:wait-for-call #:with-call #:with-user-code))

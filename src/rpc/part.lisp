@@ -102,7 +102,8 @@
   (outlet nil :type (or null outlet))   ; what goes out
   (reactions nil :type (or null reactions)) ; what the user wants to be called for
   (ending nil :type (or null ending))   ; how it ended, or is to
-  (intent nil :type (or null intent)))  ; what the user has asked for
+  (intent nil :type (or null intent))   ; what the user has asked for
+  (values '() :type list))              ; an alist, see value.lisp
 
 (declaim (sb-ext:freeze-type reactions ending intent))
 

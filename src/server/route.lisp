@@ -79,13 +79,18 @@ were promised; nil if there is no room."
   (unless (zerop promised) (settle-octets promised))
   nil)
 
-(defun check-execution (execution table)
-  "Signal MISUSE if EXECUTION names a method that is not in TABLE."
-  (let ((names (loop for route being the hash-values of (route-table-routes table)
-                     collect (service:rpc-method-function-name (route-method route)))))
+(defun check-methods (execution interceptors table)
+  "Signal MISUSE if EXECUTION or INTERCEPTORS names a method that is not in TABLE."
+  (let ((methods (loop for route being the hash-values of (route-table-routes table)
+                       collect (route-method route))))
     (loop for (name) in (if (listp execution) execution '())
-          unless (member name names)
-            do (misuse ":execution names ~S, which is no method of the services." name))))
+          unless (find name methods :key #'service:rpc-method-function-name)
+            do (misuse ":execution names ~S, which is no method of the services." name))
+    (loop for item in interceptors
+          unless (or (atom item)
+                     (some (lambda (method) (rpc:interceptors-for (list item) method)) methods))
+            do (misuse ":interceptors names ~S, which is no service here, nor a method of one."
+                       (first item)))))
 
 (define-hot route-of ((table route-table) (field hpack:field)) server-route
   "The route that the path FIELD leads to."

@@ -86,16 +86,17 @@ that; nil, the default, is plaintext. COMPRESSION, :gzip, :deflate or :identity,
 answers are compressed for clients that accept that, unless a handler sets the CALL-COMPRESSION.
 INTERCEPTORS is a list of functions (call request next), the first the outermost. Each is called
 around every handler, on the handler's thread; (funcall next request) returns what the handler
-returns. What the interceptor returns or signals takes the place of that. FALLBACK answers requests
-that are not gRPC: a function (http-method path headers body) of two strings, an alist of strings,
-and octets, :max-fallback-body-octets at most. It returns an HTTP status, an alist of headers, and a
-body: a string, octets or nil. It runs as handlers do, as EXECUTION says unless that is an alist. An
-error in it is answered with 500 and goes to the log; FAIL in it is answered with the closest HTTP
-status. Without a FALLBACK such requests are answered with 415 or 405. OBSERVER, what MAKE-OBSERVER
-returns, is told of the server's calls, messages,
-connections and refusals. All other keywords are rows of the options table. Signal MISUSE for a
-wrong argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be
-had. From any thread."
+returns. What the interceptor returns or signals takes the place of that. A list (WHERE . functions)
+among them is for some methods only: those of the service whose full name WHERE is, a string, or the
+one whose symbol it is. FALLBACK answers requests that are not gRPC: a function (http-method path
+headers body) of two strings, an alist of strings, and octets, :max-fallback-body-octets at most. It
+returns an HTTP status, an alist of headers, and a body: a string, octets or nil. It runs as
+handlers do, as EXECUTION says unless that is an alist. An error in it is answered with 500 and goes
+to the log; FAIL in it is answered with the closest HTTP status. Without a FALLBACK such requests
+are answered with 415 or 405. OBSERVER, what MAKE-OBSERVER returns, is told of the server's calls,
+messages, connections and refusals. All other keywords are rows of the options table. Signal MISUSE
+for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address
+cannot be had. From any thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))
@@ -119,7 +120,7 @@ had. From any thread."
     (unless (typep fallback '(or null function (and symbol (satisfies fboundp))))
       (misuse "FALLBACK is a function, not ~S." fallback))
     (read-environment)
-    (check-execution execution routes)
+    (check-methods execution interceptors routes)
     (when credentials (loop:check-credentials credentials :server))
     (unless (typep loops '(integer 1 1024)) (misuse "LOOPS must be from 1 to 1024, not ~S." loops))
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))

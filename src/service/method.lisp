@@ -62,6 +62,11 @@ values depend on its kind as `DESIGN` lays down: see the documentation of stubs.
 (defvar *call* nil
   "The call whose handler this thread runs, or nil. Nested calls inherit its deadline.")
 
+(defun current-call ()
+  "The call whose handler, interceptor or callback runs on this thread, or nil. Calls that are made
+meanwhile inherit its deadline."
+  *call*)
+
 (defgeneric service-target (service)
   (:documentation "What to call a stub on instead of SERVICE, a service object, outside of any
 handler: a channel that leads to SERVICE, or SERVICE itself if there is none. The in-process channel

@@ -7,7 +7,7 @@
   (:import-from #:clgrpc.status
                 #:deadline #:fail)
   (:export
-   #:*call* #:binding #:binding-function #:call #:channel #:descriptor-rpc-method
+   #:*call* #:binding #:binding-function #:call #:channel #:current-call #:descriptor-rpc-method
    #:direct-channel #:ensure-binding #:find-rpc-method #:forget-watcher #:invoke #:make-binding
    #:make-rpc-method #:rpc-method #:rpc-method-function-name #:rpc-method-kind #:rpc-method-name
    #:rpc-method-path #:rpc-method-path-field #:rpc-method-request-type #:rpc-method-response-type

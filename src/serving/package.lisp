@@ -6,7 +6,7 @@
   (:import-from #:sb-ext #:defglobal #:compare-and-swap)
   (:import-from #:clgrpc.rpc
                 #:+long-octets+ #:call #:call-path #:call-rpc-method #:error-condition #:observer
-                #:outgoing-type)
+                #:interceptors-for #:outgoing-type)
   (:import-from #:clgrpc.service
                 #:binding #:binding-function #:ensure-binding #:rpc-method
                 #:rpc-method-function-name #:rpc-method-path #:service #:service-methods)

@@ -53,14 +53,14 @@ made; when a service is defined anew, a new table takes its place."
     (if (and (eq :auto chosen) (loop:simulated-p)) :blocking chosen)))
 
 (defun make-routes (server services execution make-route &key (epoch 1) interceptors)
-  "Return the ROUTE-TABLE of SERVER for SERVICES, a list of service objects, with INTERCEPTORS.
-MAKE-ROUTE makes a ROUTE of the keywords that are the slots of one."
+  "Return the ROUTE-TABLE of SERVER for SERVICES, a list of service objects, with INTERCEPTORS,
+as CHECK-INTERCEPTORS takes it. MAKE-ROUTE makes a ROUTE of the keywords that are the slots of one."
   (let ((table (make-route-table :server server :epoch epoch)))
     (dolist (service services table)
       (dolist (method (service-methods service))
         (add-route table make-route method service
                    (execution-of execution (rpc-method-function-name method))
-                   interceptors)))))
+                   (interceptors-for interceptors method))))))
 
 (defun add-route (table make-route method service execution interceptors)
   (let ((path (rpc-method-path method))

@@ -23,7 +23,7 @@
   server-services "The service objects of SERVER."
   server-options "The options, rows of the options table, with which SERVER runs."
   server-observer "The OBSERVER of SERVER, or nil."
-  server-interceptors "The functions around the handlers of SERVER, the outermost first."
+  server-interceptors "The interceptors of SERVER, as CHECK-INTERCEPTORS takes them."
   server-reserve "The reserve whose threads run those handlers of SERVER that block."
   server-entrances "The ENTRANCEs of SERVER, by which calls within the image come."
   server-lock "The lock of SERVER's entrances, its routes and its end."

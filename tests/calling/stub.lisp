@@ -80,3 +80,11 @@ is room, and :closed and :left; and a function that returns that."
                                                  (declare (ignore error))
                                                  (rpc:retry-call))))
                  (calling:fail-or-retry call channel *test-method* 1 '(:timeout 2)))))))
+
+(test values-that-a-call-begins-with
+  (let ((call (new-call)))
+    (calling:begin-values call '(user 1 count 2 user 3))
+    (is (eql 1 (rpc:call-value call 'user)))
+    (is (eql 2 (rpc:call-value call 'count)))
+    (dolist (bad '(user (user) (1 2) (nil 2)))
+      (signals misuse (calling:begin-values (new-call) bad)))))

@@ -62,7 +62,7 @@ those that they give nil are left out."
       (signals clgrpc.base:misuse (funcall function call 1 2)))))
 
 (test rows-are-told
-  (let ((table (rpc:contract-table)))
+  (let ((table (rpc::contract-table)))
     (is (= (length table) (length rpc::*contract*)))
     (is (equal '("`(peer call)`" "any" "both" "none"
                  "The peer's address, a string, or nil before there is one.")

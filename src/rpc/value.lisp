@@ -1,0 +1,33 @@
+;;;; Values on a call: what interceptors have found out, such as who calls, for handlers, callbacks
+;;;; and other interceptors, so that none of it needs a special variable. They are an alist in the
+;;;; call's PARTS; a call without values has none.
+;;;;
+;;;; The list only grows, and a value is changed by one store, so threads need no lock: a thread
+;;;; that reads while another writes sees the old value or the new one.
+
+(in-package #:clgrpc.rpc)
+
+(defun check-key (key)
+  "Return KEY, of a value on a call; signal MISUSE if it is none."
+  (unless (and key (symbolp key)) (misuse "The key of a value on a call is a symbol, not ~S." key))
+  key)
+
+(defun call-value (call key &optional default)
+  "The value that CALL has for KEY, a symbol, and true; if it has none, DEFAULT and nil. SETFable.
+The two ends of a call have values of their own; those that a client's call begins with are given to
+its stub by :values. From any thread."
+  (let* ((parts (call-parts call))
+         (entry (assoc (check-key key) (if parts (parts-values parts) '()) :test #'eq)))
+    (if entry
+        (values (cdr entry) t)
+        (values default nil))))
+
+(defun (setf call-value) (value call key &optional default)
+  (declare (ignore default))
+  (loop with parts = (ensure-parts call)
+        for old = (parts-values parts)
+        for entry = (assoc (check-key key) old :test #'eq)
+        do (cond (entry (return (setf (cdr entry) value)))
+                 ((eq old (sb-ext:compare-and-swap (parts-values parts) old
+                                                   (acons key value old)))
+                  (return value)))))
