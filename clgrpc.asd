@@ -438,6 +438,8 @@
                (:file "service-config")
                (:file "request")
                (:file "attempt")
+               (:file "veto")
+               (:file "trunk")
                (:file "subchannel")
                (:file "guard")
                (:file "core")
@@ -1044,6 +1046,7 @@
                (:file "life")
                (:file "leak")
                (:file "tls")
+               (:file "trunk")
                (:file "trace")
                (:file "stress")))
 

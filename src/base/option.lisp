@@ -406,6 +406,10 @@ A105).")
    (connections-per-subchannel 1 1 1000 "connections"
     "How many connections to each server are made and kept, whatever a service config says. A call
 goes over the oldest that has a stream for it.")
+   (share-connections nil
+    "Whether channels that have the same options, credentials and authority use the same connections
+to the same addresses. They have one event loop, so that threads that block on them wait for each
+other, which they do not on channels with connections of their own.")
    (max-concurrent-requests 0 0 1000000000 "calls"
     "How many calls of a channel may be in flight. One more ends at once with :unavailable, and is
 not made again (gRFC A32). 0 means no limit.")
@@ -455,12 +459,15 @@ MAKE-OPTIONS."
   (check-options :inproc arguments)
   (apply #'%make-options arguments))
 
+(defun option-values (options)
+  "The values of all options that OPTIONS have, a list of (row . value)."
+  (loop for row in **option-table**
+        for slot = (find-symbol (string (option-row-name row)) '#:clgrpc.base)
+        when (slot-exists-p options slot)
+          collect (cons row (slot-value options slot))))
+
 (defmethod print-object ((options options) stream)
   (print-unreadable-object (options stream :type t)
-    (loop for row in **option-table**
-          for slot = (find-symbol (string (option-row-name row)) '#:clgrpc.base)
-          for value = (if (slot-exists-p options slot)
-                          (slot-value options slot)
-                          (option-row-default row))
+    (loop for (row . value) in (option-values options)
           unless (eql value (option-row-default row))
             do (format stream "~(~S~) ~A " (option-row-name row) value))))

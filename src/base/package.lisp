@@ -25,8 +25,9 @@
    #:limit-exceeded-limit #:limit-exceeded-actual
    ;; option.lisp
    #:options #:server-options #:channel-options #:make-options #:make-server-options
-   #:make-channel-options #:make-inproc-options #:copy-options #:option-table #:option-default
-   #:option-row #:find-option-row #:option-row-name #:option-row-scope #:option-row-only
+   #:make-channel-options #:make-inproc-options #:copy-options #:option-values
+   #:option-table #:option-default #:option-row #:find-option-row
+   #:option-row-name #:option-row-scope #:option-row-only
    #:option-row-default #:option-row-minimum #:option-row-maximum #:option-row-unit
    #:option-row-reason #:check-option
    #:options-max-concurrent-streams #:options-max-header-list-octets #:options-header-table-octets
@@ -58,7 +59,8 @@
    #:options-backoff-maximum-seconds #:options-max-client-loops
    #:options-connection-attempt-delay-seconds
    #:options-idle-seconds #:options-max-connections-per-subchannel
-   #:options-connections-per-subchannel #:options-max-concurrent-requests
+   #:options-connections-per-subchannel #:options-share-connections
+   #:options-max-concurrent-requests
    #:options-breaker-max-calls #:options-breaker-max-waiting #:options-breaker-failure-percent
    #:options-breaker-min-calls #:options-breaker-window-seconds #:options-breaker-open-seconds
    #:options-dns-timeout-seconds #:options-resolve-interval-seconds #:options-dns-service-config

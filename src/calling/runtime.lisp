@@ -6,7 +6,8 @@
 ;;;; own as far as the option MAX-CLIENT-LOOPS allows: a new channel gets a new loop while each
 ;;;; loop has a channel already, and beyond the limit the loop that has the fewest. It stays
 ;;;; there for life. Callers who block on channels with loops of their own do not wake one another,
-;;;; and calls that nobody waits for use as many processors as there are loops.
+;;;; and calls that nobody waits for use as many processors as there are loops. Channels that share
+;;;; connections share a loop for that, however many there may be.
 ;;;;
 ;;;; A loop ends with its last channel, the reserve with the last loop: an image without channels
 ;;;; has no thread of ours.
@@ -21,12 +22,23 @@ its own saves two changes of threads per call, on one processor as well.")
   "That default on a machine with many. An idle loop keeps 0.1 MB and a sleeping thread, which makes
 each garbage collection 30 µs longer.")
 
+(defstruct (group (:constructor make-group (likeness commons)) (:copier nil))
+  "The channels of one LIKENESS, which are on one loop."
+  (likeness '() :type list :read-only t) ; what these channels have EQUAL
+  (commons nil :read-only t)            ; what they share
+  (channels 0 :type fixnum))            ; how many there are
+
+(defmethod print-object ((group group) stream)
+  (print-unreadable-object (group stream :type t)
+    (format stream "~D channel~:P" (group-channels group))))
+
 (defstruct (client-loop (:constructor make-client-loop (loop reserve)) (:copier nil))
   "A loop that channels use."
   (loop nil :type loop:event-loop :read-only t) ; that runs
   (reserve nil :type loop:reserve :read-only t) ; the one of all client loops
   (channels 0 :type fixnum)             ; how many channels are on LOOP
-  (timers 0 :type fixnum))              ; how many channels within the image have timers on LOOP
+  (timers 0 :type fixnum)               ; how many channels within the image have timers on LOOP
+  (groups '() :type list))              ; of channels on LOOP that share something
 
 (defmethod print-object ((client-loop client-loop) stream)
   (print-unreadable-object (client-loop stream :type t)
@@ -61,18 +73,39 @@ each garbage collection 30 µs longer.")
   "The client loop that has the fewest channels, or nil. The lock is held."
   (first (sort (copy-list (client-loops)) #'< :key #'client-loop-channels)))
 
-(defun acquire-client-loop (options)
-  "Return the client loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP."
+(defun choose-client-loop (options)
+  "The client loop for a new channel that has OPTIONS and may be on any. The lock is held."
+  (let ((least (least-used-loop)))
+    (if (or (null least)
+            (and (plusp (client-loop-channels least))
+                 (< (length (client-loops)) (client-loop-limit options))))
+        (add-client-loop)
+        least)))
+
+(defun find-group (client-loop likeness)
+  "The group of the channels of LIKENESS on CLIENT-LOOP, or nil. The lock is held."
+  (find likeness (client-loop-groups client-loop) :key #'group-likeness :test #'equal))
+
+(defun acquire-client-loop (options &optional likeness make-commons)
+  "Return the client loop for a new channel that has OPTIONS, until RELEASE-CLIENT-LOOP. LIKENESS, a
+list, is given if the channel shares with others: all that give one which is EQUAL have the same
+loop. What they share is the second value, which MAKE-COMMONS has made of the first one's LIKENESS."
   (read-environment)
   (sb-thread:with-mutex (**client-loops-lock**)
-    (let* ((least (least-used-loop))
-           (client-loop (if (or (null least)
-                                (and (plusp (client-loop-channels least))
-                                     (< (length (client-loops)) (client-loop-limit options))))
-                            (add-client-loop)
-                            least)))
+    (let ((client-loop (or (and likeness
+                                (find-if (lambda (client-loop) (find-group client-loop likeness))
+                                         (client-loops)))
+                           (choose-client-loop options))))
       (incf (client-loop-channels client-loop))
-      client-loop)))
+      (values client-loop
+              (when likeness
+                (let ((group (or (find-group client-loop likeness)
+                                 (first (push (make-group likeness
+                                                          (funcall (the function make-commons)
+                                                                   likeness))
+                                              (client-loop-groups client-loop))))))
+                  (incf (group-channels group))
+                  (group-commons group)))))))
 
 (defun acquire-timer-loop ()
   "Return the client loop for the timers of a channel within the image, until RELEASE-TIMER-LOOP."
@@ -82,10 +115,13 @@ each garbage collection 30 µs longer.")
       (incf (client-loop-timers client-loop))
       client-loop)))
 
-(defun release-client-loop (client-loop)
-  "Undo ACQUIRE-CLIENT-LOOP. Not on the loop, which may end."
+(defun release-client-loop (client-loop &optional likeness)
+  "Undo ACQUIRE-CLIENT-LOOP with LIKENESS. Not on the loop, which may end."
   (sb-thread:with-mutex (**client-loops-lock**)
-    (decf (client-loop-channels client-loop)))
+    (decf (client-loop-channels client-loop))
+    (let ((group (and likeness (find-group client-loop likeness))))
+      (when (and group (zerop (decf (group-channels group))))
+        (setf (client-loop-groups client-loop) (remove group (client-loop-groups client-loop))))))
   (end-if-unused-loop client-loop))
 
 (defun release-timer-loop (client-loop)

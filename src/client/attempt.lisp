@@ -109,10 +109,13 @@ attempt as its own if there is one. Return the attempt."
     (wire:reset-attempt attempt)
     (attempt-failed call attempt setback)))
 
-(define-hot tell-attempt-ended ((call client-call) (link link) (status symbol) attempt) link
-  "ATTEMPT of CALL on LINK, which is returned, or if it is nil CALL's own, is over with STATUS."
+(define-hot tell-attempt-ended ((call client-call) (stream http2:stream) (link link)
+                                (status symbol) attempt)
+    link
+  "ATTEMPT of CALL on STREAM of LINK, which is returned, or if it is nil CALL's own, is over with
+STATUS."
   (rpc:observe attempt-ended (wire:call-observer call) call (wire:link-peer link) status)
-  (let* ((subchannel (the subchannel (link-owner link)))
+  (let* ((subchannel (stream-subchannel stream link))
          (listener (subchannel-listener subchannel)))
     (unless (member status '(:ok :cancelled nil)) (incf (subchannel-failures subchannel)))
     (when listener
@@ -131,8 +134,8 @@ if it had no user."
       (client-call
        (setf (wire-call-stream user) nil)
        (wire:release-call user)
-       (tell-attempt-ended user (wire-call-link user) (call-status user) nil))
+       (tell-attempt-ended user stream (wire-call-link user) (call-status user) nil))
       (wire:attempt
        (wire:forget-attempt user)
-       (tell-attempt-ended (wire:attempt-call user) (wire:attempt-link user)
+       (tell-attempt-ended (wire:attempt-call user) stream (wire:attempt-link user)
                            (wire:attempt-status user) user)))))

@@ -73,15 +73,20 @@ WITH-CHANNEL."
          (encoding (wire:find-encoding compression))
          (interceptors (rpc:check-interceptors interceptors))
          (authority (channel-authority resolver credentials))
-         ;; last, since it is given back only with the channel
-         (client-loop (acquire-client-loop options))
-         (core (make-core :name target :client-loop client-loop
-                          :loop (client-loop-loop client-loop) :options options :observer observer
-                          :credentials credentials :sink **client-sink**
-                          :encoding encoding :authority authority :resolver resolver
-                          :balancing balancing :default-config config
-                          :receive-limit (getf arguments :max-receive-octets)
-                          :attempt-metadata attempt-metadata)))
+         (likeness (and (options-share-connections options)
+                        (likeness options credentials (resolver-host resolver)
+                                  (hpack:field-value-string authority)
+                                  (getf arguments :observer))))
+         (core (multiple-value-bind (client-loop commons)
+                   ;; last, since it is given back only with the channel
+                   (acquire-client-loop options likeness #'make-commons)
+                 (make-core :name target :client-loop client-loop :commons commons
+                            :loop (client-loop-loop client-loop) :options options
+                            :observer observer :credentials credentials :sink **client-sink**
+                            :encoding encoding :authority authority :resolver resolver
+                            :balancing balancing :default-config config
+                            :receive-limit (getf arguments :max-receive-octets)
+                            :attempt-metadata attempt-metadata))))
     (setf (core-balancer core) (make-instance 'switch :parent core))
     (add-guard core)
     (trace-event :channel :channel-made :target target)

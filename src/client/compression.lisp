@@ -8,7 +8,7 @@
   "Have CALL, which has not begun, compress with ENCODING if all servers of its channel may accept
 that."
   (flet ((refuses-p (subchannel)
-           (let ((accepted (subchannel-accepted subchannel)))
+           (let ((accepted (trunk-accepted (trunk-of subchannel))))
              (not (or (eq :unknown accepted) (member encoding accepted))))))
     (unless (some #'refuses-p (core-subchannels (client-call-core call)))
       (setf (wire:compression-outgoing (wire:ensure-compression call)) encoding))))
@@ -22,7 +22,7 @@ that."
   "Remember what LINK's server accepts, if the header LIST says."
   (let ((field (hpack:find-field list "grpc-accept-encoding")))
     (when field
-      (setf (subchannel-accepted (link-owner link))
+      (setf (trunk-accepted (link-owner link))
             (wire:accepted-encodings field)))))
 
 (defun response-encoding (list)

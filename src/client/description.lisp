@@ -31,15 +31,15 @@ children's, such as a weight, for people. On its channel's loop.")
 
 (defun seconds-to-attempt (subchannel)
   "How long SUBCHANNEL waits until its next attempt to connect, or nil if it does not."
-  (let ((timer (back-off-timer (subchannel-back-off subchannel))))
+  (let ((timer (back-off-timer (trunk-back-off (trunk-of subchannel)))))
     (and timer
          (max 0d0 (float (ns-seconds (- (timer-due-ns timer)
-                                        (loop:read-clock (subchannel-loop subchannel))))
+                                        (loop:read-clock (trunk-loop subchannel))))
                          1d0)))))
 
 (defun describe-address (subchannel)
   "See CHANNEL-ADDRESSES."
-  (let ((links (all-links subchannel))
+  (let ((trunk (trunk-of subchannel))
         (wait (seconds-to-attempt subchannel))
         (more (let ((facts (subchannel-facts (subchannel-balancer subchannel) subchannel)))
                 (map-ancestors (lambda (ancestor)
@@ -48,16 +48,23 @@ children's, such as a weight, for people. On its channel's loop.")
                 facts)))
     (append (list :address (addresses-text subchannel)
                   :state (subchannel-state subchannel)
-                  :connections (length (subchannel-links subchannel))
-                  :calls (reduce #'+ links :key #'wire:link-calls)
+                  :connections (if (eq :shutdown (subchannel-link-state subchannel))
+                                   0
+                                   (length (trunk-links trunk)))
+                  :calls (reduce #'+ (all-links subchannel) ; its own
+                                 :key #'wire:link-calls
+                                 :initial-value (subchannel-shared-calls subchannel))
                   :picks (subchannel-picks subchannel)
                   :failures (subchannel-failures subchannel)
-                  :failed-connects (subchannel-failed-connects subchannel))
+                  :failed-connects (trunk-failed-connects trunk))
+            (when (subchannel-shared subchannel)
+              (list :shared-by (length (remove-duplicates (mapcar #'subchannel-core
+                                                                  (owners trunk))))))
             (unless (member (subchannel-state subchannel) '(:ready :shutdown))
               (let ((text (or (loop for veto in (subchannel-vetoes subchannel)
                                     when (eq :ready (subchannel-link-state subchannel))
                                       return (veto-text veto))
-                              (subchannel-failure subchannel))))
+                              (trunk-failure trunk))))
                 (when text (list :trouble text))))
             (when wait (list :next-attempt wait))
             (when (subchannel-breaker subchannel)
@@ -101,15 +108,16 @@ children's, such as a weight, for people. On its channel's loop.")
 (defun address-line (facts)
   "FACTS, a plist that DESCRIBE-ADDRESS returns, for people."
   (destructuring-bind (&key address state connections calls picks failures failed-connects trouble
-                         next-attempt attributes &allow-other-keys)
+                         next-attempt attributes shared-by &allow-other-keys)
       facts
     (let ((known '(:address :state :connections :calls :picks :failures :failed-connects :trouble
-                   :next-attempt :attributes)))
-      (format nil "~A ~(~A~), ~D connection~:P, ~D call~:P, ~D picked, ~D failed~
+                   :next-attempt :attributes :shared-by)))
+      (format nil "~A ~(~A~), ~D connection~:P~@[ shared by ~D channel~:P~], ~D call~:P, ~
+                   ~D picked, ~D failed~
                    ~[~:;, ~:*~D attempt~:P to connect failed~]~@[, the next in ~,1F s~]~
                    ~@[: ~A~]~@[ ~S~]~@[ ~S~]"
-              address state connections calls picks failures failed-connects next-attempt trouble
-              attributes
+              address state connections shared-by calls picks failures failed-connects
+              next-attempt trouble attributes
               (loop for (name value) on facts by #'cddr
                     unless (member name known) append (list name value))))))
 

@@ -15,16 +15,16 @@
                     (lambda ()
                       (unless (eq :shutdown (core-state core))
                         (setf (core-dropped core) (lambda () (end-if-unused core)))
-                        (dolist (subchannel (core-subchannels core))
-                          (dolist (link (subchannel-links subchannel))
-                            (setf (wire:link-draining link) t)
-                            (leave-link subchannel link "the channel was dropped")))
+                        (dolist (subchannel (core-subchannels core)) ; not what others share
+                          (leave-links subchannel "the channel was dropped"))
                         (end-if-unused core)))))
 
 (defun used-p (subchannel)
   "True if SUBCHANNEL has calls, or links that had some."
   (or (subchannel-leaving subchannel)
-      (some (lambda (link) (plusp (wire:link-calls link))) (subchannel-links subchannel))))
+      (if (subchannel-shared subchannel)
+          (plusp (subchannel-calls subchannel)) ; the channel's own go on
+          (some (lambda (link) (plusp (wire:link-calls link))) (subchannel-links subchannel)))))
 
 (defun end-if-unused (core)
   "CORE, which is dropped, may have no calls any more. On its loop."

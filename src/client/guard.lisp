@@ -50,7 +50,7 @@
 (defun ensure-breaker (subchannel)
   "The breaker of SUBCHANNEL, made now if it has none."
   (or (subchannel-breaker subchannel)
-      (let ((breaker (make-breaker (subchannel-options subchannel))))
+      (let ((breaker (make-breaker (trunk-options subchannel))))
         (add-listener subchannel
                       (lambda (call subchannel status trailers)
                         (declare (ignore trailers))
@@ -59,7 +59,7 @@
 
 (defun breaker-refusal (subchannel call)
   "Nil if CALL may go to SUBCHANNEL, else the FAILURE that its breaker says."
-  (let ((text (and (breakers-p (subchannel-options subchannel))
+  (let ((text (and (breakers-p (trunk-options subchannel))
                    (admit-to-breaker (ensure-breaker subchannel) call (subchannel-calls subchannel)
                                      (core-now (subchannel-core subchannel))))))
     (and text (refusal "~A: ~A" (addresses-text subchannel) text))))

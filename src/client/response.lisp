@@ -246,12 +246,14 @@ sink's on-reset has them."
   "The sink's on-stream-closed."
   (let ((link (leave-stream stream)))
     (when link
-      (let* ((subchannel (link-owner link))
-             (core (subchannel-core subchannel)))
+      (let* ((trunk (link-owner link))
+             (sharer (if (subchannel-p trunk) nil (forget-user stream link))))
         (http2:release-stream stream)
         (decf (wire:link-calls link))
-        (cond ((wire:link-draining link) (leave-link subchannel link))
-              ((waiting-calls core) (start-waiting core)))))))
+        (when sharer (look-after-end sharer))
+        (cond ((wire:link-draining link) (leave-link trunk link))
+              (sharer (serve-owners trunk))
+              ((waiting-calls (subchannel-core trunk)) (start-waiting (subchannel-core trunk))))))))
 
 (defun client-goaway (http2 last-stream-id error-code debug)
   "The sink's on-goaway: the link takes no more calls; those it has may end."
@@ -274,10 +276,8 @@ sink's on-reset has them."
   "The sink's on-settings: the peer's limit of streams may have grown."
   (let ((link (http2:connection-user http2)))
     (when link
-      (let* ((subchannel (link-owner link))
-             (core (subchannel-core subchannel)))
-        (greeted subchannel link)
-        (when (waiting-calls core) (start-waiting core))))))
+      (greeted (link-owner link) link)
+      (serve-owners (link-owner link)))))
 
 (define-load-time-global **client-sink**
     (http2:make-sink :on-output #'wire:link-output :on-headers #'client-headers

@@ -4,7 +4,8 @@
 ;;;; The user has a channel, a CLOS object (channel.lisp). It points to its core, which is what the
 ;;;; channel is on its loop: nothing on a loop points back, so that the collector finds a channel
 ;;;; that its user has dropped (dropped.lisp). The core has a resolver, a balancer and subchannels;
-;;;; a subchannel has links. A channel, its subchannels and their links are on one loop for life.
+;;;; a subchannel has links, its own or those of a trunk that channels share. A channel, its
+;;;; subchannels and their links are on one loop for life.
 
 (in-package #:clgrpc.client)
 
@@ -23,6 +24,21 @@
 (defmethod print-object ((table method-table) stream)
   (print-unreadable-object (table stream :type t)
     (format stream "~D methods found" (length (method-table-found table)))))
+
+(defstruct (commons (:constructor make-commons (likeness)) (:copier nil))
+  "What channels that are alike share on their loop; see trunk.lisp."
+  (likeness '() :type list :read-only t) ; what these channels have EQUAL
+  ;; from lists of addresses, text, to the trunks for them
+  (trunks (make-hash-table :test #'equal) :type hash-table :read-only t)
+  ;; from streams of those that are under way to the subchannels that they are of
+  (users (make-hash-table :test #'eq) :type hash-table :read-only t))
+
+(declaim (sb-ext:freeze-type commons))
+
+(defmethod print-object ((commons commons) stream)
+  (print-unreadable-object (commons stream :type t)
+    (format stream "~D trunks, ~D streams" (hash-table-count (commons-trunks commons))
+            (hash-table-count (commons-users commons)))))
 
 (defstruct (core (:include wire:endpoint (clock (wire:make-wait-clock))
                                 (replays (wire:make-ledger)))
@@ -58,6 +74,8 @@
   (idle-since-ns 0 :type nanoseconds)   ; and when that was
   (state :idle :type connectivity)      ; of the channel
   (subchannels '() :type list)          ; those in use, and those that have calls still
+  ;; what it shares with channels that are alike, if it does; see trunk.lisp
+  (commons nil :type (or null commons) :read-only t)
   (waiting (make-fifo) :type fifo :read-only t) ; calls without a stream
   (trouble nil :type (or null string)) ; why the last attempt to connect failed
   (throttle nil :type (or null throttle)) ; of retries, once one may be throttled
@@ -122,22 +140,12 @@ has just failed is asked later in any case."
   (print-unreadable-object (veto stream :type t)
     (format stream "~(~A, ~A~): ~A" (veto-name veto) (veto-state veto) (veto-text veto))))
 
-(defstruct (subchannel (:copier nil))
-  "Addresses of one server, or of several that are taken for one, and the connections to one of
-them."
-  (core nil :type core :read-only t)    ; of the channel that it is of
-  (balancer nil :type balancer :read-only t) ; that hears of its states
+(defstruct (trunk (:constructor nil) (:copier nil))
+  "The connections to one of some addresses, and how they come about. A subchannel is one, its own;
+those of channels that share connections have a SHARED-TRUNK in place of that."
+  (core nil :type core :read-only t)    ; of the channel whose name, credentials … links have
   (addresses '() :type list)            ; the kernel's, octets
-  (key "" :type string :read-only t)    ; of the backend that it is for, if it is for one
-  (attributes '() :type list)           ; a plist, the backend's
   (link-state :idle :type connectivity) ; of its connections
-  (vetoes '() :type list)               ; on its being ready, newest first
-  (state :idle :type connectivity)      ; what the two come to, as its balancer sees it
-  (watchers '() :type list)             ; functions of the subchannel: LINK-STATE has changed
-  (listener nil :type (or null function)) ; told of the end of each attempt, see ADD-LISTENER
-  (breaker nil :type (or null breaker)) ; of a guarded channel's
-  (side-calls '() :type list)           ; the channel's own calls on its links, see side-call.lisp
-  (note nil)                            ; what its balancer knows of it
   (endeavours '() :type list)           ; to connect: those under way
   (links '() :type list)                ; in use, oldest first
   (leaving '() :type list)              ; links that take no more calls and still have some
@@ -148,15 +156,44 @@ them."
   (back-off (make-back-off) :type back-off :read-only t) ; between attempts to connect
   (failure nil :type (or null string))  ; the text of the last failed attempt
   (failed-connects 0 :type (unsigned-byte 62)) ; how often all addresses were tried in vain
-  (former-streams 0 :type (unsigned-byte 62)) ; that the links had that have gone
+  (former-streams 0 :type (unsigned-byte 62))) ; that the links had that have gone
+
+(defstruct (shared-trunk (:include trunk) (:copier nil))
+  "A trunk of subchannels of several channels that are alike, see trunk.lisp."
+  (owners '() :type list))              ; the subchannels that use it
+
+(defstruct (subchannel (:include trunk) (:copier nil))
+  "Addresses of one server, or of several that are taken for one, and the connections to one of
+them. If it has a SHARED-TRUNK, its LINK-STATE is what it has asked for and heard of that."
+  (balancer nil :type balancer :read-only t) ; that hears of its states
+  (shared nil :type (or null shared-trunk)) ; whose connections it uses in place of its own
+  (shared-calls 0 :type index)          ; its attempts of calls that are under way there
+  (shared-picks 0 :type (unsigned-byte 62)) ; how many it has had there
+  (key "" :type string :read-only t)    ; of the backend that it is for, if it is for one
+  (attributes '() :type list)           ; a plist, the backend's
+  (vetoes '() :type list)               ; on its being ready, newest first
+  (state :idle :type connectivity)      ; what the two come to, as its balancer sees it
+  (watchers '() :type list)             ; functions of the subchannel: LINK-STATE has changed
+  (listener nil :type (or null function)) ; told of the end of each attempt, see ADD-LISTENER
+  (breaker nil :type (or null breaker)) ; of a guarded channel's
+  (side-calls '() :type list)           ; the channel's own calls on its links, see side-call.lisp
+  (note nil)                            ; what its balancer knows of it
   (failures 0 :type (unsigned-byte 62))) ; attempts that ended badly; not if cancelled
 
-(declaim (sb-ext:freeze-type subchannel))
+(declaim (sb-ext:freeze-type trunk))
+
+(define-hot (trunk-of :inline t) ((subchannel subchannel)) trunk
+  "The trunk that SUBCHANNEL has its links of."
+  (or (subchannel-shared subchannel) subchannel))
+
+(defun owners (trunk)
+  "The subchannels that use TRUNK."
+  (if (subchannel-p trunk) (list trunk) (shared-trunk-owners trunk)))
 
 (defstruct (endeavour (:copier nil))
-  "An attempt of a subchannel to connect to one of its addresses: the first whose peer's SETTINGS
-come (gRFC A61)."
-  (subchannel nil :type subchannel :read-only t) ; that connects
+  "An attempt of a trunk to connect to one of its addresses: the first whose peer's SETTINGS come
+(gRFC A61)."
+  (trunk nil :type trunk :read-only t)  ; that connects
   (connector nil :type (or null loop:connector)) ; tries the addresses
   (began-ns 0 :type nanoseconds :read-only t) ; when
   (links '() :type list)                ; candidates: their peers have sent no SETTINGS yet
@@ -169,9 +206,14 @@ come (gRFC A61)."
     (format stream "~A, ~D link~:P" (endeavour-connector endeavour)
             (length (endeavour-links endeavour)))))
 
-(defun addresses-text (subchannel)
-  "The addresses of SUBCHANNEL, for people."
-  (format nil "~{~A~^,~}" (mapcar #'os:address-text (subchannel-addresses subchannel))))
+(defun addresses-text (trunk)
+  "The addresses of TRUNK, for people."
+  (format nil "~{~A~^,~}" (mapcar #'os:address-text (trunk-addresses trunk))))
+
+(defmethod print-object ((trunk shared-trunk) stream)
+  (print-unreadable-object (trunk stream :type t)
+    (format stream "~A ~(~A~), of ~D subchannel~:P" (addresses-text trunk)
+            (trunk-link-state trunk) (length (shared-trunk-owners trunk)))))
 
 (defmethod print-object ((subchannel subchannel) stream)
   (print-unreadable-object (subchannel stream :type t)
@@ -212,5 +254,5 @@ others (attempt.lisp)."
 (define-hot (client-call-core :inline t) ((call client-call)) core
   (the core (wire-call-endpoint call)))
 
-(defmethod wire:link-observer ((owner subchannel))
-  (wire:endpoint-observer (subchannel-core owner)))
+(defmethod wire:link-observer ((owner trunk))
+  (wire:endpoint-observer (trunk-core owner)))

@@ -45,7 +45,7 @@
 (defun give-links (channel count)
   "Have the only subchannel of CHANNEL, which is ready, have COUNT links; return it."
   (let ((subchannel (the-subchannel channel)))
-    (loop:post (client::subchannel-loop subchannel)
+    (loop:post (client::trunk-loop subchannel)
                (lambda () (client::widen subchannel count)))
     (wait-until (lambda () (= count (length (client::subchannel-links subchannel)))))
     subchannel))

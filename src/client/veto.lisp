@@ -1,0 +1,61 @@
+;;;; The states of subchannels, as their balancers see them: what a subchannel has heard of its
+;;;; links, and what vetoes make of that. A veto makes a subchannel whose links are ready count as
+;;;; not ready: its server says by its health service that it does not serve, or outlier detection
+;;;; has ejected it. Vetoes are a channel's own, also on connections that channels share.
+
+(in-package #:clgrpc.client)
+
+(defun effective-state (subchannel)
+  "The state of SUBCHANNEL as its balancer sees it: that of its links, or while they are ready what
+the newest veto makes of it."
+  (let ((state (subchannel-link-state subchannel))
+        (veto (first (subchannel-vetoes subchannel))))
+    (if (and veto (eq :ready state)) (veto-state veto) state)))
+
+(defun come-to-state (subchannel state)
+  "SUBCHANNEL comes to STATE, and its balancer hears of it."
+  (trace-event :subchannel :subchannel-changed
+               :target (core-name (subchannel-core subchannel))
+               :addresses (addresses-text subchannel)
+               :from (subchannel-state subchannel) :to state)
+  (setf (subchannel-state subchannel) state)
+  (loop:guarding (:balancer-failed :balancer (subchannel-balancer subchannel))
+    (subchannel-changed (subchannel-balancer subchannel) subchannel)))
+
+(defun review-state (subchannel)
+  "Tell the balancer of SUBCHANNEL if that has come to another state."
+  (let ((state (effective-state subchannel)))
+    (unless (eq state (subchannel-state subchannel)) (come-to-state subchannel state))))
+
+(defun impose-veto (subchannel name state text)
+  "While the links of SUBCHANNEL are ready, its state is STATE, because of TEXT, until LIFT-VETO of
+the same NAME, or another veto. In place of the veto that NAME has already."
+  (setf (subchannel-vetoes subchannel)
+        (cons (make-veto name state text)
+              (remove name (subchannel-vetoes subchannel) :key #'veto-name)))
+  (review-state subchannel))
+
+(defun lift-veto (subchannel name)
+  "The veto of NAME on SUBCHANNEL, if there is one, is over."
+  (setf (subchannel-vetoes subchannel)
+        (remove name (subchannel-vetoes subchannel) :key #'veto-name))
+  (review-state subchannel))
+
+(defun trouble-text (subchannel)
+  "Why SUBCHANNEL, which is in :transient-failure, is not ready."
+  (let ((veto (first (subchannel-vetoes subchannel))))
+    (cond ((and veto (eq :ready (subchannel-link-state subchannel))) (veto-text veto))
+          ((trunk-failure (trunk-of subchannel)))
+          (t "no connection"))))
+
+(defun add-listener (subchannel function)
+  "Have FUNCTION called at the end of each attempt of a call on SUBCHANNEL, after those that are
+called already, with the call, SUBCHANNEL, the attempt's status and its trailers, fields or nil."
+  (declare (type function function))
+  (let ((before (subchannel-listener subchannel)))
+    (setf (subchannel-listener subchannel)
+          (if before
+              (lambda (call subchannel status trailers)
+                (funcall (the function before) call subchannel status trailers)
+                (funcall function call subchannel status trailers))
+              function))))
