@@ -189,6 +189,35 @@
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.dns)))
 
+(defsystem "clgrpc/http1"
+  :description "RFC 9112: messages of HTTP/1.1 as octets, without I/O."
+  :depends-on ("clgrpc/hpack" "alexandria")
+  :pathname "src/http1/"
+  :serial t
+  :components ((:file "package")
+               (:file "error")
+               (:file "syntax")
+               (:file "message")
+               (:file "head")
+               (:file "framing")
+               (:file "chunk")
+               (:file "parser")
+               (:file "writer")))
+
+(defsystem "clgrpc/tests/http1"
+  :depends-on ("clgrpc/http1" "fiveam")
+  :pathname "tests/http1/"
+  :serial t
+  :components ((:file "package")
+               (:file "support")
+               (:file "head")
+               (:file "framing")
+               (:file "chunk")
+               (:file "parser")
+               (:file "writer"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.http1)))
+
 (defsystem "clgrpc/tests/hpack"
   :depends-on ("clgrpc/hpack" "fiveam")
   :pathname "tests/hpack/"
@@ -483,13 +512,14 @@
 
 (defsystem "clgrpc/server"
   :description "Servers, listeners, dispatch, drain."
-  :depends-on ("clgrpc/wire" "clgrpc/serving" "alexandria")
+  :depends-on ("clgrpc/wire" "clgrpc/http1" "clgrpc/serving" "alexandria")
   :pathname "src/server/"
   :serial t
   :components ((:file "package")
                (:file "route")
                (:file "structure")
                (:file "request")
+               (:file "site")
                (:file "hub")
                (:file "refusal")
                (:file "peer")
@@ -500,11 +530,13 @@
                (:file "reply")
                (:file "answer")
                (:file "plain")
+               (:file "response")
                (:file "execution")
                (:file "delivery")
                (:file "transport")
                (:file "drain")
                (:file "dispatch")
+               (:file "http1")
                (:file "opening")
                (:file "server")))
 
@@ -613,7 +645,8 @@
   :description "All tests and their runner."
   :depends-on ("clgrpc/tests/support" "clgrpc/tests/base" "clgrpc/tests/os" "clgrpc/tests/loop"
                "clgrpc/tests/async" "clgrpc/tests/dns"
-               "clgrpc/tests/hpack" "clgrpc/tests/http2" "clgrpc/tests/dialogue"
+               "clgrpc/tests/hpack" "clgrpc/tests/http1" "clgrpc/tests/http2"
+               "clgrpc/tests/dialogue"
                "clgrpc/tests/protobuf" "clgrpc/tests/fuzz" "clgrpc/tests/rpc"
                "clgrpc/tests/memory" "clgrpc/tests/wire" "clgrpc/tests/status"
                "clgrpc/tests/service" "clgrpc/tests/calling" "clgrpc/tests/serving"
@@ -940,6 +973,10 @@
                (:file "dialect")
                (:file "plain")
                (:file "opening")
+               (:file "http1")
+               (:file "response")
+               (:file "site")
+               (:file "request")
                (:file "script")
                (:file "hub")
                (:file "refusal")

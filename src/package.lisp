@@ -98,10 +98,15 @@
   (:import-from #:clgrpc.server
                 #:start-server #:stop-server #:server-address #:server-addresses
                 #:server-running-p #:server-statistics #:server-service-names #:note-server-started
-                #:note-server-stopping)
+                #:note-server-stopping #:http-handler #:http-request #:http-request-p
+                #:http-request-method #:http-request-target #:http-request-path
+                #:http-request-query #:http-request-headers #:http-request-header
+                #:http-request-parameter #:http-request-body #:http-request-peer
+                #:begin-response #:send-chunk #:end-response #:response-open-p #:on-response-end)
   (:import-from #:clgrpc.inproc #:server-channel #:service-channel)
   (:import-from #:clgrpc.services
-                #:health-service #:health-status #:set-health-status #:reflection-services))
+                #:health-service #:health-status #:health-handler #:set-health-status
+                #:reflection-services))
 
 ;; the package uses no other, so what it imports is exactly what it gives to users
 (eval-when (:compile-toplevel :load-toplevel :execute)

@@ -323,8 +323,34 @@ that is free beyond a sixteenth: one peer alone may have 82,000 of 100,000, each
 43,750. Of that sixteenth, all is kept for peers without a call, and half for connections without
 one.")
    (max-fallback-body-octets 1048576 0 1073741824 "octets"
-    "The longest body of a request that is no gRPC, for `start-server`'s :fallback; one that is
-longer is answered with 413.")
+    "The longest body of a request that is no gRPC, for `start-server`'s :http and :fallback; one
+that is longer is answered with 413.")
+   (http1 t
+    "Whether a server with :http or :fallback answers HTTP/1.1 besides HTTP/2, on the same ports.
+Without either it never does.")
+   (max-http1-head-octets 16384 1024 1048576 "octets"
+    "The longest head of an HTTP/1.1 request, its request line and headers; a longer one is answered
+with 431. The trailers of a body in chunks may be as long.")
+   (max-http1-target-octets 8192 128 1048576 "octets"
+    "The longest path, with its query, of an HTTP/1.1 request; a longer one is answered with 414.")
+   (max-http1-fields 100 4 10000 "fields"
+    "How many headers an HTTP/1.1 request may have; one with more is answered with 431.")
+   (max-http1-requests 100000 1 1000000000 "requests"
+    "How many requests of one HTTP/1.1 connection are answered; the last answer says that the
+connection ends, so that clients connect again through their load balancer.")
+   (http1-head-timeout-seconds 10 0.1 3600 "seconds"
+    "How long the head of an HTTP/1.1 request may take from its first octet on, or from the
+connection's beginning. Then the request is answered with 408, whatever has come: clients that send
+an octet now and then hold no connection.")
+   (http1-body-timeout-seconds 60 0.1 86400 "seconds"
+    "How long the body of an HTTP/1.1 request may take after its head. Then the request is answered
+with 408.")
+   (http1-idle-seconds 75 0.1 86400 "seconds"
+    "How long an HTTP/1.1 connection may be without a request before it is closed. Load balancers
+keep theirs for 60 seconds, most of them.")
+   (http1-send-timeout-seconds 60 0.1 86400 "seconds"
+    "How long the peer of an HTTP/1.1 connection may take nothing of an answer that waits for it.
+Then the connection is closed.")
    (max-running-handlers 1000 1 1000000 "handlers"
     "Handlers of one connection that run on reserve threads or wait for one, including those of
 calls that were reset while they ran. More calls end with :resource-exhausted. The default equals

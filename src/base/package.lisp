@@ -48,6 +48,10 @@
    #:options-max-total-held-octets #:options-max-connections-per-peer
    #:options-max-handshakes #:options-max-calls #:options-max-running-handlers
    #:options-max-connections #:options-max-fallback-body-octets
+   #:options-http1 #:options-max-http1-head-octets #:options-max-http1-target-octets
+   #:options-max-http1-fields #:options-max-http1-requests #:options-http1-head-timeout-seconds
+   #:options-http1-body-timeout-seconds #:options-http1-idle-seconds
+   #:options-http1-send-timeout-seconds
    #:options-backlog #:options-reuse-port #:options-unix-socket-mode #:options-reserve-threads
    #:options-reserve-queue #:options-spare-descriptors #:options-raise-descriptor-limit
    #:options-max-queued-octets #:options-reserve-idle-seconds

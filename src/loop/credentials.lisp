@@ -48,7 +48,8 @@ each slot but the last two, and says what it means."
   (others '() :type list :read-only t)  ; credentials that a server has for other names
   (check-seconds nil :type (or null real) :read-only t) ; how often the files are looked at
   (alpn t :type boolean :read-only t)   ; HTTP/2 is agreed on by ALPN
-  (contexts (list nil nil) :type list :read-only t) ; the client's, the server's
+  ;; the client's, the server's, and that of servers which speak HTTP/1.1 as well
+  (contexts (list nil nil nil) :type list :read-only t)
   (lock (sb-thread:make-mutex :name "clgrpc credentials") :read-only t)) ; of what reloading changes
 
 (document-functions
@@ -163,14 +164,17 @@ TLS-ERROR signalled if they cannot be used, when a channel or server is made. Fr
             other client-certificates)))
 
 (defun build-context (credentials role)
-  "Return a new context of CREDENTIALS for ROLE. Signal TLS-ERROR if something in them cannot be
+  "Return a new context of CREDENTIALS for ROLE: :client, :server, or :http-server for a server that
+speaks HTTP/1.1 as well. Signal TLS-ERROR if something in them cannot be
 used."
   (with-slots (certificate key password roots client-certificates verify) credentials
     (let* ((digests (file-digests credentials))
-           (server (eq role :server))
+           (server (not (eq role :client)))
            (chain (and certificate (pem-text certificate)))
            (checks (cond (server client-certificates) (verify :require) (t :none)))
-           (pointer (os:make-tls-context role checks :alpn (tls-credentials-alpn credentials)))
+           (pointer (os:make-tls-context (if server :server :client) checks
+                                         :alpn (and (tls-credentials-alpn credentials)
+                                                    (if (eq role :http-server) :http1 t))))
            (done nil))
       (unwind-protect
            (progn
@@ -212,7 +216,8 @@ used."
 ;;; The context to use now
 
 (defmacro role-context (credentials role)
-  `(nth (ecase ,role (:client 0) (:server 1)) (tls-credentials-contexts ,credentials)))
+  `(nth (ecase ,role (:client 0) (:server 1) (:http-server 2))
+        (tls-credentials-contexts ,credentials)))
 
 (defun stale-p (credentials context)
   "True if the files of CONTEXT have changed, as far as it is time to look."
@@ -238,18 +243,19 @@ the lock."
 
 (defmacro with-context ((context credentials role) &body body)
   "Do BODY with CONTEXT bound to the context of CREDENTIALS to use for ROLE now."
-  (let ((held (gensym "CREDENTIALS")))
-    `(let ((,held ,credentials))
+  (let ((held (gensym "CREDENTIALS")) (wanted (gensym "ROLE")))
+    `(let ((,held ,credentials) (,wanted ,role))
        (sb-thread:with-mutex ((tls-credentials-lock ,held))
-         (let ((,context (current-context ,held ,role)))
-           (when (and (eq ,role :server) (tls-credentials-others ,held))
-             (refresh-others ,held ,context))
+         (let ((,context (current-context ,held ,wanted)))
+           (unless (or (eq ,wanted :client) (null (tls-credentials-others ,held)))
+             (refresh-others ,held ,context ,wanted))
            ,@body)))))
 
-(defun refresh-others (credentials context)
-  "Have CONTEXT, the server's of CREDENTIALS, choose from what its others are now. With the lock."
+(defun refresh-others (credentials context role)
+  "Have CONTEXT, that of CREDENTIALS for ROLE, a server's, choose from what its others are now. With
+the lock."
   (let ((others (loop for other in (tls-credentials-others credentials)
-                      collect (with-context (current other :server) current))))
+                      collect (with-context (current other role) current))))
     (unless (equal others (context-others context))
       (setf (context-others context) others))))
 
@@ -275,11 +281,10 @@ and TLS-ERROR if they cannot be used. From any thread."
 are open go on. Signal TLS-ERROR if they cannot be used: then everything stays as it was. From any
 thread."
   (sb-thread:with-mutex ((tls-credentials-lock credentials))
-    (let ((renewed (loop for role in '(:client :server)
-                         collect (and (role-context credentials role)
-                                      (build-context credentials role)))))
-      (setf (role-context credentials :client) (first renewed)
-            (role-context credentials :server) (second renewed))))
+    (replace (tls-credentials-contexts credentials)
+             (loop for role in '(:client :server :http-server)
+                   collect (and (role-context credentials role)
+                                (build-context credentials role)))))
   (mapc #'reload-credentials (tls-credentials-others credentials))
   nil)
 

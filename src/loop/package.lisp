@@ -10,7 +10,8 @@
                 #:atomic-decf)
   (:export
    ;; world.lisp
-   #:world #:make-world #:world-client-loops #:world-clock #:*world* #:simulated-p #:network
+   #:world #:make-world #:world-client-loops #:world-clock #:*world* #:simulated-p #:unix-seconds
+   #:network
    #:make-network #:notice-end #:await-notice #:await-semaphore #:await-futex
    ;; guard.lisp
    #:guarding #:*unguarded* #:**default-options**
@@ -51,7 +52,7 @@
    #:tls-credentials #:tls-credentials-server-name #:tls-credentials-verify #:check-credentials
    #:reload-credentials
    ;; tls.lisp
-   #:tls-credentials-alpn #:make-tls-transport #:transport-handshaking-p
+   #:tls-credentials-alpn #:security-alpn #:make-tls-transport #:transport-handshaking-p
    #:transport-security #:security
    #:security-protocol #:security-cipher #:security-resumed-p #:security-server-name
    #:security-peer-certificate

@@ -36,6 +36,7 @@ whole, and as many again for tickets. A KeyUpdate has 27 octets and takes us 7 Â
   (protocol "" :type string :read-only t) ; the version of TLS
   (cipher "" :type string :read-only t) ; the name of the cipher suite
   (resumed-p nil :type boolean :read-only t) ; it continued an earlier session
+  (alpn nil :type (or null string) :read-only t) ; the protocol that both ends agreed on
   (server-name nil :type (or null string) :read-only t) ; the host that the client asked for
   (peer-certificate nil :type (or null os:certificate) :read-only t)) ; nil: it has shown none
 
@@ -43,6 +44,7 @@ whole, and as many again for tickets. A KeyUpdate has 27 octets and takes us 7 Â
   security-p "True of what CALL-SECURITY returns for a connection with TLS."
   security-protocol "The version of TLS, \"TLSv1.3\" or \"TLSv1.2\"."
   security-cipher "The name of the cipher suite, such as \"TLS_AES_128_GCM_SHA256\"."
+  security-alpn "The protocol that both ends agreed on (RFC 7301), such as \"h2\", or nil."
   security-resumed-p "True if the handshake continued an earlier session."
   security-server-name "The host name that the client asked for (RFC 6066), or nil if it gave none."
   security-peer-certificate "The CERTIFICATE that the other end has shown, which has been verified
@@ -242,7 +244,8 @@ ClientHello must ask for the same (RFC 8446 section 4.1.2)."
 
 (defun end-handshake (transport tls)
   (let ((ssl (tls-ssl tls)))
-    (cond ((or (not (tls-credentials-alpn (tls-used-credentials tls)))
+    (cond ((or (eq :server (tls-role tls)) ; which has chosen
+               (not (tls-credentials-alpn (tls-used-credentials tls)))
                (string= "h2" (os:session-alpn ssl)))
            (setf (tls-security tls) (describe-session tls ssl)
                  (tls-state tls) :open))
@@ -263,6 +266,8 @@ ClientHello must ask for the same (RFC 8446 section 4.1.2)."
   (let ((der (os:session-certificate ssl)))
     (make-security :protocol (os:session-version ssl) :cipher (os:session-cipher ssl)
                    :resumed-p (os:session-resumed-p ssl)
+                   :alpn (let ((protocol (os:session-alpn ssl)))
+                           (and (plusp (length protocol)) protocol))
                    :server-name (tls-server-name tls)
                    :peer-certificate (and der (os:make-certificate der)))))
 
@@ -480,16 +485,17 @@ transport takes."
   (let ((area (shiftf (event-loop-tls-area loop) nil)))
     (when area (os:free-tls-area area))))
 
-(defun make-tls-transport (loop transport credentials role &key server-name)
+(defun make-tls-transport (loop transport credentials role &key server-name http1)
   "Return a transport with TLS over TRANSPORT, a connected one, which now belongs to it, for ROLE
 with CREDENTIALS. A client calls its server SERVER-NAME, a host name or numeric address, unless
-CREDENTIALS have a name for it. The first read or write begins the handshake. Signal TLS-ERROR, with
-TRANSPORT unchanged, if there is no OpenSSL or CREDENTIALS cannot be used. On LOOP."
+CREDENTIALS have a name for it. With HTTP1 a server agrees to HTTP/1.1 as well. The first read or
+write begins the handshake. Signal TLS-ERROR, with TRANSPORT unchanged, if there is no OpenSSL or
+CREDENTIALS cannot be used. On LOOP."
   (let* ((name (and (eq role :client)
                     (or (tls-credentials-server-name credentials) server-name)))
          (server (and name (format nil "~A at ~A" name (transport-peer transport))))
          (area (loop-area loop)))
-    (with-context (context credentials role)
+    (with-context (context credentials (if http1 :http-server role))
       (let* ((ticket (and server (good-ticket context server)))
              (tls (make-tls :inner transport :role role :used-credentials credentials
                             :context context :server server :server-name name

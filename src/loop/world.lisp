@@ -70,6 +70,10 @@ nil, since its threads run, start and sleep by themselves."
   "True if WORLD is no machine: it has no threads that run by themselves."
   (and (world-wait world) t))
 
+(defun unix-seconds ()
+  "The whole seconds since 1970-01-01 00:00 UTC, or nil in a simulated world, which has no date."
+  (if (simulated-p) nil (values (floor (real-time-ns) +ns-per-second+))))
+
 (defun world-now ()
   "The time now in the world of this thread, in nanoseconds."
   (funcall (world-clock *world*)))

@@ -96,22 +96,33 @@ type); VARIABLE is nil if BODY has no use for it."
             (t (ssl-set-ex-data ssl 0 0)
                1)))))
 
-(define-callable select-h2 int
-    ((nil (unsigned 64)) (out (unsigned 64)) (out-length (unsigned 64)) (in (unsigned 64))
-     (in-length (unsigned 32)) (nil (unsigned 64)))
-  (let ((names (int-sap in)) (at 0))
+(defun find-protocol (name names length)
+  "Where NAME, a string, begins among the protocols that a client offers, LENGTH octets at the
+address NAMES; or nil."
+  (let ((sap (int-sap names)) (at 0))
     (declare (type (unsigned-byte 33) at))
-    (loop
-      (when (>= at in-length) (return +tlsext-err-alert-fatal+))
-      (let ((length (sb-sys:sap-ref-8 names at)))
-        (when (and (= length 2)
-                   (<= (+ at 3) in-length)
-                   (= (sb-sys:sap-ref-8 names (+ at 1)) (char-code #\h))
-                   (= (sb-sys:sap-ref-8 names (+ at 2)) (char-code #\2)))
-          (setf (sb-sys:sap-ref-64 (int-sap out) 0) (+ in at 1)
-                (sb-sys:sap-ref-8 (int-sap out-length) 0) 2)
-          (return +tlsext-err-ok+))
-        (incf at (1+ length))))))
+    (loop while (< at length)
+          do (let ((count (sb-sys:sap-ref-8 sap at)))
+               (when (and (= count (length name))
+                          (<= (+ at 1 count) length)
+                          (loop for character across (the simple-string name)
+                                for i from (1+ at)
+                                always (= (sb-sys:sap-ref-8 sap i) (char-code character))))
+                 (return (+ names at 1)))
+               (incf at (1+ count))))))
+
+(define-callable select-protocol int
+    ((nil (unsigned 64)) (out (unsigned 64)) (out-length (unsigned 64)) (in (unsigned 64))
+     (in-length (unsigned 32)) (http1 (unsigned 64)))
+  (flet ((select (name)
+           (let ((found (find-protocol name in in-length)))
+             (when found
+               (setf (sb-sys:sap-ref-64 (int-sap out) 0) found
+                     (sb-sys:sap-ref-8 (int-sap out-length) 0) (length name))
+               +tlsext-err-ok+))))
+    (or (select "h2")
+        (and (= 1 http1) (select "http/1.1"))
+        +tlsext-err-alert-fatal+)))
 
 ;;; The name that a client asks for (RFC 6066 section 3). It is a stranger's octets, whatever they
 ;;; are.
@@ -239,13 +250,14 @@ none."
   (unless (= 1 (ssl-ctx-set-default-verify-paths context))
     (tls-error "The system's root certificates cannot be had: ~A." (openssl-failure))))
 
-(defun offer-h2 (context role)
+(defun offer-protocols (context role alpn)
   (ecase role
     (:client
      (let ((names (octets-of 2 (char-code #\h) (char-code #\2))))
        (with-pinned-objects (names)
          (ssl-ctx-set-alpn-protos context (sap-int (vector-sap names)) 3))))
-    (:server (ssl-ctx-set-alpn-select context (callable-address 'select-h2) 0))))
+    (:server (ssl-ctx-set-alpn-select context (callable-address 'select-protocol)
+                                      (if (eq :http1 alpn) 1 0)))))
 
 (declaim (type cons **server-contexts**))
 (defglobal **server-contexts** (list 0)) ; how many have been made; atomic
@@ -254,7 +266,8 @@ none."
   "Make CONTEXT, a server's, ask about ClientHellos and give out one ticket. Another context does
 not accept the ticket, nor does this one when a certificate that vouched for the client has
 expired."
-  (ssl-ctx-set-client-hello context (callable-address 'check-client-hello) (if alpn 1 0))
+  (ssl-ctx-set-client-hello context (callable-address 'check-client-hello)
+                            (if (eq t alpn) 1 0))
   (ssl-ctx-set-num-tickets context 1)
   (ssl-ctx-set-session-ticket context (callable-address 'limit-ticket) 0 0)
   (let ((id (make-octets 8)))
@@ -264,8 +277,9 @@ expired."
 
 (defun make-tls-context (role verify &key (alpn t))
   "Return a new context of ROLE, :client or :server; VERIFY, about the peer's certificate, is :none,
-:request (wrong ones are refused) or :require. With ALPN both ends must agree to HTTP/2. Signal
-TLS-ERROR if there is no OpenSSL. From any thread; to be freed with FREE-TLS-CONTEXT."
+:request (wrong ones are refused) or :require. With an ALPN of T both ends must agree to HTTP/2; of
+:http1, a server's, the client may also offer http/1.1 or nothing. Signal TLS-ERROR if there is no
+OpenSSL. From any thread; to be freed with FREE-TLS-CONTEXT."
   (open-openssl)
   (err-clear-error)
   (let ((context (ssl-ctx-new (tls-method))))
@@ -284,7 +298,7 @@ TLS-ERROR if there is no OpenSSL. From any thread; to be freed with FREE-TLS-CON
                                                     +ssl-verify-fail-if-no-peer-cert+)))
                         0)
     (when (eq role :server) (prepare-server context alpn))
-    (when alpn (offer-h2 context role))
+    (when alpn (offer-protocols context role alpn))
     context))
 
 (defun free-tls-context (context)

@@ -60,6 +60,7 @@ that would cost too much. On the loop."
 
 (defun server-particulars (call)
   "The operation PARTICULARS."
-  (list :peer (rpc:call-peer call) :stream (http2:stream-id (wire-call-stream call))
+  (list :peer (rpc:call-peer call)
+        :stream (let ((stream (wire-call-stream call))) (and stream (http2:stream-id stream)))
         :dialect (let ((dialect (wire:wire-call-dialect call)))
                    (and dialect (wire:dialect-name dialect)))))

@@ -1,6 +1,6 @@
 ;;;; From a request's headers to a call (gRPC over HTTP/2, "Requests"), and the server's sink: the
 ;;;; functions that the http2 core calls, on the loop. A request that no dialect takes is a plain
-;;;; one (plain.lisp); without a fallback it is answered with 415 once it is whole.
+;;;; one (plain.lisp); if nobody answers those it is answered with 415 once it is whole.
 
 (in-package #:clgrpc.server)
 
@@ -100,15 +100,20 @@ remembers it."
           (unless (request-dialect request) (setf (hpack:field-list-memo list) request))
           request))))
 
+(define-hot (count-call :inline t) ((link link) (hub hub)) null
+  "A call of LINK begins on HUB."
+  (incf (wire:link-calls link))
+  (incf (hub-open hub))
+  (incf (guest-open (the guest (wire:link-guest link))))
+  nil)
+
 (define-hot (begin-server-call :inline t) ((stream http2:stream) (link link) (hub hub)
                                            (request request) (dialect (or null wire:dialect))
                                            (route (or null server-route)))
     server-call
   "Make the call on STREAM of LINK that REQUEST begins, by ROUTE. Count it, give it its compression,
 and return it."
-  (incf (wire:link-calls link))
-  (incf (hub-open hub))
-  (incf (guest-open (the guest (wire:link-guest link))))
+  (count-call link hub)
   (let* ((now (loop:event-loop-now (link-loop link)))
          (method (and route (route-method route)))
          (timeout (request-timeout request))
@@ -136,13 +141,13 @@ and return it."
          (hub (link-owner (the link link)))
          (request (request-of (the hub hub) list link))
          (dialect (request-dialect request))
-         (route (if (eq dialect **plain**) (hub-fallback hub) (request-route request)))
+         (plain (and (eq dialect **plain**) (read-plain-request list (request-refusal request))))
+         (route (if plain (find-plain-route (hub-site hub) plain) (request-route request)))
          (call (begin-server-call stream link hub request dialect route)))
     (rpc:observe call-begun (wire:endpoint-observer hub) call)
     (rpc:observe headers-received (wire:endpoint-observer hub) call)
-    (when (eq dialect **plain**)
-      (setf (wire:call-dialect-state call) (read-plain-request list (request-refusal request))))
-    (cond ((and (request-rejection request) (not (eq dialect **plain**)))
+    (when plain (begin-plain-call call plain))
+    (cond ((and (request-rejection request) (not plain))
            (destructuring-bind (status text) (request-rejection request)
              (server-finish call status text nil '())))
           ((call-refused-p hub link (wire:link-guest link))
@@ -187,17 +192,29 @@ and return it."
     (setf (call-half-closed call) t)
     (funcall (wire:dialect-end dialect) call)))
 
+(defun lose-call (call cause)
+  "The peer of CALL has cancelled it or gone, as CAUSE, a text, says."
+  (unless (call-status call)
+    (wire:mark-call call wire:+end+)
+    (multiple-value-bind (status text) (rpc:verdict :caller-gone)
+      (end-call call status :message text :ended-by :transport :cause cause))
+    (wire:stop-timers call)
+    (when (rpc:callbacks-p call) (wire:wire-schedule call))))
+
 (defun server-reset (stream error-code source)
   "The sink's on-reset: the peer, or the end of the connection, has cancelled the call."
   (let ((call (http2:stream-user stream)))
     (when (and call (not (call-status call)))
-      (wire:mark-call call wire:+end+)
-      (multiple-value-bind (status text) (rpc:verdict :caller-gone)
-        (end-call call status :message text :ended-by :transport
-                              :cause (format nil "~A from ~(~A~)"
-                                             (http2:error-code-name error-code) source)))
-      (wire:stop-timers call)
-      (when (rpc:callbacks-p call) (wire:wire-schedule call)))))
+      (lose-call call (format nil "~A from ~(~A~)" (http2:error-code-name error-code) source)))))
+
+(define-hot (retire-call :inline t) ((call server-call) (link link)) null
+  "CALL of LINK is over, and nothing more of it is sent: it is counted no longer."
+  (forget-unstarted call)
+  (wire:release-call call)
+  (decf (hub-open (the hub (link-owner link))))
+  (decf (guest-open (the guest (wire:link-guest link))))
+  (decf (wire:link-calls link))
+  nil)
 
 (defun server-stream-closed (stream)
   "The sink's on-stream-closed: the core says nothing more of STREAM after this."
@@ -205,14 +222,11 @@ and return it."
     (when call
       (let ((link (wire-call-link call)))
         (setf (wire-call-stream call) nil)
-        (forget-unstarted call)
-        (wire:release-call call)
+        (retire-call call link)
         (http2:release-stream stream)
         (unless (eq **plain** (wire:wire-call-dialect call)) ; which is no call
           (incf (hub-calls (link-owner link))))
-        (decf (hub-open (link-owner link)))
-        (decf (guest-open (wire:link-guest link)))
-        (when (and (zerop (decf (wire:link-calls link))) (wire:link-draining link))
+        (when (and (zerop (wire:link-calls link)) (wire:link-draining link))
           (wire:close-link link "drained"))))))
 
 (define-load-time-global **server-sink**

@@ -35,9 +35,17 @@ things first.")
     (http2:send-ping (wire:link-http2 link) +drain-ping+)
     (unless (seat-drain seat)
       (setf (seat-drain seat) (make-timer #'look-at-drain link)))
+    (end-open-responses link)
     (setf (seat-drain-end-ns seat) (+ now +longest-drain-ping-ns+)
           (seat-drain-busy-ns seat) now)
     (await-drain-ping link now)))
+
+(defun end-open-responses (link)
+  "End the responses on LINK that are sent in chunks, and would not end by themselves."
+  (http2:map-streams (lambda (stream)
+                       (let ((call (http2:stream-user stream)))
+                         (when (typep call 'server-call) (end-open-response call))))
+                     (wire:link-http2 link)))
 
 (defun await-drain-ping (link now)
   "Start the timer for a look, a while after NOW, whether the PING of DRAIN-LINK has been answered."

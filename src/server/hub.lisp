@@ -6,7 +6,7 @@
   "The state of one loop of a server. Only the loop touches it, but for ANSWERING."
   (server nil)                          ; the SERVER
   (routes nil :type route-table)        ; swapped when a service is defined anew
-  (fallback nil :type (or null server-route)) ; of requests that are no calls
+  (site nil :type (or null site))       ; who answers requests that are no calls
   (encoding nil :type (or null wire:encoding)) ; of answers, if nobody says otherwise
   ;; its connections, in no order
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)

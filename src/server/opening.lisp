@@ -4,16 +4,21 @@
 
 (in-package #:clgrpc.server)
 
-(defun agreed-protocol (hub)
-  "What ALPN has agreed on for HUB's connections, or nil."
-  (let ((credentials (server-credentials (hub-server hub))))
-    (and credentials
-         (loop:tls-credentials-alpn credentials)
-         "h2")))                        ; our TLS offers nothing else
+(defun agreed-protocol (link)
+  "What ALPN has agreed on for LINK, or nil."
+  (let ((security (wire:link-security link)))
+    (and security (loop:security-alpn security))))
+
+(defun known-dialects (hub)
+  "What connections of HUB may speak besides HTTP/2."
+  (if (speaks-http1-p hub)
+      (cons **http1** wire:**connection-dialects**)
+      wire:**connection-dialects**))
 
 (defun open-speech (link octets start end)
   "The OPENING of a server's LINK."
-  (let ((dialect (wire:opening-dialect (agreed-protocol (link-owner link)) octets start end)))
+  (let ((dialect (wire:opening-dialect (agreed-protocol link) octets start end
+                                       :dialects (known-dialects (link-owner link)))))
     ;; HTTP/2 is ready with its SETTINGS, others when they begin
     (when (wire:connection-dialect-p dialect) (note-ready link))
     dialect))

@@ -3,6 +3,7 @@
 (defpackage #:clgrpc.server
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2)
+                    (#:http1 #:clgrpc.http1)
                     (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
                     (#:service #:clgrpc.service) (#:wire #:clgrpc.wire)
                     (#:os #:clgrpc.os))
@@ -29,4 +30,9 @@
   (:export
    #:wire-server #:start-server #:stop-server #:server-address #:server-addresses
    #:server-statistics #:server-running-p #:server-service-names #:note-server-started
-   #:note-server-stopping))
+   #:note-server-stopping
+   ;; site.lisp, request.lisp, response.lisp
+   #:http-handler #:http-request #:http-request-p #:http-request-method #:http-request-target
+   #:http-request-path #:http-request-query #:http-request-headers #:http-request-header
+   #:http-request-parameter #:http-request-body #:http-request-peer #:begin-response #:send-chunk
+   #:end-response #:response-open-p #:on-response-end))

@@ -1,7 +1,11 @@
-;;;; Plain requests: requests of HTTP that no dialect takes, and so are no calls. The :FALLBACK of
-;;;; START-SERVER answers them. Without one, a plain request is answered with an error once it is
-;;;; whole. Each is a server-call in a dialect of its own. So the fallback runs as handlers do, and
-;;;; the limits and the end of the server apply to it; but it does not count as a call.
+;;;; Plain requests: requests of HTTP that no dialect takes, and so are no calls. The handlers of
+;;;; HTTP that START-SERVER was given, or its :FALLBACK, answer them (site.lisp). Where there is
+;;;; none a plain request is answered with an error once it is whole. Each is a server-call in a
+;;;; dialect of its own. So handlers of HTTP run as those of calls do, and the limits and the end of
+;;;; the server apply to them; but they do not count as calls.
+;;;;
+;;;; What differs between HTTP/2 and HTTP/1.1 is the CARRIER: how an answer is written. HTTP/2's is
+;;;; here, that of HTTP/1.1 in http1.lisp.
 ;;;;
 ;;;; The body is collected up to the option max-fallback-body-octets, in a vector that grows as it
 ;;;; comes, and charged to the connection like messages that wait.
@@ -16,6 +20,77 @@
     (text-answer
      415 "This is a gRPC server: requests are POSTs, content-type application/grpc."))
 (define-load-time-global **not-post** (text-answer 405 "gRPC requests use POST"))
+(define-load-time-global **not-found** (text-answer 404 "there is nothing here"))
+
+;;; The carrier of HTTP/2
+
+(defun write-plain-head (call stream answer length)
+  "Write the headers of ANSWER on STREAM, whose body has LENGTH, nil if that is not known; return
+true if they end it."
+  (let* ((http-status (plain-answer-http-status answer))
+         (bodiless (bodiless-p call http-status))
+         (ends (or bodiless (eql 0 length))))
+    (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
+      (flet ((write-field (name value)
+               (hpack:encode-literal encoder buffer (ascii-octets name) (ascii-octets value)
+                                     :plain)))
+        (write-field ":status" (format nil "~D" http-status))
+        (loop for (name . value) in (plain-answer-headers answer)
+              do (write-field name value))
+        (unless (or bodiless (null length))
+          (write-field "content-length" (format nil "~D" length))))
+      (http2:end-headers stream ends))
+    ends))
+
+(defun end-http2-answer (call stream)
+  "The answer of CALL, whose stream was STREAM, is whole."
+  ;; as a call that ended well earns its connection a reset; a refusal earns nothing
+  (when (and (answered-p call) (eq :ok (call-status call)))
+    (http2:note-call-served (http2:stream-connection stream)))
+  ;; the rest of the request is of no interest (RFC 9113 8.1)
+  (unless (or (call-half-closed call)
+              (null (wire-call-stream call))
+              (not (http2:stream-queue-empty-p stream)))
+    (http2:reset-stream stream http2:+no-error+)))
+
+(defun answer-over-http2 (call answer)
+  (let ((stream (wire-call-stream call))
+        (body (plain-answer-body answer)))
+    (when stream
+      (unless (write-plain-head call stream answer (length body))
+        (http2:send-data stream body 0 (length body) t))
+      (end-http2-answer call stream))))
+
+(defun begin-over-http2 (call answer)
+  (let ((stream (wire-call-stream call)))
+    (when stream
+      (write-plain-head call stream answer nil))))
+
+(defun chunk-over-http2 (call octets)
+  (let ((stream (wire-call-stream call)))
+    (unless (or (null stream) (ended-by-head-p call))
+      (http2:send-data stream octets 0 (length octets) nil))))
+
+(defun end-over-http2 (call whole)
+  (let ((stream (wire-call-stream call)))
+    (cond ((null stream))
+          ((not whole) (http2:reset-stream stream http2:+internal-error+))
+          (t (unless (ended-by-head-p call)
+               (http2:send-data stream (make-octets 0) 0 0 t))
+             (end-http2-answer call stream)))))
+
+(defun ended-by-head-p (call)
+  "True if the answer of CALL, which is sent in chunks, has no body, so that its head has ended it."
+  (let ((answer (http-request-answer (wire:call-dialect-state call))))
+    (bodiless-p call (plain-answer-http-status answer))))
+
+(defun unsent-over-http2 (call)
+  (let ((stream (wire-call-stream call)))
+    (if stream (http2:stream-queued-octets stream) 0)))
+
+(define-load-time-global **http2-carrier**
+    (make-carrier :answer #'answer-over-http2 :begin #'begin-over-http2 :chunk #'chunk-over-http2
+                  :end #'end-over-http2 :unsent #'unsent-over-http2))
 
 ;;; The request
 
@@ -28,20 +103,20 @@
           (t (cons name value)))))
 
 (defun read-plain-request (list refusal)
-  "The plain request with the header LIST. REFUSAL is its answer if there is no fallback."
-  (let ((request (make-plain-request :refusal refusal)))
+  "The plain request with the header LIST. REFUSAL is its answer if there is nobody to answer it."
+  (let ((request (make-http-request :carrier **http2-carrier** :refusal refusal)))
     (hpack:do-fields (field list)
       (let ((kind (http2:field-kind-of field))
             (value (hpack:field-value-string field)))
-        (cond ((= kind http2:+kind-method+) (setf (plain-request-http-method request) value))
-              ((= kind http2:+kind-path+) (setf (plain-request-path request) value)))
+        (cond ((= kind http2:+kind-method+) (setf (http-request-method request) value))
+              ((= kind http2:+kind-path+) (setf (http-request-target request) value)))
         (let ((entry (field-entry field)))
-          (when entry (push entry (plain-request-headers request))))))
-    (setf (plain-request-headers request) (nreverse (plain-request-headers request)))
+          (when entry (push entry (http-request-headers request))))))
+    (setf (http-request-headers request) (nreverse (http-request-headers request)))
     request))
 
-(defun fallback-p (call)
-  "True if CALL's server has a fallback."
+(defun answered-p (call)
+  "True if CALL's server has a handler for it, or a fallback."
   (and (server-call-route call) t))
 
 (defun refuse-body (call limit)
@@ -52,13 +127,13 @@
 (defun make-body-room (call request count limit)
   "Make room for COUNT octets more in the body of CALL's REQUEST, which may have LIMIT in all.
 Return false if CALL may not have so much memory and so has been ended."
-  (let* ((body (plain-request-body request))
-         (need (+ (plain-request-fill request) count))
+  (let* ((body (http-request-body request))
+         (need (+ (http-request-fill request) count))
          (length (min limit (max need (* 2 (length body)) 1024))))
     (or (<= need (length body))
         (when (wire:hold call (- length (length body)))
-          (setf (plain-request-body request)
-                (replace (make-octets length) body :end2 (plain-request-fill request)))
+          (setf (http-request-body request)
+                (replace (make-octets length) body :end2 (http-request-fill request)))
           t))))
 
 (defun receive-plain-body (call octets start end)
@@ -66,21 +141,30 @@ Return false if CALL may not have so much memory and so has been ended."
   (let ((request (wire:call-dialect-state call))
         (limit (options-max-fallback-body-octets (wire:wire-call-options call)))
         (count (- end start)))
-    (cond ((or (call-status call) (not (fallback-p call))))
-          ((< limit (+ (plain-request-fill request) count)) (refuse-body call limit))
+    (cond ((or (call-status call) (not (answered-p call))))
+          ((< limit (+ (http-request-fill request) count)) (refuse-body call limit))
           ((make-body-room call request count limit)
-           (replace (plain-request-body request) octets
-                    :start1 (plain-request-fill request) :start2 start :end2 end)
-           (incf (plain-request-fill request) count)))))
+           (replace (http-request-body request) octets
+                    :start1 (http-request-fill request) :start2 start :end2 end)
+           (incf (http-request-fill request) count)))))
 
 (defun end-plain-request (call)
-  "The dialect's END: the request is whole. The half-close starts the fallback, if there is one."
+  "The dialect's END: the request is whole. The half-close starts the handler, if there is one."
   (let ((request (wire:call-dialect-state call)))
     (cond ((call-status call))
-          ((fallback-p call) (setf (server-call-request call) request))
-          (t (answer-plainly call (plain-request-refusal request))))))
+          ((answered-p call)
+           (when (< (http-request-fill request) (length (http-request-body request)))
+             (setf (http-request-body request)
+                   (subseq-octets (http-request-body request) 0 (http-request-fill request))))
+           (setf (server-call-request call) request))
+          (t (answer-plainly call (http-request-refusal request))))))
 
-;;; The fallback
+(defun begin-plain-call (call request)
+  "CALL, which is in the dialect of plain requests, is REQUEST."
+  (setf (http-request-call request) call
+        (wire:call-dialect-state call) request))
+
+;;; What handlers of HTTP return
 
 (defun name-char-p (char)
   "True if CHAR may be in the name of a header in lower case (RFC 9110 section 5.6.2)."
@@ -117,43 +201,104 @@ Return false if CALL may not have so much memory and so has been ended."
                              (t (error "The body of an answer is a string or octets, not ~S."
                                        body)))))))
 
-(defun call-fallback (function request)
-  "What FUNCTION, a fallback, answers to REQUEST, a PLAIN-ANSWER."
-  (let ((body (subseq-octets (plain-request-body request) 0 (plain-request-fill request))))
-    (multiple-value-bind (http-status headers body)
-        (funcall function (plain-request-http-method request) (plain-request-path request)
-                 (plain-request-headers request) body)
-      (check-answer http-status headers body))))
+(defun handler-answer (request values)
+  "What VALUES, those of a handler of REQUEST, are for the call: the call itself if REQUEST is
+answered later; T if that has been begun, and so is to end; else a PLAIN-ANSWER."
+  (cond ((eq request (first values)) (http-request-call request))
+        ((http-request-sending request) t)
+        (t (destructuring-bind (&optional http-status headers body &rest more) values
+             (declare (ignore more))
+             (check-answer http-status headers body)))))
 
-(define-load-time-global **fallback-method**
-    ;; its types are of no meaning, but a method has some
-    (let ((none (protobuf:intern-message-type "google.protobuf.Empty")))
-      (service:make-rpc-method :name "fallback" :path "the fallback" :kind :unary
-                           :request-type none :response-type none)))
+;;; Routes
+
+(defun plain-method (name)
+  "The method of calls that NAME, a string, answers. Its types are of no meaning, but a method has
+some."
+  (let ((none (protobuf:intern-message-type "google.protobuf.Empty")))
+    (service:make-rpc-method :name name :path name :kind :unary
+                             :request-type none :response-type none)))
+
+(define-load-time-global **fallback-method** (plain-method "the fallback"))
+
+(defun plain-route (server method execution answer)
+  "The route of plain requests of SERVER that have METHOD. ANSWER, a function of an HTTP-REQUEST,
+returns what HANDLER-ANSWER does."
+  (make-server-route
+   :server server :method method :execution execution
+   :binding (service:make-binding :class (class-of server)
+                                  :function (lambda (server request call)
+                                              (declare (ignore server call))
+                                              (funcall (the function answer) request)))))
 
 (defun fallback-route (server function execution)
   "The route of the plain requests of SERVER, which FUNCTION answers, run as EXECUTION says."
-  (make-server-route
-   :server server :method **fallback-method**
-   :execution (execution-of (if (listp execution) :auto execution) nil)
-   :binding (service:make-binding :class (class-of server)
-                              :function (lambda (server request call)
-                                          (declare (ignore server call))
-                                          (call-fallback function request)))))
+  (plain-route server **fallback-method** execution
+               (lambda (request)
+                 (handler-answer
+                  request
+                  (multiple-value-list
+                   (funcall function (http-request-method request) (http-request-target request)
+                            (http-request-headers request) (http-request-body request)))))))
+
+(defun handler-route (server handler execution)
+  "The route to HANDLER, an HTTP-HANDLER of SERVER, run as EXECUTION says unless HANDLER does."
+  (let ((function (http-handler-function handler)))
+    (plain-route server (plain-method (http-handler-path handler))
+                 (execution-of (or (http-handler-execution handler) execution) nil)
+                 (lambda (request)
+                   (handler-answer request (multiple-value-list (funcall function request)))))))
+
+(defun make-server-site (server handlers fallback execution)
+  "The SITE of SERVER with HANDLERS, a list of HTTP-HANDLERs, and FALLBACK, a function or nil; nil
+if there is neither. EXECUTION is what START-SERVER was given."
+  (let ((site (make-site))
+        (execution (execution-of (if (listp execution) :auto execution) nil)))
+    (dolist (handler handlers)
+      (unless (http-handler-p handler)
+        (misuse "~S is no handler of HTTP: give what HTTP-HANDLER returns." handler))
+      (add-entry site (make-site-entry handler (handler-route server handler execution))))
+    (when fallback
+      (setf (site-fallback site) (fallback-route server fallback execution)))
+    (and (or handlers fallback) site)))
+
+(defun wrong-method (handler)
+  "The answer to a request with a method that HANDLER does not have."
+  (make-plain-answer 405 `(("allow" . ,(format nil "~{~A~^, ~}" (http-handler-methods handler)))
+                           ("content-type" . "text/plain"))
+                     (ascii-octets "not with this method")))
+
+(defun find-plain-route (site request)
+  "The route of SITE, or nil, for REQUEST. Without one, note in REQUEST what it is answered with,
+unless that is known."
+  (let* ((target (http-request-target request))
+         (path (subseq target 0 (query-start target)))
+         (entry (and site (find-entry site path)))
+         (handler (and entry (site-entry-handler entry))))
+    (cond ((null site) nil)
+          ((null entry)
+           (or (site-fallback site)
+               (progn (unless (eq **not-grpc** (http-request-refusal request))
+                        (setf (http-request-refusal request) **not-found**))
+                      nil)))
+          ((member (http-request-method request) (http-handler-methods handler) :test #'string=)
+           (site-entry-route entry))
+          (t (setf (http-request-refusal request) (wrong-method handler))
+             nil))))
 
 ;;; The answer
 
 (defun answer-plainly (call answer)
   "End CALL, a plain one, with ANSWER. On the loop."
   (unless (call-status call)
-    (setf (plain-request-answer (wire:call-dialect-state call)) answer)
+    (setf (http-request-answer (wire:call-dialect-state call)) answer)
     (server-finish call :ok "" nil '())))
 
 (defun plain-end (call)
   "The answer with which CALL, which has ended, ends."
   (let ((request (wire:call-dialect-state call))
         (outcome (rpc:call-outcome call)))
-    (or (plain-request-answer request)
+    (or (http-request-answer request)
         (check-answer (wire:status-http-status (call-status call)) '()
                       (if outcome (rpc:outcome-message outcome) "")))))
 
@@ -161,45 +306,29 @@ Return false if CALL may not have so much memory and so has been ended."
   "True if the answer to CALL with HTTP-STATUS has no body (RFC 9110 section 6.4.1)."
   (or (= http-status 204)
       (= http-status 304)
-      (string= "HEAD" (plain-request-http-method (wire:call-dialect-state call)))))
+      (string= "HEAD" (http-request-method (wire:call-dialect-state call)))))
 
-(defun write-plain-head (call stream answer)
-  "Write the headers of ANSWER on STREAM; true if they end it."
-  (let* ((body (plain-answer-body answer))
-         (http-status (plain-answer-http-status answer))
-         (ends (or (bodiless-p call http-status) (zerop (length body)))))
-    (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
-      (flet ((write-field (name value)
-               (hpack:encode-literal encoder buffer (ascii-octets name) (ascii-octets value)
-                                     :plain)))
-        (write-field ":status" (format nil "~D" http-status))
-        (loop for (name . value) in (plain-answer-headers answer)
-              do (write-field name value))
-        (unless (bodiless-p call http-status)
-          (write-field "content-length" (format nil "~D" (length body)))))
-      (http2:end-headers stream ends))
-    ends))
+(defun begun-p (request)
+  "True if the head of REQUEST's answer, which is sent in chunks, has been written. On the loop."
+  (let ((sending (http-request-sending request)))
+    (and sending (sending-begun sending))))
 
 (defun write-plain-end (call)
   "The dialect's WRITE-END."
-  (let ((stream (wire-call-stream call))
-        (answer (plain-end call)))
-    (wire:mark-call call wire:+headers+)
-    ;; as a call that ended well earns its connection a reset; a refusal earns nothing
-    (when (and (fallback-p call) (eq :ok (call-status call)))
-      (http2:note-call-served (http2:stream-connection stream)))
-    (unless (write-plain-head call stream answer)
-      (let ((body (plain-answer-body answer)))
-        (http2:send-data stream body 0 (length body) t)))
-    ;; the answer is whole, so the rest of the request is of no interest (RFC 9113 8.1)
-    (unless (or (call-half-closed call)
-                (null (wire-call-stream call))
-                (not (http2:stream-queue-empty-p stream)))
-      (http2:reset-stream stream http2:+no-error+))))
+  (let* ((request (wire:call-dialect-state call))
+         (carrier (http-request-carrier request)))
+    (cond ((begun-p request)
+           ;; a server that stops ends what would not end by itself
+           (funcall (carrier-end carrier) call
+                    (and (member (call-status call) '(:ok :unavailable)) t)))
+          (t (wire:mark-call call wire:+headers+)
+             (funcall (carrier-answer carrier) call (plain-end call))))))
 
 (defun reply-plainly (call value)
-  "The dialect's REPLY: VALUE is the PLAIN-ANSWER of the fallback."
-  (answer-plainly call value))
+  "The dialect's REPLY: VALUE is what HANDLER-ANSWER has returned."
+  (if (plain-answer-p value)
+      (answer-plainly call value)
+      (server-finish call :ok "" nil '())))
 
 (define-load-time-global **plain**
     (wire:make-dialect :name 'plain :receive #'receive-plain-body :end #'end-plain-request

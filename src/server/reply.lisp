@@ -140,9 +140,9 @@ room. A long message is cut; details or trailers that do not fit are left out."
   "Send the end of CALL behind what is queued."
   (let ((stream (wire-call-stream call))
         (dialect (wire:wire-call-dialect call)))
-    (cond ((null stream))
-          ((and dialect (wire:dialect-write-end dialect))
+    (cond ((and dialect (wire:dialect-write-end dialect))
            (funcall (the function (wire:dialect-write-end dialect)) call))
+          ((null stream))
           ((http2:stream-queue-empty-p stream)
            (write-trailers stream))
           (t (http2:send-trailers-later stream #'write-trailers))))

@@ -1,5 +1,5 @@
 ;;;; What is known of a request before it is a call: what its headers said. A request that no
-;;;; dialect takes is a plain one (plain.lisp).
+;;;; dialect takes is a plain one (plain.lisp), an HTTP-REQUEST; that is what handlers of HTTP get.
 
 (in-package #:clgrpc.server)
 
@@ -9,17 +9,106 @@
   (headers '() :type list)              ; an alist, checked, without content-length
   (body (make-octets 0) :type octets))  ; empty for none
 
-(defstruct (plain-request (:copier nil))
-  "A request that is no call. It is what the fallback's route gives its function as REQUEST."
-  (http-method "" :type string)         ; "GET"
-  (path "" :type string)                ; with the query, as it came
+(defstruct (carrier (:copier nil))
+  "How plain requests are answered over one version of HTTP. All functions run on the call's loop."
+  (answer nil :type function :read-only t) ; (call answer): the whole answer
+  (begin nil :type function :read-only t) ; (call answer): the head of an answer in chunks
+  (chunk nil :type function :read-only t) ; (call octets): more of its body
+  (end nil :type function :read-only t) ; (call whole): its end; it is cut off unless WHOLE
+  (unsent nil :type function :read-only t)) ; (call): how many octets of it have not left
+
+(defstruct (http-request (:copier nil))
+  "A request that is no call: see HTTP-HANDLER."
+  (carrier nil :type carrier)           ; of its version of HTTP
+  (method "" :type string)              ; "GET"
+  (target "" :type string)              ; the path, with the query, as it came
   (headers '() :type list)              ; an alist, in lower case; :authority is "host"
   (body (make-octets 0) :type octets)   ; what has come of it, up to FILL
   (fill 0 :type index)                  ; how much of it that is
-  (refusal nil :type (or null plain-answer)) ; the answer if there is no fallback
-  (answer nil :type (or null plain-answer))) ; the fallback's
+  (call nil)                            ; that it is
+  (refusal nil :type (or null plain-answer)) ; the answer if nobody else answers
+  (answer nil :type (or null plain-answer)) ; the handler's, whole or only its head
+  (sending nil :type (or null sending))) ; if it is answered in chunks
 
-(declaim (sb-ext:freeze-type plain-answer plain-request))
+(defstruct (sending (:copier nil))
+  "What is noted of an answer in chunks."
+  (begun nil :type boolean)             ; its head has been written; the loop's
+  (coming 0 :type sb-ext:word)          ; octets on their way to the loop; atomic
+  (unsent 0 :type index)                ; octets that had not left when the loop last looked
+  (looking nil :type boolean))          ; the loop has been asked to look again
+
+(declaim (sb-ext:freeze-type plain-answer carrier http-request sending))
+
+(defmethod print-object ((carrier carrier) stream)
+  (print-unreadable-object (carrier stream :type t :identity t)))
+
+(defmethod print-object ((request http-request) stream)
+  (print-unreadable-object (request stream :type t)
+    (format stream "~A ~A~@[, answered with ~D~]" (http-request-method request)
+            (http-request-target request)
+            (let ((answer (http-request-answer request)))
+              (and answer (plain-answer-http-status answer))))))
+
+(document-functions
+  http-request-p "True of the requests that the functions of HTTP handlers get."
+  http-request-method "The method of REQUEST, a string such as \"GET\"."
+  http-request-target "The path of REQUEST and its query, as they came, a string."
+  http-request-headers "The headers of REQUEST, an alist from names in lower case to strings, in
+their order."
+  http-request-body "The body of REQUEST, octets; none is an empty vector. Only while its handler
+runs, or before it is answered.")
+
+(defun query-start (target)
+  (or (position #\? target) (length target)))
+
+(defun http-request-path (request)
+  "The path of REQUEST, without its query, as it came: nothing in it is decoded. A string."
+  (let ((target (http-request-target request)))
+    (subseq target 0 (query-start target))))
+
+(defun http-request-query (request)
+  "The query of REQUEST, what follows the question mark in its target, as it came, a string; nil
+without one."
+  (let* ((target (http-request-target request))
+         (start (query-start target)))
+    (and (< start (length target)) (subseq target (1+ start)))))
+
+(defun http-request-header (request name)
+  "The value of the first header of REQUEST whose name is NAME, a string in lower case, or nil."
+  (cdr (assoc name (http-request-headers request) :test #'string=)))
+
+(defun decoded-query (text)
+  "TEXT, part of a query, with its %XX and + decoded as UTF-8; as it is if that is not possible."
+  (handler-case
+      (let ((octets (make-array (length text) :element-type 'octet :fill-pointer 0)) (at 0))
+        (loop while (< at (length text))
+              do (let ((character (char text at)))
+                   (vector-push-extend
+                    (case character
+                      (#\+ 32)
+                      (#\% (prog1 (parse-integer text :start (1+ at) :end (+ at 3) :radix 16)
+                             (incf at 2)))
+                      (t (char-code character)))
+                    octets)
+                   (incf at)))
+        (octets-string (coerce octets 'octets)))
+    (error () text)))
+
+(defun http-request-parameter (request name)
+  "The decoded value of the first parameter of REQUEST's query that is called NAME, a string, as
+with \"/events?token=a%20b\" and \"token\"; nil if there is none."
+  (loop with query = (or (http-request-query request) "")
+        for start = 0 then (1+ end)
+        for end = (and (<= start (length query))
+                       (or (position #\& query :start start) (length query)))
+        while end
+        do (let ((equals (or (position #\= query :start start :end end) end)))
+             (when (string= name (decoded-query (subseq query start equals)))
+               (return (decoded-query (subseq query (min end (1+ equals)) end)))))))
+
+(defun http-request-peer (request)
+  "The address of the peer that sent REQUEST, as a string."
+  (rpc:call-peer (http-request-call request)))
 
 (defstruct (request (:copier nil))
   "What the headers of a request said, on its way to a call."

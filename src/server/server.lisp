@@ -69,7 +69,7 @@ duplicates. From any thread."
 
 (defun start-server (services &rest arguments &key (listen "127.0.0.1:0") (loops 1)
                                                 (execution :auto) credentials compression
-                                                interceptors fallback observer
+                                                interceptors http fallback observer
                      &allow-other-keys)
   "Start serving SERVICES, a service object or a list of them, and return the server.
 LISTEN is an address, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\", \"inproc:NAME\" or any other
@@ -88,22 +88,24 @@ INTERCEPTORS is a list of functions (call request next), the first the outermost
 around every handler, on the handler's thread; (funcall next request) returns what the handler
 returns. What the interceptor returns or signals takes the place of that. A list (WHERE . functions)
 among them is for some methods only: those of the service whose full name WHERE is, a string, or the
-one whose symbol it is. FALLBACK answers requests that are not gRPC: a function (http-method path
-headers body) of two strings, an alist of strings, and octets, :max-fallback-body-octets at most. It
-returns an HTTP status, an alist of headers, and a body: a string, octets or nil. It runs as
-handlers do, as EXECUTION says unless that is an alist. An error in it is answered with 500 and goes
-to the log; FAIL in it is answered with the closest HTTP status. Without a FALLBACK such requests
-are answered with 415 or 405. OBSERVER, what MAKE-OBSERVER returns, is told of the server's calls,
-messages, connections and refusals. All other keywords are rows of the options table. Signal MISUSE
-for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address
-cannot be had. From any thread."
+one whose symbol it is. HTTP is a list of handlers, see HTTP-HANDLER, for requests that are not
+gRPC, each for its path. FALLBACK answers those that none of them is for: a function (http-method
+path headers body) of two strings, an alist of strings, and octets, :max-fallback-body-octets at
+most. It returns an HTTP status, an alist of headers, and a body: a string, octets or nil. It runs
+as handlers do, as EXECUTION says unless that is an alist. An error in it is answered with 500 and
+goes to the log; FAIL in it is answered with the closest HTTP status. With either, HTTP/1.1 is
+spoken on the same addresses (see the option :http1); without both such requests are answered with
+415 or 405. OBSERVER, what MAKE-OBSERVER returns, is told of the server's calls, messages,
+connections and refusals. All other keywords are rows of the options table. Signal MISUSE for a
+wrong argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be
+had. From any thread."
   (let* ((services (check-services (if (listp services) services (list services))))
          (addresses (or (if (listp listen) listen (list listen))
                         (misuse "LISTEN names no address.")))
          (options (apply #'make-server-options
                          (alexandria:remove-from-plist arguments :listen :loops :execution
                                                        :credentials :compression :interceptors
-                                                       :fallback :observer)))
+                                                       :http :fallback :observer)))
          (server (make-instance 'wire-server
                                 :services services :options options :execution execution
                                 :loop-count loops
@@ -126,9 +128,9 @@ cannot be had. From any thread."
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
       (unless (loop:simulated-p)        ; where descriptors cost nothing
         (setf (server-census server) (make-census options (allowed-connections options))))
-      (loop with route = (and fallback (fallback-route server fallback execution))
+      (loop with site = (make-server-site server http fallback execution)
             for i from 1 to loops
-            do (add-hub server routes route i))
+            do (add-hub server routes site i))
       (dolist (hub (server-hubs server)) (loop:launch-event-loop (hub-loop hub)))
       (loop:end-before-save server (lambda (server) (stop-server server :drain 0)))
       (service:watch-services (setf (server-watcher server) (lambda () (renew-routes server))))
@@ -150,15 +152,15 @@ cannot be had. From any thread."
       (misuse "~S is no service: give instances of subclasses of the classes that define-proto ~
                makes." service))))
 
-(defun add-hub (server routes fallback number)
-  "Give SERVER a hub, and so a loop, with ROUTES and the route FALLBACK or nil."
+(defun add-hub (server routes site number)
+  "Give SERVER a hub, and so a loop, with ROUTES and SITE, a SITE or nil."
   (let ((event-loop (loop:make-event-loop :name (format nil "clgrpc server ~D" number)
                                           :reserve (server-reserve server))))
     (loop:call-after-closing event-loop (lambda (loop)
                                           (declare (ignore loop))
                                           (unless (server-running-p server)
                                             (note-emptied server))))
-    (push (make-hub :server server :loop event-loop :routes routes :fallback fallback
+    (push (make-hub :server server :loop event-loop :routes routes :site site
                     :options (server-options server) :encoding (server-encoding server)
                     :max-open (share-out (options-max-calls (server-options server)) server)
                     :ledger (server-ledger server) :observer (server-observer server))
@@ -208,7 +210,8 @@ admitted; so their limit is higher, and holds only when too many connections hav
   (let* ((server (hub-server hub))
          (credentials (server-credentials server))
          (transport (if credentials
-                        (loop:make-tls-transport (hub-loop hub) transport credentials :server)
+                        (loop:make-tls-transport (hub-loop hub) transport credentials :server
+                                                 :http1 (speaks-http1-p hub))
                         transport))
          (link (wire:open-link hub (hub-loop hub) transport :server **server-sink**
                               (hub-options hub) (hub-pool hub) :ledger (hub-ledger hub)

@@ -5,6 +5,8 @@
 ;;;; A watcher holds no thread: its call is kept, and told when the status changes. What a slow one
 ;;;; has not taken is not queued; when there is room again it gets the status of then. LOCK orders
 ;;;; the changes and what watchers are told; nothing waits while it is held.
+;;;;
+;;;; HEALTH-HANDLER tells the same over plain HTTP, for load balancers and probes without gRPC.
 
 (in-package #:clgrpc.services)
 
@@ -139,3 +141,28 @@ From any thread."
     (rpc:on-writable call (lambda () (with-service (service) (tell-watcher service watcher))))
     (add-watcher service watcher)
     call))
+
+;;; Over plain HTTP
+
+(defun tell-health (service request)
+  "Answer REQUEST, an HTTP-REQUEST, with what SERVICE knows of its parameter \"service\"."
+  (let* ((name (or (server:http-request-parameter request "service") ""))
+         (status (health-status service name)))
+    (flet ((answer (http-status text)
+             (values http-status
+                     '(("content-type" . "text/plain; charset=utf-8")
+                       ("cache-control" . "no-store"))
+                     text)))
+      (cond ((service-stopping service) (answer 503 "draining"))
+            ((null status) (answer 404 "the service is not known"))
+            ((eq :serving status) (answer 200 "serving"))
+            (t (answer 503 (substitute #\Space #\- (string-downcase status))))))))
+
+(defun health-handler (service &key (path "/healthz"))
+  "Return a handler for START-SERVER's :http that tells over HTTP/1.1 and HTTP/2, at PATH, a string,
+what SERVICE, a health service, says of the whole server, or of the service that the parameter
+\"service\" of the query names: 200 while it is :serving, 503 while it is not, 503 and \"draining\"
+once a server that SERVICE is served with stops, 404 for a name that it does not know. The handler
+need not be given to the same server: on one of its own it answers while the other drains. From any
+thread."
+  (server:http-handler path (lambda (request) (tell-health service request)) :execution :inline))

@@ -5,4 +5,5 @@
   (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
                     (#:server #:clgrpc.server) (#:health #:grpc.health.v1)
                     (#:health-methods #:grpc.health.v1.health))
-  (:export #:health-service #:health-status #:set-health-status #:reflection-services))
+  (:export #:health-service #:health-handler #:health-status #:set-health-status
+           #:reflection-services))

@@ -106,17 +106,17 @@ connection's loop."
 (defconstant +longest-opening+ 4096
   "A connection that no dialect knows after so many octets is taken for HTTP/2.")
 
-(defun opening-dialect (protocol octets start end)
-  "Find what a connection speaks that begins with OCTETS from START to END. Return a
+(defun opening-dialect (protocol octets start end &key (dialects **connection-dialects**))
+  "Find which of DIALECTS a connection speaks that begins with OCTETS from START to END. Return a
 CONNECTION-DIALECT, NIL for HTTP/2, or :MORE if more octets are needed to tell. PROTOCOL is what
 ALPN has agreed on, or nil."
   (flet ((named-p (dialect)
            (member protocol (connection-dialect-alpn dialect) :test #'string=)))
-    (cond (protocol (find-if #'named-p **connection-dialects**))
+    (cond (protocol (find-if #'named-p dialects))
           ((http2:preface-p octets start end) nil)
           (t (let ((more nil))
-               (dolist (dialect **connection-dialects**
-                                (and more (< (- end start) +longest-opening+) :more))
+               (dolist (dialect dialects (and more (< (- end start) +longest-opening+)
+                                              :more))
                  (case (funcall (connection-dialect-opens dialect) octets start end)
                    ((nil))
                    (:more (setf more t))

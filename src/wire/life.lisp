@@ -52,8 +52,8 @@ tells it what is missing."
                nil)))))
 
 (defun advance-core (link now)
-  "Let the core see to its own time-outs."
-  (http2:advance-time (link-http2 link) now))
+  "Let the core see to its own time-outs. Other dialects see to theirs themselves."
+  (and (null (link-dialect link)) (http2:advance-time (link-http2 link) now)))
 
 (defun keep-alive (link now)
   (let* ((options (link-options link))
@@ -105,7 +105,7 @@ tells it what is missing."
   (let ((limit (seconds-ns (options-max-connection-idle-seconds (link-options link))))
         (opened (http2:counters-streams-opened
                  (http2:connection-counters (link-http2 link)))))
-    (cond ((or (zerop limit) (link-draining link)) nil)
+    (cond ((or (zerop limit) (link-draining link) (link-dialect link)) nil)
           ((or (plusp (link-calls link)) (/= opened (link-quiet-opened link))
                (not (http2:connection-ready-p (link-http2 link)))) ; calls may wait for that
            (setf (link-quiet-opened link) opened

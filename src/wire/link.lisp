@@ -54,6 +54,7 @@ take its answers."
   ;; OPENING-DIALECT does
   (opening nil :type (or null function))
   (dialect nil :type (or null connection-dialect)) ; what it speaks; nil is HTTP/2
+  (speech nil)                          ; what the dialect keeps of it
   (failure nil))                        ; text: why the link ended
 
 (declaim (sb-ext:freeze-type link))

@@ -113,3 +113,26 @@
         (is (eq :not-serving (grpc:health-status service "")))
         (grpc:set-health-status service "" :serving)
         (is (eq :not-serving (grpc:health-status service "")) "it stays so")))))
+
+(defun probe-health (service path)
+  "The status and the text with which a handler of SERVICE answers a GET of PATH."
+  (multiple-value-bind (http-status headers text)
+      (funcall (server::http-handler-function (grpc:health-handler service))
+               (server::make-http-request :carrier server::**http1-carrier** :method "GET"
+                                          :target path))
+    (declare (ignore headers))
+    (list http-status text)))
+
+(test health-over-plain-http
+  "200 while the server or a service serves, 503 while it does not or drains, 404 for no service."
+  (let* ((service (make-instance 'grpc:health-service))
+         (server (grpc:start-server service :http (list (grpc:health-handler service)))))
+    (is (equal '(200 "serving") (probe-health service "/healthz")))
+    (is (equal '(200 "serving") (probe-health service "/healthz?service=grpc.health.v1.Health")))
+    (is (equal '(404 "the service is not known") (probe-health service "/healthz?service=none")))
+    (grpc:set-health-status service "" :not-serving)
+    (is (equal '(503 "not serving") (probe-health service "/healthz")))
+    (grpc:set-health-status service "" :serving)
+    (is (equal '(200 "serving") (probe-health service "/healthz")))
+    (grpc:stop-server server)
+    (is (equal '(503 "draining") (probe-health service "/healthz")))))

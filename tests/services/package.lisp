@@ -2,7 +2,7 @@
 
 (defpackage #:clgrpc.tests.services
   (:use #:cl #:fiveam #:clgrpc.tests.server)
-  (:local-nicknames (#:grpc #:clgrpc) (#:health #:grpc.health.v1)
+  (:local-nicknames (#:grpc #:clgrpc) (#:server #:clgrpc.server) (#:health #:grpc.health.v1)
                     (#:health-methods #:grpc.health.v1.health)
                     (#:v1 #:grpc.reflection.v1)
                     (#:v1-methods #:grpc.reflection.v1.server-reflection)

@@ -1,0 +1,28 @@
+;;;; The lines between chunks (RFC 9112 section 7.1): a length in hexadecimal digits, maybe
+;;;; extensions, which mean nothing here, and CR LF.
+
+(in-package #:clgrpc.http1)
+
+(defconstant +longest-chunk-line+ 256
+  "The longest line before a chunk, with its extensions and CR LF.")
+
+(define-hot hex-digit ((octet octet)) (or null (integer 0 15))
+  (cond ((<= 48 octet 57) (- octet 48))
+        ((<= 97 octet 102) (- octet 87))
+        ((<= 65 octet 70) (- octet 55))))
+
+(define-hot chunk-length ((octets octets) (start index) (end index)) index
+  "The length that the line from START to END, without its CR LF, says."
+  (let ((at start) (length 0))
+    (declare (type index at length))
+    (loop for digit = (and (< at end) (hex-digit (aref octets at)))
+          while digit
+          do (when (< 10 (- at start)) (bad-message 400 "a chunk's length is too long"))
+             (setf length (+ (* 16 length) digit))
+             (incf at))
+    (when (= at start) (bad-message 400 "a chunk has no length"))
+    (unless (or (= at end)
+                (and (= 59 (aref octets at)) ; a semicolon
+                     (= end (span octets at end **value-octets**))))
+      (bad-message 400 "a chunk's length is followed by something else than an extension"))
+    length))

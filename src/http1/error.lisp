@@ -1,0 +1,23 @@
+;;;; The one condition of HTTP/1.1. Where a message ends cannot be known after an error, so there is
+;;;; nothing to restart: a server answers with the status and closes the connection.
+
+(in-package #:clgrpc.http1)
+
+(define-condition http1-error (clgrpc-error)
+  ((status :initarg :status :reader http1-error-status) ; what a server answers with
+   (text :initarg :text :reader http1-error-text)) ; what is wrong
+  (:report (lambda (condition stream)
+             (format stream "Bad HTTP/1.1 message (~D): ~A."
+                     (http1-error-status condition) (http1-error-text condition))))
+  (:documentation "The peer sent what RFC 9112 forbids, what a limit forbids, or what others might
+understand differently. STATUS is that of the answer of a server, TEXT says what is wrong. The
+parser is of no further use."))
+
+(document-functions
+  http1-error-status "The status, such as 400, that a server answers with."
+  http1-error-text "What is wrong with the message, as text.")
+
+(declaim (ftype (function (integer string &rest t) nil) bad-message))
+(defun bad-message (status control &rest arguments)
+  "Signal HTTP1-ERROR."
+  (error 'http1-error :status status :text (format nil "~?" control arguments)))

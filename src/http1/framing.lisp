@@ -1,0 +1,132 @@
+;;;; Where a body ends (RFC 9112 section 6), and whether the connection goes on. What is not said
+;;;; exactly once is an error, since somebody between the ends might read it otherwise.
+
+(in-package #:clgrpc.http1)
+
+(defun named-p (field name)
+  (string= name (hpack:field-name-string field)))
+
+(defun fields-named (name fields)
+  (remove-if-not (lambda (field) (named-p field name)) fields))
+
+(defun only-field (name fields)
+  "The field NAME, or nil if there is none. It must not be there twice."
+  (let ((found (fields-named name fields)))
+    (when (rest found) (bad-message 400 "~A is there twice" name))
+    (first found)))
+
+(defun only-value (name fields)
+  "The value of the field NAME, which must not be there twice, or nil if there is none."
+  (let ((field (only-field name fields)))
+    (and field (hpack:field-value-string field))))
+
+(defun list-words (name fields)
+  "The words in lower case that the fields NAME have, which are lists with commas between them."
+  (loop for field in (fields-named name fields)
+        for value = (hpack:field-value-string field)
+        append (loop for start = 0 then (1+ comma)
+                     for comma = (position #\, value :start start)
+                     for word = (string-downcase
+                                 (string-trim '(#\Space #\Tab) (subseq value start comma)))
+                     unless (string= "" word) collect word
+                     while comma)))
+
+(defun content-length (fields)
+  "The number that content-length is, or nil if it is not there."
+  (let ((field (only-field "content-length" fields)))
+    (and field
+         (let ((value (hpack:field-value field)))
+           (or (decimal value 0 (length value))
+               (bad-message 400 "content-length is no number"))))))
+
+(defun chunked-p (fields minor)
+  "True if the body is in chunks."
+  (let ((value (only-value "transfer-encoding" fields)))
+    (when value
+      (unless (string-equal "chunked" value)
+        ;; only if the last coding is chunked is it known where the body ends (section 6.3)
+        (if (equal "chunked" (first (last (list-words "transfer-encoding" fields))))
+            (bad-message 501 "there are other transfer codings than chunked")
+            (bad-message 400 "the last transfer coding is not chunked")))
+      (when (zerop minor) (bad-message 400 "HTTP/1.0 has no transfer codings"))
+      (when (fields-named "content-length" fields)
+        (bad-message 400 "there are both transfer-encoding and content-length"))
+      t)))
+
+(defun persistent-p (fields minor)
+  "True if the connection goes on after a message."
+  (let ((words (list-words "connection" fields)))
+    (cond ((member "close" words :test #'string=) nil)
+          ((plusp minor) t)
+          (t (and (member "keep-alive" words :test #'string=) t)))))
+
+(defun request-body (fields minor)
+  "Where the body of a request ends."
+  (cond ((chunked-p fields minor) :chunked)
+        ((content-length fields))
+        (t 0)))
+
+(defun response-body (status http-method fields minor)
+  "Where the body of a response to a request with HTTP-METHOD ends."
+  (let ((chunked (chunked-p fields minor))
+        (length (content-length fields)))
+    (cond ((or (= 101 status) (and (string= "CONNECT" http-method) (<= 200 status 299))) :tunnel)
+          ((or (string= "HEAD" http-method) (< status 200) (= 204 status) (= 304 status)) 0)
+          (chunked :chunked)
+          (length)
+          (t :until-close))))
+
+(defun host (fields minor authority)
+  "What host says, or AUTHORITY, of the target, which is to be believed (RFC 9112 section 3.2.2)."
+  (let ((host (only-value "host" fields)))
+    (unless (or host (zerop minor)) (bad-message 400 "there is no host"))
+    (unless (and (every #'host-char-p (or host "")) (every #'host-char-p (or authority "")))
+      (bad-message 400 "the host has characters that no host has"))
+    (or authority host)))
+
+(defun expects-p (fields)
+  "True if the client waits for 100."
+  (let ((value (only-value "expect" fields)))
+    (and value
+         (or (string-equal "100-continue" value)
+             (bad-message 417 "what the request expects is not known")))))
+
+(defun connection-field-p (field)
+  "True if FIELD is about the connection, not about the message."
+  (member (hpack:field-name-string field)
+          '("connection" "keep-alive" "proxy-connection" "transfer-encoding" "upgrade" "host"
+            "expect" "te" "trailer")
+          :test #'string=))
+
+(defun message-fields-of (fields authority)
+  "FIELDS as a MESSAGE has them; AUTHORITY, or nil, is the first."
+  (coerce (append (and authority (list (hpack:string-field ":authority" authority)))
+                  (remove-if #'connection-field-p fields))
+          'simple-vector))
+
+(defun request-from (octets start end limit)
+  "The request whose head is the octets from START to END, without the empty line behind it; of at
+most LIMIT fields."
+  (let ((line-end (line-end octets start end)))
+    (multiple-value-bind (http-method target minor) (request-line octets start line-end)
+      (multiple-value-bind (authority path) (split-target http-method target)
+        (let ((fields (read-fields octets (+ 2 line-end) end limit)))
+          (make-message
+           :http-method http-method :target path :minor minor
+           :fields (message-fields-of fields (host fields minor authority))
+           :body (request-body fields minor)
+           :persistent-p (persistent-p fields minor)
+           :expects-p (and (plusp minor) (expects-p fields))))))))
+
+(defun response-from (octets start end limit http-method)
+  "As REQUEST-FROM, the response to a request with HTTP-METHOD."
+  (let ((line-end (line-end octets start end)))
+    (multiple-value-bind (status reason minor) (status-line octets start line-end)
+      (let* ((fields (read-fields octets (+ 2 line-end) end limit))
+             (body (response-body status http-method fields minor)))
+        (make-message
+         :status status :reason reason :minor minor
+         :fields (message-fields-of fields nil)
+         :body body
+         :persistent-p (and (not (member body '(:until-close :tunnel)))
+                            (persistent-p fields minor)))))))

@@ -1,0 +1,52 @@
+;;;; What the head of a message says. A MESSAGE never changes but for its memo, so the parser hands
+;;;; out the same one for a head that a peer repeats octet for octet, and what is above finds there
+;;;; what it has made of it.
+
+(in-package #:clgrpc.http1)
+
+(deftype framing ()
+  "Where a body ends: after so many octets, with its last chunk, with the connection, or, :tunnel,
+what follows is HTTP/1.1 no more."
+  '(or index (member :chunked :until-close :tunnel)))
+
+(defstruct (message (:copier nil))
+  "The head of a request or of a response."
+  (http-method "" :type simple-string :read-only t) ; of a request, such as "GET"
+  (target "" :type simple-string :read-only t) ; of a request: the path and query, or "*"
+  (status 0 :type (integer 0 999) :read-only t) ; of a response
+  (reason "" :type simple-string :read-only t) ; of a response, for people
+  (minor 1 :type (integer 0 9) :read-only t) ; of the version, whose major is 1
+  (fields #() :type simple-vector :read-only t) ; HPACK's, names in lower case, in their order
+  (body 0 :type framing :read-only t)   ; where the body ends; 0 if there is none
+  (persistent-p nil :type boolean :read-only t) ; the connection goes on after this message
+  (expects-p nil :type boolean :read-only t) ; the peer waits for 100 before it sends the body
+  (memo nil))                           ; whatever is above has made of it
+
+(declaim (freeze-type message))
+
+(document-functions
+  message-http-method "The method of a request, such as \"GET\"; empty in a response."
+  message-target "The path and query of a request, or \"*\"; empty in a response."
+  message-status "The status of a response; 0 in a request."
+  message-reason "What a response says of its status, for people; empty in a request."
+  message-minor "The minor number of the version, 0 or 1 mostly; the major one is 1."
+  message-fields "A vector of HPACK's fields, names in lower case, in their order. That of a
+request's host is \":authority\". Fields about the connection are not among them."
+  message-body "Where the body ends: its length in octets, 0 if there is none, :chunked,
+:until-close, or :tunnel if what follows is HTTP/1.1 no more."
+  message-persistent-p "True if the connection may be used for another message after this one."
+  message-expects-p "True if the client waits for the status 100 before it sends the body."
+  message-memo "Whatever the layer above remembers of the message; NIL at first. SETFable. The same
+head, octet for octet, has the same message.")
+
+(defmethod print-object ((message message) stream)
+  (print-unreadable-object (message stream :type t)
+    (if (plusp (message-status message))
+        (format stream "~D ~A" (message-status message) (message-reason message))
+        (format stream "~A ~A" (message-http-method message) (message-target message)))
+    (format stream ", ~D field~:P, body ~(~A~)" (length (message-fields message))
+            (message-body message))))
+
+(defun find-field (message name)
+  "The first field of MESSAGE whose name is NAME, a string in lower case, or nil."
+  (find name (message-fields message) :key #'hpack:field-name-string :test #'string=))

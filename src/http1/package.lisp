@@ -1,0 +1,27 @@
+;;;; HTTP/1.1 (RFC 9112 and 9110): requests and responses as octets, without I/O, clock or threads.
+;;;; A PARSER takes what a peer sends and says what is in it, for a server or for a client; the
+;;;; writer makes the octets of heads and chunks. Fields are those of HPACK, in lower case, so that
+;;;; what is above reads the fields of HTTP/1.1 and of HTTP/2 by the same functions.
+;;;;
+;;;; The parser is strict where smuggling begins: what two implementations might understand
+;;;; differently is an error, after which the connection is of no further use.
+;;;;
+;;;; The files in their order: error; syntax (which octets may stand where); message (what a head
+;;;; says); head (its lines); framing (where a body ends); chunk; parser; writer.
+
+(defpackage #:clgrpc.http1
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:hpack #:clgrpc.hpack))
+  (:import-from #:sb-ext #:freeze-type)
+  (:export
+   ;; error.lisp
+   #:http1-error #:http1-error-status #:http1-error-text
+   ;; message.lisp
+   #:message #:message-http-method #:message-target #:message-status #:message-reason
+   #:message-minor #:message-fields #:message-body #:message-persistent-p #:message-expects-p
+   #:message-memo #:find-field
+   ;; parser.lisp
+   #:parser #:make-parser #:parse #:parse-end #:next-message #:expect-response #:parser-message
+   #:parser-body-start #:parser-body-end #:parser-trailers #:parser-begun-p
+   ;; writer.lisp
+   #:write-request-head #:write-response-head #:write-chunk #:write-last-chunk))

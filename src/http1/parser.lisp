@@ -1,0 +1,313 @@
+;;;; The parser: octets in any portions go in, and what is in them comes out one by one. It keeps no
+;;;; more than a head, or a line between chunks; a body passes through where it lies.
+;;;;
+;;;;     (multiple-value-bind (at event) (parse parser octets start end) …)
+;;;;
+;;;;     :head   PARSER-MESSAGE says what the message is; its body follows
+;;;;     :body   octets from PARSER-BODY-START to PARSER-BODY-END of those given are of the body
+;;;;     :end    the message is whole; what was behind it waits for NEXT-MESSAGE
+;;;;     nil     all was taken, more is needed
+;;;;
+;;;; AT is where to go on. A head that comes in one portion is read where it lies.
+
+(in-package #:clgrpc.http1)
+
+(defstruct (parser (:constructor %make-parser (role max-head-octets max-fields)) (:copier nil))
+  "What reads the messages of one peer, in their order. One thread at a time."
+  (role :server :type (member :server :client) :read-only t) ; :server if it reads requests
+  (max-head-octets 0 :type index :read-only t) ; of a head, and of the trailers
+  (max-fields 0 :type index :read-only t) ; of a head, and of the trailers
+  ;; where in a message it is
+  (state :start :type (member :start :half-line :head :octets :chunk-line :chunk :chunk-end
+                              :trailers :until-close :whole :done))
+  (message nil :type (or null message)) ; the newest, once its head has been read
+  (requests '() :type list)             ; methods of requests whose responses come, oldest first
+  (left 0 :type index)                  ; octets of the body, or of its chunk, that are to come
+  (kept (make-octets 0) :type octets)   ; the beginning of a head or of a line
+  (fill 0 :type index)                  ; how much of KEPT that is
+  (body-start 0 :type index)            ; of the part of the body that has come
+  (body-end 0 :type index)              ; where that ends
+  (trailers '() :type list)             ; HPACK's fields behind a chunked body
+  (interim 0 :type index)               ; responses of 1xx in a row
+  (last-head nil :type (or null octets)) ; of MESSAGE, in case it is repeated
+  (last-request nil :type (or null simple-string))) ; the method that MESSAGE is the response for
+
+(declaim (freeze-type parser))
+
+(document-functions
+  parser-message "The MESSAGE whose head PARSER has read last, or nil."
+  parser-body-start "Where the part of the body begins that an event :body tells of."
+  parser-body-end "Where the part of the body ends that an event :body tells of."
+  parser-trailers "The fields behind a chunked body, HPACK's, once the message is whole.")
+
+(defmethod print-object ((parser parser) stream)
+  (print-unreadable-object (parser stream :type t)
+    (format stream "~(~A, ~A~)" (parser-role parser) (parser-state parser))))
+
+(defun make-parser (role &key (max-head-octets 16384) (max-fields 100))
+  "Return a parser of requests, if ROLE is :server, or of responses, if it is :client. Heads, and
+trailers, have at most MAX-HEAD-OCTETS octets and MAX-FIELDS fields."
+  (%make-parser role max-head-octets max-fields))
+
+(defun parser-begun-p (parser)
+  "True if PARSER is within a message: its peer owes the rest."
+  (not (or (member (parser-state parser) '(:start :half-line :done))
+           (and (eq :head (parser-state parser)) (zerop (parser-fill parser))))))
+
+(defun expect-response (parser http-method)
+  "PARSER, a client's, will read the response to a request with HTTP-METHOD after those to the
+requests before it."
+  (setf (parser-requests parser)
+        (append (parser-requests parser) (list (coerce http-method 'simple-string))))
+  nil)
+
+(defun next-message (parser)
+  "PARSER, whose message is whole, is to read the next one."
+  (assert (eq :done (parser-state parser)))
+  (setf (parser-state parser) :start
+        (parser-trailers parser) '())
+  nil)
+
+;;; What ends with an empty line, or with a line
+
+(define-hot head-end ((octets octets) (start index) (end index)) (or null index)
+  "Where the empty line ends that the octets from START to END have first, or nil. A LF counts by
+itself: what is wrong with the lines is found when they are read."
+  (loop with at of-type index = start
+        for feed = (position +lf+ octets :start at :end end)
+        while feed
+        do (setf at (1+ feed))
+           (cond ((= at end) (return nil))
+                 ((= +lf+ (aref octets at)) (return (1+ at)))
+                 ((and (= +cr+ (aref octets at))
+                       (< (1+ at) end)
+                       (= +lf+ (aref octets (1+ at))))
+                  (return (+ 2 at))))))
+
+(define-hot keep ((parser parser) (octets octets) (start index) (end index)) null
+  "Add the octets from START to END to what PARSER keeps."
+  (let* ((fill (parser-fill parser))
+         (need (+ fill (- end start))))
+    (when (< (length (parser-kept parser)) need)
+      (let ((kept (make-octets (max 256 (* 2 need)))))
+        (copy-octets (parser-kept parser) 0 fill kept 0)
+        (setf (parser-kept parser) kept)))
+    (copy-octets octets start end (parser-kept parser) fill)
+    (setf (parser-fill parser) need))
+  nil)
+
+(defun read-through (parser octets start end limit find-end too-long read)
+  "Read what ends where FIND-END, a function of octets, start and end, says: if it has come whole
+call READ with the octets, its start and its end, and return where it ends; else keep what has come
+and return nil. Signal by TOO-LONG, a function, if it has more than LIMIT octets."
+  (declare (type octets octets) (type index start end limit)
+           (type function find-end too-long read))
+  (cond ((zerop (parser-fill parser))
+         (let ((at (funcall find-end octets start end)))
+           (cond ((< limit (- (or at end) start)) (funcall too-long))
+                 (at (funcall read octets start at) at)
+                 (t (keep parser octets start end) nil))))
+        (t
+         (let* ((fill (parser-fill parser))
+                (more (min end (+ start (- (1+ limit) fill)))))
+           (keep parser octets start more)
+           ;; the end may have begun three octets before
+           (let ((at (funcall find-end (parser-kept parser) (max 0 (- fill 3))
+                              (parser-fill parser))))
+             (cond ((< limit (or at (parser-fill parser))) (funcall too-long))
+                   (at (setf (parser-fill parser) 0)
+                       (funcall read (parser-kept parser) 0 at)
+                       (+ start (- at fill)))))))))
+
+(define-hot find-line-end ((octets octets) (start index) (end index)) (or null index)
+  (let ((feed (position +lf+ octets :start start :end end)))
+    (and feed (1+ feed))))
+
+;;; Heads
+
+(defun repeated-p (parser octets start end)
+  "True if the head from START to END is, octet for octet, that of PARSER's newest message."
+  (let ((last (parser-last-head parser)))
+    (and last
+         (octets-equal last octets :start start :end end)
+         (or (eq :server (parser-role parser))
+             (string= (parser-last-request parser) (first (parser-requests parser)))))))
+
+(defun read-head (parser octets start end)
+  "The message whose head is the octets from START to END, which end with an empty line."
+  (let ((end (- end 2)))
+    (unless (= +cr+ (aref octets end))
+      (bad-message 400 "a line ends with something else than CR LF"))
+    (unless (repeated-p parser octets start end)
+      (let ((request (first (parser-requests parser))))
+        (setf (parser-message parser)
+              (ecase (parser-role parser)
+                (:server (request-from octets start end (parser-max-fields parser)))
+                (:client (response-from octets start end (parser-max-fields parser)
+                                        (or request
+                                            (bad-message 502 "nobody has asked for a response")))))
+              (parser-last-head parser) (subseq-octets octets start end)
+              (parser-last-request parser) request)))
+    (begin-body parser (parser-message parser))))
+
+(defconstant +most-interim+ 16
+  "More responses of 1xx in a row are an error.")
+
+(defun note-response (parser message)
+  "PARSER, a client's, has read the head of MESSAGE: unless it is an interim one (RFC 9110 section
+15.2), the next response is another request's."
+  (cond ((and (< (message-status message) 200) (/= 101 (message-status message)))
+         (when (< +most-interim+ (incf (parser-interim parser)))
+           (bad-message 502 "responses of 1xx do not end")))
+        (t (setf (parser-interim parser) 0)
+           (pop (parser-requests parser)))))
+
+(defun begin-body (parser message)
+  "The head of MESSAGE has been read."
+  (when (eq :client (parser-role parser)) (note-response parser message))
+  (let ((body (message-body message)))
+    (setf (parser-state parser)
+          (case body
+            (:chunked :chunk-line)
+            ((:until-close :tunnel) :until-close)
+            ((0) :whole)
+            (t (setf (parser-left parser) body)
+               :octets)))))
+
+(defun skip-empty-line (parser octets at)
+  "PARSER is before a message, or in the empty line before one: a request may have one, which is
+passed over (RFC 9112 section 2.2). Return where to go on, the octet AT or the next."
+  (let ((octet (aref octets at)))
+    (cond ((eq :half-line (parser-state parser))
+           (unless (= +lf+ octet) (bad-message 400 "a line ends with something else than CR LF"))
+           (setf (parser-state parser) :head)
+           (1+ at))
+          ((and (= +cr+ octet) (eq :server (parser-role parser)))
+           (setf (parser-state parser) :half-line)
+           (1+ at))
+          (t (setf (parser-state parser) :head)
+             at))))
+
+;;; The parts of a message
+
+(defun too-large (what limit)
+  (bad-message 431 "~A has more than ~D octets" what limit))
+
+(define-hot parse-head ((parser parser) (octets octets) (start index) (end index))
+    (values index symbol)
+  (let* ((limit (parser-max-head-octets parser))
+         (at (read-through parser octets start end limit #'head-end
+                           (lambda () (too-large "the head" limit))
+                           (lambda (octets start end) (read-head parser octets start end)))))
+    (if at (values at :head) (values end nil))))
+
+(define-hot parse-octets ((parser parser) (start index) (end index)) (values index symbol)
+  "The next octets of a body, or of a chunk, of which PARSER-LEFT are to come."
+  (let ((stop (min end (+ start (parser-left parser)))))
+    (setf (parser-body-start parser) start
+          (parser-body-end parser) stop)
+    (when (zerop (decf (parser-left parser) (- stop start)))
+      (setf (parser-state parser) (if (eq :chunk (parser-state parser)) :chunk-end :whole)))
+    (values stop :body)))
+
+(defun parse-line (parser octets start end read)
+  "Have READ called with the line that begins at START, without its CR LF, and return where that
+ends; or return nil if it has not come whole."
+  (read-through parser octets start end +longest-chunk-line+ #'find-line-end
+                (lambda () (too-large "the line before a chunk" +longest-chunk-line+))
+                (lambda (octets start end)
+                  (unless (and (<= (+ start 2) end) (= +cr+ (aref octets (- end 2))))
+                    (bad-message 400 "a line ends with something else than CR LF"))
+                  (funcall (the function read) octets start (- end 2)))))
+
+(defun begin-chunk (parser octets start end)
+  "The line before a chunk is that from START to END."
+  (let ((length (chunk-length octets start end)))
+    (setf (parser-left parser) length
+          (parser-state parser) (if (zerop length) :trailers :chunk))))
+
+(defun end-chunk (parser start end)
+  (unless (= start end) (bad-message 400 "a chunk is longer than it says"))
+  (setf (parser-state parser) :chunk-line))
+
+(defun forbidden-trailer-p (field)
+  "True if FIELD says something that must be known before the body (RFC 9110 section 6.5.1)."
+  (or (connection-field-p field)
+      (named-p field "content-length")
+      (named-p field "content-encoding")
+      (named-p field "content-type")
+      (named-p field "authorization")))
+
+(defun read-trailers (parser octets start end)
+  "The lines behind the last chunk are those from START to END, which end with an empty line."
+  (unless (= +cr+ (aref octets (- end 2)))
+    (bad-message 400 "a line ends with something else than CR LF"))
+  (setf (parser-trailers parser)
+        (remove-if #'forbidden-trailer-p
+                   (read-fields octets start (- end 2) (parser-max-fields parser)))
+        (parser-state parser) :whole))
+
+(defun trailers-end (octets start end)
+  "Where the empty line ends behind the trailers that begin at START, or nil."
+  (cond ((and (<= (+ start 2) end)
+              (= +cr+ (aref octets start))
+              (= +lf+ (aref octets (1+ start))))
+         (+ start 2))
+        (t (head-end octets start end))))
+
+(defun parse-trailers (parser octets start end)
+  (let ((limit (parser-max-head-octets parser)))
+    (flet ((find-end (vector from to)
+             ;; only at their very beginning may the empty line be the first
+             (if (or (eq vector octets) (<= (parser-fill parser) (- to from)))
+                 (trailers-end vector from to)
+                 (head-end vector from to))))
+      (read-through parser octets start end limit #'find-end
+                    (lambda () (too-large "the trailers" limit))
+                    (lambda (octets start end) (read-trailers parser octets start end))))))
+
+(define-hot parse ((parser parser) (octets octets) (start index) (end index))
+    (values index symbol)
+  "Take the octets from START to END that PARSER's peer has sent, up to the next event. Return where
+to go on and the event: :head, :body, :end, or nil if all was taken and nothing is whole (see the
+head of this file). Signal HTTP1-ERROR if the peer breaks the protocol, or passes a limit."
+  (let ((at start))
+    (declare (type index at))
+    (flet ((line (read)
+             (let ((next (parse-line parser octets at end read)))
+               (unless next (return-from parse (values end nil)))
+               (setf at next))))
+      (declare (dynamic-extent #'line))
+      (loop
+        (ecase (parser-state parser)
+          (:whole (setf (parser-state parser) :done)
+           (return (values at :end)))
+          (:done (return (values at nil)))
+          (:until-close
+           (setf (parser-body-start parser) at
+                 (parser-body-end parser) end)
+           (return (if (= at end) (values at nil) (values end :body))))
+          ((:start :half-line)
+           (when (= at end) (return (values at nil)))
+           (setf at (skip-empty-line parser octets at)))
+          (:head (return (if (= at end)
+                             (values at nil)
+                             (parse-head parser octets at end))))
+          ((:octets :chunk)
+           (return (if (= at end) (values at nil) (parse-octets parser at end))))
+          (:chunk-line (line (lambda (octets start end) (begin-chunk parser octets start end))))
+          (:chunk-end (line (lambda (octets start end)
+                              (declare (ignore octets))
+                              (end-chunk parser start end))))
+          (:trailers
+           (let ((next (parse-trailers parser octets at end)))
+             (unless next (return (values end nil)))
+             (setf at next))))))))
+
+(defun parse-end (parser)
+  "The peer has closed the connection. Return :end if that ends a message, nil if it is between two.
+Signal HTTP1-ERROR if the rest of a message is missing."
+  (cond ((eq :until-close (parser-state parser))
+         (setf (parser-state parser) :done)
+         :end)
+        ((parser-begun-p parser) (bad-message 400 "the connection has ended within a message"))))

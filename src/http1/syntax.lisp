@@ -1,0 +1,82 @@
+;;;; Which octets may stand where (RFC 9110 section 5.6, RFC 9112 section 3).
+
+(in-package #:clgrpc.http1)
+
+(defconstant +tab+ 9)
+(defconstant +lf+ 10)
+(defconstant +cr+ 13)
+(defconstant +space+ 32)
+(defconstant +colon+ 58)
+
+(deftype octet-set ()
+  "The octets that may stand somewhere: the bits of their numbers."
+  '(simple-bit-vector 256))
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun octet-set (predicate)
+    "The octets of whose character PREDICATE is true."
+    (let ((set (make-array 256 :element-type 'bit :initial-element 0)))
+      (dotimes (octet 256 set)
+        (when (funcall predicate (code-char octet)) (setf (sbit set octet) 1)))))
+
+  (defun token-char-p (character)
+    (or (char<= #\0 character #\9)
+        (char<= #\a character #\z)
+        (char<= #\A character #\Z)
+        (find character "!#$%&'*+-.^_`|~")))
+
+  (defun target-char-p (character)
+    "Visible ASCII but what no URI has and other programs have taken for something else."
+    (and (char<= #\! character #\~)
+         (not (find character "\"<>\\^`{|}#"))))
+
+  (defun value-char-p (character)
+    (or (find character '(#\Space #\Tab))
+        (char<= #\! character #\~)
+        (char<= (code-char #x80) character))))
+
+(sb-ext:defglobal **token-octets** (octet-set #'token-char-p))
+(sb-ext:defglobal **target-octets** (octet-set #'target-char-p))
+(sb-ext:defglobal **value-octets** (octet-set #'value-char-p))
+(declaim (type octet-set **token-octets** **target-octets** **value-octets**))
+
+(defun host-char-p (character)
+  (or (char<= #\0 character #\9)
+      (char<= #\a character #\z)
+      (char<= #\A character #\Z)
+      (find character "-._~!$&'()*+;=:[]%")))
+
+(define-hot span ((octets octets) (start index) (end index) (set octet-set)) index
+  "Where the first octet from START to END is that SET does not have, or END."
+  (loop for i of-type index from start below end
+        while (= 1 (sbit set (aref octets i)))
+        finally (return i)))
+
+(define-hot (blank-p :inline t) ((octet octet)) boolean
+  (or (= +space+ octet) (= +tab+ octet)))
+
+(define-hot decimal ((octets octets) (start index) (end index)) (or null index)
+  "The number that one to fifteen digits from START to END are, or nil if they are none."
+  (and (< start end)
+       (<= (- end start) 14)            ; so that an INDEX has room for it
+       (let ((number 0))
+         (declare (type index number))
+         (loop for i of-type index from start below end
+               for digit = (- (aref octets i) 48)
+               do (unless (<= 0 digit 9) (return-from decimal nil))
+                  (setf number (+ (* 10 number) digit)))
+         number)))
+
+(defun octets-text (octets start end)
+  "The octets as a string, a character each."
+  (let ((text (make-string (- end start))))
+    (loop for i from start below end
+          for at from 0
+          do (setf (char text at) (code-char (aref octets i))))
+    text))
+
+(define-hot lower-case-octets ((octets octets) (start index) (end index)) octets
+  "A copy of the octets whose capital letters are small ones."
+  (let ((copy (subseq-octets octets start end)))
+    (dotimes (i (length copy) copy)
+      (when (<= 65 (aref copy i) 90) (incf (aref copy i) 32)))))

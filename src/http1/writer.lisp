@@ -1,0 +1,119 @@
+;;;; The writer: heads and the lines of chunks are appended to a BUFFER of base. Whoever writes sees
+;;;; to it that a body is as long as its head has said, and that names and values are HTTP's; a CR
+;;;; or LF in one of them, which would begin another field, is refused here.
+
+(in-package #:clgrpc.http1)
+
+(defun refuse-text (text)
+  (misuse "~S cannot be part of a head: it has an end of line in it." text))
+
+(define-hot append-simple-text ((buffer buffer) (text (simple-array character (*)))) null
+  (let ((octets (ensure-buffer-room buffer (length text)))
+        (at (buffer-end buffer)))
+    (declare (type index at))
+    (loop for character across text
+          for code = (char-code character)
+          do (when (or (= +cr+ code) (= +lf+ code) (zerop code)) (refuse-text text))
+             (setf (aref octets at) (if (< code 256) code 63)) ; a question mark
+             (incf at))
+    (setf (buffer-end buffer) at)
+    nil))
+
+(defun append-text (buffer text)
+  "Append TEXT, part of a line, an octet for each character. Signal MISUSE if it would end the
+line."
+  (append-simple-text buffer (if (typep text '(simple-array character (*)))
+                                 text
+                                 (coerce (the string text) '(simple-array character (*))))))
+
+(define-hot append-line-end ((buffer buffer)) null
+  (append-octet buffer +cr+)
+  (append-octet buffer +lf+)
+  nil)
+
+(define-hot append-number ((buffer buffer) (number index) (radix (integer 2 16))) null
+  "Append the digits of NUMBER, in lower case."
+  (let ((power 1))
+    (declare (type index power))
+    (loop while (<= power (floor number radix)) do (setf power (* power radix)))
+    (loop
+      (multiple-value-bind (digit rest) (floor number power)
+        (append-octet buffer (if (< digit 10) (+ 48 digit) (+ 87 digit)))
+        (when (= 1 power) (return nil))
+        (setf number rest
+              power (floor power radix))))))
+
+(defun append-field (buffer name value)
+  (append-text buffer name)
+  (append-text buffer ": ")
+  (append-text buffer value)
+  (append-line-end buffer))
+
+(defun append-fields (buffer fields)
+  "Append FIELDS, an alist of strings, a line each."
+  (loop for (name . value) in fields do (append-field buffer name value)))
+
+(defun append-framing (buffer body)
+  "Append what says that a body is BODY, a length, :chunked, or nil if nothing is to be said of it."
+  (etypecase body
+    (integer (append-text buffer "content-length: ")
+     (append-number buffer body 10)
+     (append-line-end buffer))
+    ((eql :chunked) (append-field buffer "transfer-encoding" "chunked"))
+    (null)))
+
+(defun write-request-head (buffer http-method target fields body)
+  "Append to BUFFER the head of a request with HTTP-METHOD and TARGET, strings, and FIELDS, an alist
+of strings with host among them. BODY is the length of its body, :chunked, or nil for none."
+  (append-text buffer http-method)
+  (append-text buffer " ")
+  (append-text buffer target)
+  (append-text buffer " HTTP/1.1")
+  (append-line-end buffer)
+  (append-fields buffer fields)
+  (append-framing buffer body)
+  (append-line-end buffer))
+
+(defun reason-text (status)
+  "What HTTP calls STATUS."
+  (case status
+    (100 "Continue") (200 "OK") (201 "Created") (202 "Accepted") (204 "No Content")
+    (206 "Partial Content") (301 "Moved Permanently") (302 "Found") (303 "See Other")
+    (304 "Not Modified") (307 "Temporary Redirect") (308 "Permanent Redirect")
+    (400 "Bad Request") (401 "Unauthorized") (403 "Forbidden") (404 "Not Found")
+    (405 "Method Not Allowed") (406 "Not Acceptable") (408 "Request Timeout") (409 "Conflict")
+    (410 "Gone") (412 "Precondition Failed") (413 "Content Too Large") (414 "URI Too Long")
+    (415 "Unsupported Media Type") (417 "Expectation Failed") (422 "Unprocessable Content")
+    (429 "Too Many Requests") (431 "Request Header Fields Too Large")
+    (500 "Internal Server Error") (501 "Not Implemented") (502 "Bad Gateway")
+    (503 "Service Unavailable") (504 "Gateway Timeout") (505 "HTTP Version Not Supported")
+    (t "")))
+
+(defun write-response-head (buffer status fields body &key connection)
+  "Append to BUFFER the head of a response with STATUS and FIELDS, an alist of strings. BODY is the
+length of its body, :chunked, or nil if there can be none (1xx, 204, 304) or the head says nothing
+of it. CONNECTION, \"close\" or \"keep-alive\", is what it says of the connection, if anything."
+  (append-text buffer "HTTP/1.1 ")
+  (append-number buffer status 10)
+  (append-text buffer " ")
+  (append-text buffer (reason-text status))
+  (append-line-end buffer)
+  (append-fields buffer fields)
+  (append-framing buffer body)
+  (when connection (append-field buffer "connection" connection))
+  (append-line-end buffer))
+
+(defun write-chunk (buffer octets start end)
+  "Append to BUFFER the octets from START to END, at least one, as a chunk."
+  (assert (< start end))
+  (append-number buffer (- end start) 16)
+  (append-line-end buffer)
+  (append-octets buffer octets :start start :end end)
+  (append-line-end buffer))
+
+(defun write-last-chunk (buffer &optional trailers)
+  "Append to BUFFER the end of a chunked body, with TRAILERS, an alist of strings."
+  (append-octet buffer 48)
+  (append-line-end buffer)
+  (append-fields buffer trailers)
+  (append-line-end buffer))

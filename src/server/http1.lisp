@@ -1,0 +1,392 @@
+;;;; HTTP/1.1 at a server (RFC 9112), a dialect of connections (wire/dialect.lisp). A server speaks
+;;;; it if it has somebody to answer plain requests (site.lisp). Each request is a call in the
+;;;; dialect of plain requests, as over HTTP/2; what is here reads it and writes its answer.
+;;;;
+;;;; A connection has one request at a time. What comes behind it, pipelined, waits until it is
+;;;; answered; meanwhile nothing more is read, so a peer makes us keep one read at most. After
+;;;; an error, and after an answer that comes before its request is whole, where the next request
+;;;; begins cannot be known: the connection ends with that answer.
+;;;;
+;;;; Phases:  :idle → :head → :body → :answer → :idle, or :over. One timer for each connection looks
+;;;; at the phase when the earliest time-out of it may be due; a request that takes no longer than
+;;;; that costs no timer.
+
+(in-package #:clgrpc.server)
+
+(defstruct (http1-state (:conc-name state-) (:constructor make-http1-state (link parser))
+                        (:copier nil))
+  "What is kept of a connection that speaks HTTP/1.1."
+  (link nil :type link :read-only t)    ; the connection
+  (parser nil :type http1:parser :read-only t) ; of its requests
+  (phase :head :type (member :idle :head :body :answer :over)) ; see above
+  (since-ns 0 :type nanoseconds)        ; when the phase began
+  (message nil :type (or null http1:message)) ; the head of the request under way
+  (call nil :type (or null server-call)) ; that it is, until it has been answered
+  (answered 0 :type index)              ; how many requests have been taken
+  (last nil :type boolean)              ; the connection ends with the answer to come
+  (waits nil :type boolean)             ; input waits until that has been given
+  (sent-ns 0 :type nanoseconds)         ; when output last left
+  (timer nil :type (or null timer))     ; see STATE-DUE
+  (timer-ns 0 :type nanoseconds))       ; when it comes due
+
+(declaim (sb-ext:freeze-type http1-state))
+
+(defmethod print-object ((state http1-state) stream)
+  (print-unreadable-object (state stream :type t)
+    (format stream "~A, ~(~A~)" (wire:link-peer (state-link state)) (state-phase state))))
+
+(defun speaks-http1-p (hub)
+  "True if connections of HUB may speak HTTP/1.1."
+  (and (hub-site hub) (options-http1 (hub-options hub))))
+
+(define-hot (state-now :inline t) ((state http1-state)) nanoseconds
+  (loop:event-loop-now (link-loop (state-link state))))
+
+(define-hot (enter-phase :inline t) ((state http1-state) (phase symbol)) null
+  (setf (state-phase state) phase
+        (state-since-ns state) (state-now state))
+  nil)
+
+(define-hot (state-output :inline t) ((state http1-state)) buffer
+  "The buffer for what is sent to STATE's peer."
+  (loop:connection-output (the loop:connection (wire:link-socket (state-link state)))))
+
+;;; Time-outs
+
+(defun phase-seconds (options phase)
+  "How long the PHASE of a connection may take, as OPTIONS say."
+  (ecase phase
+    (:idle (options-http1-idle-seconds options))
+    (:head (options-http1-head-timeout-seconds options))
+    (:body (options-http1-body-timeout-seconds options))
+    ((:answer :over) (options-http1-send-timeout-seconds options))))
+
+(defun phase-due-ns (state)
+  "When STATE is to be looked at, unless its phase changes before."
+  (let ((options (hub-options (link-owner (state-link state)))))
+    (+ (state-since-ns state) (seconds-ns (phase-seconds options (state-phase state))))))
+
+(defun look-again (state due-ns)
+  "Have STATE looked at when DUE-NS has come."
+  (setf (state-timer-ns state) due-ns)
+  (schedule-timer (loop:event-loop-wheel (link-loop (state-link state))) (state-timer state)
+                  due-ns))
+
+(defun await-due (state)
+  "See to it that STATE is looked at when its phase may have taken too long."
+  (let ((due (phase-due-ns state)))
+    (when (or (not (timer-pending-p (state-timer state))) (< due (state-timer-ns state)))
+      (look-again state due))))
+
+(defun state-due (state)
+  "The function of STATE's timer: end what takes too long."
+  (let* ((now (state-now state))
+         (link (state-link state))
+         (patience (seconds-ns (options-http1-send-timeout-seconds
+                                (hub-options (link-owner link))))))
+    (cond ((wire:link-failure link))
+          ((plusp (loop:connection-unsent (wire:link-socket link)))
+           (if (<= (+ (state-sent-ns state) patience) now)
+               (wire:expel-link link "the peer does not take its answers")
+               (look-again state (+ (state-sent-ns state) patience))))
+          ((member (state-phase state) '(:answer :over)) (look-again state (+ now patience)))
+          ((< now (phase-due-ns state)) (look-again state (phase-due-ns state)))
+          ((eq :idle (state-phase state)) (wire:close-link link "no request for long"))
+          (t (refuse state 408 "the request takes too long")))))
+
+;;; The head of an answer
+
+(sb-ext:define-load-time-global **date** (cons 0 ""))
+(declaim (type cons **date**))
+
+(defun date-text (unix-seconds)
+  "UNIX-SECONDS as HTTP writes a date (RFC 9110 section 5.6.7)."
+  (multiple-value-bind (second minute hour date month year day)
+      (decode-universal-time (+ unix-seconds #.(encode-universal-time 0 0 0 1 1 1970 0)) 0)
+    (format nil "~A, ~2,'0D ~A ~D ~2,'0D:~2,'0D:~2,'0D GMT"
+            (nth day '("Mon" "Tue" "Wed" "Thu" "Fri" "Sat" "Sun"))
+            date
+            (nth (1- month) '("Jan" "Feb" "Mar" "Apr" "May" "Jun" "Jul" "Aug" "Sep" "Oct" "Nov"
+                              "Dec"))
+            year hour minute second)))
+
+(defun current-date ()
+  "The date now as HTTP writes it, or nil where there is none."
+  (let ((now (loop:unix-seconds)) (last **date**))
+    (cond ((null now) nil)
+          ((eql now (car last)) (cdr last))
+          (t (cdr (setf **date** (cons now (date-text now))))))))
+
+(defun stays-p (state)
+  "True if STATE goes on after the answer that is given now."
+  (and (eq :answer (state-phase state))
+       (not (state-last state))
+       (http1:message-persistent-p (state-message state))))
+
+(defun write-answer-line (state answer body)
+  "Write the head of ANSWER, whose body is BODY, as WRITE-RESPONSE-HEAD has it."
+  (let ((headers (plain-answer-headers answer))
+        (date (current-date)))
+    (http1:write-response-head
+     (state-output state) (plain-answer-http-status answer)
+     (if (and date (null (assoc "date" headers :test #'string=)))
+         (acons "date" date headers)
+         headers)
+     body
+     :connection (cond ((not (stays-p state)) "close")
+                       ((zerop (http1:message-minor (state-message state))) "keep-alive")))))
+
+;;; Answers
+
+(defun end-answer (state call whole)
+  "The answer to CALL, STATE's, has been written; WHOLE is false if it was cut off."
+  (let ((stays (and whole (stays-p state)))
+        (link (state-link state)))
+    (setf (state-call state) nil)
+    (retire-call call link)
+    (cond (stays
+           (http1:next-message (state-parser state))
+           (enter-phase state :idle)
+           (when (shiftf (state-waits state) nil)
+             (loop:start-reading (wire:link-socket link))))
+          (whole (end-http1 state "the connection ends with an answer"))
+          (t (enter-phase state :over)
+             (wire:expel-link link "an answer was cut off")))))
+
+(defun call-http1-state (call)
+  "The STATE that CALL, a request over HTTP/1.1, is of."
+  (wire:link-speech (wire-call-link call)))
+
+(defun answer-over-http1 (call answer)
+  "The carrier's ANSWER."
+  (let* ((state (call-http1-state call))
+         (body (plain-answer-body answer))
+         (http-status (plain-answer-http-status answer))
+         (bodiless (bodiless-p call http-status)))
+    (write-answer-line state answer (if (member http-status '(204 304)) nil (length body)))
+    (unless bodiless (append-octets (state-output state) body))
+    (end-answer state call t)))
+
+(defun chunked-answer-p (call)
+  "True if the answer to CALL, in chunks of the handler's, is so on the line, too."
+  (plusp (http1:message-minor (state-message (call-http1-state call)))))
+
+(defun begin-over-http1 (call answer)
+  "The carrier's BEGIN. HTTP/1.0 has no chunks: such a body ends with the connection."
+  (let* ((state (call-http1-state call)))
+    (unless (chunked-answer-p call) (setf (state-last state) t))
+    (write-answer-line state answer
+                       (and (chunked-answer-p call)
+                            (not (member (plain-answer-http-status answer) '(204 304)))
+                            :chunked))))
+
+(defun chunk-over-http1 (call octets)
+  "The carrier's CHUNK."
+  (let ((output (state-output (call-http1-state call))))
+    (cond ((ended-by-head-p call))
+          ((chunked-answer-p call) (http1:write-chunk output octets 0 (length octets)))
+          (t (append-octets output octets)))))
+
+(defun end-over-http1 (call whole)
+  "The carrier's END."
+  (let ((state (call-http1-state call)))
+    (when (and whole (chunked-answer-p call) (not (ended-by-head-p call)))
+      (http1:write-last-chunk (state-output state)))
+    (end-answer state call whole)))
+
+(defun unsent-over-http1 (call)
+  "The carrier's UNSENT."
+  (loop:connection-unsent (wire:link-socket (wire-call-link call))))
+
+(define-load-time-global **http1-carrier**
+    (make-carrier :answer #'answer-over-http1 :begin #'begin-over-http1 :chunk #'chunk-over-http1
+                  :end #'end-over-http1 :unsent #'unsent-over-http1))
+
+;;; Errors
+
+(defun refuse (state http-status text)
+  "Answer what STATE's peer sends with HTTP-STATUS and TEXT, and end the connection."
+  (setf (state-last state) t)
+  (if (state-call state)
+      (answer-plainly (state-call state) (text-answer http-status text))
+      (let ((body (ascii-octets text)))
+        (write-answer-line state (text-answer http-status text) (length body))
+        (append-octets (state-output state) body)
+        (end-http1 state text))))
+
+(defun end-http1 (state text)
+  "End STATE's connection when its output has left, because of TEXT."
+  (enter-phase state :over)
+  (wire:close-link (state-link state) text))
+
+;;; Requests
+
+(defun read-http1-request (message)
+  "The plain request whose head is MESSAGE, which may be repeated and so remembers its headers."
+  (make-http-request :carrier **http1-carrier**
+                     :method (http1:message-http-method message)
+                     :target (http1:message-target message)
+                     :headers (or (http1:message-memo message)
+                                  (setf (http1:message-memo message)
+                                        (map 'list #'field-entry (http1:message-fields message))))
+                     :refusal **not-found**))
+
+(defun make-http1-call (state request)
+  "Make the call that REQUEST is."
+  (let* ((link (state-link state))
+         (hub (link-owner link))
+         (route (find-plain-route (hub-site hub) request))
+         (call (make-server-call :rpc-method (and route (route-method route)) :endpoint hub
+                                 :link link :route route :fields #()
+                                 :born-ns (loop:event-loop-now (link-loop link))
+                                 :operations **request-operations**)))
+    (count-call link hub)
+    (setf (wire:wire-call-dialect call) **plain**)
+    (begin-plain-call call request)
+    (rpc:observe call-begun (wire:endpoint-observer hub) call)
+    (rpc:observe headers-received (wire:endpoint-observer hub) call)
+    call))
+
+(defun begin-request (state)
+  "The head of a request has come."
+  (let* ((link (state-link state))
+         (hub (link-owner link))
+         (options (hub-options hub))
+         (message (http1:parser-message (state-parser state)))
+         (body (http1:message-body message))
+         (limit (options-max-fallback-body-octets options)))
+    (setf (state-message state) message)
+    (enter-phase state :body)
+    (when (<= (options-max-http1-requests options) (incf (state-answered state)))
+      (setf (state-last state) t))
+    (if (< (options-max-http1-target-octets options) (length (http1:message-target message)))
+        (refuse state 414 (format nil "the target is longer than ~D octets"
+                                 (options-max-http1-target-octets options)))
+        (let ((call (make-http1-call state (read-http1-request message))))
+          (setf (state-call state) call)
+          (cond ((call-refused-p hub link (wire:link-guest link))
+                 (multiple-value-bind (status text) (rpc:verdict :too-many-calls)
+                   (server-finish call status text nil '())))
+                ((eql 0 body))          ; it is whole
+                ((not (answered-p call))
+                 (answer-plainly call (http-request-refusal (wire:call-dialect-state call))))
+                ((and (integerp body) (< limit body)) (refuse-body call limit))
+                ((http1:message-expects-p message)
+                 (http1:write-response-head (state-output state) 100 '() nil)))))))
+
+(defun end-request (state)
+  "The request is whole."
+  (let ((call (state-call state)))
+    (enter-phase state :answer)
+    (end-of-request call)))
+
+(defun take-event (state event octets)
+  "Take what STATE's parser has found in OCTETS."
+  (let ((parser (state-parser state)))
+    (ecase event
+      (:head (begin-request state))
+      (:body (receive-plain-body (state-call state) octets (http1:parser-body-start parser)
+                                 (http1:parser-body-end parser)))
+      (:end (end-request state)))))
+
+(defun note-begun-head (state)
+  "All of the input has been taken. If STATE's peer has begun a request, see to the time it takes."
+  (let ((began (http1:parser-begun-p (state-parser state))))
+    (case (state-phase state)
+      (:idle (when began
+               (enter-phase state :head)
+               (await-due state)))
+      (:body (await-due state)))))
+
+(define-hot read-requests ((state http1-state) (octets octets) (start index) (end index))
+    (values index boolean)
+  "Take OCTETS from START to END, up to the end of a request that is not answered at once. Return
+where that is, and true if there is more."
+  (let ((at start))
+    (declare (type index at))
+    (loop
+      (case (state-phase state)
+        (:over (return (values end nil)))
+        (:answer
+         (when (= at end) (return (values at nil)))
+         (setf (state-waits state) t)
+         (loop:stop-reading (wire:link-socket (state-link state)))
+         (return (values at t))))
+      (multiple-value-bind (next event) (http1:parse (state-parser state) octets at end)
+        (setf at next)
+        (unless event
+          (note-begun-head state)
+          (return (values at nil)))
+        (take-event state event octets)))))
+
+(define-hot http1-input ((socket loop:connection) (octets octets) (start index) (end index))
+    (values index boolean)
+  "The handler's INPUT."
+  (let ((state (wire:link-speech (the link (loop:connection-user socket)))))
+    (handler-case (read-requests state octets start end)
+      (http1:http1-error (error)
+        (refuse state (http1:http1-error-status error) (http1:http1-error-text error))
+        (values end nil)))))
+
+;;; The connection
+
+(defun opens-http1-p (octets start end)
+  "The dialect's OPENS: true if OCTETS begin with text, which is a request or should be one; but
+\"PRI \" begins HTTP/2."
+  (let ((count (min 4 (- end start))))
+    (cond ((null (mismatch #.(ascii-octets "PRI ") octets :end1 count :start2 start
+                                                          :end2 (+ start count)))
+           :more)
+          ((or (<= 32 (aref octets start) 126) (member (aref octets start) '(9 10 13))) t))))
+
+(defun begin-http1 (link)
+  "The dialect's BEGIN."
+  (let* ((options (hub-options (link-owner link)))
+         (state (make-http1-state link (http1:make-parser
+                                :server
+                                :max-head-octets (options-max-http1-head-octets options)
+                                :max-fields (options-max-http1-fields options)))))
+    (setf (state-timer state) (make-timer #'state-due state)
+          (state-since-ns state) (wire:link-born-ns link)
+          (state-sent-ns state) (state-now state)
+          (wire:link-speech link) state)
+    (await-due state)))
+
+(define-hot http1-fill ((socket loop:connection)) null
+  "The handler's FILL: the peer takes output."
+  (let ((state (wire:link-speech (the link (loop:connection-user socket)))))
+    (setf (state-sent-ns state) (state-now state))
+    nil))
+
+(defun http1-closed (socket reason)
+  "The handler's CLOSED."
+  (let* ((link (loop:connection-user socket))
+         (state (wire:link-speech link))
+         (call (state-call state)))
+    (cancel-timer (loop:event-loop-wheel (link-loop link)) (state-timer state))
+    (enter-phase state :over)
+    (when call
+      (setf (state-call state) nil)
+      (lose-call call "the connection has ended")
+      (retire-call call link))
+    (wire:link-closed socket reason)))
+
+(defun drain-http1 (link)
+  "The dialect's DRAIN: the answer under way is the last."
+  (let ((state (wire:link-speech link)))
+    (setf (state-last state) t)
+    (case (state-phase state)
+      (:idle (end-http1 state "drained"))
+      (:head (unless (http1:parser-begun-p (state-parser state)) (end-http1 state "drained")))
+      (:answer (end-open-response (state-call state))))))
+
+(defun abandon-http1 (link status text)
+  "The dialect's ABANDON."
+  (let ((call (state-call (wire:link-speech link))))
+    (when call (operate abort call status text :local))))
+
+(define-load-time-global **http1**
+    (wire:make-connection-dialect
+     :name 'http1 :alpn '("http/1.1") :opens #'opens-http1-p :begin #'begin-http1
+     :handler (loop:make-handler :input #'http1-input :fill #'http1-fill :closed #'http1-closed)
+     :drain #'drain-http1 :abandon #'abandon-http1))

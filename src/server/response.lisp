@@ -1,0 +1,97 @@
+;;;; Answers in chunks: a handler of HTTP begins a response, and anybody goes on with it over time,
+;;;; as server-sent events need. Everything is posted to the loop of the request's call. What waits
+;;;; for the peer is bounded: SEND-CHUNK refuses more.
+
+(in-package #:clgrpc.server)
+
+(defun begin-response (request &key (status 200) headers)
+  "Begin to answer REQUEST, which a handler of HTTP has got, in chunks: send STATUS, an HTTP status
+from 200 to 599, and HEADERS, an alist of strings. Return REQUEST. SEND-CHUNK goes on, and
+END-RESPONSE ends it. If the handler returns REQUEST the response stays open after it; if it returns
+anything else that ends it. A server that stops ends it at once. Signal MISUSE if REQUEST has an
+answer. From any thread."
+  (let ((answer (check-answer status headers nil))
+        (call (http-request-call request)))
+    (when (sb-ext:compare-and-swap (http-request-sending request) nil (make-sending))
+      (misuse "The response to ~A was begun before." request))
+    (wire:wire-post call
+                    (lambda ()
+                      (unless (call-status call)
+                        (setf (http-request-answer request) answer
+                              (sending-begun (http-request-sending request)) t)
+                        (wire:mark-call call wire:+headers+)
+                        (funcall (carrier-begin (http-request-carrier request)) call answer))))
+    request))
+
+(defun check-begun (request)
+  "The SENDING of REQUEST. Signal MISUSE if its response has not been begun."
+  (or (http-request-sending request)
+      (misuse "The response to ~A has not been begun: see BEGIN-RESPONSE." request)))
+
+(defun look-at-unsent (request sending)
+  "Note how many octets of REQUEST's response have not left. On the loop."
+  (setf (sending-looking sending) nil
+        (sending-unsent sending)
+        (if (call-status (http-request-call request))
+            0
+            (funcall (carrier-unsent (http-request-carrier request))
+                     (http-request-call request)))))
+
+(defun room-for-chunk-p (request sending count)
+  "True if COUNT octets more of REQUEST's response may wait. If not, have the loop look how many do,
+so that the answer is another when they have left."
+  (let ((waiting (+ (sending-coming sending) (sending-unsent sending)))
+        (call (http-request-call request)))
+    (or (zerop waiting)
+        (<= (+ waiting count) (options-send-budget-octets (wire:wire-call-options call)))
+        (progn (unless (shiftf (sending-looking sending) t)
+                 (wire:wire-post call (lambda () (look-at-unsent request sending))))
+               nil))))
+
+(defun send-chunk (request chunk)
+  "Send CHUNK, a string, which becomes UTF-8, or octets, as the next part of the response to REQUEST
+that BEGIN-RESPONSE has begun. Return true; or nil, and send nothing, if the response has ended, or
+if so much of it waits for a slow peer that this would make it more than the option
+send-budget-octets. Signal MISUSE if the response has not been begun. From any thread."
+  (let* ((sending (check-begun request))
+         (call (http-request-call request))
+         (octets (if (stringp chunk) (string-octets chunk) (coerce chunk 'octets)))
+         (count (length octets)))
+    (cond ((call-status call) nil)
+          ((zerop count) t)
+          ((not (room-for-chunk-p request sending count)) nil)
+          (t (sb-ext:atomic-incf (sending-coming sending) count)
+             (wire:wire-post call
+                             (lambda ()
+                               (sb-ext:atomic-decf (sending-coming sending) count)
+                               (unless (call-status call)
+                                 (funcall (carrier-chunk (http-request-carrier request)) call
+                                          octets)
+                                 (look-at-unsent request sending))))
+             t))))
+
+(defun end-response (request)
+  "End the response to REQUEST that BEGIN-RESPONSE has begun, behind what was sent. Ending it again,
+or when the peer has gone, does nothing. Signal MISUSE if it has not been begun. From any thread."
+  (check-begun request)
+  (let ((call (http-request-call request)))
+    (wire:wire-post call (lambda () (server-finish call :ok "" nil '())))
+    nil))
+
+(defun response-open-p (request)
+  "True until the response to REQUEST has ended, or its peer has gone. From any thread."
+  (null (call-status (http-request-call request))))
+
+(defun on-response-end (request function)
+  "Call FUNCTION without arguments once the response to REQUEST has ended: END-RESPONSE was called,
+the peer has gone, or the server stops. Runs on the loop of REQUEST's connection, so it must not
+wait. Return REQUEST. From any thread."
+  (rpc:on-end (http-request-call request) function)
+  request)
+
+(defun end-open-response (call)
+  "If CALL is a plain request whose response is sent in chunks, end it, since the server stops. On
+the loop."
+  (let ((request (wire:call-dialect-state call)))
+    (when (and (http-request-p request) (begun-p request))
+      (multiple-value-call #'server-abort call (rpc:verdict :server-stopping) :local))))

@@ -1,0 +1,47 @@
+;;;; Chunked bodies: their lines, extensions and trailers.
+
+(in-package #:clgrpc.tests.http1)
+(in-suite :clgrpc.http1)
+
+(defun chunked (body)
+  "A chunked request with BODY as it is sent."
+  (format nil "POST / HTTP/1.1|Host: a|Transfer-Encoding: chunked||~A" body))
+
+(defun chunks (body &rest arguments)
+  "What follows the head of a chunked request with BODY."
+  (rest (apply #'said (chunked body) arguments)))
+
+(test chunks-are-put-together
+  (dolist (size '(nil 1 2 3 5))
+    (is (equal '("hello world" :end) (chunks "5|hello|6| world|0||" :size size)))
+    (is (equal '("0123456789abcdef" :end) (chunks "00010|0123456789abcdef|000||" :size size)))
+    (is (equal '("x" :end) (chunks "1;a=b;c=\"d e\"|x|0;e||" :size size)))
+    (is (equal '(:end) (chunks "0||" :size size)))
+    (is (equal '(("GET" "/b" (":authority: a") 0 t) :end)
+               (rest (chunks "0||GET /b HTTP/1.1|Host: a||" :size size))))))
+
+(test trailers-follow-chunks
+  (dolist (size '(nil 1 2 3 5))
+    (is (equal '("x" (:end "a: b" "c: d")) (chunks "1|x|0|A: b|C: d||" :size size)))
+    ;; what had to be known before is not believed afterwards
+    (is (equal '("x" (:end "a: b"))
+               (chunks "1|x|0|Content-Length: 5|A: b|Transfer-Encoding: chunked|Host: c||"
+                       :size size)))))
+
+(test bad-chunks-are-refused
+  (loop for body in (list "|x|0||" "g|x|0||" "-1|x|0||" "+1|x|0||" "0x1|x|0||" " 1|x|0||"
+                          "1 |x|0||" "1 ;a|x|0||" "1	|x|0||"
+                          "1|xy|0||" "2|x|0||" "ffffffffffffffff|x|0||" "100000000000|x|0||"
+                          (format nil "1~%x|0||")
+                          (format nil "1|x~%0||")
+                          (format nil "1;a~Cb|x|0||" (code-char 0))
+                          (format nil "1;a~Cb|x|0||" #\Return)
+                          (format nil "0|A: b~%|")
+                          "0|A : b||" "0|A: b| c||")
+        do (is (eql 400 (status-of (chunked body))) "~S" body)))
+
+(test chunks-have-limits
+  (is (eql 431 (status-of (chunked (format nil "1;~A|x|0||"
+                                           (make-string 300 :initial-element #\a))))))
+  (is (eql 431 (status-of (chunked (format nil "0|A: ~A||" (make-string 99 :initial-element #\a)))
+                          :options '(:max-head-octets 80)))))

@@ -1,0 +1,267 @@
+;;;; HTTP/1.1 over sockets, octet by octet: what a client says, and what it hears. A | is CR LF.
+
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
+
+(defun wire-text (text)
+  "TEXT whose | are CR LF."
+  (with-output-to-string (stream)
+    (loop for character across text
+          do (if (char= #\| character)
+                 (format stream "~C~C" #\Return #\Newline)
+                 (write-char character stream)))))
+
+(defun without-dates (text)
+  "TEXT, answers of ours, with | for CR LF and without the fields that say when."
+  (let ((text (remove #\Return (substitute #\| #\Newline text))))
+    (loop for start = (search "date: " text)
+          while start
+          do (let ((end (position #\| text :start start)))
+               (setf text (concatenate 'string (subseq text 0 start) (subseq text (1+ end))))))
+    text))
+
+(defun hear-all (socket &key (seconds +patience+))
+  "What comes from SOCKET until its peer ends or is quiet for SECONDS."
+  (without-dates (map 'string #'code-char (hear-octets socket 100000000 :seconds seconds))))
+
+(defun tell-target (request)
+  (values 200 '() (grpc:http-request-target request)))
+
+(defun give-back (request)
+  (values 200 '(("content-type" . "x/y")) (grpc:http-request-body request)))
+
+(defun web-handlers ()
+  (list (grpc:http-handler "/a" 'tell-target)
+        (grpc:http-handler "/b" 'tell-target)
+        (grpc:http-handler "/echo" 'give-back :methods '("POST" "PUT"))
+        (grpc:http-handler "/empty" (lambda (request) (declare (ignore request)) 204))
+        (grpc:http-handler "/fails" (lambda (request)
+                                      (declare (ignore request))
+                                      (grpc:fail :permission-denied "not you")))))
+
+(defmacro with-web ((server &key (handlers '(web-handlers)) options) &body body)
+  "Evaluate BODY with SERVER, which answers HTTP by HANDLERS, and has nothing left after it."
+  `(let ((,server (start-probe (list :ask #'double) :http ,handlers ,@options)))
+     (unwind-protect
+          (progn ,@body
+                 (is-true (wait-until (lambda ()
+                                        (zerop (server::hub-open (first (server::server-hubs
+                                                                         ,server)))))))
+                 (is-true (wait-until (lambda ()
+                                        (zerop (wire:ledger-held
+                                                (server::server-ledger ,server)))))))
+       (grpc:stop-server ,server :drain 0))))
+
+(defun answers (server text &key size (seconds +patience+))
+  "What SERVER answers to TEXT until it ends the connection; TEXT goes in portions of SIZE."
+  (with-plain-socket (socket (grpc:server-address server))
+    (let ((text (wire-text text)))
+      (loop for start from 0 below (length text) by (or size (length text))
+            do (handler-case (say-text socket (subseq text start
+                                                      (min (length text)
+                                                           (+ start (or size (length text))))))
+                 (sb-bsd-sockets:socket-error () (return)))))
+    (hear-all socket :seconds seconds)))
+
+(defparameter *last* "GET /b HTTP/1.1|Host: a|Connection: close||"
+  "A request after which the connection ends.")
+
+(defun plain-text (status reason body &key (fields "content-type: text/plain|") close)
+  (format nil "HTTP/1.1 ~D ~A|~Acontent-length: ~D|~:[~;connection: close|~]|~A" status reason
+          fields (length body) close body))
+
+(defun ok-text (body &rest arguments)
+  (apply #'plain-text 200 "OK" body :fields "content-type: text/plain; charset=utf-8|" arguments))
+
+(test requests-over-http1
+  "Requests are answered in their order, in whatever portions they come; a connection ends when
+either end says so."
+  (with-web (server)
+    (loop for (text . expected) in
+          `(("GET /a?b=c HTTP/1.1|Host: a||" ,(ok-text "/a?b=c"))
+            ;; pipelined
+            ("GET /a HTTP/1.1|Host: a||GET /nowhere HTTP/1.1|Host: a||GET /a?2 HTTP/1.1|Host: a||"
+             ,(ok-text "/a") ,(plain-text 404 "Not Found" "there is nothing here")
+             ,(ok-text "/a?2"))
+            ;; an empty line before a request
+            ("|GET /a HTTP/1.1|Host: a||" ,(ok-text "/a"))
+            ;; bodies of a length, in chunks, none
+            ("POST /echo HTTP/1.1|Host: a|Content-Length: 5||hello"
+             ,(plain-text 200 "OK" "hello" :fields "content-type: x/y|"))
+            ("POST /echo HTTP/1.1|Host: a|Transfer-Encoding: chunked||3;x=y|abc|2|de|0|T: u||"
+             ,(plain-text 200 "OK" "abcde" :fields "content-type: x/y|"))
+            ("POST /echo HTTP/1.1|Host: a||"
+             ,(plain-text 200 "OK" "" :fields "content-type: x/y|"))
+            ;; no bodies
+            ("HEAD /a HTTP/1.1|Host: a||"
+             "HTTP/1.1 200 OK|content-type: text/plain; charset=utf-8|content-length: 2||")
+            ("GET /empty HTTP/1.1|Host: a||" "HTTP/1.1 204 No Content||")
+            ("GET /fails HTTP/1.1|Host: a||"
+             ,(plain-text 403 "Forbidden" "not you"
+                          :fields "content-type: text/plain; charset=utf-8|"))
+            ("PUT /a HTTP/1.1|Host: a||"
+             ,(plain-text 405 "Method Not Allowed" "not with this method"
+                          :fields "allow: GET, HEAD|content-type: text/plain|"))
+            ;; 100
+            ("POST /echo HTTP/1.1|Host: a|Expect: 100-continue|Content-Length: 1||x"
+             "HTTP/1.1 100 Continue||" ,(plain-text 200 "OK" "x" :fields "content-type: x/y|"))
+            ;; HTTP/1.0
+            ("GET /a HTTP/1.0|Connection: keep-alive||"
+             "HTTP/1.1 200 OK|content-type: text/plain; charset=utf-8|content-length: 2|"
+             "connection: keep-alive||/a"))
+          do (dolist (size '(nil 1 7))
+               (is (string= (format nil "~{~A~}~A" expected (ok-text "/b" :close t))
+                            (answers server (concatenate 'string text *last*) :size size))
+                   "~S in portions of ~A" text size)))
+    (is (string= (ok-text "/a" :close t) (answers server "GET /a HTTP/1.0||")))
+    (is (string= (ok-text "/a" :close t)
+                 (answers server "GET /a HTTP/1.1|Host: a|Connection: close||GET /b"))
+        "what follows the last request is nobody's")))
+
+(test requests-that-end-a-connection
+  "What is no request, or is too long, is answered with an error and the end of the connection; what
+follows is not looked at."
+  (with-web (server :options (:max-http1-head-octets 1024 :max-http1-target-octets 128
+                              :max-http1-fields 5 :max-fallback-body-octets 10))
+    (loop for (text status) in
+          `(("hello|" 400)
+            ("get|" 400)
+            ("GET /a|" 400)
+            ("GET /a HTTP/1.1||" 400)
+            ("GET /a HTTP/2.0|Host: a||" 505)
+            ("CONNECT a:1 HTTP/1.1|Host: a||" 501)
+            ("POST /echo HTTP/1.1|Host: a|Content-Length: 1|Transfer-Encoding: chunked||0||" 400)
+            ("POST /echo HTTP/1.1|Host: a|Transfer-Encoding: gzip, chunked||0||" 501)
+            ("POST /echo HTTP/1.1|Host: a|Transfer-Encoding: chunked||x|" 400)
+            ("POST /echo HTTP/1.1|Host: a|Transfer-Encoding: chunked||2|abcd|" 400)
+            ("POST /echo HTTP/1.1|Host: a|Expect: wonders|Content-Length: 1||" 417)
+            (,(format nil "GET /~A HTTP/1.1|Host: a||" (make-string 200 :initial-element #\a)) 414)
+            (,(format nil "GET /a HTTP/1.1|Host: a|X: ~A||"
+                      (make-string 1100 :initial-element #\a)) 431)
+            ("GET /a HTTP/1.1|Host: a|X: y|X: y|X: y|X: y|X: y||" 431)
+            ("POST /echo HTTP/1.1|Host: a|Content-Length: 11||12345678901" 413)
+            ("POST /echo HTTP/1.1|Host: a|Content-Length: 11|Expect: 100-continue||" 413)
+            ("POST /echo HTTP/1.1|Host: a|Transfer-Encoding: chunked||b|12345678901|0||" 413)
+            ("POST /a HTTP/1.1|Host: a|Content-Length: 3||abc" 405)
+            ("POST /nowhere HTTP/1.1|Host: a|Content-Length: 3|Expect: 100-continue||" 404))
+          do (dolist (size '(nil 1))
+               (let ((heard (answers server (concatenate 'string text *last*) :size size)))
+                 (is (eql 0 (search (format nil "HTTP/1.1 ~D " status) heard)) "~S: ~S" text heard)
+                 (is-true (search "|connection: close|" heard) "~S: ~S" text heard)
+                 (is (null (search "HTTP/1.1 2" heard)) "~S: ~S" text heard))))))
+
+(test bodies-over-http1
+  "Long bodies come and go whole."
+  (with-web (server)
+    (let* ((body (make-string 1000000 :initial-element #\x))
+           (heard (answers server (format nil "POST /echo HTTP/1.1|Host: a|Content-Length: ~D|~
+                                               Connection: close||~A" (length body) body))))
+      (is (string= body (subseq heard (- (length heard) (length body))))))))
+
+(test both-versions-ask-the-same-handlers
+  "A server has HTTP/1.1 and HTTP/2, gRPC and plain requests on one address, beside a fallback."
+  (with-fallback (peer server #'tell-request :options (list :http (web-handlers)))
+    (is (string= "/a?x" (body-text (ask-plainly peer "/a?x"))))
+    (is (= 201 (http-status-of (ask-plainly peer "/else"))))
+    (is (= 405 (http-status-of (ask-plainly peer "/a" :method "PUT"))))
+    (is (string= (concatenate 'string (ok-text "/a")
+                              "HTTP/1.1 201 Created|x-method: GET|x-path: /else?z|x-host: here|"
+                              "x-asked: nothing|content-type: text/x-told|content-length: 0|"
+                              "connection: close||")
+                 (answers server (format nil "GET /a HTTP/1.1|Host: a||GET /else?z HTTP/1.1|~
+                                              Host: here|Connection: close||"))))))
+
+(test servers-without-http1
+  "A server that has nothing for HTTP/1.1, or is told not to speak it, says so by HTTP/2's GOAWAY,
+and ends the connection."
+  (dolist (options (list '() (list :http (web-handlers) :http1 nil)))
+    (let ((server (apply #'start-probe (list :ask #'double) options)))
+      (unwind-protect
+           (is-true (search "the peer speaks HTTP/1.1"
+                            (answers server "GET /a HTTP/1.1|Host: a||")))
+        (grpc:stop-server server :drain 0)))))
+
+(test slow-requests-over-http1
+  "A head and a body have their time, however they come; an idle connection ends without a word."
+  (with-web (server :options (:http1-head-timeout-seconds 0.2 :http1-body-timeout-seconds 0.2
+                              :http1-idle-seconds 0.2))
+    (flet ((slowly (text)
+             (with-plain-socket (socket (grpc:server-address server))
+               (let ((heard nil) (begin (monotonic-ns)))
+                 (handler-case
+                     (loop for character across (wire-text text)
+                           do (say-text socket (string character))
+                              (setf heard (hear-all socket :seconds 0.02))
+                           until (plusp (length heard)))
+                   (sb-bsd-sockets:socket-error ()))
+                 (is (> 3 (ns-seconds (- (monotonic-ns) begin))))
+                 (or heard "")))))
+      (is (eql 0 (search "HTTP/1.1 408 " (slowly "GET /a HTTP/1.1|Host: a|X: yyyyyyyyyyyyyyyy"))))
+      (is (eql 0 (search "HTTP/1.1 408 "
+                         (answers server "POST /echo HTTP/1.1|Host: a|Content-Length: 5||ab"))))
+      (is (eql 0 (search "HTTP/1.1 408 "
+                         (answers server (format nil "POST /echo HTTP/1.1|Host: a|~
+                                                      Transfer-Encoding: chunked||1|a")))))
+      (is (string= (ok-text "/a") (answers server "GET /a HTTP/1.1|Host: a||")))
+      (let ((heard (answers server "GET /a HTTP/1.1|Host: a||GET /a")))
+        (is (eql (length (ok-text "/a")) (search "HTTP/1.1 408 " heard)))))))
+
+(test the-last-request-of-a-connection
+  (with-web (server :options (:max-http1-requests 2))
+    (is (string= (concatenate 'string (ok-text "/a") (ok-text "/b" :close t))
+                 (answers server (format nil "~{GET ~A HTTP/1.1|Host: a||~}" '("/a" "/b" "/a")))))))
+
+(test servers-with-http1-that-stop
+  "An idle connection ends at once, one with a request when that is answered; one that does not end
+is cut off, and its peer told."
+  (let ((entered (make-signal)) (go-on (make-signal)))
+    (flet ((waiting (request)
+             (declare (ignore request))
+             (signal-it entered)
+             (await-signal go-on)
+             (values 200 '() "waited")))
+      (let ((server (start-probe (list :ask #'double)
+                                 :http (list* (grpc:http-handler "/wait" #'waiting)
+                                              (web-handlers)))))
+        (with-plain-socket (idle (grpc:server-address server))
+          (with-plain-socket (busy (grpc:server-address server))
+            (say-text idle (wire-text "GET /a HTTP/1.1|Host: a||"))
+            (say-text busy (wire-text "GET /wait HTTP/1.1|Host: a||GET /a HTTP/1.1|Host: a||"))
+            (await-signal entered)
+            (let ((stopping (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 5)))))
+              (is (string= (ok-text "/a") (hear-all idle)))
+              (signal-it go-on)
+              (is (string= (ok-text "waited" :close t) (hear-all busy)))
+              (is (eq t (sb-thread:join-thread stopping :timeout +patience+ :default nil)))))))))
+  (with-log ()
+    (let* ((never (make-signal))
+           (entered (make-signal))
+           (server (start-probe (list :ask #'double)
+                                :http (list (grpc:http-handler "/never"
+                                                               (lambda (request)
+                                                                 (declare (ignore request))
+                                                                 (signal-it entered)
+                                                                 (await-signal never)
+                                                                 204))))))
+      (with-plain-socket (socket (grpc:server-address server))
+        (say-text socket (wire-text "GET /never HTTP/1.1|Host: a||"))
+        (await-signal entered)
+        (is (null (grpc:stop-server server :drain 0.1)))
+        (is (string= (plain-text 503 "Service Unavailable" "the server is stopping" :close t
+                                 :fields "content-type: text/plain; charset=utf-8|")
+                     (hear-all socket)))
+        (signal-it never)))))
+
+(test peers-over-http1-that-go
+  "A peer that goes while its request is answered leaves nothing behind; its handler is told."
+  (let ((entered (make-signal)) (gone (make-signal)))
+    (with-web (server :handlers (list (grpc:http-handler
+                                       "/wait" (lambda (request)
+                                                 (grpc:on-response-end
+                                                  request (lambda () (signal-it gone)))
+                                                 (signal-it entered)
+                                                 request))))
+      (with-plain-socket (socket (grpc:server-address server))
+        (say-text socket (wire-text "GET /wait HTTP/1.1|Host: a||"))
+        (await-signal entered))
+      (is-true (await-signal gone)))))

@@ -1,0 +1,155 @@
+;;;; Answers of HTTP that are sent in chunks over time, over both versions.
+
+(in-package #:clgrpc.tests.server)
+(in-suite :clgrpc.server)
+
+(defvar *begun* nil "The request whose response a test goes on with.")
+
+(defun begin-events (request)
+  (setf *begun* (grpc:begin-response request :headers '(("content-type" . "text/event-stream")))))
+
+(defun events-handler ()
+  (grpc:http-handler "/events" 'begin-events))
+
+(defparameter *events-head*
+  "HTTP/1.1 200 OK|content-type: text/event-stream|transfer-encoding: chunked||")
+
+(test responses-in-chunks
+  "Chunks go out when they are sent; the connection goes on behind the last."
+  (with-web (server :handlers (cons (events-handler) (web-handlers)))
+    (with-plain-socket (socket (grpc:server-address server))
+      (setf *begun* nil)
+      (say-text socket (wire-text "GET /events HTTP/1.1|Host: a||GET /a HTTP/1.1|Host: a||"))
+      (is-true (wait-until (lambda () *begun*)))
+      (is-true (grpc:response-open-p *begun*))
+      (is (string= *events-head* (hear-all socket :seconds 0.1)))
+      (is (eq t (grpc:send-chunk *begun* "one")))
+      (is (string= "3|one|" (hear-all socket :seconds 0.1)))
+      (is (eq t (grpc:send-chunk *begun* "")))
+      (is (eq t (grpc:send-chunk *begun* (ascii-octets "twenty octets of text"))))
+      (grpc:end-response *begun*)
+      (grpc:end-response *begun*)
+      (is (string= (concatenate 'string "15|twenty octets of text|0||" (ok-text "/a"))
+                   (hear-all socket :seconds 0.3)))
+      (is (null (grpc:response-open-p *begun*)))
+      (is (null (grpc:send-chunk *begun* "late"))))
+    ;; HTTP/1.0 has no chunks
+    (with-plain-socket (socket (grpc:server-address server))
+      (setf *begun* nil)
+      (say-text socket (wire-text "GET /events HTTP/1.0|Connection: keep-alive||"))
+      (is-true (wait-until (lambda () *begun*)))
+      (grpc:send-chunk *begun* "one")
+      (grpc:end-response *begun*)
+      (is (string= "HTTP/1.1 200 OK|content-type: text/event-stream|connection: close||one"
+                   (hear-all socket))))
+    (with-plain-socket (socket (grpc:server-address server))
+      (setf *begun* nil)
+      (say-text socket (wire-text (format nil "HEAD /events HTTP/1.1|Host: a||~A" *last*)))
+      (is-true (wait-until (lambda () *begun*)))
+      (grpc:send-chunk *begun* "one")
+      (grpc:end-response *begun*)
+      (is (string= (concatenate 'string *events-head* (ok-text "/b" :close t))
+                   (hear-all socket))))))
+
+(test responses-in-chunks-over-http2
+  (with-fallback (peer server #'tell-request :options (list :http (list (events-handler))))
+    (setf *begun* nil)
+    (let ((exchange (send-request peer "/events" :method "GET" :content-type nil)))
+      (is-true (await-peer peer (lambda () (exchange-headers exchange))))
+      (is (string= "text/event-stream" (header-of exchange "content-type")))
+      (is (null (header-of exchange "content-length")))
+      (grpc:send-chunk *begun* "one")
+      (is-true (await-peer peer (lambda () (= 3 (length (exchange-data-octets exchange))))))
+      (grpc:send-chunk *begun* "two")
+      (grpc:end-response *begun*)
+      (is-true (await-peer peer (lambda () (exchange-ended exchange))))
+      (is (string= "onetwo" (body-text exchange)))
+      (is (null (exchange-reset exchange))))))
+
+(test responses-end-with-their-handler
+  "A handler that returns something else than its request ends its response; one that fails cuts it
+off, so that nobody takes it for whole."
+  (with-log (:handler-error)
+    (with-web (server :handlers (list (grpc:http-handler
+                                       "/whole" (lambda (request)
+                                                  (grpc:begin-response request)
+                                                  (grpc:send-chunk request "a")
+                                                  nil))
+                                      (grpc:http-handler
+                                       "/cut" (lambda (request)
+                                                (grpc:begin-response request)
+                                                (grpc:send-chunk request "a")
+                                                (error "As asked.")))
+                                      (grpc:http-handler
+                                       "/twice" (lambda (request)
+                                                  (grpc:begin-response request)
+                                                  (handler-case (grpc:begin-response request)
+                                                    (grpc:misuse ()
+                                                      (grpc:send-chunk request "misuse")))
+                                                  nil))))
+      (let ((head "HTTP/1.1 200 OK|transfer-encoding: chunked|connection: close||"))
+        (flet ((ask-for (path)
+                 (answers server (format nil "GET ~A HTTP/1.1|Host: a|Connection: close||" path))))
+          (is (string= (concatenate 'string head "1|a|0||") (ask-for "/whole")))
+          (is (string= (concatenate 'string head "6|misuse|0||") (ask-for "/twice")))
+          (is (null (search "0||" (ask-for "/cut")))))))))
+
+(defun drain-socket (socket &key (seconds +patience+))
+  "Read what comes from SOCKET until its peer ends or is quiet for SECONDS; return how much it was."
+  (loop with area = (make-octets 1000000)
+        while (sb-sys:wait-until-fd-usable (sb-bsd-sockets:socket-file-descriptor socket) :input
+                                           seconds nil)
+        for count = (nth-value 1 (sb-bsd-sockets:socket-receive socket area nil))
+        while (plusp count) sum count))
+
+(test peers-that-take-no-chunks
+  "What waits for a slow peer is bounded: more is refused, until some of it has left."
+  (with-web (server :handlers (list (events-handler)) :options (:send-budget-octets 65536))
+    (with-plain-socket (socket (grpc:server-address server))
+      (setf *begun* nil)
+      (say-text socket (wire-text "GET /events HTTP/1.1|Host: a|Connection: close||"))
+      (is-true (wait-until (lambda () *begun*)))
+      (let ((connection (wire:link-socket (wire:wire-call-link
+                                           (server::http-request-call *begun*))))
+            (chunk (make-octets 30000))
+            (sent 0))
+        (flet ((send-all ()
+                 (loop while (grpc:send-chunk *begun* chunk) do (incf sent))))
+          (is-true (wait-until (lambda ()
+                                 (send-all)
+                                 (loop::connection-blocked connection))))
+          (is-true (wait-until (lambda ()
+                                 (send-all)
+                                 (< 30000 (loop:connection-unsent connection)))))
+          (is (null (grpc:send-chunk *begun* chunk)))
+          (is (>= 200000 (loop:connection-unsent connection)))
+          (is (plusp (drain-socket socket :seconds 0.1)))
+          (is-true (wait-until (lambda () (grpc:send-chunk *begun* chunk))))
+          (grpc:end-response *begun*)
+          (is (plusp (drain-socket socket))))))))
+
+(test responses-end-with-the-server
+  "A server that stops ends responses at once, and whole."
+  (dolist (http2 '(nil t))
+    (let ((server (start-probe (list :ask #'double) :http (list (events-handler))))
+          (ended (make-signal)))
+      (setf *begun* nil)
+      (flet ((stop ()
+               (is-true (wait-until (lambda () *begun*)))
+               (grpc:on-response-end *begun* (lambda () (signal-it ended)))
+               (sb-thread:make-thread (lambda () (grpc:stop-server server :drain 30)))))
+        (if http2
+            (with-raw-client (peer (grpc:server-address server))
+              (let ((exchange (send-request peer "/events" :method "GET" :content-type nil)))
+                (is-true (await-peer peer (lambda () (exchange-headers exchange))))
+                (let ((stopping (stop)))
+                  (is-true (await-peer peer (lambda () (exchange-ended exchange))))
+                  (is (null (exchange-reset exchange)))
+                  (await-peer peer (lambda () (peer-closed peer)))
+                  (is (eq t (sb-thread:join-thread stopping :timeout 5 :default nil))))))
+            (with-plain-socket (socket (grpc:server-address server))
+              (say-text socket (wire-text "GET /events HTTP/1.1|Host: a||"))
+              (let ((stopping (stop)))
+                (is (string= (concatenate 'string *events-head* "0||") (hear-all socket)))
+                (is (eq t (sb-thread:join-thread stopping :timeout 5 :default nil)))))))
+      (is-true (await-signal ended)))))
