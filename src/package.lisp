@@ -84,6 +84,10 @@
                   #:server)
   (:import-from #:clgrpc.client
                 #:make-channel #:with-channel
+                ;; interceptors of attempts
+                #:attempt #:attempt-call #:attempt-number #:attempt-kind #:attempt-peer
+                #:attempt-request-metadata #:attempt-status #:attempt-message #:attempt-metadata
+                #:attempt-trailers #:on-attempt-end
                 ;; resolvers
                 #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver
                 #:resolve-now #:stop-resolver #:push-addresses #:push-failure

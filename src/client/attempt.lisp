@@ -17,12 +17,31 @@
     (incf (wire:link-calls link))
     (rpc:observe attempt-begun (wire:call-observer call)
                  call (wire:link-peer link) (http2:stream-id stream))
-    (let ((setback (unfit-headers call link (wire:attempt-number attempt))))
+    (let* ((number (wire:attempt-number attempt))
+           (refusal (and (core-attempt-interceptors (client-call-core call))
+                         (view-other attempt)))
+           (metadata (view-metadata call (wire:attempt-view attempt)))
+           (setback (or refusal (unfit-headers call link number metadata))))
       (cond (setback (fail-attempt attempt setback))
             (t (push attempt (wire:retries-others retries))
-               (write-head call stream (wire:attempt-number attempt))
+               (write-head call stream number metadata)
                (write-again call stream))))
     attempt))
+
+(defun view-other (attempt)
+  "Call the interceptors for ATTEMPT, not its call's own; return how it fails if they say so."
+  (multiple-value-bind (view setback)
+      (view-attempt (wire:attempt-call attempt) (wire:attempt-link attempt)
+                    (wire:attempt-number attempt))
+    (setf (wire:attempt-view attempt) view)
+    setback))
+
+(defun view-own (call link number)
+  "Call the interceptors for CALL's own attempt on LINK that NUMBER others came before; return how
+it fails if they say so, or if it cannot have its headers."
+  (multiple-value-bind (view setback) (view-attempt call link number)
+    (when view (setf (own-view call) view))
+    (or setback (unfit-headers call link number (view-metadata call view)))))
 
 (define-hot start-on-stream ((call client-call) (link link) (stream http2:stream) request) null
   "Begin an attempt of CALL, its own, on STREAM of LINK: send its headers and its only REQUEST, or
@@ -36,7 +55,9 @@ if that is nil what CALL has sent before, and what has waited for a stream."
   (when request (setf (client-call-request call) request))
   (let* ((retries (wire:call-retries call))
          (number (if retries (setf (wire:retries-number retries) (next-number call)) 0))
-         (setback (unfit-headers call link number)))
+         (setback (if (core-attempt-interceptors (client-call-core call))
+                      (view-own call link number)
+                      (unfit-headers call link number (rpc:outgoing-metadata call)))))
     (cond (setback (fail-attempt call setback))
           ((and (core-methods (client-call-core call)) (refuse-long-request call request)))
           (t (when (core-methods (client-call-core call)) (call-started call))
@@ -52,13 +73,16 @@ if that is nil what CALL has sent before, and what has waited for a stream."
          (attempt (wire:make-attempt call (wire-call-link call) (wire-call-stream call)
                                      (if retries (wire:retries-number retries) 0))))
     (setf (http2:stream-user (wire-call-stream call)) attempt
-          (wire-call-stream call) nil)
+          (wire-call-stream call) nil
+          (wire:attempt-view attempt) (take-view call))
     attempt))
 
 (defun adopt (attempt)
   "Make ATTEMPT its call's own; return the call, which has no stream now."
   (let ((call (wire:attempt-call attempt)))
     (wire:forget-attempt attempt)
+    (when (wire:attempt-view attempt)
+      (setf (own-view call) (wire:attempt-view attempt)))
     (setf (wire-call-link call) (wire:attempt-link attempt)
           (wire-call-stream call) (wire:attempt-stream attempt)
           (wire:retries-number (wire:ensure-retries call)) (wire:attempt-number attempt)
@@ -106,6 +130,8 @@ attempt as its own if there is one. Return the attempt."
          (call (wire:attempt-call attempt)))
     (setf (wire:attempt-status attempt) (setback-status setback)
           (wire:attempt-trailers attempt) (setback-trailers setback))
+    (when (wire:attempt-view attempt)
+      (setf (attempt-message (wire:attempt-view attempt)) (setback-message setback)))
     (wire:reset-attempt attempt)
     (attempt-failed call attempt setback)))
 
@@ -115,6 +141,7 @@ attempt as its own if there is one. Return the attempt."
   "ATTEMPT of CALL on STREAM of LINK, which is returned, or if it is nil CALL's own, is over with
 STATUS."
   (rpc:observe attempt-ended (wire:call-observer call) call (wire:link-peer link) status)
+  (when (core-attempt-interceptors (client-call-core call)) (end-view call attempt status))
   (let* ((subchannel (stream-subchannel stream link))
          (listener (subchannel-listener subchannel)))
     (unless (member status '(:ok :cancelled nil)) (incf (subchannel-failures subchannel)))

@@ -26,7 +26,7 @@
 
 (defun make-channel (target &rest arguments &key credentials compression interceptors
                                              call-credentials plaintext-credentials observer
-                                             balance service-config attempt-metadata
+                                             balance service-config attempt-interceptors
                      &allow-other-keys)
   "Return a channel to TARGET, \"HOST:PORT\", \"[IPV6]:PORT\", \"unix:PATH\" or any other form that
 doc/addresses.md has. CREDENTIALS, what TLS-CREDENTIALS returns, has it speak TLS; nil, the default,
@@ -42,14 +42,17 @@ BALANCE says which of TARGET's addresses have the calls, whatever a service conf
 :pick-first, the default, the one that the channel is connected to; :round-robin all that can be
 reached, by turns. SERVICE-CONFIG says how calls are made if the resolver does not: a text in JSON
 as gRPC's service_config.proto has it, or the same as a plist; see doc/fleets.md. OBSERVER, what
-MAKE-OBSERVER returns, is told of the channel's calls, messages and connections. ATTEMPT-METADATA is
-a function (call number peer) called before each attempt of a call, which NUMBER others of it came
-before, goes to the server at PEER, on the loop, so it must not wait: it returns metadata that the
-attempt has besides. If it fails, the call does, with :internal. All other ARGUMENTS
-are rows of the options table as keywords. Connects nothing yet. Signal MISUSE for a wrong target or
-option, TLS-ERROR if CREDENTIALS cannot be used. From any thread; end it with CLOSE-CHANNEL, or use
+MAKE-OBSERVER returns, is told of the channel's calls, messages and connections.
+ATTEMPT-INTERCEPTORS is a list of functions of an ATTEMPT, called in order before each attempt of a
+call goes to its server, on the loop, so they must not wait. They may change its metadata
+(ATTEMPT-REQUEST-METADATA), have it fail (FAIL), and ask to be told of its end (ON-ATTEMPT-END);
+with another error in one it fails with :internal. A list (WHERE . functions) among either kind of
+interceptors is for some methods only: those of the service whose full name WHERE is, a string, or
+the one whose symbol it is. All other ARGUMENTS are rows of the options table as keywords. Connects
+nothing yet. Signal MISUSE for a wrong target or option, TLS-ERROR if CREDENTIALS cannot be used.
+From any thread; end it with CLOSE-CHANNEL, or use
 WITH-CHANNEL."
-  (declare (ignore observer attempt-metadata))
+  (declare (ignore observer attempt-interceptors))
   (let ((scheme (loop:find-scheme target)))
     (if (and scheme (loop:scheme-open scheme))
         (funcall (loop:scheme-open scheme) target arguments)
@@ -64,9 +67,9 @@ WITH-CHANNEL."
                          (alexandria:remove-from-plist
                           arguments :credentials :compression :interceptors :call-credentials
                           :plaintext-credentials :balance :service-config :observer
-                          :attempt-metadata)))
+                          :attempt-interceptors)))
          (observer (rpc:check-observer (getf arguments :observer)))
-         (attempt-metadata (check-attempt-metadata (getf arguments :attempt-metadata)))
+         (attempt-interceptors (rpc:check-interceptors (getf arguments :attempt-interceptors)))
          (resolver (make-resolver target options))
          (balancing (and balance (config:default-policy-config balance)))
          (config (and service-config (config:parse-service-config service-config)))
@@ -86,7 +89,7 @@ WITH-CHANNEL."
                             :encoding encoding :authority authority :resolver resolver
                             :balancing balancing :default-config config
                             :receive-limit (getf arguments :max-receive-octets)
-                            :attempt-metadata attempt-metadata))))
+                            :attempt-interceptors attempt-interceptors))))
     (setf (core-balancer core) (make-instance 'switch :parent core))
     (add-guard core)
     (trace-event :channel :channel-made :target target)
@@ -102,12 +105,6 @@ WITH-CHANNEL."
                                   :call-credentials call-credentials)))))
       (when-dropped channel (lambda () (when (core-open core) (drop-core core))))
       channel)))
-
-(defun check-attempt-metadata (function)
-  "Return FUNCTION, a function or nil; signal MISUSE if it is neither."
-  (unless (typep function '(or null function))
-    (misuse ":attempt-metadata is a function (call number peer), not ~S." function))
-  function)
 
 (defun channel-authority (resolver credentials)
   "The field :authority of the calls to the servers of RESOLVER with CREDENTIALS or NIL. Signal

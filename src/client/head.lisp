@@ -23,8 +23,9 @@
       **first-retry**
       (hpack:string-field "grpc-previous-rpc-attempts" (princ-to-string number))))
 
-(defun write-head (call stream number)
-  "Write the header block on STREAM of the attempt of CALL that NUMBER others came before."
+(defun write-head (call stream number metadata)
+  "Write the header block on STREAM of the attempt of CALL that NUMBER others came before, with
+METADATA, an alist."
   (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
     (hpack:encode-field encoder buffer **post** :index)
     (hpack:encode-field encoder buffer
@@ -46,33 +47,18 @@
                             :plain))
     (when (plusp number)
       (hpack:encode-field encoder buffer (attempts-field number) :index))
-    (wire:encode-metadata (rpc:outgoing-metadata call) encoder buffer)
-    (when (core-attempt-metadata (client-call-core call))
-      (wire:encode-metadata (rpc:intent-of-attempt (rpc:ensure-intent call)) encoder buffer))
+    (wire:encode-metadata metadata encoder buffer)
     (http2:end-headers stream nil)))
 
 (defun write-request-head (call)
   "The operation WRITE-HEAD."
   (let ((retries (wire:call-retries call)))
-    (write-head call (wire-call-stream call) (if retries (wire:retries-number retries) 0))))
+    (write-head call (wire-call-stream call) (if retries (wire:retries-number retries) 0)
+                (view-metadata call (own-view call)))))
 
-(defun ask-attempt-metadata (call link number)
-  "Have the channel's user say which metadata the attempt of CALL on LINK that NUMBER others came
-before is to have besides."
-  (let ((metadata '()) (done nil))
-    (loop:guarding (:attempt-metadata-error)
-      (setf metadata (status:check-metadata
-                      (funcall (core-attempt-metadata (client-call-core call))
-                               call number (wire:link-peer link)))
-            done t))
-    (setf (rpc:intent-of-attempt (rpc:ensure-intent call)) metadata)
-    (unless done
-      (make-setback :internal "the channel's :attempt-metadata has failed"
-                    :how '(:ended-by :local :sent nil) :reach :dropped))))
-
-(defun request-list-octets (call number)
-  "How large the header list of the attempt of CALL that NUMBER others came before is at most, as
-RFC 9113 section 6.5.2 counts."
+(defun request-list-octets (call number metadata)
+  "How large the header list of the attempt of CALL that NUMBER others came before, with METADATA,
+is at most, as RFC 9113 section 6.5.2 counts."
   (+ (loop for field in (list **post** **https** **te-trailers** **content-type** **user-agent**
                               (wire:method-path-field (call-rpc-method call))
                               (core-authority (client-call-core call))
@@ -82,32 +68,26 @@ RFC 9113 section 6.5.2 counts."
      (if (wire:compression-of call) 52 0)
      (if (plusp (call-deadline call)) 53 0)
      (if (plusp number) (hpack:field-size (attempts-field number)) 0)
-     (wire:metadata-octets (rpc:outgoing-metadata call))
-     (if (core-attempt-metadata (client-call-core call))
-         (wire:metadata-octets (rpc:intent-of-attempt (rpc:ensure-intent call)))
-         0)))
+     (wire:metadata-octets metadata)))
 
 (defconstant +constant-octets+ 16384
   "A server that takes longer header lists takes all that has no metadata.")
 
-(defun large-headers (call link number)
-  "How the attempt of CALL on LINK that NUMBER others came before fails, if LINK's server does not
-take as large a header list; else nil."
+(defun large-headers (call link number metadata)
+  "How the attempt of CALL on LINK that NUMBER others came before, with METADATA, fails, if LINK's
+server does not take as large a header list; else nil."
   (let ((limit (http2:connection-peer-max-header-list (wire:link-http2 link)))
-        (size (request-list-octets call number)))
+        (size (request-list-octets call number metadata)))
     (when (> size limit)
       (make-setback :resource-exhausted
                     (format nil "the request's header list has ~D octets, the server takes ~D"
                             size limit)
                     :how '(:ended-by :local :sent nil)))))
 
-(define-hot unfit-headers ((call client-call) (link link) (number index)) (or null setback)
-  "How the attempt of CALL on LINK that NUMBER others came before fails, if it cannot have its
-headers; else nil."
-  (or (and (core-attempt-metadata (client-call-core call))
-           (ask-attempt-metadata call link number))
-      (and (or (< (http2:connection-peer-max-header-list (wire:link-http2 link))
-                  +constant-octets+)
-               (core-attempt-metadata (client-call-core call))
-               (rpc:outgoing-metadata call))
-           (large-headers call link number))))
+(define-hot unfit-headers ((call client-call) (link link) (number index) (metadata list))
+    (or null setback)
+  "How the attempt of CALL on LINK that NUMBER others came before, with METADATA, fails, if it
+cannot have its headers; else nil."
+  (and (or (< (http2:connection-peer-max-header-list (wire:link-http2 link)) +constant-octets+)
+           metadata)
+       (large-headers call link number metadata)))

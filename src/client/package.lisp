@@ -33,6 +33,9 @@
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint
                 #:wire-call-unattended #:wire-call-options)
   (:export
+   ;; interceptors of attempts
+   #:attempt #:attempt-call #:attempt-kind #:attempt-message #:attempt-metadata #:attempt-number
+   #:attempt-peer #:attempt-request-metadata #:attempt-status #:attempt-trailers #:on-attempt-end
    ;; resolver.lisp
    #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver #:resolve-now
    #:stop-resolver #:push-addresses #:push-failure

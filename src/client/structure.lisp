@@ -81,7 +81,7 @@
   (throttle nil :type (or null throttle)) ; of retries, once one may be throttled
   (retrying (make-hash-table :test 'eq) :type hash-table :read-only t) ; calls that wait for their
                                         ; next attempt, as keys
-  (attempt-metadata nil :type (or null function))) ; see MAKE-CHANNEL
+  (attempt-interceptors '() :type list :read-only t)) ; see MAKE-CHANNEL
 
 (defmethod print-object ((core core) stream)
   (print-unreadable-object (core stream :type t)

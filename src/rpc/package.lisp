@@ -29,8 +29,8 @@
    #:end-call #:ending-outcome #:ending-trailer-fields #:ending-trailers #:ensure-ending
    #:ensure-inlet #:ensure-intent #:ensure-outlet #:ensure-parts #:ensure-reactions
    #:error-condition #:failed-attempts #:filter-messages #:filtered #:finish #:flaw #:gate-ringer
-   #:incoming-type #:inlet #:inlet-filter #:inlet-queued-octets #:inlet-received #:intent-metadata
-   #:intent-of-attempt #:intent-wait-for-ready #:interceptors-for #:make-arrival #:make-observer
+   #:incoming-type #:inlet #:inlet-filter #:inlet-queued-octets #:inlet-received #:intent-attempt
+   #:intent-metadata #:intent-wait-for-ready #:interceptors-for #:make-arrival #:make-observer
    #:may-send-p #:message-due-p #:never #:note-failed-attempt #:notify #:notify-sleeper #:observe
    #:observer #:observer-call-ended #:on-cancel #:on-end #:on-half-close #:on-message
    #:on-writable #:operate #:operations #:outcome #:outcome-details #:outcome-message

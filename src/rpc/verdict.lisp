@@ -59,6 +59,7 @@
   ;; user code
   (:handler-error :internal "error in handler")
   (:no-memory :resource-exhausted "no memory left for this call")
+  (:interceptor-error :internal "error in an interceptor of attempts")
   (:callback-left :internal "callback left by a non-local exit"))
 
 (defun verdict (name &rest arguments)

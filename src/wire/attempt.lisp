@@ -19,7 +19,8 @@
   (stream nil :type http2:stream :read-only t) ; whose user it is
   (number 0 :type index :read-only t)   ; how many attempts came before it
   (status :cancelled :type symbol)      ; that it ended with, once it has
-  (trailers #() :type simple-vector))   ; metadata that came with that
+  (trailers #() :type simple-vector)    ; metadata that came with that
+  (view nil))                           ; what interceptors know of it, see client/interceptor.lisp
 
 (declaim (sb-ext:freeze-type attempt))
 

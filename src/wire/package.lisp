@@ -30,7 +30,7 @@
    #:call-observer #:note-sent
    #:attempt #:make-attempt #:attempt-call #:attempt-link #:attempt-stream #:call-attempts
    #:endpoint-replays #:forget-attempt #:reset-attempt
-   #:reset-attempts #:attempt-p #:attempt-number #:attempt-status #:attempt-trailers
+   #:reset-attempts #:attempt-p #:attempt-number #:attempt-status #:attempt-trailers #:attempt-view
    #:retries #:call-retries #:ensure-retries #:retries-policy #:retries-limit #:retries-issued
    #:retries-pending #:retries-number #:retries-others #:retries-resent-ns #:retries-waits
    #:retries-timer #:retries-over #:retries-last #:retries-kept-octets #:retries-since-ns

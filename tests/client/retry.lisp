@@ -535,23 +535,3 @@ is the channel."
       (is (= 3 (length (told-of told :message-sent))))
       (is (= 1 (length (told-of told :call-ended)))))))
 
-(test attempts-have-metadata-of-their-own
-  (under-config (value exchanges (retry-config) (failing-first 1 14)
-                 :options (list :attempt-metadata
-                                (lambda (call number peer)
-                                  (declare (ignore call peer))
-                                  (list (cons "x-attempt" (princ-to-string number))))))
-      (number-of (ask channel (note 1)))
-    (is (eql 7 value))
-    (is (equal '("0" "1")
-               (loop for exchange in exchanges
-                     collect (cdr (assoc "x-attempt" (exchange-headers exchange)
-                                         :test #'string=))))))
-  (under-config (error exchanges (retry-config) (failing-first 1 14)
-                 :options (list :attempt-metadata (lambda (call number peer)
-                                                    (declare (ignore call number peer))
-                                                    (error "No."))))
-      (with-log (:attempt-metadata-error) (ask channel (note 1)))
-    (is (typep error 'grpc:internal))
-    (is (null exchanges)))
-  (signals grpc:misuse (grpc:make-channel "localhost:1" :attempt-metadata 3)))
