@@ -593,6 +593,7 @@
                (:file "network")
                (:file "schedule")
                (:file "fault")
+               (:file "datagram")
                (:file "simulation")
                (:file "peer")
                (:file "seed")))
@@ -671,7 +672,8 @@
                     (uiop:symbol-call '#:clgrpc.tests '#:test-system)))
 
 (defsystem "clgrpc/tests/sim"
-  :depends-on ("clgrpc/sim" "clgrpc/tests/server" "clgrpc/tests/support" "fiveam")
+  :depends-on ("clgrpc/sim" "clgrpc/tests/server" "clgrpc/tests/dns" "clgrpc/tests/support"
+               "fiveam")
   :pathname "tests/sim/"
   :serial t
   :components ((:file "package")
@@ -680,9 +682,11 @@
                (:file "chance")
                (:file "agenda")
                (:file "network")
+               (:file "names")
                (:file "schedule")
                (:file "simulation")
                (:file "seed")
+               (:file "condition")
                (:file "policy")
                (:file "found"))
   :perform (test-op (operation system)

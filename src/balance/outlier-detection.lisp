@@ -219,15 +219,16 @@
   (let* ((now-ns (balancer-now balancer))
          (detection (detection balancer))
          (endpoints (alexandria:hash-table-values (detection-endpoints balancer))))
+    ;; first, since an ejection may be the end of BALANCER
+    (setf (detection-since-ns balancer) now-ns)
+    (plan-look balancer (detection-interval-ns detection))
     (when (detection-success-rate detection)
       (judge-success-rates balancer (detection-success-rate detection) endpoints now-ns))
     (when (detection-failure-percentage detection)
       (judge-failure-percentages balancer (detection-failure-percentage detection) endpoints
                                  now-ns))
     (mapc #'forget-calls endpoints)
-    (dolist (endpoint endpoints) (age-ejection balancer endpoint now-ns))
-    (setf (detection-since-ns balancer) now-ns)
-    (plan-look balancer (detection-interval-ns detection))))
+    (dolist (endpoint endpoints) (age-ejection balancer endpoint now-ns))))
 
 (defun plan-look (balancer ns)
   (stop-timer balancer (detection-timer balancer))

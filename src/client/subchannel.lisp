@@ -33,7 +33,10 @@
       (when (eq :idle state) (setf (trunk-link-state trunk) :connecting))
       (change-link-states (list subchannel) :connecting)
       (case state
-        (:idle (unless (trunk-endeavours trunk) (begin-endeavour trunk)))
+        ;; unless whoever has heard of it has given it up
+        (:idle (when (and (eq :connecting (trunk-link-state trunk))
+                          (null (trunk-endeavours trunk)))
+                 (begin-endeavour trunk)))
         (:connecting (enter-stage (subchannel-core subchannel) :connect))
         ;; a balancer that has a subchannel connect does not expect it to be ready at once
         (t (loop:defer (trunk-loop trunk) #'catch-up subchannel))))))
@@ -240,14 +243,16 @@ SINCE-NS, when the last began. Its addresses may have changed."
     (incf (trunk-failed-connects trunk))
     (ask-resolvers trunk)
     (change-state trunk :transient-failure)
-    (enter-stages trunk :back-off)
-    (let ((seconds (start-back-off (trunk-back-off trunk) (core-loop core)
-                                   (core-options core)
-                                   (lambda () (end-wait trunk))
-                                   :since-ns since-ns)))
-      (trace-event :subchannel :back-off :target (core-name core) :seconds seconds)
-      (log-event :info :connect-failed :target (core-name core) :again-in-seconds seconds
-                                       :reason text))))
+    ;; unless whoever has heard of that has given it up
+    (when (eq :transient-failure (trunk-link-state trunk))
+      (enter-stages trunk :back-off)
+      (let ((seconds (start-back-off (trunk-back-off trunk) (core-loop core)
+                                     (core-options core)
+                                     (lambda () (end-wait trunk))
+                                     :since-ns since-ns)))
+        (trace-event :subchannel :back-off :target (core-name core) :seconds seconds)
+        (log-event :info :connect-failed :target (core-name core) :again-in-seconds seconds
+                                         :reason text)))))
 
 (defun end-wait (trunk)
   (when (eq :transient-failure (trunk-link-state trunk))

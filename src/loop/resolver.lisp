@@ -14,9 +14,10 @@
 
 (defun run-on-resolver (loop function)
   "Call FUNCTION, which may block, on a thread for look-ups of LOOP. Return false if too many wait."
-  (let ((reserve (event-loop-reserve loop)))
-    (or (and reserve (run-on-reserve reserve function :if-busy :exceed))
-        (run-on-reserve **resolvers** function))))
+  (let ((reserve (event-loop-reserve loop)) (world (event-loop-world loop)))
+    (cond ((and reserve (run-on-reserve reserve function :if-busy :exceed)))
+          ((simulated-p world) (start-thread world function) t)
+          (t (run-on-reserve **resolvers** function)))))
 
 (defun look-up-host (loop host port function)
   "Ask for the addresses of HOST, each with PORT. Then (FUNCTION addresses failure) is called on

@@ -62,12 +62,18 @@
                               (and (eq b (car pair)) (eq a (cdr pair)))))
            (simulation-partitions simulation)))
 
+(defun way-ns (simulation)
+  "How long the way of the next packet is."
+  (between (simulation-chance simulation) (simulation-least-latency-ns simulation)
+           (simulation-most-latency-ns simulation)))
+
+(defun lost-p (simulation)
+  "True if the next packet is lost."
+  (< (below (simulation-chance simulation) 1000) (simulation-losses simulation)))
+
 (defun latency-ns (simulation)
-  "How long the next packet takes."
-  (let ((chance (simulation-chance simulation)))
-    (+ (between chance (simulation-least-latency-ns simulation)
-                (simulation-most-latency-ns simulation))
-       (if (< (below chance 1000) (simulation-losses simulation)) +resend-ns+ 0))))
+  "How long the next packet of a connection takes."
+  (+ (way-ns simulation) (if (lost-p simulation) +resend-ns+ 0)))
 
 (defun launch (socket octets)
   "Have what comes next of SOCKET's flight, OCTETS long, arrive after a while."
@@ -283,6 +289,10 @@ for that."
          (simulation (host-simulation host))
          (far-host (find-host-at simulation address)))
     (cond ((null far-host) (- os:+ehostunreach+))
+          ((eq :datagrams (socket-state socket))
+           (setf (socket-far-host socket) far-host
+                 (socket-far-port socket) (os:address-port address))
+           0)
           (t (setf (socket-state socket) :connecting
                    (socket-connection socket) (incf (simulation-connections simulation))
                    (socket-port socket) (free-port host)
@@ -324,24 +334,6 @@ for that."
     (if found
         (values (list (host-address found port)) nil)
         (values '() "no such host"))))
-
-(defun make-host-network (host)
-  (loop:make-network
-   :open (lambda (family)
-           (declare (ignore family))
-           (socket-descriptor (open-socket host)))
-   :connect (lambda (descriptor address) (connect-socket host descriptor address))
-   :failure (lambda (descriptor) (socket-failure (find-socket host descriptor)))
-   :listen (lambda (address options)
-             (declare (ignore options))
-             (listen-at host address))
-   :accept (lambda (descriptor octets) (accept-socket host descriptor octets))
-   :local-address (lambda (descriptor)
-                    (host-address host (socket-port (find-socket host descriptor))))
-   :close (lambda (descriptor) (close-socket (find-socket host descriptor)))
-   :transport (lambda (descriptor peer)
-                (loop:make-transport *kind* descriptor peer (find-socket host descriptor)))
-   :resolve (lambda (name port) (resolve-name host name port))))
 
 ;;; Pollers
 

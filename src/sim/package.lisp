@@ -24,6 +24,6 @@
    #:make-simulation #:call-in-simulation #:close-simulation #:settle #:forget-history
    ;; peer.lisp
    #:peer #:connect-peer #:listen-as-peer #:accept-peer #:say #:hear #:left-p #:hang-up
-   #:forgotten-p
+   #:forgotten-p #:serve-datagrams
    ;; seed.lisp
    #:run-seeds #:seed-failed #:seed-failed-seed #:seed-failed-condition))

@@ -62,3 +62,11 @@ LISTEN-AS-PEER, or NIL if none does."
   "True if the other end has closed the connection to PEER, and so holds nothing of it."
   (let ((other (socket-peer (peer-socket peer))))
     (or (null other) (eq :closed (socket-state other)))))
+
+;;; Datagrams
+
+(defun serve-datagrams (port function)
+  "Have FUNCTION called with the octets of each datagram that comes to PORT of the current host,
+until that ends or starts again. It returns those of the answers, as a list, and does not wait."
+  (setf (gethash port (host-services (current-host))) function)
+  nil)

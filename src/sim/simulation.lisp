@@ -4,6 +4,32 @@
 
 ;;; Hosts
 
+(defun make-host-network (host)
+  "The network as HOST's process sees it."
+  (loop:make-network
+   :open (lambda (family)
+           (declare (ignore family))
+           (socket-descriptor (open-socket host)))
+   :connect (lambda (descriptor address) (connect-socket host descriptor address))
+   :open-datagram (lambda (family)
+                    (declare (ignore family))
+                    (open-datagram-socket host))
+   :send (lambda (descriptor octets start end)
+           (send-datagram (find-socket host descriptor) octets start end))
+   :receive (lambda (descriptor octets start end)
+              (receive-datagram (find-socket host descriptor) octets start end))
+   :failure (lambda (descriptor) (socket-failure (find-socket host descriptor)))
+   :listen (lambda (address options)
+             (declare (ignore options))
+             (listen-at host address))
+   :accept (lambda (descriptor octets) (accept-socket host descriptor octets))
+   :local-address (lambda (descriptor)
+                    (host-address host (socket-port (find-socket host descriptor))))
+   :close (lambda (descriptor) (close-socket (find-socket host descriptor)))
+   :transport (lambda (descriptor peer)
+                (loop:make-transport *kind* descriptor peer (find-socket host descriptor)))
+   :resolve (lambda (name port) (resolve-name host name port))))
+
 (defun make-host-world (host)
   "The world of HOST's process."
   (let ((simulation (host-simulation host)))
@@ -31,6 +57,7 @@
   (setf (host-world host) (make-host-world host)
         (host-up host) t
         (host-leaving host) nil)
+  (clrhash (host-services host))
   (when (host-boot host)
     (let ((loop:*world* (host-world host)))
       (let ((processes (funcall (host-boot host))))

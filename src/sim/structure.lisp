@@ -44,16 +44,16 @@
   (epoch 0 :type index)                 ; how often its process was started
   (sockets (make-array 16 :initial-element nil) :type simple-vector) ; by descriptor
   (ports (make-hash-table) :type hash-table :read-only t) ; from port to the listening socket
+  (services (make-hash-table) :type hash-table :read-only t) ; from port to what answers datagrams
   (next-port 40000 :type (unsigned-byte 16)) ; the next that nobody has chosen
   (octets-per-second nil :type (or null (integer 1)))) ; that it reads, see SLOW
 
 (defstruct (socket (:constructor make-socket (host descriptor)) (:copier nil))
-  "An end of a virtual connection, or what listens for some."
+  "An end of a virtual connection, what listens for some, or what exchanges datagrams."
   (host nil :type host :read-only t)    ; whose it is
   (descriptor 0 :type index :read-only t) ; its place among the sockets of HOST
   ;; as a socket of the kernel has it
-  ;; as a socket of the kernel has it
-  (state :new :type (member :new :listening :connecting :connected :closed))
+  (state :new :type (member :new :listening :connecting :connected :datagrams :closed))
   (connection 0 :type index)            ; the number of the connection, for the trace
   (port 0 :type (unsigned-byte 16))     ; its own
   (far-host nil :type (or null host))   ; of the other end

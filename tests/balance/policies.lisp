@@ -392,6 +392,22 @@
     (is (= 1 (ejected core)))
     (is-true (client::subchannel-vetoes (member-to core 6)))))
 
+(test an-ejection-may-be-the-end
+  "When all are ejected another policy takes over that is about to; the old one looks no more."
+  (with-core (core)
+    (update core (outliers "\"maxEjectionPercent\":100,\"failurePercentageEjection\":
+                            {\"minimumHosts\":1,\"requestVolume\":1},") 1)
+    (bring core :ready 1)
+    (let ((old (client::switch-child (client::core-balancer core))))
+      (is-true (balance::detection-timer old))
+      (let ((member (member-to core 1)))
+        (update core "[{\"round_robin\":{}}]" 1)
+        (is (eq old (client::switch-child (client::core-balancer core))))
+        (end-calls member :unavailable 5))
+      (elapse core 3/2)
+      (is (not (eq old (client::switch-child (client::core-balancer core)))))
+      (is (null (balance::detection-timer old))))))
+
 (test configs-of-outlier-detection
   (flet ((path (fields) (config-error-path (outliers fields))))
     (is (null (path "")))

@@ -351,7 +351,7 @@ well."
                      (client::widen subchannel 2)
                      (setf (client::subchannel-addresses subchannel) addresses)))
         (is (wait-until (lambda () (client::subchannel-failure subchannel))))
-        (is (wait-until (lambda () (null (client::subchannel-endeavours subchannel)))))
+        (is (wait-until (lambda () (null (client::trunk-endeavours subchannel)))))
         (is (eq :ready (grpc:channel-state channel)))
         (is (= 2 (number-of (ask channel (note 1)))))))
     (grpc:stop-server server)))
@@ -413,3 +413,32 @@ well."
         (grpc:stop-server (first servers) :drain 0)
         (is (= 2 (number-of (ask channel (note 1))))))
       (grpc:stop-server (second servers)))))
+
+;;; Balancers that give subchannels up when they hear of them
+
+(grpc:define-balancer hasty "hasty" ((end :initform nil :accessor hasty-end)) ; at this state
+  (:documentation "It gives its only subchannel up as soon as that has come to a state."))
+
+(defmethod grpc:update-backends ((balancer hasty) backends config)
+  (declare (ignore config))
+  (grpc:open-subchannel balancer (first backends)))
+
+(defmethod grpc:subchannel-changed ((balancer hasty) subchannel)
+  (when (eq (hasty-end balancer) (grpc:subchannel-state subchannel))
+    (grpc:close-subchannel subchannel)))
+
+(test what-is-given-up-meanwhile-does-not-go-on
+  "Neither does it connect, nor wait for the next attempt."
+  (dolist (end '(:connecting :transient-failure))
+    (with-core (core puppet :hasty)
+      (client::wake core)
+      (tell-backends puppet "127.0.0.1:1")
+      (let ((subchannel (first (client::core-subchannels core))))
+        (setf (hasty-end (client::subchannel-balancer subchannel)) end)
+        (grpc:connect subchannel)
+        (when (eq end :transient-failure)
+          (is (= 1 (length (client::trunk-endeavours subchannel))))
+          (client::wait-for-better-times subchannel "it is down"))
+        (is (eq :shutdown (client::subchannel-state subchannel)))
+        (is (null (client::trunk-endeavours subchannel)))
+        (is (null (client::back-off-timer (client::trunk-back-off subchannel))))))))

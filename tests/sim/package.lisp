@@ -8,7 +8,8 @@
                     (#:server #:clgrpc.server) (#:client #:clgrpc.client) (#:loop #:clgrpc.loop)
                     (#:http2 #:clgrpc.http2) (#:wire #:clgrpc.wire)
                     (#:support #:clgrpc.tests.support)
-                    (#:lab-server #:clgrpc.tests.server))
+                    (#:lab-server #:clgrpc.tests.server) (#:dns #:clgrpc.dns)
+                    (#:dns-tests #:clgrpc.tests.dns) (#:os #:clgrpc.os))
   (:export #:main))
 
 (in-package #:clgrpc.tests.sim)

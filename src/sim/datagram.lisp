@@ -1,0 +1,68 @@
+;;;; Datagrams between hosts, as UDP has them: each is on its way for itself, so that one may
+;;;; overtake another; one that is lost, or meets a partition, never comes; one to a port where
+;;;; nobody answers is refused. Who asks has a socket; who answers is a function of a host, see
+;;;; SERVE-DATAGRAMS.
+
+(in-package #:clgrpc.sim)
+
+(defun open-datagram-socket (host)
+  "A new socket of HOST for datagrams, as socket(2)."
+  (let ((socket (open-socket host)))
+    (setf (socket-state socket) :datagrams
+          (socket-port socket) (free-port host))
+    (socket-descriptor socket)))
+
+(defun carry-datagram (from to octets function)
+  "Have FUNCTION called with OCTETS when they have come from the host FROM to the host TO, if they
+do."
+  (let ((simulation (host-simulation from)))
+    (unless (or (parted-p simulation from to) (lost-p simulation))
+      (add-plan (simulation-agenda simulation) (+ (simulation-now simulation) (way-ns simulation))
+                function octets))))
+
+(defun send-datagram (socket octets start end)
+  "As send(2) on SOCKET, which is connected: what failed before is told now."
+  (let ((failure (shiftf (socket-failure socket) 0))
+        (host (socket-host socket)))
+    (cond ((plusp failure) (- failure))
+          (t (carry-datagram host (socket-far-host socket) (subseq octets start end)
+                             (lambda (octets) (datagram-arrives socket octets)))
+             (- end start)))))
+
+(defun datagram-arrives (socket octets)
+  "OCTETS that SOCKET has sent have come to where it is connected to. Answers go back."
+  (let* ((host (socket-host socket))
+         (far-host (socket-far-host socket))
+         (service (and (host-up far-host)
+                       (gethash (socket-far-port socket) (host-services far-host)))))
+    (record-at far-host :datagram (host-name host) octets)
+    (if service
+        (dolist (answer (funcall (the function service) octets))
+          (carry-datagram far-host host answer
+                          (lambda (octets) (datagram-returns socket octets))))
+        (carry-datagram far-host host octets
+                        (lambda (octets)
+                          (declare (ignore octets))
+                          (datagram-refused socket))))))
+
+(defun datagram-returns (socket octets)
+  "OCTETS have come to SOCKET."
+  (unless (eq :closed (socket-state socket))
+    (record-at (socket-host socket) :datagram (host-name (socket-far-host socket)) octets)
+    (setf (socket-incoming socket) (append (socket-incoming socket) (list octets)))
+    (tell socket loop:+readable+)))
+
+(defun datagram-refused (socket)
+  (unless (eq :closed (socket-state socket))
+    (record-at (socket-host socket) :refused (host-name (socket-far-host socket)))
+    (setf (socket-failure socket) os:+econnrefused+)
+    (tell socket (logior loop:+readable+ loop:+failed+))))
+
+(defun receive-datagram (socket octets start end)
+  "As recv(2): the next datagram, and of that what fits."
+  (let ((failure (shiftf (socket-failure socket) 0))
+        (datagram (pop (socket-incoming socket))))
+    (cond ((plusp failure) (- failure))
+          ((null datagram) (- os:+eagain+))
+          (t (replace octets datagram :start1 start :end1 end)
+             (min (length datagram) (- end start))))))
