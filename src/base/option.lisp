@@ -443,8 +443,8 @@ not made again (gRFC A32). 0 means no limit.")
     "How many calls one server may have. A call that no other server takes ends at once with
 :unavailable, and is not made again. 0 means no limit.")
    (breaker-max-waiting 0 0 1000000000 "calls"
-    "How many calls of a channel that is ready may wait until its servers allow them a stream. One
-more ends at once with :unavailable, and is not made again. 0 means no limit.")
+    "How many calls of a channel that is ready may wait until one server allows them a stream. One
+more for that server ends at once with :unavailable, and is not made again. 0 means no limit.")
    (breaker-failure-percent 0 0 100 "percent"
     "If so many of the calls that one server has had in breaker-window-seconds have failed by its
 fault, it gets no calls for breaker-open-seconds; then one is tried, which decides whether it gets

@@ -19,10 +19,10 @@ follow: :TROUBLE, a text that says why it is not ready, :NEXT-ATTEMPT, the secon
 attempt to connect, :SHARED-BY, how many channels use its connections if this one shares them (calls
 and picks are its own), :ATTRIBUTES, what a resolver says of it, and what the policy adds. The
 second value is a plist of the channel: :TARGET, :STATE, :POLICY, its name as in a service config,
-:PICKER, a text that says which servers get calls, :WAITING, how many calls wait for a connection or
-a stream, and what the policy adds; :CHILDREN, such plists of the policies below it. A channel
-within the image has no addresses. The values are for people, and more of them may be added. From
-any thread.")
+:PICKER, a text that says which servers get calls, :RETRY-TOKENS, how many a retryThrottling has
+left once an attempt has failed, :WAITING, how many calls wait for a connection or a stream, and
+what the policy adds; :CHILDREN, such plists of the policies below it. A channel within the image
+has no addresses. The values are for people, and more of them may be added. From any thread.")
   (:method ((channel channel))
     (values '() (list :target (channel-target channel) :state (channel-state channel)))))
 

@@ -109,7 +109,9 @@ has said that it should not be."
   (change-tokens throttle -1000))
 
 (defun throttled-p (throttle)
-  "True if THROTTLE, or nil, has too few tokens left for another attempt: half or less."
-  (and throttle
-       (<= (* 2 (throttle-tokens throttle))
-           (config:throttling-max-tokens (throttle-throttling throttle)))))
+  "True if THROTTLE, or nil, has too few tokens left for another attempt: half or less; and how many
+it has."
+  (when throttle
+    (let ((tokens (throttle-tokens throttle)))
+      (values (<= (* 2 tokens) (config:throttling-max-tokens (throttle-throttling throttle)))
+              (/ tokens 1000)))))

@@ -83,6 +83,8 @@ children's, such as a weight, for people. On its channel's loop.")
             (typecase picker
               (picker (list :picker (picker-text picker)))
               (failure (list :trouble (failure-text picker)))))
+          (when (core-throttle core)
+            (list :retry-tokens (nth-value 1 (throttled-p (core-throttle core)))))
           (list :waiting (length (waiting-calls core)))))
 
 (defun look-at (core function)
@@ -132,10 +134,13 @@ children's, such as a weight, for people. On its channel's loop.")
 
 (defmethod describe-object ((channel wire-channel) stream)
   (multiple-value-bind (addresses facts) (channel-addresses channel)
-    (destructuring-bind (&key target state picker trouble waiting &allow-other-keys) facts
-      (format stream "~&~S~%  a channel to ~A, ~(~A~)~@[: ~A~]~@[: ~A~], ~D call~:P waiting~%"
-              channel target state picker trouble waiting)
-      (write-policy (alexandria:remove-from-plist facts :target :state :picker :trouble :waiting)
+    (destructuring-bind (&key target state picker trouble waiting retry-tokens &allow-other-keys)
+        facts
+      (format stream "~&~S~%  a channel to ~A, ~(~A~)~@[: ~A~]~@[: ~A~], ~D call~:P waiting~
+                      ~@[, ~,3F tokens left for retries~]~%"
+              channel target state picker trouble waiting retry-tokens)
+      (write-policy (alexandria:remove-from-plist facts :target :state :picker :trouble :waiting
+                                                        :retry-tokens)
                     stream 2)
       (if addresses
           (format stream "~{  ~A~%~}" (mapcar #'address-line addresses))

@@ -126,11 +126,15 @@ if none does, the FAILURE that the last one's says."
           (core-observer core) (guard-observer core))))
 
 (defun refuse-to-wait (core call)
-  "The FAILURE for CALL, which has begun to wait for a stream, if too many do that; it waits no more
-then. Else nil."
-  (let ((most (options-breaker-max-waiting (core-options core))))
-    (when (and (plusp most)
-               (> (length (waiting-calls core)) most)
-               (eq call (first (last (waiting-calls core)))))
-      (remove-from-fifo call (core-waiting core))
-      (refusal "~D calls wait for a stream (breaker-max-waiting)" most))))
+  "The FAILURE for CALL, which has begun to wait for a stream, if too many wait that the same server
+was picked for, or as CALL none; it waits no more then. Else nil."
+  (let ((most (options-breaker-max-waiting (core-options core)))
+        (waiting (waiting-calls core)))
+    (flet ((server (call) (values (gethash call (core-admitted core)))))
+      (when (and (plusp most)
+                 (> (length waiting) most)
+                 (eq call (first (last waiting)))
+                 (> (count (server call) waiting :key #'server) most))
+        (remove-from-fifo call (core-waiting core))
+        (refusal "~D calls wait for a stream~@[ of ~A~] (breaker-max-waiting)" most
+                 (and (server call) (addresses-text (server call))))))))

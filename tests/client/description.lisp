@@ -91,6 +91,17 @@
       (is (eq :shutdown (getf facts :state))))
     (is (search "shutdown" (with-output-to-string (stream) (describe channel stream))))))
 
+(test the-tokens-for-retries-are-told
+  (with-core (core puppet nil :default '(:retry-throttling (:max-tokens 4 :token-ratio 0.5)))
+    (client::wake core)
+    (push-config puppet nil)
+    (flet ((tokens () (getf (client::describe-core core) :retry-tokens)))
+      (is (null (tokens)))
+      (setf (client::core-throttle core)
+            (calling:current-throttle nil (client::core-config core)))
+      (calling:count-failure (client::core-throttle core))
+      (is (= 3 (tokens))))))
+
 (test a-policy-that-follows-is-told
   "And what a policy has to say, in lines of its children's depth."
   (let ((text (with-output-to-string (stream)

@@ -57,6 +57,27 @@
         (speak second 2)
         (grpc:cancel second)))))
 
+(test so-many-calls-may-wait-for-each-server
+  "Calls that wait for one server do not keep others from waiting for another."
+  (with-core (core puppet :round-robin :options (:breaker-max-waiting 1))
+    (client::add-guard core)
+    (client::wake core)
+    (tell-backends puppet "127.0.0.1:1" "127.0.0.1:2")
+    (dolist (subchannel (client::core-subchannels core))
+      (client::end-endeavours subchannel "of a test"))
+    (let ((server (subchannel-to core "127.0.0.1:1"))
+          (servers (make-hash-table)))
+      (flet ((server-of (call)
+               (or (gethash call servers) (setf (gethash call servers) server))))
+        (client::change-picker core :ready (client:make-picker #'server-of "a test's")))
+      (let ((calls (list (begin-ask core) (begin-ask core))))
+        (is (equal '(nil :unavailable) (mapcar #'grpc:call-status calls)))
+        (is (search "1 calls wait for a stream of 127.0.0.1:1"
+                    (princ-to-string (caught (grpc:await (second calls)))))))
+      (setf server (subchannel-to core "127.0.0.1:2"))
+      (is (equal '(nil :unavailable)
+                 (loop repeat 2 collect (grpc:call-status (begin-ask core))))))))
+
 (defvar *sick* nil "True while FALL-ILL fails.")
 
 (defun fall-ill (note call)
