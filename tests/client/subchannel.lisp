@@ -416,25 +416,25 @@ well."
 
 ;;; Balancers that give subchannels up when they hear of them
 
-(grpc:define-balancer hasty "hasty" ((end :initform nil :accessor hasty-end)) ; at this state
+(grpc:define-balancer quitter "quitter" ((end :initform nil :accessor quitter-end)) ; at this state
   (:documentation "It gives its only subchannel up as soon as that has come to a state."))
 
-(defmethod grpc:update-backends ((balancer hasty) backends config)
+(defmethod grpc:update-backends ((balancer quitter) backends config)
   (declare (ignore config))
   (grpc:open-subchannel balancer (first backends)))
 
-(defmethod grpc:subchannel-changed ((balancer hasty) subchannel)
-  (when (eq (hasty-end balancer) (grpc:subchannel-state subchannel))
+(defmethod grpc:subchannel-changed ((balancer quitter) subchannel)
+  (when (eq (quitter-end balancer) (grpc:subchannel-state subchannel))
     (grpc:close-subchannel subchannel)))
 
 (test what-is-given-up-meanwhile-does-not-go-on
   "Neither does it connect, nor wait for the next attempt."
   (dolist (end '(:connecting :transient-failure))
-    (with-core (core puppet :hasty)
+    (with-core (core puppet :quitter)
       (client::wake core)
       (tell-backends puppet "127.0.0.1:1")
       (let ((subchannel (first (client::core-subchannels core))))
-        (setf (hasty-end (client::subchannel-balancer subchannel)) end)
+        (setf (quitter-end (client::subchannel-balancer subchannel)) end)
         (grpc:connect subchannel)
         (when (eq end :transient-failure)
           (is (= 1 (length (client::trunk-endeavours subchannel))))
