@@ -50,6 +50,7 @@
                (:file "base64")
                (:file "timer")
                (:file "ranking")
+               (:file "replay")
                (:file "queue")
                (:file "fifo")
                (:file "visible")
@@ -564,7 +565,10 @@
                (:file "operation")
                (:file "channel")
                (:file "stub")
+               (:file "relay")
                (:file "retry")
+               (:file "reactive")
+               (:file "configured")
                (:file "opening")
                (:file "direct")))
 
@@ -716,6 +720,7 @@
                (:file "clock")
                (:file "timer")
                (:file "ranking")
+               (:file "replay")
                (:file "queue")
                (:file "fifo")
                (:file "visible")
@@ -927,7 +932,8 @@
                (:file "stub")
                (:file "future")
                (:file "dropped")
-               (:file "runtime")))
+               (:file "runtime")
+               (:file "retry")))
 
 (defsystem "clgrpc/tests/serving"
   :depends-on ("clgrpc/tests/rpc")
@@ -1108,7 +1114,8 @@
                (:file "support")
                (:file "meaning")
                (:file "course")
-               (:file "retry")))
+               (:file "retry")
+               (:file "hedging")))
 
 (defsystem "clgrpc/tests/promise"
   :depends-on ("clgrpc/async" "clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/examples"

@@ -95,6 +95,9 @@
    #:ring #:ring-p #:make-ring #:isolate-ring #:ring-first #:ring-last #:enter-ring #:quit-ring
    #:standing #:make-standing #:standing-count #:standing-owner
    #:ranking #:make-ranking #:ranking-total #:change-standing #:greediest
+   ;; replay.lisp
+   #:ledger #:make-ledger #:ledger-held
+   #:replay #:make-replay #:replay-messages #:keep-message #:release-replay
    ;; queue.lisp
    #:inbox #:make-inbox #:push-inbox #:drain-inbox #:inbox-empty-p #:doze-inbox #:rouse-inbox
    #:confirm-wake #:close-inbox

@@ -29,6 +29,7 @@
    #:release-timer-loop #:report-dropped #:request-generator #:send-requests
    #:wait-for-state-change #:when-dropped
    ;; retry.lisp
-   #:throttle #:find-retry-policy #:policy-limit #:goes-on-after-p #:hedging-policy-p
+   #:policy #:throttle #:find-retry-policy #:policy-limit #:goes-on-after-p
+   #:hedging-policy-p
    #:hedging-delay-ns #:retry-delay-ns #:parse-pushback #:current-throttle #:count-success
-   #:count-failure #:throttled-p))
+   #:count-failure #:throttled-p #:retry-after-p #:hedge-after))

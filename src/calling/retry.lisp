@@ -39,6 +39,26 @@ channel's, say that calls are not to be retried."
   "How long after one attempt the hedging POLICY has the next begin."
   (config:hedging-policy-delay-ns policy))
 
+;;; What comes after an attempt
+
+(defun retry-after-p (policy status pushback begun limit throttle)
+  "True if POLICY, a retry policy or nil, has a call made again, an attempt of which has ended with
+STATUS and PUSHBACK, as PARSE-PUSHBACK has it, or nil. BEGUN of LIMIT attempts were begun; THROTTLE
+is the channel's, or nil."
+  (and (goes-on-after-p policy status)
+       (not (eq :never pushback))
+       (< begun limit)
+       (not (throttled-p throttle))))
+
+(defun hedge-after (policy status pushback more-p)
+  "What the hedging POLICY wants after an attempt that has ended with STATUS and PUSHBACK, as for
+RETRY-AFTER-P: :END, the call has failed; :STOP, there are no more attempts; :GO-ON with those that
+run; or how many nanoseconds from now the next is to begin. Only with MORE-P there may be another."
+  (cond ((not (goes-on-after-p policy status)) :end)
+        ((eq :never pushback) :stop)
+        ((not more-p) :go-on)
+        (t (or pushback 0))))
+
 ;;; Back-off
 
 (defconstant +longest-wait-ns+ (* 1000000000 +ns-per-second+)
@@ -103,10 +123,13 @@ says; else a full one, or nil."
   "A call that THROTTLE counts has ended with :ok."
   (change-tokens throttle (config:throttling-token-ratio (throttle-throttling throttle))))
 
-(defun count-failure (throttle)
-  "An attempt that THROTTLE counts has failed with a status that may be tried again, or its server
-has said that it should not be."
-  (change-tokens throttle -1000))
+(defun count-failure (throttle policy status pushback)
+  "An attempt under POLICY, or nil, has ended with STATUS and PUSHBACK, as for RETRY-AFTER-P.
+THROTTLE, or nil, counts it if it may be tried again, or its server has said that it should not be."
+  (when (and throttle
+             (or (goes-on-after-p policy status)
+                 (eq :never pushback)))
+    (change-tokens throttle -1000)))
 
 (defun throttled-p (throttle)
   "True if THROTTLE, or nil, has too few tokens left for another attempt: half or less; and how many

@@ -50,7 +50,7 @@
             (wire:retries-last retries) nil)
       (cancel-retry call)
       (wire:reset-attempts call)
-      (sb-ext:atomic-decf (wire:ledger-held (core-replays (client-call-core call)))
+      (sb-ext:atomic-decf (ledger-held (core-replays (client-call-core call)))
                           (shiftf (wire:retries-kept-octets retries) 0)))))
 
 ;;; The end of a call

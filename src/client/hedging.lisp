@@ -43,16 +43,15 @@
 
 (defun hedge-failed (call retries setback)
   "An attempt of CALL, which has RETRIES and a hedging policy, has failed with SETBACK."
-  (let ((pushback (setback-pushback setback)))
-    (cond ((not (goes-on-after-p (wire:retries-policy retries) (setback-status setback)))
-           (end-with-setback call setback))
-          ((or (eq :never pushback) (not (more-hedges-p call retries)))
-           (if (eq :never pushback)
-               (stop-hedging call retries)
-               (unless (under-way-p call) (end-with-setback call setback))))
-          (pushback (await-hedge call retries pushback))
-          (t (cancel-retry call)
-             (hedge call)))))
+  (let ((next (hedge-after (wire:retries-policy retries) (setback-status setback)
+                           (setback-pushback setback) (more-hedges-p call retries))))
+    (case next
+      (:end (end-with-setback call setback))
+      (:stop (stop-hedging call retries))
+      (:go-on (unless (under-way-p call) (end-with-setback call setback)))
+      (0 (cancel-retry call)
+       (hedge call))
+      (t (await-hedge call retries next)))))
 
 (defun begin-hedging (call policy)
   "CALL, whose first attempt begins, has the hedging POLICY."

@@ -26,8 +26,9 @@
                   #:begin-values
                   #:absolute-deadline #:request-generator #:only-request #:fail-or-retry
                   #:send-requests #:pump-requests #:throttle #:find-retry-policy #:policy-limit
-                  #:goes-on-after-p #:hedging-policy-p #:hedging-delay-ns #:retry-delay-ns
-                  #:parse-pushback #:current-throttle #:count-success #:count-failure #:throttled-p)
+                  #:hedging-policy-p #:hedging-delay-ns #:retry-delay-ns
+                  #:parse-pushback #:current-throttle #:count-success #:count-failure #:throttled-p
+                  #:retry-after-p #:hedge-after)
   (:import-from #:clgrpc.wire #:call-attempts
                 #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint

@@ -38,9 +38,9 @@ of it is."
           (t (let ((size (wire:encoded-length (encoded-request call)))
                    (ledger (core-replays core)))
                (when (and (<= size (options-replay-octets options))
-                          (<= (+ size (wire:ledger-held ledger))
+                          (<= (+ size (ledger-held ledger))
                               (options-total-replay-octets options)))
-                 (sb-ext:atomic-incf (wire:ledger-held ledger) size)
+                 (sb-ext:atomic-incf (ledger-held ledger) size)
                  (setf (wire:retries-kept-octets retries) size)
                  t))))))
 
@@ -54,11 +54,7 @@ of it is."
 
 (defun note-throttle (call policy setback)
   "Have the throttle of CALL's channel, if it has one, count SETBACK of an attempt under POLICY."
-  (let ((throttle (throttle-of call)))
-    (when (and throttle
-               (or (goes-on-after-p policy (setback-status setback))
-                   (eq :never (setback-pushback setback))))
-      (count-failure throttle))))
+  (count-failure (throttle-of call) policy (setback-status setback) (setback-pushback setback)))
 
 ;;; Issuing attempts
 

@@ -49,11 +49,10 @@
 
 (defun retry-p (call retries setback)
   "True if the retry policy of CALL, which has RETRIES, has it tried again after SETBACK."
-  (and (goes-on-after-p (wire:retries-policy retries) (setback-status setback))
-       (not (eq :never (setback-pushback setback)))
-       (< (wire:retries-issued retries) (wire:retries-limit retries))
+  (and (retry-after-p (wire:retries-policy retries) (setback-status setback)
+                      (setback-pushback setback) (wire:retries-issued retries)
+                      (wire:retries-limit retries) (core-throttle (client-call-core call)))
        (not (wire:retries-over retries))
-       (not (throttled-p (core-throttle (client-call-core call))))
        (keep-request call)))
 
 (defun retry-later (call retries setback)

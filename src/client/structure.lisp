@@ -41,7 +41,7 @@
             (hash-table-count (commons-users commons)))))
 
 (defstruct (core (:include wire:endpoint (clock (wire:make-wait-clock))
-                                (replays (wire:make-ledger)))
+                                (replays (make-ledger)))
                  (:copier nil))
   "What a channel is on its loop."
   (name "" :type string :read-only t)   ; the channel's target, as it was given

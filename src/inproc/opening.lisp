@@ -3,6 +3,9 @@
 
 (in-package #:clgrpc.inproc)
 
+(defparameter *retry-options* '(:retry :max-attempts :replay-octets :total-replay-octets)
+  "Options of channels that say how often calls are tried.")
+
 (defun make-inproc-channel (target host name arguments)
   "A channel to HOST or, if that is nil, to the server that has NAME at the time of each call."
   (destructuring-bind (&key (messages :copy) threads on interceptors call-credentials
@@ -20,11 +23,11 @@
                             :observer (rpc:check-observer observer)
                             :execution (cond (threads :threads) (t (or on :caller)))
                             :options (apply #'make-inproc-options
-                                            (alexandria:remove-from-plist
-                                             arguments :messages :threads :on :interceptors
-                                             :call-credentials :plaintext-credentials
-                                             :compression :observer :service-config
-                                             :retry :max-attempts))))
+                                            (apply #'alexandria:remove-from-plist
+                                                    arguments :messages :threads :on :interceptors
+                                                    :call-credentials :plaintext-credentials
+                                                    :compression :observer :service-config
+                                                    *retry-options*))))
            (options (retry-options arguments))
            (intercepted (or interceptors call-credentials)))
       (apply #'make-instance
@@ -41,10 +44,10 @@
                                              site options arguments)))))))
 
 (defun retry-options (arguments)
-  "What ARGUMENTS, a channel's, say of :retry and :max-attempts, as options."
+  "What ARGUMENTS, a channel's, say of the *RETRY-OPTIONS*, as options."
   (apply #'make-channel-options
          (loop for (name value) on arguments by #'cddr
-               when (member name '(:retry :max-attempts)) append (list name value))))
+               when (member name *retry-options*) append (list name value))))
 
 (defun server-channel (server &rest arguments
                        &key (messages :copy) threads on interceptors call-credentials observer
@@ -54,8 +57,8 @@ their caller, with the semantics of the wire; doc/in-process.md says what is dif
 :copy, so that neither side sees the other's later changes, or :share, to pass them as they are.
 With THREADS handlers run on threads of their own, when and as they would over the wire; with ON, an
 event loop of clgrpc.loop, on that. INTERCEPTORS, CALL-CREDENTIALS, OBSERVER, SERVICE-CONFIG,
-:retry and :max-attempts are as for MAKE-CHANNEL, whose limits may be given as well; doc/fleets.md
-says which calls are retried. (make-channel \"inproc:NAME\") returns such a channel to the server
+:retry, :max-attempts, :replay-octets and :total-replay-octets are as for MAKE-CHANNEL, whose limits
+may be given as well. (make-channel \"inproc:NAME\") returns such a channel to the server
 that listens on that address. From any thread; end it with CLOSE-CHANNEL."
   (declare (ignore messages threads on interceptors call-credentials observer service-config))
   (let ((host (server-host server)))

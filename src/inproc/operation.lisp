@@ -9,7 +9,8 @@
   (let ((client (line-client (call-line call))))
     (when (call-fields client) (misuse "The headers of ~A were sent before." call))
     (setf (call-fields client) (status:metadata-entries metadata))
-    (notify client)))
+    (notify client)
+    (when (rpc:callbacks-p client) (operate schedule client))))
 
 (defun server-reply (call message)
   "The operation REPLY."

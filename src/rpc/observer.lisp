@@ -74,8 +74,8 @@
   (call-ended (call) :call
     "CALL has ended, at this end: CALL-STATUS says how, CALL-STAGES where its time went.")
   (attempt-begun (call peer stream) :call
-    "An attempt of CALL, a client's, has a stream, which has the number STREAM and leads to PEER, an
-address.")
+    "An attempt of CALL, a client's, has a stream, which has the number STREAM, 0 within the image,
+and leads to PEER, an address.")
   (attempt-ended (call peer status) nil
     "The stream of an attempt of CALL, a client's, to PEER is over: STATUS is that of the attempt,
 :cancelled if another has the call, that of CALL if it has ended with this one.")

@@ -8,7 +8,7 @@
    (listeners :initform '() :accessor server-listeners) ; one for each address
    (execution :initarg :execution :reader server-execution) ; what START-SERVER was given
    (loop-count :initarg :loop-count :reader server-loop-count) ; how many loops it is to have
-   (ledger :initform (wire:make-ledger) :reader server-ledger) ; of the octets all links hold
+   (ledger :initform (make-ledger) :reader server-ledger) ; of the octets all links hold
    (census :accessor server-census)     ; of the peers: see peer.lisp
    (refusals :accessor server-refusals) ; that the log is to hear of
    (encoding :initarg :encoding :reader server-encoding) ; of answers, if nobody says otherwise

@@ -13,12 +13,6 @@ take its answers."
 
 (declaim (sb-ext:freeze-type answers))
 
-(defstruct (ledger (:copier nil))
-  "The octets that all links of a server, or of a channel, are charged with."
-  (held 0 :type sb-ext:word))           ; octets; atomic
-
-(declaim (sb-ext:freeze-type ledger))
-
 (defstruct (link (:constructor %make-link (loop options owner ledger)) (:copier nil))
   "One HTTP/2 connection, at either end."
   (loop nil :type loop:event-loop)      ; that all of it runs on

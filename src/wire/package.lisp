@@ -48,12 +48,12 @@
    #:encode-message #:encode-metadata #:encode-status-message #:encode-unless-short
    #:encoded-length #:encoding #:endpoint #:ensure-compression #:ensure-headers #:enter-stage
    #:error-code-status #:expel-link #:fields-metadata #:find-encoding #:half-close-streamed
-   #:hold #:http-status-status #:keep-octets #:ledger-held #:link #:link-answers #:link-born-ns
+   #:hold #:http-status-status #:keep-octets #:link #:link-answers #:link-born-ns
    #:link-calls #:link-draining #:link-due #:link-ended #:link-failure #:link-goaway #:link-guest
    #:link-http2 #:link-http2-closed #:link-last-fields #:link-late #:link-loop #:link-options
    #:link-output #:link-owner #:link-peer #:link-place #:link-seat #:link-security
    #:link-share #:link-socket #:link-speech
-   #:list-custom-fields #:make-answers #:make-ledger #:make-wait-clock #:mark-call #:marked-p
+   #:list-custom-fields #:make-answers #:make-wait-clock #:mark-call #:marked-p
    #:metadata-octets #:open-link #:parcel #:parcel-end #:parcel-octets #:parcel-taken
    #:parse-encoding #:parse-incoming #:queue-incoming #:quoted-octets #:read-clock-for-call
    #:receive-data #:release-call #:seal-batch #:sound-metadata-p #:start-deadline #:stop-timers

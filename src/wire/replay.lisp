@@ -1,24 +1,10 @@
 ;;;; The messages that a stream of requests has sent, kept until its response begins, so that the
 ;;;; call can be tried again, or on another stream beside. All are kept if the method has a policy
 ;;;; for that, else the first few, for a server that has not seen the call (resend-octets and
-;;;; resend-messages); and only while there is room for them, in the call's own budget and in the
-;;;; channel's. Everything here runs on the call's loop.
+;;;; resend-messages); and only while there is room for them (base/replay.lisp). Everything here
+;;;; runs on the call's loop.
 
 (in-package #:clgrpc.wire)
-
-(defstruct (replay (:copier nil))
-  "The messages that a call has sent, none of which has been answered."
-  (limit 0 :type index)                 ; how many octets may be kept
-  (room 0 :type fixnum)                 ; how many more messages may be
-  (messages '() :type list)             ; as ENCODE-MESSAGE returns them, newest first
-  (octets 0 :type index))               ; how long they are, charged to the channel's ledger
-
-(declaim (sb-ext:freeze-type replay))
-
-(defmethod print-object ((replay replay) stream)
-  (print-unreadable-object (replay stream :type t)
-    (format stream "~D messages, ~D octets" (length (replay-messages replay))
-            (replay-octets replay))))
 
 (define-hot (call-replay :inline t) ((call wire-call)) (or null replay)
   "The REPLAY of CALL, or nil if its messages are not kept, or not any more."
@@ -30,8 +16,7 @@
 queued still."
   (let ((replay (call-replay call)))
     (when replay
-      (sb-ext:atomic-decf (ledger-held (endpoint-replays (wire-call-endpoint call)))
-                          (replay-octets replay))
+      (release-replay replay)
       (setf (wire-parts-replay (ensure-wire-parts call)) nil))))
 
 (defun begin-replay (call limit &optional (messages most-positive-fixnum))
@@ -39,7 +24,7 @@ queued still."
 whatever it was told before."
   (cond ((plusp limit)
          (setf (wire-parts-replay (ensure-wire-parts call))
-               (make-replay :limit limit :room messages)))
+               (make-replay (endpoint-replays (wire-call-endpoint call)) limit messages)))
         (t (drop-replay call))))
 
 (define-hot (encoded-length :inline t) ((encoded (or octets parcel))) index
@@ -53,18 +38,9 @@ whatever it was told before."
 (defun keep-for-replay (call replay encoded)
   "Keep ENCODED, which CALL sends, in REPLAY and return true. If there is no room for it, keep
 nothing of CALL any more and return false."
-  (let ((ledger (endpoint-replays (wire-call-endpoint call)))
-        (size (encoded-length encoded))
-        (options (wire-call-options call)))
-    (cond ((and (plusp (replay-room replay))
-                (<= (+ size (replay-octets replay)) (replay-limit replay))
-                (<= (+ size (ledger-held ledger)) (options-total-replay-octets options)))
-           (sb-ext:atomic-incf (ledger-held ledger) size)
-           (incf (replay-octets replay) size)
-           (decf (replay-room replay))
-           (push encoded (replay-messages replay))
-           t)
-          (t (drop-replay call) nil))))
+  (or (keep-message replay encoded (encoded-length encoded)
+                        (options-total-replay-octets (wire-call-options call)))
+      (progn (drop-replay call) nil)))
 
 (define-hot write-kept ((stream http2:stream) encoded (last boolean)) null
   "Send ENCODED, of ENCODE-MESSAGE, on STREAM; it stays the call's and is not given to the store."

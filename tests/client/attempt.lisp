@@ -23,7 +23,7 @@
     (wait-until (lambda ()
                   (and (zerop (wire:link-calls link))
                        (zerop (http2:connection-stream-count (wire:link-http2 link)))
-                       (zerop (wire:ledger-held
+                       (zerop (ledger-held
                                (wire:endpoint-replays (wire:wire-call-endpoint call)))))))))
 
 (defun answering (exchanges answer &optional (count 2))
@@ -166,5 +166,5 @@ Return what AWAIT returns, or the error it signals, the call, and the exchanges.
       (is-true (wire:call-replay call))
       (speak call 1)
       (is (null (wire:call-replay call)))
-      (is (zerop (wire:ledger-held ledger)))
+      (is (zerop (ledger-held ledger)))
       (grpc:cancel call))))

@@ -5,7 +5,7 @@
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:rpc #:clgrpc.rpc) (#:serving #:clgrpc.serving) (#:service #:clgrpc.service)
                     (#:status #:clgrpc.status) (#:calling #:clgrpc.calling) (#:loop #:clgrpc.loop)
-                    (#:protobuf #:clgrpc.protobuf)))
+                    (#:protobuf #:clgrpc.protobuf) (#:config #:clgrpc.config)))
 
 (in-package #:clgrpc.tests.rpc)
 

@@ -48,7 +48,7 @@
                                         (zerop (server::hub-open (first (server::server-hubs
                                                                          ,server)))))))
                  (is-true (wait-until (lambda ()
-                                        (zerop (wire:ledger-held
+                                        (zerop (ledger-held
                                                 (server::server-ledger ,server)))))))
        (grpc:stop-server ,server :drain 0))))
 

@@ -610,7 +610,7 @@ client waits then before it connects again."
     (check-zero "calls of ~A" (server::hub-open hub) server)
     (check-zero "octets of answers on their way" (server::hub-answering hub))
     (check-zero "queued octets" (http2:pool-queued-octets (server::hub-pool hub))))
-  (check-zero "octets charged at ~A" (wire:ledger-held (server::server-ledger server)) server))
+  (check-zero "octets charged at ~A" (ledger-held (server::server-ledger server)) server))
 
 (defun check-loop (loop)
   (check-zero "timers of ~A" (wheel-count (loop:event-loop-wheel loop)) loop)

@@ -58,7 +58,7 @@ server."))
   (loop for (name value) on arguments by #'cddr
         for row = (find-option-row name)
         unless (and row (not (eq :method (option-row-scope row)))
-                    (not (member name '(:retry :max-attempts))))
+                    (not (member name '(:retry :max-attempts :replay-octets :total-replay-octets))))
           append (list name value)))
 
 (defun call-in-process (function service server-options channel-options)

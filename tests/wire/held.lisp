@@ -7,7 +7,7 @@
   (with-link (link)
     (let ((call (calls 1)))
       (flet ((charged ()
-               (is (= (wire::link-held link) (wire:ledger-held (station-ledger *station*))))
+               (is (= (wire::link-held link) (ledger-held (station-ledger *station*))))
                (wire::link-held link)))
         (is (zerop (charged)))
         (brings 1 (letter-octets 100 100))

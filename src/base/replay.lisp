@@ -1,0 +1,54 @@
+;;;; What a client's call keeps of its requests until its response begins, so that it can be tried
+;;;; again (gRFC A6): within a budget of its own, and within one of its channel's. A transport keeps
+;;;; the messages in its own form; here they are counted.
+
+(in-package #:clgrpc.base)
+
+(defstruct (ledger (:copier nil))
+  "The octets that several together are charged with: the links of a server or of a channel with
+what they hold, the calls of a channel with what they keep."
+  (held 0 :type sb-ext:word))           ; octets; atomic
+
+(declaim (sb-ext:freeze-type ledger))
+
+(defstruct (replay (:constructor make-replay (ledger limit &optional (room most-positive-fixnum)))
+                   (:copier nil))
+  "The messages that a call has sent, none of which has been answered."
+  (ledger nil :type ledger)             ; the channel's, charged with OCTETS
+  (limit 0 :type index)                 ; how many octets may be kept
+  (room 0 :type fixnum)                 ; how many more messages may be
+  (messages '() :type list)             ; in the form of the transport, newest first
+  (octets 0 :type index))               ; how long they are
+
+(declaim (sb-ext:freeze-type replay))
+
+(document-functions
+  make-ledger "A ledger that is charged with nothing."
+  ledger-held "The octets that a ledger is charged with. Changed atomically, from any thread."
+  make-replay "(LEDGER LIMIT &optional ROOM): a replay of no messages, which may keep LIMIT octets
+and ROOM messages, and charges LEDGER with them."
+  replay-messages "The messages that a replay keeps, newest first.")
+
+(defmethod print-object ((replay replay) stream)
+  (print-unreadable-object (replay stream :type t)
+    (format stream "~D messages, ~D octets" (length (replay-messages replay))
+            (replay-octets replay))))
+
+(defun keep-message (replay message size total)
+  "Keep MESSAGE, of SIZE octets, in REPLAY and return true; return false if there is no room for it,
+in the call's budget or in TOTAL octets of the channel's calls. From one thread at a time."
+  (let ((ledger (replay-ledger replay)))
+    (and (plusp (replay-room replay))
+         (<= (+ size (replay-octets replay)) (replay-limit replay))
+         (<= (+ size (ledger-held ledger)) total)
+         (progn
+           (sb-ext:atomic-incf (ledger-held ledger) size)
+           (incf (replay-octets replay) size)
+           (decf (replay-room replay))
+           (push message (replay-messages replay))
+           t))))
+
+(defun release-replay (replay)
+  "What REPLAY keeps is not kept any more."
+  (sb-ext:atomic-decf (ledger-held (replay-ledger replay)) (shiftf (replay-octets replay) 0))
+  (setf (replay-messages replay) '()))

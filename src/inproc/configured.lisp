@@ -1,0 +1,203 @@
+;;;; What stubs do on a channel with a service config, and how such a channel is made.
+
+(in-package #:clgrpc.inproc)
+
+;;; Stubs
+
+(defun method-plan (channel method)
+  "The plan of CHANNEL for METHOD, or nil if the service config says nothing of it."
+  (let ((config (config:find-method-config (channel-config channel)
+                                           (service:rpc-method-path method))))
+    (and config (gethash config (channel-plans channel)))))
+
+(defun within-timeout (plan options)
+  "OPTIONS of a stub, with the time that PLAN allows."
+  (let ((timeout-ns (config:method-config-timeout-ns (plan-config plan)))
+        (timeout (getf options :timeout)))
+    (if (and timeout-ns (typep timeout '(or null (real 0))))
+        (let ((allowed (/ timeout-ns +ns-per-second+)))
+          (list* :timeout (if timeout (min timeout allowed) allowed) options))
+        options)))
+
+(defun at-hand-p (method request)
+  "True if what METHOD sends for REQUEST is there already."
+  (ecase (rpc-method-kind method)
+    ((:unary :server-streaming) t)
+    (:client-streaming (typep request 'sequence))
+    (:bidi nil)))
+
+(defun checked-request (method request)
+  "REQUEST, which is at hand, if METHOD takes it, or all in it."
+  (if (eq :client-streaming (rpc-method-kind method))
+      (every (lambda (message) (calling:only-request method message)) request)
+      (calling:only-request method request))
+  request)
+
+(defun kept-request (channel method request)
+  "REQUEST, which is at hand, of a call of METHOD on CHANNEL, as attempts take it after the stub has
+returned."
+  (flet ((copy (message) (site-copy (channel-site channel) message)))
+    (if (eq :client-streaming (rpc-method-kind method))
+        (map 'list #'copy request)
+        (copy request))))
+
+(defun call-fields-of (channel method metadata call-credentials)
+  "The metadata of a call of METHOD on CHANNEL, given METADATA and CALL-CREDENTIALS."
+  (status:metadata-entries
+   (append (status:check-metadata metadata)
+           (when call-credentials
+             (calling:credentials-metadata channel call-credentials method)))))
+
+(defun relay-route (host method function)
+  "A route of HOST, that of all relays, for a call of METHOD: to FUNCTION of the handler's end."
+  (make-inproc-route
+   :server host :epoch 1 :method method
+   :binding (service:make-binding :class (find-class t)
+                                  :function (lambda (service request call)
+                                              (declare (ignore service request))
+                                              (funcall (the function function) call)
+                                              call))))
+
+(defun relayed-line (relay front method deadline options function)
+  "A line of a call of METHOD on FRONT, with OPTIONS of its stub, for RELAY. FUNCTION of RELAY and
+the handler's end is its handler."
+  (let* ((site (channel-site front))
+         (host (site-host site))
+         (line (line-to site host
+                        (relay-route host method (lambda (call) (funcall function relay call)))
+                        method deadline (relay-fields relay) (getf options :values))))
+    (setf (line-unattended line) (and (getf options :async) t))
+    line))
+
+(defun invoke-in-turn (relay method deadline request async channel options)
+  "INVOKE of METHOD for RELAY, which waits. REQUEST is at hand."
+  (let ((line (relayed-line relay (channel-front channel) method deadline options #'begin-relay)))
+    (setf (call-half-closed (line-server line)) t)
+    (cond (async (begin-elsewhere line) (line-client line))
+          ((rpc:answers-once-p (line-client line))
+           (finish-blocking line channel method request options))
+          (t (line-client line)))))
+
+(defun invoke-reactively (relay method deadline request async channel options)
+  "INVOKE of METHOD for RELAY, a reactive one. It begins at once."
+  (let* ((line (relayed-line relay (plan-front (relay-plan relay)) method deadline options
+                             #'begin-reactive))
+         (client (line-client line))
+         (once (rpc:answers-once-p client))
+         (wait (and once (not async) (not (eq :open request)))))
+    (when (relay-over relay) (setf (call-half-closed (line-server line)) t))
+    (cond ((or (relay-over relay) (eq :open request))
+           (setf (line-queued-reply line) (and once (eq :open request)))
+           (begin-here line))
+          (wait (begin-here line)
+                (calling:send-requests client (calling:request-generator request)))
+          ;; what makes the requests may wait for something
+          (t (setf (line-source line) (calling:request-generator request))
+             (begin-elsewhere line)))
+    (if wait
+        (finish-blocking line channel method request options)
+        client)))
+
+(defun invoke-relayed (channel plan method request options)
+  "INVOKE for calls that may be tried more than once."
+  (calling:check-call-options options)
+  (destructuring-bind (&key timeout deadline metadata wait-for-ready async call-credentials
+                         compression values)
+      options
+    (declare (ignore wait-for-ready values))
+    (rpc:check-compression compression)
+    (unless (site-open (channel-site channel)) (misuse "~A is closed." channel))
+    (let* ((now (site-now (channel-site channel)))
+           (deadline (calling:absolute-deadline timeout deadline now))
+           (at-hand (and (at-hand-p method request) (checked-request method request) t))
+           (reactive (or (not at-hand) (calling:hedging-policy-p (plan-policy plan))))
+           (later (or async reactive (eq :server-streaming (rpc-method-kind method))))
+           (kept (and at-hand (if later (kept-request channel method request) request)))
+           (common (list :channel channel :plan plan :began-ns now
+                         :fields (call-fields-of channel method metadata call-credentials))))
+      (if reactive
+          (invoke-reactively (apply #'make-reactive-relay (if (listp kept) kept (list kept)) at-hand
+                                    common)
+                             method deadline request async channel options)
+          (invoke-in-turn (apply #'make-relay :request kept common)
+                          method deadline request async channel options)))))
+
+(defmethod service:invoke ((channel configured-inproc-channel) method request &rest options)
+  (let ((plan (method-plan channel method)))
+    (cond ((null plan) (call-next-method))
+          ((plan-policy plan)
+           (invoke-relayed channel plan method request (within-timeout plan options)))
+          (t (apply #'service:invoke (plan-channel plan) method request
+                    (within-timeout plan options))))))
+
+;;; Channels
+
+(defun plan-options (site config arguments)
+  "The options of SITE's channel, which was made with ARGUMENTS, as CONFIG, a method's, allows."
+  (let ((options (copy-options (site-options site))))
+    (flet ((limit (configured name value)
+             (cond ((null configured) value)
+                   ((getf arguments name) (min configured value))
+                   (t configured))))
+      (setf (options-max-send-octets options)
+            (limit (config:method-config-max-request-octets config)
+                   :max-send-octets (options-max-send-octets options))
+            (options-max-receive-octets options)
+            (limit (config:method-config-max-response-octets config)
+                   :max-receive-octets (options-max-receive-octets options)))
+      options)))
+
+(defun derive-channel (site &key (host (site-host site)) (name (site-name site))
+                              (options (site-options site)) (observer (site-observer site))
+                              (share (site-share site)) (execution (site-execution site))
+                              (client-operations **client-operations**)
+                              (server-operations **server-operations**))
+  "A channel whose site is like SITE but for what is given."
+  (make-instance 'inproc-channel
+                 :site (make-site :target (site-target site) :host host :name name
+                                  :options options :observer observer :share share
+                                  :execution execution :client-operations client-operations
+                                  :server-operations server-operations)))
+
+(defun relay-host (site)
+  "The host of calls on SITE that lead to relays. The limits are those of the attempts."
+  (make-host :name (site-target site)
+             :options (make-server-options :max-calls 10000000
+                                           :max-receive-octets 2147483647)))
+
+(defun plan-for (config site options arguments)
+  "The plan of a channel of SITE, which was made with ARGUMENTS, for CONFIG, a method's. OPTIONS say
+whether calls are tried again."
+  (let ((policy (calling:find-retry-policy config options))
+        (limited (plan-options site config arguments)))
+    (if policy
+        ;; the channel's observer is told of calls
+        (make-plan :config config :policy policy
+                   :channel (derive-channel site :options limited :observer nil)
+                   :attempts (derive-channel site :options limited :observer nil
+                                                  :client-operations **attempt-operations**)
+                   :front (derive-channel site :options limited :host (relay-host site) :name nil
+                                               :server-operations **relay-operations**))
+        (make-plan :config config :channel (derive-channel site :options limited)))))
+
+(defun make-front (site)
+  "A channel for calls on SITE that lead to relays that wait. Messages pass it as they are, since
+attempts copy them, and check their length."
+  (derive-channel site :host (relay-host site) :name nil :share t :execution :caller))
+
+(defun configured-arguments (config site options arguments)
+  "The initargs of a channel of SITE, which was made with ARGUMENTS, with CONFIG, a service config.
+OPTIONS say whether and how often calls are tried again."
+  (let ((plans (make-hash-table :test 'eq)))
+    (loop for method-config being the hash-values of (config:service-config-methods config)
+          unless (gethash method-config plans)
+            do (setf (gethash method-config plans)
+                     (plan-for method-config site options arguments)))
+    (list :config config :options options :plans plans :front (make-front site)
+          :throttle (calling:current-throttle nil config))))
+
+(defmethod calling:close-channel :after ((channel configured-inproc-channel))
+  (calling:close-channel (channel-front channel))
+  (loop for plan being the hash-values of (channel-plans channel)
+        do (dolist (inner (list (plan-front plan) (plan-attempts plan) (plan-channel plan)))
+             (when inner (calling:close-channel inner)))))

@@ -1,0 +1,32 @@
+;;;; What calls may keep of their requests.
+
+(in-package #:clgrpc.tests.base)
+(in-suite :clgrpc.base)
+
+(test replays-keep-what-fits
+  "Within the call's budgets of octets and messages, and the channel's."
+  (let* ((ledger (make-ledger))
+         (replay (make-replay ledger 100 3)))
+    (is-true (keep-message replay :a 60 1000))
+    (is-false (keep-message replay :b 41 1000))
+    (is-true (keep-message replay :c 40 1000))
+    (is-false (keep-message replay :d 1 1000))
+    (is-true (keep-message replay :e 0 1000))
+    (is-false (keep-message replay :f 0 1000))
+    (is (equal '(:e :c :a) (replay-messages replay)))
+    (is (= 100 (ledger-held ledger)))))
+
+(test replays-share-the-budget-of-their-channel
+  (let* ((ledger (make-ledger))
+         (one (make-replay ledger 100))
+         (other (make-replay ledger 100)))
+    (is-true (keep-message one :a 80 150))
+    (is-false (keep-message other :b 80 150))
+    (is (= 80 (ledger-held ledger)))
+    (release-replay one)
+    (is (zerop (ledger-held ledger)))
+    (is (null (replay-messages one)))
+    ;; once only
+    (release-replay one)
+    (is (zerop (ledger-held ledger)))
+    (is-true (keep-message other :b 80 150))))

@@ -1,0 +1,109 @@
+;;;; When calls are tried again, as far as no transport and no clock is needed.
+
+(in-package #:clgrpc.tests.rpc)
+(in-suite :clgrpc.calling)
+
+(defun policy-of (config)
+  "The retry or hedging policy that CONFIG, the plist of a method config, has for all methods."
+  (calling:find-retry-policy
+   (config:find-method-config
+    (config:parse-service-config `(:method-config ((:name (()) ,@config))))
+    "/a.B/C")
+   (make-channel-options)))
+
+(defun retrying (&key (attempts 4) (initial 0.1) (maximum 0.3))
+  (policy-of `(:retry-policy (:max-attempts ,attempts :initial-backoff ,initial
+                              :max-backoff ,maximum :backoff-multiplier 2
+                              :retryable-status-codes (:unavailable :aborted)))))
+
+(defun hedging (&key (attempts 4))
+  (policy-of `(:hedging-policy (:max-attempts ,attempts :hedging-delay 0.5
+                                :non-fatal-status-codes (:unavailable)))))
+
+(defun throttle-with (tokens ratio)
+  (calling:current-throttle
+   nil (config:parse-service-config
+        `(:retry-throttling (:max-tokens ,tokens :token-ratio ,ratio)))))
+
+(test policies-say-how-often
+  (is (= 4 (calling:policy-limit (retrying) (make-channel-options))))
+  (is (= 5 (calling:policy-limit (retrying :attempts 9) (make-channel-options))))
+  (is (= 2 (calling:policy-limit (hedging) (make-channel-options :max-attempts 2))))
+  (is (null (calling:find-retry-policy nil (make-channel-options))))
+  (is (calling:hedging-policy-p (hedging)))
+  (is (not (calling:hedging-policy-p (retrying))))
+  (is (= 500000000 (calling:hedging-delay-ns (hedging)))))
+
+(test retries-follow-statuses-and-pushbacks
+  (flet ((again-p (status &key pushback (begun 1) throttle (policy (retrying)))
+           (calling:retry-after-p policy status pushback begun 4 throttle)))
+    (is (again-p :unavailable))
+    (is (again-p :aborted :pushback 5))
+    (is (not (again-p :internal)))
+    (is (not (again-p :internal :pushback 5)))
+    (is (not (again-p :unavailable :pushback :never)))
+    (is (again-p :unavailable :begun 3))
+    (is (not (again-p :unavailable :begun 4)))
+    (is (not (again-p :unavailable :policy nil)))
+    (let ((throttle (throttle-with 4 1)))
+      (is (again-p :unavailable :throttle throttle))
+      (calling:count-failure throttle (retrying) :unavailable nil)
+      (is (again-p :unavailable :throttle throttle))
+      (calling:count-failure throttle (retrying) :unavailable nil)
+      (is (not (again-p :unavailable :throttle throttle)))
+      (calling:count-success throttle)
+      (is (again-p :unavailable :throttle throttle)))))
+
+(test hedges-follow-failures
+  (flet ((next (status pushback more-p)
+           (calling:hedge-after (hedging) status pushback more-p)))
+    (is (eq :end (next :internal nil t)))
+    (is (eq :end (next :internal 5 t)))
+    (is (eq :stop (next :unavailable :never t)))
+    (is (eq :stop (next :unavailable :never nil)))
+    (is (eq :go-on (next :unavailable nil nil)))
+    (is (eq :go-on (next :unavailable 5 nil)))
+    (is (eql 0 (next :unavailable nil t)))
+    (is (eql 5 (next :unavailable 5 t)))))
+
+(test failures-that-count
+  "Those that may be tried again, and any that is not to be."
+  (flet ((counts-p (policy status pushback)
+           (let ((throttle (throttle-with 2 0.5)))
+             (calling:count-failure throttle policy status pushback)
+             (calling:throttled-p throttle))))
+    (is (counts-p (retrying) :unavailable nil))
+    (is (not (counts-p (retrying) :internal nil)))
+    (is (counts-p (retrying) :internal :never))
+    (is (not (counts-p nil :unavailable nil)))
+    (is (counts-p nil :unavailable :never)))
+  (finishes (calling:count-failure nil (retrying) :unavailable nil)))
+
+(test throttles-keep-within-their-limits
+  (let ((throttle (throttle-with 2 0.5)))
+    (calling:count-success throttle)
+    (is (not (calling:throttled-p throttle)))
+    (dotimes (i 5) (calling:count-failure throttle (retrying) :unavailable nil))
+    ;; from nothing: above half after three
+    (dotimes (i 2) (calling:count-success throttle))
+    (is (calling:throttled-p throttle))
+    (calling:count-success throttle)
+    (is (not (calling:throttled-p throttle)))
+    (is (not (calling:throttled-p nil)))))
+
+(test back-off-grows-up-to-its-maximum
+  "0.1, 0.2, 0.3, 0.3 s, each 20 % more or less."
+  (let ((random (sb-ext:seed-random-state 1)))
+    (loop for count below 5
+          for expected in '(1 2 3 3 3)
+          do (loop repeat 100
+                   do (is (<= (* 80000000 expected)
+                              (calling:retry-delay-ns (retrying) count random)
+                              (* 120000000 expected)))))))
+
+(test pushbacks-are-32-bit-numbers
+  (is (eql 0 (calling:parse-pushback "0")))
+  (is (eql 25000000 (calling:parse-pushback "25")))
+  (is (integerp (calling:parse-pushback "2147483647")))
+  (dolist (text '("-1" "" "+1" "007" "1.5" "2147483648" "99999999999999" "x" "1 "))
+    (is (eq :never (calling:parse-pushback text)) text)))
