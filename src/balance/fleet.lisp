@@ -112,7 +112,9 @@ members that are ready."))
         (unless (gethash key kept)
           (let ((subchannel (gethash key members)))
             (cond (subchannel
-                   (setf (subchannel-attributes subchannel) (backend-attributes backend)))
+                   (setf (subchannel-attributes subchannel) (backend-attributes backend))
+                   ;; the same ones, perhaps in another order
+                   (client:change-addresses subchannel (backend-addresses backend)))
                   (t (push (setf subchannel (add-member fleet backend)) new)))
             (setf (gethash key kept) subchannel)))))
     (when (> (hash-table-count members) (hash-table-count kept)) (drop-others fleet kept))

@@ -22,7 +22,7 @@
                         (format nil "~A was asked for its health, which failed with ~A"
                                 (subchannel-key subchannel) datum)))
     (:unimplemented
-     (log-event :warning :no-health-service :server (subchannel-key subchannel))
+     (log-event :error :no-health-service :server (subchannel-key subchannel))
      (lift-veto subchannel :health))))
 
 (defun check-health (subchannel service)

@@ -31,4 +31,4 @@ Return the vigil."
                 (case event
                   (:message (funcall function datum))
                   (:unimplemented
-                   (log-event :warning :no-load-reports :server (subchannel-key subchannel)))))))
+                   (log-event :error :no-load-reports :server (subchannel-key subchannel)))))))

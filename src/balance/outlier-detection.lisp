@@ -11,8 +11,9 @@
 ;;;; At most maxEjectionPercent of the servers are ejected, or one more, as others do it.
 ;;;; An ejection lasts baseEjectionTime times how often there was one, at most the larger of
 ;;;; maxEjectionTime and baseEjectionTime; each interval without one takes one off the count.
-;;;; A call that the client cancels says nothing of the server. A subchannel that no backend is
-;;;; named for, as pick_first's, is not looked at.
+;;;; A call that the client cancels says nothing of the server, but one that the server has answered
+;;;; with CANCELLED has failed. A subchannel that no backend is named for, as pick_first's, is not
+;;;; looked at.
 
 (in-package #:clgrpc.balance)
 
@@ -20,8 +21,8 @@
   "The config of one of the two."
   (factor 0 :type (integer 0) :read-only t) ; stdevFactor, or threshold in per cent
   (enforcement 100 :type (integer 0 100) :read-only t) ; the chance that it ejects, in per cent
-  (hosts 5 :type (integer 0) :read-only t) ; so few servers are not judged
-  (volume 0 :type (integer 0) :read-only t)) ; nor one with so few calls
+  (hosts 5 :type (integer 0) :read-only t) ; servers are judged if so many have had VOLUME calls
+  (volume 0 :type (integer 0) :read-only t)) ; a server with fewer is not judged
 
 (defstruct (detection (:copier nil))
   "The config of outlier_detection. Times are in nanoseconds."
@@ -116,6 +117,17 @@
 (defun endpoint-of (balancer subchannel)
   (gethash (subchannel-key subchannel) (detection-endpoints balancer)))
 
+(defun cancelled-by-server-p (call)
+  "True if CALL has ended with CANCELLED, and its server said so."
+  (and (eq :cancelled (rpc:call-status call))
+       (eq :peer (status:rpc-error-ended-by (rpc:call-condition call)))))
+
+(defun count-attempt (endpoint call status)
+  "An attempt of CALL at ENDPOINT has ended with STATUS."
+  (cond ((eq :ok status) (incf (endpoint-successes endpoint)))
+        ((or (null status) (and (eq :cancelled status) (not (cancelled-by-server-p call)))))
+        (t (incf (endpoint-failures endpoint)))))
+
 (defmethod subchannel-opened ((ancestor outlier-detection) subchannel)
   (let ((endpoint (endpoint-of ancestor subchannel)))
     (when endpoint
@@ -123,12 +135,9 @@
       (when (endpoint-ejected-ns endpoint) (veto-ejected subchannel))
       (add-listener subchannel
                     (lambda (call subchannel status trailers)
-                      (declare (ignore call subchannel trailers))
+                      (declare (ignore subchannel trailers))
                       (when (detecting-p (detection ancestor))
-                        (case status
-                          (:ok (incf (endpoint-successes endpoint)))
-                          ((nil :cancelled))
-                          (t (incf (endpoint-failures endpoint))))))))))
+                        (count-attempt endpoint call status)))))))
 
 (defmethod subchannel-closed ((ancestor outlier-detection) subchannel)
   (let ((endpoint (endpoint-of ancestor subchannel)))
@@ -166,14 +175,18 @@
   (when (< (random 100 (balancer-random balancer)) (algorithm-enforcement algorithm))
     (eject balancer endpoint now-ns)))
 
+(defun judged-endpoints (endpoints algorithm)
+  "Those of ENDPOINTS that have had enough calls for ALGORITHM; none if they are too few."
+  (let ((judged (remove-if (lambda (endpoint)
+                             (< (endpoint-volume endpoint) (max 1 (algorithm-volume algorithm))))
+                           endpoints)))
+    (if (< (length judged) (algorithm-hosts algorithm)) '() judged)))
+
 (defun judge-success-rates (balancer algorithm endpoints now-ns)
   "Of ENDPOINTS eject those that ALGORITHM finds to be outliers."
-  (let* ((judged (remove-if (lambda (endpoint)
-                              (or (zerop (endpoint-volume endpoint))
-                                  (< (endpoint-volume endpoint) (algorithm-volume algorithm))))
-                            endpoints))
+  (let* ((judged (judged-endpoints endpoints algorithm))
          (count (length judged)))
-    (when (and (plusp count) (>= count (algorithm-hosts algorithm)))
+    (when (plusp count)
       (let* ((rates (mapcar (lambda (endpoint)
                               (coerce (endpoint-success-rate endpoint) 'double-float))
                             judged))
@@ -189,15 +202,12 @@
 
 (defun judge-failure-percentages (balancer algorithm endpoints now-ns)
   "Of ENDPOINTS eject those of whose calls more have failed than ALGORITHM allows."
-  (when (>= (length endpoints) (algorithm-hosts algorithm))
-    (loop for endpoint in endpoints
+  (let ((judged (judged-endpoints endpoints algorithm)))
+    (loop for endpoint in judged
           while (may-eject-p balancer)
-          do (let ((volume (endpoint-volume endpoint)))
-               (when (and (plusp volume)
-                          (>= volume (algorithm-volume algorithm))
-                          (> (* 100 (endpoint-failures endpoint))
-                             (* volume (algorithm-factor algorithm))))
-                 (eject-by-chance balancer algorithm endpoint now-ns))))))
+          do (when (> (* 100 (endpoint-failures endpoint))
+                      (* (endpoint-volume endpoint) (algorithm-factor algorithm)))
+               (eject-by-chance balancer algorithm endpoint now-ns)))))
 
 (defun forget-calls (endpoint)
   (setf (endpoint-successes endpoint) 0

@@ -3,19 +3,21 @@
 (defpackage #:clgrpc.balance
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
+                    (#:status #:clgrpc.status)
                     (#:hpack #:clgrpc.hpack) (#:service #:clgrpc.service)
                     (#:client #:clgrpc.client) (#:config #:clgrpc.config)
                     (#:health #:grpc.health.v1) (#:orca #:xds.data.orca.v3)
                     (#:orca-service #:xds.service.orca.v3))
   (:import-from #:sb-ext #:defglobal)
   (:import-from #:clgrpc.client
-                #:backend-key #:backend-attributes
+                #:backend-key #:backend-addresses #:backend-attributes #:first-address
                 #:balancer #:balancer-core #:balancer-now #:balancer-random #:publish
                 #:update-backends #:subchannel-changed #:exit-idle #:close-balancer
-                #:child-published #:subchannel-opened #:subchannel-closed
+                #:child-published #:subchannel-opened #:subchannel-closed #:resolving-wanted-p
                 #:new-picker #:picker-p #:picker-function #:make-failure
                 #:subchannel #:open-subchannel #:connect #:subchannel-p
-                #:subchannel-state #:subchannel-link-state #:subchannel-attributes
+                #:subchannel-state #:subchannel-link-state #:subchannel-addresses
+                #:subchannel-attributes
                 #:subchannel-key #:subchannel-note #:subchannel-watchers #:trouble-text #:room-p
                 #:subchannel-calls #:impose-veto #:lift-veto #:add-listener
                 #:switch #:open-side-call #:close-side-call #:back-off)

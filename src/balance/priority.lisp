@@ -1,7 +1,8 @@
 ;;;; The policy priority (gRFC A56): children in order of priority, of which the first serves that
 ;;;; is ready or idle. A lower one is made only when those above it have failed, or have not become
 ;;;; ready within 10 seconds of when they began to try. When a higher one is ready again it serves
-;;;; at once; those below it that are not needed are kept for a while.
+;;;; at once; those below it that are not needed are kept for a while. A child may be one for which
+;;;; nothing is resolved anew when it loses servers (ignoreReresolutionRequests, gRFC A37).
 
 (in-package #:clgrpc.balance)
 
@@ -10,17 +11,22 @@
 (defstruct (priorities (:copier nil))
   "The config of priority."
   (order '() :type list :read-only t)   ; the names of the children, the highest first
-  (children '() :type list :read-only t)) ; an alist from a name to a POLICY-CONFIG
+  (children '() :type list :read-only t) ; an alist from a name to a POLICY-CONFIG
+  (content '() :type list :read-only t)) ; children, by name, for which nothing is resolved anew
 
 (defun parse-priorities (object path)
   "The PRIORITIES that OBJECT is."
   (let* ((children-path (config:member-path path "children"))
+         (content '())
          (children (loop for (key . value) in (config:object-members
                                                (config:object-field object "children" path))
                          for name = (config:key-name key)
                          for child-path = (config:member-path children-path name)
-                         collect (cons name (child-field (config:check-object value child-path)
-                                                         "config" child-path))))
+                         for child = (config:check-object value child-path)
+                         do (when (config:boolean-field child "ignoreReresolutionRequests"
+                                                        child-path)
+                              (push name content))
+                         collect (cons name (child-field child "config" child-path))))
          (order (config:list-field object "priorities" path))
          (order-path (config:member-path path "priorities")))
     (loop for (name . rest) on order
@@ -30,7 +36,7 @@
                (config:config-error name-path "the name of one of the children is expected"))
              (when (member name rest :test #'equal)
                (config:config-error name-path "~A is there twice" name)))
-    (make-priorities :order order :children children)))
+    (make-priorities :order order :children children :content content)))
 
 (defclass priority (tree)
   ((priorities :accessor priorities
@@ -101,16 +107,17 @@ or to T once the time is over."))
       (setf (tree-busy tree) nil))
     branch))
 
+(defun retire-below (tree branch)
+  "Those below BRANCH are not needed for the time being."
+  (dolist (name (rest (member (branch-name branch) (priorities-order (priorities tree))
+                              :test #'string=)))
+    (let ((other (find-branch tree name)))
+      (when other
+        (end-time tree other)
+        (retire tree other)))))
+
 (defun serve-by (tree branch)
-  "Publish what BRANCH has published, and give up those below it for the time being."
-  (let ((below (rest (member (branch-name branch) (priorities-order (priorities tree))
-                             :test #'string=))))
-    (dolist (name below)
-      (let ((other (find-branch tree name)))
-        (when other
-          (end-time tree other)
-          (retire tree other))))
-    (publish tree (branch-state branch) (branch-picker branch))))
+  (publish tree (branch-state branch) (branch-picker branch)))
 
 (defun trying-p (tree branch)
   "True while BRANCH has time left to become ready."
@@ -121,8 +128,11 @@ or to T once the time is over."))
   (let ((last nil))
     (dolist (name (priorities-order (priorities tree)))
       (let ((branch (begin-branch tree name)))
-        (when (or (member (branch-state branch) '(:ready :idle)) (trying-p tree branch))
-          (return-from choose (serve-by tree branch)))
+        (cond ((member (branch-state branch) '(:ready :idle))
+               (retire-below tree branch)
+               (return-from choose (serve-by tree branch)))
+              ((trying-p tree branch)
+               (return-from choose (serve-by tree branch))))
         (setf last branch)))
     ;; none serves: one that still tries, else the last
     (let ((branch (or (loop for name in (priorities-order (priorities tree))
@@ -130,8 +140,12 @@ or to T once the time is over."))
                             when (eq :connecting (branch-state branch)) return branch)
                       last)))
       (if branch
-          (publish tree (branch-state branch) (branch-picker branch))
+          (serve-by tree branch)
           (publish tree :transient-failure (make-failure "there are no priorities"))))))
+
+(defmethod resolving-wanted-p ((ancestor priority) (child branch))
+  (not (member (branch-name child) (priorities-content (priorities ancestor))
+               :test #'string=)))
 
 (defmethod close-balancer :before ((balancer priority))
   (dolist (branch (alexandria:hash-table-values (tree-branches balancer)))

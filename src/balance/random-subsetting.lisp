@@ -1,8 +1,8 @@
 ;;;; The policy random_subsetting (gRFC A68): a child policy balances over subsetSize of the servers
 ;;;; only, chosen by rendezvous hashing with a seed of the balancer's own: those whose hashes are
 ;;;; the lowest. So when a server comes or goes at most one member of the subset changes, and the
-;;;; subsets of many clients spread evenly over the servers. The hash is XXH64 in place of the
-;;;; document's MurmurHash3: no other program needs to choose the same subset.
+;;;; subsets of many clients spread evenly over the servers. The hash is the XXH64 of a server's
+;;;; first address.
 
 (in-package #:clgrpc.balance)
 
@@ -31,14 +31,17 @@
   (setf (subsetting-seed balancer) (random (expt 2 64) (balancer-random balancer))))
 
 (defun subset (backends size seed)
-  "SIZE of BACKENDS, those whose hashes with SEED are the lowest, in the order of these; all of them
-if they are not more."
+  "SIZE of BACKENDS, those whose hashes with SEED are the lowest, in the order of the hashes; all of
+them if they are not more."
   (let ((distinct (remove-duplicates-by-key backends)))
     (if (<= (length distinct) size)
         distinct
         (let ((ranked (map 'vector
                            (lambda (backend)
-                             (cons (xxh64 (string-octets (backend-key backend)) seed) backend))
+                             (cons (xxh64 (string-octets
+                                           (first-address (backend-addresses backend)))
+                                          seed)
+                                   backend))
                            distinct)))
           (map 'list #'cdr (subseq (sort ranked #'< :key #'car) 0 size))))))
 

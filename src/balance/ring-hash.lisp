@@ -3,7 +3,9 @@
 ;;;; hash of the call, so that calls with one key go to one server, and few keys move when servers
 ;;;; come and go. A server's entries are the hashes of KEY_0, KEY_1, …, KEY being its first address
 ;;;; or its attribute :hash-key. A call's hash is that of the values of its header
-;;;; requestHashHeader, joined by commas; without that it is random.
+;;;; requestHashHeader, joined by commas; without that it is random. If no header is configured
+;;;; every call fails: in gRPC xDS would say the hash. A server's weight is its attribute :weight,
+;;;; or 1; one that is told several times has the sum.
 ;;;;
 ;;;; Servers are connected to when calls are picked for them. Calls pass over those that failed.
 ;;;;
@@ -16,10 +18,6 @@
 
 (defconstant +largest-ring+ (* 8 1024 1024)
   "No config may have larger rings (gRFC A42).")
-
-(defconstant +ring-cap+ 4096
-  "Rings are not larger than this, whatever a config says, as in other implementations: each channel
-has one.")
 
 (defstruct (ring-config (:copier nil))
   "The config of ring_hash."
@@ -39,7 +37,7 @@ has one.")
         (config:config-error (config:member-path path "minRingSize")
                              "~D is more than maxRingSize, ~D" least most))
       (check-header header (config:member-path path "requestHashHeader"))
-      (make-ring-config :least (min least +ring-cap+) :most (min most +ring-cap+)
+      (make-ring-config :least least :most most
                         :header (and (plusp (length header)) (string-downcase header))))))
 
 (defun check-header (name path)
@@ -58,40 +56,96 @@ has one.")
 
 ;;; The ring
 
+(deftype hashes ()
+  '(simple-array (unsigned-byte 64) (*)))
+
 (defstruct (entries (:conc-name ring-) (:constructor make-ring-entries (hashes servers))
                     (:copier nil))
   "A ring."
-  (hashes nil :type (simple-array (unsigned-byte 64) (*)) :read-only t) ; ascending
+  (hashes nil :type hashes :read-only t) ; ascending
   (servers nil :type simple-vector :read-only t)) ; the subchannel of each
+
+(defstruct (ring-note (:include member-note) (:conc-name note-) (:copier nil))
+  "What the policy knows of a server."
+  (share 0 :type (integer 0)))          ; its weight, the sum of those of its backends
+
+(defun backend-weight (backend)
+  (let ((weight (getf (backend-attributes backend) :weight)))
+    (if (typep weight '(integer 1)) weight 1)))
+
+(defun server-share (subchannel)
+  (note-share (subchannel-note subchannel)))
 
 (defun server-key (subchannel)
   "What the entries of SUBCHANNEL are named after."
   (let ((key (getf (subchannel-attributes subchannel) :hash-key)))
     (if (and (stringp key) (plusp (length key)))
         key
-        (let ((name (subchannel-key subchannel)))
-          (subseq name 0 (position #\, name))))))
+        (first-address (subchannel-addresses subchannel)))))
 
-(defun server-weight (subchannel)
-  (let ((weight (getf (subchannel-attributes subchannel) :weight)))
-    (if (typep weight '(integer 1)) weight 1)))
+(defun ring-scale (shares config limit)
+  "How many entries all servers together would have, were none rounded, if they have SHARES, a
+list. At most LIMIT."
+  (let ((least (/ (reduce #'min shares) (reduce #'+ shares)))
+        (wanted (min limit (ring-config-least config))))
+    (min (/ (ceiling (* least wanted)) least)
+         (ring-config-most config)
+         limit)))
 
-(defun build-ring (subchannels config)
-  "The ring of SUBCHANNELS, a list that is not empty."
-  (let* ((subchannels (sort (copy-list subchannels) #'string< :key #'server-key))
-         (total (reduce #'+ subchannels :key #'server-weight))
-         (least (/ (reduce #'min subchannels :key #'server-weight) total))
-         (scale (min (/ (ceiling (* least (ring-config-least config))) least)
-                     (ring-config-most config)))
-         (entries '()))
-    (dolist (subchannel subchannels)
-      (loop with key = (server-key subchannel)
-            for number below (max 1 (floor (* scale (server-weight subchannel)) total))
-            do (push (cons (xxh64 (string-octets (format nil "~A_~D" key number))) subchannel)
-                     entries)))
-    (let ((entries (sort entries #'< :key #'car)))
-      (make-ring-entries (map '(simple-array (unsigned-byte 64) (*)) #'car entries)
-                         (map 'simple-vector #'cdr entries)))))
+(define-hot entry-hash ((octets octets) (end index) (number index)) word
+  "The hash of the first END of OCTETS, which have room for more, and the digits of NUMBER."
+  (let ((digits (if (zerop number) 1 (loop with rest of-type index = number
+                                           until (zerop rest)
+                                           do (setf rest (floor rest 10))
+                                           count t of-type index))))
+    (loop for at of-type index downfrom (+ end digits -1) to end
+          do (multiple-value-bind (rest digit) (floor number 10)
+               (setf (aref octets at) (+ digit (char-code #\0))
+                     number rest)))
+    (xxh64 (subseq octets 0 (+ end digits)))))
+
+(defun build-ring (subchannels config limit)
+  "The ring of SUBCHANNELS, a list that is not empty, with at most LIMIT entries, or one each."
+  (let* ((shares (mapcar #'server-share subchannels))
+         (total (reduce #'+ shares))
+         (scale (ring-scale shares config limit))
+         (counts (mapcar (lambda (share) (max 1 (floor (* scale share) total))) shares))
+         (hashes (make-array (reduce #'+ counts) :element-type 'word))
+         (servers (make-array (length hashes)))
+         (at 0))
+    (loop for subchannel in subchannels
+          for count in counts
+          for key = (string-octets (server-key subchannel))
+          for octets = (replace (make-octets (+ (length key) 1 20)) key)
+          do (setf (aref octets (length key)) (char-code #\_))
+             (dotimes (number count)
+               (setf (aref hashes at) (entry-hash octets (1+ (length key)) number)
+                     (svref servers at) subchannel)
+               (incf at)))
+    (multiple-value-call #'make-ring-entries (sort-by-hash hashes servers))))
+
+(define-hot sort-by-hash ((hashes hashes) (servers simple-vector)) (values hashes simple-vector)
+  "HASHES, ascending, and SERVERS in the same order: sorted by each octet in turn, the last first."
+  (let* ((count (length hashes))
+         (other-hashes (make-array count :element-type 'word))
+         (other-servers (make-array count))
+         (places (make-array 257 :element-type 'index)))
+    (loop for shift of-type (integer 0 64) from 0 to 56 by 8
+          do (fill places 0)
+             (loop for hash of-type word across hashes
+                   do (incf (aref places (1+ (logand #xFF (ash hash (- shift)))))))
+             (loop for i from 1 to 256
+                   do (incf (aref places i) (aref places (1- i))))
+             (dotimes (i count)
+               (let* ((hash (aref hashes i))
+                      (octet (logand #xFF (ash hash (- shift))))
+                      (place (aref places octet)))
+                 (setf (aref other-hashes place) hash
+                       (svref other-servers place) (svref servers i)
+                       (aref places octet) (1+ place))))
+             (rotatef hashes other-hashes)
+             (rotatef servers other-servers))
+    (values hashes servers)))
 
 (define-hot ring-index ((ring entries) (hash (unsigned-byte 64))) index
   "The index of the first entry of RING at or after HASH."
@@ -118,13 +172,27 @@ has one.")
 (defmethod configure ((fleet ring-hash) config)
   (setf (ring-hash-config fleet) config))
 
+(defmethod make-note ((fleet ring-hash) subchannel)
+  (declare (ignore subchannel))
+  (make-ring-note))
+
+(defun update-shares (fleet backends)
+  "FLEET's members weigh what BACKENDS say."
+  (map-members (lambda (subchannel) (setf (note-share (subchannel-note subchannel)) 0)) fleet)
+  (dolist (backend backends)
+    (incf (note-share (subchannel-note (gethash (backend-key backend) (fleet-members fleet))))
+          (backend-weight backend))))
+
 (defmethod update-backends ((fleet ring-hash) backends config)
   (configure fleet config)
   (update-health fleet)
   (update-members fleet backends)
+  (update-shares fleet backends)
   (setf (ring-hash-ring fleet)
         (and backends
-             (build-ring (alexandria:hash-table-values (fleet-members fleet)) config)))
+             (build-ring (alexandria:hash-table-values (fleet-members fleet)) config
+                         (options-ring-size-limit
+                          (client:core-options (balancer-core fleet))))))
   (review fleet))
 
 (defmethod member-idle ((fleet ring-hash) subchannel)
@@ -153,6 +221,10 @@ calls."
                 (unless (eq :shutdown (subchannel-state subchannel)) (connect subchannel)))
               subchannel))
 
+(defun ring-failure (ring start)
+  "What is picked if all servers of RING have failed: why the one at the index START has."
+  (make-failure (trouble-text (svref (ring-servers ring) start))))
+
 (defun pick-by-key (fleet ring start)
   "The server of RING at the index START, or the first after it that has not failed: a subchannel,
 nil while that connects, or a failure if all have failed."
@@ -167,7 +239,7 @@ nil while that connects, or a failure if all have failed."
              (:idle (connect-from-picker fleet server)
               (return nil))
              ((:transient-failure :shutdown)))
-        finally (return (make-failure (fleet-trouble fleet)))))
+        finally (return (ring-failure ring start))))
 
 (defun pick-at-random (fleet ring start connecting)
   "The first server of RING from the index START on that is ready, else as PICK-BY-KEY. At most one
@@ -183,23 +255,24 @@ is connected for that, and none if CONNECTING, one does already."
              (:idle (unless coming
                       (setf coming t)
                       (connect-from-picker fleet server))))
-        finally (return (if coming nil (make-failure (fleet-trouble fleet))))))
+        finally (return (if coming nil (ring-failure ring start)))))
 
 (defun ring-picker (fleet connecting)
   "The picker of FLEET's ring; CONNECTING is true if a member connects."
   (let ((ring (ring-hash-ring fleet))
         (header (ring-config-header (ring-hash-config fleet)))
         (random-state (balancer-random fleet)))
-    (new-picker (lambda (call)
-                   (let ((hash (and header (call-hash call header))))
-                     (if hash
-                         (pick-by-key fleet ring (ring-index ring hash))
-                         (pick-at-random fleet ring
-                                         (ring-index ring (random (expt 2 64) random-state))
-                                         connecting))))
-                 (format nil "by ~:[chance~;~:*~A~], a ring of ~D" header
-                         (length (ring-servers ring)))
-                 :choosy t)))
+    (if header
+        (new-picker (lambda (call)
+                      (let ((hash (call-hash call header)))
+                        (if hash
+                            (pick-by-key fleet ring (ring-index ring hash))
+                            (pick-at-random fleet ring
+                                            (ring-index ring (random (expt 2 64) random-state))
+                                            connecting))))
+                    (format nil "by ~A, a ring of ~D" header (length (ring-servers ring)))
+                    :choosy t)
+        (make-failure "ring_hash has no requestHashHeader to place calls by"))))
 
 (defun count-states (fleet)
   "How many members of FLEET are idle, connecting, ready and failed."

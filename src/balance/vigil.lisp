@@ -61,9 +61,11 @@
          (tell-of-vigil vigil :lost status)
          (resume-vigil vigil))
         (t (tell-of-vigil vigil :lost status)
-           (client:start-back-off (vigil-back-off vigil) (client:core-loop (vigil-core vigil))
-                                  (client:core-options (vigil-core vigil))
-                                  (lambda () (resume-vigil vigil))))))
+           (let ((loop (client:core-loop (vigil-core vigil))))
+             (client:start-back-off (vigil-back-off vigil) loop
+                                    (client:core-options (vigil-core vigil))
+                                    (lambda () (resume-vigil vigil))
+                                    :since-ns (loop:event-loop-now loop))))))
 
 (defun suspend-vigil (vigil)
   "End the call of VIGIL: its links are not ready any more, or nobody wants to know."

@@ -34,7 +34,7 @@
   "What the policy knows of a server."
   (weight 0d0 :type double-float)       ; by the last report
   (first-ns nil :type (or null nanoseconds)) ; when the first of those came that count
-  (last-ns 0 :type nanoseconds)         ; when the last one came
+  (last-ns nil :type (or null nanoseconds)) ; when the last one came
   (load nil :type (or null vigil)))     ; over its server's load, or nil
 
 (defclass weighted-round-robin (fleet)
@@ -48,7 +48,8 @@
           :documentation "Of the next look at the weights."))
   (:documentation "The policy weighted_round_robin."))
 
-(config:register-policy :weighted-round-robin '("weighted_round_robin")
+(config:register-policy :weighted-round-robin
+                        '("weighted_round_robin" "weighted_round_robin_experimental")
                         'weighted-round-robin 'parse-weighting)
 
 ;;; Reports
@@ -76,12 +77,16 @@ gives none."
 
 (defun weight-now (note weighting now-ns)
   "The weight of the server of NOTE, or 0 while it has none that counts."
-  (let ((first-ns (note-first-ns note)))
-    (cond ((null first-ns) 0)
-          ((>= (- now-ns (note-last-ns note)) (weighting-expiration-ns weighting))
+  (let ((first-ns (note-first-ns note))
+        (last-ns (note-last-ns note))
+        (blackout-ns (weighting-blackout-ns weighting)))
+    (cond ((null last-ns) 0)
+          ((>= (- now-ns last-ns) (weighting-expiration-ns weighting))
            (setf (note-first-ns note) nil) ; another blackout is due
            0)
-          ((< (- now-ns first-ns) (weighting-blackout-ns weighting)) 0)
+          ((and (plusp blackout-ns)
+                (or (null first-ns) (< (- now-ns first-ns) blackout-ns)))
+           0)
           (t (note-weight note)))))
 
 (defun watch-load-of (fleet subchannel note)

@@ -1,7 +1,7 @@
 ;;;; The policy weighted_target (gRFC A28): calls are spread over children, the targets, by weight,
 ;;;; among those that are ready; a ready child's picker picks on. It is ready while one is, else
-;;;; connecting while one is, else idle while one is, else failed. A target that the config does not
-;;;; name any more is kept for a while.
+;;;; connecting while one is, else idle while one is, else failed. A target that is idle is to
+;;;; connect. One that the config does not name any more is kept for a while.
 
 (in-package #:clgrpc.balance)
 
@@ -85,6 +85,12 @@
                (multiple-value-bind (pickers weights) (of-state state)
                  (when pickers
                    (return (publish tree state
-                                    (if (member state '(:ready :transient-failure))
-                                        (shares-picker pickers weights (balancer-random tree))
-                                        nil))))))))))
+                                    (if (eq :connecting state)
+                                        nil
+                                        (shares-picker pickers weights
+                                                       (balancer-random tree))))))))))))
+
+(defmethod child-published :after ((parent weighted-target) (child branch) state picker)
+  "A child that is idle would have no calls while others are ready, so it is to connect."
+  (declare (ignore picker))
+  (when (and (eq :idle state) (null (branch-timer child))) (exit-idle child)))

@@ -436,6 +436,11 @@ goes over the oldest that has a stream for it.")
     "Whether channels that have the same options, credentials and authority use the same connections
 to the same addresses. They have one event loop, so that threads that block on them wait for each
 other, which they do not on channels with connections of their own.")
+   (health-checking t
+    "Whether servers are asked for their health if the service config says so (gRFC A17).")
+   (ring-size-limit 4096 1 8388608 "entries"
+    "The most entries of the ring of ring_hash, whatever a service config asks for (gRFC A42): each
+channel has a ring. An entry takes 16 octets.")
    (max-concurrent-requests 0 0 1000000000 "calls"
     "How many calls of a channel may be in flight. One more ends at once with :unavailable, and is
 not made again (gRFC A32). 0 means no limit.")

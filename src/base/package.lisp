@@ -56,6 +56,7 @@
    #:options-reserve-queue #:options-spare-descriptors #:options-raise-descriptor-limit
    #:options-max-queued-octets #:options-reserve-idle-seconds
    #:options-reserve-wait-seconds #:options-drain-seconds #:options-room-wait-seconds
+   #:options-health-checking #:options-ring-size-limit
    #:options-connect-timeout-seconds #:options-retry #:options-max-attempts
    #:options-replay-octets #:options-total-replay-octets
    #:options-resend-octets #:options-resend-messages

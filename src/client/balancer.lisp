@@ -120,6 +120,13 @@ it publishes is not heard.")
     (declare (ignore ancestor subchannel))
     nil))
 
+(defgeneric resolving-wanted-p (ancestor child)
+  (:documentation "True if the channel's resolver is to be asked anew when CHILD of ANCESTOR, or a
+balancer below it, has lost a server or cannot reach one.")
+  (:method (ancestor child)
+    (declare (ignore ancestor child))
+    t))
+
 (defun publish (balancer state picker)
   "Tell what BALANCER is a child of that BALANCER is in STATE, one of :idle, :connecting, :ready and
 :transient-failure, and that calls are picked for by PICKER from now on: nil, so that they wait; a

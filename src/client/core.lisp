@@ -51,10 +51,16 @@
       (cond (stream (start-on-stream call link stream request))
             (t (when request
                  (setf (client-call-request call) (wire:encode-message call request nil)))
-               (submit-later core call))))))
+               (submit-later core call picked))))))
 
-(defun submit-later (core call)
-  "There is no stream for CALL now."
+(defun submit-later (core call picked)
+  "There is no stream for CALL now, for which PICKED was picked if the picker was asked."
+  (if (and (failure-p picked) (ends-p call picked))
+      (fail-call call picked)
+      (wait-for-stream core call)))
+
+(defun wait-for-stream (core call)
+  "CALL waits for a stream, unless there will be none."
   (ecase (core-state core)
     (:ready (enqueue-waiting core call)
      (start-waiting core)
@@ -81,7 +87,7 @@ it has one, one beside that."
           (if (subchannel-p picked) (free-stream picked) (values nil nil))
         (if stream
             (start-attempt call link stream)
-            (submit-later core call))))))
+            (submit-later core call picked))))))
 
 (defun start-attempt (call link stream)
   "CALL, which waits for one, has STREAM of LINK."

@@ -41,12 +41,14 @@
    #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver #:resolve-now
    #:stop-resolver #:push-addresses #:push-failure
    #:backend #:backend-addresses #:backend-key #:backend-attributes #:make-backend #:backend-with
+   #:first-address
    ;; back-off.lisp
    #:back-off #:make-back-off #:start-back-off #:stop-back-off #:forget-failures
    ;; balancer.lisp
    #:balancer #:balancer-core #:balancer-parent #:balancer-now #:balancer-random
    #:update-backends #:subchannel-changed #:exit-idle #:close-balancer #:child-published
    #:balancer-facts #:subchannel-facts #:subchannel-opened #:subchannel-closed #:publish
+   #:resolving-wanted-p
    #:health-service
    #:make-picker #:new-picker #:picker #:picker-p #:picker-function #:picker-text
    #:make-failure #:failure #:failure-p #:failure-text
@@ -57,7 +59,7 @@
    #:subchannel #:subchannel-p #:subchannel-core #:subchannel-state #:subchannel-link-state
    #:subchannel-key #:subchannel-addresses #:subchannel-attributes #:subchannel-note
    #:subchannel-watchers #:subchannel-vetoes #:subchannel-balancer
-   #:open-subchannel #:connect #:close-subchannel #:close-several
+   #:open-subchannel #:connect #:close-subchannel #:close-several #:change-addresses
    #:trouble-text #:room-p #:subchannel-calls
    #:impose-veto #:lift-veto #:veto-name #:veto-state #:add-listener
    ;; side-call.lisp

@@ -1,8 +1,8 @@
 ;;;; The policy pick_first: one subchannel, which has the addresses of all servers and is connected
 ;;;; to the first that answers (RFC 8305, gRFC A61). Its state is the subchannel's, but that once
 ;;;; all addresses have failed it stays in :transient-failure until it is ready, and tries again
-;;;; without being asked (gRFC A62). The subchannel itself is the picker. With shuffleAddressList
-;;;; each list of servers is shuffled first.
+;;;; without being asked (gRFC A62). The subchannel itself is the picker. The first list of
+;;;; addresses is connected to at once. With shuffleAddressList each list is shuffled first.
 
 (in-package #:clgrpc.client)
 
@@ -30,16 +30,21 @@
   (let* ((backends (if config
                        (shuffled backends (balancer-random balancer))
                        backends))
-         (addresses (mapcan (lambda (backend) (copy-list (backend-addresses backend))) backends))
+         (addresses (remove-duplicates
+                     (mapcan (lambda (backend) (copy-list (backend-addresses backend))) backends)
+                     :test #'equalp :from-end t))
          (subchannel (pick-first-subchannel balancer)))
     (cond ((and subchannel addresses) (change-addresses subchannel addresses))
           (addresses
            (setf (pick-first-failed balancer) nil
                  (pick-first-subchannel balancer)
-                 (open-subchannel balancer (make-backend :addresses addresses))))
-          (subchannel
+                 (open-subchannel balancer (make-backend :addresses addresses)))
+           (connect (pick-first-subchannel balancer)))
+          (t
            (setf (pick-first-subchannel balancer) nil)
-           (close-subchannel subchannel "its addresses are the servers' no more")))))
+           (when subchannel
+             (close-subchannel subchannel "its addresses are the servers' no more"))
+           (publish balancer :transient-failure (make-failure "there are no servers"))))))
 
 (defmethod exit-idle ((balancer pick-first))
   (let ((subchannel (pick-first-subchannel balancer)))

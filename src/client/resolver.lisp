@@ -14,21 +14,31 @@
 (defstruct (backend (:copier nil))
   "A server that a channel may use: what gRPC's document A61 calls an endpoint."
   (addresses '() :type list)            ; the kernel's, to be tried in turn; octets
-  (key "" :type string)                 ; the same backend has the same addresses, and so this text
+  (key "" :type string)                 ; the same backend has the same addresses, and so this text,
+                                        ; whatever their order
   (attributes '() :type list))          ; a plist of what a resolver says of it besides
 
 (document-functions
-  backend-key "The addresses of BACKEND as text: the same for the same server."
+  backend-key "The addresses of BACKEND as text, sorted: the same for the same server."
   backend-attributes "What the resolver says of BACKEND besides its addresses, a plist.")
 
 (defmethod print-object ((backend backend) stream)
   (print-unreadable-object (backend stream :type t)
     (format stream "~A~{ ~S~}" (backend-key backend) (backend-attributes backend))))
 
+(defun addresses-key (addresses)
+  "The key of a backend that has ADDRESSES, the kernel's, in whatever order (gRFC A61)."
+  (if (rest addresses)
+      (format nil "~{~A~^,~}" (sort (mapcar #'os:address-text addresses) #'string<))
+      (first-address addresses)))
+
+(defun first-address (addresses)
+  "The first of ADDRESSES, the kernel's, as text."
+  (os:address-text (first addresses)))
+
 (defun addresses-backend (addresses &optional attributes)
   "The backend that has ADDRESSES, the kernel's."
-  (make-backend :addresses addresses :attributes attributes
-                :key (format nil "~{~A~^,~}" (mapcar #'os:address-text addresses))))
+  (make-backend :addresses addresses :attributes attributes :key (addresses-key addresses)))
 
 (defun backend-with (backend name value)
   "BACKEND, whose attribute NAME is VALUE."

@@ -105,7 +105,9 @@ addresses, a plist."
 (defun health-service (core)
   "The service that servers of CORE's channel are asked whether they serve, or nil."
   (let ((config (core-config core)))
-    (and config (config:service-config-health-service config))))
+    (and config
+         (options-health-checking (core-options core))
+         (config:service-config-health-service config))))
 
 (defun balancer-now (balancer)
   "The time of the turn under way on the loop of BALANCER, in nanoseconds."

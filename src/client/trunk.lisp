@@ -103,8 +103,17 @@ their own state is another now, their balancers. What those do comes after all h
   "The channels that wait for TRUNK have come to STAGE of getting a connection, see ENTER-STAGE."
   (dolist (owner (engaged-owners trunk)) (enter-stage (subchannel-core owner) stage)))
 
+(defun resolving-wanted-for-p (subchannel)
+  "True if no balancer above that of SUBCHANNEL minds that addresses are resolved anew."
+  (loop for child = (subchannel-balancer subchannel) then parent
+        for parent = (balancer-parent child)
+        while (typep parent 'balancer)
+        always (resolving-wanted-p parent child)))
+
 (defun ask-resolvers (trunk)
-  (map-cores #'ask-resolver trunk))
+  "The server of TRUNK has gone or cannot be reached: have other addresses asked for."
+  (dolist (owner (owners trunk))
+    (when (resolving-wanted-for-p owner) (ask-resolver (subchannel-core owner)))))
 
 (defun serve-owners (trunk)
   "A stream of TRUNK may be free: calls that wait for one may get it, those of each channel that

@@ -101,10 +101,21 @@
      (unwind-protect (progn ,@body)
        (mapc #'remove-room (client::core-subchannels ,core)))))
 
-(defun end-calls (subchannel status count)
-  "Tell of the end of COUNT attempts on SUBCHANNEL with STATUS."
+(defun call-with-key (core &rest values)
+  "A call of CORE's that is sent with the headers x-key that VALUES are."
+  (let ((call (client::make-client-call :endpoint core
+                                        :operations client::**single-operations**)))
+    (setf (clgrpc.rpc:intent-metadata (clgrpc.rpc:ensure-intent call))
+          (loop for value in values collect (cons "x-key" value)))
+    call))
+
+(defun end-calls (subchannel status count
+                  &optional (call (client::make-client-call
+                                   :endpoint (client:subchannel-core subchannel)
+                                   :operations client::**single-operations**)))
+  "Tell of the end of COUNT attempts of CALL on SUBCHANNEL with STATUS."
   (loop repeat count
-        do (funcall (client::subchannel-listener subchannel) nil subchannel status nil)))
+        do (funcall (client::subchannel-listener subchannel) call subchannel status nil)))
 
 (defun config-error-path (json)
   "The path of the error in JSON, or nil."

@@ -1,0 +1,50 @@
+;;;; Children with names: what makes, keeps and ends them, and whose backends are whose.
+
+(in-package #:clgrpc.tests.balance)
+(in-suite :clgrpc.balance)
+
+(test backends-are-of-the-child-that-their-path-says
+  "gRFC A56, hierarchical addresses."
+  (let ((backends (list (backend 1 :path '("a" "x")) (backend 2 :path '("b")) (backend 3))))
+    (flet ((rows (name)
+             (mapcar (lambda (backend)
+                       (list (client:backend-key backend)
+                             (getf (client:backend-attributes backend) :path)))
+                     (balance::branch-backends name backends))))
+      (is (equal (list (list (address 1) '("x")) (list (address 3) nil)) (rows "a")))
+      (is (equal (list (list (address 2) nil) (list (address 3) nil)) (rows "b"))
+          "one without a path is of every child")
+      (is (equal (list (list (address 3) nil)) (rows "c"))))))
+
+(test paths-go-down-a-tree
+  (with-core (core)
+    (update core "[{\"weighted_target_experimental\":{\"targets\":{
+                   \"a\":{\"weight\":1,\"childPolicy\":[{\"weighted_target_experimental\":
+                     {\"targets\":{\"x\":{\"weight\":1,\"childPolicy\":[{\"round_robin\":{}}]},
+                                 \"y\":{\"weight\":1,\"childPolicy\":[{\"round_robin\":{}}]}}}}]},
+                   \"b\":{\"weight\":1,\"childPolicy\":[{\"round_robin\":{}}]}}}}]"
+            (backend 1 :path '("a" "x")) (backend 2 :path '("a" "y")) (backend 3 :path '("b")))
+    (is (= 3 (length (live core))))
+    (bring core :ready 2)
+    (is (eq (member-to core 2) (pick core)))))
+
+(test children-that-come-back-find-their-connections
+  "For a quarter of an hour; then they have ended."
+  (with-core (core)
+    (flet ((tell (&rest names)
+             (apply #'update core (apply #'weighted (mapcar (lambda (name) (list name 1)) names))
+                    (list (backend 1 :path '("a")) (backend 2 :path '("b"))))))
+      (tell "a" "b")
+      (bring core :ready 1 2)
+      (let ((two (member-to core 2)))
+        (tell "a")
+        (elapse core 880)
+        (tell "a" "b")
+        (is (eq two (member-to core 2)))
+        (elapse core 100)
+        (is (eq two (member-to core 2)) "it is in use again")
+        (tell "a")
+        (elapse core 901)
+        (is (null (member-to core 2)))
+        (tell "a" "b")
+        (is-true (member-to core 2))))))

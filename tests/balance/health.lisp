@@ -1,0 +1,67 @@
+;;;; Health checking: what a server says and what becomes of it, also over sockets.
+
+(in-package #:clgrpc.tests.balance)
+(in-suite :clgrpc.balance)
+
+(test health-vetoes
+  (with-core (core)
+    (update core "[{\"round_robin\":{}}]" 1)
+    (let ((one (member-to core 1)))
+      (flet ((judge (event &optional datum)
+               (balance::judge-health one "svc" event datum)
+               (client:subchannel-state one))
+             (says (status) (health:make-health-check-response :status status)))
+        (balance::judge-health one "svc" :begun nil)
+        (bring core :ready 1)
+        (is (eq :connecting (client:subchannel-state one)))
+        (is (eq :ready (judge :message (says :serving))))
+        (is (eq :transient-failure (judge :message (says :not-serving))))
+        (is (search "NOT_SERVING" (client:failure-text (pick core))))
+        (is (eq :ready (judge :message (says :serving))))
+        (is (eq :transient-failure (judge :message (says :service-unknown))))
+        (is (eq :connecting (judge :begun)))
+        (is (eq :transient-failure (judge :lost :unavailable)))
+        (is (eq :ready (judge :unimplemented)))))))
+
+(test servers-that-do-not-serve-have-no-calls
+  "Over sockets: calls leave a server that says it does not serve, and come back."
+  (let* ((healths (list (make-instance 'grpc:health-service)
+                        (make-instance 'grpc:health-service)))
+         (servers (loop for health in healths
+                        for name in '("0" "1")
+                        collect (let ((name name))
+                                  (grpc:start-server
+                                   (list (make-probe :ask (lambda (note call)
+                                                            (declare (ignore call))
+                                                            (note (number-of note) :text name)))
+                                         health)
+                                   :listen "127.0.0.1:0")))))
+    (unwind-protect
+         (grpc:with-channel (channel (format nil "ipv4:~{~A~^,~}"
+                                             (mapcar #'grpc:server-address servers))
+                                     :service-config
+                                     "{\"loadBalancingConfig\":[{\"round_robin\":{}}],
+                                       \"healthCheckConfig\":{\"serviceName\":\"\"}}")
+           (flet ((who (count)
+                    (remove-duplicates
+                     (loop repeat count
+                           collect (lab:note-text (ask channel (note 1) :timeout 10
+                                                                              :wait-for-ready t)))
+                     :test #'string=)))
+             (is (wait-until (lambda () (= 2 (length (who 10))))))
+             (grpc:set-health-status (first healths) "" :not-serving)
+             (is (wait-until (lambda () (equal '("1") (who 10)))))
+             (grpc:set-health-status (first healths) "" :serving)
+             (is (wait-until (lambda () (= 2 (length (who 10))))))))
+      (dolist (server servers) (is-true (grpc:stop-server server :drain 5))))))
+
+(test channels-may-do-without-health-checks
+  "gRFC A17: the user may disable what a service config asks for."
+  (flet ((service (&rest options)
+           (tests::with-core (core puppet :pick-first :options options)
+             (setf (client::core-config core)
+                   (config:parse-service-config
+                    "{\"healthCheckConfig\":{\"serviceName\":\"svc\"}}"))
+             (client:health-service core))))
+    (is (string= "svc" (service)))
+    (is (null (service :health-checking nil)))))

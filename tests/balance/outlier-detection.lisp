@@ -1,0 +1,172 @@
+;;;; outlier_detection: who is ejected, for how long, configs.
+
+(in-package #:clgrpc.tests.balance)
+(in-suite :clgrpc.balance)
+
+(defun outliers (fields)
+  (format nil "[{\"outlier_detection_experimental\":{\"interval\":\"1s\",
+          \"baseEjectionTime\":\"3s\",~A\"childPolicy\":[{\"round_robin\":{}}]}}]" fields))
+
+(defparameter *failure-percentage*
+  "\"maxEjectionPercent\":50,\"failurePercentageEjection\":{\"threshold\":50,\"minimumHosts\":3,
+   \"requestVolume\":5},")
+
+(defun ejected (core)
+  (count-if #'client::subchannel-vetoes (live core)))
+
+(test who-fails-too-often-is-ejected
+  (with-core (core)
+    (update core (outliers *failure-percentage*) 1 2 3)
+    (make-room core (live core))
+    (bring core :ready 1 2 3)
+    (flet ((a-second (third-status &optional (count 10))
+             (end-calls (member-to core 1) :ok 10)
+             (end-calls (member-to core 2) :ok 10)
+             (end-calls (member-to core 3) third-status count)
+             (elapse core 1)))
+      (a-second :unavailable 4)
+      (is (= 0 (ejected core)) "these were too few")
+      (a-second :cancelled 100)
+      (is (= 0 (ejected core)) "it was the client")
+      (a-second :unavailable)
+      (is (eq :transient-failure (client:subchannel-state (member-to core 3))))
+      (is (= 0 (picks core 3 (tally core 100))))
+      (is (eq :ready (state core)))
+      (a-second :ok 0)
+      (a-second :ok 0)
+      (is (= 1 (ejected core)))
+      (a-second :ok 0)
+      (a-second :ok 0)
+      (is (= 0 (ejected core)) "its time is over")
+      (is (= 100 (picks core 3 (tally core 300))))
+      ;; the second time is longer
+      (a-second :unavailable)
+      (loop repeat 5 do (a-second :ok 0))
+      (is (= 1 (ejected core)))
+      (loop repeat 2 do (a-second :ok 0))
+      (is (= 0 (ejected core)))
+      ;; nobody is ejected without an algorithm
+      (a-second :unavailable)
+      (is (= 1 (ejected core)))
+      (update core (outliers "") 1 2 3)
+      (is (= 0 (ejected core))))))
+
+(test ejection-has-limits
+  (with-core (core)
+    (update core (outliers "\"maxEjectionPercent\":10,\"failurePercentageEjection\":
+                            {\"threshold\":10,\"requestVolume\":1},") 1 2 3 4 5)
+    (bring core :ready 1 2 3 4 5)
+    (dolist (subchannel (live core)) (end-calls subchannel :internal 10))
+    (elapse core 1)
+    (is (= 1 (ejected core)) "one at least")
+    (update core (outliers "\"failurePercentageEjection\":{\"enforcementPercentage\":0,
+                            \"requestVolume\":1},") 11 12 13 14 15)
+    (bring core :ready 11 12 13 14 15)
+    (dolist (subchannel (live core)) (end-calls subchannel :internal 10))
+    (elapse core 1)
+    (is (= 0 (ejected core)))))
+
+(test who-succeeds-much-less-often-is-ejected
+  (with-core (core)
+    (update core (outliers "\"successRateEjection\":{\"requestVolume\":10},") 1 2 3 4 5 6)
+    (bring core :ready 1 2 3 4 5 6)
+    (loop for number from 1 to 6
+          do (end-calls (member-to core number) :ok (if (= number 6) 50 98))
+             (end-calls (member-to core number) :internal (if (= number 6) 50 2)))
+    (elapse core 1)
+    (is (= 1 (ejected core)))
+    (is-true (client::subchannel-vetoes (member-to core 6)))))
+
+(test an-ejection-may-be-the-end
+  "When all are ejected another policy takes over that is about to; the old one looks no more."
+  (with-core (core)
+    (update core (outliers "\"maxEjectionPercent\":100,\"failurePercentageEjection\":
+                            {\"minimumHosts\":1,\"requestVolume\":1},") 1)
+    (bring core :ready 1)
+    (let ((old (client::switch-child (client::core-balancer core))))
+      (is-true (balance::detection-timer old))
+      (let ((member (member-to core 1)))
+        (update core "[{\"round_robin\":{}}]" 1)
+        (is (eq old (client::switch-child (client::core-balancer core))))
+        (end-calls member :unavailable 5))
+      (elapse core 3/2)
+      (is (not (eq old (client::switch-child (client::core-balancer core)))))
+      (is (null (balance::detection-timer old))))))
+
+(test configs-of-outlier-detection
+  (flet ((path (fields) (config-error-path (outliers fields))))
+    (is (null (path "")))
+    (is (search "maxEjectionPercent" (path "\"maxEjectionPercent\":101,")))
+    (is (search "successRateEjection.enforcementPercentage"
+                (path "\"successRateEjection\":{\"enforcementPercentage\":101},")))
+    (is (search "maxEjectionTime" (path "\"maxEjectionTime\":\"-1s\",")))
+    (is (search "childPolicy" (config-error-path
+                               "[{\"outlier_detection_experimental\":{}}]")))))
+
+(test only-servers-with-enough-calls-count-as-hosts
+  "gRFC A50, failure percentage, 1: of three servers two have had enough calls."
+  (with-core (core)
+    (update core (outliers *failure-percentage*) 1 2 3)
+    (bring core :ready 1 2 3)
+    (end-calls (member-to core 1) :ok 10)
+    (end-calls (member-to core 2) :ok 4)
+    (end-calls (member-to core 3) :unavailable 10)
+    (elapse core 1)
+    (is (= 0 (ejected core)))
+    (end-calls (member-to core 1) :ok 10)
+    (end-calls (member-to core 2) :ok 5)
+    (end-calls (member-to core 3) :unavailable 10)
+    (elapse core 1)
+    (is (= 1 (ejected core)))))
+
+(test servers-that-cancel-fail
+  "A call that its server ends with CANCELLED, unlike one that its client cancels."
+  (with-core (core)
+    (update core (outliers *failure-percentage*) 1 2 3)
+    (bring core :ready 1 2 3)
+    (flet ((a-second (ended-by)
+             (let ((call (call-with-key core)))
+               (clgrpc.rpc:end-call call :cancelled :ended-by ended-by)
+               (end-calls (member-to core 1) :ok 10)
+               (end-calls (member-to core 2) :ok 10)
+               (end-calls (member-to core 3) :cancelled 10 call)
+               (elapse core 1)
+               (ejected core))))
+      (is (= 0 (a-second :local)))
+      (is (= 1 (a-second :peer))))))
+
+(test ejection-is-of-all-addresses-of-a-server
+  "gRFC A61: calls over any address count for the server, in whatever order its addresses are told."
+  (with-core (core)
+    (flet ((tell (&rest pair)
+             (update core (outliers *failure-percentage*) 1 2
+                     (client::parse-backend (list (mapcar #'address pair))))))
+      (tell 3 4)
+      (let ((third (find-if (lambda (subchannel)
+                              (= 2 (length (client:subchannel-addresses subchannel))))
+                            (live core))))
+        (dolist (subchannel (live core)) (client::change-state subchannel :ready))
+        (flet ((a-second ()
+                 (end-calls (member-to core 1) :ok 10)
+                 (end-calls (member-to core 2) :ok 10)
+                 (end-calls third :unavailable 10)
+                 (elapse core 1)))
+          (a-second)
+          (is (= 1 (ejected core)))
+          (tell 4 3)
+          (is (= 3 (length (live core))))
+          (is (= 1 (ejected core)) "it is the same server"))))))
+
+(test a-new-config-keeps-the-clock
+  "gRFC A50: the next look is when the interval, perhaps a new one, since the last look is over."
+  (with-core (core)
+    (update core (outliers *failure-percentage*) 1 2 3)
+    (bring core :ready 1 2 3)
+    (end-calls (member-to core 1) :ok 10)
+    (end-calls (member-to core 2) :ok 10)
+    (end-calls (member-to core 3) :unavailable 10)
+    (elapse core 0.75)
+    (update core (outliers *failure-percentage*) 1 2 3)
+    (is (= 0 (ejected core)))
+    (elapse core 0.25)
+    (is (= 1 (ejected core)))))

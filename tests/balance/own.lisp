@@ -1,0 +1,69 @@
+;;;; Policies of users: one as doc/fleets.md has it, errors; and the change of policy.
+
+(in-package #:clgrpc.tests.balance)
+(in-suite :clgrpc.balance)
+
+(test another-policy-takes-over-when-it-is-ready
+  (with-core (core)
+    (update core "[{\"round_robin\":{}}]" 1 2)
+    (bring core :ready 1 2)
+    (let ((old (live core)))
+      (update core "[{\"least_request_experimental\":{}}]" 1 2)
+      (is (= 4 (length (live core))))
+      (is (member (pick core) old))
+      (let ((new (find-if-not (lambda (subchannel) (member subchannel old)) (live core))))
+        (client::change-state new :ready)
+        (is (eq new (pick core)))
+        (is (= 2 (length (live core))))))))
+
+(grpc:define-balancer calmest "calmest" ((servers :initform '() :accessor servers)))
+
+(defmethod grpc:update-backends ((balancer calmest) backends config)
+  (declare (ignore config))
+  (mapc #'grpc:close-subchannel (servers balancer))
+  (setf (servers balancer)
+        (mapcar (lambda (backend) (grpc:open-subchannel balancer backend)) backends))
+  (mapc #'grpc:connect (servers balancer)))
+
+(defmethod grpc:subchannel-changed ((balancer calmest) subchannel)
+  (when (eq :idle (grpc:subchannel-state subchannel)) (grpc:connect subchannel))
+  (flet ((all (state)
+           (remove state (servers balancer) :key #'grpc:subchannel-state :test-not #'eq)))
+    (let ((ready (all :ready)))
+      (cond (ready
+             (flet ((pick (call)
+                      (declare (ignore call))
+                      (first (sort (copy-list ready) #'< :key #'grpc:subchannel-calls))))
+               (grpc:publish balancer :ready (grpc:make-picker #'pick "the calmest"))))
+            ((all :connecting) (grpc:publish balancer :connecting nil))
+            (t (grpc:publish balancer :transient-failure
+                             (grpc:make-failure "no server can be reached")))))))
+
+(test a-policy-of-ones-own
+  (with-probe (channel :server server) (:ask (lambda (note call)
+                                               (declare (ignore call))
+                                               (note (number-of note))))
+    (let ((target (grpc:server-address server)))
+      (dolist (options '((:balance :calmest)
+                         (:service-config "{\"loadBalancingConfig\":[{\"calmest\":{}}]}")))
+        (grpc:with-channel (own target (first options) (second options))
+          (is (= 7 (number-of (ask own (note 7) :timeout 10))))
+          (is (search "CALMEST" (princ-to-string
+                                 (client::switch-child
+                                  (client::core-balancer (client::channel-core own)))))))))))
+
+(grpc:define-balancer rash "rash" ())
+
+(defmethod grpc:update-backends ((balancer rash) backends config)
+  (declare (ignore backends config))
+  (error "in a hurry"))
+
+(defmethod grpc:subchannel-changed ((balancer rash) subchannel)
+  (declare (ignore subchannel)))
+
+(test errors-of-a-policy-are-the-calls
+  (with-log (:balancer-failed)
+    (with-core (core)
+      (update core "[{\"rash\":{}}]" 1)
+      (is (eq :transient-failure (state core)))
+      (is (search "in a hurry" (client:failure-text (pick core)))))))

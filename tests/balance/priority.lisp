@@ -1,0 +1,114 @@
+;;;; priority: which child serves, configs.
+
+(in-package #:clgrpc.tests.balance)
+(in-suite :clgrpc.balance)
+
+(defun prioritized (&rest names)
+  (format nil "[{\"priority_experimental\":{\"children\":{~{~A~^,~}},
+                \"priorities\":[~{\"~A\"~^,~}]}}]"
+          (loop for name in names
+                collect (format nil "\"~A\":{\"config\":[{\"round_robin\":{}}]}" name))
+          names))
+
+(test priorities-fail-over-and-back
+  (with-core (core)
+    (update core (prioritized "high" "low")
+            (backend 1 :path '("high")) (backend 2 :path '("low")))
+    (is (= 1 (length (live core))) "the lower is not needed")
+    (bring core :ready 1)
+    (is (eq (member-to core 1) (pick core)))
+    (bring core :idle 1)
+    (bring core :transient-failure 1)
+    (is (= 2 (length (live core))))
+    (is (eq :connecting (state core)))
+    (bring core :ready 2)
+    (is (eq (member-to core 2) (pick core)))
+    (bring core :ready 1)
+    (is (eq (member-to core 1) (pick core)))
+    (is (= 2 (length (live core))))
+    (elapse core 901)
+    (is (= 1 (length (live core))) "the lower one was not needed for long")
+    ;; one that takes too long
+    (bring core :idle 1)
+    (is (= 1 (length (live core))))
+    (elapse core 11)
+    (is (= 2 (length (live core))))
+    (bring core :transient-failure 1 2)
+    (is (eq :transient-failure (state core)))
+    (bring core :ready 1)
+    (is (eq :ready (state core)))))
+
+(test priority-configs
+  (is (search "priorities[1]" (config-error-path
+                               "[{\"priority_experimental\":{\"children\":
+                                  {\"a\":{\"config\":[{\"round_robin\":{}}]}},
+                                  \"priorities\":[\"a\",\"b\"]}}]")))
+  (is (search "priorities[0]" (config-error-path
+                               "[{\"priority_experimental\":{\"children\":
+                                  {\"a\":{\"config\":[{\"round_robin\":{}}]}},
+                                  \"priorities\":[\"a\",\"a\"]}}]")))
+  (is (search "children.a.config" (config-error-path
+                                   "[{\"priority_experimental\":{\"children\":{\"a\":{}},
+                                      \"priorities\":[\"a\"]}}]")))
+  (is (search "ignoreReresolutionRequests"
+              (config-error-path
+               "[{\"priority_experimental\":{\"children\":
+                  {\"a\":{\"config\":[{\"round_robin\":{}}],
+                         \"ignoreReresolutionRequests\":1}},\"priorities\":[\"a\"]}}]"))))
+
+(test nothing-is-resolved-anew-for-some-children
+  "gRFC A37, ignoreReresolutionRequests."
+  (tests::with-core (core puppet :pick-first)
+    (client::wake core)
+    (let ((before (tests::puppet-asked puppet)))
+      (flet ((asked-p ()
+               (let ((now (tests::puppet-asked puppet)))
+                 (/= now (shiftf before now)))))
+        (update core "[{\"priority_experimental\":{\"children\":{
+                       \"high\":{\"config\":[{\"round_robin\":{}}],
+                                \"ignoreReresolutionRequests\":true},
+                       \"low\":{\"config\":[{\"round_robin\":{}}]}},
+                       \"priorities\":[\"high\",\"low\"]}}]"
+                (backend 1 :path '("high")) (backend 2 :path '("low")))
+        (bring core :transient-failure 1)
+        (is (not (asked-p)))
+        (bring core :transient-failure 2)
+        (is (asked-p))
+        (update core (prioritized "high" "low")
+                (backend 1 :path '("high")) (backend 2 :path '("low")))
+        (client::end-wait (member-to core 1))
+        (bring core :transient-failure 1)
+        (is (asked-p) "the config does not say so any more")))))
+
+(test a-child-without-servers-fails-at-once
+  (with-core (core)
+    (dolist (policy '("pick_first" "round_robin" "ring_hash_experimental"))
+      (update core (format nil "[{\"priority_experimental\":{\"children\":{
+                                \"high\":{\"config\":[{~S:{}}]},
+                                \"low\":{\"config\":[{\"round_robin\":{}}]}},
+                                \"priorities\":[\"high\",\"low\"]}}]" policy)
+              (backend 1 :path '("low")))
+      (is-true (member-to core 1)))))
+
+(test a-new-child-above-does-not-end-the-one-that-serves
+  "gRFC A56: children below one that has its time are not deactivated; once it is ready they are."
+  (with-core (core)
+    (flet ((low () (balance::find-branch (client::switch-child (client::core-balancer core))
+                                         "low")))
+      (update core (prioritized "low") (backend 2 :path '("low")))
+      (bring core :ready 2)
+      (update core (prioritized "high" "low")
+              (backend 1 :path '("high")) (backend 2 :path '("low")))
+      (is (eq :connecting (state core)) "the new one has its time")
+      (is (null (balance::branch-timer (low))))
+      (bring core :transient-failure 1)
+      (is (eq (member-to core 2) (pick core)))
+      (bring core :ready 1)
+      (is (eq (member-to core 1) (pick core)))
+      (is-true (balance::branch-timer (low))))))
+
+(test priorities-that-are-none
+  (with-core (core)
+    (update core "[{\"priority_experimental\":{\"children\":{},\"priorities\":[]}}]" 1)
+    (is (eq :transient-failure (state core)))
+    (is (search "no priorities" (client:failure-text (pick core))))))

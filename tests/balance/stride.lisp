@@ -1,0 +1,23 @@
+;;;; Picks by weight.
+
+(in-package #:clgrpc.tests.balance)
+(in-suite :clgrpc.balance)
+
+(test strides-pick-as-weights-say
+  (dolist (weights '((1 1) (1 2 3) (9 1) (100 250 399 777) (5 5 5 6)))
+    (let* ((stride (balance::make-stride (balance::scaled-weights (coerce weights 'vector)) 12345))
+           (counts (make-list (length weights) :initial-element 0))
+           (total (reduce #'+ weights)))
+      (loop repeat 100000 do (incf (elt counts (balance::next-entry stride))))
+      (loop for weight in weights
+            for count in counts
+            do (is (within-p (/ weight total) 100000 count) "~D of ~S: ~D" weight weights count)))))
+
+(test weights-that-are-none
+  (is (null (balance::scaled-weights #(0 0 0))))
+  (is (null (balance::scaled-weights #(0 5 0))) "one is none to compare with")
+  (is (equalp #(21845 65535 43690) (balance::scaled-weights #(1 3 0))) "who has none has the mean")
+  (is (equalp (balance::scaled-weights (vector 1000000 1 1 1))
+              (balance::scaled-weights (vector 1000000000 1000 1000 1000)))
+      "only what they are to each other counts")
+  (is (every #'plusp (balance::scaled-weights (vector 1000000 1 1 1)))))

@@ -1,0 +1,26 @@
+;;;; Timers of balancers.
+
+(in-package #:clgrpc.tests.balance)
+(in-suite :clgrpc.balance)
+
+(test timers-ring-once-unless-they-are-stopped
+  (with-core (core)
+    (update core "[{\"round_robin\":{}}]" 1)
+    (let ((balancer (client::switch-child (client::core-balancer core)))
+          (rung '()))
+      (flet ((start (seconds)
+               (balance::start-timer balancer (seconds-ns seconds)
+                                     (lambda (balancer) (push (cons seconds balancer) rung)))))
+        (let ((first (start 1))
+              (second (start 2)))
+          (start 3)
+          (elapse core 1.5)
+          (is (equal (list (cons 1 balancer)) rung))
+          (balance::stop-timer balancer first) ; it has rung
+          (balance::stop-timer balancer second)
+          (balance::stop-timer balancer second)
+          (balance::stop-timer balancer nil)
+          (elapse core 2)
+          (is (equal '(3 1) (mapcar #'car rung)))
+          (elapse core 10)
+          (is (= 2 (length rung))))))))

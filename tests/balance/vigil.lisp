@@ -1,0 +1,153 @@
+;;;; Side calls that are kept up, on a subchannel whose links have no streams, and over sockets.
+
+(in-package #:clgrpc.tests.balance)
+(in-suite :clgrpc.balance)
+
+(defun call-with-vigil (core function)
+  "Call FUNCTION with a vigil on the subchannel of the server 1, which is ready and has no stream for
+it, and a function that returns what has been told since it was called last."
+  (let* ((told '())
+         (one (member-to core 1))
+         (vigil (balance::keep-vigil
+                 one (clgrpc.service:find-rpc-method 'grpc.health.v1.health:watch)
+                 (health:make-health-check-request)
+                 (lambda (event datum) (push (if datum (list event datum) event) told)))))
+    (funcall function vigil (lambda () (reverse (shiftf told '()))))
+    (balance::end-vigil vigil)
+    (is (null (client:subchannel-watchers one)))))
+
+(defmacro with-vigil ((core vigil told) &body body)
+  `(tests::with-core (,core puppet :pick-first :options (:backoff-jitter 0))
+     (update ,core "[{\"round_robin\":{}}]" 1)
+     (call-with-vigil ,core (lambda (,vigil ,told)
+                              (declare (ignorable ,vigil))
+                              (flet ((,told () (funcall ,told))) ,@body)))))
+
+(defparameter *vain* '(:begun (:lost :resource-exhausted)))
+
+(test vigils-that-fail-wait-longer-each-time
+  "gRFC A17: exponential back-off, 1 s, 1.6 s, 2.56 s."
+  (with-vigil (core vigil told)
+    (is (null (told)) "it is not connected")
+    (bring core :ready 1)
+    (is (equal *vain* (told)))
+    (dolist (seconds '(1 1.6 2.56))
+      (let ((waited (loop for waited from 0 by 1/4
+                          for told = (told)
+                          until (or told (> waited 10))
+                          do (elapse core 1/4)
+                          finally (is (equal *vain* told))
+                                  (return waited))))
+        ;; a timer may ring a quarter late
+        (is (<= seconds waited (+ seconds 1/2)) "it waited ~F seconds" waited)))))
+
+(test vigils-that-have-heard-something-begin-again-at-once
+  (with-vigil (core vigil told)
+    (bring core :ready 1)
+    (told)
+    (client::stop-back-off (balance::vigil-back-off vigil) (client:core-loop core))
+    (setf (balance::vigil-heard vigil) t)
+    (balance::vigil-ended vigil :unavailable)
+    (is (equal (list* '(:lost :unavailable) *vain*) (told))
+        "the next attempt at once, and as that is in vain it waits")
+    (elapse core 0.5)
+    (is (null (told)))))
+
+(test vigils-that-nobody-implements-end
+  "Until there is another connection."
+  (with-vigil (core vigil told)
+    (bring core :ready 1)
+    (told)
+    (client::stop-back-off (balance::vigil-back-off vigil) (client:core-loop core))
+    (balance::vigil-ended vigil :unimplemented)
+    (is (equal '(:unimplemented) (told)))
+    (elapse core 300)
+    (is (null (told)))
+    (bring core :idle 1)
+    (bring core :ready 1)
+    (is (equal *vain* (told)))))
+
+(test vigils-are-suspended-without-a-connection
+  (with-vigil (core vigil told)
+    (bring core :ready 1)
+    (told)
+    (bring core :idle 1)
+    (elapse core 10)
+    (is (null (told)) "nothing is tried while there is no connection")
+    (balance::end-vigil vigil)
+    (bring core :ready 1)
+    (elapse core 10)
+    (is (null (told)) "nor when nobody wants to know")))
+
+;;; Over sockets: a service whose first calls of Watch end as a test says
+
+(defclass moody-health (grpc:health-service)
+  ((moods :initarg :moods :accessor moods
+          :documentation "For each of the first calls of Watch: the status that it ends with, and
+whether it says before that all is well.")
+   (watches :initform '() :accessor watches
+            :documentation "When the calls were, in nanoseconds, newest first."))
+  (:documentation "Health that is badly served."))
+
+(defmethod grpc.health.v1.health:watch ((service moody-health) request &key call)
+  (declare (ignore request))
+  (push (monotonic-ns) (watches service))
+  (let ((mood (pop (moods service))))
+    (cond (mood
+           (destructuring-bind (status &key well) mood
+             (when well
+               (grpc:send call (health:make-health-check-response :status :serving)))
+             (grpc:fail status "in a mood")))
+          (t (call-next-method)))))
+
+(defun call-with-moody-server (moods function)
+  "Call FUNCTION with a channel by round_robin whose only server's health has MOODS, and that."
+  (let* ((service (make-instance 'moody-health :moods moods))
+         (server (grpc:start-server
+                  (list (make-probe :ask (lambda (note call)
+                                           (declare (ignore call))
+                                           (note (number-of note))))
+                        service)
+                  :listen "127.0.0.1:0")))
+    (unwind-protect
+         (grpc:with-channel (channel (grpc:server-address server)
+                                     :backoff-initial-seconds 0.2 :backoff-jitter 0
+                                     :service-config
+                                     "{\"loadBalancingConfig\":[{\"round_robin\":{}}],
+                                       \"healthCheckConfig\":{\"serviceName\":\"\"}}")
+           (funcall function channel service))
+      (is-true (grpc:stop-server server :drain 5)))))
+
+(defun gaps (service)
+  "The seconds between the calls of Watch that SERVICE has had."
+  (let ((times (reverse (watches service))))
+    (mapcar (lambda (one next) (/ (- next one) 1d9)) times (rest times))))
+
+(test watches-that-fail-are-tried-again-with-back-off
+  (call-with-moody-server
+   '((:unavailable) (:internal))
+   (lambda (channel service)
+     (is (= 7 (number-of (ask channel (note 7) :timeout 20 :wait-for-ready t))))
+     (is (= 3 (length (watches service))))
+     (destructuring-bind (first second) (gaps service)
+       (is (<= 0.19 first))
+       (is (<= 0.31 second))))))
+
+(test watches-that-have-said-something-are-tried-again-at-once
+  (call-with-moody-server
+   '((:unavailable :well t))
+   (lambda (channel service)
+     (is (= 7 (number-of (ask channel (note 7) :timeout 20 :wait-for-ready t))))
+     (is (wait-until (lambda () (= 2 (length (watches service))))))
+     (is (= 7 (number-of (ask channel (note 7) :timeout 20 :wait-for-ready t))))
+     (is (> 0.15 (first (gaps service)))))))
+
+(test watches-that-are-not-implemented-are-not-tried-again
+  (with-log (:no-health-service)
+    (call-with-moody-server
+     '((:unimplemented))
+     (lambda (channel service)
+       (loop repeat 3
+             do (is (= 7 (number-of (ask channel (note 7) :timeout 20 :wait-for-ready t)))))
+       (is (= 1 (settled (lambda () (length (watches service))))))
+       (is (eq :ready (grpc:channel-state channel)))))))

@@ -1,0 +1,116 @@
+;;;; weighted_round_robin: weights of reports, when they count, configs.
+
+(in-package #:clgrpc.tests.balance)
+(in-suite :clgrpc.balance)
+
+(defun report (&rest fields)
+  (apply #'orca:make-orca-load-report fields))
+
+(defun note-loads (core &rest loads)
+  "Have the servers 1, 2 … report LOADS, each a utilization at 100 calls per second."
+  (loop for load in loads
+        for number from 1
+        for subchannel = (member-to core number)
+        do (balance::note-report (client:subchannel-note subchannel)
+                                 (report :cpu-utilization load :rps-fractional 100d0)
+                                 (balance::weighting
+                                  (client::subchannel-balancer subchannel))
+                                 (client::core-now core))))
+
+(defun even-p (core)
+  (let ((tally (tally core 1000)))
+    (= 500 (picks core 1 tally) (picks core 2 tally))))
+
+(test weights-come-and-go
+  "Weights count from the end of the blackout until they expire; those of a new connection anew."
+  (with-core (core)
+    (update core "[{\"weighted_round_robin\":{\"blackoutPeriod\":\"5s\",
+                   \"weightExpirationPeriod\":\"60s\",\"weightUpdatePeriod\":\"1s\"}}]" 1 2)
+    (make-room core (live core))
+    (bring core :ready 1 2)
+    (is (even-p core))
+    (note-loads core 0.1d0 0.3d0)
+    (elapse core 3)
+    (is (even-p core) "it is the blackout")
+    (elapse core 3)
+    (let ((tally (tally core 100000)))
+      (is (within-p 3/4 100000 (picks core 1 tally)))
+      (is (within-p 1/4 100000 (picks core 2 tally))))
+    (note-loads core 0.3d0 0.3d0)
+    (is (not (even-p core)) "until weights are looked at again")
+    (elapse core 1.25)
+    (is (even-p core))
+    (note-loads core 0.1d0 0.3d0)
+    (elapse core 2)
+    (is (not (even-p core)))
+    (elapse core 61)
+    (is (even-p core) "they have expired")
+    (note-loads core 0.1d0 0.3d0)
+    (elapse core 2)
+    (is (even-p core) "another blackout")
+    (elapse core 5)
+    (is (not (even-p core)))
+    (bring core :idle 1)
+    (bring core :ready 1)
+    (elapse core 2)
+    (is (even-p core) "of one a weight is not known")))
+
+(test weights-of-reports
+  (flet ((weight (penalty &rest fields)
+           (balance::report-weight (apply #'report fields) penalty)))
+    (is (= 1000 (weight 1 :cpu-utilization 0.5d0 :rps-fractional 500d0)))
+    (is (= 2000 (weight 1 :cpu-utilization 0.5d0 :application-utilization 0.25d0
+                          :rps-fractional 500d0)))
+    (is (= 250 (weight 1 :cpu-utilization 0.5d0 :rps-fractional 500d0 :eps 750d0)))
+    (is (= 1000 (weight 0 :cpu-utilization 0.5d0 :rps-fractional 500d0 :eps 750d0)))
+    (is (null (weight 1 :cpu-utilization 0.5d0)))
+    (is (null (weight 1 :rps-fractional 5d0)))
+    (is (null (weight 1 :cpu-utilization sb-ext:double-float-positive-infinity
+                        :rps-fractional 5d0)))))
+
+(test weights-without-a-blackout
+  "gRFC A58: without one a weight counts at once, also that of before on a new connection."
+  (with-core (core)
+    (update core "[{\"weighted_round_robin\":{\"blackoutPeriod\":\"0s\",
+                   \"weightUpdatePeriod\":\"0.1s\"}}]" 1 2)
+    (make-room core (live core))
+    (bring core :ready 1 2)
+    (note-loads core 0.1d0 0.3d0)
+    (elapse core 0.25)
+    (is (= 750 (picks core 1 (tally core 1000))))
+    (bring core :idle 1)
+    (bring core :ready 1)
+    (elapse core 0.25)
+    (is (= 750 (picks core 1 (tally core 1000))))))
+
+(test updates-put-a-config-in-force
+  "gRFC A58: the other parameters take effect with the next picker."
+  (with-core (core)
+    (flet ((tell (penalty)
+             (update core (format nil "[{\"weighted_round_robin\":{\"blackoutPeriod\":\"0s\",
+                                       \"weightUpdatePeriod\":\"20s\",
+                                       \"errorUtilizationPenalty\":~F}}]" penalty) 1 2)))
+      (tell 1.0)
+      (make-room core (live core))
+      (bring core :ready 1 2)
+      (note-loads core 0.1d0 0.3d0)
+      (is (even-p core) "the weights are looked at in twenty seconds")
+      (tell 0.0)
+      (is (not (even-p core)) "or with the next update"))))
+
+(test weighting-configs
+  (flet ((weighting (json)
+           (config:policy-config-value
+            (parse (format nil "[{\"weighted_round_robin_experimental\":~A}]" json)))))
+    (let ((all (weighting "{}")))
+      (is (null (balance::weighting-out-of-band all)))
+      (is (= (seconds-ns 10) (balance::weighting-interval-ns all)))
+      (is (= (seconds-ns 10) (balance::weighting-blackout-ns all)))
+      (is (= (seconds-ns 180) (balance::weighting-expiration-ns all)))
+      (is (= (seconds-ns 1) (balance::weighting-update-ns all)))
+      (is (= 1 (balance::weighting-penalty all))))
+    (is (= (seconds-ns 1/10)
+           (balance::weighting-update-ns (weighting "{\"weightUpdatePeriod\":\"0.01s\"}")))))
+  (is (search "errorUtilizationPenalty"
+              (config-error-path
+               "[{\"weighted_round_robin\":{\"errorUtilizationPenalty\":-1}}]"))))

@@ -1,0 +1,80 @@
+;;;; weighted_target: shares, targets that come and go, configs.
+
+(in-package #:clgrpc.tests.balance)
+(in-suite :clgrpc.balance)
+
+(defun weighted (&rest rows)
+  (format nil "[{\"weighted_target_experimental\":{\"targets\":{~{~A~^,~}}}}]"
+          (loop for (child weight) in rows
+                collect (format nil "\"~A\":{\"weight\":~D,\"childPolicy\":
+                                     [{\"round_robin\":{}}]}" child weight))))
+
+(test targets-have-calls-by-weight
+  (with-core (core)
+    (let ((backends (list (backend 1 :path '("a")) (backend 2 :path '("b"))
+                          (backend 3 :path '("b")))))
+      (flet ((tell (&rest rows) (apply #'update core (apply #'weighted rows) backends)))
+        (tell '("a" 30) '("b" 70))
+        (make-room core (live core))
+        (is (eq :connecting (state core)))
+        (bring core :ready 2)
+        (is (eq :ready (state core)))
+        (is (= 100 (picks core 2 (tally core 100))))
+        (bring core :ready 1 3)
+        (let ((tally (tally core 100000)))
+          (is (within-p 3/10 100000 (picks core 1 tally)))
+          (is (within-p 7/20 100000 (picks core 2 tally))))
+        (tell '("b" 1))
+        (is (= 0 (picks core 1 (tally core 100))))
+        (is (= 3 (length (live core))) "it is kept for a while")
+        (tell '("a" 1) '("b" 1))
+        (let ((tally (tally core 100000)))
+          (is (within-p 1/2 100000 (picks core 1 tally))))
+        (tell '("b" 1))
+        (remove-room (member-to core 1))
+        (elapse core 901)
+        (is (= 2 (length (live core))))))))
+
+(defun over-pick-first (&rest rows)
+  (format nil "[{\"weighted_target_experimental\":{\"targets\":{~{~A~^,~}}}}]"
+          (loop for (name policy) in rows
+                collect (format nil "~S:{\"weight\":1,\"childPolicy\":[{~S:{}}]}" name policy))))
+
+(defun path-to (core path)
+  "The subchannel in use of the child PATH that balances by pick_first."
+  (find-if (lambda (subchannel)
+             (string= path (client::addresses-text subchannel)))
+           (live core)))
+
+(test targets-that-are-idle-connect
+  "Else they would have no calls again while others are ready."
+  (with-core (core)
+    (update core (over-pick-first '("a" "pick_first") '("b" "pick_first"))
+            (backend 1 :path '("a")) (backend 2 :path '("b")))
+    (let ((one (path-to core (address 1)))
+          (two (path-to core (address 2))))
+      (is (eq :connecting (client:subchannel-state one)))
+      (client::change-state one :ready)
+      (client::change-state two :ready)
+      (client::change-state two :idle)
+      (is (eq :connecting (client:subchannel-state two)))
+      (is (eq :ready (state core)))
+      (is (eq one (pick core))))))
+
+(test targets-that-connect-for-calls
+  "A ring that is idle picks, and connects."
+  (with-core (core)
+    (update core "[{\"weighted_target_experimental\":{\"targets\":{\"a\":{\"weight\":1,
+                   \"childPolicy\":[{\"ring_hash_experimental\":
+                                      {\"requestHashHeader\":\"x-key\"}}]}}}}]"
+            (backend 1 :path '("a")))
+    (settle core)
+    (pick core (call-with-key core "alpha"))
+    (settle core)
+    (is (eq :connecting (client:subchannel-state (member-to core 1))))))
+
+(test weighted-target-configs
+  (is (search "targets.a.weight" (config-error-path (weighted '("a" 0)))))
+  (is (search "childPolicy" (config-error-path "[{\"weighted_target_experimental\":
+                                                  {\"targets\":{\"a\":{\"weight\":1}}}}]")))
+  (is (search "targets" (config-error-path "[{\"weighted_target_experimental\":{}}]"))))

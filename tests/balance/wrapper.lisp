@@ -1,0 +1,49 @@
+;;;; Policies with one child: what goes up and down between the two.
+
+(in-package #:clgrpc.tests.balance)
+(in-suite :clgrpc.balance)
+
+(defparameter *wrapped*
+  "[{\"random_subsetting_experimental\":{\"subsetSize\":5,\"childPolicy\":[{~A}]}}]")
+
+(defun wrapped (child)
+  (format nil *wrapped* child))
+
+(test wrappers-publish-what-their-child-does
+  (with-core (core)
+    (update core (wrapped "\"pick_first\":{}") 1 2)
+    (is (= 1 (length (live core))))
+    (let ((only (first (live core))))
+      (is (eq :connecting (client:subchannel-state only)) "the child has its addresses")
+      (client::change-state only :ready)
+      (is (eq :ready (state core)))
+      (is (eq only (pick core)))
+      (client::change-state only :idle)
+      (is (eq :idle (state core)))
+      (client:exit-idle (client::core-balancer core))
+      (is (eq :connecting (client:subchannel-state only))))))
+
+(test wrappers-change-their-child-without-a-failure
+  (with-core (core)
+    (update core (wrapped "\"round_robin\":{}") 1)
+    (bring core :ready 1)
+    (let ((old (member-to core 1)))
+      (update core (wrapped "\"least_request_experimental\":{}") 1)
+      (is (eq old (pick core)) "the old child serves")
+      (let ((new (find old (live core) :test-not #'eq)))
+        (client::change-state new :ready)
+        (is (not (eq old (pick core))))
+        (is (equal (list new) (live core)))))))
+
+(test wrappers-describe-their-child
+  (with-core (core)
+    (update core (wrapped "\"round_robin\":{}") 1)
+    (let ((facts (client:balancer-facts (client::switch-child (client::core-balancer core)))))
+      (is (= 1 (length (getf facts :children)))))))
+
+(test child-policies-are-required-and-known
+  (flet ((path (json) (config-error-path json)))
+    (is (string= "loadBalancingConfig[0].random_subsetting_experimental.childPolicy"
+                 (path "[{\"random_subsetting_experimental\":{\"subsetSize\":2}}]")))
+    (is (string= "loadBalancingConfig[0].random_subsetting_experimental.childPolicy"
+                 (path (wrapped "\"nobody_knows\":{}"))))))
