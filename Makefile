@@ -10,7 +10,7 @@ SOURCES := clgrpc.asd scripts/load.lisp scripts/build.lisp \
              -o -name '*.json')
 
 BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls connections \
-               live echo inproc loops
+               live echo http inproc loops
 
 .DEFAULT_GOAL := bin/clgrpc
 .PHONY: FORCE install test demo conformance simulate soak storm bench profile clean help $(BENCH_PARTS:%=bench-%)

@@ -215,7 +215,8 @@
                (:file "framing")
                (:file "chunk")
                (:file "parser")
-               (:file "writer"))
+               (:file "writer")
+               (:file "smuggling"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.http1)))
 
@@ -874,6 +875,7 @@
                (:file "frame")
                (:file "dns")
                (:file "hpack")
+               (:file "http1")
                (:file "http2")
                (:file "grpc")
                (:file "tls")

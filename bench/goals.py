@@ -176,9 +176,16 @@ def echo_goals(results):
                    ratio(row, "cpu_ns_per_message", echo.C))
 
 
+def http_goals(results):
+    for row in results["rows"]:
+        yield ("server CPU of a request over %d connections, to nginx" % row["connections"], 1,
+               ratio(row, "cpu_ns_per_request", "nginx"))
+
+
 GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "matrix": matrix_goals, "openloop": openloop_goals, "bulk": bulk_goals,
          "allocation": allocation_goals, "protobuf": protobuf_goals,
          "tls": tls_goals, "inproc": inproc_goals,
          "connections": connections_goals, "live": live_goals, "echo": echo_goals,
+         "http": http_goals,
          "loops": loops_goals}

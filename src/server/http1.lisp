@@ -129,7 +129,7 @@
         (date (current-date)))
     (http1:write-response-head
      (state-output state) (plain-answer-http-status answer)
-     (if (and date (null (assoc "date" headers :test #'string=)))
+     (if (and date (null (find-header "date" headers)))
          (acons "date" date headers)
          headers)
      body

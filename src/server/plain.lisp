@@ -170,36 +170,83 @@ Return false if CALL may not have so much memory and so has been ended."
   "True if CHAR may be in the name of a header in lower case (RFC 9110 section 5.6.2)."
   (or (char<= #\a char #\z) (char<= #\0 char #\9) (find char "!#$%&'*+-.^_`|~")))
 
-(defun check-header (entry)
-  "ENTRY of a fallback's headers as it is sent; nil for a header that only we may set."
+(define-load-time-global **name-chars**
+    (let ((set (make-array 128 :element-type 'bit :initial-element 0)))
+      (dotimes (code 128 set)
+        (when (name-char-p (code-char code)) (setf (sbit set code) 1)))))
+(declaim (type (simple-bit-vector 128) **name-chars**))
+
+(deftype text ()
+  '(simple-array character (*)))
+
+(define-hot sound-name-p ((name text)) boolean
+  "True if NAME can be the name of a header, and is in lower case."
+  (and (plusp (length name))
+       (loop for char across name
+             for code = (char-code char)
+             always (and (< code 128) (= 1 (sbit **name-chars** code))))))
+
+(define-hot sound-value-p ((value text)) boolean
+  "True if VALUE can be a header's as it is: printable ASCII without blanks around it."
+  (let ((end (length value)))
+    (and (loop for char across value always (char<= #\Space char #\~))
+         (or (zerop end)
+             (and (char/= #\Space (char value 0))
+                  (char/= #\Space (char value (1- end))))))))
+
+(define-hot same-name-p ((a text) (b text)) boolean
+  "True if A and B, names of headers in lower case, are the same."
+  (and (= (length a) (length b))
+       (loop for x across a for y across b always (char= x y))))
+
+(defparameter *our-headers*
+  (mapcar (lambda (name) (coerce name 'text))
+          '("connection" "content-length" "keep-alive" "proxy-connection" "te" "transfer-encoding"
+            "upgrade"))
+  "The names of headers that only we may set.")
+
+(defun sound-header (entry)
+  "ENTRY of a handler's headers with its name in lower case and without blanks around its value.
+Signal an error if it can be none."
   (unless (and (consp entry) (stringp (car entry)) (stringp (cdr entry)))
     (error "Headers are an alist from strings to strings; ~S is no entry of one." entry))
-  (let ((name (string-downcase (car entry)))
-        (value (string-trim '(#\Space #\Tab) (cdr entry))))
-    (unless (and (plusp (length name)) (every #'name-char-p name))
+  (let ((name (coerce (string-downcase (car entry)) 'text))
+        (value (coerce (string-trim '(#\Space #\Tab) (cdr entry)) 'text)))
+    (unless (sound-name-p name)
       (error "~S is no name of a header." (car entry)))
-    (unless (every (lambda (char) (char<= #\Space char #\~)) value)
+    (unless (sound-value-p value)
       (error "The value of the header ~A must be printable ASCII, not ~S." name value))
-    (if (member name '("connection" "content-length" "keep-alive" "proxy-connection" "te"
-                       "transfer-encoding" "upgrade")
-                :test #'string=)
-        nil
-        (cons name value))))
+    (cons name value)))
+
+(defun check-header (entry)
+  "ENTRY of a handler's headers as it is sent; nil for a header that only we may set."
+  (let ((entry (if (and (consp entry)
+                        (typep (car entry) 'text) (sound-name-p (car entry))
+                        (typep (cdr entry) 'text) (sound-value-p (cdr entry)))
+                   entry
+                   (sound-header entry))))
+    (if (member (car entry) *our-headers* :test #'same-name-p) nil entry)))
+
+(defun find-header (name headers)
+  "The entry of HEADERS, checked ones, that is called NAME, or nil."
+  (find-if (lambda (entry) (same-name-p name (car entry))) headers))
 
 (defun check-answer (http-status headers body)
-  "The PLAIN-ANSWER that the values of a fallback stand for. Signal an error if they are none."
+  "The PLAIN-ANSWER that the values of a handler stand for. Signal an error if they are none."
   (unless (typep http-status '(integer 200 599))
-    (error "The fallback has returned ~S, which is no HTTP status from 200 to 599." http-status))
-  (let ((headers (remove nil (mapcar #'check-header headers))))
-    (if (and (stringp body) (null (assoc "content-type" headers :test #'string=)))
-        (check-answer http-status (acons "content-type" "text/plain; charset=utf-8" headers) body)
-        (make-plain-answer http-status headers
-                           (typecase body
-                             (null (make-octets 0))
-                             (string (string-octets body))
-                             ((vector octet) (coerce body 'octets))
-                             (t (error "The body of an answer is a string or octets, not ~S."
-                                       body)))))))
+    (error "A handler has returned ~S, which is no HTTP status from 200 to 599." http-status))
+  (let ((headers (loop for entry in headers
+                       for checked = (check-header entry)
+                       when checked collect checked)))
+    (when (and (stringp body) (null (find-header "content-type" headers)))
+      (push '("content-type" . "text/plain; charset=utf-8") headers))
+    (make-plain-answer http-status headers
+                       (typecase body
+                         (null (make-octets 0))
+                         (string (string-octets body))
+                         ((vector octet) (coerce body 'octets))
+                         (t (error "The body of an answer is a string or octets, not ~S."
+                                   body))))))
 
 (defun handler-answer (request values)
   "What VALUES, those of a handler of REQUEST, are for the call: the call itself if REQUEST is

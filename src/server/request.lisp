@@ -97,7 +97,7 @@ without one."
 (defun http-request-parameter (request name)
   "The decoded value of the first parameter of REQUEST's query that is called NAME, a string, as
 with \"/events?token=a%20b\" and \"token\"; nil if there is none."
-  (loop with query = (or (http-request-query request) "")
+  (loop with query = (or (http-request-query request) (return nil))
         for start = 0 then (1+ end)
         for end = (and (<= start (length query))
                        (or (position #\& query :start start) (length query)))

@@ -4,6 +4,7 @@
 (defpackage #:clgrpc.tests.fuzz
   (:use #:cl #:clgrpc.base #:fiveam)
   (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:hpack #:clgrpc.hpack)
+                    (#:http1 #:clgrpc.http1)
                     (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop) (#:dns #:clgrpc.dns)
                     (#:dns-tests #:clgrpc.tests.dns) (#:rpc #:clgrpc.rpc)
                     (#:service #:clgrpc.service)

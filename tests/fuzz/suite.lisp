@@ -28,6 +28,8 @@
 (test plain-json-withstands (withstands "plain-json"))
 (test hpack-withstands (withstands "hpack" 8000))
 (test dns-withstands (withstands "dns" 8000))
+(test http1-server-withstands (withstands "http1-server" 8000))
+(test http1-client-withstands (withstands "http1-client" 8000))
 (test http2-server-withstands (withstands "http2-server" 8000))
 (test http2-client-withstands (withstands "http2-client" 8000))
 (test grpc-server-withstands (withstands "grpc-server" 8000))
