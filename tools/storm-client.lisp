@@ -114,6 +114,7 @@ latencies from when each was due."
                         :credentials (client-credentials tls-ca tls-cert tls-key tls-name)
                         (append (when keepalive
                                   (list :keepalive-seconds keepalive
+                                        :min-keepalive-seconds 0
                                         :keepalive-timeout-seconds keepalive))
                                 (fleet-arguments service-config balance)))))
     (unwind-protect

@@ -57,7 +57,7 @@
     ("backoffInitialMs" :backoff-initial-seconds seconds)
     ("backoffMaxMs" :backoff-maximum-seconds seconds)
     ("connectTimeoutMs" :connect-timeout-seconds seconds)
-    ("keepaliveTimeMs" :keepalive-seconds keepalive)
+    ("keepaliveTimeMs" :keepalive-seconds seconds)
     ("keepaliveTimeoutMs" :keepalive-timeout-seconds seconds)
     ("keepaliveWithoutCalls" :keepalive-without-calls boolean)
     ("maxConcurrentRequests" :max-concurrent-requests count)
@@ -76,9 +76,7 @@ there."
            (list row (ecase kind
                        (boolean (eq :true value))
                        (count value)
-                       (seconds (/ value 1000))
-                       ;; gRFC A8: if smaller than ten seconds, ten seconds will be used instead
-                       (keepalive (if (zerop value) 0 (max 10 (/ value 1000)))))))
+                       (seconds (/ value 1000)))))
           ((string= name "dnsMinIntervalMs") '())
           (t (error 'unsupported-op :text name)))))
 

@@ -261,6 +261,9 @@ PING each 300 seconds at best.")
    (keepalive-timeout-seconds 20 0.01 3600 "seconds"
     "How long the peer may be silent after a keepalive PING. Then its connection is given up and
 its calls end with :unavailable.")
+   (min-keepalive-seconds 10 0 1000000000 "seconds"
+    "A client whose keepalive-seconds is less, and not 0, takes this instead (gRFC A8)."
+    :for :channel)
    (keepalive-without-calls nil
     "Whether a client sends keepalive PINGs also while no call is under way. Many servers close
 such a connection."

@@ -40,6 +40,7 @@
    #:options-max-resets-per-second #:options-max-idle-frame-burst
    #:options-max-idle-frames-per-second #:options-keepalive-seconds
    #:options-keepalive-timeout-seconds #:options-keepalive-without-calls
+   #:options-min-keepalive-seconds
    #:options-max-connection-idle-seconds #:options-max-connection-age-seconds
    #:options-max-connection-age-grace-seconds #:options-min-ping-interval-seconds
    #:options-ping-without-calls #:options-max-ping-strikes

@@ -71,7 +71,8 @@ call in the caller's thread."
 
 (defun credentials-metadata (channel credentials method)
   "The metadata that CREDENTIALS, a function of a method's path, give for a call of METHOD on
-CHANNEL. Signal :unauthenticated if anybody on the way could read them."
+CHANNEL. Signal :unauthenticated if anybody on the way could read them, or CREDENTIALS signal an
+error; if that is an RPC-ERROR, its status, or :internal for one that only applications give."
   (unless (or (channel-secure-p channel) (channel-plaintext-credentials channel))
     (error (make-rpc-error
             :unauthenticated :ended-by :local :sent nil
@@ -82,7 +83,10 @@ CHANNEL. Signal :unauthenticated if anybody on the way could read them."
     (misuse "Call credentials are a function of the method's path, such as BEARER-TOKEN returns, ~
              not ~S."
             credentials))
-  (check-metadata (funcall credentials (rpc-method-path method))))
+  (check-metadata
+   (handler-case (funcall credentials (rpc-method-path method))
+     (error (cause)
+       (error (refusal-error cause :unauthenticated "the call credentials have failed"))))))
 
 ;;; Channels
 

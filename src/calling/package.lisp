@@ -15,8 +15,8 @@
                 #:*call* #:channel #:invoke #:rpc-method #:rpc-method-kind #:rpc-method-path
                 #:rpc-method-request-type)
   (:import-from #:clgrpc.status
-                #:check-metadata #:deadline #:deadline-in #:earlier-deadline #:failure-p
-                #:make-rpc-error #:rpc-error)
+                #:check-metadata #:refusal-error #:deadline #:deadline-in #:earlier-deadline
+                #:failure-p #:make-rpc-error #:rpc-error)
   (:export
    #:absolute-deadline #:acquire-client-loop #:acquire-timer-loop #:bearer-token #:begin-values
    #:call-async

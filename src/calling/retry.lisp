@@ -73,7 +73,7 @@ or since a server said how long to wait. With 0.1 s, a factor of 2 and 0.3 s at 
         (factor (config:retry-policy-multiplier policy)))
     (loop repeat count
           ;; beyond either it goes no further
-          while (< 1d0 wait maximum)
+          while (and (< 1d0 wait) (or (< wait maximum) (< factor 1)))
           do (setf wait (* wait factor)))
     (min +longest-wait-ns+
          (round (* (min wait maximum) (+ 0.8d0 (random 0.4d0 random-state)))))))

@@ -14,7 +14,7 @@
   (let* ((retries (wire:ensure-retries call))
          (attempt (wire:make-attempt call link stream (next-number call))))
     (setf (http2:stream-user stream) attempt)
-    (incf (wire:link-calls link))
+    (wire:begin-on-link link)
     (rpc:observe attempt-begun (wire:call-observer call)
                  call (wire:link-peer link) (http2:stream-id stream))
     (let* ((number (wire:attempt-number attempt))
@@ -49,7 +49,7 @@ if that is nil what CALL has sent before, and what has waited for a stream."
   (setf (wire-call-link call) link
         (wire-call-stream call) stream
         (http2:stream-user stream) call)
-  (incf (wire:link-calls link))
+  (wire:begin-on-link link)
   (rpc:observe attempt-begun (wire:call-observer call)
                call (wire:link-peer link) (http2:stream-id stream))
   (when request (setf (client-call-request call) request))

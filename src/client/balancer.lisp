@@ -17,7 +17,7 @@
 
 (in-package #:clgrpc.client)
 
-(defstruct (failure (:constructor make-failure (text &optional (status :unavailable) drop))
+(defstruct (failure (:constructor %make-failure (text status drop))
                     (:copier nil))
   "What a picker gives that has no server for a call."
   (text "" :type string :read-only t)   ; what calls are told
@@ -25,6 +25,14 @@
   (drop nil :type boolean :read-only t)) ; they are to fail: nothing is gained by another attempt
 
 (declaim (sb-ext:freeze-type failure))
+
+(defun make-failure (text &optional (status :unavailable) drop)
+  "Return what a picker gives for a call that ends with TEXT and STATUS, a keyword, :unavailable
+unless it is given. A call that waits for ready waits on, unless DROP is true: then that, too, ends
+at once, and is not made again. A STATUS that only applications give, such as :not-found, becomes
+:internal (gRFC A54)."
+  (multiple-value-bind (status text) (status:control-status status text)
+    (%make-failure text status drop)))
 
 (defstruct (picker (:constructor new-picker (function text &key choosy)) (:copier nil))
   "What picks a subchannel, a FAILURE or nil, which is to wait, for each call."
@@ -51,9 +59,7 @@ gave by RPC-METHOD and the like."
               text :choosy choosy))
 
 (document-functions
-  new-picker "As MAKE-PICKER, for a FUNCTION that signals no errors."
-  make-failure "Return what a picker gives for a call that ends with TEXT and STATUS, a keyword,
-:unavailable unless it is given. A call that waits for ready waits on.")
+  new-picker "As MAKE-PICKER, for a FUNCTION that signals no errors.")
 
 (defmethod print-object ((failure failure) stream)
   (print-unreadable-object (failure stream :type t)

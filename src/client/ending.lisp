@@ -86,7 +86,11 @@ deadline is that of the deadline, and what was said of it its cause."
     (when (wire:call-replay call) (wire:drop-replay call))
     (let ((stream (wire-call-stream call)))
       (when (and stream (http2:stream-open-p stream))
-        (http2:reset-stream stream (if (eq status :ok) http2:+no-error+ http2:+cancel+))))
+        ;; a peer that has ended its side early is told that all is well (gRPC over HTTP/2, "Early
+        ;; Server Closure")
+        (http2:reset-stream stream (if (http2:stream-receivable-p stream)
+                                       http2:+cancel+
+                                       http2:+no-error+))))
     (when (rpc:callbacks-p call) (wire:wire-schedule call))))
 
 (defun end-client-call-as (call name &rest how)

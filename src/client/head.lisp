@@ -36,15 +36,15 @@ METADATA, an alist."
     (hpack:encode-field encoder buffer (wire:method-path-field (call-rpc-method call)) :index)
     (hpack:encode-field encoder buffer
                         (core-authority (client-call-core call)) :index)
+    (when (plusp (call-deadline call))
+      (hpack:encode-literal encoder buffer **grpc-timeout**
+                            (status:encode-timeout (- (call-deadline call) (wire:wire-now call)))
+                            :plain))
     (hpack:encode-field encoder buffer **te-trailers** :index)
     (hpack:encode-field encoder buffer **content-type** :index)
     (hpack:encode-field encoder buffer **user-agent** :index)
     (wire:encode-accepted-encodings encoder buffer)
     (wire:encode-encodings call encoder buffer)
-    (when (plusp (call-deadline call))
-      (hpack:encode-literal encoder buffer **grpc-timeout**
-                            (status:encode-timeout (- (call-deadline call) (wire:wire-now call)))
-                            :plain))
     (when (plusp number)
       (hpack:encode-field encoder buffer (attempts-field number) :index))
     (wire:encode-metadata metadata encoder buffer)

@@ -269,7 +269,7 @@ sink's on-reset has them."
                                   :debug (wire:quoted-octets debug))
       (when (and (= error-code http2:+enhance-your-calm+)
                  (equalp debug (load-time-value (ascii-octets "too_many_pings"))))
-        (ping-less (link-owner link))))
+        (ping-less (link-owner link) link)))
     (leave-link (link-owner link) link)))
 
 (defun client-settings (http2)

@@ -77,6 +77,8 @@
   ;; what it shares with channels that are alike, if it does; see trunk.lisp
   (commons nil :type (or null commons) :read-only t)
   (waiting (make-fifo) :type fifo :read-only t) ; calls without a stream
+  (keepalive-ns nil :type (or null nanoseconds)) ; of new links, once a server has found that of
+                                        ; others too short
   (trouble nil :type (or null string)) ; why the last attempt to connect failed
   (throttle nil :type (or null throttle)) ; of retries, once one may be throttled
   (retrying (make-hash-table :test 'eq) :type hash-table :read-only t) ; calls that wait for their
@@ -154,7 +156,6 @@ those of channels that share connections have a SHARED-TRUNK in place of that."
   (accepted :unknown :type (or list (eql :unknown))) ; the encodings that the server can read
   (proven nil :type boolean)            ; the last connection was a working one
   (useless 0 :type (integer 0 2))       ; so many connections in a row were of no use, or more
-  (keepalive-ns 0 :type nanoseconds)    ; of its links; more after too_many_pings
   (back-off (make-back-off) :type back-off :read-only t) ; between attempts to connect
   (failure nil :type (or null string))  ; the text of the last failed attempt
   (failed-connects 0 :type (unsigned-byte 62)) ; how often all addresses were tried in vain

@@ -16,8 +16,7 @@
          (subchannel (make-subchannel
                       :core core :balancer balancer :key (backend-key backend)
                       :addresses (backend-addresses backend)
-                      :attributes (backend-attributes backend)
-                      :keepalive-ns (initial-keepalive-ns core))))
+                      :attributes (backend-attributes backend))))
     (when (core-commons core) (join-trunk subchannel))
     (push subchannel (core-subchannels core))
     (map-ancestors (lambda (ancestor) (subchannel-opened ancestor subchannel)) balancer)
@@ -129,6 +128,22 @@ SINCE-NS, the newest first."
   "True if PEER, text, is one of TRUNK's addresses."
   (find peer (trunk-addresses trunk) :key #'os:address-text :test #'string=))
 
+(defun keepalive-ns (core)
+  "After how long a silence new links of CORE's channel ask whether their server is there; 0 is
+never."
+  (or (core-keepalive-ns core)
+      (let ((seconds (options-keepalive-seconds (core-options core))))
+        (if (zerop seconds)
+            0
+            (seconds-ns (max seconds (options-min-keepalive-seconds (core-options core))))))))
+
+(defun limit-silence (core transport)
+  "Where links of CORE ask whether their server is there, have TRANSPORT fail as well if it does not
+acknowledge what we send in the time that it has for an answer (gRFC A18)."
+  (when (plusp (keepalive-ns core))
+    (loop:limit-silence (core-loop core) transport
+                        (options-keepalive-timeout-seconds (core-options core)))))
+
 (defun begin-link (endeavour transport)
   "ENDEAVOUR has TRANSPORT, a connected one. It has led to something when the peer's SETTINGS come."
   (let* ((trunk (endeavour-trunk endeavour))
@@ -138,11 +153,12 @@ SINCE-NS, the newest first."
     (enter-stages trunk :handshake)
     (trace-event :subchannel :connected :target (core-name core)
                                         :peer (loop:transport-peer transport))
+    (limit-silence core transport)
     (handler-case
         (push (wire:open-link trunk (core-loop core) (secure-transport core transport) :client
                              (core-sink core) (core-options core) (core-pool core)
                              :ledger (core-ledger core)
-                             :keepalive-ns (trunk-keepalive-ns trunk))
+                             :keepalive-ns (keepalive-ns core))
               (endeavour-links endeavour))
       (clgrpc-error (error)
         (loop:close-transport transport)
@@ -446,10 +462,15 @@ second time in a row the next attempt waits."
 
 (defconstant +longest-keepalive-ns+ (* 1000000000 +ns-per-second+))
 
-(defun ping-less (trunk)
-  "A server finds that TRUNK's links ask too often whether it is alive (gRFC A8)."
-  (setf (trunk-keepalive-ns trunk)
-        (min +longest-keepalive-ns+ (* 2 (trunk-keepalive-ns trunk)))))
+(defun ping-less (trunk link)
+  "The server of LINK finds that it asks too often whether it is alive: new links of the channels
+that use TRUNK wait twice as long (gRFC A8)."
+  (flet ((wait-longer (core)
+           (setf (core-keepalive-ns core)
+                 (max (keepalive-ns core)
+                      (min +longest-keepalive-ns+ (* 2 (wire:link-keepalive-ns link)))))))
+    (wait-longer (trunk-core trunk))
+    (map-cores #'wait-longer trunk)))
 
 (defmethod wire:link-due ((trunk trunk) link event)
   (setf (wire:link-draining link) t

@@ -49,9 +49,6 @@ they want, AUTHORITY, text, and OBSERVER."
   (remhash (trunk-key (trunk-addresses trunk))
            (commons-trunks (core-commons (trunk-core trunk)))))
 
-(defun initial-keepalive-ns (core)
-  (seconds-ns (options-keepalive-seconds (core-options core))))
-
 (defun join-trunk (subchannel)
   "Have SUBCHANNEL, whose channel shares, use the trunk for its addresses, made now if there is
 none."
@@ -59,8 +56,7 @@ none."
          (addresses (subchannel-addresses subchannel))
          (trunk (or (find-shared-trunk core addresses)
                     (register-trunk (make-shared-trunk
-                                     :core core :addresses addresses
-                                     :keepalive-ns (initial-keepalive-ns core))))))
+                                     :core core :addresses addresses)))))
     (push subchannel (shared-trunk-owners trunk))
     (setf (subchannel-shared subchannel) trunk)))
 

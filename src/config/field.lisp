@@ -169,17 +169,19 @@ MINIMUM nor over MAXIMUM and more than ABOVE, each nil for no limit."
                   (and maximum (number-text maximum)) (shown value)))
   number)
 
-(defun number-field (object name path &key default required minimum maximum above)
+(defun number-field (object name path &key default required minimum maximum above (text t))
   "The field NAME of OBJECT, a rational from MINIMUM to MAXIMUM and more than ABOVE, where these are
-given; or DEFAULT, unless it is REQUIRED."
+given, which may stand in a string if TEXT is true; or DEFAULT, unless it is REQUIRED."
   (with-field (value object name path (missing name path required default))
-    (check-number (number-of value) value "a number" minimum maximum above path)))
+    (check-number (and (or text (realp value)) (number-of value)) value "a number" minimum maximum
+                  above path)))
 
-(defun integer-field (object name path &key default required (minimum 0) (maximum #xFFFFFFFF))
-  "The field NAME of OBJECT, an integer from MINIMUM to MAXIMUM, or DEFAULT, unless it is REQUIRED.
-A number with a fraction of zero is one."
+(defun integer-field (object name path &key default required (minimum 0) (maximum #xFFFFFFFF)
+                                         (text t))
+  "The field NAME of OBJECT, an integer from MINIMUM to MAXIMUM, which may stand in a string if TEXT
+is true; or DEFAULT, unless it is REQUIRED. A number with a fraction of zero is one."
   (with-field (value object name path (missing name path required default))
-    (let ((number (number-of value)))
+    (let ((number (and (or text (realp value)) (number-of value))))
       (check-number (and (integerp number) number) value "an integer" minimum maximum nil path))))
 
 ;;; Durations

@@ -1,5 +1,5 @@
 ;;;; What a service config says of methods: MethodConfig of service_config.proto, with the retry and
-;;;; hedging policies of gRFC A6.
+;;;; hedging policies of gRFC A6, which has numbers stand as such, not in strings.
 
 (in-package #:clgrpc.config)
 
@@ -92,16 +92,17 @@ keyword."
     (when (zerop codes)
       (config-error (member-path path "retryableStatusCodes") "must name at least one status"))
     (make-retry-policy
-     :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2)
+     :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2 :text nil)
      :initial-ns (duration-field object "initialBackoff" path :required t :minimum 1)
      :maximum-ns (duration-field object "maxBackoff" path :required t :minimum 1)
-     :multiplier (number-field object "backoffMultiplier" path :required t :above 0)
+     :multiplier (number-field object "backoffMultiplier" path :required t :above 0
+                                                             :text nil)
      :codes codes)))
 
 (defun parse-hedging-policy (object path)
   "The HEDGING-POLICY that OBJECT, at PATH, is."
   (make-hedging-policy
-   :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2)
+   :max-attempts (integer-field object "maxAttempts" path :required t :minimum 2 :text nil)
    :delay-ns (duration-field object "hedgingDelay" path :default 0)
    :codes (statuses-field object "nonFatalStatusCodes" path)))
 

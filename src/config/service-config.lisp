@@ -43,8 +43,9 @@ alike."
 but for the last of them."
   (make-throttling
    :max-tokens (* 1000 (integer-field object "maxTokens" path :required t :minimum 1
-                                                              :maximum 1000))
-   :token-ratio (let ((ratio (number-field object "tokenRatio" path :required t :above 0)))
+                                                              :maximum 1000 :text nil))
+   :token-ratio (let ((ratio (number-field object "tokenRatio" path :required t :above 0
+                                                                    :text nil)))
                   ;; a double is only near the decimal that was meant
                   (max 1 (floor (round (* ratio 1000000000)) 1000000)))))
 

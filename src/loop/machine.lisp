@@ -32,6 +32,12 @@
       (must (os:listen-socket socket (options-backlog options))))
     socket))
 
+(defun limit-silence-by-kernel (socket seconds)
+  "The machine's NETWORK-LIMIT-SILENCE. Sockets other than TCP's refuse the option: their octets
+always arrive."
+  (os:set-socket-option socket os:+ipproto-tcp+ os:+tcp-user-timeout+
+                        (min #x7FFFFFFF (ceiling (* 1000 seconds)))))
+
 (setf *world*
       (make-world
        :clock #'monotonic-ns
@@ -42,6 +48,7 @@
                               :failure 'failure-by-kernel :listen 'listen-by-kernel
                               :accept 'os:accept-socket :local-address 'os:socket-address
                               :close 'os:close-descriptor :transport 'make-tcp-transport
+                              :limit-silence 'limit-silence-by-kernel
                               :open-datagram 'os:open-datagram-socket :send 'os:send-octets
                               :receive 'os:receive-octets
                               :resolve 'os:resolve-host)))

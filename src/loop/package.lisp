@@ -36,7 +36,7 @@
    #:transport-peer #:transport-state #:transport-read #:transport-write
    #:shut-transport-down #:+wants-read+ #:+wants-write+ #:+broken+
    #:transport-more #:transport-failure
-   #:make-tcp-transport
+   #:limit-silence #:make-tcp-transport
    ;; structure.lisp
    #:event-loop #:event-loop-name #:event-loop-world #:event-loop-poller #:event-loop-now
    #:event-loop-wheel #:event-loop-turns

@@ -52,6 +52,13 @@ had. SETFable by the kind's functions."
   transport-failure "Why TRANSPORT, which works, can no longer be used, as text, or NIL. SETFable by
 the kind's functions.")
 
+(defun limit-silence (loop transport seconds)
+  "Have TRANSPORT, one of LOOP's network, fail once its peer has not acknowledged octets for
+SECONDS, if the network knows such a limit."
+  (funcall (network-limit-silence (event-loop-network loop)) (transport-descriptor transport)
+           seconds)
+  nil)
+
 (defmethod print-object ((kind transport-kind) stream)
   (print-unreadable-object (kind stream :type t)
     (write-string (transport-kind-name kind) stream)))

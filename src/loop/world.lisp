@@ -24,12 +24,18 @@ the world agree on."
   (local-address nil :type operation :read-only t) ; (descriptor): octets, or nil
   (close nil :type operation :read-only t)         ; (descriptor)
   (transport nil :type operation :read-only t)     ; (descriptor peer): a transport
+  ;; (descriptor seconds): give a connection up whose peer does not acknowledge octets for so long
+  (limit-silence 'no-limit :type operation :read-only t)
   ;; datagrams, which a network need not have
   (open-datagram 'no-datagrams :type operation :read-only t) ; (family): a descriptor
   (send 'no-datagrams :type operation :read-only t) ; (descriptor octets start end): how many
   (receive 'no-datagrams :type operation :read-only t) ; (descriptor octets start end): how many
   ;; (host port): a list of addresses and, if there are none, why, as text
   (resolve nil :type operation :read-only t))
+
+(defun no-limit (descriptor seconds)
+  "What a network does that loses no octets."
+  (declare (ignore descriptor seconds)))
 
 (defun no-datagrams (&rest arguments)
   "What a network answers that has no datagrams."

@@ -21,7 +21,7 @@
    ;; socket.lisp
    #:+af-unspec+ #:+af-inet+ #:+af-inet6+ #:+sol-socket+ #:+so-error+ #:+so-reuseaddr+
    #:+so-reuseport+ #:+ipproto-tcp+
-   #:+tcp-nodelay+
+   #:+tcp-nodelay+ #:+tcp-user-timeout+
    #:open-socket #:open-datagram-socket #:bind-socket #:listen-socket #:accept-socket
    #:connect-socket
    #:receive-octets #:send-octets #:shutdown-output

@@ -17,6 +17,7 @@
   (+dirent-name+ "offsetof (struct dirent, d_name)" 19)
   (+ipproto-tcp+ "IPPROTO_TCP" 6)
   (+tcp-nodelay+ "TCP_NODELAY" 1)
+  (+tcp-user-timeout+ "TCP_USER_TIMEOUT" 18)
   (+shut-wr+ "SHUT_WR" 1)
   (+msg-nosignal+ "MSG_NOSIGNAL" #x4000))
 

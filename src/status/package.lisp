@@ -7,10 +7,12 @@
   (:import-from #:sb-ext #:defglobal)
   (:export
    #:aborted #:already-exists #:binary-name-p #:cancelled #:check-metadata #:code-status
-   #:data-loss #:deadline #:deadline-exceeded #:deadline-in #:details-octets #:earlier-deadline
+   #:control-status #:data-loss #:deadline #:deadline-exceeded #:deadline-in
+   #:details-octets #:earlier-deadline
    #:encode-timeout #:end-reason #:entries-metadata #:fail #:failed-precondition #:failure-p
    #:internal #:invalid-argument #:make-rpc-error #:metadata-entries #:not-found #:out-of-range
-   #:parse-timeout #:permission-denied #:resource-exhausted #:rpc-error #:rpc-error-call
+   #:parse-timeout #:permission-denied #:refusal-error #:resource-exhausted #:rpc-error
+   #:rpc-error-call
    #:rpc-error-cause #:rpc-error-detail #:rpc-error-details #:rpc-error-details-octets
    #:rpc-error-ended-by #:rpc-error-message #:rpc-error-peer #:rpc-error-reason
    #:rpc-error-sent-p #:rpc-error-status #:rpc-error-trailers #:status-code #:unauthenticated

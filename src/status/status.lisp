@@ -128,10 +128,36 @@ meaning)."
       (status-row-keyword (svref **statuses** code))
       :unknown))
 
+(defparameter *application-statuses*
+  '(:ok :invalid-argument :not-found :already-exists :failed-precondition :aborted :out-of-range
+    :data-loss)
+  "The statuses that only applications give to calls.")
+
+(defun control-status (status text)
+  "The status and the text for a call that is to end with STATUS and TEXT as something says that is
+between its user and its server, such as a balancer or call credentials: these, but :internal if
+STATUS is one that only applications give, so that nobody takes it for the server's (gRFC A54).
+Signal MISUSE if STATUS is none."
+  (if (member (status-row-keyword (status-row status)) *application-statuses*)
+      (values :internal (format nil "~A: a bug, since ~A is for applications to give" text
+                                (substitute #\_ #\- (string status))))
+      (values status text)))
+
 (defun make-rpc-error (status &rest initargs &key &allow-other-keys)
   "Return a condition of the class that belongs to STATUS; INITARGS as the slots of RPC-ERROR."
   (apply #'make-condition (or (status-row-condition (status-row status)) 'rpc-error)
          :status status initargs))
+
+(defun refusal-error (cause status text)
+  "The RPC-ERROR of a call that is never sent since something between its user and its server, which
+TEXT tells of, has signalled CAUSE: with its status, as CONTROL-STATUS has it, or STATUS if it has
+none."
+  (multiple-value-bind (status said)
+      (if (typep cause 'rpc-error)
+          (control-status (rpc-error-status cause) (rpc-error-message cause))
+          (values status (princ-to-string cause)))
+    (make-rpc-error status :message (format nil "~A: ~A" text said) :ended-by :local :sent nil
+                           :cause cause)))
 
 (defun fail (status message &key details trailers)
   "End the running handler's call with STATUS, a keyword other than :ok, and MESSAGE, a string for

@@ -77,8 +77,11 @@
 (defun reset-attempt (attempt)
   "Nobody waits for ATTEMPT any more."
   (forget-attempt attempt)
-  (when (http2:stream-open-p (attempt-stream attempt))
-    (http2:reset-stream (attempt-stream attempt) http2:+cancel+)))
+  (let ((stream (attempt-stream attempt)))
+    (when (http2:stream-open-p stream)
+      (http2:reset-stream stream (if (http2:stream-receivable-p stream)
+                                     http2:+cancel+
+                                     http2:+no-error+)))))
 
 (defun reset-attempts (call)
   "Reset the streams of all attempts of CALL but its own: CALL is committed or has ended."

@@ -71,10 +71,23 @@ tells it what is missing."
                                :silent-seconds (ns-seconds (- now heard)))
                   (http2:send-ping (link-http2 link) +keepalive-ping+)
                   (+ now (min interval patience)))
-                 (t (+ now interval))))
+                 (t (setf (link-dormant link) t)
+                    (+ now interval))))
           ((< now (+ pinged patience)) (min (+ pinged patience) (+ now interval)))
           (t (lose-link link (format nil "keepalive: no sign of the peer for ~,3F s"
                                      (ns-seconds (- now heard))))))))
+
+(defun wake-link (link)
+  "A call begins on LINK, which has had none and been silent for longer than its keepalive: ask at
+once whether the peer is there, before the call goes out (gRFC A8)."
+  (setf (link-dormant link) nil)
+  (live-on link))
+
+(define-hot (begin-on-link :inline t) ((link link)) null
+  "A call begins on LINK."
+  (incf (link-calls link))
+  (when (link-dormant link) (wake-link link))
+  nil)
 
 (defun keepalive-wanted-p (link)
   (or (eq :server (http2:connection-role (link-http2 link)))

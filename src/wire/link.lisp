@@ -39,6 +39,7 @@ take its answers."
   (born-ns 0 :type (unsigned-byte 62))  ; when it began
   (age-ns 0 :type (unsigned-byte 62))   ; how old it may get, 0 for no limit
   (keepalive-ns 0 :type (unsigned-byte 62)) ; after such a silence we send a PING; 0 is never
+  (dormant nil :type boolean)           ; a PING is due that only calls make welcome
   (pinged-ns 0 :type (unsigned-byte 62)) ; when we last asked whether the peer is there
   (aged nil :type boolean)              ; the owner has been told that it is old
   (quiet-opened -1 :type fixnum)        ; how many calls it had had when it was last seen idle,

@@ -48,9 +48,10 @@
    #:encode-message #:encode-metadata #:encode-status-message #:encode-unless-short
    #:encoded-length #:encoding #:endpoint #:ensure-compression #:ensure-headers #:enter-stage
    #:error-code-status #:expel-link #:fields-metadata #:find-encoding #:half-close-streamed
-   #:hold #:http-status-status #:keep-octets #:link #:link-answers #:link-born-ns
-   #:link-calls #:link-draining #:link-due #:link-ended #:link-failure #:link-goaway #:link-guest
-   #:link-http2 #:link-http2-closed #:link-last-fields #:link-late #:link-loop #:link-options
+   #:begin-on-link #:hold #:http-status-status #:keep-octets #:link #:link-answers
+   #:link-born-ns #:link-calls #:link-draining #:link-due #:link-ended #:link-failure
+   #:link-goaway #:link-guest #:link-http2 #:link-http2-closed #:link-keepalive-ns
+   #:link-last-fields #:link-late #:link-loop #:link-options
    #:link-output #:link-owner #:link-peer #:link-place #:link-seat #:link-security
    #:link-share #:link-socket #:link-speech
    #:list-custom-fields #:make-answers #:make-wait-clock #:mark-call #:marked-p

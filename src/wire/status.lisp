@@ -9,7 +9,7 @@
 (defun http-status-status (http-status)
   "The status of a response without grpc-status that has HTTP-STATUS."
   (case http-status
-    (400 :internal) (401 :unauthenticated) (403 :permission-denied) (404 :unimplemented)
+    ((400 431) :internal) (401 :unauthenticated) (403 :permission-denied) (404 :unimplemented)
     ((429 502 503 504) :unavailable)
     (t :unknown)))
 

@@ -11,9 +11,9 @@
     "/a.B/C")
    (make-channel-options)))
 
-(defun retrying (&key (attempts 4) (initial 0.1) (maximum 0.3))
+(defun retrying (&key (attempts 4) (initial 0.1) (maximum 0.3) (multiplier 2))
   (policy-of `(:retry-policy (:max-attempts ,attempts :initial-backoff ,initial
-                              :max-backoff ,maximum :backoff-multiplier 2
+                              :max-backoff ,maximum :backoff-multiplier ,multiplier
                               :retryable-status-codes (:unavailable :aborted)))))
 
 (defun hedging (&key (attempts 4))
@@ -100,6 +100,16 @@
                    do (is (<= (* 80000000 expected)
                               (calling:retry-delay-ns (retrying) count random)
                               (* 120000000 expected)))))))
+
+(test back-off-may-shrink
+  "From 0.8 s by halves: 0.3, 0.3, 0.2, 0.1 s, each 20 % more or less, as 0.3 s is the maximum."
+  (let ((random (sb-ext:seed-random-state 1))
+        (policy (retrying :initial 0.8 :multiplier 0.5)))
+    (loop for count below 4
+          for expected in '(3 3 2 1)
+          do (is (<= (* 80000000 expected)
+                     (calling:retry-delay-ns policy count random)
+                     (* 120000000 expected))))))
 
 (test pushbacks-are-32-bit-numbers
   (is (eql 0 (calling:parse-pushback "0")))

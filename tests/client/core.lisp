@@ -77,6 +77,9 @@ another picker is published."
         (is (equal (list patient) (client::waiting-calls core)))
         (let ((late (begin-ask core)))
           (is (eq :resource-exhausted (grpc:call-status late))))
+        (publish (constantly (client::make-failure "no such host" :not-found)))
+        (let ((late (begin-ask core)))  ; gRFC A54
+          (is (eq :internal (grpc:call-status late))))
         (is (equal (list patient) (client::waiting-calls core)))))))
 
 (test the-end-of-a-core

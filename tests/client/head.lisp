@@ -23,4 +23,6 @@
       (lab.bench:ask channel (note 1) :timeout 2)
       (let ((timeout (status:parse-timeout (ascii-octets (field-of "grpc-timeout"
                                                                 (exchange-headers seen))))))
-        (is (< 1900000000 timeout 2000100000))))))
+        (is (< 1900000000 timeout 2000100000)))
+      ;; right after the reserved headers
+      (is (equal "grpc-timeout" (car (nth 4 (exchange-headers seen))))))))

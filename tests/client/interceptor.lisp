@@ -319,6 +319,24 @@ returns the notes, the oldest first."
                  (lab:note-text (ask channel (note 1) :call-credentials
                                      (lambda (path) (list (cons "authorization" path)))))))))
 
+(test credentials-that-fail-end-the-call
+  "With their status, but none that only applications give (gRFC A54)."
+  (with-probe (channel :channel-options '(:plaintext-credentials t)) (:ask #'tell-token)
+    (flet ((failing (function)
+             (let ((error (caught (ask channel (note 1) :call-credentials function))))
+               (is-false (grpc:rpc-error-sent-p error))
+               (is (search "no token" (grpc:rpc-error-message error)))
+               (grpc:rpc-error-status error))))
+      (is (eq :unavailable (failing (lambda (path)
+                                      (declare (ignore path))
+                                      (grpc:fail :unavailable "no token")))))
+      (is (eq :internal (failing (lambda (path)
+                                   (declare (ignore path))
+                                   (grpc:fail :not-found "no token")))))
+      (is (eq :unauthenticated (failing (lambda (path)
+                                          (declare (ignore path))
+                                          (error "no token"))))))))
+
 (test credentials-are-refused-on-plaintext
   (dolist (options (list (list :call-credentials (grpc:bearer-token "x")) '()))
     (with-probe (channel :channel-options options) (:ask #'tell-token)

@@ -13,7 +13,8 @@
       (with-raw-server (address) (lambda (peer exchange)
                                    (declare (ignore peer exchange))
                                    (await-signal release))
-        (grpc:with-channel (channel address :keepalive-seconds 0.05 :keepalive-timeout-seconds 0.05)
+        (grpc:with-channel (channel address :keepalive-seconds 0.05 :keepalive-timeout-seconds 0.05
+                                            :min-keepalive-seconds 0)
           (let ((error (caught (ask channel (note 1)))))
             (is (typep error 'grpc:unavailable))
             (is (search "keepalive" (grpc:rpc-error-message error)))))
@@ -22,7 +23,8 @@
 (test answering-servers-are-kept
   "A call that takes many times the keepalive, over a server that bears PINGs."
   (with-probe (channel :options '(:min-ping-interval-seconds 0)
-                       :channel-options '(:keepalive-seconds 0.02 :keepalive-timeout-seconds 5))
+                       :channel-options '(:keepalive-seconds 0.02 :keepalive-timeout-seconds 5
+                                          :min-keepalive-seconds 0))
       (:ask (lambda (note call) (declare (ignore call)) (sleep 0.5) note))
     (is (= 3 (number-of (ask channel (note 3)))))))
 
@@ -37,18 +39,43 @@
       (is (wait-until (lambda () (zerop (connections server))))))))
 
 (test pings-too-often-end-the-connection
-  "Client and server whose settings fight: the server says why, the client asks less often."
-  (with-probe (channel :channel-options '(:keepalive-seconds 0.01) :events (:goaway))
+  "Client and server whose settings fight: the server says why, the whole channel asks less often."
+  (with-probe (channel :channel-options '(:keepalive-seconds 0.01 :min-keepalive-seconds 0)
+                       :events (:goaway))
       (:ask (lambda (note call)
               (declare (ignore call))
               (when (= 1 (number-of note)) (sleep 0.4))
               note))
     (let* ((error (caught (ask channel (note 1))))
-           (subchannel (the-subchannel channel)))
+           (core (client::channel-core channel)))
       (is (typep error 'grpc:unavailable))
-      (is (<= 20000000 (client::subchannel-keepalive-ns subchannel)))
-      (setf (client::subchannel-keepalive-ns subchannel) 0)
+      (is (= 20000000 (client::core-keepalive-ns core)))
+      (setf (client::core-keepalive-ns core) 0)
       (is (= 1 (number-of (ask channel (note 1))))))))
+
+(test clients-ask-no-more-often-than-each-ten-seconds
+  "gRFC A8."
+  (flet ((seconds (&rest options)
+           (let ((channel (apply #'grpc:make-channel "127.0.0.1:1" options)))
+             (unwind-protect (ns-seconds (client::keepalive-ns (client::channel-core channel)))
+               (grpc:close-channel channel)))))
+    (is (= 10 (seconds :keepalive-seconds 1)))
+    (is (= 11 (seconds :keepalive-seconds 11)))
+    (is (= 0 (seconds :keepalive-seconds 0)))
+    (is (= 1 (seconds :keepalive-seconds 1 :min-keepalive-seconds 0.5)))))
+
+(test silence-is-limited-by-the-kernel-too
+  "gRFC A18: where there is a keepalive, and no call nor octet waits for us."
+  (flet ((limit (&rest options)
+           (with-probe (channel :channel-options options) (:ask #'double)
+             (ask channel (note 1))
+             (os:socket-option (loop:transport-descriptor
+                                (loop:connection-transport
+                                 (wire:link-socket
+                                  (first (client::subchannel-links (the-subchannel channel))))))
+                               os:+ipproto-tcp+ os:+tcp-user-timeout+))))
+    (is (= 7500 (limit :keepalive-seconds 60 :keepalive-timeout-seconds 7.5)))
+    (is (= 0 (limit :keepalive-seconds 0 :keepalive-timeout-seconds 7.5)))))
 
 (test connections-without-calls-are-closed
   (loop for (server-options channel-options) in '(((:max-connection-idle-seconds 0.1) ())

@@ -47,7 +47,8 @@ another."
                           (answer-fields exchange `((":status" . ,http-status) ,@fields) :end t)))))
     (loop for (code expected) in '(("400" :internal) ("401" :unauthenticated)
                                    ("403" :permission-denied) ("404" :unimplemented)
-                                   ("429" :unavailable) ("502" :unavailable) ("503" :unavailable)
+                                   ("429" :unavailable) ("431" :internal)
+                                   ("502" :unavailable) ("503" :unavailable)
                                    ("504" :unavailable) ("500" :unknown) ("302" :unknown))
           do (is (eq expected (status code))))
     (is (eq :unknown (status "200")))
@@ -170,6 +171,29 @@ resend.lisp)."
     (grpc:with-channel (channel address)
       (is (= 9 (number-of (collect channel (lambda () (note 1 :body 1000))))))
       (is (equal '(9) (numbers (chat channel (lambda () (note 1 :body 1000)))))))))
+
+(test early-ends-let-the-stream-go
+  "A server has ended a call before it had all of the request, and says no more: the stream is reset
+as if all were well, which frees it at both ends. Calls that we end are cancelled."
+  (let ((exchanges '()))
+    (with-raw-server (address :at :headers)
+        (lambda (peer exchange)
+          (declare (ignore peer))
+          (push exchange exchanges)
+          (when (null (rest exchanges))
+            (answer-fields exchange '((":status" . "200") ("content-type" . "application/grpc")
+                                      ("grpc-status" . "12"))
+                           :end t)))
+      (flet ((code ()
+               (assert (wait-until (lambda () (exchange-reset (first exchanges)))))
+               (exchange-reset (first exchanges))))
+        (grpc:with-channel (channel address)
+          (is (typep (caught (grpc:receive (chat channel :open))) 'grpc:unimplemented))
+          (is (= http2:+no-error+ (code)))
+          (let ((call (chat channel :open)))
+            (assert (wait-until (lambda () (rest exchanges))))
+            (grpc:cancel call)
+            (is (= http2:+cancel+ (code)))))))))
 
 (test messages-in-pieces
   "A message cut anywhere is put together."

@@ -82,7 +82,8 @@ RPC-ERROR it signals, and how many requests the server got."
                      :last-stream-id (max 0 (- (http2:stream-id (exchange-stream exchange)) 2))))
 
 (test goaways-that-may-have-been-under-way-do-not-count
-  "Three connections that there are end with the first call on each; the fourth is a new one."
+  "Three connections that there are end with the first call on each, which goes on to another, old
+or new."
   (let ((counter (list 0)))
     (flet ((script ()
              (let ((first t))
@@ -101,7 +102,7 @@ RPC-ERROR it signals, and how many requests the server got."
                                     (loop for facts in (grpc:channel-addresses channel)
                                           always (eq :ready (getf facts :state))))))
               (is (eql 7 (number-of (ask channel (note 1) :timeout 20))))
-              (is (= 4 (car counter))))))))))
+              (is (<= 3 (car counter) 4)))))))))
 
 (test who-sends-away-again-means-it
   "The second connection is made after the first GOAWAY."

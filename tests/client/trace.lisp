@@ -191,7 +191,8 @@
 
 (test tracer-http-keepalive
   (with-traced-probe (channel "http_keepalive" :options '(:min-ping-interval-seconds 0)
-                                               :channel-options '(:keepalive-seconds 0.02))
+                                               :channel-options '(:keepalive-seconds 0.02
+                                                                  :min-keepalive-seconds 0))
       (:ask (lambda (note call) (declare (ignore call)) (sleep 0.3) note))
     (ask channel (note 1))
     (is (traced :keepalive-ping))

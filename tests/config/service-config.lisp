@@ -17,7 +17,7 @@
            (config:service-config-throttling
             (config:parse-service-config (format nil "{\"retryThrottling\":~A}" fields)))))
     (loop for (tokens ratio thousandths) in '((10 "0.1" 100) (1000 "2" 2000) (1 "0.001" 1)
-                                              (5 "1.9999" 1999) (5 "\"0.3\"" 300) (5 "0.0001" 1)
+                                              (5 "1.9999" 1999) (5 "0.3" 300) (5 "0.0001" 1)
                                               (7 "0.007" 7) (7 "1.1" 1100))
           for throttling = (throttling (format nil "{\"maxTokens\":~D,\"tokenRatio\":~A}" tokens
                                                ratio))
@@ -29,6 +29,8 @@
                                  ("{\"maxTokens\":1001,\"tokenRatio\":1}" ".maxTokens")
                                  ("{\"maxTokens\":-1,\"tokenRatio\":1}" ".maxTokens")
                                  ("{\"maxTokens\":1.5,\"tokenRatio\":1}" ".maxTokens")
+                                 ("{\"maxTokens\":\"10\",\"tokenRatio\":1}" ".maxTokens")
+                                 ("{\"maxTokens\":10,\"tokenRatio\":\"1\"}" ".tokenRatio")
                                  ("{\"maxTokens\":10}" ".tokenRatio")
                                  ("{\"maxTokens\":10,\"tokenRatio\":0}" ".tokenRatio")
                                  ("{\"maxTokens\":10,\"tokenRatio\":-0.1}" ".tokenRatio")

@@ -134,3 +134,13 @@ whose WATCH never ends."
       (is-true (explained-p 20000 40000000))
       (is (not (explained-p 20000 1000000)))
       (is (not (explained-p 1000 40000000))))))
+
+(test a-call-after-a-silence-asks-first-whether-the-server-is-there
+  "gRFC A8: the connection has been silent for longer than the keepalive when a call begins, so it
+is found to be lost after keepalive-timeout-seconds, and not after both."
+  (with-echo (channel :client client :server server)
+    (grpc:with-channel (asking "server:50051" :keepalive-seconds 60 :keepalive-timeout-seconds 5)
+      (is (= 1 (ask asking 1)))
+      (sim:wait-for 100)
+      (sim:partition client server)
+      (is (<= 5 (seconds-of (is (eq :unavailable (status-of-asking asking)))) 6)))))

@@ -411,7 +411,8 @@
                     (list :max-connection-idle-seconds (milliseconds chance 10 200)))
                   (when (sim:chance-p chance 4) (list :compression :gzip))
                   (when (sim:chance-p chance 4)
-                    (list :keepalive-seconds 1/5 :keepalive-timeout-seconds 4))
+                    (list :keepalive-seconds 1/5 :keepalive-timeout-seconds 4
+                          :min-keepalive-seconds 0))
                   (list :backoff-initial-seconds (milliseconds chance 10 500)))))
 
 (defun prepare (mix)

@@ -12,6 +12,18 @@
   (is (eq :deadline-exceeded (status:code-status 4)))
   (signals misuse (status:status-code :no-such-status)))
 
+(test what-the-control-plane-may-not-say
+  "gRFC A54: statuses that only applications give become :internal, and the text says so."
+  (is (equal '(:unavailable "no route") (multiple-value-list
+                                         (status:control-status :unavailable "no route"))))
+  (dolist (status '(:ok :invalid-argument :not-found :already-exists :failed-precondition :aborted
+                    :out-of-range :data-loss))
+    (multiple-value-bind (given text) (status:control-status status "no host")
+      (is (eq :internal given))
+      (is (search "no host" text))
+      (is (search (substitute #\_ #\- (string status)) text))))
+  (signals misuse (status:control-status :no-such-status "x")))
+
 (test condition-classes
   "Each status has its condition class; the report is one line that says what matters."
   (signals status:not-found (status:fail :not-found "no Ada here"))
