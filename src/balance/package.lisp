@@ -11,7 +11,8 @@
   (:import-from #:sb-ext #:defglobal)
   (:import-from #:clgrpc.client
                 #:backend-key #:backend-addresses #:backend-attributes #:first-address
-                #:balancer #:balancer-core #:balancer-now #:balancer-random #:publish
+                #:balancer #:balancer-core #:balancer-now #:balancer-observer
+                #:balancer-random #:publish
                 #:update-backends #:subchannel-changed #:exit-idle #:close-balancer
                 #:child-published #:subchannel-opened #:subchannel-closed #:resolving-wanted-p
                 #:new-picker #:picker-p #:picker-function #:make-failure

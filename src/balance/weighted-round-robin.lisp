@@ -123,15 +123,25 @@ gives none."
                      (watch-load-of fleet subchannel (subchannel-note subchannel)))
                    fleet))))
 
+(defun stale-count (fleet now-ns)
+  "How many members of FLEET that are ready have told no load for too long."
+  (count-if (lambda (subchannel)
+              (let ((last-ns (note-last-ns (subchannel-note subchannel))))
+                (and (plusp last-ns)
+                     (>= (- now-ns last-ns) (weighting-expiration-ns (weighting fleet))))))
+            (weighted-ready fleet)))
+
 (defun look-at-weights (fleet)
   "Put the weights of now in force."
   (let* ((now-ns (balancer-now fleet))
          (weighting (weighting fleet))
          (stride (weighted-stride fleet))
-         (weights (scaled-weights
-                   (map 'vector (lambda (subchannel)
+         (measured (map 'vector (lambda (subchannel)
                                   (weight-now (subchannel-note subchannel) weighting now-ns))
-                        (weighted-ready fleet)))))
+                        (weighted-ready fleet)))
+         (weights (scaled-weights measured)))
+    (rpc:observe weights-updated (balancer-observer fleet)
+                 measured (stale-count fleet now-ns) (null weights))
     (setf (weighted-stride fleet)
           (cond ((null weights) nil)
                 ((and stride (= (length weights) (length (stride-weights stride))))

@@ -9,14 +9,29 @@
   (let ((retries (wire:call-retries call)))
     (or (and retries (pop (wire:retries-pending retries))) 0)))
 
+(define-hot (tell-attempt-begun :inline t) ((call client-call) (link link) (stream http2:stream))
+    null
+  "An attempt of CALL has STREAM of LINK."
+  (when (client-observer call) (wire:count-from-none stream))
+  (rpc:observe attempt-begun (client-observer call)
+               call (wire:link-peer link) (http2:stream-id stream))
+  nil)
+
+(define-hot (attempt-began :inline t) ((call client-call)) nanoseconds
+  "When CALL's own attempt began."
+  (let ((retries (wire:call-retries call)))
+    (if (and retries (plusp (wire:retries-began-ns retries)))
+        (wire:retries-began-ns retries)
+        (wire:wire-call-born-ns call))))
+
 (defun add-attempt (call link stream)
   "Try CALL, which runs and is not committed, on STREAM of LINK as well, and return the attempt."
   (let* ((retries (wire:ensure-retries call))
          (attempt (wire:make-attempt call link stream (next-number call))))
-    (setf (http2:stream-user stream) attempt)
+    (setf (http2:stream-user stream) attempt
+          (wire:attempt-began-ns attempt) (core-now (client-call-core call)))
     (wire:begin-on-link link)
-    (rpc:observe attempt-begun (wire:call-observer call)
-                 call (wire:link-peer link) (http2:stream-id stream))
+    (tell-attempt-begun call link stream)
     (let* ((number (wire:attempt-number attempt))
            (refusal (and (core-attempt-interceptors (client-call-core call))
                          (view-other attempt)))
@@ -50,11 +65,13 @@ if that is nil what CALL has sent before, and what has waited for a stream."
         (wire-call-stream call) stream
         (http2:stream-user stream) call)
   (wire:begin-on-link link)
-  (rpc:observe attempt-begun (wire:call-observer call)
-               call (wire:link-peer link) (http2:stream-id stream))
+  (tell-attempt-begun call link stream)
   (when request (setf (client-call-request call) request))
   (let* ((retries (wire:call-retries call))
-         (number (if retries (setf (wire:retries-number retries) (next-number call)) 0))
+         (number (cond (retries
+                        (setf (wire:retries-began-ns retries) (core-now (client-call-core call))
+                              (wire:retries-number retries) (next-number call)))
+                       (t 0)))
          (setback (if (core-attempt-interceptors (client-call-core call))
                       (view-own call link number)
                       (unfit-headers call link number (rpc:outgoing-metadata call)))))
@@ -72,7 +89,8 @@ if that is nil what CALL has sent before, and what has waited for a stream."
   (let* ((retries (wire:call-retries call))
          (attempt (wire:make-attempt call (wire-call-link call) (wire-call-stream call)
                                      (if retries (wire:retries-number retries) 0))))
-    (setf (http2:stream-user (wire-call-stream call)) attempt
+    (setf (wire:attempt-began-ns attempt) (attempt-began call)
+          (http2:stream-user (wire-call-stream call)) attempt
           (wire-call-stream call) nil
           (wire:attempt-view attempt) (take-view call))
     attempt))
@@ -86,6 +104,7 @@ if that is nil what CALL has sent before, and what has waited for a stream."
     (setf (wire-call-link call) (wire:attempt-link attempt)
           (wire-call-stream call) (wire:attempt-stream attempt)
           (wire:retries-number (wire:ensure-retries call)) (wire:attempt-number attempt)
+          (wire:retries-began-ns (wire:ensure-retries call)) (wire:attempt-began-ns attempt)
           (http2:stream-user (wire:attempt-stream attempt)) call)))
 
 (defun commit (attempt)
@@ -140,7 +159,10 @@ attempt as its own if there is one. Return the attempt."
     link
   "ATTEMPT of CALL on STREAM of LINK, which is returned, or if it is nil CALL's own, is over with
 STATUS."
-  (rpc:observe attempt-ended (wire:call-observer call) call (wire:link-peer link) status)
+  (rpc:observe attempt-ended (client-observer call)
+               call (wire:link-peer link) status (http2:stream-id stream)
+               (http2:stream-tally-out stream) (http2:stream-tally-in stream)
+               (since call (if attempt (wire:attempt-began-ns attempt) (attempt-began call))))
   (when (core-attempt-interceptors (client-call-core call)) (end-view call attempt status))
   (let* ((subchannel (stream-subchannel stream link))
          (listener (subchannel-listener subchannel)))

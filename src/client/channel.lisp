@@ -42,7 +42,8 @@ BALANCE says which of TARGET's addresses have the calls, whatever a service conf
 :pick-first, the default, the one that the channel is connected to; :round-robin all that can be
 reached, by turns. SERVICE-CONFIG says how calls are made if the resolver does not: a text in JSON
 as gRPC's service_config.proto has it, or the same as a plist; see doc/fleets.md. OBSERVER, what
-MAKE-OBSERVER returns, is told of the channel's calls, messages and connections.
+MAKE-OBSERVER or MAKE-METRICS returns, or a list of such, is told of the channel's calls, messages
+and connections.
 ATTEMPT-INTERCEPTORS is a list of functions of an ATTEMPT, called in order before each attempt of a
 call goes to its server, on the loop, so they must not wait. They may change its metadata
 (ATTEMPT-REQUEST-METADATA), have it fail (FAIL), and ask to be told of its end (ON-ATTEMPT-END);
@@ -68,7 +69,7 @@ WITH-CHANNEL."
                           arguments :credentials :compression :interceptors :call-credentials
                           :plaintext-credentials :balance :service-config :observer
                           :attempt-interceptors)))
-         (observer (rpc:check-observer (getf arguments :observer)))
+         (observers (rpc:check-observer (getf arguments :observer)))
          (attempt-interceptors (rpc:check-interceptors (getf arguments :attempt-interceptors)))
          (resolver (make-resolver target options))
          (balancing (and balance (config:default-policy-config balance)))
@@ -85,7 +86,11 @@ WITH-CHANNEL."
                    (acquire-client-loop options likeness #'make-commons)
                  (make-core :name target :client-loop client-loop :commons commons
                             :loop (client-loop-loop client-loop) :options options
-                            :observer observer :credentials credentials :sink **client-sink**
+                            :observer (rpc:observer-for observers
+                                                        :role :client
+                                                        :target (canonical-target target)
+                                                        :loop (client-loop-loop client-loop))
+                            :credentials credentials :sink **client-sink**
                             :encoding encoding :authority authority :resolver resolver
                             :balancing balancing :default-config config
                             :receive-limit (getf arguments :max-receive-octets)
@@ -105,6 +110,10 @@ WITH-CHANNEL."
                                   :call-credentials call-credentials)))))
       (when-dropped channel (lambda () (when (core-open core) (drop-core core))))
       channel)))
+
+(defun canonical-target (target)
+  "TARGET with the scheme that it has if it names none (gRPC's naming document)."
+  (if (loop:find-scheme target) target (format nil "dns:///~A" target)))
 
 (defun channel-authority (resolver credentials)
   "The field :authority of the calls to the servers of RESOLVER with CREDENTIALS or NIL. Signal

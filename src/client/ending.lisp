@@ -9,6 +9,39 @@
   (let ((parts (wire:call-wire-parts call)))
     (and parts (wire:wire-parts-aside parts))))
 
+(define-hot client-observer ((call client-call)) (or null rpc:observer)
+  "The operation OBSERVER: that of CALL's channel, or nil."
+  (let ((observer (wire:call-observer call)))
+    (and observer (not (side-call-p call)) observer)))
+
+(define-hot since ((call client-call) (ns nanoseconds)) nanoseconds
+  "How much later than NS the turn under way on CALL's loop is."
+  (max 0 (- (loop:event-loop-now (wire-call-loop call)) ns)))
+
+(define-hot client-elapsed-ns ((call client-call)) nanoseconds
+  "The operation ELAPSED-NS."
+  (since call (wire:wire-call-born-ns call)))
+
+(defun client-repeats (call)
+  "The operation REPEATS."
+  (let ((retries (wire:call-retries call)))
+    (if retries
+        (let* ((hedging (hedging-policy-p (wire:retries-policy retries)))
+               (more (- (wire:retries-issued retries) 1
+                        ;; the one that is waited for
+                        (if (and (not hedging) (wire:retries-timer retries)) 1 0))))
+          (values (if hedging 0 more)
+                  (if hedging more 0)
+                  (wire:retries-resent retries)
+                  (+ (wire:retries-idle-ns retries) (idle-ns call retries))))
+        (values 0 0 0 0))))
+
+(defun idle-ns (call retries)
+  "How long CALL, which has RETRIES, has waited with no attempt under way, up to now."
+  (if (and (wire:retries-timer retries) (null (wire-call-stream call)))
+      (since call (wire:retries-since-ns retries))
+      0))
+
 (defun stop-waiting (call)
   "CALL has a stream, or has ended."
   (let* ((parts (wire:call-wire-parts call))
@@ -33,9 +66,11 @@
   (cancel-retry call)
   (let* ((core (client-call-core call))
          (timer (make-timer (lambda (call)
-                              (remhash call (core-retrying core))
-                              (setf (wire:retries-timer (wire:call-retries call)) nil)
-                              (funcall (the function function) call))
+                              (let ((retries (wire:call-retries call)))
+                                (remhash call (core-retrying core))
+                                (incf (wire:retries-idle-ns retries) (idle-ns call retries))
+                                (setf (wire:retries-timer retries) nil)
+                                (funcall (the function function) call)))
                             call)))
     (setf (wire:retries-timer (wire:ensure-retries call)) timer
           (gethash call (core-retrying core)) t)
@@ -54,6 +89,29 @@
                           (shiftf (wire:retries-kept-octets retries) 0)))))
 
 ;;; The end of a call
+
+(defun tell-lost-attempt (call status began-ns)
+  "An attempt of CALL, which began at BEGAN-NS, has ended with STATUS and had no stream."
+  (let ((observer (client-observer call)))
+    (rpc:observe attempt-begun observer call nil nil)
+    (rpc:observe attempt-ended observer call nil status nil 0 0
+                 (since call began-ns))))
+
+(defun tell-lost-attempts (call status)
+  "CALL is about to end with STATUS: tell of its attempts that wait for a stream. While the names of
+servers are not known there are none (gRFC A66)."
+  (let ((core (client-call-core call))
+        (retries (wire:call-retries call)))
+    (when (or (core-resolved core) (eq :transient-failure (core-state core)))
+      (cond ((null retries)
+             (unless (wire-call-stream call)
+               (tell-lost-attempt call status (wire:wire-call-born-ns call))))
+            ((or (null (wire:retries-timer retries))
+                 (hedging-policy-p (wire:retries-policy retries)))
+             (dolist (number (wire:retries-pending retries))
+               (declare (ignore number))
+               (tell-lost-attempt call (if (wire-call-stream call) :cancelled status)
+                                  (wire:retries-since-ns retries))))))))
 
 (defun end-client-call (call status message &rest how &key details (ended-by :peer) cause (sent t))
   "End CALL, and its stream if that still lives. HOW as for END-CALL. An error that comes after the
@@ -78,6 +136,7 @@ deadline is that of the deadline, and what was said of it its cause."
     (stop-waiting call)
     (when (and (eq :ok status) (core-throttle (client-call-core call)))
       (count-success (core-throttle (client-call-core call))))
+    (when (core-observer (client-call-core call)) (tell-lost-attempts call status))
     (apply #'end-call call status :message message how)
     (when (and (wire-call-unattended call)
                (compare-and-swap (client-call-completions call) '() :done)) ; true if there are any

@@ -110,14 +110,8 @@ if none does, the FAILURE that the last one's says."
 
 (defun guard-observer (core)
   "The observer of CORE, which the guard hears of ended calls by, and the user's if there is one."
-  (let* ((before (core-observer core))
-         (told (and before (rpc:observer-call-ended before)))
-         (observer (if before (copy-structure before) (rpc:make-observer))))
-    (setf (rpc:observer-call-ended observer)
-          (lambda (call)
-            (dismiss-call core call)
-            (when told (funcall (the function told) call))))
-    observer))
+  (rpc:join-observers (rpc:make-observer :call-ended (lambda (call) (dismiss-call core call)))
+                      (core-observer core)))
 
 (defun add-guard (core)
   "Have CORE, a new one, guarded if its options ask for it."

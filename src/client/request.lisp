@@ -17,7 +17,7 @@
   "Send the only request of CALL, which goes on to have it."
   (let ((request (client-call-request call)))
     (cond ((typep request '(or octets wire:parcel))
-           (wire:note-sent call request)
+           (wire:note-sent call (wire-call-stream call) request)
            (wire:write-kept (the http2:stream (wire-call-stream call)) request t))
           (t (wire:write-message call request t))))
   nil)
@@ -52,7 +52,7 @@
 (defun write-again (call stream)
   "Send on STREAM what CALL has sent so far."
   (cond ((client-call-request call)
-         (wire:note-sent call (encoded-request call))
+         (wire:note-sent call stream (encoded-request call))
          (wire:write-kept stream (encoded-request call) t))
         (t (wire:write-replay call stream)
            (when (wire-call-send-closed call) (wire:end-side stream)))))

@@ -42,6 +42,7 @@
 (defun resend (call attempt)
   "Make ATTEMPT of CALL, which its server has not seen, again, once its stream is closed."
   (let ((retries (wire:call-retries call)))
+    (incf (wire:retries-resent retries))
     (unless (wire:retries-resent-ns retries)
       (setf (wire:retries-resent-ns retries) (core-now (client-call-core call)))))
   (issue call (wire:attempt-number attempt))
@@ -71,9 +72,11 @@
 
 (defmethod attempt-failed ((call client-call) attempt setback)
   (unless (call-status call)
-    (let* ((retries (ensure-policy call))
+    (let* ((began-ns (attempt-began call))
+           (retries (ensure-policy call))
            (policy (wire:retries-policy retries)))
       (setf (wire:retries-last retries) setback)
+      (unless attempt (tell-lost-attempt call (setback-status setback) began-ns))
       (cond ((resend-p call attempt setback)
              (note-setback call attempt setback)
              (resend call attempt))

@@ -1,7 +1,8 @@
 ;;;; Side calls: streams of responses that the channel itself asks one server for, on a link of the
 ;;;; subchannel that is given: health (gRFC A17), load reports (gRFC A51). No picker has a say in
 ;;;; them, they are not made again, no method's config is theirs, and they do not count as calls of
-;;;; the channel's users. When its link is left a side call ends, so that it holds up nobody's end.
+;;;; the channel's users: observers are not told of them. When its link is left a side call ends, so
+;;;; that it holds up nobody's end.
 
 (in-package #:clgrpc.client)
 
@@ -28,7 +29,7 @@ or nil if no link has a stream now."
                                    (loop:post loop (lambda () (funcall on-message message)))))
             (rpc:on-end call (lambda () (loop:post loop #'end))))
           (wire:close-sending call)
-          (rpc:observe call-begun (wire:call-observer call) call)
+          (rpc:observe call-begun (client-observer call) call)
           (start-on-stream call link stream request)
           call)))))
 

@@ -115,6 +115,10 @@ addresses, a plist."
   "The time of the turn under way on the loop of BALANCER, in nanoseconds."
   (core-now (balancer-core balancer)))
 
+(defun balancer-observer (balancer)
+  "The observer of BALANCER's channel, or nil."
+  (core-observer (balancer-core balancer)))
+
 (defun balancer-random (balancer)
   "The random state that BALANCER's choices are of."
   (loop:event-loop-random (core-loop (balancer-core balancer))))

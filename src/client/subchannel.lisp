@@ -122,6 +122,7 @@ SINCE-NS, the newest first."
     (apply #'log-event :trace event :tracer :subchannel
            :target (core-name (trunk-core trunk)) plist))
   (when (eq event :attempt-failed)
+    (rpc:observe subchannel-failed (core-observer (trunk-core trunk)) (getf plist :reason))
     (note-failure trunk (getf plist :reason))))
 
 (defun address-p (trunk peer)
@@ -196,7 +197,9 @@ many streams it allows."
     (when endeavour
       (setf (endeavour-links endeavour) (remove link (endeavour-links endeavour)))
       (end-endeavour endeavour "another address was faster")
-      (setf (trunk-links trunk) (append (trunk-links trunk) (list link)))
+      (setf (trunk-links trunk) (append (trunk-links trunk) (list link))
+            (wire:link-greeted link) t)
+      (rpc:observe subchannel-connected (core-observer (trunk-core trunk)) (wire:link-peer link))
       (note-failure trunk nil)
       (enter-stages trunk :queue)
       (trace-event :handshaker :settings-received
@@ -480,11 +483,27 @@ that use TRUNK wait twice as long (gRFC A8)."
     (:age (leave-link trunk link "the connection is old"))
     (:grace (wire:abandon-link link :unavailable "the connection is too old"))))
 
+(defun disconnect-error (trunk link)
+  "Why LINK of TRUNK has ended, as gRFC A94 names it: what was seen of that first."
+  (let ((text (or (wire:link-failure link) "")))
+    (flet ((mentions (word) (search word text :test #'char-equal)))
+      (cond ((wire:link-farewell link) (format nil "GOAWAY ~A" (wire:link-farewell link)))
+            ((or (wire:link-draining link) (eq :shutdown (trunk-link-state trunk)))
+             "subchannel shutdown")
+            ((mentions "reset by") "connection reset")
+            ((or (mentions "timed out") (mentions "keepalive")) "connection timed out")
+            ((mentions "abort") "connection aborted")
+            ((or (mentions "broken pipe") (mentions "unreachable")) "socket error")
+            (t "unknown")))))
+
 (defmethod wire:link-ended ((trunk trunk) link)
   (let ((endeavour (endeavour-of trunk link))
         (used (member link (trunk-links trunk))))
     (trace-event :subchannel :connection-ended :target (core-name (trunk-core trunk))
                  :peer (wire:link-peer link) :reason (wire:link-failure link))
+    (when (wire:link-greeted link)
+      (rpc:observe subchannel-disconnected (core-observer (trunk-core trunk))
+                   (wire:link-peer link) (disconnect-error trunk link)))
     (setf (trunk-leaving trunk) (delete link (trunk-leaving trunk)))
     (forget-link trunk link)
     (incf (trunk-former-streams trunk) (link-streams link))

@@ -6,6 +6,7 @@
   :close-send #'client-close-send :change-encoding #'client-change-encoding
   :abort #'client-abort :write-head #'write-request-head :deliver #'deliver-response
   :drive #'client-drive :park #'client-park
+  :observer #'client-observer :elapsed-ns #'client-elapsed-ns :repeats #'client-repeats
   :particulars #'client-particulars :trouble #'client-trouble
   :future-p #'wire-call-unattended :reply-of-future #'reply-of-future
   :reserve-of-future #'reserve-of-future)

@@ -22,7 +22,8 @@
    #:counters-streams-opened #:counters-streams-refused #:counters-resets-received
    #:counters-resets-sent #:counters-pings-received #:counters-settings-received
    #:counters-empty-frames #:counters-malformed-messages
-   #:stream #:stream-p #:stream-id #:stream-connection #:stream-user #:stream-queued-octets
+   #:stream #:stream-p #:stream-id #:stream-connection #:stream-user #:stream-tally-in
+   #:stream-tally-out #:stream-queued-octets
    #:stream-state-name #:stream-sendable-p #:stream-receivable-p #:stream-open-p
    #:connection #:connection-p #:connection-role #:connection-user #:connection-options
    #:connection-sink #:connection-output #:connection-counters #:connection-stream-count

@@ -76,7 +76,7 @@ the one given, oldest first. It may end streams."
 
 ;;; Making and using again
 
-(defconstant +pool-streams+ 256)
+(defconstant +pool-streams+ 512)
 
 (define-hot (take-stream :inline t) ((connection connection) (id stream-id)) stream
   "A fresh stream ID in state idle, in the table."

@@ -199,7 +199,9 @@ began, and the state of its rate limits (patience.lisp)."
   (queue-head nil :type (or null segment)) ; the first queued segment
   (queue-tail nil :type (or null segment)) ; the last one
   (queued-octets 0 :type index)         ; how many octets are queued
-  (trailers-function nil :type (or null function))) ; writes the trailers behind the queue
+  (trailers-function nil :type (or null function)) ; writes the trailers behind the queue
+  (tally-out 0 :type (unsigned-byte 62)) ; the owner's, if it counts: octets of messages sent
+  (tally-in 0 :type (unsigned-byte 62))) ; likewise, of messages received
 
 (declaim (sb-ext:freeze-type sink counters pool segment stream connection))
 
@@ -270,7 +272,9 @@ began, and the state of its rate limits (patience.lisp)."
    (stream-p "True if the argument is a STREAM.")
    (stream-id "The identifier of a stream: odd, as clients open them all (RFC 9113 section 5.1.1).")
    (stream-connection "The connection that a stream belongs to.")
-   (stream-user "Any object that the owner wants to find with a stream; NIL at first. SETFable.")
+   (stream-tally-in "The octets of messages that came on a stream, if its owner counts. SETFable.")
+  (stream-tally-out "The octets of messages sent on a stream, if its owner counts. SETFable.")
+  (stream-user "Any object that the owner wants to find with a stream; NIL at first. SETFable.")
    (stream-queued-octets "How many octets wait on a stream for windows or a turn.")
    (connection-p "True if the argument is a CONNECTION.")
    (connection-user "Any object that the owner wants to find with a connection. SETFable.")

@@ -37,7 +37,9 @@ MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
                                                    :services (serving:server-services server)
                                                    :interceptors
                                                    (serving:server-interceptors server)
-                                                   :observer (serving:server-observer server)
+                                                   :observer (rpc:observer-for
+                                                              (serving:server-observer server)
+                                                              :role :server)
                                                    :options (serving:server-options server))))
                               (renew-table host)
                               host))))

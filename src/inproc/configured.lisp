@@ -161,7 +161,7 @@ the handler's end is its handler."
 
 (defun relay-host (site)
   "The host of calls on SITE that lead to relays. The limits are those of the attempts."
-  (make-host :name (site-target site)
+  (make-host :name (site-target site) :relays t
              :options (make-server-options :max-calls 10000000
                                            :max-receive-octets 2147483647)))
 

@@ -28,6 +28,7 @@ call, and the client gets its trailers."
               (status:metadata-entries trailers)))
       (apply #'rpc:end-call server server-end)
       (apply #'rpc:end-call client client-end)
+      (tell-attempt-ended client)
       (after-end line)
       t)))
 

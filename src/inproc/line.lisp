@@ -26,10 +26,58 @@
   "The operation PARTICULARS."
   (list (if (rpc:client-p call) :target :peer) (rpc:call-peer call)))
 
+(define-hot (site-now :inline t) ((site site)) nanoseconds
+  "The time now, by SITE's clock."
+  (the (values nanoseconds &optional) (funcall (site-clock site))))
+
+(defun passage-of (call)
+  "The PASSAGE of CALL, or nil if it has no observer."
+  (rpc:call-value call 'passage))
+
+(defun begin-passage (line)
+  "Have what passes on LINE, whose call has begun, be counted from now on."
+  (let ((passage (make-passage :began-ns (site-now (call-site (line-client line))))))
+    (setf (rpc:call-value (line-client line) 'passage) passage
+          (rpc:call-value (line-server line) 'passage) passage)))
+
 (defun tell-begin (line)
-  "Tell the observers of both ends that the call of LINE has begun."
-  (rpc:observe call-begun (site-observer (call-site (line-client line))) (line-client line))
-  (rpc:observe call-begun (inproc-observer (line-server line)) (line-server line)))
+  "Tell the observers of both ends that the call of LINE has begun. Within the image it has one
+attempt, which begins with it."
+  (let* ((client (line-client line))
+         (server (line-server line))
+         (observer (site-observer (call-site client))))
+    (when (or observer (inproc-observer server)) (begin-passage line))
+    (rpc:observe call-begun observer client)
+    (when (and observer
+               (null (call-status client))
+               (not (and (line-host line) (host-relays (line-host line)))))
+      (setf (passage-attempt (passage-of client)) t)
+      (rpc:observe attempt-begun observer client (site-target (call-site client)) 0))
+    (when (line-host line) (rpc:observe call-begun (inproc-observer server) server))))
+
+(defun tell-attempt-ended (client)
+  "CLIENT, a client's end, has ended, and its attempt with it."
+  (let ((passage (passage-of client)))
+    (when (and passage (shiftf (passage-attempt passage) nil))
+      (rpc:observe attempt-ended (inproc-observer client) client
+                   (site-target (call-site client)) (call-status client) 0
+                   (passage-requests passage) (passage-responses passage)
+                   (elapsed-ns client)))))
+
+(defun traffic (call)
+  "The operation TRAFFIC."
+  (let ((passage (passage-of call)))
+    (cond ((null passage) (values 0 0))
+          ((rpc:client-p call)
+           (values (passage-requests passage) (passage-responses passage)))
+          (t (values (passage-responses passage) (passage-requests passage))))))
+
+(defun elapsed-ns (call)
+  "The operation ELAPSED-NS."
+  (let ((passage (passage-of call)))
+    (if passage
+        (max 0 (- (site-now (call-site call)) (passage-began-ns passage)))
+        0)))
 
 (define-hot open-line ((site site) (host host) (route inproc-route) (method rpc-method)
                        (deadline status:deadline) fields values)
@@ -92,10 +140,6 @@ runs on its client's thread, or of a client whose call had ended before it got a
   nil)
 
 ;;; What is known of a call
-
-(define-hot (site-now :inline t) ((site site)) nanoseconds
-  "The time now, by SITE's clock."
-  (the (values nanoseconds &optional) (funcall (site-clock site))))
 
 (define-hot call-now ((call inproc-call)) nanoseconds
   "The operation NOW."

@@ -25,14 +25,20 @@
       (site-options (call-site call))))
 
 (define-hot (observers-p :inline t) ((line line)) boolean
-  "True if the channel or the server of LINE's call has an observer."
+  "True if the channel or the server of LINE's call has an observer, or its messages are counted."
   (let ((host (line-host line)))
     (and (or (site-observer (call-site (line-client line)))
-             (and host (host-observer host)))
+             (and host (host-observer host))
+             (and (rpc:call-parts (line-client line)) (passage-of (line-client line))))
          t)))
 
 (defun tell-of-message (call size)
-  "Tell the observers of both ends of a message of SIZE octets that CALL sends."
+  "Tell the observers of both ends of a message of SIZE octets that CALL sends, and count it."
+  (let ((passage (passage-of call)))
+    (when passage
+      (if (rpc:client-p call)
+          (incf (passage-requests passage) size)
+          (incf (passage-responses passage) size))))
   (rpc:observe message-sent (inproc-observer call) call size)
   (rpc:observe message-received (inproc-observer (other-end call)) (other-end call) size))
 

@@ -20,7 +20,8 @@
                             :share (eq messages :share)
                             :client-operations **client-operations**
                             :server-operations **server-operations**
-                            :observer (rpc:check-observer observer)
+                            :observer (rpc:observer-for (rpc:check-observer observer)
+                                                        :role :client :target target)
                             :execution (cond (threads :threads) (t (or on :caller)))
                             :options (apply #'make-inproc-options
                                             (apply #'alexandria:remove-from-plist

@@ -77,7 +77,8 @@
 (rpc:define-shared-operations **shared-operations**
     "What a call within the image does whichever end it is at."
   :look #'look :after #'run-after :post #'run-here :schedule #'schedule :room #'sending-room
-  :taken #'taken :observer #'inproc-observer :particulars #'inproc-particulars :now #'call-now
+  :taken #'taken :observer #'inproc-observer :traffic #'traffic :elapsed-ns #'elapsed-ns
+  :particulars #'inproc-particulars :now #'call-now
   :peer #'site-peer :stage #'line-stage :stages #'line-stages :other-end #'other-end)
 
 (rpc:define-transport-end **client-operations** (:client :like **shared-operations**)

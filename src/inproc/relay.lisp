@@ -78,6 +78,7 @@
                         (next-attempt-fields relay))))
     (incf (relay-count relay))
     (setf (relay-attempt relay) (line-client line))
+    (when (inproc-observer (relay-client relay)) (begin-passage line))
     (rpc:observe attempt-begun (inproc-observer (relay-client relay))
                  (relay-client relay) (rpc:call-peer (line-client line)) 0)
     line))
@@ -85,8 +86,10 @@
 (defun end-attempt (relay attempt)
   "ATTEMPT, the client's end of one of RELAY, is over: end it if it runs still."
   (unless (call-status attempt) (rpc:cancel attempt))
-  (rpc:observe attempt-ended (inproc-observer (relay-client relay))
-               (relay-client relay) (rpc:call-peer attempt) (call-status attempt)))
+  (multiple-value-bind (sent received) (traffic attempt)
+    (rpc:observe attempt-ended (inproc-observer (relay-client relay))
+                 (relay-client relay) (rpc:call-peer attempt) (call-status attempt) 0
+                 sent received (elapsed-ns attempt))))
 
 (defun pass-metadata (relay)
   "Give the client of RELAY's call the headers that its attempt has got, if any."

@@ -22,6 +22,7 @@
   (options nil :type options)           ; the server's limits
   (observer nil :type (or null rpc:observer)) ; the server's
   (name nil :type (or null string))     ; the first address it has, inproc:NAME
+  (relays nil :type boolean)            ; its calls are relays', which tell of attempts themselves
   (table nil :type (or null serving:route-table)) ; the routes of SERVICES
   ;; :closed once the server stops, :abandoned once that has waited for long enough
   (state :open :type (member :open :closed :abandoned))
@@ -64,6 +65,20 @@
   "True if an observer or a tracer is to be told of the calls of SITE to HOST."
   (or (and (or (site-observer site) (host-observer host)) t)
       (tracing-p :call)))
+
+(defstruct (passage (:copier nil))
+  "What has passed between the two ends of a call that is observed: a value of both."
+  (began-ns 0 :type nanoseconds)        ; when the call began
+  (requests 0 :type sb-ext:word)        ; octets of messages that the client has sent
+  (responses 0 :type sb-ext:word)       ; octets of messages that the handler has sent
+  (attempt nil :type boolean))          ; it is told of as an attempt that is under way
+
+(declaim (sb-ext:freeze-type passage))
+
+(defmethod print-object ((passage passage) stream)
+  (print-unreadable-object (passage stream :type t)
+    (format stream "~D octets there, ~D back" (passage-requests passage)
+            (passage-responses passage))))
 
 (defstruct (consumer (:constructor make-consumer (function handlers restarts call)) (:copier nil))
   "A function of the client's user that a handler calls on its client's thread, and the context in

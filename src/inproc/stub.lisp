@@ -161,15 +161,17 @@ host or route, the call of the line has ended with the status that says so."
     (tell-begin line)
     (multiple-value-bind (status text) (rpc:verdict :unknown-method)
       (rpc:end-call (line-server line) status :message text :ended-by :local)
-      (rpc:end-call (line-client line) status :message text))
+      (rpc:end-call (line-client line) status :message text)
+      (tell-attempt-ended (line-client line)))
     (count-ended tally)))
 
 (defun end-absent (line)
   "End the call of LINE, which has no host, for its client."
   (let ((client (line-client line)))
-    (rpc:observe call-begun (site-observer (call-site client)) client)
+    (tell-begin line)
     (rpc:end-call client :unavailable :message (absence-text (call-site client))
                                       :ended-by :transport :sent nil)
+    (tell-attempt-ended client)
     (setf (call-status (line-server line)) :cancelled)))
 
 (defun send-only-request (line request)

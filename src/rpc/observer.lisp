@@ -1,12 +1,13 @@
 ;;;; Observers count or record what a server or a channel does: its calls, attempts, messages,
 ;;;; connections and refusals. An OBSERVER is a structure of functions, which the table below
-;;;; declares. A server or channel has one or none; without one, each place that could tell costs a
-;;;; load and a test. The tracers are one more observer, which every server and channel has; it is
-;;;; called only while a tracer is on.
+;;;; declares. What the user of a server or channel gives as :observer may be several; they are
+;;;; joined into one structure (OBSERVER-FOR), for each loop of a server and for each channel.
+;;;; Without one, each place that could tell costs a load and a test. The tracers are one more
+;;;; observer, which every server and channel has; it is called only while a tracer is on.
 ;;;;
 ;;;; An observer's functions are called where things happen: on the call's loop, with the baton
-;;;; held. So they must be short, must not wait, and may only read the call. An error in one goes to
-;;;; the log.
+;;;; held. So they must be short, must not wait, and may only read the call. An error in one that a
+;;;; user has given goes to the log.
 
 (in-package #:clgrpc.rpc)
 
@@ -51,21 +52,31 @@
 
 (eval-when (:compile-toplevel :load-toplevel :execute)
   (defun expand-teller (row)
-    "The function that tells the observation ROW."
+    "The function that tells the observation ROW, and the one that joins functions for it."
     (let ((reader (observer-name "OBSERVER-~A" (observation-name row)))
           (arguments (observation-lambda-list row)))
-      `(defun ,(observer-name "TELL-~A" (observation-name row)) (observer ,@arguments)
-         ,(format nil "Tell OBSERVER, or nil, and the tracers if they are on: ~A"
-                  (observation-text row))
-         (flet ((tell (observer)
-                  (let ((function (,reader observer)))
-                    (when function
-                      (loop:guarding (:observer-error)
-                        (funcall (the function function) ,@arguments))))))
-           ,@(when (observation-tracer row)
-               `((when (tracing-p ,(observation-tracer row)) (tell **tracing-observer**))))
-           (when observer (tell observer)))
-         nil))))
+      `(progn
+         (defun ,(observer-name "TELL-~A" (observation-name row)) (observer ,@arguments)
+           ,(format nil "Tell OBSERVER, or nil, and the tracers if they are on: ~A"
+                    (observation-text row))
+           (flet ((tell (observer)
+                    (let ((function (,reader observer)))
+                      (when function (funcall (the function function) ,@arguments)))))
+             ,@(when (observation-tracer row)
+                 `((when (tracing-p ,(observation-tracer row)) (tell **tracing-observer**))))
+             (when observer (tell observer)))
+           nil)
+         (defun ,(observer-name "JOIN-~A" (observation-name row)) (first second)
+           (declare (type (or null function) first second))
+           (if (and first second)
+               (lambda ,arguments
+                 (funcall first ,@arguments)
+                 (funcall second ,@arguments))
+               (or first second)))
+         (defun ,(observer-name "GUARD-~A" (observation-name row)) (function)
+           (declare (type function function))
+           (lambda ,arguments
+             (loop:guarding (:observer-error) (funcall function ,@arguments))))))))
 
 (define-observations
     "Functions that are told what a server or a channel does, each nil or one of the table's rows."
@@ -75,10 +86,13 @@
     "CALL has ended, at this end: CALL-STATUS says how, CALL-STAGES where its time went.")
   (attempt-begun (call peer stream) :call
     "An attempt of CALL, a client's, has a stream, which has the number STREAM, 0 within the image,
-and leads to PEER, an address.")
-  (attempt-ended (call peer status) nil
-    "The stream of an attempt of CALL, a client's, to PEER is over: STATUS is that of the attempt,
-:cancelled if another has the call, that of CALL if it has ended with this one.")
+and leads to PEER, an address. Or it has ended without a stream: then STREAM is nil, and it is told
+to have ended next.")
+  (attempt-ended (call peer status stream sent received ns) nil
+    "The stream of an attempt of CALL, a client's, to PEER is over, or it has ended without one:
+STATUS is that of the attempt, :cancelled if another has the call, that of CALL if it has ended with
+this one. SENT and RECEIVED are the octets of its messages, as MESSAGE-SENT has them; NS is how long
+it took.")
   (headers-sent (call) nil
     "CALL's headers have been written.")
   (headers-received (call) nil
@@ -92,6 +106,17 @@ client's call in each of its attempts.")
     "A connection with PEER, an address, has been made.")
   (connection-ended (peer reason) nil
     "The connection with PEER has ended because of REASON, a text.")
+  (subchannel-connected (peer) nil
+    "A subchannel of a channel has a working connection with PEER: its SETTINGS have come.")
+  (subchannel-disconnected (peer error) nil
+    "A connection that SUBCHANNEL-CONNECTED told of has ended. ERROR is a text of gRFC A94:
+\"GOAWAY NO_ERROR\", \"subchannel shutdown\", \"connection reset\" and so on.")
+  (subchannel-failed (reason) nil
+    "An attempt of a subchannel to connect to one address has failed because of REASON, a text.")
+  (weights-updated (weights stale fallback) nil
+    "A weighted_round_robin policy has computed WEIGHTS, a vector of a number for each endpoint that
+is ready, 0 if it has no weight that counts. The last loads of STALE of these are too old. FALLBACK
+is true if too few have a weight, so that calls are given by turns.")
   (refused (option peer) nil
     "A call or connection of PEER was refused or ended because of OPTION, a keyword of the options
 table."))
@@ -100,25 +125,67 @@ table."))
   "Return an observer, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL. FUNCTIONS is a
 plist from the name of an observation to a function:
 :call-begun and :call-ended (call); :attempt-begun (call peer stream) and :attempt-ended (call peer
-status), of clients' calls; :headers-sent and :headers-received (call); :message-sent and
-:message-received (call octets); :connection-begun (peer) and :connection-ended (peer reason);
-:refused (option peer), of servers. PEER is an address, a string or nil. The functions are called on
+status stream sent received ns), of clients' calls; :headers-sent and :headers-received (call);
+:message-sent and :message-received (call octets); :connection-begun (peer) and :connection-ended
+(peer reason); :subchannel-connected (peer), :subchannel-disconnected (peer error),
+:subchannel-failed (reason) and :weights-updated (weights stale fallback), of channels; :refused
+(option peer), of servers. PEER is an address, a string or nil. The functions are called on
 the loop or, for calls within the image, on the thread that makes or handles the call. They must not
 wait; an error in one goes to the log. Signal MISUSE for any other name, and for a value that is
 neither a function nor nil. From any thread."
-  (loop for (name function) on functions by #'cddr
-        do (unless (find name *observations* :key #'observation-name :test #'string=)
-             (misuse "Observers are not told ~S, but~{ ~(~S~)~^,~}." name
-                     (mapcar #'observation-name *observations*)))
-           (unless (typep function '(or null function))
-             (misuse "What ~S is told to is a function, not ~S." name function)))
+  (apply #'%make-observer
+         (loop for (name function) on functions by #'cddr
+               for row = (find name *observations* :key #'observation-name :test #'string=)
+               do (unless row
+                    (misuse "Observers are not told ~S, but~{ ~(~S~)~^,~}." name
+                            (mapcar #'observation-name *observations*)))
+                  (unless (typep function '(or null function))
+                    (misuse "What ~S is told to is a function, not ~S." name function))
+               collect name
+               collect (and function
+                            (funcall (observer-name "GUARD-~A" (observation-name row))
+                                     function)))))
+
+(defun make-trusted-observer (&rest functions)
+  "As MAKE-OBSERVER, of FUNCTIONS that are ours: they signal no errors, and nothing looks for any."
   (apply #'%make-observer functions))
 
-(defun check-observer (observer)
-  "Return OBSERVER, an OBSERVER or nil; signal MISUSE if it is neither."
-  (unless (typep observer '(or null observer))
-    (misuse ":observer is what MAKE-OBSERVER returns, not ~S." observer))
-  observer)
+(defun join-observers (first second)
+  "An observer that tells FIRST, then SECOND; each is one or nil, as is the value."
+  (if (and first second)
+      (apply #'%make-observer
+             (loop for row in *observations*
+                   for name = (observation-name row)
+                   for reader = (observer-name "OBSERVER-~A" name)
+                   collect (intern (string name) '#:keyword)
+                   collect (funcall (observer-name "JOIN-~A" name)
+                                    (funcall reader first) (funcall reader second))))
+      (or first second)))
+
+(defgeneric observer-for (source &key role target loop)
+  (:documentation "The OBSERVER, or nil, that SOURCE, what a user has given as :observer, is for one
+channel or for one loop of a server. ROLE is :client or :server; TARGET what the channel was made
+for, in canonical form; LOOP whose baton is held when the observer is told, nil within the image.")
+  (:method (source &key &allow-other-keys)
+    (misuse ":observer is what MAKE-OBSERVER or MAKE-METRICS returns, or a list of such, not ~S."
+            source))
+  (:method ((source null) &key &allow-other-keys) nil)
+  (:method ((source observer) &key &allow-other-keys) source)
+  (:method ((source cons) &rest options &key &allow-other-keys)
+    (reduce #'join-observers source
+            :key (lambda (source) (apply #'observer-for source options)))))
+
+(defgeneric check-observer (source)
+  (:documentation "Return SOURCE; signal MISUSE if it is nothing for :observer.")
+  (:method (source)
+    (misuse ":observer is what MAKE-OBSERVER or MAKE-METRICS returns, or a list of such, not ~S."
+            source))
+  (:method ((source null)) source)
+  (:method ((source observer)) source)
+  (:method ((source cons))
+    (unless (null (cdr (last source)))
+      (misuse ":observer is a list of observers, not ~S." source))
+    (mapc #'check-observer source)))
 
 (defmethod print-object ((observer observer) stream)
   (print-unreadable-object (observer stream :type t)
@@ -129,14 +196,15 @@ neither a function nor nil. From any thread."
 
 (defmacro observe (name observer &rest arguments)
   "Tell OBSERVER, an observer or nil, the observation NAME. ARGUMENTS are evaluated only if OBSERVER
-is not nil or a tracer of NAME is on."
+wants to know of it, or a tracer of NAME is on."
   (let* ((row (find-observation name))
          (variable (gensym "OBSERVER"))
-         (tracer (observation-tracer row)))
+         (tracer (observation-tracer row))
+         (wanted `(and ,variable (,(observer-name "OBSERVER-~A" name) ,variable))))
     (unless (= (length arguments) (length (observation-lambda-list row)))
       (error "The observation ~S takes ~S." name (observation-lambda-list row)))
     `(let ((,variable ,observer))
-       (when ,(if tracer `(or ,variable (tracing-p ,tracer)) variable)
+       (when ,(if tracer `(or ,wanted (tracing-p ,tracer)) wanted)
          (,(observer-name "TELL-~A" name) ,variable ,@arguments)))))
 
 (defun observation-table ()

@@ -25,20 +25,21 @@
    #:call-trailers #:call-unsent-octets #:call-value #:call-with-room #:callbacks-p #:cancel
    #:cancel-call #:cancelled-p #:charged-arrival #:check-compression #:check-interceptors
    #:check-message #:check-observer #:client-p #:close-send #:define-shared-operations
-   #:define-transport-end #:deliverable-p #:do-messages #:due-callback #:due-on-writable
-   #:end-call #:ending-outcome #:ending-trailer-fields #:ending-trailers #:ensure-ending
-   #:ensure-inlet #:ensure-intent #:ensure-outlet #:ensure-parts #:ensure-reactions
-   #:error-condition #:failed-attempts #:filter-messages #:filtered #:finish #:flaw #:gate-ringer
-   #:incoming-type #:inlet #:inlet-filter #:inlet-queued-octets #:inlet-received #:intent-attempt
-   #:intent-metadata #:intent-wait-for-ready #:interceptors-for #:make-arrival #:make-observer
-   #:may-send-p #:message-due-p #:never #:note-failed-attempt #:notify #:notify-sleeper #:observe
-   #:observer #:observer-call-ended #:on-cancel #:on-end #:on-half-close #:on-message
-   #:on-writable #:operate #:operations #:outcome #:outcome-details #:outcome-message
-   #:outcome-stage #:outcome-unsent #:outgoing #:outgoing-metadata #:outgoing-type #:outlet
-   #:outlet-writable-wanted #:overdue-p #:park #:parts #:pop-incoming #:push-arrival
-   #:push-incoming #:reactions #:reactions-due #:reactions-on-half-close #:reactions-on-message
-   #:reactions-on-writable #:reactions-scheduled #:reactions-timers #:receivable-p #:receive
-   #:receive-by #:receive-each #:received-compressed-p #:reply #:retry-call #:retry-handler
-   #:return-status #:room-p #:rpc-error-attempts #:rpc-error-stages #:send #:send-metadata
-   #:sends-one-p #:stage-text #:takes-one-p #:time-remaining #:try-send #:uncharge #:verdict
-   #:verdict-error #:wait-for-call #:with-call #:with-user-code))
+   #:define-transport-end #:deliverable-p #:do-messages #:due-callback #:due-on-writable #:end-call
+   #:ending-outcome #:ending-trailer-fields #:ending-trailers #:ensure-ending #:ensure-inlet
+   #:ensure-intent #:ensure-outlet #:ensure-parts #:ensure-reactions #:error-condition
+   #:failed-attempts #:filter-messages #:filtered #:finish #:flaw #:gate-ringer #:incoming-type
+   #:inlet #:inlet-filter #:inlet-queued-octets #:inlet-received #:intent-attempt #:intent-metadata
+   #:intent-wait-for-ready #:interceptors-for #:join-observers #:make-arrival #:make-observer
+   #:make-trusted-observer #:may-send-p #:message-due-p #:never #:note-failed-attempt #:notify
+   #:notify-sleeper #:observe #:observer #:observer-for
+   #:on-cancel #:on-end #:on-half-close #:on-message #:on-writable #:operate #:operations #:outcome
+   #:outcome-details #:outcome-message #:outcome-stage #:outcome-unsent #:outgoing
+   #:outgoing-metadata #:outgoing-type #:outlet #:outlet-writable-wanted #:overdue-p #:park #:parts
+   #:pop-incoming #:push-arrival #:push-incoming #:reactions #:reactions-due
+   #:reactions-on-half-close #:reactions-on-message #:reactions-on-writable #:reactions-scheduled
+   #:reactions-timers #:receivable-p #:receive #:receive-by #:receive-each #:received-compressed-p
+   #:reply #:retry-call #:retry-handler #:return-status #:room-p #:rpc-error-attempts
+   #:rpc-error-stages #:send #:send-metadata #:sends-one-p #:stage-text #:takes-one-p
+   #:time-remaining #:try-send #:uncharge #:verdict #:verdict-error #:wait-for-call #:with-call
+   #:with-user-code))

@@ -17,8 +17,9 @@
                :cause (and outcome (outcome-cause outcome)) :stages (call-stages call))))
 
 (defun trace-attempt-begun (call peer stream)
-  (log-event :trace :call-on-stream :tracer :call
-             :role :client :method (call-path call) :peer peer :stream stream))
+  (when stream
+    (log-event :trace :call-on-stream :tracer :call
+               :role :client :method (call-path call) :peer peer :stream stream)))
 
 (setf **tracing-observer**
       (make-observer :call-begun #'trace-call-begun :call-ended #'trace-call-ended

@@ -56,6 +56,14 @@
   (declare (ignore call))
   0)
 
+(defun no-traffic (call)
+  (declare (ignore call))
+  (values 0 0))
+
+(defun no-repeats (call)
+  (declare (ignore call))
+  (values 0 0 0 0))
+
 (defun no-compression (call)
   "The operation COMPRESSION of a transport that compresses nothing."
   (declare (ignore call))
@@ -167,6 +175,14 @@ true if either came; false if this thread may not run the loop, or not until the
     "What TLS says of the connection, or nil.")
   (observer (call) (:default #'nothing)
     "The OBSERVER of the call's channel or server, or nil.")
+  (traffic (call) (:thread :loop :default #'no-traffic)
+    "How many octets of messages the call has sent and received, two values, as the observer that it
+has was told; of a client's call on the wire in its attempt under way.")
+  (repeats (call) (:thread :loop :end :client :default #'no-repeats)
+    "Of a call that has just ended, four values: how many of its attempts were retries, hedges, and
+made again since their server had not seen them; and the nanoseconds in which none was under way.")
+  (elapsed-ns (call) (:thread :loop :default #'no-octets)
+    "How long the call, which has just ended and has an observer, has taken.")
   (particulars (call) (:default #'nothing)
     "A plist of what tracers tell of the call when it begins, beside its method.")
   (stage (call) (:thread :loop :default #'nothing)

@@ -58,6 +58,13 @@ that would cost too much. On the loop."
     (loop:note-time (wire-call-loop call)))
   nil)
 
+(define-hot server-elapsed-ns ((call server-call)) nanoseconds
+  "The operation ELAPSED-NS. The clock is read, since the turn may have begun long before CALL's
+handler has returned."
+  (let ((loop (wire-call-loop call)))
+    (loop:note-time loop)
+    (max 0 (- (loop:event-loop-now loop) (wire:wire-call-born-ns call)))))
+
 (defun server-particulars (call)
   "The operation PARTICULARS."
   (list :peer (rpc:call-peer call)

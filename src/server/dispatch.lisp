@@ -144,6 +144,7 @@ and return it."
          (plain (and (eq dialect **plain**) (read-plain-request list (request-refusal request))))
          (route (if plain (find-plain-route (hub-site hub) plain) (request-route request)))
          (call (begin-server-call stream link hub request dialect route)))
+    (when (wire:endpoint-observer hub) (wire:count-from-none stream))
     (rpc:observe call-begun (wire:endpoint-observer hub) call)
     (rpc:observe headers-received (wire:endpoint-observer hub) call)
     (when plain (begin-plain-call call plain))

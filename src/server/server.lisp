@@ -95,8 +95,9 @@ most. It returns an HTTP status, an alist of headers, and a body: a string, octe
 as handlers do, as EXECUTION says unless that is an alist. An error in it is answered with 500 and
 goes to the log; FAIL in it is answered with the closest HTTP status. With either, HTTP/1.1 is
 spoken on the same addresses (see the option :http1); without both such requests are answered with
-415 or 405. OBSERVER, what MAKE-OBSERVER returns, is told of the server's calls, messages,
-connections and refusals. All other keywords are rows of the options table. Signal MISUSE for a
+415 or 405. OBSERVER, what MAKE-OBSERVER or MAKE-METRICS returns, or a list of such, is told of the
+server's calls, messages, connections and refusals. All other keywords are rows of the options
+table. Signal MISUSE for a
 wrong argument, TLS-ERROR if CREDENTIALS cannot be used, and a socket error if an address cannot be
 had. From any thread."
   (let* ((services (check-services (if (listp services) services (list services))))
@@ -163,7 +164,9 @@ had. From any thread."
     (push (make-hub :server server :loop event-loop :routes routes :site site
                     :options (server-options server) :encoding (server-encoding server)
                     :max-open (share-out (options-max-calls (server-options server)) server)
-                    :ledger (server-ledger server) :observer (server-observer server))
+                    :ledger (server-ledger server)
+                    :observer (rpc:observer-for (server-observer server)
+                                                :role :server :loop event-loop))
           (server-hubs server))))
 
 (defun renew-routes (server)

@@ -7,7 +7,7 @@
   :change-encoding #'server-change-encoding :note-long-message #'server-note-long-message
   :abort #'server-abort :callback-returned #'server-callback-returned
   :write-head #'write-answer-head :deliver #'deliver-request :half-close #'half-close-request
-  :drive #'server-drive :particulars #'server-particulars)
+  :drive #'server-drive :particulars #'server-particulars :elapsed-ns #'server-elapsed-ns)
 
 (rpc:define-transport-end **stream-operations** (:server :like **request-operations**)
   :deliver #'deliver-to-stream :half-close #'half-close-stream)

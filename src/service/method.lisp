@@ -21,7 +21,8 @@
   (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; which side streams
   (request-type nil :type protobuf:message-type) ; of the messages to the handler
   (response-type nil :type protobuf:message-type) ; of those to the client
-  (function-name nil :type symbol))     ; of the generic function
+  (function-name nil :type symbol)      ; of the generic function
+  (number 0 :type (unsigned-byte 16)))  ; of PATH, see NUMBER-OF-PATH; 0 if no code was made for it
 
 (declaim (sb-ext:freeze-type rpc-method))
 
@@ -179,8 +180,23 @@ changes of FUNCTION's methods do not touch."
 
 ;;; Definition
 
+(defconstant +most-numbers+ 10000
+  "So many paths get a number of their own.")
+
+(defglobal **numbers** (make-hash-table :test 'equal :synchronized t)) ; of paths
+
+(defun number-of-path (path)
+  "A small number above 0 that stands for PATH, that of a method that code is made for, in this
+process; 0 if there are too many. It stays when the method is defined anew."
+  (sb-ext:with-locked-hash-table (**numbers**)
+    (or (gethash path **numbers**)
+        (if (< (hash-table-count **numbers**) +most-numbers+)
+            (setf (gethash path **numbers**) (1+ (hash-table-count **numbers**)))
+            0))))
+
 (defun ensure-method (function &rest initargs)
-  (setf (method-function-rpc-method function) (apply #'make-rpc-method initargs)))
+  (setf (method-function-rpc-method function)
+        (apply #'make-rpc-method :number (number-of-path (getf initargs :path)) initargs)))
 
 (defun note-stub (function method)
   "Note that METHOD of FUNCTION was defined by define-proto, not by a user."

@@ -10,6 +10,6 @@
    #:*call* #:binding #:binding-function #:call #:channel #:current-call #:descriptor-rpc-method
    #:direct-channel #:ensure-binding #:find-rpc-method #:forget-watcher #:invoke #:make-binding
    #:make-rpc-method #:rpc-method #:rpc-method-function-name #:rpc-method-kind #:rpc-method-name
-   #:rpc-method-path #:rpc-method-path-field #:rpc-method-request-type #:rpc-method-response-type
-   #:rpc-method-route #:rpc-method-service-name #:service #:service-methods #:service-target
-   #:watch-services))
+   #:rpc-method-number #:rpc-method-path #:rpc-method-path-field #:rpc-method-request-type
+   #:rpc-method-response-type #:rpc-method-route #:rpc-method-service-name #:service
+   #:service-methods #:service-target #:watch-services))

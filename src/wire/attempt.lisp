@@ -20,7 +20,8 @@
   (number 0 :type index :read-only t)   ; how many attempts came before it
   (status :cancelled :type symbol)      ; that it ended with, once it has
   (trailers #() :type simple-vector)    ; metadata that came with that
-  (view nil))                           ; what interceptors know of it, see client/interceptor.lisp
+  (view nil)                            ; what interceptors know of it, see client/interceptor.lisp
+  (began-ns 0 :type nanoseconds))       ; when it did, noted of calls that are observed
 
 (declaim (sb-ext:freeze-type attempt))
 
@@ -38,13 +39,16 @@
   (number 0 :type index)                ; that of the call's own attempt
   (others '() :type list)               ; attempts under way beside that, newest first
   (resent-ns nil :type (or null nanoseconds)) ; when a server had first not seen the call, and it
-                                        ; was tried anew
+                                        ; was tried anew,
+  (resent 0 :type index)                ; and how often that was
   (waits 0 :type index)                 ; back-offs since a server said how long to wait
   (timer nil :type (or null timer))     ; of the next attempt
   (over nil :type boolean)              ; no further attempt is to begin
   (last nil)                            ; how the last attempt that failed did so
   (kept-octets 0 :type index)           ; of the only request, charged to the channel's ledger
-  (since-ns 0 :type nanoseconds))       ; when the call went on after its last failure
+  (since-ns 0 :type nanoseconds)        ; when the call went on after its last failure
+  (began-ns 0 :type nanoseconds)        ; when the call's own attempt began, if it is not the first
+  (idle-ns 0 :type nanoseconds))        ; how long the call had no attempt, in all
 
 (declaim (sb-ext:freeze-type retries))
 

@@ -58,6 +58,40 @@
   "The operation OBSERVER: the observer of CALL's channel or server, or nil."
   (endpoint-observer (wire-call-endpoint call)))
 
+(define-hot (count-from-none :inline t) ((stream http2:stream)) null
+  "STREAM begins for a call that has an observer: its messages are counted from now on."
+  (setf (http2:stream-tally-out stream) 0
+        (http2:stream-tally-in stream) 0)
+  nil)
+
+(define-hot (tell-sent :inline t) ((call wire-call) (stream http2:stream) (size index)) null
+  "A message of SIZE octets of CALL is written to STREAM: count it and tell the observer, if CALL
+has one."
+  (let ((observer (call-observer call)))
+    (when observer
+      (setf (http2:stream-tally-out stream)
+            (ldb (byte 62 0) (+ (http2:stream-tally-out stream) size)))
+      (observe message-sent observer call size)))
+  nil)
+
+(define-hot (tell-received :inline t) ((call wire-call) (size index)) null
+  "A message of SIZE octets has come for CALL: as TELL-SENT."
+  (let ((observer (call-observer call)))
+    (when observer
+      (let ((stream (wire-call-stream call)))
+        (when stream
+          (setf (http2:stream-tally-in stream)
+                (ldb (byte 62 0) (+ (http2:stream-tally-in stream) size)))))
+      (observe message-received observer call size)))
+  nil)
+
+(define-hot wire-traffic ((call wire-call)) (values (unsigned-byte 62) (unsigned-byte 62))
+  "The operation TRAFFIC."
+  (let ((stream (wire-call-stream call)))
+    (if stream
+        (values (http2:stream-tally-out stream) (http2:stream-tally-in stream))
+        (values 0 0))))
+
 (define-hot (mark-call :inline t) ((call wire-call) (mark mark)) null
   "CALL has come to MARK in this turn. On its loop."
   (setf (wire-call-marks call)

@@ -85,7 +85,7 @@ through."
                                          (start index) (end index))
     t
   "Deliver a whole message; FLAG is that of its prefix."
-  (observe message-received (call-observer call) call (- end start))
+  (tell-received call (- end start))
   (if (> flag 1)
       (funcall (the function (dialect-receive-flagged (the dialect (wire-call-dialect call))))
                call flag octets start end)

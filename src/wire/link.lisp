@@ -45,6 +45,8 @@ take its answers."
   (quiet-opened -1 :type fixnum)        ; how many calls it had had when it was last seen idle,
   (quiet-ns 0 :type (unsigned-byte 62)) ; and since when it has been
   (goaway nil :type (or null string))   ; what a GOAWAY of the peer's has said, if it was an error
+  (farewell nil :type (or null string)) ; the name of the error code of the peer's first GOAWAY
+  (greeted nil :type boolean)           ; a client's: the peer's SETTINGS made it one to use
   ;; a server's, until it is known what the link speaks: (link octets start end) returns what
   ;; OPENING-DIALECT does
   (opening nil :type (or null function))

@@ -117,7 +117,7 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
              (declare (type octets octets) (type index at))
              (write-sized type message octets at size)
              (http2:end-data stream total last))
-           (observe message-sent (call-observer call) call size)
+           (tell-sent call stream size)
            t)
           ((<= size +parcel-octets+)
            (write-encoded call (encode-message call message nil) last)
@@ -125,7 +125,7 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
 
 (defun write-encoded (call encoded last)
   "Send ENCODED, of ENCODE-MESSAGE, which now belongs to the connection. On the loop."
-  (note-sent call encoded)
+  (note-sent call (wire-call-stream call) encoded)
   (if (typep encoded 'parcel)
       (http2:send-data (wire-call-stream call) (parcel-taken encoded) 0 (parcel-end encoded) last t)
       (http2:send-data (wire-call-stream call) encoded 0 (length encoded) last))
@@ -142,10 +142,10 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
   "As WRITE-ENCODED, but keep ENCODED for CALL as well if its messages are kept (replay.lisp)."
   (let ((replay (call-replay call)))
     (cond ((and replay (keep-for-replay call replay encoded))
-           (note-sent call encoded)
+           (note-sent call (wire-call-stream call) encoded)
            (write-kept (wire-call-stream call) encoded last)
            (dolist (attempt (call-attempts call))
-             (note-sent call encoded)
+             (note-sent call (attempt-stream attempt) encoded)
              (write-kept (attempt-stream attempt) encoded last)))
           (t (commit-call call)         ; other attempts could not have the rest
              (write-encoded call encoded last)))))

@@ -27,12 +27,14 @@
   (:export
    #:link-observer #:endpoint-observer #:endpoint-limits #:shorten-deadline
    #:longest-outgoing #:send-limit
-   #:call-observer #:note-sent
+   #:call-observer #:note-sent #:count-from-none #:attempt-began-ns
+   #:retries-began-ns #:retries-idle-ns
    #:attempt #:make-attempt #:attempt-call #:attempt-link #:attempt-stream #:call-attempts
    #:endpoint-replays #:forget-attempt #:reset-attempt
    #:reset-attempts #:attempt-p #:attempt-number #:attempt-status #:attempt-trailers #:attempt-view
    #:retries #:call-retries #:ensure-retries #:retries-policy #:retries-limit #:retries-issued
-   #:retries-pending #:retries-number #:retries-others #:retries-resent-ns #:retries-waits
+   #:retries-pending #:retries-number #:retries-others #:retries-resent #:retries-resent-ns
+   #:retries-waits
    #:retries-timer #:retries-over #:retries-last #:retries-kept-octets #:retries-since-ns
    #:encoded-length
    #:call-replay #:begin-replay #:drop-replay #:write-replay #:write-kept
@@ -50,8 +52,8 @@
    #:error-code-status #:expel-link #:fields-metadata #:find-encoding #:half-close-streamed
    #:begin-on-link #:hold #:http-status-status #:keep-octets #:link #:link-answers
    #:link-born-ns #:link-calls #:link-draining #:link-due #:link-ended #:link-failure
-   #:link-goaway #:link-guest #:link-http2 #:link-http2-closed #:link-keepalive-ns
-   #:link-last-fields #:link-late #:link-loop #:link-options
+   #:link-farewell #:link-goaway #:link-greeted #:link-guest #:link-http2 #:link-http2-closed
+   #:link-keepalive-ns #:link-last-fields #:link-late #:link-loop #:link-options
    #:link-output #:link-owner #:link-peer #:link-place #:link-seat #:link-security
    #:link-share #:link-socket #:link-speech
    #:list-custom-fields #:make-answers #:make-wait-clock #:mark-call #:marked-p

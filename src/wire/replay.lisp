@@ -31,9 +31,10 @@ whatever it was told before."
   "How many octets ENCODED, of ENCODE-MESSAGE, will be sent as."
   (if (typep encoded 'parcel) (parcel-end encoded) (length encoded)))
 
-(defun note-sent (call encoded)
-  "ENCODED, of ENCODE-MESSAGE, is about to be written, for the first time or again."
-  (observe message-sent (call-observer call) call (- (encoded-length encoded) +prefix-octets+)))
+(defun note-sent (call stream encoded)
+  "ENCODED, of ENCODE-MESSAGE, is about to be written to STREAM of CALL, for the first time or
+again. In a dialect of its own it may have no prefix."
+  (tell-sent call stream (max 0 (- (encoded-length encoded) +prefix-octets+))))
 
 (defun keep-for-replay (call replay encoded)
   "Keep ENCODED, which CALL sends, in REPLAY and return true. If there is no room for it, keep
@@ -54,5 +55,5 @@ nothing of CALL any more and return false."
   (let ((replay (call-replay call)))
     (when replay
       (dolist (encoded (reverse (replay-messages replay)))
-        (note-sent call encoded)
+        (note-sent call stream encoded)
         (write-kept stream encoded nil)))))

@@ -11,4 +11,5 @@
   :metadata #'wire-metadata :compression #'wire-compression
   :received-compressed #'wire-received-compressed :crowded #'wire-crowded
   :now #'wire-now :peer #'wire-peer :security #'wire-security :observer #'call-observer
+  :traffic #'wire-traffic
   :stage #'wire-stage :stages #'wire-stages :unsent-octets #'wire-unsent-octets)

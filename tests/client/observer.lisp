@@ -52,8 +52,13 @@ have been told."
     (let ((octets (grpc:serialized-size (note 4))))
       (is (= octets (second (first (told-of client :message-sent)))))
       (is (= octets (second (first (told-of server :message-received))))))
-    (destructuring-bind (call peer status) (first (told-of client :attempt-ended))
+    (destructuring-bind (call peer status stream sent received ns)
+        (first (told-of client :attempt-ended))
       (is (eq :ok status))
+      (is (= 1 stream))
+      (is (= sent (grpc:serialized-size (note 4))))
+      (is (= received (grpc:serialized-size (note 8))))
+      (is (< 0 ns 60000000000))
       (is (string= peer (grpc:call-peer call)))
       (is (eq call (first (first (told-of client :call-ended))))))
     (is (eq :ok (grpc:call-status (first (first (told-of server :call-ended))))))))
@@ -81,6 +86,25 @@ have been told."
           (is (equal '(1 3) (mapcar #'third (told-of told :attempt-begun))))
           (is (= 1 (length (told-of told :call-begun))))
           (is (= 1 (length (told-of told :call-ended)))))))))
+
+(test observers-of-attempts-that-have-no-stream
+  "A call whose servers cannot be reached has one, which ends as the call does (gRFC A66)."
+  (multiple-value-bind (observer told) (recorder)
+    (let ((address (free-address)))
+      (grpc:with-channel (channel address :observer observer)
+        (is (typep (caught (ask channel (note 1))) 'grpc:unavailable))
+        (is (equal '((nil nil)) (mapcar #'rest (told-of told :attempt-begun))))
+        (is (equal '((nil :unavailable nil 0 0))
+                   (mapcar (lambda (told) (subseq told 1 6)) (told-of told :attempt-ended))))
+        (is (= 1 (length (told-of told :call-ended))))))))
+
+(test several-observers-are-told-alike
+  (multiple-value-bind (one told) (recorder)
+    (multiple-value-bind (other others) (recorder)
+      (with-probe (channel :channel-options (list :observer (list one nil other))) (:ask #'double)
+        (is (= 4 (number-of (ask channel (note 2)))))
+        (is-true (wait-until (lambda () (told-of others :attempt-ended))))
+        (is (equal (told-names told) (told-names others)))))))
 
 (test observers-of-connections-and-refusals
   (with-observed (channel client server :max-calls 1 :execution :blocking)
@@ -115,8 +139,16 @@ have been told."
         (unwind-protect
              (let ((channel (grpc:server-channel probe :observer one)))
                (is (= 8 (number-of (ask channel (note 4)))))
-               (is (equal '(:call-begun :message-sent :message-received :call-ended)
+               (is (equal '(:call-begun :attempt-begun :message-sent :message-received
+                            :call-ended :attempt-ended)
                           (told-names client)))
+               (destructuring-bind (call peer status stream sent received ns)
+                   (first (told-of client :attempt-ended))
+                 (declare (ignore call))
+                 (is (equal '("inproc:" :ok 0) (list peer status stream)))
+                 (is (= sent (grpc:serialized-size (note 4))))
+                 (is (= received (grpc:serialized-size (note 8))))
+                 (is (plusp ns)))
                (is (equal '(:call-begun :message-received :message-sent :call-ended)
                           (told-names server)))
                (is (equal '(1 2) (numbers (chat channel (list (note 1) (note 2))))))

@@ -15,10 +15,32 @@
     (is (eq observer (rpc:check-observer observer)))
     (is (null (rpc:check-observer nil)))))
 
+(test observers-are-joined-in-their-order
+  (let* ((told '())
+         (one (rpc:make-observer :refused (lambda (option peer)
+                                            (declare (ignore peer))
+                                            (push (list 1 option) told))))
+         (two (rpc:make-observer :refused (lambda (option peer)
+                                            (declare (ignore peer))
+                                            (push (list 2 option) told))
+                                 :message-sent (lambda (call octets)
+                                                 (declare (ignore call))
+                                                 (push octets told))))
+         (both (rpc:observer-for (list one nil two) :role :server)))
+    (rpc:observe refused both :a nil)
+    (rpc:observe message-sent both nil 5)
+    (is (equal '(5 (2 :a) (1 :a)) told))
+    (is (eq one (rpc:observer-for (list nil one))))
+    (is (null (rpc:observer-for '(nil nil))))
+    (is (null (rpc:join-observers nil nil)))))
+
 (test what-is-no-observer-is-refused
   (signals misuse (rpc:make-observer :no-such-thing #'list))
   (signals misuse (rpc:make-observer :refused 5))
-  (signals misuse (rpc:check-observer #'list)))
+  (signals misuse (rpc:check-observer #'list))
+  (signals misuse (rpc:check-observer (list nil #'list)))
+  (signals misuse (rpc:check-observer (cons nil 5)))
+  (signals misuse (rpc:observer-for #'list)))
 
 (test what-is-told-is-evaluated-only-for-somebody
   (let ((count 0))

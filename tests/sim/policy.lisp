@@ -235,17 +235,16 @@ be several answers."
   (flet ((errand (call) (gethash call (fleet-errands fleet))))
     (grpc:make-observer
      :attempt-begun (lambda (call peer stream)
-                      (declare (ignore stream))
-                      (let ((errand (errand call)))
+                      (let ((errand (and stream (errand call))))
                         (when errand
                           (incf (errand-tries errand))
                           (check-health fleet errand peer)
                           (when (rpc:call-fields call)
                             (wrong errand "an attempt began after its answer"))
                           (check-budget fleet errand))))
-     :attempt-ended (lambda (call peer status)
-                      (declare (ignore peer status))
-                      (let ((errand (errand call)))
+     :attempt-ended (lambda (call peer status stream sent received ns)
+                      (declare (ignore peer status sent received ns))
+                      (let ((errand (and stream (errand call))))
                         (when errand (incf (errand-tries-ended errand))))))))
 
 (defun check-health (fleet errand peer)
