@@ -661,7 +661,7 @@
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
                "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/balance" "clgrpc/tests/transports" "clgrpc/tests/inproc"
                "clgrpc/tests/services"
-               "clgrpc/tests/sim" "clgrpc/tests/abuse" "clgrpc/tests/promise"
+               "clgrpc/tests/sim" "clgrpc/tests/policy" "clgrpc/tests/abuse" "clgrpc/tests/promise"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
   :serial t
@@ -696,6 +696,30 @@
                (:file "found"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.sim)))
+
+(defsystem "clgrpc/tests/policy"
+  :description "The public policy scenarios, on the simulator."
+  :depends-on ("clgrpc/sim" "clgrpc/tests/sim" "clgrpc/tests/dns" "clgrpc/tests/dialogue"
+               "clgrpc/tests/support" "fiveam")
+  :pathname "tests/policy/"
+  :serial t
+  :components ((:file "package")
+               (:file "backend")
+               (:file "attempt")
+               (:file "scenario")
+               (:file "retry")
+               (:file "hedging")
+               (:file "deadline")
+               (:file "connectivity")
+               (:file "pick-first")
+               (:file "config")
+               (:file "name")
+               (:file "balance")
+               (:file "health")
+               (:file "scaling")
+               (:file "suite"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.policy)))
 
 (defsystem "clgrpc/tests/support"
   :description "Programs as peers, for the tests of several layers."

@@ -10,7 +10,7 @@
                     (#:support #:clgrpc.tests.support)
                     (#:lab-server #:clgrpc.tests.server) (#:dns #:clgrpc.dns)
                     (#:dns-tests #:clgrpc.tests.dns) (#:os #:clgrpc.os))
-  (:export #:main))
+  (:export #:main #:add-name-server))
 
 (in-package #:clgrpc.tests.sim)
 
