@@ -94,7 +94,7 @@
                               (json ",'retryThrottling':{'maxTokens':4,'tokenRatio':~A}" ratio))))
 
 (define-scenario throttle-arithmetic
-    ("A6 Throttling: of 4 tokens the first call has 2 attempts (3, then 2: the threshold), the next 1."
+    ("A6 Throttling: of 4 tokens the first call has 2 attempts (3, 2: the threshold), the next 1."
      :rules '((:status :unavailable)))
   (let ((channel (throttled "0.1")))
     (ended (make-call channel :call "a") :unavailable)
