@@ -13,7 +13,7 @@
   :license "MIT"
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
-               "clgrpc/services")
+               "clgrpc/services" "clgrpc/logs")
   :pathname "src/"
   :serial t
   :components ((:file "package"))
@@ -585,6 +585,14 @@
                (:file "health")
                (:file "reflection")))
 
+(defsystem "clgrpc/logs"
+  :description "Logs of calls."
+  :depends-on ("clgrpc/rpc")
+  :pathname "src/logs/"
+  :serial t
+  :components ((:file "package")
+               (:file "access")))
+
 (defsystem "clgrpc/sim"
   :description "Servers and clients as they are on a virtual network and clock, from a seed."
   :depends-on ("clgrpc")
@@ -660,7 +668,7 @@
                "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
                "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/balance" "clgrpc/tests/transports" "clgrpc/tests/inproc"
-               "clgrpc/tests/services"
+               "clgrpc/tests/services" "clgrpc/tests/logs"
                "clgrpc/tests/sim" "clgrpc/tests/policy" "clgrpc/tests/abuse" "clgrpc/tests/promise"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
@@ -1058,6 +1066,13 @@
   :components ((:file "package")
                (:file "health")
                (:file "reflection")))
+
+(defsystem "clgrpc/tests/logs"
+  :depends-on ("clgrpc/tests/client")
+  :pathname "tests/logs/"
+  :serial t
+  :components ((:file "package")
+               (:file "access")))
 
 (defsystem "clgrpc/tests/abuse"
   :depends-on ("clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/tests/hpack"

@@ -108,6 +108,7 @@
                 #:http-request-parameter #:http-request-body #:http-request-peer
                 #:begin-response #:send-chunk #:end-response #:response-open-p #:on-response-end)
   (:import-from #:clgrpc.inproc #:server-channel #:service-channel)
+  (:import-from #:clgrpc.logs #:access-log #:make-access-log)
   (:import-from #:clgrpc.services
                 #:health-service #:health-status #:health-handler #:set-health-status
                 #:reflection-services))

@@ -26,6 +26,7 @@
     ("service" "status" "loop" :all-of)
     ("rpc" "service" :all-of)
     ("config" "status" :all-of)
+    ("logs" "rpc" :all-of)
     ("calling" "rpc" "config" :all-of)
     ("serving" "rpc" :all-of)
     ("wire" "rpc" "hpack" "http2" :all-of)

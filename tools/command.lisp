@@ -115,15 +115,28 @@ variable it has that name and may be given several times. BODY returns the exit 
         ((string= string "false") nil)
         (t (refuse "true or false is wanted, not ~S" string))))
 
-(defun parse-seconds (string)
-  "The seconds, a rational, that the decimal STRING says."
+(defun parse-decimal (string what)
+  "The rational that the decimal STRING says; if it is none, refuse it since WHAT is wanted."
   (let* ((dot (or (position #\. string) (length string)))
          (digits (remove #\. string :count 1))
          (fraction (max 0 (- (length string) dot 1))))
-    (unless (and (<= 1 (length digits) 12) (every (lambda (char) (char<= #\0 char #\9)) digits)
-                 (plusp (parse-integer digits)))
-      (refuse "seconds are wanted, such as 2 or 0.5, not ~S" string))
+    (unless (and (<= 1 (length digits) 12) (every (lambda (char) (char<= #\0 char #\9)) digits))
+      (refuse "~A, not ~S" what string))
     (/ (parse-integer digits) (expt 10 fraction))))
+
+(defun parse-seconds (string)
+  "The seconds, a rational, that the decimal STRING says."
+  (let* ((what "seconds are wanted, such as 2 or 0.5")
+         (seconds (parse-decimal string what)))
+    (unless (plusp seconds) (refuse "~A, not ~S" what string))
+    seconds))
+
+(defun parse-ratio (string)
+  "The share, a rational from 0 to 1, that the decimal STRING says; \"true\" means all."
+  (let* ((what "a number from 0 to 1 is wanted, such as 0.01")
+         (ratio (if (string= string "true") 1 (parse-decimal string what))))
+    (unless (<= ratio 1) (refuse "~A, not ~S" what string))
+    ratio))
 
 (defun choice-parser (&rest choices)
   "Return a parser of the names of CHOICES, keywords."

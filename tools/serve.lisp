@@ -127,6 +127,9 @@ to end."
       on, or none. GRPC_TRACE switches on tracers, as doc/observability.md has them.")
       (log-format "FORMAT" (choice-parser :text :json) :text
                   "How: a line of text, or of JSON, for each event.")
+      (access-log "[RATIO]" #'parse-ratio nil
+                  "Log each call, or a share from 0 to 1 of them and all that fail;
+      doc/observability.md has what the events say. The level of the log is info at least.")
       (collect "[true|false]" #'parse-boolean nil
                "For measurements: for each line on standard input collect all garbage and print
       `heap=N milliseconds=N`, the octets in use after it and how long it took.")
@@ -136,12 +139,16 @@ running calls end and exits with 0. Prints `listening on ADDRESS` for each when 
 SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls served."
   (multiple-value-bind (services execution) (offered-services services)
     (tune-collector)
-    (setf *log-function* (log-writer :level log-level :format log-format))
+    (setf *log-function* (log-writer :level (if (and access-log (not (eq :debug log-level)))
+                                                :info
+                                                log-level)
+                                     :format log-format))
     (let ((server (apply #'grpc:start-server
                          (cons (make-instance 'grpc:health-service)
                                (append (grpc:reflection-services) services))
                          :listen listen :loops loops :execution execution
                          :credentials (server-credentials tls-cert tls-key tls-other client-ca)
+                         :observer (and access-log (grpc:make-access-log :ratio access-log))
                          (append limits (list :max-receive-octets max-receive-octets)))))
       (when collect (sb-thread:make-thread #'collect-at-each-line :name "clgrpc collect"))
       (unwind-protect (serve-until-signal server)

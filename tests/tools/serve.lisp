@@ -140,6 +140,23 @@
         (is (search "method=/helloworld.Greeter/SayHello" traced)))
       (is (null (search "TRACE" (call)))))))
 
+(test serve-logs-each-call
+  (support:with-program (program (support:clgrpc-program) "serve" "greeter" "--listen"
+                                 "127.0.0.1:0" "--access-log" "--log-format" "json")
+    (let* ((line (loop for line = (support:program-line program)
+                       until (search "listening on" line)
+                       finally (return line)))
+           (address (subseq line (1+ (position #\Space line :from-end t)))))
+      (grpc:with-channel (channel address)
+        (helloworld.greeter:say-hello channel (helloworld:make-hello-request :name "Ada")
+                                      :timeout 20))
+      (let ((event (loop for line = (support:program-line program)
+                         when (search "\"call\"" line) return (base:parse-json line))))
+        (flet ((member-of (name) (cdr (assoc name event :test #'string=))))
+          (is (equal '("info" "server" "/helloworld.Greeter/SayHello" "OK" 13 5)
+                     (mapcar #'member-of '("level" "role" "method" "status" "octets_sent"
+                                           "octets_received")))))))))
+
 (test serve-logs
   "In the format asked for, from the level asked for on."
   (support:with-program (program (support:clgrpc-program) "serve" "greeter" "--listen"
@@ -159,6 +176,11 @@
                                 (member event '("few-descriptors" "descriptor-limit-raised")
                                         :test #'equal))
                               events))))))
+  (multiple-value-bind (code output error-output)
+      (run-line "serve" "greeter" "--access-log=2")
+    (declare (ignore output))
+    (is (plusp code))
+    (is (search "from 0 to 1" error-output)))
   (multiple-value-bind (code output error-output)
       (run-line "serve" "greeter" "--log-level" "loud")
     (declare (ignore output))

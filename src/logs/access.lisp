@@ -1,0 +1,145 @@
+;;;; The access log: an event for each call that has ended, for the log of the process or a function
+;;;; of its own. It is a source of observers, which are told nothing but that a call has ended, so
+;;;; one access log may be given to any number of servers and channels.
+;;;;
+;;;; Which calls are logged is decided when they end, so that failures can be logged whatever the
+;;;; ratio is. A call that is not costs a test of its status and a random number: that of its loop,
+;;;; or within the image, where threads have no loop in common, a hash of a shared count.
+
+(in-package #:clgrpc.logs)
+
+(defclass access-log ()
+  ((threshold :initarg :threshold :reader access-log-threshold) ; how many of +CHANCES+ are logged
+   (failures :initarg :failures :reader access-log-failures) ; true if all failures are logged
+   ;; a log function, or nil for LOG-EVENT
+   (function :initarg :function :reader access-log-function)
+   ;; a function of a call that returns an alist of names and texts, or nil
+   (exemplar :initarg :exemplar :reader access-log-exemplar))
+  (:documentation "An event for each call of servers and channels: see MAKE-ACCESS-LOG."))
+
+(defconstant +chances+ (expt 2 32)
+  "Of how many draws a threshold says how many win.")
+
+(defun make-access-log (&key (ratio 1) (failures t) function exemplar)
+  "Return an access log, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL: when a call
+ends, the event :CALL of the level :info goes to FUNCTION, called as *LOG-FUNCTION* is, or if that
+is nil to the log of the process. RATIO, a real from 0 to 1, is the share of calls that are logged,
+at random; with FAILURES all those with another status than :ok are, too. EXEMPLAR is nil or a
+function of a call that returns an alist of names and texts, such as the ids of its trace, which are
+added to the event. Both are called on the call's loop, so they must not wait; an error in them goes
+to the log. doc/observability.md lists what the event says. Signal MISUSE for other arguments. From
+any thread."
+  (unless (typep ratio '(real 0 1))
+    (misuse ":ratio is a number from 0 to 1, not ~S." ratio))
+  (dolist (given (list function exemplar))
+    (unless (typep given '(or function symbol))
+      (misuse "An access log calls a function, or a symbol that names one, not ~S." given)))
+  (make-instance 'access-log :threshold (round (* ratio +chances+)) :failures (and failures t)
+                             :function function :exemplar exemplar))
+
+(defmethod print-object ((log access-log) stream)
+  (print-unreadable-object (log stream :type t)
+    (format stream "~,2F %~:[~; and failures~]"
+            (* 100 (/ (access-log-threshold log) +chances+)) (access-log-failures log))))
+
+;;; Chance
+
+(defconstant +golden-step+ (- #x9E3779B97F4A7C15 (expt 2 64))
+  "How far the numbers that MIXED-WORD gets are from each other: splitmix64's, modulo 2^64.")
+
+(define-hot (mixed-word :inline t) ((word (unsigned-byte 64))) (unsigned-byte 64)
+  "The last step of splitmix64: numbers that follow each other become numbers that look random."
+  (flet ((multiplied (word by)
+           (declare (type (unsigned-byte 64) word by))
+           (ldb (byte 64 0) (* word by))))
+    (declare (inline multiplied))
+    (let* ((word (multiplied (logxor word (ash word -30)) #xBF58476D1CE4E5B9))
+           (word (multiplied (logxor word (ash word -27)) #x94D049BB133111EB)))
+      (declare (type (unsigned-byte 64) word))
+      (logxor word (ash word -31)))))
+
+(defun make-draw (threshold event-loop)
+  "A function without arguments that returns true THRESHOLD times of +CHANCES+, at random. It is
+called on EVENT-LOOP; from any thread if that is nil."
+  (declare (type (integer 0 #.+chances+) threshold))
+  (cond ((zerop threshold) (constantly nil))
+        ((= threshold +chances+) (constantly t))
+        (event-loop
+         (let ((random (loop:event-loop-random event-loop)))
+           (lambda () (< (random +chances+ random) threshold))))
+        (t (let ((count (make-array 1 :element-type 'sb-ext:word :initial-element (hash-seed))))
+             (lambda ()
+               (< (ash (mixed-word (sb-ext:atomic-incf (aref count 0) +golden-step+)) -32)
+                  threshold))))))
+
+;;; The event
+
+(defun status-text (status)
+  "STATUS, a keyword, as gRPC's documents write it."
+  (substitute #\_ #\- (string status)))
+
+(defun attempt-count (call)
+  "How many attempts CALL, a client's that has just ended, has had: at least the one that it is."
+  (multiple-value-bind (retries hedges transparent) (operate repeats call)
+    (max (+ 1 retries hedges transparent)
+         ;; calls within the image do not count repeats
+         (+ (length (rpc:failed-attempts call)) (if (eq :ok (call-status call)) 1 0)))))
+
+(defun outcome-plist (call)
+  "How CALL, which has not ended with :ok, has ended."
+  (let ((error (rpc:call-condition call)))
+    (list :message (status:rpc-error-message error) :ended-by (status:rpc-error-ended-by error))))
+
+(defun exemplar-plist (exemplar call)
+  "What EXEMPLAR, a function or nil, says of CALL, as a plist."
+  (loop for (name . text) in (and exemplar (funcall exemplar call))
+        collect (intern (substitute #\- #\_ (string-upcase name)) '#:keyword)
+        collect text))
+
+(defparameter *counted-stages* '(:messages-sent :messages-received)
+  "What the event says of its own that CALL-STAGES has.")
+
+(defun stages-plist (stages)
+  "What of STAGES, a value of CALL-STAGES, says where the time went."
+  (loop for (name value) on stages by #'cddr
+        unless (or (member name *counted-stages*)
+                   ;; attempts to connect, which the event's :attempts are not
+                   (member name '(:total :attempts :remaining)))
+          append (list name value)))
+
+(defun call-plist (call target exemplar)
+  "What the event of CALL, which has just ended, says. TARGET is that of its channel, or nil;
+EXEMPLAR that of its access log."
+  (let ((method (call-rpc-method call))
+        (stages (rpc:call-stages call)))
+    (multiple-value-bind (sent received) (operate traffic call)
+      (append (list :role (if (rpc:client-p call) :client :server)
+                    :method (and method (service:rpc-method-path method)))
+              (and target (list :target target))
+              (list :peer (rpc:call-peer call) :status (status-text (call-status call)))
+              (if (eq :ok (call-status call)) '() (outcome-plist call))
+              (list :seconds (ns-seconds (operate elapsed-ns call)))
+              (and (rpc:client-p call) (list :attempts (attempt-count call)))
+              (list :octets-sent sent :octets-received received)
+              (loop for name in *counted-stages*
+                    when (getf stages name) append (list name (getf stages name)))
+              (exemplar-plist exemplar call)
+              (list :stages (stages-plist stages))))))
+
+;;; The source of observers
+
+(defmethod rpc:check-observer ((source access-log)) source)
+
+(defmethod rpc:observer-for ((source access-log) &key target loop &allow-other-keys)
+  (let ((draw (make-draw (access-log-threshold source) loop))
+        (failures (access-log-failures source))
+        (function (or (access-log-function source) #'log-event))
+        (exemplar (access-log-exemplar source)))
+    (declare (type function draw))
+    (rpc:make-trusted-observer
+     :call-ended (lambda (call)
+                   (when (if (eq :ok (call-status call))
+                             (funcall draw)
+                             (or failures (funcall draw)))
+                     (loop:guarding (:observer-error)
+                       (apply function :info :call (call-plist call target exemplar))))))))

@@ -1,0 +1,225 @@
+;;;; The access log: what the event of a call says, on each transport, and which calls have one.
+
+(in-package #:clgrpc.tests.logs)
+(in-suite :clgrpc.logs)
+
+(defun double (note call)
+  (declare (ignore call))
+  (note (* 2 (number-of note))))
+
+(defun count-up (note call)
+  (loop for i below (number-of note) do (grpc:send call (note i)))
+  nil)
+
+(defun add-up (stream call)
+  (declare (ignore call))
+  (note (reduce #'+ (numbers stream))))
+
+(defun echo (stream call)
+  (grpc:do-messages (note stream) (grpc:send call note))
+  nil)
+
+(defun refuse (note call)
+  (declare (ignore note call))
+  (grpc:fail :not-found "no such note"))
+
+(defun logged (role count)
+  "The events of calls at the end ROLE, the oldest first, once there are COUNT."
+  (flet ((found () (remove role (reverse (events-of :call)) :key (lambda (plist) (getf plist :role))
+                                                            :test-not #'eq)))
+    (wait-until (lambda () (<= count (length (found)))))
+    (found)))
+
+(defun some-of (plist &rest keys)
+  (loop for key in keys collect (getf plist key)))
+
+(defun octets (&rest numbers)
+  "How many octets notes of NUMBERS take."
+  (loop for number in numbers sum (grpc:serialized-size (note number))))
+
+(test both-ends-log-each-call-with-what-became-of-it
+  (let ((log (grpc:make-access-log)))
+    (with-probe (channel :server server :options (list :observer log)
+                         :channel-options (list :observer log))
+        (:ask #'double)
+      (ask channel (note 4))
+      (let ((ours (first (logged :client 1))) (theirs (first (logged :server 1))))
+        (is (equal (list :client "/lab.Bench/Ask" (format nil "dns:///~A" (grpc:server-address server))
+                         (grpc:server-address server) "OK" 1 (octets 4) (octets 8) 1 1)
+                   (some-of ours :role :method :target :peer :status :attempts :octets-sent
+                            :octets-received :messages-sent :messages-received)))
+        (is (< 0 (getf ours :seconds) 60))
+        (is (< 0 (getf (getf ours :stages) :wait) 60))
+        (is (null (getf (getf ours :stages) :total)))
+        (is (equal (list :server "/lab.Bench/Ask" nil "OK" nil (octets 8) (octets 4) 1 1)
+                   (some-of theirs :role :method :target :status :attempts :octets-sent
+                            :octets-received :messages-sent :messages-received)))
+        (is (stringp (getf theirs :peer)))
+        (is (< 0 (getf theirs :seconds) 60))))))
+
+(test calls-of-all-kinds-are-logged
+  (let ((log (grpc:make-access-log)))
+    (with-probe (channel :options (list :observer log) :channel-options (list :observer log))
+        (:ask #'double :watch #'count-up :collect #'add-up :chat #'echo)
+      (ask channel (note 1))
+      (numbers (watch channel (note 3)))
+      (collect channel (list (note 1) (note 2)))
+      (numbers (chat channel (list (note 1) (note 2))))
+      (let ((expected (list (list "/lab.Bench/Ask" (octets 1) (octets 2) 1 1)
+                            (list "/lab.Bench/Watch" (octets 3) (octets 0 1 2) 1 3)
+                            (list "/lab.Bench/Collect" (octets 1 2) (octets 3) 2 1)
+                            (list "/lab.Bench/Chat" (octets 1 2) (octets 1 2) 2 2))))
+        (is (equal expected
+                   (loop for event in (logged :client 4)
+                         collect (some-of event :method :octets-sent :octets-received
+                                          :messages-sent :messages-received))))
+        (is (equal expected
+                   (loop for event in (logged :server 4)
+                         collect (some-of event :method :octets-received :octets-sent
+                                          :messages-received :messages-sent))))))))
+
+(test calls-within-the-image-are-logged
+  (let ((log (grpc:make-access-log)))
+    (with-log ()
+      (let ((server (start-probe (list :ask #'double :watch #'count-up) :observer log)))
+        (unwind-protect
+             (let ((channel (grpc:server-channel server :observer log)))
+               (ask channel (note 4))
+               (numbers (watch channel (note 2)))
+               (let ((ours (logged :client 2)) (theirs (logged :server 2)))
+                 (is (equal (list (list "/lab.Bench/Ask" "inproc:" "OK" 1 (octets 4) (octets 8))
+                                  (list "/lab.Bench/Watch" "inproc:" "OK" 1 (octets 2)
+                                        (octets 0 1)))
+                            (loop for event in ours
+                                  collect (some-of event :method :peer :status :attempts
+                                                   :octets-sent :octets-received))))
+                 (is (equal (list (list "/lab.Bench/Ask" "OK" (octets 4))
+                                  (list "/lab.Bench/Watch" "OK" (octets 2)))
+                            (loop for event in theirs
+                                  collect (some-of event :method :status :octets-received))))
+                 (is (plusp (getf (first ours) :seconds))))
+               (grpc:close-channel channel))
+          (grpc:stop-server server :drain 0))))))
+
+(test a-failure-says-how-the-call-has-ended
+  (let ((log (grpc:make-access-log)))
+    (with-probe (channel :options (list :observer log) :channel-options (list :observer log))
+        (:ask #'refuse)
+      (is-true (caught (ask channel (note 4))))
+      (is (equal '("NOT_FOUND" "no such note" :peer)
+                 (some-of (first (logged :client 1)) :status :message :ended-by)))
+      (is (equal '("NOT_FOUND" "no such note" :local)
+                 (some-of (first (logged :server 1)) :status :message :ended-by)))
+      ;; a method that the server does not have
+      (is-true (caught (numbers (watch channel (note 4)))))
+      (is (equal "UNIMPLEMENTED" (getf (second (logged :server 2)) :status))))))
+
+(test attempts-are-counted
+  (let* ((log (grpc:make-access-log))
+         (left 2)
+         (config '(:method-config
+                   ((:name (())
+                     :retry-policy (:max-attempts 4 :initial-backoff 0.01 :max-backoff 0.02
+                                    :backoff-multiplier 2
+                                    :retryable-status-codes (:unavailable)))))))
+    (with-probe (channel :server server
+                         :channel-options (list :observer log :service-config config))
+        (:ask (lambda (note call)
+                (when (plusp left)
+                  (decf left)
+                  (grpc:fail :unavailable "not now"))
+                (double note call)))
+      (ask channel (note 4))
+      (is (equal '("OK" 3) (some-of (first (logged :client 1)) :status :attempts)))
+      (setf left 9)
+      (is-true (caught (ask channel (note 4))))
+      (is (equal '("UNAVAILABLE" 4) (some-of (second (logged :client 2)) :status :attempts)))
+      (setf left 2)
+      (let ((within (grpc:server-channel server :observer log :service-config config)))
+        (ask within (note 4))
+        (is (equal '("OK" 3) (some-of (third (logged :client 3)) :status :attempts)))
+        (grpc:close-channel within)))))
+
+(test a-call-without-a-server-has-no-peer
+  (with-log ()
+    (let ((address (let ((server (start-probe '())))
+                     (prog1 (grpc:server-address server)
+                       (grpc:stop-server server :drain 0)))))
+      (grpc:with-channel (channel address :observer (grpc:make-access-log))
+        (is-true (caught (ask channel (note 1))))
+        (is (equal (list "UNAVAILABLE" nil (format nil "dns:///~A" address))
+                   (some-of (first (logged :client 1)) :status :peer :target)))))))
+
+;;; Which calls are logged
+
+(test failures-are-logged-whatever-the-ratio-is
+  (dolist (case '((0 t 1) (0 nil 0) (1 nil 2)))
+    (destructuring-bind (ratio failures expected) case
+      (let ((log (grpc:make-access-log :ratio ratio :failures failures)) (fail nil))
+        (with-probe (channel :channel-options (list :observer log))
+            (:ask (lambda (note call) (if fail (refuse note call) (double note call))))
+          (ask channel (note 4))
+          (setf fail t)
+          (is-true (caught (ask channel (note 4))))
+          (is (= expected (length (logged :client expected)))))))))
+
+(test a-share-of-the-calls-is-logged
+  "Of 100,000 draws 1,000 win at 1 %; five standard deviations are 157."
+  (flet ((wins (threshold event-loop)
+           (loop with draw = (logs::make-draw threshold event-loop)
+                 repeat 100000 count (funcall draw))))
+    (let ((event-loop (loop:make-event-loop :name "draw" :random (sb-ext:seed-random-state 7))))
+      (unwind-protect
+           (let ((threshold (round logs::+chances+ 100)))
+             (is (< 843 (wins threshold event-loop) 1157))
+             (is (< 843 (wins threshold nil) 1157))
+             (is (zerop (wins 0 nil)))
+             (is (= 100000 (wins logs::+chances+ event-loop))))
+        (loop:stop-event-loop event-loop)))
+    (is (< 843
+           (reduce #'+ (let ((draw (logs::make-draw (round logs::+chances+ 100) nil)))
+                         (with-threads (i 4)
+                           (loop repeat 25000 count (funcall draw)))))
+           1157))))
+
+(test a-call-that-is-not-logged-allocates-nothing
+  (let* ((draw (logs::make-draw (round logs::+chances+ 1000000) nil))
+         (before (sb-ext:get-bytes-consed)))
+    (loop repeat 100000 do (funcall draw))
+    ;; 16 octets each would be 1,600,000
+    (is (< (- (sb-ext:get-bytes-consed) before) 100000))))
+
+;;; Where the events go
+
+(test a-log-of-its-own-gets-the-events
+  "And the log of the process none; as a line of JSON each event is an object."
+  (let* ((stream (make-string-output-stream))
+         (log (grpc:make-access-log
+               :function (grpc:log-writer :stream stream :format :json :level :info)
+               :exemplar (lambda (call)
+                           (list (cons "trace_id" (grpc:call-value call 'trace)))))))
+    (with-probe (channel :channel-options (list :observer log)) (:ask #'double)
+      (ask channel (note 4) :values '(trace "4bf92f3577b34da6a3ce929d0e0e4736"))
+      (is-true (grpc:flush-log))
+      (is (null (events-of :call))))
+    (let ((object (parse-json (get-output-stream-string stream))))
+      (flet ((member-of (name) (cdr (assoc name object :test #'string=))))
+        (is (equal '("info" "call" "client" "/lab.Bench/Ask" "OK" 1
+                     "4bf92f3577b34da6a3ce929d0e0e4736")
+                   (mapcar #'member-of '("level" "event" "role" "method" "status" "attempts"
+                                         "trace_id"))))
+        (is (= (octets 4) (member-of "octets_sent")))
+        (is (< 0 (cdr (assoc "wait" (member-of "stages") :test #'string=)) 60))))))
+
+(test an-error-in-what-an-access-log-calls-harms-no-call
+  (let ((log (grpc:make-access-log :exemplar (lambda (call) (error "of ~A" call)))))
+    (with-probe (channel :channel-options (list :observer log) :events (:observer-error))
+        (:ask #'double)
+      (is (= 8 (number-of (ask channel (note 4)))))
+      (is-true (wait-until (lambda () (events-of :observer-error)))))))
+
+(test what-an-access-log-cannot-be-made-of-is-refused
+  (signals misuse (grpc:make-access-log :ratio 1.5))
+  (signals misuse (grpc:make-access-log :ratio "all"))
+  (signals misuse (grpc:make-access-log :function 5))
+  (is (search "1.00 % and failures" (princ-to-string (grpc:make-access-log :ratio 0.01)))))

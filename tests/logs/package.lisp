@@ -1,0 +1,9 @@
+;;;; Tests of the logs of calls.
+
+(defpackage #:clgrpc.tests.logs
+  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:local-nicknames (#:grpc #:clgrpc) (#:logs #:clgrpc.logs) (#:loop #:clgrpc.loop)))
+
+(in-package #:clgrpc.tests.logs)
+
+(def-suite :clgrpc.logs :description "The access log.")
