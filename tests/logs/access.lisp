@@ -44,7 +44,8 @@
         (:ask #'double)
       (ask channel (note 4))
       (let ((ours (first (logged :client 1))) (theirs (first (logged :server 1))))
-        (is (equal (list :client "/lab.Bench/Ask" (format nil "dns:///~A" (grpc:server-address server))
+        (is (equal (list :client "/lab.Bench/Ask"
+                         (format nil "dns:///~A" (grpc:server-address server))
                          (grpc:server-address server) "OK" 1 (octets 4) (octets 8) 1 1)
                    (some-of ours :role :method :target :peer :status :attempts :octets-sent
                             :octets-received :messages-sent :messages-received)))
