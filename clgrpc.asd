@@ -397,6 +397,7 @@
                (:file "future")
                (:file "dropped")
                (:file "runtime")
+               (:file "attempt")
                (:file "retry")))
 
 (defsystem "clgrpc/serving"
@@ -1173,7 +1174,8 @@
                (:file "meaning")
                (:file "course")
                (:file "retry")
-               (:file "hedging")))
+               (:file "hedging")
+               (:file "interceptor")))
 
 (defsystem "clgrpc/tests/promise"
   :depends-on ("clgrpc/async" "clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/examples"

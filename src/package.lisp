@@ -79,15 +79,14 @@
   (:import-from #:clgrpc.calling
                   #:close-channel #:channel-target #:channel-state #:channel-addresses
                   #:ensure-connected #:reset-back-off
-                  #:wait-for-state-change #:call-async #:bearer-token)
+                  #:wait-for-state-change #:call-async #:bearer-token
+                  #:attempt #:attempt-call #:attempt-number #:attempt-kind #:attempt-peer
+                  #:attempt-request-metadata #:attempt-status #:attempt-message
+                  #:attempt-metadata #:attempt-trailers #:on-attempt-end)
   (:import-from #:clgrpc.serving
                   #:server)
   (:import-from #:clgrpc.client
                 #:make-channel #:with-channel
-                ;; interceptors of attempts
-                #:attempt #:attempt-call #:attempt-number #:attempt-kind #:attempt-peer
-                #:attempt-request-metadata #:attempt-status #:attempt-message #:attempt-metadata
-                #:attempt-trailers #:on-attempt-end
                 ;; resolvers
                 #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver
                 #:resolve-now #:stop-resolver #:push-addresses #:push-failure

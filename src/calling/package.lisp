@@ -7,16 +7,18 @@
   (:import-from #:sb-ext #:defglobal #:compare-and-swap)
   (:import-from #:clgrpc.loop #:cancel #:future-done-p #:await #:attach)
   (:import-from #:clgrpc.rpc
-                #:call #:call-condition #:call-deadline #:call-path #:call-rpc-method
+                #:call #:call-condition #:call-deadline #:call-ending #:call-fields #:call-intent
+                #:call-outcome #:call-path #:call-rpc-method
                 #:call-status #:call-value #:check-message #:client-p #:close-send
-                #:interceptors-for #:never #:on-writable
-                #:operate #:reply #:retry-call #:send #:try-send #:wait-for-call)
+                #:ending-trailer-fields #:ensure-intent #:intent-attempt
+                #:interceptors-for #:never #:on-writable #:operate #:outcome-message
+                #:reply #:retry-call #:send #:try-send #:verdict-error #:wait-for-call)
   (:import-from #:clgrpc.service
                 #:*call* #:channel #:invoke #:rpc-method #:rpc-method-kind #:rpc-method-path
                 #:rpc-method-request-type)
   (:import-from #:clgrpc.status
                 #:check-metadata #:refusal-error #:deadline #:deadline-in #:earlier-deadline
-                #:failure-p #:make-rpc-error #:rpc-error)
+                #:failure-p #:make-rpc-error #:rpc-error #:rpc-error-trailers)
   (:export
    #:absolute-deadline #:acquire-client-loop #:acquire-timer-loop #:bearer-token #:begin-values
    #:call-async
@@ -28,8 +30,13 @@
    #:interception #:only-request #:pump-requests #:release-client-loop
    #:release-timer-loop #:report-dropped #:request-generator #:send-requests
    #:wait-for-state-change #:when-dropped
+   ;; attempt.lisp
+   #:attempt #:attempt-call #:attempt-kind #:attempt-message #:attempt-metadata #:attempt-number
+   #:attempt-peer #:attempt-request-metadata #:attempt-status #:attempt-trailers #:close-attempt
+   #:close-own-view #:intercept-attempt #:make-attempt #:on-attempt-end #:own-view #:take-view
    ;; retry.lisp
    #:policy #:throttle #:find-retry-policy #:policy-limit #:goes-on-after-p
    #:hedging-policy-p
-   #:hedging-delay-ns #:retry-delay-ns #:parse-pushback #:current-throttle #:count-success
+   #:hedging-delay-ns #:retry-delay-ns #:metadata-pushback #:parse-pushback #:current-throttle
+   #:count-success
    #:count-failure #:throttled-p #:retry-after-p #:hedge-after))

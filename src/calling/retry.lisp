@@ -93,6 +93,12 @@ is negative or no 32-bit integer without leading zeros."
         (min +longest-wait-ns+ (* 1000000 number))
         :never)))
 
+(defun metadata-pushback (trailers)
+  "What TRAILERS, the alist that an attempt has ended with, ask for, as PARSE-PUSHBACK has it, or
+nil."
+  (let ((field (assoc "grpc-retry-pushback-ms" trailers :test #'string=)))
+    (and field (parse-pushback (cdr field)))))
+
 ;;; Throttling
 
 (defstruct (throttle (:constructor %make-throttle (throttling tokens)) (:copier nil))

@@ -28,15 +28,14 @@
                   #:send-requests #:pump-requests #:throttle #:find-retry-policy #:policy-limit
                   #:hedging-policy-p #:hedging-delay-ns #:retry-delay-ns
                   #:parse-pushback #:current-throttle #:count-success #:count-failure #:throttled-p
-                  #:retry-after-p #:hedge-after)
+                  #:retry-after-p #:hedge-after #:metadata-pushback
+                  #:attempt #:make-attempt #:attempt-message #:attempt-request-metadata
+                  #:intercept-attempt #:close-attempt #:own-view #:take-view #:close-own-view)
   (:import-from #:clgrpc.wire #:call-attempts
                 #:link #:link-loop #:link-owner #:wire-call #:wire-call-link #:wire-call-loop
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint
                 #:wire-call-unattended #:wire-call-options)
   (:export
-   ;; interceptors of attempts
-   #:attempt #:attempt-call #:attempt-kind #:attempt-message #:attempt-metadata #:attempt-number
-   #:attempt-peer #:attempt-request-metadata #:attempt-status #:attempt-trailers #:on-attempt-end
    ;; resolver.lisp
    #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver #:resolve-now
    #:stop-resolver #:push-addresses #:push-failure

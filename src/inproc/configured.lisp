@@ -1,18 +1,28 @@
-;;;; What stubs do on a channel with a service config, and how such a channel is made.
+;;;; What stubs do on a channel with a service config or interceptors of attempts, and how such a
+;;;; channel is made.
 
 (in-package #:clgrpc.inproc)
 
 ;;; Stubs
 
 (defun method-plan (channel method)
-  "The plan of CHANNEL for METHOD, or nil if the service config says nothing of it."
-  (let ((config (config:find-method-config (channel-config channel)
-                                           (service:rpc-method-path method))))
-    (and config (gethash config (channel-plans channel)))))
+  "The plan of CHANNEL for METHOD, or nil if nothing is said of it."
+  (let* ((service-config (channel-config channel))
+         (config (and service-config
+                      (config:find-method-config service-config
+                                                 (service:rpc-method-path method)))))
+    (gethash config (channel-plans channel))))
+
+(defun relayed-p (channel plan method)
+  "True if calls of METHOD on CHANNEL, which have PLAN, lead to a relay."
+  (and (or (plan-policy plan)
+           (interceptors-of channel method))
+       t))
 
 (defun within-timeout (plan options)
   "OPTIONS of a stub, with the time that PLAN allows."
-  (let ((timeout-ns (config:method-config-timeout-ns (plan-config plan)))
+  (let ((timeout-ns (and (plan-config plan)
+                         (config:method-config-timeout-ns (plan-config plan))))
         (timeout (getf options :timeout)))
     (if (and timeout-ns (typep timeout '(or null (real 0))))
         (let ((allowed (/ timeout-ns +ns-per-second+)))
@@ -99,7 +109,7 @@ the handler's end is its handler."
         client)))
 
 (defun invoke-relayed (channel plan method request options)
-  "INVOKE for calls that may be tried more than once."
+  "INVOKE for calls that lead to a relay."
   (calling:check-call-options options)
   (destructuring-bind (&key timeout deadline metadata wait-for-ready async call-credentials
                          compression values)
@@ -125,7 +135,7 @@ the handler's end is its handler."
 (defmethod service:invoke ((channel configured-inproc-channel) method request &rest options)
   (let ((plan (method-plan channel method)))
     (cond ((null plan) (call-next-method))
-          ((plan-policy plan)
+          ((relayed-p channel plan method)
            (invoke-relayed channel plan method request (within-timeout plan options)))
           (t (apply #'service:invoke (plan-channel plan) method request
                     (within-timeout plan options))))))
@@ -166,11 +176,11 @@ the handler's end is its handler."
                                            :max-receive-octets 2147483647)))
 
 (defun plan-for (config site options arguments)
-  "The plan of a channel of SITE, which was made with ARGUMENTS, for CONFIG, a method's. OPTIONS say
-whether calls are tried again."
+  "The plan of a channel of SITE, which was made with ARGUMENTS, for CONFIG, a method's, or nil.
+OPTIONS say whether calls are tried again."
   (let ((policy (calling:find-retry-policy config options))
-        (limited (plan-options site config arguments)))
-    (if policy
+        (limited (if config (plan-options site config arguments) (site-options site))))
+    (if (or policy (getf arguments :attempt-interceptors))
         ;; the channel's observer is told of calls
         (make-plan :config config :policy policy
                    :channel (derive-channel site :options limited :observer nil)
@@ -186,14 +196,19 @@ attempts copy them, and check their length."
   (derive-channel site :host (relay-host site) :name nil :share t :execution :caller))
 
 (defun configured-arguments (config site options arguments)
-  "The initargs of a channel of SITE, which was made with ARGUMENTS, with CONFIG, a service config.
-OPTIONS say whether and how often calls are tried again."
-  (let ((plans (make-hash-table :test 'eq)))
-    (loop for method-config being the hash-values of (config:service-config-methods config)
-          unless (gethash method-config plans)
-            do (setf (gethash method-config plans)
-                     (plan-for method-config site options arguments)))
+  "The initargs of a channel of SITE, which was made with ARGUMENTS, with CONFIG, a service config
+or nil. OPTIONS say whether and how often calls are tried again."
+  (let ((plans (make-hash-table :test 'eq))
+        (interceptors (getf arguments :attempt-interceptors)))
+    (flet ((add-plan (method-config)
+             (unless (gethash method-config plans)
+               (setf (gethash method-config plans)
+                     (plan-for method-config site options arguments)))))
+      (when config
+        (mapc #'add-plan (alexandria:hash-table-values (config:service-config-methods config))))
+      (when interceptors (add-plan nil)))
     (list :config config :options options :plans plans :front (make-front site)
+          :attempt-interceptors (rpc:check-interceptors interceptors)
           :throttle (calling:current-throttle nil config))))
 
 (defmethod calling:close-channel :after ((channel configured-inproc-channel))

@@ -9,7 +9,8 @@
 (defun make-inproc-channel (target host name arguments)
   "A channel to HOST or, if that is nil, to the server that has NAME at the time of each call."
   (destructuring-bind (&key (messages :copy) threads on interceptors call-credentials
-                         compression observer service-config &allow-other-keys)
+                         compression observer service-config attempt-interceptors
+                    &allow-other-keys)
       arguments
     (rpc:check-compression compression)
     (unless (member messages '(:copy :share))
@@ -28,20 +29,22 @@
                                                     arguments :messages :threads :on :interceptors
                                                     :call-credentials :plaintext-credentials
                                                     :compression :observer :service-config
-                                                    *retry-options*))))
+                                                    :attempt-interceptors *retry-options*))))
            (options (retry-options arguments))
+           (configured (or service-config attempt-interceptors))
            (intercepted (or interceptors call-credentials)))
       (apply #'make-instance
-             (cond (service-config (if intercepted
-                                       'intercepted-configured-inproc-channel
-                                       'configured-inproc-channel))
+             (cond (configured (if intercepted
+                                   'intercepted-configured-inproc-channel
+                                   'configured-inproc-channel))
                    (t (if intercepted 'intercepted-inproc-channel 'inproc-channel)))
              :site site
              (append (when intercepted
                        (list :interceptors (rpc:check-interceptors interceptors)
                              :call-credentials call-credentials))
-                     (when service-config
-                       (configured-arguments (config:parse-service-config service-config)
+                     (when configured
+                       (configured-arguments (and service-config
+                                                  (config:parse-service-config service-config))
                                              site options arguments)))))))
 
 (defun retry-options (arguments)
@@ -52,16 +55,18 @@
 
 (defun server-channel (server &rest arguments
                        &key (messages :copy) threads on interceptors call-credentials observer
-                         service-config &allow-other-keys)
+                         service-config attempt-interceptors &allow-other-keys)
   "Return a channel to SERVER, within the image: its stubs call SERVER's handlers on the thread of
 their caller, with the semantics of the wire; doc/in-process.md says what is different. MESSAGES is
 :copy, so that neither side sees the other's later changes, or :share, to pass them as they are.
 With THREADS handlers run on threads of their own, when and as they would over the wire; with ON, an
 event loop of clgrpc.loop, on that. INTERCEPTORS, CALL-CREDENTIALS, OBSERVER, SERVICE-CONFIG,
-:retry, :max-attempts, :replay-octets and :total-replay-octets are as for MAKE-CHANNEL, whose limits
-may be given as well. (make-channel \"inproc:NAME\") returns such a channel to the server
+ATTEMPT-INTERCEPTORS, which run on the thread that makes the attempt, :retry, :max-attempts,
+:replay-octets and :total-replay-octets are as for MAKE-CHANNEL, whose limits may be given as well.
+(make-channel \"inproc:NAME\") returns such a channel to the server
 that listens on that address. From any thread; end it with CLOSE-CHANNEL."
-  (declare (ignore messages threads on interceptors call-credentials observer service-config))
+  (declare (ignore messages threads on interceptors call-credentials observer service-config
+                   attempt-interceptors))
   (let ((host (server-host server)))
     (make-inproc-channel (or (host-name host) "inproc:") host nil arguments)))
 

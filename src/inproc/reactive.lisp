@@ -130,7 +130,10 @@ everything."
   "Begin the next attempt of RELAY if its time has come."
   (when (and (relay-timer relay) (car (relay-timer relay)))
     (setf (relay-timer relay) nil)
-    (cond ((zerop (relay-count relay)) (begin-beside relay))
+    (cond ((zerop (relay-count relay))
+           (begin-beside relay)
+           (when (and (= 1 (relay-limit relay)) (relay-attempts relay))
+             (commit relay (first (relay-attempts relay)))))
           ((not (more-p relay)))
           ((and (calling:hedging-policy-p (relay-policy relay))
                 (calling:throttled-p (channel-throttle (relay-channel relay))))

@@ -1,12 +1,14 @@
-;;;; Calls within the image under a service config, and what all of them share that may be tried
-;;;; more than once (gRFC A6; calling/retry.lisp has what is alike for all transports).
+;;;; Calls within the image under a service config or with interceptors of attempts, and what all
+;;;; of them share that may be tried more than once (gRFC A6; calling/retry.lisp and
+;;;; calling/attempt.lisp have what is alike for all transports).
 ;;;;
-;;;; A channel with a service config is of a class of its own, so other channels know nothing of
-;;;; all this. For each method config it has a PLAN with an inner channel, whose limits are those of
-;;;; the method. A call whose plan has a policy leads to a RELAY in place of the handler: it makes
-;;;; the attempts, which are calls on the inner channel, and passes on what one of them brings. So
-;;;; the call itself is like any other: its deadline, which the attempts have, too, cancellation,
-;;;; callbacks and futures are those of all calls within the image.
+;;;; A channel with either is of a class of its own, so other channels know nothing of all this. For
+;;;; each method config, and for methods that have none, it has a PLAN with an inner channel, whose
+;;;; limits are those of the method. A call whose plan has a policy, or whose attempts are
+;;;; intercepted, leads to a RELAY in place of the handler: it makes the attempts, which are calls
+;;;; on the inner channel, and passes on what one of them brings. So the call itself is like any
+;;;; other: its deadline, which the attempts have, too, cancellation, callbacks and futures are
+;;;; those of all calls within the image.
 ;;;;
 ;;;; There are two kinds of relays. One makes an attempt after the other, on the thread that it runs
 ;;;; on, which is its client's if that waits (retry.lisp): for calls with a retry policy whose
@@ -17,24 +19,26 @@
 
 (defstruct (plan (:copier nil))
   "How calls under a method config are made."
-  (config nil :type config:method-config :read-only t) ; which it follows
+  (config nil :type (or null config:method-config) :read-only t) ; which it follows, or nil
   (policy nil :type (or null calling:policy) :read-only t) ; nil if calls are made once
   (channel nil :type inproc-channel :read-only t) ; of the attempts, or of calls without a policy
-  ;; with a policy, for reactive relays:
+  ;; for reactive relays, unless calls have none:
   (front nil :type (or null inproc-channel) :read-only t) ; whose calls lead to them
   (attempts nil :type (or null inproc-channel) :read-only t)) ; of their attempts
 
 (defclass configured-inproc-channel (inproc-channel)
-  ((config :initarg :config :reader channel-config) ; the service config
+  ((config :initarg :config :reader channel-config) ; the service config, or nil
+   ;; see MAKE-CHANNEL
+   (attempt-interceptors :initarg :attempt-interceptors :reader channel-attempt-interceptors)
    (options :initarg :options :reader channel-retry-options) ; that say how often a call is tried
    (throttle :initarg :throttle :reader channel-throttle) ; or nil
    (ledger :initform (make-ledger) :reader channel-ledger) ; of requests kept for attempts
-   (plans :initarg :plans :reader channel-plans) ; from the METHOD-CONFIGs of CONFIG
+   (plans :initarg :plans :reader channel-plans) ; from the METHOD-CONFIGs of CONFIG, and nil
    (front :initarg :front :reader channel-front)) ; whose calls lead to relays that wait
-  (:documentation "An in-process channel with a service config."))
+  (:documentation "An in-process channel with a service config, or interceptors of attempts."))
 
 (defclass intercepted-configured-inproc-channel (calling:interception configured-inproc-channel) ()
-  (:documentation "An in-process channel with a service config and interceptors."))
+  (:documentation "As CONFIGURED-INPROC-CHANNEL, with interceptors of calls."))
 
 (defstruct (relay (:copier nil))
   "What makes the attempts of a call."
@@ -56,32 +60,70 @@
 
 (defun relay-limit (relay)
   "How many attempts RELAY may make."
-  (calling:policy-limit (relay-policy relay) (channel-retry-options (relay-channel relay))))
+  (let ((policy (relay-policy relay)))
+    (if policy
+        (calling:policy-limit policy (channel-retry-options (relay-channel relay)))
+        1)))
 
 ;;; An attempt begins, and is over
 
-(defun next-attempt-fields (relay)
-  "The metadata of the next attempt of RELAY."
-  (if (zerop (relay-count relay))
-      (relay-fields relay)
-      (concatenate 'simple-vector (relay-fields relay)
-                   (list (cons "grpc-previous-rpc-attempts"
-                               (princ-to-string (relay-count relay)))))))
+(defun interceptors-of (channel method)
+  "The interceptors of attempts that CHANNEL has for METHOD."
+  (rpc:interceptors-for (channel-attempt-interceptors channel) method))
+
+(defun next-kind (relay)
+  "Why the next attempt of RELAY is made, as ATTEMPT-KIND has it."
+  (cond ((zerop (relay-count relay)) :first)
+        ((calling:hedging-policy-p (relay-policy relay)) :hedge)
+        (t :retry)))
+
+(defun view-next (relay)
+  "Call the interceptors for the next attempt of RELAY. Return what they know of it, nil if there
+are none, and the error that it fails with if they have it fail."
+  (let* ((client (relay-client relay))
+         (interceptors (interceptors-of (relay-channel relay) (call-rpc-method client))))
+    (if interceptors
+        (let ((view (calling:make-attempt client (relay-count relay) (next-kind relay)
+                                          (rpc:call-peer client)
+                                          (rpc:operate metadata client (relay-fields relay)))))
+          (values view (calling:intercept-attempt view interceptors)))
+        (values nil nil))))
+
+(defun next-attempt-fields (relay view)
+  "The metadata of the next attempt of RELAY, of which interceptors know VIEW or nil."
+  (let ((fields (if view
+                    (status:metadata-entries (calling:attempt-request-metadata view))
+                    (relay-fields relay))))
+    (if (zerop (relay-count relay))
+        fields
+        (concatenate 'simple-vector fields
+                     (list (cons "grpc-previous-rpc-attempts"
+                                 (princ-to-string (relay-count relay))))))))
 
 (defun begin-attempt (relay channel)
-  "The line of the next attempt of RELAY, a call on CHANNEL whose handler has not begun."
+  "The line of the next attempt of RELAY, a call on CHANNEL whose handler has not begun. If
+interceptors have it fail it has ended."
   (let* ((call (relay-call relay))
          (method (call-rpc-method call))
+         (deadline (call-deadline call))
          (site (channel-site channel))
-         (host (host-of site))
-         (line (line-to site host (and host (route-to host method)) method (call-deadline call)
-                        (next-attempt-fields relay))))
-    (incf (relay-count relay))
-    (setf (relay-attempt relay) (line-client line))
-    (when (inproc-observer (relay-client relay)) (begin-passage line))
-    (rpc:observe attempt-begun (inproc-observer (relay-client relay))
-                 (relay-client relay) (rpc:call-peer (line-client line)) 0)
-    line))
+         (host (host-of site)))
+    (multiple-value-bind (view error) (if host (view-next relay) (values nil nil))
+      (let ((line (if error
+                      (failed-line site method deadline error)
+                      (line-to site host (and host (route-to host method)) method deadline
+                               (next-attempt-fields relay view)))))
+        (when view (setf (calling:own-view (line-client line)) view))
+        (note-begun relay line)))))
+
+(defun note-begun (relay line)
+  "An attempt of RELAY begins, with LINE, which is returned."
+  (incf (relay-count relay))
+  (setf (relay-attempt relay) (line-client line))
+  (when (inproc-observer (relay-client relay)) (begin-passage line))
+  (rpc:observe attempt-begun (inproc-observer (relay-client relay))
+               (relay-client relay) (rpc:call-peer (line-client line)) 0)
+  line)
 
 (defun end-attempt (relay attempt)
   "ATTEMPT, the client's end of one of RELAY, is over: end it if it runs still."
@@ -89,7 +131,9 @@
   (multiple-value-bind (sent received) (traffic attempt)
     (rpc:observe attempt-ended (inproc-observer (relay-client relay))
                  (relay-client relay) (rpc:call-peer attempt) (call-status attempt) 0
-                 sent received (elapsed-ns attempt))))
+                 sent received (elapsed-ns attempt)))
+  (let ((view (calling:take-view attempt)))
+    (when view (calling:close-own-view view attempt (call-status attempt)))))
 
 (defun pass-metadata (relay)
   "Give the client of RELAY's call the headers that its attempt has got, if any."
@@ -103,12 +147,15 @@
 
 (defun pushback (attempt)
   "What the trailers of ATTEMPT, which has ended, ask for, as PARSE-PUSHBACK has it, or nil."
-  (let ((field (assoc "grpc-retry-pushback-ms" (rpc:call-trailers attempt) :test #'string=)))
-    (and field (calling:parse-pushback (cdr field)))))
+  (calling:metadata-pushback (rpc:call-trailers attempt)))
 
 (defun note-failure (relay number)
-  "The last attempt of RELAY has failed, which NUMBER others came before: its user can ask for that
-later, and it is counted."
+  "The last attempt of RELAY has failed, which NUMBER others came before: if there might have been
+others, its user can ask for that later, and it is counted."
+  (when (relay-policy relay) (record-failure relay number)))
+
+(defun record-failure (relay number)
+  "See NOTE-FAILURE."
   (let* ((attempt (relay-attempt relay))
          (throttle (channel-throttle (relay-channel relay)))
          (outcome (rpc:call-outcome attempt)))

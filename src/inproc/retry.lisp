@@ -28,8 +28,10 @@ too long RELAY's call ends."
 (defun attempt-once (relay)
   "Make an attempt of RELAY, whose method answers once. Return the answer, if there is one."
   (let ((line (begin-next relay)))
-    (send-kept relay line)
-    (unwind-protect (values (await-reply line))
+    (unwind-protect
+         (progn
+           (send-kept relay line)
+           (values (await-reply line)))
       (end-attempt relay (line-client line)))))
 
 (defun attempt-stream (relay)

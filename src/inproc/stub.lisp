@@ -144,15 +144,31 @@ host or route, the call of the line has ended with the status that says so."
       (let ((line (open-line site host route method deadline fields values)))
         (look (line-server line))
         line)
-      (let* ((line (make-line host nil nil))
-             (client (make-client-end method deadline nil site line)))
-        (setf (line-client line) client
-              (line-server line) (make-server-end method deadline fields site line)
-              (line-phase line) :over
-              (line-claim line) t)
-        (when values (calling:begin-values client values))
+      (let ((line (idle-line site host method deadline fields)))
+        (when values (calling:begin-values (line-client line) values))
         (if host (end-unknown line) (end-absent line))
         line)))
+
+(defun idle-line (site host method deadline fields)
+  "A line with both ends, to no handler. Its call is about to end."
+  (let ((line (make-line host nil nil)))
+    (setf (line-client line) (make-client-end method deadline nil site line)
+          (line-server line) (make-server-end method deadline fields site line)
+          (line-phase line) :over
+          (line-claim line) t)
+    line))
+
+(defun failed-line (site method deadline error)
+  "A line whose call has ended with ERROR at its client's end, before anybody else knew of it."
+  (let* ((line (idle-line site nil method deadline #()))
+         (client (line-client line)))
+    (setf (rpc:ending-trailer-fields (rpc:ensure-ending client))
+          (status:metadata-entries (status:rpc-error-trailers error))
+          (call-status (line-server line)) :cancelled)
+    (rpc:end-call client (status:rpc-error-status error)
+                  :message (status:rpc-error-message error)
+                  :details (status:rpc-error-details-octets error) :ended-by :local :sent nil)
+    line))
 
 (defun end-unknown (line)
   "The host of LINE has no route for its call."

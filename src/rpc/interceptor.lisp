@@ -3,7 +3,7 @@
 ;;;; thread. The first of a list is the outermost. FILTER-MESSAGES and ON-END (verb.lisp) show them
 ;;;; what they would not see otherwise: the messages of streams, and the ends of calls that outlive
 ;;;; their handler or stub. CALL-VALUE (value.lisp) carries what they find out to handlers. Those of
-;;;; attempts are in client/interceptor.lisp.
+;;;; attempts are in calling/attempt.lisp.
 ;;;;
 ;;;; Interceptors for some methods only are a list in that list, behind the service or the method
 ;;;; that they are for.

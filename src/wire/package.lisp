@@ -57,7 +57,8 @@
    #:link-output #:link-owner #:link-peer #:link-place #:link-seat #:link-security
    #:link-share #:link-socket #:link-speech
    #:list-custom-fields #:make-answers #:make-wait-clock #:mark-call #:marked-p
-   #:metadata-octets #:open-link #:parcel #:parcel-end #:parcel-octets #:parcel-taken
+   #:metadata-fields #:metadata-octets #:open-link #:parcel #:parcel-end #:parcel-octets
+   #:parcel-taken
    #:parse-encoding #:parse-incoming #:queue-incoming #:quoted-octets #:read-clock-for-call
    #:receive-data #:release-call #:seal-batch #:sound-metadata-p #:start-deadline #:stop-timers
    #:stop-waiting #:to-keep-p #:total-held-limit #:undecoded-p #:unknown-encoding-text #:unmarked

@@ -150,147 +150,27 @@
                          (fail "No error"))
       (grpc:misuse (error) (is (search (prin1-to-string where) (princ-to-string error)))))))
 
-;;; Interceptors of attempts
+;;; Interceptors of attempts; tests/transports/interceptor.lisp has what is alike for all transports
 
-(defun ends-recorder ()
-  "An interceptor that notes how attempts end, and a function that waits until COUNT have ended and
-returns the notes, the oldest first."
-  (let ((notes '()) (lock (sb-thread:make-mutex)))
-    (values (lambda (attempt)
-              (grpc:on-attempt-end
-               attempt
-               (lambda ()
-                 (sb-thread:with-mutex (lock)
-                   (push (list (grpc:attempt-number attempt) (grpc:attempt-kind attempt)
-                               (grpc:attempt-status attempt))
-                         notes)))))
-            (lambda (count)
-              (is (wait-until (lambda () (= count (length notes)))))
-              (sb-thread:with-mutex (lock) (reverse notes))))))
-
-(defun attempt-headers (exchanges name)
-  (loop for exchange in exchanges
-        collect (cdr (assoc name (exchange-headers exchange) :test #'string=))))
-
-(test attempts-have-metadata-of-their-own
-  "What the user gave, changed for each attempt alone; values of the call are there to read."
-  (multiple-value-bind (recorder ends) (ends-recorder)
-    (under-config (value exchanges (retry-config) (failing-first 1 14)
-                   :options
-                   (list :attempt-interceptors
-                         (list recorder
-                               (lambda (attempt)
-                                 (setf (grpc:attempt-request-metadata attempt)
-                                       (list* (cons "x-peer" (grpc:attempt-peer attempt))
-                                              (cons "x-attempt"
-                                                    (princ-to-string
-                                                     (grpc:attempt-number attempt)))
-                                              (cons "x-span" (grpc:call-value
-                                                              (grpc:attempt-call attempt) 'span))
-                                              (grpc:attempt-request-metadata attempt)))))))
-        (number-of (ask channel (note 1) :metadata '(("x-mine" . "m")) :values '(span "s")))
-      (is (eql 7 value))
-      (is (equal '("0" "1") (attempt-headers exchanges "x-attempt")))
-      (is (every (lambda (peer) (search "127.0.0.1:" peer)) (attempt-headers exchanges "x-peer")))
-      (is (equal '("s" "s") (attempt-headers exchanges "x-span")))
-      (is (equal '("m" "m") (attempt-headers exchanges "x-mine"))))
-    (is (equal '((0 :first :unavailable) (1 :retry :ok)) (funcall ends 2)))))
-
-(test attempts-fail-before-they-are-sent
-  "With what an interceptor says, which the policy judges as an answer of the server."
-  (multiple-value-bind (recorder ends) (ends-recorder)
-    (flet ((failing (count status)
-             (lambda (attempt)
-               (declare (ignore attempt))
-               (when (<= 0 (decf count)) (grpc:fail status "not here")))))
-      (under-config (value exchanges (retry-config) (failing-first 0 14)
-                     :options (list :attempt-interceptors
-                                    (list recorder (failing 2 :unavailable))))
-          (number-of (ask channel (note 1)))
-        (is (eql 7 value))
-        (is (= 1 (length exchanges))))
-      (is (equal '((0 :first :unavailable) (1 :retry :unavailable) (2 :retry :ok))
-                 (funcall ends 3)))
-      (under-config (error exchanges (retry-config) (failing-first 0 14)
-                     :options (list :attempt-interceptors (list (failing 1 :not-found))))
-          (caught (ask channel (note 1)))
-        (is (typep error 'grpc:not-found))
-        (is (string= "not here" (grpc:rpc-error-message error)))
-        (is-false (grpc:rpc-error-sent-p error))
-        (is (null exchanges)))
-      (under-config (error exchanges (retry-config) (failing-first 0 14)
-                     :options (list :attempt-interceptors
-                                    (list (lambda (attempt)
-                                            (setf (grpc:attempt-request-metadata attempt)
-                                                  '(("Bad Name" . "1")))))))
-          (with-log (:attempt-interceptor-error) (caught (ask channel (note 1))))
-        (is (typep error 'grpc:internal))
-        (is (null exchanges))))))
-
-(test attempts-are-seen-to-their-end
-  "Without a policy, too: status, text and metadata both ways. Interceptors may be for a method."
-  (let ((seen '()) (calls 0))
-    (with-probe (channel
-                 :channel-options
-                 (list :attempt-interceptors
-                       (list (lambda (attempt) (declare (ignore attempt)) (incf calls))
-                             (list 'lab.bench:ask
-                                   (lambda (attempt)
-                                     (when (grpc:attempt-status attempt) (push :ended seen))
-                                     (grpc:on-attempt-end
-                                      attempt
-                                      (lambda ()
-                                        (handler-case
-                                            (setf (grpc:attempt-request-metadata attempt) '()
-                                                  seen '(:not-too-late))
-                                          (grpc:misuse ()))
-                                        (push (list (grpc:attempt-status attempt)
-                                                    (grpc:attempt-message attempt)
-                                                    (cdr (assoc "x-head"
-                                                                (grpc:attempt-metadata attempt)
-                                                                :test #'string=))
-                                                    (cdr (assoc "x-tail"
-                                                                (grpc:attempt-trailers attempt)
-                                                                :test #'string=)))
-                                              seen))))))))
-        (:ask (lambda (note call)
-                (setf (grpc:call-trailers call) '(("x-tail" . "t")))
-                (when (= 2 (number-of note)) (grpc:fail :aborted "no"))
-                (grpc:send-metadata call '(("x-head" . "h")))
-                note)
-         :watch #'count-up)
-      (flet ((seen ()
-               (is (wait-until (lambda () seen)))
-               (shiftf seen '())))
-        (ask channel (note 1))
-        (is (equal '((:ok "" "h" "t")) (seen)))
-        (caught (ask channel (note 2)))
-        (is (equal '((:aborted "no" nil "t")) (seen)))
-        (is (= 1 (number-of (grpc:await (grpc:call-async #'lab.bench:ask channel (note 1))
-                                        :timeout 20))))
-        (is (equal '((:ok "" "h" "t")) (seen)))
-        (is (equal '(0 1) (numbers (watch channel (note 2)))))
-        (is (= 4 calls))
-        (is (null seen))))))
-
-(test hedges-are-seen
-  "Each with its kind; the one that lost is cancelled."
-  (multiple-value-bind (recorder ends) (ends-recorder)
-    (let ((count 0) (lock (sb-thread:make-mutex)))
-      (with-probe (channel
-                   :channel-options
-                   (list :attempt-interceptors (list recorder)
-                         :service-config '(:method-config
-                                           ((:name (())
-                                             :hedging-policy (:max-attempts 2
-                                                              :hedging-delay 0.01))))))
-          (:ask (lambda (note call)
-                  (when (= 1 (sb-thread:with-mutex (lock) (incf count)))
-                    (loop repeat 2000 until (grpc:cancelled-p call) do (sleep 0.001)))
-                  note))
-        (is (= 1 (number-of (ask channel (note 1) :timeout 20))))
-        (is (equal '((0 :first :cancelled) (1 :hedge :ok))
-                   (sort (copy-list (funcall ends 2)) #'< :key #'first)))))))
+(test transparent-retries-are-seen
+  "With the number of the attempt that they repeat, and metadata of their own."
+  (let ((counter (list 0)) (seen '()) (lock (sb-thread:make-mutex)))
+    (with-raw-server (address) (refusing 1 counter)
+      (grpc:with-channel (channel address
+                          :attempt-interceptors
+                          (list (lambda (attempt)
+                                  (grpc:on-attempt-end
+                                   attempt
+                                   (lambda ()
+                                     (sb-thread:with-mutex (lock)
+                                       (push (list (grpc:attempt-number attempt)
+                                                   (grpc:attempt-kind attempt)
+                                                   (grpc:attempt-status attempt))
+                                             seen)))))))
+        (is (= 7 (number-of (ask channel (note 1)))))
+        (is (= 2 (car counter)))
+        (is (wait-until (lambda () (= 2 (length seen)))))
+        (is (equal '((0 :first :unavailable) (0 :transparent :ok)) (reverse seen)))))))
 
 (test wrong-interceptors-of-attempts-are-misuse
   (signals grpc:misuse (grpc:make-channel "localhost:1" :attempt-interceptors 3)))

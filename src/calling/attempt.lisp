@@ -1,0 +1,129 @@
+;;;; Attempts, as interceptors of them see them. Interceptors of a channel go around a call, however
+;;;; often it is tried (gRFC A6). Those of attempts are called before each attempt goes to its
+;;;; server, the first, hedges and transparent retries, too: they may change its metadata, or have
+;;;; it fail, which the policy of the call's method then judges as any failure of an attempt. What
+;;;; they want to know of its end they ask for by ON-ATTEMPT-END.
+;;;;
+;;;; An attempt that finds no server is none: nobody is told of it. A transport has one place where
+;;;; its attempts begin, which calls INTERCEPT-ATTEMPT, and one where they are over, which calls
+;;;; CLOSE-ATTEMPT. A channel without such interceptors makes no ATTEMPT.
+
+(in-package #:clgrpc.calling)
+
+(defstruct (attempt (:constructor make-attempt (call number kind peer headers)) (:copier nil))
+  "One try of a client's call, for the interceptors of attempts."
+  (call nil :type call :read-only t)    ; that it is one try of
+  (number 0 :type index :read-only t)   ; how many attempts came before it
+  (kind :first :type (member :first :retry :hedge :transparent) :read-only t) ; why it is made
+  (peer nil :type (or null string) :read-only t) ; the server's address
+  (headers '() :type list)              ; metadata to be sent, an alist
+  (begun nil :type boolean)             ; they have been sent
+  (status nil :type symbol)             ; that it ended with, once it has
+  (message "" :type string)             ; the text of that
+  (fields #() :type simple-vector)      ; the server's initial metadata, as the transport has it
+  (trailer-fields #() :type simple-vector) ; likewise the trailing
+  (functions '() :type list))           ; of ON-ATTEMPT-END, newest first
+
+(declaim (sb-ext:freeze-type attempt))
+
+(document-functions
+  attempt-call "The call that ATTEMPT is one try of. Its values (CALL-VALUE) are for interceptors,
+too. From any thread."
+  attempt-number "How many attempts of its call came before ATTEMPT, as grpc-previous-rpc-attempts
+tells the server: a transparent retry has the number of the attempt that it repeats. From any
+thread."
+  attempt-kind "Why ATTEMPT is made: :first, :retry or :hedge, as the policy of the method says, or
+:transparent, since a server has not seen the attempt before it. From any thread."
+  attempt-peer "The address of the server that ATTEMPT goes to, a string. From any thread."
+  attempt-status "The status that ATTEMPT has ended with, a keyword, :cancelled if another attempt
+has the call; nil while it runs. From any thread."
+  attempt-message "The text of the status that ATTEMPT has ended with; empty while it runs. From any
+thread.")
+
+(defmethod print-object ((attempt attempt) stream)
+  (print-unreadable-object (attempt stream :type t)
+    (format stream "~D of ~A~@[ to ~A~] ~:[runs~;~:*~(~A~)~]" (1+ (attempt-number attempt))
+            (call-path (attempt-call attempt))
+            (attempt-peer attempt) (attempt-status attempt))))
+
+(defun attempt-request-metadata (attempt)
+  "The metadata that ATTEMPT sends, an alist, at first what its call's user gave. SETFable by an
+interceptor, which MISUSE tells of an alist that cannot be sent, or once it is too late."
+  (attempt-headers attempt))
+
+(defun (setf attempt-request-metadata) (metadata attempt)
+  (when (attempt-begun attempt) (misuse "~A has sent its metadata." attempt))
+  (setf (attempt-headers attempt) (check-metadata metadata)))
+
+(defun attempt-metadata (attempt)
+  "The initial metadata that ATTEMPT, which has ended, got from its server, an alist; nil if no
+answer had begun. From any thread."
+  (let ((call (attempt-call attempt)))
+    (operate metadata call (attempt-fields attempt))))
+
+(defun attempt-trailers (attempt)
+  "The trailing metadata that ATTEMPT, which has ended, got from its server, an alist. From any
+thread."
+  (let ((call (attempt-call attempt)))
+    (operate metadata call (attempt-trailer-fields attempt))))
+
+(defun on-attempt-end (attempt function)
+  "Call FUNCTION without arguments once ATTEMPT has ended, however it does: ATTEMPT-STATUS,
+ATTEMPT-METADATA and ATTEMPT-TRAILERS say what came of it. Several functions are called in the order
+in which they were given, where attempts are intercepted: they must not wait. Return ATTEMPT. For
+interceptors, before ATTEMPT goes to its server."
+  (push function (attempt-functions attempt))
+  attempt)
+
+;;; Where attempts begin and are over
+
+(defun intercept-attempt (attempt interceptors)
+  "Call INTERCEPTORS, functions, with ATTEMPT, which is about to go to its server. Return nil, or
+the RPC-ERROR that it fails with: what one of them has signalled, or what stands for an error in
+one. Where the transport begins attempts: the loop, or in process a thread."
+  (block intercepting
+    (loop:guarding (:attempt-interceptor-error :method (call-path (attempt-call attempt)))
+      (handler-bind ((rpc-error (lambda (error)
+                                  (check-metadata (rpc-error-trailers error))
+                                  (return-from intercepting error))))
+        (dolist (interceptor interceptors) (funcall interceptor attempt)))
+      (setf (attempt-begun attempt) t)
+      (return-from intercepting nil))
+    (verdict-error :interceptor-error '())))
+
+(defun close-attempt (attempt status message fields trailer-fields)
+  "ATTEMPT is over with STATUS and its text MESSAGE, and has got metadata, FIELDS and
+TRAILER-FIELDS, in the form of its transport. Tell who wanted to know. Where attempts are
+intercepted."
+  (setf (attempt-begun attempt) t
+        (attempt-message attempt) message
+        (attempt-fields attempt) fields
+        (attempt-trailer-fields attempt) trailer-fields
+        (attempt-status attempt) status)
+  (dolist (function (reverse (attempt-functions attempt)))
+    (loop:guarding (:attempt-interceptor-error :method (call-path (attempt-call attempt)))
+      (funcall function))))
+
+;;; Views: the ATTEMPT of a call that is an attempt itself, or goes on with one, while that runs
+
+(defun own-view (call)
+  "What interceptors know of CALL's own attempt, or nil. SETFable."
+  (let ((intent (call-intent call)))
+    (and intent (the (or null attempt) (intent-attempt intent)))))
+
+(defun (setf own-view) (view call)
+  (setf (intent-attempt (ensure-intent call)) view))
+
+(defun take-view (call)
+  "As OWN-VIEW, which CALL's next own attempt will have anew."
+  (let ((view (own-view call)))
+    (when view (setf (own-view call) nil))
+    view))
+
+(defun close-own-view (view call status)
+  "CALL, whose own attempt's VIEW was taken, is over with STATUS: tell who wanted to know."
+  (let ((outcome (call-outcome call)) (ending (call-ending call)))
+    (close-attempt view status
+                   (if outcome (outcome-message outcome) "")
+                   (or (call-fields call) #())
+                   (if ending (ending-trailer-fields ending) #()))))
