@@ -126,3 +126,27 @@
       (is (eq :shutdown (client::subchannel-state subchannel)))
       (is (null (client::core-subchannels core)))
       (is (eq :transient-failure (client::core-state core))))))
+
+(test pick-first-tries-the-first-address-at-once-after-another
+  "It had failed, but then another was connected to, so it is held by no back-off when that goes
+away (gRFC A61: the other subchannels, and their back-off, end with the first that is ready)."
+  (flet ((serve (address)
+           (grpc:start-server (make-probe :ask (lambda (note call) (declare (ignore call)) note))
+                              :listen address)))
+    (let* ((first (serve "127.0.0.1:0"))
+           (second (serve "127.0.0.1:0"))
+           (address (grpc:server-address first)))
+      (unwind-protect
+           (progn
+             (grpc:stop-server first)
+             (grpc:with-channel (channel (format nil "ipv4:~A,~A" address
+                                                 (grpc:server-address second))
+                                 :backoff-initial-seconds 600 :backoff-maximum-seconds 600)
+               (is (= 1 (number-of (ask channel (note 1)))))
+               (setf first (serve address))
+               (grpc:stop-server second)
+               (let ((call (grpc:call-async #'lab.bench:ask channel (note 2) :timeout 20)))
+                 (is (= 2 (number-of (grpc:await call :timeout 20))))
+                 (is (string= address (grpc:call-peer call))))))
+        (grpc:stop-server first)
+        (grpc:stop-server second)))))
