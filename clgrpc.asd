@@ -13,7 +13,7 @@
   :license "MIT"
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
-               "clgrpc/services" "clgrpc/logs")
+               "clgrpc/services" "clgrpc/logs" "clgrpc/metrics")
   :pathname "src/"
   :serial t
   :components ((:file "package"))
@@ -263,6 +263,22 @@
                (:file "reader")
                (:file "connection")
                (:file "inspect")))
+
+(defsystem "clgrpc/metrics"
+  :description "What servers, channels and the process do, counted, and read by Prometheus."
+  :depends-on ("clgrpc/rpc")
+  :pathname "src/metrics/"
+  :serial t
+  :components ((:file "package")
+               (:file "bucket")
+               (:file "instrument")
+               (:file "shard")
+               (:file "registry")
+               (:file "count")
+               (:file "family")
+               (:file "custom")
+               (:file "collect")
+               (:file "text")))
 
 (defsystem "clgrpc/protobuf"
   :description "Protocol Buffers: .proto source to native code."
@@ -669,7 +685,7 @@
                "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
                "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/balance" "clgrpc/tests/transports" "clgrpc/tests/inproc"
-               "clgrpc/tests/services" "clgrpc/tests/logs"
+               "clgrpc/tests/services" "clgrpc/tests/logs" "clgrpc/tests/metrics"
                "clgrpc/tests/sim" "clgrpc/tests/policy" "clgrpc/tests/abuse" "clgrpc/tests/promise"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
@@ -1139,6 +1155,18 @@
                (:file "trunk")
                (:file "trace")
                (:file "stress")))
+
+(defsystem "clgrpc/tests/metrics"
+  :depends-on ("clgrpc/metrics" "clgrpc/tests/client")
+  :pathname "tests/metrics/"
+  :serial t
+  :components ((:file "package")
+               (:file "bucket")
+               (:file "custom")
+               (:file "count")
+               (:file "text"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.metrics)))
 
 (defsystem "clgrpc/tests/balance"
   :depends-on ("clgrpc/tests/client")

@@ -108,6 +108,9 @@
                 #:begin-response #:send-chunk #:end-response #:response-open-p #:on-response-end)
   (:import-from #:clgrpc.inproc #:server-channel #:service-channel)
   (:import-from #:clgrpc.logs #:access-log #:make-access-log)
+  (:import-from #:clgrpc.metrics
+                #:metrics #:make-metrics #:metrics-text #:make-counter #:make-up-down-counter
+                #:make-gauge #:make-histogram #:add #:record)
   (:import-from #:clgrpc.services
                 #:health-service #:health-status #:health-handler #:set-health-status
                 #:reflection-services))

@@ -35,6 +35,7 @@
     ("server" "serving" "wire" "http1" :all-of)
     ("inproc" "calling" "serving" :all-of)
     ("services" "inproc" "server" :all-of)
+    ("metrics" "rpc" :all-of)
     ("web" "inproc" "client" "server" :all-of)
     ("observe" "inproc" "client" "server" :all-of)
     ("cluster" "inproc" "client" "server" :all-of)

@@ -291,6 +291,8 @@ returns them, define to the names of the files that do."
     ("inproc" "base" 40) ("inproc" "os" 10) ("inproc" "loop" 30) ("inproc" "protobuf" 10)
     ("inproc" "status" 20) ("inproc" "service" 20) ("inproc" "rpc" 95) ("inproc" "calling" 50)
     ("inproc" "serving" 30) ("inproc" "config" 10)
+    ("metrics" "base" 20) ("metrics" "loop" 10) ("metrics" "rpc" 10) ("metrics" "service" 10)
+    ("metrics" "status" 10)
     ("services" "base" 10) ("services" "protobuf" 20) ("services" "status" 10)
     ("services" "service" 10) ("services" "rpc" 10) ("services" "server" 10)
     ("logs" "base" 20) ("logs" "loop" 10) ("logs" "rpc" 20) ("logs" "service" 10)

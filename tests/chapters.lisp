@@ -121,6 +121,9 @@ with: a function that returns a form and its remark, or TEXT itself at the end."
         (list "doc/observers.md" "<!-- the table is made from the observations"
               '("what" "arguments" "told when")
               #'clgrpc.rpc::observation-table)
+        (list "doc/monitoring.md" "<!-- the table is made from the sources"
+              '("instrument" "kind" "unit" "attributes" "by default" "meaning")
+              #'clgrpc.metrics:instrument-table)
         (list "doc/observability.md" "<!-- the table is made from the tracers"
               '("Tracer" "Also called" "What it tells")
               (lambda ()

@@ -19,7 +19,8 @@
   '(#:clgrpc.os #:clgrpc.dns #:clgrpc.status #:clgrpc.service #:clgrpc.rpc
     #:clgrpc.calling
     #:clgrpc.serving #:clgrpc.wire #:clgrpc.config #:clgrpc.client #:clgrpc.balance
-    #:clgrpc.server #:clgrpc.inproc #:clgrpc.services #:clgrpc.logs)
+    #:clgrpc.server #:clgrpc.inproc #:clgrpc.services #:clgrpc.logs
+    #:clgrpc.metrics)
   "The other packages of src/, whose structures document what is exported of them.")
 
 (defun documented-structure-p (name package)

@@ -1,0 +1,278 @@
+;;;; Reading: all shards are added up, and the process is asked. Each instrument of the table names
+;;;; its source, a reader of METRICS that returns points.
+
+(in-package #:clgrpc.metrics)
+
+(defglobal **readers** (make-hash-table :test 'eq)) ; by source
+
+(defmacro define-reader (source (metrics) &body body)
+  "Define the reader SOURCE of the table of instruments: BODY returns points of METRICS, whose lock
+is held."
+  `(setf (gethash ',source **readers**)
+         (lambda (,metrics) (declare (ignorable ,metrics)) ,@body)))
+
+;;; What is in cells
+
+(defun merge-cells (pairs)
+  "PAIRS of attributes and a list of numbers, those with the same attributes added up."
+  (let ((table (make-hash-table :test 'equal))
+        (order '()))
+    (loop for (attributes . numbers) in pairs
+          do (let ((known (gethash attributes table)))
+               (unless known (push attributes order))
+               (setf (gethash attributes table) (if known (mapcar #'+ known numbers) numbers))))
+    (loop for attributes in (nreverse order)
+          collect (cons attributes (gethash attributes table)))))
+
+(defun cell-list (cells at count)
+  (loop for i from at below (+ at count) collect (aref (the cells cells) i)))
+
+(defun histogram-points (scale pairs &optional exemplars)
+  "Points of PAIRS of attributes and the cells of a histogram of SCALE. EXEMPLARS are pairs of
+attributes and a vector of exemplars or nil."
+  (loop for (attributes sum . buckets) in (merge-cells pairs)
+        unless (every #'zerop buckets)
+          collect (make-point :attributes attributes :sum (* sum (scale-unit scale))
+                              :bounds (scale-values scale) :buckets buckets
+                              :exemplars (merge-exemplars attributes exemplars
+                                                          (length buckets)))))
+
+(defun merge-exemplars (attributes pairs count)
+  "The newest exemplar of each of COUNT buckets of those PAIRS that have ATTRIBUTES, or nil."
+  (let ((vectors (loop for (other . vector) in pairs
+                       when (and vector (equal attributes other)) collect vector)))
+    (when vectors
+      (loop for i below count
+            collect (let ((exemplars (remove nil (mapcar (lambda (vector) (svref vector i))
+                                                         vectors))))
+                      (when exemplars
+                        (let ((newest (reduce (lambda (a b)
+                                                (if (< (exemplar-unix-ns a) (exemplar-unix-ns b))
+                                                    b a))
+                                              exemplars)))
+                          (list (* (exemplar-value newest) (scale-unit **latency**))
+                                (exemplar-labels newest) (exemplar-unix-ns newest)))))))))
+
+(defun counter-points (pairs)
+  (loop for (attributes number) in (merge-cells pairs)
+        collect (make-point :attributes attributes :value number)))
+
+(defun books (metrics role)
+  "The books of METRICS that are ROLE's."
+  (loop for shard in (all-shards metrics)
+        append (remove role (shard-books shard) :key #'book-role :test-not #'eq)))
+
+(defun book-pages-of (book)
+  "The pages of BOOK, each once."
+  (remove-duplicates (remove nil (coerce (book-pages book) 'list))))
+
+(defun status-text (number)
+  (substitute #\_ #\- (string-upcase (if (= number 1) "cancelled" (status:code-status number)))))
+
+(defun attributes-of (book &optional page status)
+  "The attributes of what BOOK has counted, of PAGE and of STATUS, a code."
+  (append (when page (list (cons "grpc.method" (page-method page))))
+          (when (book-target book) (list (cons "grpc.target" (book-target book))))
+          (when status (list (cons "grpc.status" (status-text status))))))
+
+(defun map-series (function metrics role reader)
+  "What FUNCTION returns for the attributes and the SERIES of each status in the vector that READER
+gives of a page of ROLE, a list."
+  (loop for book in (books metrics role)
+        append (loop for page in (book-pages-of book)
+                     append (loop for series across (the simple-vector (funcall reader page))
+                                  for status from 0
+                                  when series
+                                    collect (funcall function (attributes-of book page status)
+                                                     series)))))
+
+(defun series-points (metrics role reader at scale &optional exemplars)
+  "Points of the histogram at AT of SCALE of the series that READER gives; with EXEMPLARS if that is
+true."
+  (flet ((exemplars (attributes series) (cons attributes (series-exemplars series)))
+         (cells (attributes series)
+           (cons attributes (cell-list (series-cells series) at (scale-cells scale)))))
+    (histogram-points scale (map-series #'cells metrics role reader)
+                      (and exemplars (map-series #'exemplars metrics role reader)))))
+
+(defun page-points (metrics role at &optional scale)
+  "Points of the counter, or histogram of SCALE, at AT of pages."
+  (let ((pairs (loop for book in (books metrics role)
+                     append (loop for page in (book-pages-of book)
+                                  collect (cons (attributes-of book page)
+                                                (cell-list (page-cells page) at
+                                                           (if scale (scale-cells scale) 1)))))))
+    (if scale
+        (histogram-points scale pairs)
+        (remove 0 (counter-points pairs) :key #'point-value))))
+
+(defun book-points (metrics role at &optional scale)
+  "Points of the counter, or histogram of SCALE, at AT of books."
+  (let ((pairs (loop for book in (books metrics role)
+                     collect (cons (attributes-of book)
+                                   (cell-list (book-cells book) at
+                                              (if scale (scale-cells scale) 1))))))
+    (if scale (histogram-points scale pairs) (counter-points pairs))))
+
+(defun label-points (metrics role kind name)
+  "Points of what books count by texts of KIND, which is the attribute NAME."
+  (counter-points (loop for book in (books metrics role)
+                        append (loop for ((its-kind . text) . cells) in (book-labelled book)
+                                     when (eq kind its-kind)
+                                       collect (list (append (attributes-of book)
+                                                             (list (cons name text)))
+                                                     (aref (the cells cells) +padding+))))))
+
+(defun less (points others)
+  "POINTS, each less what OTHERS have for its attributes."
+  (loop for point in points
+        for other = (find (point-attributes point) others :key #'point-attributes :test #'equal)
+        collect (make-point :attributes (point-attributes point)
+                            :value (- (point-value point) (if other (point-value other) 0)))))
+
+(define-reader attempts-started (metrics) (page-points metrics :client +started+))
+(define-reader attempt-durations (metrics)
+  (series-points metrics :client #'page-attempts +duration+ **latency** t))
+(define-reader attempt-sent (metrics)
+  (series-points metrics :client #'page-attempts +sent+ **size**))
+(define-reader attempt-received (metrics)
+  (series-points metrics :client #'page-attempts +received+ **size**))
+(define-reader client-durations (metrics)
+  (series-points metrics :client #'page-calls +duration+ **latency** t))
+(define-reader calls-started (metrics) (page-points metrics :server +started+))
+(define-reader server-durations (metrics)
+  (series-points metrics :server #'page-calls +duration+ **latency** t))
+(define-reader server-sent (metrics)
+  (series-points metrics :server #'page-calls +sent+ **size**))
+(define-reader server-received (metrics)
+  (series-points metrics :server #'page-calls +received+ **size**))
+(define-reader retries (metrics) (page-points metrics :client +retries+ **retries**))
+(define-reader transparent-retries (metrics)
+  (page-points metrics :client +transparent-retries+ **transparent-retries**))
+(define-reader hedges (metrics) (page-points metrics :client +hedges+ **retries**))
+(define-reader retry-delays (metrics) (page-points metrics :client +retry-delay+ **latency**))
+(define-reader disconnections (metrics)
+  (label-points metrics :client :disconnection "grpc.disconnect_error"))
+(define-reader all-disconnections (metrics) (book-points metrics :client +disconnected+))
+(define-reader connections-succeeded (metrics) (book-points metrics :client +connected+))
+(define-reader connections-failed (metrics) (book-points metrics :client +failed+))
+(define-reader open-subchannels (metrics)
+  (less (book-points metrics :client +connected+) (book-points metrics :client +disconnected+)))
+(define-reader weight-fallbacks (metrics) (book-points metrics :client +fallbacks+))
+(define-reader weights-unusable (metrics) (book-points metrics :client +unusable+))
+(define-reader weights-stale (metrics) (book-points metrics :client +stale+))
+(define-reader weights (metrics) (book-points metrics :client +weights+ **weights**))
+(define-reader server-connections (metrics)
+  (less (book-points metrics :server +accepted+) (book-points metrics :server +left+)))
+(define-reader connections-accepted (metrics) (book-points metrics :server +accepted+))
+(define-reader refusals (metrics) (label-points metrics :server :refusal "clgrpc.option"))
+
+;;; Loops
+
+(defun live-loops (metrics)
+  (remove nil (mapcar #'sb-ext:weak-pointer-value (metrics-loops metrics))))
+
+(defun loop-points (metrics reader)
+  "Points of what READER says of each loop, by its name."
+  (counter-points (loop for loop in (live-loops metrics)
+                        collect (list (list (cons "clgrpc.loop" (loop:event-loop-name loop)))
+                                      (funcall reader loop)))))
+
+(define-reader loop-turns (metrics) (loop-points metrics #'loop:event-loop-turns))
+(define-reader loop-connections (metrics) (loop-points metrics #'loop:event-loop-connections))
+
+;;; The process
+
+(defun one-point (number)
+  (and number (list (make-point :value number))))
+
+(defun foreign-integer (name)
+  "The C int NAME of SBCL's runtime, or nil if it has none."
+  (let ((address (sb-sys:find-foreign-symbol-address name)))
+    (and address (sb-sys:sap-ref-32 (sb-sys:int-sap address) 0))))
+
+(defun process-fields ()
+  "What the kernel says of this process in stat, from the third field on, a list of texts."
+  (handler-case
+      (with-open-file (stream "/proc/self/stat" :external-format :latin-1)
+        (let* ((line (read-line stream))
+               (end (position #\) line :from-end t)))
+          (uiop:split-string (subseq line (+ 2 end)) :separator " ")))
+    (error () nil)))
+
+(defun process-number (index)
+  "The number that is the field INDEX, from 0, of PROCESS-FIELDS."
+  (let ((field (nth index (process-fields))))
+    (and field (parse-integer field :junk-allowed t))))
+
+(defconstant +ticks-per-second+ 100 "USER_HZ, on all processors that we run on.")
+
+(defun boot-seconds ()
+  "When the machine was started, in seconds of Unix, or nil."
+  (handler-case
+      (with-open-file (stream "/proc/stat" :external-format :latin-1)
+        (loop for line = (read-line stream nil)
+              while line
+              when (uiop:string-prefix-p "btime " line)
+                return (parse-integer line :start 6)))
+    (error () nil)))
+
+(defun descriptor-limit-now ()
+  "How many descriptors this process may have, or nil."
+  (handler-case
+      (with-open-file (stream "/proc/self/limits" :external-format :latin-1)
+        (loop for line = (read-line stream nil)
+              while line
+              when (uiop:string-prefix-p "Max open files" line)
+                return (parse-integer line :start (length "Max open files") :junk-allowed t)))
+    (error () nil)))
+
+(define-reader collections (metrics) (one-point (foreign-integer "n_gcs")))
+(define-reader collection-time (metrics)
+  (one-point (/ sb-ext:*gc-run-time* internal-time-units-per-second)))
+(define-reader heap-used (metrics) (one-point (heap-used)))
+(define-reader heap-limit (metrics) (one-point (sb-ext:dynamic-space-size)))
+(define-reader heap-allocated (metrics) (one-point (sb-ext:get-bytes-consed)))
+(define-reader build-info (metrics)
+  (list (make-point :value 1
+                    :attributes (list (cons "version" (version-text))
+                                      (cons "lisp" (format nil "~A ~A" (lisp-implementation-type)
+                                                           (lisp-implementation-version)))))))
+(define-reader cpu-time (metrics)
+  (let ((user (process-number 11)) (system (process-number 12)))
+    (and user system (one-point (/ (+ user system) +ticks-per-second+)))))
+(define-reader start-time (metrics)
+  (let ((ticks (process-number 19)) (boot (boot-seconds)))
+    (and ticks boot (one-point (+ boot (/ ticks +ticks-per-second+))))))
+(define-reader virtual-memory (metrics) (one-point (process-number 20)))
+(define-reader resident-memory (metrics)
+  (let ((pages (process-number 21))) (and pages (one-point (* 4096 pages)))))
+(define-reader threads (metrics) (one-point (process-number 17)))
+(define-reader open-descriptors (metrics)
+  (one-point (handler-case (length (directory "/proc/self/fd/*" :resolve-symlinks nil))
+               (error () nil))))
+(define-reader descriptor-limit (metrics) (one-point (descriptor-limit-now)))
+
+(defun version-text ()
+  "The version of clgrpc."
+  "0.1.0")
+
+;;; All of it
+
+(defun read-instrument (metrics instrument)
+  "INSTRUMENT and what METRICS have counted for it, as a FAMILY. The lock is held."
+  (make-family :name (instrument-name instrument) :kind (instrument-kind instrument)
+               :unit (instrument-unit instrument) :text (instrument-text instrument)
+               :alias (instrument-alias instrument)
+               :points (funcall (the function (gethash (instrument-source instrument) **readers**))
+                                metrics)))
+
+(defun collect (metrics)
+  "What METRICS have counted so far: a list of FAMILYs in the order of the table of instruments,
+then those of users. Those with no points are left out. From any thread."
+  (remove nil
+          (append (sb-thread:with-mutex ((metrics-lock metrics))
+                    (loop for instrument in (metrics-instruments metrics)
+                          collect (read-instrument metrics instrument)))
+                  (mapcar #'custom-family (reverse (metrics-customs metrics))))
+          :key #'family-points))

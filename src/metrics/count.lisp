@@ -1,0 +1,163 @@
+;;;; What is counted when an observer is told of something. There is a set of functions for a loop,
+;;;; whose baton is held when they are called, and one for threads without a loop; both are made
+;;;; from the same forms.
+;;;;
+;;;; Plain requests of HTTP, which are no calls, are not counted.
+
+(in-package #:clgrpc.metrics)
+
+(defstruct (exemplar (:constructor make-exemplar (value labels unix-ns)) (:copier nil))
+  "One call of those that a bucket has counted."
+  (value 0 :type (unsigned-byte 62) :read-only t) ; in ns
+  (labels '() :type list :read-only t)  ; an alist of strings, such as trace_id
+  (unix-ns 0 :type (unsigned-byte 62) :read-only t)) ; when it ended
+
+(declaim (sb-ext:freeze-type exemplar))
+
+(defmethod print-object ((exemplar exemplar) stream)
+  (print-unreadable-object (exemplar stream :type t)
+    (format stream "~D ~S" (exemplar-value exemplar) (exemplar-labels exemplar))))
+
+(defun keep-exemplar (series call ns function)
+  "Have SERIES remember CALL, which took NS, if FUNCTION, of make-metrics, returns labels for it."
+  (let ((labels (funcall (the function function) call)))
+    (when labels
+      (let ((exemplars (or (series-exemplars series)
+                           (setf (series-exemplars series)
+                                 (make-array (1+ (length (scale-bounds **latency**)))
+                                             :initial-element nil)))))
+        (setf (svref exemplars (bucket-of **latency** ns))
+              (make-exemplar ns labels (real-time-ns)))))))
+
+(defun plain-request-p (call)
+  "True if CALL, which has no known method, is a request of HTTP and no call."
+  (eq :plain (getf (operate particulars call) :dialect)))
+
+(defmacro define-observers (name lambda-list documentation &body clauses)
+  "Define NAME, a function of LAMBDA-LIST that returns an observer made of CLAUSES, the arguments of
+RPC:MAKE-OBSERVER. In these BOOK is the book to count in, (TALLY cells at value) adds to a cell and
+(NOTE cells at scale value) to a histogram. The function gets as :book a book of a loop, or else as
+:books a vector of those that threads without a loop share."
+  (flet ((version (count record bind)
+           `(macrolet ((tally (cells at value) (list ',count cells at value))
+                       (note (cells at scale value) (list ',record cells at scale value)))
+              (rpc:make-trusted-observer
+               ,@(loop for (key arguments . all) in clauses
+                       for declaration = (and (eq 'declare (first (first all))) (first all))
+                       for body = (if declaration (rest all) all)
+                       collect key
+                       collect `(lambda ,arguments
+                                  ,@(and declaration (list declaration))
+                                  ,@(if bind
+                                        `((let ((book (svref books (shared-place))))
+                                            (declare (type book book))
+                                            ,@body))
+                                        body)
+                                  nil))))))
+    `(defun ,name (&key book books ,@lambda-list)
+       ,documentation
+       (declare (type (or null book) book) (type (or null simple-vector) books))
+       (if book
+           (let ((book book))
+             (declare (type book book))
+             ,(version 'count-plainly 'record-plainly nil))
+           (let ((books books))
+             (declare (type simple-vector books))
+             ,(version 'count-atomically 'record-atomically t))))))
+
+(define-observers server-observer (exemplar)
+    "What counts the calls and connections of servers."
+  (:call-begun (call)
+    (let ((method (call-rpc-method call)))
+      (unless (and (null method) (plain-request-p call))
+        (tally (page-cells (page-of book method)) +started+ 1))))
+  (:call-ended (call)
+    (let ((method (call-rpc-method call)))
+      (unless (and (null method) (plain-request-p call))
+        (let* ((series (series-of book (page-calls (page-of book method)) (call-status call)))
+               (cells (series-cells series))
+               (ns (operate elapsed-ns call)))
+          (declare (type (unsigned-byte 62) ns))
+          (multiple-value-bind (sent received) (operate traffic call)
+            (declare (type (unsigned-byte 62) sent received))
+            (note cells +duration+ **latency** ns)
+            (note cells +sent+ **size** sent)
+            (note cells +received+ **size** received))
+          (when exemplar (keep-exemplar series call ns exemplar))))))
+  (:connection-begun (peer)
+    (declare (ignore peer))
+    (tally (book-cells book) +accepted+ 1))
+  (:connection-ended (peer reason)
+    (declare (ignore peer reason))
+    (tally (book-cells book) +left+ 1))
+  (:refused (option peer)
+    (declare (ignore peer))
+    (tally (labelled book :refusal (string-downcase option)) +padding+ 1)))
+
+(define-observers client-observer (exemplar repeats)
+    "What counts the calls, attempts and connections of channels; if REPEATS is true what becomes of
+calls that are made again, too."
+  (:attempt-begun (call peer stream)
+    (declare (ignore peer stream))
+    (tally (page-cells (page-of book (call-rpc-method call))) +started+ 1))
+  (:attempt-ended (call peer status stream sent received ns)
+    (declare (ignore peer stream) (type (unsigned-byte 62) sent received ns))
+    (let* ((page (page-of book (call-rpc-method call)))
+           (series (series-of book (page-attempts page) status))
+           (cells (series-cells series)))
+      (note cells +duration+ **latency** ns)
+      (note cells +sent+ **size** sent)
+      (note cells +received+ **size** received)
+      (when exemplar (keep-exemplar series call ns exemplar))))
+  (:call-ended (call)
+    (let* ((page (page-of book (call-rpc-method call)))
+           (series (series-of book (page-calls page) (call-status call)))
+           (ns (operate elapsed-ns call)))
+      (declare (type (unsigned-byte 62) ns))
+      (note (series-cells series) +duration+ **latency** ns)
+      (when repeats
+        (multiple-value-bind (retries hedges again idle-ns) (operate repeats call)
+          (declare (type (unsigned-byte 62) retries hedges again idle-ns))
+          (let ((cells (page-cells page)))
+            (when (plusp retries) (note cells +retries+ **retries** retries))
+            (when (plusp hedges) (note cells +hedges+ **retries** hedges))
+            (when (plusp again) (note cells +transparent-retries+ **transparent-retries** again))
+            (when (plusp idle-ns) (note cells +retry-delay+ **latency** idle-ns)))))
+      (when exemplar (keep-exemplar series call ns exemplar))))
+  (:subchannel-connected (peer)
+    (declare (ignore peer))
+    (tally (book-cells book) +connected+ 1))
+  (:subchannel-disconnected (peer error)
+    (declare (ignore peer))
+    (tally (book-cells book) +disconnected+ 1)
+    (tally (labelled book :disconnection error) +padding+ 1))
+  (:subchannel-failed (reason)
+    (declare (ignore reason))
+    (tally (book-cells book) +failed+ 1))
+  (:weights-updated (weights stale fallback)
+    (let ((cells (book-cells book)))
+      (when fallback (tally cells +fallbacks+ 1))
+      (tally cells +stale+ stale)
+      (tally cells +unusable+ (max 0 (- (count 0 weights :test #'=) stale)))
+      (map nil (lambda (weight)
+                 (note cells +weights+ **weights** (round (* 1000 (min weight 1000000000000)))))
+           weights))))
+
+(defmethod rpc:check-observer ((source metrics))
+  source)
+
+(defmethod rpc:observer-for ((source metrics) &key role target loop)
+  (flet ((book (shard) (ensure-book shard role target)))
+    (let ((where (if loop
+                     (list :book (book (shard-of-loop source loop)))
+                     (list :books (map 'simple-vector #'book (metrics-shared source)))))
+          (exemplar (metrics-exemplar source)))
+      (if (eq :server role)
+          (apply #'server-observer :exemplar exemplar where)
+          (apply #'client-observer :exemplar exemplar
+                                   :repeats (some (lambda (instrument)
+                                                    (member (instrument-source instrument)
+                                                            '(retries transparent-retries hedges
+                                                              retry-delays)))
+                                                  (metrics-instruments source))
+                                   where)))))

@@ -1,0 +1,223 @@
+;;;; Instruments of users: counters, up-down counters, gauges and histograms, read with all others.
+;;;; Each has a row for each list of attribute values that it was given, up to a bound; beyond that
+;;;; all are counted together, with the attribute otel.metric.overflow (OpenTelemetry's cardinality
+;;;; limit). Any thread may count: it adds atomically to one of several stripes of a row. Numbers
+;;;; are kept exactly, as integers and billionths.
+
+(in-package #:clgrpc.metrics)
+
+(defconstant +stripes+ 8 "Cells of a row that threads spread over.")
+
+(defconstant +billion+ 1000000000)
+
+(defstruct (row (:constructor make-row (values stripes)) (:copier nil))
+  "What an instrument has counted for one list of attribute values."
+  ;; strings; :OVERFLOW of the row for all others
+  (values '() :type (or list (eql :overflow)) :read-only t)
+  ;; by stripe CELLS: whole units, billionths, and a histogram's buckets
+  (stripes #() :type simple-vector :read-only t)
+  (last nil :type (or null real)))      ; a gauge's
+
+(defstruct (custom (:copier nil))
+  "An instrument of a user's."
+  (metrics nil :type metrics :read-only t) ; that it is read with
+  (name "" :type string :read-only t)   ; as OpenTelemetry has them
+  ;; what it does with numbers
+  (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
+  (unit "" :type string :read-only t)   ; as in UCUM
+  (text "" :type string :read-only t)   ; for people
+  (attributes '() :type list :read-only t) ; their names
+  (bounds '() :type list :read-only t)  ; a histogram's, ascending reals
+  (function nil :type (or null function) :read-only t) ; a gauge's that is asked
+  (limit 0 :type (unsigned-byte 32) :read-only t) ; how many rows it may have
+  (rows (make-hash-table :test 'equal) :type hash-table)) ; by values; changed by one store
+
+(declaim (sb-ext:freeze-type row custom))
+
+(defmethod print-object ((row row) stream)
+  (print-unreadable-object (row stream :type t) (format stream "~S" (row-values row))))
+
+(defmethod print-object ((custom custom) stream)
+  (print-unreadable-object (custom stream :type t)
+    (format stream "~A ~(~A~)" (custom-name custom) (custom-kind custom))))
+
+(defun name-p (text)
+  "True if TEXT may name an instrument or an attribute."
+  (and (stringp text)
+       (< 0 (length text) 256)
+       (alpha-char-p (char text 0))
+       (every (lambda (char) (and (< (char-code char) 128)
+                                  (or (alphanumericp char) (find char "._-/"))))
+              text)))
+
+(defun add-custom (metrics name kind &key (unit "") (text "") attributes bounds function
+                                       (max-series 2000))
+  "Make an instrument of METRICS, see MAKE-COUNTER, and return it."
+  (check-type metrics metrics)
+  (unless (name-p name) (misuse "~S cannot name an instrument." name))
+  (unless (every #'name-p attributes) (misuse "~S are no names of attributes." attributes))
+  (unless (and (every #'realp bounds) (or (null bounds) (apply #'< bounds)))
+    (misuse "Bounds are ascending numbers, not ~S." bounds))
+  (check-type unit string)
+  (check-type text string)
+  (check-type max-series (integer 1 1000000))
+  (let ((custom (make-custom :metrics metrics :name name :kind kind :unit unit :text text
+                             :attributes attributes :bounds bounds :function function
+                             :limit max-series)))
+    (sb-thread:with-mutex ((metrics-lock metrics))
+      (when (or (find name **instruments** :key #'instrument-name :test #'string-equal)
+                (find name (metrics-customs metrics) :key #'custom-name :test #'string-equal))
+        (misuse "There is an instrument ~S." name))
+      (push custom (metrics-customs metrics)))
+    custom))
+
+(defun make-counter (metrics name &key (unit "") (text "") attributes (max-series 2000))
+  "Return a counter of METRICS, of what only grows: see ADD. NAME is as OpenTelemetry has them,
+\"shop.orders\"; UNIT as in UCUM, \"s\", \"By\" or \"{order}\"; TEXT says what it is; ATTRIBUTES are
+the names of what its numbers are told apart by. It has at most MAX-SERIES lists of their values;
+what comes with others then counts together, with the attribute otel.metric.overflow. Signal MISUSE
+for a wrong argument, and if METRICS has such an instrument. From any thread."
+  (add-custom metrics name :counter :unit unit :text text :attributes attributes
+                                    :max-series max-series))
+
+(defun make-up-down-counter (metrics name &key (unit "") (text "") attributes (max-series 2000))
+  "Return a counter of METRICS of what grows and shrinks, such as a queue. Arguments and errors as
+for MAKE-COUNTER. From any thread."
+  (add-custom metrics name :up-down-counter :unit unit :text text :attributes attributes
+                                            :max-series max-series))
+
+(defun make-gauge (metrics name &key (unit "") (text "") attributes function (max-series 2000))
+  "Return a gauge of METRICS, which has the number that was recorded last: see RECORD. With
+FUNCTION, a function without arguments that returns a real or nil, it has no attributes, and is
+asked whenever METRICS are read. Arguments and errors as for MAKE-COUNTER. From any thread."
+  (when (and function attributes) (misuse "A gauge that is asked has no attributes."))
+  (add-custom metrics name :gauge :unit unit :text text :attributes attributes
+                                  :function (check-function function) :max-series max-series))
+
+(defun make-histogram (metrics name &key (unit "") (text "") attributes
+                                      (bounds (scale-values **latency**)) (max-series 2000))
+  "Return a histogram of METRICS: see RECORD. BOUNDS, ascending reals, are those of its buckets,
+each of which has the values up to its bound; by default those of gRPC's latencies, for seconds.
+Arguments and errors as for MAKE-COUNTER. From any thread."
+  (add-custom metrics name :histogram :unit unit :text text :attributes attributes :bounds bounds
+                                      :max-series max-series))
+
+;;; Rows
+
+(defun value-text (value)
+  "VALUE of an attribute as text."
+  (typecase value
+    (string value)
+    (symbol (string-downcase value))
+    (t (princ-to-string value))))
+
+(defun new-row (custom values)
+  (make-row values (coerce (loop repeat +stripes+
+                                 collect (make-cells (+ 3 (length (custom-bounds custom)))))
+                           'simple-vector)))
+
+(defun add-row (custom values)
+  "The row of CUSTOM for VALUES, made now unless there is one, or as many as there may be."
+  (unless (= (length values) (length (custom-attributes custom)))
+    (misuse "~A has the attributes ~S, not ~D values." (custom-name custom)
+            (custom-attributes custom) (length values)))
+  (sb-thread:with-mutex ((metrics-lock (custom-metrics custom)))
+    (let* ((rows (custom-rows custom))
+           (values (mapcar #'value-text values))
+           (key (if (or (gethash values rows) (< (hash-table-count rows) (custom-limit custom)))
+                    values
+                    :overflow)))
+      (or (gethash key rows)
+          (let ((new (make-hash-table :test 'equal :size (* 2 (1+ (hash-table-count rows)))))
+                (row (new-row custom key)))
+            (maphash (lambda (key row) (setf (gethash key new) row)) rows)
+            (setf (gethash key new) row)
+            (sb-thread:barrier (:write))
+            (setf (custom-rows custom) new)
+            row)))))
+
+(defun row-of (custom values)
+  "The row of CUSTOM for VALUES."
+  (or (and (every #'stringp values) (gethash values (custom-rows custom)))
+      (add-row custom values)))
+
+(defun count-real (cells at number)
+  "Add NUMBER to the units and billionths of CELLS from AT."
+  (multiple-value-bind (whole rest) (floor number)
+    (sb-ext:atomic-incf (aref (the cells cells) at) (the (signed-byte 64) whole))
+    (unless (zerop rest)
+      (sb-ext:atomic-incf (aref (the cells cells) (1+ at)) (round (* rest +billion+))))))
+
+(defun check-number (custom number)
+  "Signal MISUSE unless NUMBER is a real of up to 18 digits, which CUSTOM can take."
+  (unless (and (realp number)
+               (not (and (floatp number)
+                         (or (sb-ext:float-infinity-p number) (sb-ext:float-nan-p number))))
+               (< (abs number) 1000000000000000000))
+    (misuse "~S is no number for ~A." number (custom-name custom))))
+
+(defun add (counter number &rest values)
+  "Add NUMBER, a real, to COUNTER, of MAKE-COUNTER, which takes none below 0, or
+MAKE-UP-DOWN-COUNTER. VALUES are those of its attributes, in their order: strings, or what is shown
+as one. Signal MISUSE for what does not fit. From any thread."
+  (unless (and (custom-p counter) (member (custom-kind counter) '(:counter :up-down-counter)))
+    (misuse "~S is no counter." counter))
+  (check-number counter number)
+  (when (and (eq :counter (custom-kind counter)) (minusp number))
+    (misuse "~A only grows; ~S cannot be added to it." (custom-name counter) number))
+  (count-real (svref (row-stripes (row-of counter values)) (shared-place)) +padding+ number)
+  nil)
+
+(defun record (instrument number &rest values)
+  "Record NUMBER, a real, in INSTRUMENT, of MAKE-HISTOGRAM or MAKE-GAUGE. VALUES and errors as for
+ADD. From any thread."
+  (unless (and (custom-p instrument) (member (custom-kind instrument) '(:histogram :gauge))
+               (null (custom-function instrument)))
+    (misuse "~S is nothing to record in." instrument))
+  (check-number instrument number)
+  (let ((row (row-of instrument values)))
+    (if (eq :gauge (custom-kind instrument))
+        (setf (row-last row) number)
+        (let ((cells (svref (row-stripes row) (shared-place)))
+              (bucket (or (position number (custom-bounds instrument) :test #'<=)
+                          (length (custom-bounds instrument)))))
+          (count-real cells +padding+ number)
+          (sb-ext:atomic-incf (aref (the cells cells) (+ 2 +padding+ bucket))))))
+  nil)
+
+;;; Reading
+
+(defun signed (word)
+  (if (logbitp 63 word) (- word (ash 1 64)) word))
+
+(defun row-total (row)
+  "The sum of what was counted in ROW, a rational."
+  (loop for cells across (row-stripes row)
+        sum (+ (signed (aref (the cells cells) +padding+))
+               (/ (aref (the cells cells) (1+ +padding+)) +billion+))))
+
+(defun custom-point (custom row)
+  (let ((attributes (if (eq :overflow (row-values row))
+                        '(("otel.metric.overflow" . "true"))
+                        (mapcar #'cons (custom-attributes custom) (row-values row)))))
+    (ecase (custom-kind custom)
+      ((:counter :up-down-counter) (make-point :attributes attributes :value (row-total row)))
+      (:gauge (make-point :attributes attributes :value (row-last row)))
+      (:histogram
+       (make-point :attributes attributes :sum (row-total row) :bounds (custom-bounds custom)
+                   :buckets (loop for i from 0 to (length (custom-bounds custom))
+                                  collect (loop for cells across (row-stripes row)
+                                                sum (aref (the cells cells)
+                                                          (+ 2 +padding+ i)))))))))
+
+(defun custom-family (custom)
+  "CUSTOM and what it has counted, as a FAMILY."
+  (let ((function (custom-function custom)))
+    (make-family
+     :name (custom-name custom) :kind (custom-kind custom) :unit (custom-unit custom)
+     :text (custom-text custom)
+     :points (if function
+                 (let ((number (handler-case (funcall function) (error () nil))))
+                   (and (realp number) (list (make-point :value number))))
+                 (loop for row being the hash-values of (custom-rows custom)
+                       collect (custom-point custom row))))))

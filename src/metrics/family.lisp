@@ -1,0 +1,39 @@
+;;;; Families: what a reader of metrics gets. A family is one instrument with its points, one for
+;;;; each set of attributes. They are made when somebody reads, and are plain data for exporters.
+
+(in-package #:clgrpc.metrics)
+
+(defstruct (family (:copier nil))
+  "An instrument and what it has counted."
+  (name "" :type string :read-only t)   ; in OpenTelemetry, "grpc.server.call.duration"
+  ;; what it does with numbers
+  (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
+  (unit "" :type string :read-only t)   ; as in UCUM, "s", "By", "{call}"
+  (text "" :type string :read-only t)   ; for people
+  (alias nil :type (or null string) :read-only t) ; in Prometheus, if that is not made of NAME
+  (points '() :type list :read-only t)) ; by attributes
+
+(defstruct (point (:copier nil))
+  "What an instrument has counted for one set of attributes."
+  (attributes '() :type list :read-only t) ; an alist of strings
+  (value nil :type (or null real) :read-only t) ; nil of a histogram
+  (bounds '() :type list :read-only t)  ; of a histogram: reals, ascending
+  (buckets '() :type list :read-only t) ; how many values each bucket has, one more than BOUNDS
+  (sum nil :type (or null real) :read-only t) ; of all values
+  ;; exemplars by bucket, a list of (value labels unix-ns) or nil, or nil if there are none
+  (exemplars '() :type list :read-only t))
+
+(declaim (sb-ext:freeze-type family point))
+
+(defmethod print-object ((family family) stream)
+  (print-unreadable-object (family stream :type t)
+    (format stream "~A, ~D point~:P" (family-name family) (length (family-points family)))))
+
+(defmethod print-object ((point point) stream)
+  (print-unreadable-object (point stream :type t)
+    (format stream "~{~A~^ ~} ~A" (mapcar #'cdr (point-attributes point))
+            (or (point-value point) (point-count point)))))
+
+(defun point-count (point)
+  "How many values POINT, a histogram's, has recorded."
+  (reduce #'+ (point-buckets point)))

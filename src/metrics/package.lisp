@@ -1,0 +1,25 @@
+;;;; Metrics: what servers, channels and the process do, counted at nearly no cost, and read by
+;;;; monitoring systems. The files, from the ground up: buckets and cells; the table of instruments;
+;;;; the registry and its shards; what observers count; users' own instruments; what is read of the
+;;;; process; families, which is what a reader gets; and the text for Prometheus.
+
+(defpackage #:clgrpc.metrics
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc)
+                    (#:status #:clgrpc.status) (#:service #:clgrpc.service))
+  (:import-from #:sb-ext #:defglobal #:define-load-time-global)
+  (:import-from #:clgrpc.rpc #:call-rpc-method #:call-status #:operate)
+  (:export
+   ;; registry.lisp
+   #:metrics #:make-metrics #:metrics-started-ns
+   ;; custom.lisp
+   #:make-counter #:make-up-down-counter #:make-gauge #:make-histogram #:add #:record
+   ;; instrument.lisp
+   #:instrument-table
+   ;; family.lisp, collect.lisp
+   #:collect #:family #:family-name #:family-kind #:family-unit #:family-text #:family-alias
+   #:family-points
+   #:point #:point-attributes #:point-value #:point-bounds #:point-buckets #:point-sum
+   #:point-count #:point-exemplars
+   ;; text.lisp
+   #:version-text #:metrics-text))

@@ -1,0 +1,209 @@
+;;;; The METRICS object: what is counted, for whom, and its shards. It is given to servers and
+;;;; channels as :observer; all that have it are counted together.
+
+(in-package #:clgrpc.metrics)
+
+(defconstant +shared-shards+ 8
+  "Shards of the threads that have no loop.")
+
+(defconstant +most-targets+ 500
+  "Of so many targets channels are told apart; all others have the target \"other\".")
+
+(defconstant +most-labels+ 64
+  "So many texts a book counts apart, such as reasons of disconnections.")
+
+(defclass metrics ()
+  ((instruments :initarg :instruments :reader metrics-instruments) ; that are on
+   (keep-method :initarg :keep-method :reader metrics-keep-method) ; see MAKE-METRICS
+   (keep-target :initarg :keep-target :reader metrics-keep-target) ; likewise
+   (exemplar :initarg :exemplar :reader metrics-exemplar) ; likewise
+   (started-ns :initform (real-time-ns) :reader metrics-started-ns) ; since when it counts
+   (lock :initform (sb-thread:make-mutex :name "clgrpc metrics") :reader metrics-lock) ; of the rest
+   (shards :initform '() :accessor metrics-shards) ; of loops, those that wait for one included
+   (shared :reader metrics-shared)      ; a vector of those of other threads
+   (targets :initform '() :accessor metrics-targets) ; that are told apart
+   (loops :initform '() :accessor metrics-loops) ; of servers and channels that have it, weak
+   (customs :initform '() :accessor metrics-customs)) ; of users, newest first
+  (:documentation "What servers and channels count, and the process: see MAKE-METRICS."))
+
+(document-functions
+  metrics-started-ns "When METRICS began to count, in nanoseconds of Unix. From any thread.")
+
+(defmethod initialize-instance :after ((metrics metrics) &key)
+  (setf (slot-value metrics 'shared)
+        (coerce (loop repeat +shared-shards+ collect (make-shard metrics)) 'simple-vector)))
+
+(defmethod print-object ((metrics metrics) stream)
+  (print-unreadable-object (metrics stream :type t :identity t)
+    (format stream "~D instruments"
+            (+ (length (metrics-instruments metrics)) (length (metrics-customs metrics))))))
+
+(defun make-metrics (&key enable disable methods targets exemplar)
+  "Return a metrics object, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, also in
+a list with others. It counts what the table of doc/monitoring.md says, for all that have it
+together: the calls, attempts and octets of gRFC A66 and what the process does. ENABLE names
+instruments that are off by default, as strings, \"grpc.subchannel\" meaning all whose names begin
+with that and a dot, or is T for all; DISABLE names such as are not wanted, in the same way. METHODS
+and TARGETS say which names are told apart: functions of one, \"helloworld.Greeter/SayHello\" or
+\"dns:///localhost:50051\", that return true, or lists of names; the rest count as \"other\", as do
+methods that no code was made for. EXEMPLAR is a function of a call that has ended, or of an
+attempt's call, which returns an alist of strings, such as ((\"trace_id\" . \"…\")), or nil; what it
+returns goes with the last call of each bucket of durations. It is called on the call's loop and
+must not wait. METRICS-TEXT and COLLECT read what was counted. Signal MISUSE for a wrong argument.
+From any thread."
+  (check-type enable (or (eql t) list))
+  (let ((off (find-instruments disable))
+        (on (find-instruments enable)))
+    (make-instance 'metrics
+                   :instruments (remove-if-not
+                                 (lambda (instrument)
+                                   (and (or (instrument-default instrument)
+                                            (member instrument on))
+                                        (not (member instrument off))))
+                                 **instruments**)
+                   :keep-method (keeper methods) :keep-target (keeper targets)
+                   :exemplar (check-function exemplar))))
+
+(defun check-function (function)
+  "FUNCTION, a function or nil, as such; signal MISUSE if it is neither."
+  (typecase function
+    ((or null function) function)
+    ((and symbol (satisfies fboundp)) (fdefinition function))
+    (t (misuse "~S is no function." function))))
+
+(defun keeper (names)
+  "A function that is true of the names that NAMES, see MAKE-METRICS, keeps; all if that is nil."
+  (typecase names
+    (null (constantly t))
+    (cons (lambda (name) (member name names :test #'string=)))
+    (t (check-function names))))
+
+(defun on-p (metrics name)
+  "True if METRICS has the instrument NAME on."
+  (find name (metrics-instruments metrics) :key #'instrument-name :test #'string=))
+
+;;; Shards of loops
+
+(defun shard-of-loop (metrics loop)
+  "The shard of METRICS that LOOP has, from now on until it stops. From any thread."
+  (let ((new nil))
+    (prog1 (sb-thread:with-mutex ((metrics-lock metrics))
+             (or (find loop (metrics-shards metrics) :key #'shard-loop)
+                 (let ((shard (or (find nil (metrics-shards metrics) :key #'shard-loop)
+                                  (first (push (make-shard metrics) (metrics-shards metrics))))))
+                   (setf new t)
+                   (push (sb-ext:make-weak-pointer loop) (metrics-loops metrics))
+                   (setf (shard-loop shard) loop)
+                   shard)))
+      (when new
+        (loop:run-or-post loop (lambda ()
+                                 (loop:call-at-stop loop (lambda (loop)
+                                                           (leave-shard metrics loop)))))))))
+
+(defun leave-shard (metrics loop)
+  "LOOP, which has a shard of METRICS, stops."
+  (sb-thread:with-mutex ((metrics-lock metrics))
+    (let ((shard (find loop (metrics-shards metrics) :key #'shard-loop)))
+      (when shard (setf (shard-loop shard) nil)))
+    (setf (metrics-loops metrics)
+          (remove-if (lambda (pointer)
+                       (member (sb-ext:weak-pointer-value pointer) (list nil loop)))
+                     (metrics-loops metrics)))))
+
+(defun all-shards (metrics)
+  (append (coerce (metrics-shared metrics) 'list) (metrics-shards metrics)))
+
+(define-hot (shared-place :inline t) () (mod 8)
+  "The number of the shared shard that this thread counts in. The stacks of threads are megabytes
+apart."
+  (let ((stack (ash (sb-sys:sap-int (sb-kernel:current-sp)) -20)))
+    (logand 7 (logxor stack (ash stack -3)))))
+
+;;; Books and pages
+
+(defun kept-target (metrics target)
+  "What grpc.target is for TARGET. The lock is held."
+  (cond ((member target (metrics-targets metrics) :test #'equal) target)
+        ((or (>= (length (metrics-targets metrics)) +most-targets+)
+             (not (funcall (the function (metrics-keep-target metrics)) target)))
+         "other")
+        (t (push target (metrics-targets metrics))
+           target)))
+
+(defun ensure-book (shard role target)
+  "The book of SHARD for ROLE and TARGET, made now if there is none. From any thread."
+  (let ((metrics (shard-metrics shard)))
+    (sb-thread:with-mutex ((metrics-lock metrics))
+      (let ((target (and (eq :client role) (kept-target metrics target))))
+        (or (find-if (lambda (book)
+                       (and (eq role (book-role book)) (equal target (book-target book))))
+                     (shard-books shard))
+            (let ((book (make-book role target shard)))
+              (push book (shard-books shard))
+              book))))))
+
+(defun method-text (metrics method)
+  "What grpc.method is for METHOD, an RPC-METHOD or nil."
+  (let ((name (and method
+                   (plusp (service:rpc-method-number method))
+                   (string-left-trim "/" (service:rpc-method-path method)))))
+    (if (and name (funcall (the function (metrics-keep-method metrics)) name)) name "other")))
+
+(defun add-page (book method)
+  "The page of BOOK for METHOD, an RPC-METHOD or nil, made now unless another thread has made it."
+  (let ((metrics (shard-metrics (book-shard book)))
+        (number (if method (service:rpc-method-number method) 0)))
+    (sb-thread:with-mutex ((metrics-lock metrics))
+      (let ((pages (book-pages book)))
+        (when (>= number (length pages))
+          (setf pages (replace (make-array (max (1+ number) (* 2 (length pages)))
+                                           :initial-element nil)
+                               pages)))
+        (or (svref pages number)
+            (let* ((text (method-text metrics method))
+                   (page (or (find text pages :key (lambda (page) (and page (page-method page)))
+                                              :test #'equal)
+                             (make-page text))))
+              (setf (svref pages number) page)
+              (sb-thread:barrier (:write))
+              (setf (book-pages book) pages)
+              page))))))
+
+(define-hot (page-of :inline t) ((book book) method) page
+  "The page of BOOK for METHOD, an RPC-METHOD or nil."
+  (let ((pages (book-pages book))
+        (number (if method (service:rpc-method-number (the service:rpc-method method)) 0)))
+    (the (values page &optional)
+         (or (and (< number (length pages)) (svref pages number))
+             (values (add-page book method))))))
+
+(defun add-series (book vector number)
+  "The series of status code NUMBER in VECTOR, of a page of BOOK, made now unless another thread has
+made it."
+  (sb-thread:with-mutex ((metrics-lock (shard-metrics (book-shard book))))
+    (or (svref vector number)
+        (let ((series (make-series (make-cells +series-cells+))))
+          (sb-thread:barrier (:write))
+          (setf (svref vector number) series)))))
+
+(define-hot (series-of :inline t) ((book book) (vector simple-vector) (status symbol)) series
+  "The series of STATUS in VECTOR, of a page of BOOK."
+  (let ((number (status-number status)))
+    (the (values series &optional)
+         (or (svref vector number) (values (add-series book vector number))))))
+
+(defun labelled (book kind text)
+  "The CELLS, of one, of BOOK that count what has KIND, a keyword, and TEXT."
+  (sb-thread:with-mutex ((metrics-lock (shard-metrics (book-shard book))))
+    (flet ((find-label (text)
+             (cdr (find-if (lambda (entry)
+                             (and (eq kind (car (first entry))) (string= text (cdr (first entry)))))
+                           (book-labelled book))))
+           (add-label (text)
+             (let ((cells (make-cells 1)))
+               (push (cons (cons kind text) cells) (book-labelled book))
+               cells)))
+      (or (find-label text)
+          (if (< (length (book-labelled book)) +most-labels+)
+              (add-label text)
+              (or (find-label "other") (add-label "other")))))))

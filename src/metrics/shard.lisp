@@ -1,0 +1,98 @@
+;;;; Where calls are counted. A SHARD belongs to an event loop, for as long as that runs, and then
+;;;; to another, with what has been counted in it. Whoever holds the loop's baton counts in it with
+;;;; plain additions. Threads without a loop, which make calls within the image, share a few shards
+;;;; and count in those atomically; they are spread over them by their stacks. Whoever reads adds
+;;;; all shards up.
+;;;;
+;;;;   shard → BOOK of a role and a target → PAGE of a method → SERIES of a status → cells
+;;;;
+;;;; A book finds its pages by the number of the method (service/method.lisp), a page its series by
+;;;; the status code, so a call's cells are two loads away. Books, pages and series are made when
+;;;; they are first needed, under the lock of the metrics, and stay.
+
+(in-package #:clgrpc.metrics)
+
+;;; Where in CELLS what is counted: histograms, each its sum and its buckets, and counters
+
+(defmacro define-places (count &rest rows)
+  "Define a constant for each place in CELLS, in their order, and COUNT, how many cells they are. A
+row is a name and how many cells it has."
+  (let ((at +padding+))
+    `(progn ,@(loop for (name cells) in rows
+                    collect `(defconstant ,name ,at)
+                    do (incf at cells))
+            (defconstant ,count ,(- at +padding+)))))
+
+(define-places +series-cells+ (+duration+ 43) (+sent+ 16) (+received+ 16))
+
+(define-places +page-cells+
+  (+started+ 1) (+retries+ 7) (+transparent-retries+ 8) (+hedges+ 7) (+retry-delay+ 43))
+
+(define-places +book-cells+
+  (+accepted+ 1) (+left+ 1)             ; connections of servers, and those of them that have ended
+  (+connected+ 1) (+failed+ 1) (+disconnected+ 1) ; of channels: gRFC A94
+  (+fallbacks+ 1) (+unusable+ 1) (+stale+ 1) (+weights+ 17)) ; of weighted_round_robin
+
+(assert (equal '(43 16 7 8 17) (mapcar #'scale-cells (list **latency** **size** **retries**
+                                                           **transparent-retries** **weights**))))
+
+(defstruct (series (:constructor make-series (cells)) (:copier nil))
+  "What is counted of the calls, or attempts, of one method that end with one status."
+  (cells nil :type cells :read-only t)  ; histograms, one behind the other
+  ;; by bucket of the first of them the last EXEMPLAR, once there is one
+  (exemplars nil :type (or null simple-vector)))
+
+(defconstant +statuses+ 17 "How many status codes there are.")
+
+(defstruct (page (:constructor make-page (method)) (:copier nil))
+  "What is counted of the calls of one method."
+  (method "" :type string :read-only t) ; its name as grpc.method has it
+  (cells (make-cells +page-cells+) :type cells :read-only t) ; whatever their status: see PAGE-CELL
+  ;; SERIES of calls by status code
+  (calls (make-array +statuses+ :initial-element nil) :type simple-vector :read-only t)
+  ;; of a client's attempts likewise
+  (attempts (make-array +statuses+ :initial-element nil) :type simple-vector :read-only t))
+
+(defstruct (book (:constructor make-book (role target shard)) (:copier nil))
+  "What is counted of servers, or of channels to one target."
+  ;; whose it is
+  (role :server :type (member :server :client) :read-only t)
+  (target nil :type (or null string) :read-only t) ; as grpc.target has it; nil of servers
+  (shard nil :read-only t)              ; that it is of
+  (pages (make-array 8 :initial-element nil) :type simple-vector) ; by number of method
+  (cells (make-cells +book-cells+) :type cells :read-only t) ; of no method: see BOOK-CELL
+  (labelled '() :type list))            ; an alist from (kind . text) to CELLS of one: see LABELLED
+
+(defstruct (shard (:constructor make-shard (metrics)) (:copier nil))
+  "What is counted on one loop, or by some of the threads that have none."
+  (metrics nil :read-only t)            ; that it is of
+  (loop nil :type (or null loop:event-loop)) ; whose it is now
+  (books '() :type list))               ; of servers, and of the targets of channels
+
+(declaim (sb-ext:freeze-type series page book shard))
+
+(defmethod print-object ((series series) stream)
+  (print-unreadable-object (series stream :type t :identity t)))
+
+(defmethod print-object ((page page) stream)
+  (print-unreadable-object (page stream :type t)
+    (write-string (page-method page) stream)))
+
+(defmethod print-object ((book book) stream)
+  (print-unreadable-object (book stream :type t)
+    (format stream "~(~A~)~@[ ~A~]" (book-role book) (book-target book))))
+
+(defmethod print-object ((shard shard) stream)
+  (print-unreadable-object (shard stream :type t)
+    (format stream "~D book~:P~@[ of ~A~]" (length (shard-books shard)) (shard-loop shard))))
+
+(define-hot status-number ((status symbol)) (mod 17)
+  "The code of STATUS; that of :unknown if it is none."
+  (if (eq :ok status)
+      0
+      (or (position status (load-time-value
+                            (coerce (loop for code below 17 collect (status:code-status code))
+                                    'simple-vector)
+                            t)
+                    :test #'eq)
+          2)))

@@ -1,0 +1,23 @@
+;;;; Buckets at their borders.
+
+(in-package #:clgrpc.tests.metrics)
+(in-suite :clgrpc.metrics)
+
+(test a-bound-belongs-to-its-bucket
+  (dolist (scale (list metrics::**latency** metrics::**size** metrics::**retries**
+                       metrics::**transparent-retries** metrics::**weights**))
+    (loop for bound across (metrics::scale-bounds scale)
+          for i from 0
+          do (is (= i (metrics::bucket-of scale bound)))
+             (is (= (1+ i) (metrics::bucket-of scale (1+ bound)))
+                 "~D of ~S" (1+ bound) scale))))
+
+(test any-value-has-the-first-bucket-whose-bound-is-not-less
+  (loop with bounds = (metrics::scale-bounds metrics::**latency**)
+        with state = (sb-ext:seed-random-state 1)
+        repeat 20000
+        for value = (random (ash 1 (1+ (random 50 state))) state)
+        do (assert (= (metrics::bucket-of metrics::**latency** value)
+                      (or (position value bounds :test #'<=) (length bounds)))))
+  (is (= 42 (1+ (length (metrics::scale-bounds metrics::**latency**)))))
+  (is (equal '(0 1/100000) (subseq (metrics::scale-values metrics::**latency**) 0 2))))

@@ -1,0 +1,105 @@
+;;;; What calls count, at both ends.
+
+(in-package #:clgrpc.tests.metrics)
+(in-suite :clgrpc.metrics)
+
+(defmacro with-metrics ((channel client server &rest handlers) &body body)
+  "Evaluate BODY with CHANNEL to a probe with HANDLERS; CLIENT and SERVER are what they count in."
+  (let ((probe (gensym "PROBE")))
+    `(let* ((,client (grpc:make-metrics :enable t))
+            (,server (grpc:make-metrics))
+            (,probe (start-probe (list ,@handlers) :observer ,server)))
+       (unwind-protect
+            (grpc:with-channel (,channel (grpc:server-address ,probe) :observer (list ,client))
+              ,@body)
+         (grpc:stop-server ,probe :drain 0)))))
+
+(defun ended-p (metrics name count)
+  (wait-until (lambda () (= count (reduce #'+ (points metrics name)
+                                          :key (lambda (point) (first (last point))))))))
+
+(test calls-by-method-and-status
+  (with-metrics (channel client server
+                         :ask (lambda (note call)
+                                (declare (ignore call))
+                                (if (= 13 (number-of note))
+                                    (grpc:fail :not-found "no")
+                                    (note (* 2 (number-of note)))))
+                         :chat #'echo)
+    (loop repeat 3 do (ask channel (note 4)))
+    (handler-case (ask channel (note 13)) (grpc:not-found () nil))
+    (numbers (chat channel (list (note 1) (note 2))))
+    (is-true (ended-p client "grpc.client.attempt.duration" 5))
+    (is-true (ended-p server "grpc.server.call.duration" 5))
+    (let ((ended '(("lab.Bench/Ask" "NOT_FOUND" 1) ("lab.Bench/Ask" "OK" 3)
+                   ("lab.Bench/Chat" "OK" 1)))
+          (started '(("lab.Bench/Ask" 4) ("lab.Bench/Chat" 1))))
+      (dolist (name '("grpc.client.attempt.duration" "grpc.client.call.duration"
+                      "grpc.client.attempt.sent_total_compressed_message_size"
+                      "grpc.client.attempt.rcvd_total_compressed_message_size"))
+        (is (equal ended (points client name)) "~A" name))
+      (dolist (name '("grpc.server.call.duration"
+                      "grpc.server.call.sent_total_compressed_message_size"
+                      "grpc.server.call.rcvd_total_compressed_message_size"))
+        (is (equal ended (points server name)) "~A" name))
+      (is (equal started (points client "grpc.client.attempt.started")))
+      (is (equal started (points server "grpc.server.call.started"))))
+    (flet ((sum (metrics name)
+             (reduce #'+ (metrics:family-points (family metrics name)) :key #'metrics:point-sum)))
+      (is (= (sum client "grpc.client.attempt.sent_total_compressed_message_size")
+             (sum server "grpc.server.call.rcvd_total_compressed_message_size")))
+      (is (= (sum client "grpc.client.attempt.rcvd_total_compressed_message_size")
+             (sum server "grpc.server.call.sent_total_compressed_message_size")))
+      (is (< 0 (sum client "grpc.client.call.duration") 60)))
+    (is (equal '((1)) (points client "grpc.subchannel.open_connections")))
+    (is (equal '((1)) (points server "clgrpc.server.connections")))))
+
+(test calls-that-reach-no-server-have-one-attempt
+  (let ((metrics (grpc:make-metrics)))
+    (grpc:with-channel (channel (tests::free-address) :observer metrics)
+      (handler-case (ask channel (note 1)) (grpc:unavailable () nil))
+      (is (equal '(("lab.Bench/Ask" "UNAVAILABLE" 1))
+                 (points metrics "grpc.client.attempt.duration")))
+      (is (equal '(("lab.Bench/Ask" 1)) (points metrics "grpc.client.attempt.started"))))))
+
+(test methods-that-are-not-kept-are-other
+  (let ((metrics (grpc:make-metrics :methods '("lab.Bench/Chat") :targets (constantly nil))))
+    (with-probe (channel :channel-options (list :observer metrics)) (:ask #'double)
+      (ask channel (note 1))
+      (is-true (ended-p metrics "grpc.client.attempt.duration" 1))
+      (is (equal '((("grpc.method" . "other") ("grpc.target" . "other") ("grpc.status" . "OK")))
+                 (mapcar #'metrics:point-attributes
+                         (metrics:family-points
+                          (family metrics "grpc.client.attempt.duration"))))))))
+
+(test calls-within-the-image
+  (let* ((metrics (grpc:make-metrics))
+         (probe (start-probe (list :ask #'double) :observer metrics))
+         (channel (grpc:server-channel probe :observer metrics)))
+    (unwind-protect
+         (progn
+           (loop repeat 5 do (ask channel (note 4)))
+           (dolist (name '("grpc.client.attempt.duration" "grpc.client.call.duration"
+                           "grpc.server.call.duration"))
+             (is (equal '(("lab.Bench/Ask" "OK" 5)) (points metrics name)) "~A" name)))
+      (grpc:close-channel channel)
+      (grpc:stop-server probe :drain 0))))
+
+(test a-loop-that-stops-leaves-what-it-has-counted
+  (let ((metrics (grpc:make-metrics :targets (constantly nil)))) ; the port is another each time
+    (loop repeat 2
+          do (with-probe (channel :channel-options (list :observer metrics)) (:ask #'double)
+               (ask channel (note 1))))
+    (is (equal '(("lab.Bench/Ask" "OK" 2)) (points metrics "grpc.client.call.duration")))))
+
+(test exemplars-go-with-their-bucket
+  (let ((metrics (grpc:make-metrics :exemplar (constantly '(("trace_id" . "abc"))))))
+    (with-probe (channel :channel-options (list :observer metrics)) (:ask #'double)
+      (ask channel (note 1))
+      (let ((point (first (metrics:family-points (family metrics "grpc.client.call.duration")))))
+        (is (= 1 (count nil (metrics:point-exemplars point) :test-not #'eq)))
+        (is (equal (position 1 (metrics:point-buckets point))
+                   (position nil (metrics:point-exemplars point) :test-not #'eq))))
+      (is (search "# {trace_id=\"abc\"} "
+                  (octets-string (grpc:metrics-text
+                                metrics :accept "application/openmetrics-text")))))))

@@ -1,0 +1,52 @@
+;;;; Instruments of users.
+
+(in-package #:clgrpc.tests.metrics)
+(in-suite :clgrpc.metrics)
+
+(test sums-of-threads-are-exact
+  (let* ((metrics (grpc:make-metrics))
+         (counter (grpc:make-counter metrics "shop.orders" :attributes '("kind")))
+         (histogram (grpc:make-histogram metrics "shop.seconds" :bounds '(1 2)))
+         (threads (loop for i below 8
+                        collect (let ((kind (if (evenp i) "even" "odd")))
+                                  (sb-thread:make-thread
+                                   (lambda ()
+                                     (loop repeat 10000
+                                           do (grpc:add counter 1 kind)
+                                              (grpc:record histogram 3/2))))))))
+    (mapc #'sb-thread:join-thread threads)
+    (is (equal '(("even" 40000) ("odd" 40000)) (points metrics "shop.orders")))
+    (let ((point (first (metrics:family-points (family metrics "shop.seconds")))))
+      (is (equal '(0 80000 0) (metrics:point-buckets point)))
+      (is (= 120000 (metrics:point-sum point))))))
+
+(test gauges-and-counters-that-shrink
+  (let* ((metrics (grpc:make-metrics))
+         (queue (grpc:make-up-down-counter metrics "queue"))
+         (level (grpc:make-gauge metrics "level")))
+    (grpc:add queue 5)
+    (grpc:add queue -15/2)
+    (grpc:record level 7)
+    (grpc:record level 2.5)
+    (grpc:make-gauge metrics "asked" :function (lambda () 42))
+    (is (equal '((-5/2)) (points metrics "queue")))
+    (is (equal '((2.5)) (points metrics "level")))
+    (is (equal '((42)) (points metrics "asked")))))
+
+(test too-many-attributes-overflow
+  (let* ((metrics (grpc:make-metrics))
+         (counter (grpc:make-counter metrics "c" :attributes '("a") :max-series 2)))
+    (dolist (value '("x" :y 3 4 "x")) (grpc:add counter 1 value))
+    (is (equal '(("true" 2) ("x" 2) ("y" 1)) (points metrics "c")))))
+
+(test wrong-instruments-are-refused
+  (let* ((metrics (grpc:make-metrics))
+         (counter (grpc:make-counter metrics "c" :attributes '("a"))))
+    (signals misuse (grpc:make-counter metrics "c"))
+    (signals misuse (grpc:make-counter metrics "grpc.server.call.started"))
+    (signals misuse (grpc:make-counter metrics "no name"))
+    (signals misuse (grpc:make-histogram metrics "h" :bounds '(2 1)))
+    (signals misuse (grpc:add counter 1))
+    (signals misuse (grpc:add counter -1 "x"))
+    (signals misuse (grpc:record counter 1 "x"))
+    (signals misuse (grpc:make-metrics :enable '("nothing")))))

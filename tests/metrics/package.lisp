@@ -1,0 +1,26 @@
+;;;; Tests of metrics: cells by themselves, what calls of all kinds count, and the text.
+
+(defpackage #:clgrpc.tests.metrics
+  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:import-from #:clgrpc.tests.client #:double #:echo)
+  (:local-nicknames (#:grpc #:clgrpc) (#:metrics #:clgrpc.metrics)
+                    (#:tests #:clgrpc.tests.client)))
+
+(in-package #:clgrpc.tests.metrics)
+
+(def-suite :clgrpc.metrics :description "What is counted, and how it is read.")
+(in-suite :clgrpc.metrics)
+
+(defun family (metrics name)
+  "The family NAME that METRICS have, or nil."
+  (find name (metrics:collect metrics) :key #'metrics:family-name :test #'string=))
+
+(defun points (metrics name)
+  "Of the family NAME lists of the values of attributes but targets, and the count or value."
+  (let ((family (family metrics name)))
+    (sort (loop for point in (and family (metrics:family-points family))
+                collect (append (loop for (attribute . value) in (metrics:point-attributes point)
+                                      unless (string= "grpc.target" attribute) collect value)
+                                (list (or (metrics:point-value point)
+                                          (metrics:point-count point)))))
+          #'string< :key #'prin1-to-string)))
