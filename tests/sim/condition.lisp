@@ -100,7 +100,7 @@ latency, a packet that is lost, and turns of the loops.")
     "{\"weighted_round_robin\":{\"blackoutPeriod\":\"0s\",\"weightUpdatePeriod\":\"0.1s\"}}"
     "{\"weighted_round_robin\":{\"blackoutPeriod\":\"0.2s\",\"weightUpdatePeriod\":\"0.1s\",
       \"enableOobLoadReport\":true,\"oobReportingPeriod\":\"0.2s\"}}"
-    "{\"ring_hash_experimental\":{}}"
+    "{\"ring_hash_experimental\":{\"requestHashHeader\":\"x-key\"}}"
     "{\"outlier_detection_experimental\":{\"interval\":\"0.3s\",\"baseEjectionTime\":\"0.5s\",
       \"maxEjectionPercent\":60,\"failurePercentageEjection\":{\"threshold\":50,
       \"minimumHosts\":2,\"requestVolume\":2},\"childPolicy\":[{\"round_robin\":{}}]}}"
