@@ -18,7 +18,7 @@
 
 (defun sources-but (name)
   "The texts of the files of src/ that calls may end in, but for the one called NAME."
-  (loop for folder in '("rpc" "wire" "client" "server" "inproc")
+  (loop for folder in '("rpc" "calling" "wire" "client" "server" "inproc")
         append (loop for path in (uiop:directory-files (asdf:system-relative-pathname
                                                         "clgrpc" (format nil "src/~A/" folder)))
                      unless (string= name (pathname-name path))
