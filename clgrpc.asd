@@ -1036,6 +1036,8 @@
                (:file "plain")
                (:file "opening")
                (:file "http1")
+               (:static-file "http-client.py")
+               (:file "http-client")
                (:file "response")
                (:file "site")
                (:file "request")
