@@ -13,7 +13,7 @@
   :license "MIT"
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
-               "clgrpc/services" "clgrpc/logs" "clgrpc/metrics")
+               "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz")
   :pathname "src/"
   :serial t
   :components ((:file "package"))
@@ -54,6 +54,7 @@
                (:file "queue")
                (:file "fifo")
                (:file "visible")
+               (:file "chronicle")
                (:file "log")
                (:file "trace")
                (:file "decimal")
@@ -610,6 +611,18 @@
   :components ((:file "package")
                (:file "access")))
 
+(defsystem "clgrpc/channelz"
+  :description "What the channels, servers and connections of a process are and do, as a service."
+  :depends-on ("clgrpc/client" "clgrpc/server")
+  :pathname "src/channelz/"
+  :serial t
+  :components ((:static-file "../../proto/grpc/channelz/v1/channelz.proto")
+               (:file "proto")
+               (:file "package")
+               (:file "asking")
+               (:file "socket")
+               (:file "service")))
+
 (defsystem "clgrpc/sim"
   :description "Servers and clients as they are on a virtual network and clock, from a seed."
   :depends-on ("clgrpc")
@@ -685,7 +698,7 @@
                "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
                "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/balance" "clgrpc/tests/transports" "clgrpc/tests/inproc"
-               "clgrpc/tests/services" "clgrpc/tests/logs" "clgrpc/tests/metrics"
+               "clgrpc/tests/services" "clgrpc/tests/logs" "clgrpc/tests/metrics" "clgrpc/tests/channelz"
                "clgrpc/tests/sim" "clgrpc/tests/policy" "clgrpc/tests/abuse" "clgrpc/tests/promise"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
@@ -1092,6 +1105,13 @@
   :serial t
   :components ((:file "package")
                (:file "access")))
+
+(defsystem "clgrpc/tests/channelz"
+  :depends-on ("clgrpc" "clgrpc/tests/server")
+  :pathname "tests/channelz/"
+  :serial t
+  :components ((:file "package")
+               (:file "service")))
 
 (defsystem "clgrpc/tests/abuse"
   :depends-on ("clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/tests/hpack"

@@ -113,7 +113,8 @@
                 #:make-gauge #:make-histogram #:add #:record)
   (:import-from #:clgrpc.services
                 #:health-service #:health-status #:health-handler #:set-health-status
-                #:reflection-services))
+                #:reflection-services)
+  (:import-from #:clgrpc.channelz #:channelz-service))
 
 ;; the package uses no other, so what it imports is exactly what it gives to users
 (eval-when (:compile-toplevel :load-toplevel :execute)

@@ -36,6 +36,7 @@
     ("inproc" "calling" "serving" :all-of)
     ("services" "inproc" "server" :all-of)
     ("metrics" "rpc" :all-of)
+    ("channelz" "client" "server" :all-of)
     ("web" "inproc" "client" "server" :all-of)
     ("observe" "inproc" "client" "server" :all-of)
     ("cluster" "inproc" "client" "server" :all-of)

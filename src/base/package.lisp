@@ -108,6 +108,11 @@
    #:remove-from-fifo #:clear-fifo
    ;; visible.lisp
    #:visible-text #:write-visible #:unsafe-char-p #:bounded-text #:with-bounded-text
+   ;; chronicle.lisp
+   #:new-number #:chronicle #:make-chronicle #:chronicle-number #:chronicle-born-ns
+   #:chronicle-count #:note-happening #:happenings #:+most-happenings+
+   #:happening-text #:happening-severity #:happening-ns #:happening-child #:happening-child-name
+   #:make-registry #:enter-registry #:quit-registry #:registered
    ;; log.lisp, trace.lisp, journal.lisp
    #:*log-function* #:add-log-listener #:remove-log-listener #:log-event #:log-condition
    #:tracers #:tracer-table #:tracer #:tracer-name #:tracer-text #:tracer-aliases #:tracer-meaning

@@ -166,7 +166,10 @@ STATUS."
   (when (core-attempt-interceptors (client-call-core call)) (end-view call attempt status))
   (let* ((subchannel (stream-subchannel stream link))
          (listener (subchannel-listener subchannel)))
-    (unless (member status '(:ok :cancelled nil)) (incf (subchannel-failures subchannel)))
+    (case status
+      (:ok)
+      ((:cancelled nil) (incf (subchannel-cancellations subchannel)))
+      (t (incf (subchannel-failures subchannel))))
     (when listener
       (funcall listener call subchannel status
                (if attempt

@@ -94,10 +94,15 @@ WITH-CHANNEL."
                             :encoding encoding :authority authority :resolver resolver
                             :balancing balancing :default-config config
                             :receive-limit (getf arguments :max-receive-octets)
-                            :attempt-interceptors attempt-interceptors))))
+                            :attempt-interceptors attempt-interceptors
+                            :chronicle (make-chronicle
+                                      (loop:read-clock (client-loop-loop client-loop)))))))
     (setf (core-balancer core) (make-instance 'switch :parent core))
     (add-guard core)
     (trace-event :channel :channel-made :target target)
+    (note-happening (core-chronicle core) (chronicle-born-ns (core-chronicle core))
+                    "channel created")
+    (enter-registry core **cores**)
     (loop:end-before-save core #'close-core)
     (let ((channel (apply #'make-instance
                           (if (or interceptors call-credentials)

@@ -168,6 +168,10 @@ is choosy. Those that wait for ready keep their places when a failure is picked 
 (defun change-core-state (core state)
   (trace-event :connectivity-state :state-changed :target (core-name core)
                :from (core-state core) :to state)
+  (let ((failed (eq :transient-failure state)))
+    (note-core-event core (if failed :warning :info) "state changed from ~A to ~A~@[: ~A~]"
+                     (state-text (core-state core)) (state-text state)
+                     (and failed (core-trouble core))))
   (setf (core-state core) state)
   (sb-thread:with-mutex ((core-lock core))
     (sb-thread:condition-broadcast (core-changed core)))
@@ -216,11 +220,26 @@ is choosy. Those that wait for ready keep their places when a failure is picked 
 
 ;;; What the resolver says
 
+(defconstant +told-backends+ 8
+  "An event of a channel names so many of its servers at most.")
+
+(defun note-backends (core backends)
+  "The resolver of CORE has told of BACKENDS: note that if they are others than before."
+  (let ((keys (sort (mapcar #'backend-key backends) #'string<)))
+    (unless (equal keys (core-backend-keys core))
+      (let ((more (- (length keys) +told-backends+)))
+        (note-core-event core :info "the resolver tells of ~[no servers~:;~:*~D server~:P: ~
+                                     ~{~A~^, ~}~@[ and ~D more~]~]"
+                         (length keys) (subseq keys 0 (min +told-backends+ (length keys)))
+                         (and (plusp more) more)))
+      (setf (core-backend-keys core) keys))))
+
 (defun receive-backends (core backends pushed)
   "The resolver of CORE has told of BACKENDS, and has PUSHED a service config, as SELECTED-CONFIG
 takes it."
   (trace-event :channel :backends :target (core-name core)
                                   :backends (mapcar #'backend-key backends))
+  (note-backends core backends)
   (let ((config (selected-config core pushed)))
     (cond (config
            (adopt-config core config)
@@ -243,6 +262,7 @@ takes it."
 (defun receive-failure (core text)
   "The resolver of CORE has no backends because of TEXT. Those that there are stay in use."
   (log-event :info :resolving-failed :target (core-name core) :reason text)
+  (note-core-event core :warning "resolving failed: ~A" text)
   (cond ((not (core-resolved core)) (fail-resolving core text))
         ((shiftf (core-awaiting core) nil)
          (exit-idle (core-balancer core))))
@@ -364,6 +384,7 @@ as after the first failure."
   "End CORE, unless that is done, and give up its client loop. Not on its loop."
   (when (sb-thread:with-mutex ((core-lock core)) (shiftf (core-open core) nil))
     (trace-event :channel :channel-closed :target (core-name core))
+    (quit-registry core **cores**)
     (let ((done (sb-thread:make-semaphore)))
       (loop:run-or-post (core-loop core)
                         (lambda ()

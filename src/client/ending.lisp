@@ -129,6 +129,7 @@ deadline is that of the deadline, and what was said of it its cause."
     (wire:seal-batch call)
     (wire:stop-timers call)
     (unless (side-call-p call)
+      (note-call-ended (client-call-core call) status)
       (loop:leave-call (wire-call-loop call) (wire-call-unattended call)))
     (when (zerop (wire:wire-call-born-ns call)) ; it never began
       (setf (wire:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))

@@ -63,5 +63,11 @@
    #:impose-veto #:lift-veto #:veto-name #:veto-state #:add-listener
    ;; side-call.lisp
    #:open-side-call #:close-side-call
+   ;; for channelz
+   #:**cores** #:core-chronicle #:core-state #:core-subchannels #:core-calls-begun
+   #:core-calls-succeeded #:core-calls-failed #:core-call-ns #:core-name #:trunk-of
+   #:trunk-failure #:all-links
+   #:subchannel-chronicle #:subchannel-picks #:subchannel-failures #:subchannel-cancellations
+   #:addresses-text #:state-text
    ;; channel.lisp
    #:wire-channel #:make-channel #:with-channel))

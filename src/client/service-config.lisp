@@ -80,6 +80,18 @@ be now that the service config is known; true if it was."
 
 ;;; Which one it is
 
+(defconstant +told-config+ 200
+  "An event of a channel has so many characters of a service config at most.")
+
+(defglobal **empty-config** (config:parse-service-config "{}"))
+
+(defun told-config (config)
+  "The beginning of CONFIG, for people."
+  (let ((text (princ-to-string (config:service-config-source config))))
+    (if (<= (length text) +told-config+)
+        text
+        (format nil "~A…" (subseq text 0 +told-config+)))))
+
 (defun adopt-config (core config)
   "CONFIG is in force in CORE's channel from now on. Calls that wait for the first one take it."
   (let ((before (core-config core)))
@@ -87,6 +99,9 @@ be now that the service config is known; true if it was."
                  (equal (config:service-config-source before)
                         (config:service-config-source config)))
       (trace-event :channel :service-config :target (core-name core) :config config)
+      (when (or before (not (eq config **empty-config**)))
+        (note-core-event core :info "service config ~:[adopted~;changed~]: ~A" before
+                         (told-config config)))
       (let ((table (and (plusp (hash-table-count (config:service-config-methods config)))
                         (make-method-table config (core-receive-limit core)))))
         (sb-thread:barrier (:write))    ; other threads look things up in it
@@ -97,8 +112,6 @@ be now that the service config is known; true if it was."
         (dolist (call (waiting-calls core))
           (when (and (null (call-status call)) (limit-time call))
             (wire:start-deadline call)))))))
-
-(defglobal **empty-config** (config:parse-service-config "{}"))
 
 (defun selected-config (core pushed)
   "The service config that is to be in force in CORE's channel now that its resolver has PUSHED one,

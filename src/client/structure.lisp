@@ -83,7 +83,17 @@
   (throttle nil :type (or null throttle)) ; of retries, once one may be throttled
   (retrying (make-hash-table :test 'eq) :type hash-table :read-only t) ; calls that wait for their
                                         ; next attempt, as keys
-  (attempt-interceptors '() :type list :read-only t)) ; see MAKE-CHANNEL
+  (attempt-interceptors '() :type list :read-only t) ; see MAKE-CHANNEL
+  ;; for channelz
+  (chronicle (make-chronicle 0) :type chronicle :read-only t) ; its number and its last events
+  (backend-keys '() :type list)         ; of the backends that the resolver last told of, sorted
+  (calls-begun 0 :type (unsigned-byte 62)) ; of users
+  (calls-succeeded 0 :type (unsigned-byte 62)) ; that have ended with OK
+  (calls-failed 0 :type (unsigned-byte 62)) ; that have ended otherwise
+  (call-ns 0 :type (unsigned-byte 62)))  ; when the last one began, 0 for none
+
+(defglobal **cores** (make-registry)
+  "The cores of the channels that are open, a registry.")
 
 (defmethod print-object ((core core) stream)
   (print-unreadable-object (core stream :type t)
@@ -91,6 +101,11 @@
 
 (defun core-now (core)
   (loop:event-loop-now (core-loop core)))
+
+(defun note-core-event (core severity text &rest arguments)
+  "Note for channelz what has happened to CORE's channel: TEXT, a control string, with ARGUMENTS."
+  (note-happening (core-chronicle core) (core-now core) (apply #'format nil text arguments)
+                  :severity severity))
 
 (defgeneric serve-waiting (core)
   (:documentation "Calls of CORE that wait for a stream may get one now, or have a connection made
@@ -132,6 +147,18 @@ addresses, a plist."
 one. While calls can be made, that others connect is nothing that anybody waits for."
   (unless (and (eq :ready (core-state core)) (not (eq :queue stage)))
     (wire:enter-stage (core-clock core) stage (core-now core))))
+
+(define-hot (note-call-begun :inline t) ((core core)) null
+  "A call of CORE's user begins."
+  (incf (core-calls-begun core))
+  (setf (core-call-ns core) (loop:event-loop-now (core-loop core)))
+  nil)
+
+(defun note-call-ended (core status)
+  "A call of CORE's user has ended with STATUS."
+  (if (eq :ok status)
+      (incf (core-calls-succeeded core))
+      (incf (core-calls-failed core))))
 
 (defun ask-resolver (core)
   "Servers of CORE have gone or cannot be reached: their addresses may have changed. A resolver that
@@ -185,7 +212,9 @@ them. If it has a SHARED-TRUNK, its LINK-STATE is what it has asked for and hear
   (breaker nil :type (or null breaker)) ; of a guarded channel's
   (side-calls '() :type list)           ; the channel's own calls on its links, see side-call.lisp
   (note nil)                            ; what its balancer knows of it
-  (failures 0 :type (unsigned-byte 62))) ; attempts that ended badly; not if cancelled
+  (failures 0 :type (unsigned-byte 62)) ; attempts that ended badly; not if cancelled
+  (cancellations 0 :type (unsigned-byte 62)) ; attempts that were cancelled
+  (chronicle (make-chronicle 0) :type chronicle :read-only t)) ; its number and its last events
 
 (declaim (sb-ext:freeze-type trunk))
 
@@ -216,6 +245,23 @@ them. If it has a SHARED-TRUNK, its LINK-STATE is what it has asked for and hear
 (defun addresses-text (trunk)
   "The addresses of TRUNK, for people."
   (format nil "~{~A~^,~}" (mapcar #'os:address-text (trunk-addresses trunk))))
+
+(defun state-text (state)
+  "STATE, a CONNECTIVITY, as gRPC's documents spell it."
+  (substitute #\_ #\- (string state)))
+
+(defun note-subchannel-event (subchannel severity text &rest arguments)
+  "As NOTE-CORE-EVENT, of SUBCHANNEL."
+  (note-happening (subchannel-chronicle subchannel) (core-now (subchannel-core subchannel))
+                  (apply #'format nil text arguments)
+                  :severity severity))
+
+(defun note-child-event (subchannel text)
+  "Note TEXT, which has happened to SUBCHANNEL, for its channel."
+  (let ((core (subchannel-core subchannel)))
+    (note-happening (core-chronicle core) (core-now core) text
+                    :child (chronicle-number (subchannel-chronicle subchannel))
+                    :child-name (addresses-text subchannel))))
 
 (defmethod print-object ((trunk shared-trunk) stream)
   (print-unreadable-object (trunk stream :type t)

@@ -110,6 +110,7 @@ loop has just stopped, since the channel was closed, end CALL."
 
 (define-hot begin-call ((call client-call) request) null
   "Start CALL, unless it has ended, as soon as there is a stream. On its loop."
+  (note-call-begun (client-call-core call))
   (unless (call-status call)
     (when (zerop (wire:wire-call-born-ns call))
       (setf (wire:wire-call-born-ns call) (loop:event-loop-now (wire-call-loop call))))

@@ -16,7 +16,9 @@
          (subchannel (make-subchannel
                       :core core :balancer balancer :key (backend-key backend)
                       :addresses (backend-addresses backend)
-                      :attributes (backend-attributes backend))))
+                      :attributes (backend-attributes backend)
+                      :chronicle (make-chronicle (core-now core)))))
+    (note-child-event subchannel "subchannel created")
     (when (core-commons core) (join-trunk subchannel))
     (push subchannel (core-subchannels core))
     (map-ancestors (lambda (ancestor) (subchannel-opened ancestor subchannel)) balancer)
@@ -122,6 +124,7 @@ SINCE-NS, the newest first."
     (apply #'log-event :trace event :tracer :subchannel
            :target (core-name (trunk-core trunk)) plist))
   (when (eq event :attempt-failed)
+    (note-trunk-event trunk :warning "an attempt to connect failed: ~A" (getf plist :reason))
     (rpc:observe subchannel-failed (core-observer (trunk-core trunk)) (getf plist :reason))
     (note-failure trunk (getf plist :reason))))
 
@@ -201,6 +204,8 @@ many streams it allows."
             (wire:link-greeted link) t)
       (rpc:observe subchannel-connected (core-observer (trunk-core trunk)) (wire:link-peer link))
       (note-failure trunk nil)
+      (note-trunk-event trunk :info "connected to ~A, socket ~D" (wire:link-peer link)
+                        (wire:link-number link))
       (enter-stages trunk :queue)
       (trace-event :handshaker :settings-received
                    :role :client :peer (wire:link-peer link)
@@ -356,7 +361,10 @@ is nobody else's. If it is connected to one of them SUBCHANNEL stays, until that
   "A new stream of LINK, or nil if it has none now; if it has used up its identifiers, mark it so
 that it is left."
   (let ((http2 (wire:link-http2 link)))
-    (or (http2:open-stream http2)
+    (or (let ((stream (http2:open-stream http2)))
+          (when stream
+            (setf (wire:link-stream-ns link) (loop:event-loop-now (link-loop link))))
+          stream)
         (progn
           (when (and (http2:connection-ready-p http2)
                      (< (http2:connection-stream-count http2)
@@ -425,6 +433,7 @@ that it is left."
   (http2:counters-streams-opened (http2:connection-counters (wire:link-http2 link))))
 
 (defun all-links (trunk)
+  "The links of TRUNK, with those that take no more calls. On its loop."
   (append (trunk-links trunk) (trunk-leaving trunk)))
 
 (defun subchannel-picks (subchannel)
@@ -501,6 +510,9 @@ that use TRUNK wait twice as long (gRFC A8)."
         (used (member link (trunk-links trunk))))
     (trace-event :subchannel :connection-ended :target (core-name (trunk-core trunk))
                  :peer (wire:link-peer link) :reason (wire:link-failure link))
+    (unless endeavour
+      (note-trunk-event trunk :info "the connection with ~A, socket ~D, has ended: ~A"
+                        (wire:link-peer link) (wire:link-number link) (wire:link-failure link)))
     (when (wire:link-greeted link)
       (rpc:observe subchannel-disconnected (core-observer (trunk-core trunk))
                    (wire:link-peer link) (disconnect-error trunk link)))
@@ -562,6 +574,7 @@ that use TRUNK wait twice as long (gRFC A8)."
 (defun stop-connecting (subchannel text)
   "SUBCHANNEL is in use no more, because of TEXT; its balancer knows."
   (end-trunk subchannel text)
+  (note-subchannel-event subchannel :info "shut down: ~A" text)
   (setf (subchannel-state subchannel) :shutdown)
   (dolist (watcher (subchannel-watchers subchannel))
     (funcall (the function watcher) subchannel)))
@@ -570,6 +583,7 @@ that use TRUNK wait twice as long (gRFC A8)."
   "SUBCHANNEL has no more calls, because of TEXT."
   (map-ancestors (lambda (ancestor) (subchannel-closed ancestor subchannel))
                  (subchannel-balancer subchannel))
+  (note-child-event subchannel (format nil "subchannel removed: ~A" text))
   (stop-connecting subchannel text)
   (if (subchannel-shared subchannel)
       (leave-trunk subchannel text)

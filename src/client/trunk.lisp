@@ -95,6 +95,11 @@ their own state is another now, their balancers. What those do comes after all h
   (setf (trunk-failure trunk) text)
   (map-cores (lambda (core) (setf (core-trouble core) text)) trunk))
 
+(defun note-trunk-event (trunk severity text &rest arguments)
+  "As NOTE-SUBCHANNEL-EVENT, of those that use TRUNK."
+  (dolist (owner (owners trunk))
+    (apply #'note-subchannel-event owner severity text arguments)))
+
 (defun enter-stages (trunk stage)
   "The channels that wait for TRUNK have come to STAGE of getting a connection, see ENTER-STAGE."
   (dolist (owner (engaged-owners trunk)) (enter-stage (subchannel-core owner) stage)))

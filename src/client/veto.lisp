@@ -18,6 +18,11 @@ the newest veto makes of it."
                :target (core-name (subchannel-core subchannel))
                :addresses (addresses-text subchannel)
                :from (subchannel-state subchannel) :to state)
+  (let ((failed (eq :transient-failure state)))
+    (note-subchannel-event subchannel (if failed :warning :info)
+                           "state changed from ~A to ~A~@[: ~A~]"
+                           (state-text (subchannel-state subchannel)) (state-text state)
+                           (and failed (trouble-text subchannel))))
   (setf (subchannel-state subchannel) state)
   (loop:guarding (:balancer-failed :balancer (subchannel-balancer subchannel))
     (subchannel-changed (subchannel-balancer subchannel) subchannel)))

@@ -59,9 +59,20 @@
       (recycle-stream stream)))
   nil)
 
+(define-hot note-early-end ((stream stream)) null
+  "STREAM is about to be reset, or lost. It has failed, unless the server has ended its side: what
+the client has not sent by then matters to nobody."
+  (let ((connection (stream-connection stream)))
+    (when (if (connection-server-p connection)
+              (stream-sendable-p stream)
+              (stream-receivable-p stream))
+      (incf (counters-streams-failed (connection-counters connection))))
+    nil))
+
 (define-hot reset-finished-stream ((stream stream) (state state) (code error-code) (source keyword))
     null
   "End STREAM in STATE and tell the owner why: CODE and SOURCE as ON-RESET has them."
+  (note-early-end stream)
   (setf (stream-state stream) state)
   (funcall (sink-on-reset (connection-sink (stream-connection stream))) stream code source)
   (finish-stream stream))

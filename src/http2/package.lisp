@@ -19,7 +19,8 @@
    #:sink #:make-sink
    #:pool #:make-pool #:pool-queued-octets
    #:counters #:counters-queued-octets #:counters-control-frames #:counters-block-octets
-   #:counters-streams-opened #:counters-streams-refused #:counters-resets-received
+   #:counters-streams-opened #:counters-streams-failed #:counters-streams-refused
+   #:counters-resets-received
    #:counters-resets-sent #:counters-pings-received #:counters-settings-received
    #:counters-empty-frames #:counters-malformed-messages
    #:stream #:stream-p #:stream-id #:stream-connection #:stream-user #:stream-tally-in
@@ -29,7 +30,7 @@
    #:connection-sink #:connection-output #:connection-counters #:connection-stream-count
    #:connection-closed-p #:connection-draining-p #:connection-ready-p #:connection-error-text
    #:connection-last-receive-ns #:connection-peer-max-streams #:connection-peer-max-header-list
-   #:connection-goaway-received
+   #:connection-goaway-received #:connection-send-window #:connection-receive-window
    ;; header.lisp
    #:field-kind-of
    #:+kind-malformed+ #:+kind-method+ #:+kind-scheme+ #:+kind-authority+ #:+kind-path+

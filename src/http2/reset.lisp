@@ -119,9 +119,11 @@ section 6.4."
           ((= +idle+ (stream-state stream)) ; unknown to the peer: ID can be used again
            (setf (stream-state stream) +closed+)
            (decf (connection-highest-id connection) 2)
+           (incf (counters-streams-failed (connection-counters connection)))
            (finish-stream stream))
           (t
            (remember-reset connection id)
+           (note-early-end stream)
            (setf (stream-state stream) +reset+)
            (incf (counters-resets-sent (connection-counters connection)))
            (emit-frame (connection rst-stream 0 id) error-code)

@@ -56,6 +56,7 @@ began, and the state of its rate limits (patience.lisp)."
   (control-frames 0 :type event-count)  ; answers appended since the output was last empty
   (block-octets 0 :type index)          ; of the header block that is being collected
   (streams-opened 0 :type event-count)  ; by either side
+  (streams-failed 0 :type event-count)  ; of those opened: ended before the server had said all
   (streams-refused 0 :type event-count) ; of the peer, above our limit
   (resets-received 0 :type event-count) ; RST_STREAM frames of the peer
   (resets-sent 0 :type event-count)     ; RST_STREAM frames of ours
@@ -294,11 +295,15 @@ this to NIL. The owner does so each time it takes the buffer away to send it.")
     "The peer's SETTINGS_MAX_HEADER_LIST_SIZE; 2^32-1 if it named none. It is only advice (6.5.2).")
    (connection-goaway-received
     "The last stream that the peer's GOAWAY says it has seen, 0 for none; -1 without a GOAWAY.")
+   (connection-send-window "How many octets of DATA the peer still takes on a connection.")
+   (connection-receive-window "How many octets of DATA the peer may still send on a connection.")
    (pool-queued-octets "DATA octets queued on all connections of a pool.")
    (counters-queued-octets "DATA octets queued on all streams, waiting for windows or a turn.")
    (counters-control-frames "Answers appended since the output was last empty.")
    (counters-block-octets "Octets of the header block that is being collected.")
    (counters-streams-opened "Streams that were opened, by either side.")
+   (counters-streams-failed
+    "Streams of those opened that were reset or lost before the server had ended its side.")
    (counters-streams-refused "Streams of the peer above our limit.")
    (counters-resets-received "RST_STREAM frames received.")
    (counters-resets-sent "RST_STREAM frames sent.")

@@ -10,7 +10,8 @@
                 #:atomic-decf)
   (:export
    ;; world.lisp
-   #:world #:make-world #:world-client-loops #:world-clock #:*world* #:simulated-p #:unix-seconds
+   #:world #:make-world #:world-client-loops #:world-clock #:world-now #:*world*
+   #:simulated-p #:unix-seconds
    #:network
    #:make-network #:notice-end #:await-notice #:await-semaphore #:await-futex
    ;; guard.lisp
@@ -53,7 +54,7 @@
    #:reload-credentials
    ;; tls.lisp
    #:tls-credentials-alpn #:security-alpn #:make-tls-transport #:transport-handshaking-p
-   #:transport-security #:security
+   #:transport-security #:transport-own-certificate #:security
    #:security-protocol #:security-cipher #:security-resumed-p #:security-server-name
    #:security-peer-certificate
    ;; baton.lisp

@@ -101,6 +101,13 @@ thread."
   (let ((tls (transport-state transport)))
     (and (typep tls 'tls) (tls-security tls))))
 
+(defun transport-own-certificate (transport)
+  "The DER of the certificate that our end of TRANSPORT shows, or NIL if there is none, or the
+session has ended. On the loop."
+  (let ((tls (transport-state transport)))
+    (and (typep tls 'tls) (tls-security tls) (/= 0 (tls-ssl tls))
+         (os:own-certificate (tls-ssl tls)))))
+
 ;;; The area
 
 (defmacro lending-area ((transport tls) &body body)

@@ -101,6 +101,7 @@ any more."
   (ssl-set-context "SSL_set_SSL_CTX" pointer (ssl pointer) (context pointer))
   (ssl-get-peer-certificate ("SSL_get1_peer_certificate" "SSL_get_peer_certificate") pointer
                             (ssl pointer))
+  (ssl-get-certificate "SSL_get_certificate" pointer (ssl pointer))
   (ssl-get-peer-cert-chain "SSL_get_peer_cert_chain" pointer (ssl pointer))
   (ssl-get0-verified-chain "SSL_get0_verified_chain" pointer (ssl pointer))
   (ssl-get-session "SSL_get_session" pointer (ssl pointer))

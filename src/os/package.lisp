@@ -21,12 +21,14 @@
    ;; socket.lisp
    #:+af-unspec+ #:+af-inet+ #:+af-inet6+ #:+sol-socket+ #:+so-error+ #:+so-reuseaddr+
    #:+so-reuseport+ #:+ipproto-tcp+
-   #:+tcp-nodelay+ #:+tcp-user-timeout+
+   #:+tcp-nodelay+ #:+tcp-user-timeout+ #:+tcp-info+ #:+so-linger+ #:+so-rcvtimeo+
+   #:+so-sndtimeo+
    #:open-socket #:open-datagram-socket #:bind-socket #:listen-socket #:accept-socket
    #:connect-socket
    #:receive-octets #:send-octets #:shutdown-output
    #:close-descriptor
-   #:socket-option #:set-socket-option #:socket-address #:peer-address #:open-descriptors
+   #:socket-option #:socket-option-octets #:set-socket-option
+   #:socket-address #:peer-address #:open-descriptors
    #:open-descriptor-count #:peer-user #:descriptor-limit #:raise-descriptor-limit
    ;; address.lisp
    #:+af-unix+ #:+address-octets+ #:make-address #:make-unix-address #:unix-address-name
@@ -71,6 +73,7 @@
    #:open-tls-session #:close-tls-session #:tls-session-count #:shake-hands #:decrypt-octets
    #:encrypt-octets
    #:end-session-output #:update-keys #:session-failure #:session-alpn #:session-version
-   #:session-cipher #:session-resumed-p #:session-certificate #:presented-certificate
+   #:session-cipher #:session-resumed-p #:session-certificate #:own-certificate
+   #:presented-certificate
    #:session-end #:session-ticket
    #:free-session-ticket))

@@ -534,6 +534,11 @@ certificate, what is wrong with that."
       (unwind-protect (x509-octets x509)
         (x509-free x509)))))
 
+(defun own-certificate (ssl)
+  "The DER of the certificate that this end of SSL shows, or NIL if it has none."
+  (let ((x509 (ssl-get-certificate ssl)))
+    (unless (zerop x509) (x509-octets x509))))
+
 (defun presented-certificate (ssl)
   "The DER of the certificate that SSL's peer, a server, has shown, also if it was refused for that;
 NIL if there is none or OpenSSL, before version 3, has forgotten it."

@@ -128,7 +128,9 @@ and return it."
                 :fields (request-fields request)
                 :accepted (request-accepted request))))
     (declare (type (unsigned-byte 62) now))
-    (setf (http2:stream-user stream) call)
+    (setf (http2:stream-user stream) call
+          (wire:link-stream-ns link) now)
+    (unless (eq dialect **plain**) (setf (hub-call-ns hub) now))
     (when dialect (setf (wire:wire-call-dialect call) dialect))
     (when (or (request-incoming request) (hub-encoding hub))
       (begin-compression call (request-incoming request) (hub-encoding hub)))
@@ -217,6 +219,27 @@ and return it."
   (decf (wire:link-calls link))
   nil)
 
+(defun hub-tally (hub)
+  "How many calls of HUB have begun, succeeded and failed, and when the last began, 0 for none. On
+its loop."
+  (let ((running 0))
+    (loop for link across (hub-links hub)
+          do (http2:map-streams (lambda (stream)
+                                  (let ((call (http2:stream-user stream)))
+                                    (when (and (typep call 'server-call)
+                                               (not (eq **plain** (wire:wire-call-dialect call))))
+                                      (incf running))))
+                                (wire:link-http2 link)))
+    (values (+ running (hub-calls hub))
+            (- (hub-calls hub) (hub-failed hub))
+            (hub-failed hub)
+            (hub-call-ns hub))))
+
+(define-hot (count-end :inline t) ((hub hub) (call server-call)) null
+  (incf (hub-calls hub))
+  (unless (eq :ok (call-status call)) (incf (hub-failed hub)))
+  nil)
+
 (defun server-stream-closed (stream)
   "The sink's on-stream-closed: the core says nothing more of STREAM after this."
   (let ((call (http2:stream-user stream)))
@@ -226,7 +249,7 @@ and return it."
         (retire-call call link)
         (http2:release-stream stream)
         (unless (eq **plain** (wire:wire-call-dialect call)) ; which is no call
-          (incf (hub-calls (link-owner link))))
+          (count-end (link-owner link) call))
         (when (and (zerop (wire:link-calls link)) (wire:link-draining link))
           (wire:close-link link "drained"))))))
 

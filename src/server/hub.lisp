@@ -11,6 +11,8 @@
   ;; its connections, in no order
   (links (make-array 16 :adjustable t :fill-pointer 0 :initial-element nil) :type vector)
   (calls 0 :type (unsigned-byte 62))    ; how many have ended
+  (failed 0 :type (unsigned-byte 62))   ; how many of these with another status than OK
+  (call-ns 0 :type (unsigned-byte 62))  ; when the last one began, 0 for none
   (open 0 :type fixnum)                 ; how many are under way, plain requests included
   (max-open 0 :type fixnum)             ; how many may be
   (answering 0 :type sb-ext:word)       ; octets of answers on their way to the loop; atomic

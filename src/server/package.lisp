@@ -31,6 +31,9 @@
    #:wire-server #:start-server #:stop-server #:server-address #:server-addresses
    #:server-statistics #:server-running-p #:server-service-names #:note-server-started
    #:note-server-stopping
+   ;; for channelz
+   #:**servers** #:server-chronicle #:server-hubs #:server-sockets
+   #:hub-tally #:hub-links #:hub-loop
    ;; site.lisp, request.lisp, response.lisp
    #:http-handler #:http-request #:http-request-p #:http-request-method #:http-request-target
    #:http-request-path #:http-request-query #:http-request-headers #:http-request-header

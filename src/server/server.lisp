@@ -16,6 +16,10 @@
     (format stream "~(~A~)~{ ~A~} ~{~(~A~)~^ ~}" (server-state server) (server-addresses server)
             (mapcar (lambda (service) (class-name (class-of service))) (server-services server)))))
 
+(defun note-server-event (server text &rest arguments)
+  "Note for channelz what has happened to SERVER: TEXT, a control string, with ARGUMENTS."
+  (note-happening (server-chronicle server) (loop:world-now) (apply #'format nil text arguments)))
+
 (defun server-addresses (server)
   "The addresses SERVER listens on, a list of strings such as \"HOST:PORT\" or \"unix:PATH\", each
 fit for a client. From any thread."
@@ -113,6 +117,7 @@ had. From any thread."
                                 :interceptors (rpc:check-interceptors interceptors)
                                 :observer (rpc:check-observer observer)
                                 :credentials credentials
+                                :chronicle (make-chronicle (loop:world-now))
                                 :encoding (wire:find-encoding compression)
                                 :reserve (loop:make-reserve
                                           :threads (options-reserve-threads options)
@@ -126,6 +131,8 @@ had. From any thread."
     (check-methods execution interceptors routes)
     (when credentials (loop:check-credentials credentials :server))
     (unless (typep loops '(integer 1 1024)) (misuse "LOOPS must be from 1 to 1024, not ~S." loops))
+    (note-server-event server "server created")
+    (enter-registry server **servers**)
     (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-server server :drain 0))))
       (unless (loop:simulated-p)        ; where descriptors cost nothing
         (setf (server-census server) (make-census options (allowed-connections options))))
@@ -139,7 +146,7 @@ had. From any thread."
         (let ((scheme (loop:find-scheme address)))
           (if (and scheme (loop:scheme-listen scheme))
               (funcall (loop:scheme-listen scheme) server address)
-              (push (listen-for server address) (server-listeners server))))))
+              (push (begin-listening server address) (server-listeners server))))))
     (setf (server-listeners server) (reverse (server-listeners server))
           (server-state server) :serving)
     (log-event :info :server-started :addresses (server-addresses server)
@@ -191,6 +198,13 @@ admitted; so their limit is higher, and holds only when too many connections hav
           (min 1000000 (+ connections (max-leaving connections)
                           (* loop:+most-lingering+ (server-loop-count server)))))
     options))
+
+(defun begin-listening (server address)
+  "A new listener of SERVER's on ADDRESS."
+  (let ((listener (listen-for server address)))
+    (push (cons (new-number) listener) (server-sockets server))
+    (note-server-event server "listening on ~A" (loop:listener-address listener))
+    listener))
 
 (defun listen-for (server address)
   (let ((hubs (server-hubs server)))
@@ -251,6 +265,7 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
       (setf (server-state server) :stopped)
       (return-from stop-server t))
     (service:forget-watcher (server-watcher server))
+    (note-server-event server "draining")
     (log-event :info :server-draining :addresses (server-addresses server) :seconds drain)
     (mapc #'loop:close-listener (server-listeners server))
     (mapc #'close-entrance (server-entrances server))
@@ -269,6 +284,7 @@ Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SER
       (loop:join-event-loop (hub-loop hub)))
     (loop:close-reserve (server-reserve server) 1)
     (loop:forget-ending server)
+    (quit-registry server **servers**)
     (setf (server-state server) :stopped)
     (log-event :info :server-stopped :addresses (server-addresses server) :drained emptied)
     emptied))

@@ -2,6 +2,9 @@
 
 (in-package #:clgrpc.server)
 
+(defglobal **servers** (make-registry)
+  "The servers that have not stopped, a registry.")
+
 (defclass wire-server (server)
   ((credentials :initarg :credentials :reader server-credentials) ; for TLS, or nil
    (hubs :initform '() :accessor server-hubs) ; one for each loop
@@ -12,7 +15,14 @@
    (census :accessor server-census)     ; of the peers: see peer.lisp
    (refusals :accessor server-refusals) ; that the log is to hear of
    (encoding :initarg :encoding :reader server-encoding) ; of answers, if nobody says otherwise
+   (chronicle :initarg :chronicle :reader server-chronicle) ; its number and what has happened to it
+   (sockets :initform '() :accessor server-sockets) ; an alist from number to listener
    (watcher :initform nil :accessor server-watcher) ; the function that WATCH-SERVICES has
    ;; :starting, :serving, :draining or :stopped
    (state :initform :starting :accessor server-state))
   (:documentation "A server over the network, which is a server within the image besides."))
+
+(document-functions
+  server-hubs "The hubs of SERVER, one for each of its loops."
+  server-chronicle "The number of SERVER, and what has happened to it."
+  server-sockets "An alist from the numbers of what SERVER listens on to its listeners.")

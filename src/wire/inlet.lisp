@@ -85,6 +85,7 @@ through."
                                          (start index) (end index))
     t
   "Deliver a whole message; FLAG is that of its prefix."
+  (note-message-received (the link (wire-call-link call)))
   (tell-received call (- end start))
   (if (> flag 1)
       (funcall (the function (dialect-receive-flagged (the dialect (wire-call-dialect call))))

@@ -69,6 +69,7 @@ tells it what is missing."
                   (setf (link-pinged-ns link) now)
                   (trace-event :http-keepalive :keepalive-ping :peer (link-peer link)
                                :silent-seconds (ns-seconds (- now heard)))
+                  (incf (link-keepalives link))
                   (http2:send-ping (link-http2 link) +keepalive-ping+)
                   (+ now (min interval patience)))
                  (t (setf (link-dormant link) t)

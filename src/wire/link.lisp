@@ -52,6 +52,14 @@ take its answers."
   (opening nil :type (or null function))
   (dialect nil :type (or null connection-dialect)) ; what it speaks; nil is HTTP/2
   (speech nil)                          ; what the dialect keeps of it
+  ;; for channelz; a time of 0 is none
+  (number (new-number) :type (unsigned-byte 62) :read-only t) ; its own, for good
+  (stream-ns 0 :type (unsigned-byte 62)) ; when its last stream began
+  (messages-sent 0 :type (unsigned-byte 62)) ; in each attempt of a call
+  (sent-ns 0 :type (unsigned-byte 62))  ; when the last was
+  (messages-received 0 :type (unsigned-byte 62)) ; whole ones
+  (received-ns 0 :type (unsigned-byte 62)) ; when the last came
+  (keepalives 0 :type (unsigned-byte 62)) ; PINGs that asked whether the peer is there
   (failure nil))                        ; text: why the link ended
 
 (declaim (sb-ext:freeze-type link))
@@ -64,6 +72,16 @@ take its answers."
   "The address of LINK's peer."
   (let ((socket (link-socket link)))
     (and socket (loop:connection-peer socket))))
+
+(define-hot (note-message-sent :inline t) ((link link)) null
+  (incf (link-messages-sent link))
+  (setf (link-sent-ns link) (loop:event-loop-now (link-loop link)))
+  nil)
+
+(define-hot (note-message-received :inline t) ((link link)) null
+  (incf (link-messages-received link))
+  (setf (link-received-ns link) (loop:event-loop-now (link-loop link)))
+  nil)
 
 (defun link-security (link)
   "What the TLS handshake of LINK came to, or nil without TLS or before its end. From any thread."

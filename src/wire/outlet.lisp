@@ -117,6 +117,7 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
              (declare (type octets octets) (type index at))
              (write-sized type message octets at size)
              (http2:end-data stream total last))
+           (note-message-sent (the link (wire-call-link call)))
            (tell-sent call stream size)
            t)
           ((<= size +parcel-octets+)

@@ -34,6 +34,7 @@ whatever it was told before."
 (defun note-sent (call stream encoded)
   "ENCODED, of ENCODE-MESSAGE, is about to be written to STREAM of CALL, for the first time or
 again. In a dialect of its own it may have no prefix."
+  (note-message-sent (http2:connection-user (http2:stream-connection stream)))
   (tell-sent call stream (max 0 (- (encoded-length encoded) +prefix-octets+))))
 
 (defun keep-for-replay (call replay encoded)

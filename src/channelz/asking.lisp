@@ -1,0 +1,55 @@
+;;;; How channelz reads what belongs to loops: a function is called on the loop, in place if this
+;;;; thread may take the loop, and its answer is waited for, not for ever. What it reads is of one
+;;;; moment of that loop. Nothing is asked of a loop that calls in progress would wait for longer
+;;;; than for a call.
+
+(in-package #:clgrpc.channelz)
+
+(defconstant +patience-seconds+ 2
+  "So long a loop is waited for: one that works answers within a millisecond.")
+
+(defun ask (loop function)
+  "What FUNCTION returns, called on LOOP; nil if LOOP has stopped. Fail with :unavailable if LOOP
+does not answer."
+  (declare (type function function))
+  (let ((done (sb-thread:make-semaphore))
+        (value nil)
+        (failure nil))
+    (flet ((look ()
+             (handler-case (setf value (funcall function))
+               (error (error) (setf failure error)))
+             (sb-thread:signal-semaphore done)))
+      (when (loop:run-or-post loop #'look)
+        (unless (and (or (plusp (sb-thread:semaphore-count done)) (loop:prepare-to-wait))
+                     (loop:await-semaphore done :timeout-seconds +patience-seconds+))
+          (status:fail :unavailable (format nil "~A has not answered within ~D s"
+                                            (loop:event-loop-name loop) +patience-seconds+)))
+        (when failure (error failure))
+        value))))
+
+(defun cores ()
+  "The cores of the channels of this process, in the order of their numbers."
+  (sort (registered client:**cores**) #'<
+        :key (lambda (core) (chronicle-number (client:core-chronicle core)))))
+
+(defun servers ()
+  "The servers of this process, in the order of their numbers."
+  (sort (registered server:**servers**) #'<
+        :key (lambda (server) (chronicle-number (server:server-chronicle server)))))
+
+(defun find-numbered (number chronicles key)
+  "The one of CHRONICLES' owners whose chronicle, by KEY, has NUMBER, or nil."
+  (find number chronicles :key (lambda (owner) (chronicle-number (funcall key owner)))))
+
+(defun links (core)
+  "The links that the subchannels of CORE use, of a trunk that channels share all of them. On its
+loop."
+  (loop for subchannel in (client:core-subchannels core)
+        append (client:all-links (client:trunk-of subchannel))))
+
+(defun page (items start most key)
+  "The first MOST of ITEMS, in the order of the numbers that KEY gives, whose number is START or
+more; and true if there are no others behind them."
+  (let ((rest (sort (remove-if (lambda (item) (< (funcall key item) start)) items) #'< :key key)))
+    (values (subseq rest 0 (min most (length rest)))
+            (<= (length rest) most))))

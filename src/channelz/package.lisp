@@ -1,0 +1,10 @@
+;;;; channelz (gRFC A14): a service that tells whoever asks what the channels, servers and
+;;;; connections of this process are and do.
+
+(defpackage #:clgrpc.channelz
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2)
+                    (#:protobuf #:clgrpc.protobuf) (#:status #:clgrpc.status)
+                    (#:wire #:clgrpc.wire) (#:client #:clgrpc.client) (#:server #:clgrpc.server)
+                    (#:v1 #:grpc.channelz.v1) (#:methods #:grpc.channelz.v1.channelz))
+  (:export #:channelz-service))

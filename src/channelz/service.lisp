@@ -1,0 +1,218 @@
+;;;; The service grpc.channelz.v1.Channelz (gRFC A14, channelz.proto). Each method finds what is
+;;;; asked for in the registries of channels and servers, or by way of these on their loops, and
+;;;; makes its message there. Nothing is kept for it that the process does not keep anyway.
+
+(in-package #:clgrpc.channelz)
+
+(defconstant +page+ 100
+  "So many channels or servers are told in an answer, at most and if the client does not say.")
+(defconstant +socket-page+ 1000
+  "The same for references of sockets.")
+
+(defclass channelz-service (v1:channelz) ()
+  (:documentation "The service grpc.channelz.v1.Channelz: give START-SERVER an instance beside your
+own services, and tools such as grpcdebug and `clgrpc channelz` can ask what the channels, servers
+and connections of this process, not of that server alone, are and do. It tells whoever asks, so
+serve it where only operators reach it. Calls pay nothing for it that they would not pay without
+it."))
+
+;;; What channels, subchannels and servers have alike
+
+(defun event-message (event loop)
+  "The ChannelTraceEvent of EVENT, which has happened on LOOP."
+  (apply #'v1:make-channel-trace-event
+         :description (happening-text event)
+         :severity (ecase (happening-severity event)
+                     (:info :ct-info)
+                     (:warning :ct-warning)
+                     (:error :ct-error))
+         :timestamp (stamp (happening-ns event) loop)
+         (when (happening-child event)
+           (list :subchannel-ref (v1:make-subchannel-ref :subchannel-id (happening-child event)
+                                                         :name (happening-child-name event))))))
+
+(defun trace-message (chronicle loop)
+  "The ChannelTrace of CHRONICLE, whose times are of LOOP's clock."
+  (v1:make-channel-trace
+   :num-events-logged (chronicle-count chronicle)
+   :creation-timestamp (stamp (max 1 (chronicle-born-ns chronicle)) loop)
+   :events (mapcar (lambda (event) (event-message event loop)) (happenings chronicle))))
+
+(defun data-message (make loop chronicle begun succeeded failed last-ns &rest more)
+  "The data of a channel, a subchannel or a server, made by MAKE of CHRONICLE, the counts of its
+calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
+  (apply make :trace (trace-message chronicle loop)
+              :calls-started begun :calls-succeeded succeeded :calls-failed failed
+              (append (when (plusp last-ns)
+                        (list :last-call-started-timestamp (stamp last-ns loop)))
+                      more)))
+
+(defun state-message (state)
+  (v1:make-channel-connectivity-state :state state))
+
+;;; Channels
+
+(defun subchannel-ref (subchannel)
+  (v1:make-subchannel-ref
+   :subchannel-id (chronicle-number (client:subchannel-chronicle subchannel))
+   :name (client:addresses-text subchannel)))
+
+(defun channel-message (core)
+  "The Channel that CORE is. On its loop."
+  (v1:make-channel
+   :ref (v1:make-channel-ref :channel-id (chronicle-number (client:core-chronicle core))
+                             :name (client:core-name core))
+   :data (data-message #'v1:make-channel-data (client:core-loop core) (client:core-chronicle core)
+                       (client:core-calls-begun core) (client:core-calls-succeeded core)
+                       (client:core-calls-failed core) (client:core-call-ns core)
+                       :state (state-message (client:core-state core))
+                       :target (client:core-name core))
+   :subchannel-ref (mapcar #'subchannel-ref (reverse (client:core-subchannels core)))))
+
+(defun subchannel-message (subchannel)
+  "The Subchannel that SUBCHANNEL is. On its loop."
+  (let* ((core (client:subchannel-core subchannel))
+         (links (client:all-links (client:trunk-of subchannel)))
+         (begun (client:subchannel-picks subchannel))
+         (failed (+ (client:subchannel-failures subchannel)
+                    (client:subchannel-cancellations subchannel))))
+    (v1:make-subchannel
+     :ref (subchannel-ref subchannel)
+     :data (data-message #'v1:make-channel-data (client:core-loop core)
+                         (client:subchannel-chronicle subchannel)
+                         begun
+                         (max 0 (- begun failed (client:subchannel-calls subchannel)))
+                         failed
+                         (reduce #'max links :key #'wire:link-stream-ns :initial-value 0)
+                         :state (state-message (client:subchannel-state subchannel))
+                         :target (client:addresses-text subchannel))
+     :socket-ref (mapcar #'link-ref links))))
+
+(defun ask-for-channel (core)
+  "The Channel that CORE is, or nil if it has just been closed."
+  (ask (client:core-loop core) (lambda () (channel-message core))))
+
+(defun find-in-channels (function)
+  "What FUNCTION, called with the core of each channel on its loop, returns first that is not nil."
+  (declare (type function function))
+  (dolist (core (cores))
+    (let ((found (ask (client:core-loop core) (lambda () (funcall function core)))))
+      (when found (return found)))))
+
+;;; Servers
+
+(defun server-message (server)
+  "The Server that SERVER is."
+  (let* ((hubs (server:server-hubs server))
+         (tallies (loop for hub in hubs
+                        collect (let ((hub hub))
+                                  (or (ask (server:hub-loop hub)
+                                           (lambda ()
+                                             (multiple-value-list (server:hub-tally hub))))
+                                      '(0 0 0 0)))))
+         (number (chronicle-number (server:server-chronicle server))))
+    (flet ((total (place function)
+             (reduce function tallies :key (lambda (tally) (nth place tally)) :initial-value 0)))
+      (v1:make-server
+       :ref (v1:make-server-ref :server-id number
+                                :name (format nil "~{~A~^,~}" (server:server-addresses server)))
+       :data (data-message #'v1:make-server-data (server:hub-loop (first hubs))
+                           (server:server-chronicle server)
+                           (total 0 #'+) (total 1 #'+) (total 2 #'+) (total 3 #'max))
+       :listen-socket (loop for (number . listener) in (reverse (server:server-sockets server))
+                            collect (listener-ref number listener))))))
+
+(defun server-links (server function)
+  "What FUNCTION returns, not nil, for the links of SERVER, each on its loop."
+  (declare (type function function))
+  (loop for hub in (server:server-hubs server)
+        append (let ((hub hub))
+                 (ask (server:hub-loop hub)
+                      (lambda ()
+                        (loop for link across (server:hub-links hub)
+                              for value = (funcall function link)
+                              when value collect value))))))
+
+(defun find-in-servers (number summary)
+  "The Socket with NUMBER that a server has, or nil."
+  (dolist (server (servers))
+    (let ((listener (cdr (assoc number (server:server-sockets server)))))
+      (when listener (return (listener-message number listener))))
+    (let ((found (server-links server (lambda (link)
+                                        (and (= number (wire:link-number link))
+                                             (link-message link summary))))))
+      (when found (return (first found))))))
+
+;;; The methods
+
+(defun most-results (wanted most)
+  "How many results an answer has whose request has the max_results WANTED, where MOST may be."
+  (when (minusp wanted) (status:fail :invalid-argument "max_results is negative"))
+  (if (zerop wanted) most (min wanted most)))
+
+(defun need-start (number)
+  (when (minusp number) (status:fail :invalid-argument "the id to start with is negative"))
+  number)
+
+(defun unknown (kind number)
+  (status:fail :not-found (format nil "there is no ~A ~D" kind number)))
+
+(defmethod methods:get-top-channels ((service channelz-service) request &key)
+  (multiple-value-bind (cores end)
+      (page (cores) (need-start (v1:get-top-channels-request-start-channel-id request))
+            (most-results (v1:get-top-channels-request-max-results request) +page+)
+            (lambda (core) (chronicle-number (client:core-chronicle core))))
+    (v1:make-get-top-channels-response :channel (remove nil (mapcar #'ask-for-channel cores))
+                                       :end end)))
+
+(defmethod methods:get-servers ((service channelz-service) request &key)
+  (multiple-value-bind (servers end)
+      (page (servers) (need-start (v1:get-servers-request-start-server-id request))
+            (most-results (v1:get-servers-request-max-results request) +page+)
+            (lambda (server) (chronicle-number (server:server-chronicle server))))
+    (v1:make-get-servers-response :server (mapcar #'server-message servers) :end end)))
+
+(defun need-server (number)
+  (or (find-numbered number (servers) #'server:server-chronicle)
+      (unknown "server" number)))
+
+(defmethod methods:get-server ((service channelz-service) request &key)
+  (v1:make-get-server-response
+   :server (server-message (need-server (v1:get-server-request-server-id request)))))
+
+(defmethod methods:get-server-sockets ((service channelz-service) request &key)
+  (let* ((server (need-server (v1:get-server-sockets-request-server-id request)))
+         (start (need-start (v1:get-server-sockets-request-start-socket-id request)))
+         (most (most-results (v1:get-server-sockets-request-max-results request) +socket-page+))
+         (refs (server-links server (lambda (link)
+                                      (and (<= start (wire:link-number link)) (link-ref link))))))
+    (multiple-value-bind (refs end) (page refs start most #'v1:socket-ref-socket-id)
+      (v1:make-get-server-sockets-response :socket-ref refs :end end))))
+
+(defmethod methods:get-channel ((service channelz-service) request &key)
+  (let* ((number (v1:get-channel-request-channel-id request))
+         (core (find-numbered number (cores) #'client:core-chronicle)))
+    (v1:make-get-channel-response
+     :channel (or (and core (ask-for-channel core))
+                  (unknown "channel" number)))))
+
+(defmethod methods:get-subchannel ((service channelz-service) request &key)
+  (let ((number (v1:get-subchannel-request-subchannel-id request)))
+    (v1:make-get-subchannel-response
+     :subchannel (or (find-in-channels
+                      (lambda (core)
+                        (let ((found (find-numbered number (client:core-subchannels core)
+                                                    #'client:subchannel-chronicle)))
+                          (and found (subchannel-message found)))))
+                     (unknown "subchannel" number)))))
+
+(defmethod methods:get-socket ((service channelz-service) request &key)
+  (let ((number (v1:get-socket-request-socket-id request))
+        (summary (v1:get-socket-request-summary request)))
+    (v1:make-get-socket-response
+     :socket (or (find-in-servers number summary)
+                 (find-in-channels
+                  (lambda (core)
+                    (let ((link (find number (links core) :key #'wire:link-number)))
+                      (and link (link-message link summary)))))
+                 (unknown "socket" number)))))

@@ -1,0 +1,190 @@
+;;;; Connections and listening sockets as channelz tells of them: addresses, security, counts,
+;;;; windows, and the kernel's options.
+
+(in-package #:clgrpc.channelz)
+
+(defun stamp (ns loop)
+  "The google.protobuf.Timestamp of NS, a time of LOOP's clock; nil for 0, which is none."
+  (and (plusp ns)
+       (protobuf:unix-time-timestamp
+        (/ (- (real-time-ns) (- (loop:read-clock loop) ns)) +ns-per-second+))))
+
+;;; Addresses
+
+(defun internet-address (text)
+  "The kernel's address that TEXT is, as OS:ADDRESS-TEXT writes it; nil if it is no internet one."
+  (let ((colon (position #\: text :from-end t)))
+    (and colon
+         (every #'digit-char-p (subseq text (1+ colon)))
+         (< (1+ colon) (length text))
+         (multiple-value-bind (host port) (os:parse-address text) (os:make-address host port)))))
+
+(defun address-message (text)
+  "The Address that TEXT is; nil if it is empty."
+  (let ((internet (internet-address text)))
+    (cond ((zerop (length text)) nil)
+          (internet
+           (v1:make-address
+            :tcpip-address (v1:make-address.tcp-ip-address
+                            :ip-address (if (= os:+af-inet+ (os:address-family internet))
+                                            (subseq internet 4 8)
+                                            (subseq internet 8 24))
+                            :port (os:address-port internet))))
+          ((eql 0 (search "unix:" text))
+           (v1:make-address :uds-address (v1:make-address.uds-address :filename (subseq text 5))))
+          (t (v1:make-address :other-address (v1:make-address.other-address :name text))))))
+
+;;; Security
+
+(defun security-message (link)
+  "The Security of LINK; nil if it has no TLS, or no handshake is over. On its loop."
+  (let ((security (wire:link-security link)))
+    (when security
+      (let ((cipher (loop:security-cipher security))
+            (own (loop:transport-own-certificate
+                  (loop:connection-transport (wire:link-socket link))))
+            (peer (loop:security-peer-certificate security)))
+        (v1:make-security
+         :tls (apply #'v1:make-security.tls
+                     ;; OpenSSL has names of its own for those before TLS 1.3
+                     (if (eql 0 (search "TLS_" cipher)) :standard-name :other-name) cipher
+                     (append (and own (list :local-certificate own))
+                             (and peer (list :remote-certificate
+                                             (os:certificate-der peer))))))))))
+
+;;; The kernel's options
+
+(defun host-word (octets at size)
+  "The number of SIZE octets, in this machine's order, at AT in OCTETS; 0 if they are not there."
+  (loop for i below size
+        sum (if (< (+ at i) (length octets))
+                (ash (aref octets (+ at i)) (* 8 i))
+                0)))
+
+(defun option-message (name value additional)
+  (v1:make-socket-option :name name :value value :additional (protobuf:any-pack additional)))
+
+(defun linger-option (socket)
+  "SO_LINGER of SOCKET: struct linger is two C ints, whether, and for how many seconds."
+  (let ((octets (os:socket-option-octets socket os:+sol-socket+ os:+so-linger+ 8)))
+    (when octets
+      (let ((active (plusp (host-word octets 0 4)))
+            (seconds (host-word octets 4 4)))
+        (option-message "SO_LINGER" (if active (format nil "~D s" seconds) "off")
+                        (v1:make-socket-option-linger
+                         :active active :duration (google.protobuf:make-duration
+                                                   :seconds seconds)))))))
+
+(defun timeout-option (socket name option)
+  "OPTION of SOCKET, called NAME: struct timeval is two words, seconds and microseconds."
+  (let ((octets (os:socket-option-octets socket os:+sol-socket+ option 16)))
+    (when octets
+      (let ((seconds (host-word octets 0 8))
+            (microseconds (host-word octets 8 8)))
+        (option-message name (if (and (zerop seconds) (zerop microseconds))
+                                 "none"
+                                 (format nil "~D.~6,'0D s" seconds microseconds))
+                        (v1:make-socket-option-timeout
+                         :duration (google.protobuf:make-duration
+                                    :seconds seconds :nanos (* 1000 microseconds))))))))
+
+(defconstant +tcp-info-octets+ 92
+  "The first octets of Linux's struct tcp_info, which it has had since 2.6.")
+
+(defparameter *tcp-states*
+  #("" "ESTABLISHED" "SYN_SENT" "SYN_RECV" "FIN_WAIT1" "FIN_WAIT2" "TIME_WAIT" "CLOSE" "CLOSE_WAIT"
+    "LAST_ACK" "LISTEN" "CLOSING")
+  "The names of the kernel's states of TCP, by number.")
+
+(defun tcp-info-option (socket)
+  "TCP_INFO of SOCKET: six octets, two numbers of four bits, and from the eighth octet on words of
+32 bits; nil if it speaks no TCP."
+  (let ((octets (os:socket-option-octets socket os:+ipproto-tcp+ os:+tcp-info+
+                                         +tcp-info-octets+)))
+    (when octets
+      (flet ((octet (at) (host-word octets at 1))
+             (word (place) (host-word octets (+ 8 (* 4 place)) 4)))
+        (option-message
+         "TCP_INFO"
+         (format nil "~A, rtt ~D us, ~D retransmitted"
+                 (if (< (octet 0) (length *tcp-states*)) (aref *tcp-states* (octet 0)) (octet 0))
+                 (word 15) (word 7))
+         (v1:make-socket-option-tcp-info
+          :tcpi-state (octet 0) :tcpi-ca-state (octet 1) :tcpi-retransmits (octet 2)
+          :tcpi-probes (octet 3) :tcpi-backoff (octet 4) :tcpi-options (octet 5)
+          :tcpi-snd-wscale (ldb (byte 4 0) (octet 6)) :tcpi-rcv-wscale (ldb (byte 4 4) (octet 6))
+          :tcpi-rto (word 0) :tcpi-ato (word 1) :tcpi-snd-mss (word 2) :tcpi-rcv-mss (word 3)
+          :tcpi-unacked (word 4) :tcpi-sacked (word 5) :tcpi-lost (word 6) :tcpi-retrans (word 7)
+          :tcpi-fackets (word 8) :tcpi-last-data-sent (word 9) :tcpi-last-ack-sent (word 10)
+          :tcpi-last-data-recv (word 11) :tcpi-last-ack-recv (word 12) :tcpi-pmtu (word 13)
+          :tcpi-rcv-ssthresh (word 14) :tcpi-rtt (word 15) :tcpi-rttvar (word 16)
+          :tcpi-snd-ssthresh (word 17) :tcpi-snd-cwnd (word 18) :tcpi-advmss (word 19)
+          :tcpi-reordering (word 20)))))))
+
+(defun option-messages (socket)
+  "The options of SOCKET, a descriptor of the kernel's that is open."
+  (remove nil (list (linger-option socket)
+                    (timeout-option socket "SO_RCVTIMEO" os:+so-rcvtimeo+)
+                    (timeout-option socket "SO_SNDTIMEO" os:+so-sndtimeo+)
+                    (tcp-info-option socket))))
+
+;;; Connections
+
+(defun local-text (link)
+  (loop:connection-local (wire:link-socket link)))
+
+(defun link-ref (link)
+  "The SocketRef of LINK. On its loop."
+  (v1:make-socket-ref :socket-id (wire:link-number link)
+                      :name (format nil "~A -> ~A" (local-text link) (wire:link-peer link))))
+
+(defun link-data (link)
+  "The SocketData of LINK, without its options. On its loop."
+  (let* ((http2 (wire:link-http2 link))
+         (counters (http2:connection-counters http2))
+         (began (http2:counters-streams-opened counters))
+         (failed (http2:counters-streams-failed counters))
+         (loop (wire:link-loop link)))
+    (flet ((window (octets) (google.protobuf:make-int64-value :value octets)))
+      (apply #'v1:make-socket-data
+             :streams-started began :streams-failed failed
+             :streams-succeeded (max 0 (- began failed (http2:connection-stream-count http2)))
+             :messages-sent (wire:link-messages-sent link)
+             :messages-received (wire:link-messages-received link)
+             :keep-alives-sent (wire:link-keepalives link)
+             :local-flow-control-window (window (http2:connection-send-window http2))
+             :remote-flow-control-window (window (http2:connection-receive-window http2))
+             (loop for (name ns)
+                     in `((,(if (eq :client (http2:connection-role http2))
+                                :last-local-stream-created-timestamp
+                                :last-remote-stream-created-timestamp)
+                           ,(wire:link-stream-ns link))
+                          (:last-message-sent-timestamp ,(wire:link-sent-ns link))
+                          (:last-message-received-timestamp ,(wire:link-received-ns link)))
+                   when (plusp ns) append (list name (stamp ns loop)))))))
+
+(defun link-message (link summary)
+  "The Socket that LINK is, without the kernel's options if SUMMARY is true. On its loop."
+  (let ((data (link-data link))
+        (descriptor (loop:transport-descriptor
+                     (loop:connection-transport (wire:link-socket link))))
+        (security (security-message link)))
+    (unless (or summary (minusp descriptor) (loop:simulated-p))
+      (setf (v1:socket-data-option data) (option-messages descriptor)))
+    (apply #'v1:make-socket
+           :ref (link-ref link) :data data
+           (loop for (name value) in `((:local ,(address-message (local-text link)))
+                                       (:remote ,(address-message (wire:link-peer link)))
+                                       (:security ,security))
+                 when value append (list name value)))))
+
+;;; What servers listen on
+
+(defun listener-ref (number listener)
+  (v1:make-socket-ref :socket-id number :name (loop:listener-address listener)))
+
+(defun listener-message (number listener)
+  "The Socket that LISTENER is, which has NUMBER."
+  (v1:make-socket :ref (listener-ref number listener)
+                  :data (v1:make-socket-data)
+                  :local (address-message (loop:listener-address listener))))

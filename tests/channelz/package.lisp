@@ -1,0 +1,12 @@
+;;;; Tests of channelz: what the service says, over the wire, of what calls and connections do.
+
+(defpackage #:clgrpc.tests.channelz
+  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:local-nicknames (#:grpc #:clgrpc) (#:client #:clgrpc.client)
+                    (#:server #:clgrpc.server) (#:loop #:clgrpc.loop) (#:wire #:clgrpc.wire)
+                    (#:channelz #:clgrpc.channelz) (#:support #:clgrpc.tests.support)
+                    (#:v1 #:grpc.channelz.v1) (#:methods #:grpc.channelz.v1.channelz)))
+
+(in-package #:clgrpc.tests.channelz)
+
+(def-suite :clgrpc.channelz :description "What channelz tells.")
