@@ -7,6 +7,8 @@
                     (#:os #:clgrpc.os) (#:protobuf #:clgrpc.protobuf)
                     (#:examples #:clgrpc.examples) (#:testing #:grpc.testing)
                     (#:orca #:xds.service.orca.v3)
+                    (#:channelz #:grpc.channelz.v1)
+                    (#:channelz-methods #:grpc.channelz.v1.channelz)
                     (#:orca-methods #:xds.service.orca.v3.open-rca-service)
                     (#:connect #:connectrpc.conformance.v1)
                     (#:connect-methods #:connectrpc.conformance.v1.conformance-service))

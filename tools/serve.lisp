@@ -86,10 +86,13 @@ to end."
     ;; who is told to end again does not drain
     (dolist (signal endings) (loop:on-signal control signal nil))))
 
-(defun serve-until-signal (server)
-  "Say where SERVER listens; return when the process is told to end."
+(defun serve-until-signal (server &key channelz)
+  "Say where SERVER listens, and that it serves channelz if CHANNELZ is true; return when the
+process is told to end."
   (await-ending-signal (lambda ()
                          (format t "~{listening on ~A~%~}" (grpc:server-addresses server))
+                         (when channelz
+                           (format t "channelz on ~A~%" (grpc:server-address server)))
                          (finish-output))
                        (lambda () (print-statistics server))))
 
@@ -133,6 +136,9 @@ to end."
       (collect "[true|false]" #'parse-boolean nil
                "For measurements: for each line on standard input collect all garbage and print
       `heap=N milliseconds=N`, the octets in use after it and how long it took.")
+      (channelz "[true|false]" #'parse-boolean nil
+                "Serve channelz as well, which tells whoever asks what the channels, servers and
+      connections of the process are and do.")
       server-tls))
     "Serve gRPC, with health and reflection beside the services named. At SIGTERM or SIGINT lets
 running calls end and exits with 0. Prints `listening on ADDRESS` for each when ready, and at
@@ -145,12 +151,14 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
                                      :format log-format))
     (let ((server (apply #'grpc:start-server
                          (cons (make-instance 'grpc:health-service)
-                               (append (grpc:reflection-services) services))
+                               (append (when channelz
+                                         (list (make-instance 'grpc:channelz-service)))
+                                       (grpc:reflection-services) services))
                          :listen listen :loops loops :execution execution
                          :credentials (server-credentials tls-cert tls-key tls-other client-ca)
                          :observer (and access-log (grpc:make-access-log :ratio access-log))
                          (append limits (list :max-receive-octets max-receive-octets)))))
       (when collect (sb-thread:make-thread #'collect-at-each-line :name "clgrpc collect"))
-      (unwind-protect (serve-until-signal server)
+      (unwind-protect (serve-until-signal server :channelz channelz)
         (grpc:stop-server server))))
   0)

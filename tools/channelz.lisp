@@ -1,0 +1,317 @@
+;;;; The command `channelz`: what the service of that name tells, as tables for people or as JSON.
+;;;; What the server says goes through SHOWN, as the terminal may not be meant for all of it.
+
+(in-package #:clgrpc.tools)
+
+(defconstant +channelz-seconds+ 10
+  "How long an answer of channelz is waited for.")
+
+;;; Asking
+
+(defun all-pages (ask items number end)
+  "All that the calls of ASK, a function of the id to start with that returns a response, give: its
+ITEMS, each with an id that NUMBER reads, until END says that there are no more."
+  (declare (type function ask items number end))
+  (loop with start = 0
+        for response = (funcall ask start)
+        for page = (coerce (funcall items response) 'list)
+        append page
+        ;; a server that gives nothing new would be asked for ever
+        until (or (funcall end response) (null page)
+                  (< (funcall number (first (last page))) start))
+        do (setf start (1+ (funcall number (first (last page)))))))
+
+(defun channel-id (channel)
+  (channelz:channel-ref-channel-id (channelz:channel-ref channel)))
+
+(defun server-id (server)
+  (channelz:server-ref-server-id (channelz:server-ref server)))
+
+(defun ask-for-channels (grpc-channel)
+  (all-pages (lambda (start)
+               (channelz-methods:get-top-channels
+                grpc-channel (channelz:make-get-top-channels-request :start-channel-id start)
+                :timeout +channelz-seconds+))
+             #'channelz:get-top-channels-response-channel #'channel-id
+             #'channelz:get-top-channels-response-end))
+
+(defun ask-for-servers (grpc-channel)
+  (all-pages (lambda (start)
+               (channelz-methods:get-servers
+                grpc-channel (channelz:make-get-servers-request :start-server-id start)
+                :timeout +channelz-seconds+))
+             #'channelz:get-servers-response-server #'server-id
+             #'channelz:get-servers-response-end))
+
+(defun ask-for-server-sockets (grpc-channel number)
+  (all-pages (lambda (start)
+               (channelz-methods:get-server-sockets
+                grpc-channel (channelz:make-get-server-sockets-request
+                              :server-id number :start-socket-id start)
+                :timeout +channelz-seconds+))
+             #'channelz:get-server-sockets-response-socket-ref #'channelz:socket-ref-socket-id
+             #'channelz:get-server-sockets-response-end))
+
+(defun ask-for-channel (grpc-channel number)
+  (channelz:get-channel-response-channel
+   (channelz-methods:get-channel grpc-channel
+                                 (channelz:make-get-channel-request :channel-id number)
+                                 :timeout +channelz-seconds+)))
+
+(defun ask-for-subchannel (grpc-channel number)
+  (channelz:get-subchannel-response-subchannel
+   (channelz-methods:get-subchannel grpc-channel
+                                    (channelz:make-get-subchannel-request :subchannel-id number)
+                                    :timeout +channelz-seconds+)))
+
+(defun ask-for-server (grpc-channel number)
+  (channelz:get-server-response-server
+   (channelz-methods:get-server grpc-channel
+                                (channelz:make-get-server-request :server-id number)
+                                :timeout +channelz-seconds+)))
+
+(defun ask-for-socket (grpc-channel number)
+  (channelz:get-socket-response-socket
+   (channelz-methods:get-socket grpc-channel
+                                (channelz:make-get-socket-request :socket-id number)
+                                :timeout +channelz-seconds+)))
+
+;;; Tables
+
+(defun write-table (header rows)
+  "Print ROWS, lists of texts and numbers, below HEADER, one of texts; numbers stand to the right,
+the last column is as wide as it comes."
+  (let* ((texts (loop for row in (cons header rows)
+                      collect (loop for cell in row collect (shown (princ-to-string cell)))))
+         (widths (apply #'mapcar (lambda (&rest cells) (reduce #'max cells :key #'length)) texts))
+         (kinds (if rows (mapcar #'numberp (first rows)) (mapcar (constantly nil) header))))
+    (dolist (row texts)
+      (write-line (string-right-trim
+                   " " (format nil "~{~A~^  ~}"
+                               (mapcar (lambda (cell width right)
+                                         (if right
+                                             (format nil "~V@A" width cell)
+                                             (format nil "~VA" width cell)))
+                                       row widths kinds)))))))
+
+(defun write-facts (&rest facts)
+  "Print FACTS, a plist of names and values, a line each; those whose value is nil are left out."
+  (loop for (name value) on facts by #'cddr
+        when value do (format t "~14A ~A~%" name (shown (princ-to-string value)))))
+
+(defun time-text (timestamp)
+  "TIMESTAMP, or nil, in UTC."
+  (and timestamp
+       (multiple-value-bind (universal nanoseconds) (grpc:timestamp-universal-time timestamp)
+         (multiple-value-bind (second minute hour day month year)
+             (decode-universal-time universal 0)
+           (format nil "~4D-~2,'0D-~2,'0D ~2,'0D:~2,'0D:~2,'0D.~3,'0DZ" year month day hour minute
+                   second (floor nanoseconds 1000000))))))
+
+(defun connectivity-name (data)
+  (let ((state (channelz:channel-data-state data)))
+    (if state
+        (substitute #\_ #\- (princ-to-string (channelz:channel-connectivity-state-state state)))
+        "UNKNOWN")))
+
+(defun severity-text (severity)
+  (case severity
+    (:ct-info "info")
+    (:ct-warning "warning")
+    (:ct-error "error")
+    (t "unknown")))
+
+(defun write-trace (trace)
+  "Print the events of TRACE, a ChannelTrace or nil."
+  (when trace
+    (format t "~%events: ~D since ~A~%" (channelz:channel-trace-num-events-logged trace)
+            (or (time-text (channelz:channel-trace-creation-timestamp trace)) "?"))
+    (map nil (lambda (event)
+               (format t "  ~A  ~7A  ~A~@[ (subchannel ~D)~]~%"
+                       (time-text (channelz:channel-trace-event-timestamp event))
+                       (severity-text (channelz:channel-trace-event-severity event))
+                       (shown (channelz:channel-trace-event-description event))
+                       (let ((child (channelz:channel-trace-event-subchannel-ref event)))
+                         (and child (channelz:subchannel-ref-subchannel-id child)))))
+         (channelz:channel-trace-events trace))))
+
+(defun data-row (data)
+  "What a table tells of DATA, a ChannelData: state and calls."
+  (list (connectivity-name data) (channelz:channel-data-calls-started data)
+        (channelz:channel-data-calls-succeeded data) (channelz:channel-data-calls-failed data)))
+
+(defun write-channels (channels)
+  (write-table '("ID" "STATE" "STARTED" "OK" "FAILED" "TARGET")
+               (loop for channel in channels
+                     for data = (channelz:channel-data channel)
+                     collect `(,(channel-id channel) ,@(data-row data)
+                               ,(channelz:channel-data-target data)))))
+
+(defun write-data (data)
+  "Print DATA, a ChannelData, but for its state."
+  (write-facts "target" (channelz:channel-data-target data)
+               "state" (connectivity-name data)
+               "calls" (format nil "~D started, ~D succeeded, ~D failed"
+                               (channelz:channel-data-calls-started data)
+                               (channelz:channel-data-calls-succeeded data)
+                               (channelz:channel-data-calls-failed data))
+               "last call" (time-text (channelz:channel-data-last-call-started-timestamp data))))
+
+(defun write-socket-refs (title refs)
+  (when (plusp (length refs))
+    (format t "~%~A:~%" title)
+    (write-table '("ID" "NAME") (map 'list (lambda (ref)
+                                             (list (channelz:socket-ref-socket-id ref)
+                                                   (channelz:socket-ref-name ref)))
+                                     refs))))
+
+(defun write-channel (channel grpc-channel)
+  (write-data (channelz:channel-data channel))
+  (let ((refs (coerce (channelz:channel-subchannel-ref channel) 'list)))
+    (when refs
+      (format t "~%subchannels:~%")
+      (write-table '("ID" "STATE" "STARTED" "OK" "FAILED" "ADDRESSES")
+                   (loop for ref in refs
+                         for number = (channelz:subchannel-ref-subchannel-id ref)
+                         ;; it may have gone meanwhile
+                         for subchannel = (handler-case (ask-for-subchannel grpc-channel number)
+                                            (grpc:not-found () nil))
+                         when subchannel
+                           collect `(,number ,@(data-row (channelz:subchannel-data subchannel))
+                                     ,(channelz:subchannel-ref-name ref))))))
+  (write-socket-refs "sockets" (channelz:channel-socket-ref channel))
+  (write-trace (channelz:channel-data-trace (channelz:channel-data channel))))
+
+(defun write-subchannel (subchannel)
+  (write-data (channelz:subchannel-data subchannel))
+  (write-socket-refs "sockets" (channelz:subchannel-socket-ref subchannel))
+  (write-trace (channelz:channel-data-trace (channelz:subchannel-data subchannel))))
+
+(defun write-servers (servers)
+  (write-table '("ID" "STARTED" "OK" "FAILED" "LISTENS ON")
+               (loop for server in servers
+                     for data = (channelz:server-data server)
+                     collect (list (server-id server) (channelz:server-data-calls-started data)
+                                   (channelz:server-data-calls-succeeded data)
+                                   (channelz:server-data-calls-failed data)
+                                   (format nil "~{~A~^, ~}"
+                                           (map 'list #'channelz:socket-ref-name
+                                                (channelz:server-listen-socket server)))))))
+
+(defun write-server (server)
+  (let ((data (channelz:server-data server)))
+    (write-facts "server" (channelz:server-ref-name (channelz:server-ref server))
+                 "calls" (format nil "~D started, ~D succeeded, ~D failed"
+                                 (channelz:server-data-calls-started data)
+                                 (channelz:server-data-calls-succeeded data)
+                                 (channelz:server-data-calls-failed data))
+                 "last call" (time-text (channelz:server-data-last-call-started-timestamp data)))
+    (write-socket-refs "listens on" (channelz:server-listen-socket server))
+    (write-trace (channelz:server-data-trace data))))
+
+(defun security-text (security)
+  "SECURITY, or nil, in one line."
+  (let ((tls (and security (channelz:security-tls security))))
+    (cond ((null security) nil)
+          (tls (format nil "TLS, ~A, ~:[we show no certificate~;we show a certificate~], ~
+                            the peer ~:[none~;one~]"
+                       (if (plusp (length (channelz:security.tls-standard-name tls)))
+                           (channelz:security.tls-standard-name tls)
+                           (channelz:security.tls-other-name tls))
+                       (plusp (length (channelz:security.tls-local-certificate tls)))
+                       (plusp (length (channelz:security.tls-remote-certificate tls)))))
+          (t "not TLS"))))
+
+(defun write-socket (socket)
+  (let ((data (channelz:socket-data socket)))
+    (flet ((window (value) (if value (google.protobuf:int64-value-value value) "?")))
+      (write-facts
+       "socket" (channelz:socket-ref-name (channelz:socket-ref socket))
+       "security" (security-text (channelz:socket-security socket))
+       "streams" (format nil "~D started, ~D succeeded, ~D failed"
+                         (channelz:socket-data-streams-started data)
+                         (channelz:socket-data-streams-succeeded data)
+                         (channelz:socket-data-streams-failed data))
+       "messages" (format nil "~D sent, ~D received" (channelz:socket-data-messages-sent data)
+                          (channelz:socket-data-messages-received data))
+       "keepalives" (format nil "~D sent" (channelz:socket-data-keep-alives-sent data))
+       "windows" (format nil "we may send ~A octets, the peer ~A"
+                         (window (channelz:socket-data-local-flow-control-window data))
+                         (window (channelz:socket-data-remote-flow-control-window data)))
+       "last stream" (time-text
+                      (or (channelz:socket-data-last-local-stream-created-timestamp data)
+                          (channelz:socket-data-last-remote-stream-created-timestamp data)))
+       "last sent" (time-text (channelz:socket-data-last-message-sent-timestamp data))
+       "last received" (time-text (channelz:socket-data-last-message-received-timestamp data))))
+    (map nil (lambda (option)
+               (write-facts (shown (channelz:socket-option-name option))
+                            (channelz:socket-option-value option)))
+         (channelz:socket-data-option data))))
+
+;;; The command
+
+(defun write-json-messages (messages)
+  (dolist (message messages)
+    (write-line (protobuf:message-json message))))
+
+(defun parse-channelz-number (what text)
+  (if text
+      (funcall (integer-parser 1 most-positive-fixnum) text)
+      (refuse "~A wants an id" what)))
+
+(defun show-channelz (grpc-channel what number json)
+  "Print what WHAT asks for, of the thing with NUMBER if it wants one."
+  (flet ((number () (parse-channelz-number what number))
+         (show (messages function &rest arguments)
+           (if json
+               (write-json-messages messages)
+               (apply function arguments))))
+    (when (and number (member what '("all" "channels" "servers") :test #'string=))
+      (refuse "~A wants no id" what))
+    (cond ((string= what "all")
+           (let ((servers (ask-for-servers grpc-channel))
+                 (channels (ask-for-channels grpc-channel)))
+             (show (append servers channels)
+                   (lambda ()
+                     (write-line "servers:")
+                     (write-servers servers)
+                     (format t "~%channels:~%")
+                     (write-channels channels)))))
+          ((string= what "channels")
+           (let ((channels (ask-for-channels grpc-channel)))
+             (show channels #'write-channels channels)))
+          ((string= what "servers")
+           (let ((servers (ask-for-servers grpc-channel)))
+             (show servers #'write-servers servers)))
+          ((string= what "channel")
+           (let ((channel (ask-for-channel grpc-channel (number))))
+             (show (list channel) #'write-channel channel grpc-channel)))
+          ((string= what "subchannel")
+           (let ((subchannel (ask-for-subchannel grpc-channel (number))))
+             (show (list subchannel) #'write-subchannel subchannel)))
+          ((string= what "server")
+           (let ((server (ask-for-server grpc-channel (number))))
+             (show (list server) #'write-server server)))
+          ((string= what "socket")
+           (let ((socket (ask-for-socket grpc-channel (number))))
+             (show (list socket) #'write-socket socket)))
+          ((string= what "sockets")
+           (let ((refs (ask-for-server-sockets grpc-channel (number))))
+             (show refs #'write-socket-refs "sockets" refs)))
+          (t (refuse "there is no ~S; there are all, channels, channel ID, subchannel ID, servers, ~
+                      server ID, sockets SERVER and socket ID" what)))))
+
+(define-command "channelz"
+    (((address "ADDRESS" (address-parser 1) "Where a server serves channelz.")
+      (what "[WHAT]" #'identity
+            "What to show: all, the default, channels, channel ID, subchannel ID, servers,
+      server ID, sockets SERVER-ID or socket ID.")
+      (number "[ID]" #'identity "The id of what to show."))
+     ((json "[true|false]" #'parse-boolean nil "Print JSON, a line for each message.")
+      client-tls))
+    "Show what the channels, servers and connections of a process are and do. Asks its channelz
+service (gRFC A14)."
+  (grpc:with-channel (channel address
+                      :credentials (client-credentials tls-ca tls-cert tls-key tls-name))
+    (show-channelz channel (or what "all") number json))
+  0)
