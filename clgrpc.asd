@@ -13,7 +13,7 @@
   :license "MIT"
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
-               "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz")
+               "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz" "clgrpc/otlp")
   :pathname "src/"
   :serial t
   :components ((:file "package"))
@@ -623,6 +623,25 @@
                (:file "socket")
                (:file "service")))
 
+(defsystem "clgrpc/otlp"
+  :description "Metrics told to an OpenTelemetry collector."
+  :depends-on ("clgrpc/client" "clgrpc/metrics")
+  :pathname "src/otlp/"
+  :serial t
+  :components ((:static-file "../../proto/opentelemetry/proto/common/v1/common.proto")
+               (:static-file "../../proto/opentelemetry/proto/resource/v1/resource.proto")
+               (:static-file "../../proto/opentelemetry/proto/metrics/v1/metrics.proto")
+               (:static-file
+                "../../proto/opentelemetry/proto/collector/metrics/v1/metrics_service.proto")
+               (:file "proto")
+               (:file "package")
+               (:file "environment")
+               (:file "attribute")
+               (:file "metric")
+               (:file "failure")
+               (:file "pipeline")
+               (:file "exporter")))
+
 (defsystem "clgrpc/sim"
   :description "Servers and clients as they are on a virtual network and clock, from a seed."
   :depends-on ("clgrpc")
@@ -700,8 +719,9 @@
                "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
                "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/balance" "clgrpc/tests/transports" "clgrpc/tests/inproc"
-               "clgrpc/tests/services" "clgrpc/tests/logs" "clgrpc/tests/metrics" "clgrpc/tests/channelz"
-               "clgrpc/tests/sim" "clgrpc/tests/policy" "clgrpc/tests/abuse" "clgrpc/tests/promise"
+               "clgrpc/tests/services" "clgrpc/tests/logs" "clgrpc/tests/metrics"
+               "clgrpc/tests/channelz" "clgrpc/tests/sim" "clgrpc/tests/policy"
+               "clgrpc/tests/abuse" "clgrpc/tests/promise" "clgrpc/tests/otlp"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
   :serial t
@@ -1114,6 +1134,20 @@
   :serial t
   :components ((:file "package")
                (:file "service")))
+
+(defsystem "clgrpc/tests/otlp"
+  :depends-on ("clgrpc/otlp" "clgrpc/tests/server")
+  :pathname "tests/otlp/"
+  :serial t
+  :components ((:file "package")
+               (:file "environment")
+               (:file "attribute")
+               (:file "failure")
+               (:file "metric")
+               (:file "collector")
+               (:file "exporter"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.otlp)))
 
 (defsystem "clgrpc/tests/abuse"
   :depends-on ("clgrpc/tests/server" "clgrpc/tests/dialogue" "clgrpc/tests/hpack"

@@ -114,7 +114,10 @@
   (:import-from #:clgrpc.services
                 #:health-service #:health-status #:health-handler #:set-health-status
                 #:reflection-services)
-  (:import-from #:clgrpc.channelz #:channelz-service))
+  (:import-from #:clgrpc.channelz #:channelz-service)
+  (:import-from #:clgrpc.otlp
+                #:otlp-exporter #:make-otlp-exporter #:flush-exporter #:stop-exporter
+                #:exporter-statistics))
 
 ;; the package uses no other, so what it imports is exactly what it gives to users
 (eval-when (:compile-toplevel :load-toplevel :execute)

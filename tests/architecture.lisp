@@ -37,6 +37,7 @@
     ("services" "inproc" "server" :all-of)
     ("metrics" "rpc" :all-of)
     ("channelz" "client" "server" :all-of)
+    ("otlp" "client" "metrics" :all-of)
     ("web" "inproc" "client" "server" :all-of)
     ("observe" "inproc" "client" "server" :all-of)
     ("cluster" "inproc" "client" "server" :all-of)

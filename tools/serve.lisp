@@ -133,6 +133,9 @@ process is told to end."
       (access-log "[RATIO]" #'parse-ratio nil
                   "Log each call, or a share from 0 to 1 of them and all that fail;
       doc/observability.md has what the events say. The level of the log is info at least.")
+      (otlp "ADDRESS" (address-parser 1) nil
+            "Tell the OpenTelemetry collector there of metrics, as doc/monitoring.md has it;
+      variables such as OTEL_SERVICE_NAME are obeyed.")
       (collect "[true|false]" #'parse-boolean nil
                "For measurements: for each line on standard input collect all garbage and print
       `heap=N milliseconds=N`, the octets in use after it and how long it took.")
@@ -149,16 +152,20 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
                                                 :info
                                                 log-level)
                                      :format log-format))
-    (let ((server (apply #'grpc:start-server
-                         (cons (make-instance 'grpc:health-service)
-                               (append (when channelz
-                                         (list (make-instance 'grpc:channelz-service)))
-                                       (grpc:reflection-services) services))
-                         :listen listen :loops loops :execution execution
-                         :credentials (server-credentials tls-cert tls-key tls-other client-ca)
-                         :observer (and access-log (grpc:make-access-log :ratio access-log))
-                         (append limits (list :max-receive-octets max-receive-octets)))))
+    (let* ((metrics (and otlp (grpc:make-metrics)))
+           (access-log (and access-log (grpc:make-access-log :ratio access-log)))
+           (server (apply #'grpc:start-server
+                          (cons (make-instance 'grpc:health-service)
+                                (append (when channelz
+                                          (list (make-instance 'grpc:channelz-service)))
+                                        (grpc:reflection-services) services))
+                          :listen listen :loops loops :execution execution
+                          :credentials (server-credentials tls-cert tls-key tls-other client-ca)
+                          :observer (remove nil (list metrics access-log))
+                          (append limits (list :max-receive-octets max-receive-octets))))
+           (exporter (and otlp (grpc:make-otlp-exporter otlp :metrics metrics))))
       (when collect (sb-thread:make-thread #'collect-at-each-line :name "clgrpc collect"))
       (unwind-protect (serve-until-signal server :channelz channelz)
-        (grpc:stop-server server))))
+        (grpc:stop-server server)
+        (when exporter (grpc:stop-exporter exporter :timeout 5)))))
   0)

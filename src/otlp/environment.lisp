@@ -1,0 +1,165 @@
+;;;; What the environment says of an exporter (OpenTelemetry specification, "OpenTelemetry Protocol
+;;;; Exporter" and "Environment Variable Specification"). A variable of one signal, such as
+;;;; OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, counts more than the one of all, OTEL_EXPORTER_OTLP_TIMEOUT.
+;;;; An empty variable is none. A value that cannot be used is logged and ignored, as the
+;;;; specification asks.
+
+(in-package #:clgrpc.otlp)
+
+(deftype signal-name ()
+  "What there is to export."
+  '(member :metrics :traces))
+
+(defconstant +collector-port+ 4317
+  "Where collectors listen for OTLP over gRPC.")
+
+(defun variable-value (name get-variable)
+  "The value of the variable NAME without white space around it, or nil if it has none."
+  (let ((value (funcall (the function get-variable) name)))
+    (when value
+      (let ((trimmed (string-trim '(#\Space #\Tab) value)))
+        (unless (string= "" trimmed) trimmed)))))
+
+(defun signal-variable (signal suffix get-variable)
+  "The value of OTEL_EXPORTER_OTLP_…SUFFIX for SIGNAL, or nil; the second value is its name."
+  (loop for name in (list (format nil "OTEL_EXPORTER_OTLP_~A_~A" signal suffix)
+                          (format nil "OTEL_EXPORTER_OTLP_~A" suffix))
+        for value = (variable-value name get-variable)
+        when value return (values value name)))
+
+(defun ignore-variable (name value why)
+  (log-event :warning :otlp-variable-ignored :name name :value value :reason why)
+  nil)
+
+(defun read-number (name value scale)
+  "VALUE, of the variable NAME, an integer from 0, times SCALE; nil, and a line in the log, if it is
+none."
+  (if (and (<= 1 (length value) 12) (every #'digit-char-p value))
+      (* scale (parse-integer value))
+      (ignore-variable name value "an integer is wanted")))
+
+(defun read-milliseconds (name get-variable)
+  "The time that the variable NAME says, in seconds, or nil."
+  (let ((value (variable-value name get-variable)))
+    (and value (read-number name value 1/1000))))
+
+(defun read-count (name get-variable)
+  "The number that the variable NAME says, or nil."
+  (let ((value (variable-value name get-variable)))
+    (and value (read-number name value 1))))
+
+;;; Lists of keys and values: headers, attributes of the resource
+
+(defun decode-percents (text)
+  "TEXT with each %XX decoded, as UTF-8; nil if that cannot be."
+  (let ((octets (string-octets text))
+        (decoded (make-buffer :size (max 16 (length text)))))
+    (flet ((digit (at)
+             (or (and (< at (length octets)) (digit-char-p (code-char (aref octets at)) 16))
+                 (return-from decode-percents nil))))
+      (loop with at = 0
+            while (< at (length octets))
+            do (cond ((= #x25 (aref octets at))
+                      (append-octet decoded (+ (* 16 (digit (+ at 1))) (digit (+ at 2))))
+                      (incf at 3))
+                     (t (append-octet decoded (aref octets at))
+                        (incf at)))))
+    (handler-case (octets-string (subseq (buffer-octets decoded) (buffer-start decoded)
+                                         (buffer-end decoded)))
+      (invalid-utf8 () nil))))
+
+(defun parse-pairs (text)
+  "The alist that TEXT, \"key=value,key=value\" with escapes as in URLs, means; :invalid if it is
+not of that form."
+  (loop with space = '(#\Space #\Tab)
+        for item in (uiop:split-string text :separator ",")
+        for trimmed = (string-trim space item)
+        for equals = (position #\= trimmed)
+        for key = (and equals (decode-percents (string-trim space (subseq trimmed 0 equals))))
+        for value = (and equals (decode-percents (string-trim space (subseq trimmed (1+ equals)))))
+        unless (string= "" trimmed)
+          if (and key value (string/= "" key))
+            collect (cons key value)
+          else
+            do (return :invalid)))
+
+(defun read-pairs (name value)
+  "The alist that VALUE, of the variable NAME, means; nil, and a line in the log, if it means none."
+  (let ((pairs (and value (parse-pairs value))))
+    (if (eq :invalid pairs)
+        (ignore-variable name "not shown" "key=value, with commas between, is wanted")
+        pairs)))
+
+(defun read-headers (signal get-variable)
+  "The metadata that the environment wants with each export of SIGNAL."
+  (multiple-value-bind (value name) (signal-variable signal "HEADERS" get-variable)
+    (loop for (key . text) in (read-pairs name value)
+          collect (cons (string-downcase key) text))))
+
+;;; Where the collector is
+
+(defun split-scheme (endpoint)
+  "The target in ENDPOINT, and :plaintext or :tls if its scheme is http or https, else nil."
+  (flet ((behind (scheme)
+           (let ((end (length scheme)))
+             (and (< end (length endpoint))
+                  (string-equal scheme (subseq endpoint 0 end))
+                  ;; gRPC has no use for a path
+                  (with-port (subseq endpoint end (position #\/ endpoint :start end)))))))
+    (let ((plain (behind "http://"))
+          (secure (behind "https://")))
+      (cond (plain (values plain :plaintext))
+            (secure (values secure :tls))
+            (t (values endpoint nil))))))
+
+(defun with-port (authority)
+  "AUTHORITY, of a URL, with the port of collectors if it has none."
+  (let ((colon (position #\: authority :from-end t))
+        (bracket (position #\] authority)))
+    (if (and colon (or (null bracket) (< bracket colon)))
+        authority
+        (format nil "~A:~D" authority +collector-port+))))
+
+(defun read-insecure (signal get-variable)
+  "True if the environment says that an endpoint without a scheme is plaintext."
+  (let ((value (signal-variable signal "INSECURE" get-variable)))
+    (and value (string-equal "true" value))))
+
+(defun read-credentials (signal get-variable)
+  "The TLS credentials that the environment names for SIGNAL."
+  (flet ((value (suffix) (signal-variable signal suffix get-variable)))
+    (loop:tls-credentials :roots (or (value "CERTIFICATE") :system)
+                          :certificate (value "CLIENT_CERTIFICATE")
+                          :key (value "CLIENT_KEY"))))
+
+(defun endpoint (signal target credentials get-variable)
+  "Where SIGNAL goes to, as a channel's target, and its credentials, nil for plaintext. TARGET and
+CREDENTIALS are what the user has given; without a target, the environment says both."
+  (let ((named (or target (signal-variable signal "ENDPOINT" get-variable)
+                   (format nil "http://localhost:~D" +collector-port+))))
+    (multiple-value-bind (address security) (split-scheme named)
+      (values address
+              (cond (credentials)
+                    ((eq :plaintext security) nil)
+                    ((or (eq :tls security)
+                         (not (or target (read-insecure signal get-variable))))
+                     (read-credentials signal get-variable)))))))
+
+(defun read-compression (signal get-variable)
+  "How the environment wants exports of SIGNAL compressed, for a channel, or nil."
+  (multiple-value-bind (value name) (signal-variable signal "COMPRESSION" get-variable)
+    (cond ((null value) nil)
+          ((string-equal "gzip" value) :gzip)
+          ((string-equal "none" value) :identity)
+          (t (ignore-variable name value "gzip or none is wanted")))))
+
+(defun read-timeout (signal get-variable)
+  "How long the environment lets an export of SIGNAL take, in seconds, or nil."
+  (multiple-value-bind (value name) (signal-variable signal "TIMEOUT" get-variable)
+    (and value (read-number name value 1/1000))))
+
+(defun check-protocol (signal get-variable)
+  "Log that the environment asks for another protocol than ours, if it does."
+  (multiple-value-bind (value name) (signal-variable signal "PROTOCOL" get-variable)
+    (when (and value (string-not-equal "grpc" value))
+      (ignore-variable name value "only grpc is spoken"))))

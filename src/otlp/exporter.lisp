@@ -1,0 +1,172 @@
+;;;; The exporter: a pipeline for the metrics.
+
+(in-package #:clgrpc.otlp)
+
+(defconstant +longest-back-off-seconds+ 5
+  "A collector that is restarted is found again within so many seconds.")
+
+(defclass otlp-exporter ()
+  ((pipelines :initarg :pipelines :reader exporter-pipelines)) ; one, or none
+  (:documentation "What tells a collector of metrics: see MAKE-OTLP-EXPORTER."))
+
+(defmethod print-object ((exporter otlp-exporter) stream)
+  (print-unreadable-object (exporter stream :type t)
+    (format stream "~{~A~^, ~}" (exporter-pipelines exporter))))
+
+;;; The exporter's own metrics
+
+(defglobal **counters** (make-hash-table :test 'eq :weakness :key :synchronized t)
+  "From METRICS to the counter of what exporters have done with points and spans.")
+
+(defun ensure-counter (metrics)
+  "The counter of what exporters have done, among METRICS."
+  (sb-ext:with-locked-hash-table (**counters**)
+    (or (gethash metrics **counters**)
+        (setf (gethash metrics **counters**)
+              (metrics:make-counter
+               metrics "clgrpc.otlp.items" :unit "{item}" :attributes '("signal" "outcome")
+               :text "Points of metrics and spans, by what has become of them: exported, rejected ~
+                      by the collector, dropped with an export that failed for good, or overflowed ~
+                      because too many waited.")))))
+
+(defun counting-function (metrics signal)
+  "The function COUNT of a pipeline for SIGNAL: it counts in METRICS, if there are any."
+  (if metrics
+      (let ((counter (ensure-counter metrics)))
+        (lambda (fate items) (metrics:add counter items signal fate)))
+      (constantly nil)))
+
+;;; The pipelines
+
+(defun new-pipeline (signal target metrics options get-variable &rest slots)
+  "A pipeline for SIGNAL to TARGET, with OPTIONS of MAKE-OTLP-EXPORTER, what the environment says,
+and SLOTS."
+  (check-protocol signal get-variable)
+  (destructuring-bind (&key credentials compression headers timeout &allow-other-keys) options
+    (multiple-value-bind (address credentials)
+        (endpoint signal target credentials get-variable)
+      (apply #'make-pipeline
+             :signal signal :target address
+             :channel (client:make-channel
+                       address :credentials credentials
+                       :compression (or compression (read-compression signal get-variable))
+                       :max-client-loops 1024 ; one of its own
+                       :backoff-maximum-seconds +longest-back-off-seconds+)
+             :metadata (append headers
+                               (remove-if (lambda (key) (assoc key headers :test #'string-equal))
+                                          (read-headers signal get-variable) :key #'car))
+             :timeout-seconds (or timeout (positive (read-timeout signal get-variable)) 10)
+             :count (counting-function metrics signal)
+             slots))))
+
+(defun positive (number)
+  "NUMBER if it is above 0, else nil."
+  (and number (plusp number) number))
+
+(defun export-metrics (channel request &rest options)
+  "Have the collector at CHANNEL take REQUEST; return how many points it has rejected, and why."
+  (let ((partial (collector:export-metrics-service-response-partial-success
+                  (apply #'metrics-service:export channel request options))))
+    (if partial
+        (values (collector:export-metrics-partial-success-rejected-data-points partial)
+                (collector:export-metrics-partial-success-error-message partial))
+        (values 0 ""))))
+
+(defun metrics-pipeline (metrics target resource options get-variable)
+  (new-pipeline
+   :metrics target metrics options get-variable
+   :interval-seconds (or (getf options :interval)
+                         (positive (read-milliseconds "OTEL_METRIC_EXPORT_INTERVAL" get-variable))
+                         60)
+   :take (lambda ()
+           (loop for (request . points) in (metrics-requests (metrics:collect metrics) resource
+                                                             (metrics:metrics-started-ns metrics)
+                                                             (real-time-ns))
+                 collect (make-parcel request points)))
+   :request #'identity :export #'export-metrics :overflow (constantly 0)))
+
+;;; What users call
+
+(defun check-exporter-options (metrics options)
+  (flet ((check (name type)
+           (let ((value (getf options name)))
+             (unless (typep value type)
+               (misuse "~S of an exporter cannot be ~S." name value)))))
+    (unless (typep metrics 'metrics:metrics)
+      (misuse "What an exporter exports as metrics is what MAKE-METRICS returns, not ~S." metrics))
+    (check :interval '(or null (real 0.01 86400)))
+    (check :timeout '(or null (real 0.01 86400)))
+    (check :headers 'list)
+    (check :resource 'list)))
+
+(defun exported-p (signal get-variable)
+  "True unless the environment says that SIGNAL is not to be exported."
+  (flet ((says-p (name word)
+           (let ((value (variable-value name get-variable)))
+             (and value (string-equal word value)))))
+    (not (or (says-p "OTEL_SDK_DISABLED" "true")
+             (says-p (format nil "OTEL_~A_EXPORTER" signal) "none")))))
+
+(defun make-otlp-exporter (target &rest options
+                           &key metrics interval timeout headers compression credentials
+                                resource)
+  "Return an exporter, which tells an OpenTelemetry collector at TARGET of METRICS, what
+MAKE-METRICS returns, by OTLP over gRPC, until STOP-EXPORTER. TARGET is a channel's, or a URL with
+http or https; nil leaves it to the environment, or else is http://localhost:4317.
+Metrics are sent every INTERVAL seconds (a real, by default 60). An export may take TIMEOUT seconds
+(10); if it fails and may succeed later, it is tried again, after longer and longer, or when the
+collector says.
+HEADERS is metadata for each export. COMPRESSION, :gzip or :identity, and CREDENTIALS are as for
+MAKE-CHANNEL. RESOURCE is an alist of attributes, strings and values, that tell this process from
+others, such as ((\"service.name\" . \"shop\")).
+What is not given the environment says, by the variables that OpenTelemetry names:
+OTEL_EXPORTER_OTLP_ENDPOINT and its kin, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
+OTEL_METRIC_EXPORT_INTERVAL, OTEL_SDK_DISABLED and OTEL_METRICS_EXPORTER.
+A thread of its own does all that, so calls do not wait for it; its own calls are not measured.
+EXPORTER-STATISTICS, the metric clgrpc.otlp.items and the log tell what could not be sent.
+Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used. From any thread."
+  (declare (ignore interval timeout headers compression credentials))
+  (check-exporter-options metrics options)
+  (let* ((get-variable #'sb-ext:posix-getenv)
+         (message (resource-message (resource-attributes resource get-variable)))
+         (pipelines (and (exported-p :metrics get-variable)
+                         (list (metrics-pipeline metrics target message options get-variable))))
+         (exporter (make-instance 'otlp-exporter :pipelines pipelines)))
+    (loop:end-before-save exporter (lambda (exporter) (stop-exporter exporter :timeout 1)))
+    (mapc #'start-pipeline pipelines)
+    exporter))
+
+(defun flush-exporter (exporter &key (timeout 10))
+  "Have EXPORTER, of MAKE-OTLP-EXPORTER, send what there is now; wait until the collector has it,
+TIMEOUT seconds (a real) at most. Return true if it has. Not on an event loop's thread."
+  (check-type timeout (real 0))
+  (let* ((end-ns (loop:notice-end timeout))
+         (numbers (mapcar #'ask-for-flush (exporter-pipelines exporter))))
+    (every (lambda (pipeline number) (await-flush pipeline number end-ns))
+           (exporter-pipelines exporter) numbers)))
+
+(defun stop-exporter (exporter &key (timeout 10))
+  "End EXPORTER, of MAKE-OTLP-EXPORTER, once it has sent what there is now, after TIMEOUT seconds (a
+real) at most; what it could not send is dropped and counted. Return true if it could send all. A
+stopped one stays stopped. Not on an event loop's thread."
+  (prog1 (flush-exporter exporter :timeout timeout)
+    (loop:forget-ending exporter)
+    (mapc #'stop-pipeline (exporter-pipelines exporter))))
+
+(defun exporter-statistics (exporter)
+  "Return a plist of what EXPORTER, of MAKE-OTLP-EXPORTER, has done: by signal, :metrics or :traces,
+a plist of the points or spans that the collector has taken (:exported), said that it has not
+(:rejected), that went with an export which failed for good (:dropped), that were never taken since
+too many waited (:overflowed), and that are to be sent again (:waiting); and of how many :requests
+were tried and how many of these were :failures. Metrics are cumulative, so a failure loses none.
+From any thread."
+  (loop for pipeline in (exporter-pipelines exporter)
+        for tally = (pipeline-tally pipeline)
+        append (list (pipeline-signal pipeline)
+                     (list :exported (tally-exported tally) :rejected (tally-rejected tally)
+                           :dropped (tally-dropped tally)
+                           :overflowed (max (tally-overflowed tally)
+                                            (funcall (pipeline-overflow pipeline)))
+                           :waiting (reduce #'+ (pipeline-waiting pipeline) :key #'parcel-items)
+                           :requests (tally-requests tally)
+                           :failures (tally-failures tally)))))

@@ -1,0 +1,51 @@
+;;;; What follows a failed export (OTLP specification, "OTLP/gRPC Response" and "OTLP/gRPC
+;;;; Throttling"): some statuses say that the same may succeed later. When is what the collector
+;;;; says in RetryInfo, or else grows with each failure. The exporter keeps what is to be sent again
+;;;; itself, rather than the channel's retries: those know nothing of RetryInfo, and would send
+;;;; metrics of a while ago.
+
+(in-package #:clgrpc.otlp)
+
+(defconstant +first-delay-seconds+ 1
+  "How long to wait after the first failure.")
+(defconstant +longest-delay-seconds+ 30
+  "How long to wait at most after many.")
+(defconstant +longest-told-seconds+ 300
+  "How long a collector can make us wait.")
+
+(defparameter *retryable* '(:cancelled :deadline-exceeded :aborted :out-of-range :unavailable
+                            :data-loss)
+  "The statuses after which OTLP has a client send again.")
+
+(defun told-delay (error)
+  "The seconds that the collector wants us to wait after ERROR, 0 if it wants us to but does not say
+how long, nil if it says nothing."
+  (let ((info (status:rpc-error-detail error 'google.rpc:retry-info)))
+    (when info
+      (let ((delay (google.rpc:retry-info-retry-delay info)))
+        (if delay
+            (min +longest-told-seconds+ (max 0 (protobuf:duration-in-seconds delay)))
+            0)))))
+
+(defun retryable-p (error)
+  "True if what has failed with ERROR, an RPC-ERROR, is to be sent again."
+  (let ((status (status:rpc-error-status error)))
+    (or (and (member status *retryable*) t)
+        ;; only if the collector says that it will have room
+        (and (eq :resource-exhausted status)
+             (told-delay error)
+             t))))
+
+(defun own-delay (failures random-state)
+  "How many seconds to wait after FAILURES in a row, from 1: from half to all of what doubles with
+each."
+  (let ((longest (min +longest-delay-seconds+
+                      (* +first-delay-seconds+ (expt 2 (min 10 (1- failures)))))))
+    (* longest (+ 0.5d0 (random 0.5d0 random-state)))))
+
+(defun delay-after (error failures random-state)
+  "How many seconds to wait after ERROR, the last of FAILURES in a row."
+  (let ((told (told-delay error)))
+    (if (and told (plusp told))
+        told
+        (own-delay failures random-state))))

@@ -1,0 +1,20 @@
+;;;; The OpenTelemetry protocol (OTLP): metrics go to a collector, by calls of our own
+;;;; client. The files, from the ground up: what the environment says; attributes and the resource;
+;;;; metrics as messages; what follows a failure; a pipeline, which is one signal's way to
+;;;; the collector; and the exporter, which has a pipeline for each signal.
+
+(defpackage #:clgrpc.otlp
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf)
+                    (#:status #:clgrpc.status) (#:calling #:clgrpc.calling)
+                    (#:client #:clgrpc.client)
+                    (#:metrics #:clgrpc.metrics)
+                    (#:common #:opentelemetry.proto.common.v1)
+                    (#:resource #:opentelemetry.proto.resource.v1)
+                    (#:data #:opentelemetry.proto.metrics.v1)
+                    (#:collector #:opentelemetry.proto.collector.metrics.v1)
+                    (#:metrics-service #:opentelemetry.proto.collector.metrics.v1.metrics-service))
+  (:import-from #:sb-ext #:defglobal)
+  (:export
+   ;; exporter.lisp
+   #:otlp-exporter #:make-otlp-exporter #:flush-exporter #:stop-exporter #:exporter-statistics))

@@ -1,0 +1,290 @@
+;;;; A pipeline: the way of one signal, metrics or spans, to the collector, on a thread of its own,
+;;;; which drives the loop of its own channel while it waits. So the loops of the application have
+;;;; nothing to do with it. No observer is told of the channel's calls: they are neither measured
+;;;; nor traced.
+;;;;
+;;;; A round sends all that there is, as PARCELs. After a failure that may pass, metrics are
+;;;; forgotten, since the next round reads them anew and they are cumulative. Spans wait, and no
+;;;; others are taken meanwhile; so what waits is bounded by the queues of the tracing, which count
+;;;; what finds no room. Nothing is ever dropped and not counted.
+;;;;
+;;;; LOCK is held for what other threads change or wait for: WANTED, DONE, RUNG, STOPPING. All else
+;;;; is changed by the pipeline's thread only; other threads read the counts.
+
+(in-package #:clgrpc.otlp)
+
+(defconstant +silence-seconds+ 60
+  "The log tells the same trouble of a pipeline once in so many seconds.")
+
+(defstruct (parcel (:constructor make-parcel (contents items)) (:copier nil))
+  "What goes in one request."
+  (contents nil :read-only t)           ; what the pipeline's REQUEST makes the request of
+  (items 0 :type index :read-only t))   ; how many points or spans that is
+
+(defmethod print-object ((parcel parcel) stream)
+  (print-unreadable-object (parcel stream :type t)
+    (format stream "~D item~:P" (parcel-items parcel))))
+
+(defstruct (tally (:copier nil))
+  "What has become of the points or spans of a pipeline."
+  (exported 0 :type (unsigned-byte 62)) ; that the collector has taken
+  (rejected 0 :type (unsigned-byte 62)) ; that it says it has not, though the export was right
+  (dropped 0 :type (unsigned-byte 62))  ; of exports that failed for good, or did not come about
+  (overflowed 0 :type (unsigned-byte 62)) ; that found the queue full, and were never taken
+  (requests 0 :type (unsigned-byte 62)) ; exports that were tried
+  (failures 0 :type (unsigned-byte 62))) ; of these, that failed
+
+(defmethod print-object ((tally tally) stream)
+  (print-unreadable-object (tally stream :type t)
+    (format stream "~D exported, ~D rejected, ~D dropped" (tally-exported tally)
+            (tally-rejected tally) (+ (tally-dropped tally) (tally-overflowed tally)))))
+
+(defstruct (pipeline (:copier nil))
+  "The way of one signal to the collector."
+  (signal :metrics :type signal-name :read-only t) ; what it exports
+  (target "" :type string :read-only t) ; where the collector is
+  (channel nil :read-only t)            ; to the collector
+  (metadata '() :type list :read-only t) ; that goes with each export
+  (timeout-seconds 10 :type (real (0)) :read-only t) ; of an export
+  (interval-seconds 60 :type (real (0)) :read-only t) ; from one round to the next
+  ;; a function without arguments that returns parcels of what there is now
+  (take nil :type function :read-only t)
+  (request nil :type function :read-only t) ; of a parcel's contents, returns the message
+  ;; of CHANNEL, a request and options of a stub, returns how many items were rejected, and why
+  (export nil :type function :read-only t)
+  (overflow nil :type function :read-only t) ; returns how many items found no room, ever
+  ;; a function of what became of items, a word, and how many; for the metrics
+  (count nil :type function :read-only t)
+  (keeps nil :type boolean :read-only t) ; parcels that could not be sent are sent again
+  (waiting '() :type list)              ; parcels that are to be sent
+  (failures 0 :type index)              ; in a row
+  (tally (make-tally) :type tally :read-only t) ; what has become of its items
+  (told '() :type list)                 ; alist: events of the log, and when they may be told again
+  (random (make-random-state t) :type random-state :read-only t) ; for delays
+  (thread nil)                          ; that runs it
+  (lock (sb-thread:make-mutex :name "clgrpc otlp") :read-only t) ; of what follows
+  (bell (sb-thread:make-waitqueue :name "clgrpc otlp") :read-only t) ; any of the following
+  (rung nil :type boolean)              ; a batch waits
+  (stopping nil :type boolean)          ; its thread is to end
+  (wanted 0 :type index)                ; the number of the last flush that was asked for
+  (done 0 :type index))                 ; the number of the last flush that came about
+
+(declaim (sb-ext:freeze-type parcel tally pipeline))
+
+(defmethod print-object ((pipeline pipeline) stream)
+  (print-unreadable-object (pipeline stream :type t)
+    (format stream "~(~A~) to ~A, ~A" (pipeline-signal pipeline) (pipeline-target pipeline)
+            (pipeline-tally pipeline))))
+
+(defun now-ns ()
+  "The time by the clock of the loops."
+  (funcall (the function (loop:world-clock loop:*world*))))
+
+;;; Telling
+
+(defun tell (pipeline level event &rest plist)
+  "Log EVENT of PIPELINE, unless that was done a short while ago."
+  (let ((until (cdr (assoc event (pipeline-told pipeline))))
+        (now (now-ns)))
+    (when (or (null until) (<= until now))
+      (setf (pipeline-told pipeline)
+            (acons event (+ now (seconds-ns +silence-seconds+))
+                   (remove event (pipeline-told pipeline) :key #'car)))
+      (apply #'log-event level event :signal (pipeline-signal pipeline)
+             :target (pipeline-target pipeline) plist))))
+
+(defun count-items (pipeline fate items)
+  "ITEMS of PIPELINE have had this FATE, a keyword of TALLY."
+  (let ((tally (pipeline-tally pipeline)))
+    (ecase fate
+      (:exported (incf (tally-exported tally) items))
+      (:rejected (incf (tally-rejected tally) items))
+      (:dropped (incf (tally-dropped tally) items))
+      (:overflowed (incf (tally-overflowed tally) items))))
+  (when (plusp items)
+    (funcall (pipeline-count pipeline) fate items)))
+
+(defun count-overflow (pipeline)
+  "Count the items that have found no room since this was called last."
+  (let* ((tally (pipeline-tally pipeline))
+         (items (- (funcall (pipeline-overflow pipeline)) (tally-overflowed tally))))
+    (when (plusp items)
+      (count-items pipeline :overflowed items)
+      (tell pipeline :warning :otlp-queue-full :items items
+                                               :total (tally-overflowed tally)))))
+
+(defun drop-parcel (pipeline parcel why)
+  (count-items pipeline :dropped (parcel-items parcel))
+  (tell pipeline (if (pipeline-stopping pipeline) :warning :error) :otlp-dropped
+        :items (parcel-items parcel) :reason why
+        :total (tally-dropped (pipeline-tally pipeline))))
+
+;;; Sending
+
+(defun export-parcel (pipeline parcel)
+  "Send PARCEL of PIPELINE, and count it. Signal an error if that fails."
+  (incf (tally-requests (pipeline-tally pipeline)))
+  (multiple-value-bind (rejected why)
+      (funcall (pipeline-export pipeline)
+               (pipeline-channel pipeline)
+               (funcall (pipeline-request pipeline) (parcel-contents parcel))
+               :timeout (pipeline-timeout-seconds pipeline)
+               :metadata (pipeline-metadata pipeline)
+               :wait-for-ready t)
+    (let ((rejected (min (max 0 rejected) (parcel-items parcel))))
+      (count-items pipeline :exported (- (parcel-items parcel) rejected))
+      (count-items pipeline :rejected rejected)
+      (when (or (plusp rejected) (string/= "" why))
+        (tell pipeline :warning :otlp-rejected :items rejected :reason why)))))
+
+(defun try-parcel (pipeline parcel)
+  "Send PARCEL of PIPELINE. Return :done if that is over, well or not, or the seconds to wait until
+it may be tried again."
+  (flet ((fail ()
+           (incf (tally-failures (pipeline-tally pipeline)))
+           (incf (pipeline-failures pipeline))))
+    (handler-case (export-parcel pipeline parcel)
+      (status:rpc-error (error)
+        (fail)
+        (cond ((and (retryable-p error) (not (pipeline-stopping pipeline)))
+               (let ((delay (delay-after error (pipeline-failures pipeline)
+                                         (pipeline-random pipeline))))
+                 (tell pipeline :warning :otlp-export-failed
+                       :status (status:rpc-error-status error)
+                       :reason (status:rpc-error-message error))
+                 delay))
+              (t (drop-parcel pipeline parcel
+                              (format nil "~(~A~): ~A" (status:rpc-error-status error)
+                                      (status:rpc-error-message error)))
+                 :done)))
+      (error (error)
+        (fail)
+        (drop-parcel pipeline parcel (princ-to-string error))
+        :done)
+      (:no-error (&rest values)
+        (declare (ignore values))
+        (when (plusp (shiftf (pipeline-failures pipeline) 0))
+          (log-event :info :otlp-export-works :signal (pipeline-signal pipeline)
+                                              :target (pipeline-target pipeline)))
+        :done))))
+
+(defun send-waiting (pipeline)
+  "Send the parcels that wait in PIPELINE. Return nil if all are gone, or the seconds to wait until
+the first may be tried again."
+  (loop
+    (let ((parcel (first (pipeline-waiting pipeline))))
+      (when (null parcel) (return nil))
+      (let ((outcome (try-parcel pipeline parcel)))
+        (unless (eq :done outcome)
+          (unless (pipeline-keeps pipeline) (setf (pipeline-waiting pipeline) '()))
+          (return outcome)))
+      (pop (pipeline-waiting pipeline)))))
+
+(defun run-round (pipeline)
+  "Send what waits in PIPELINE, and then what there is. Return nil if all is gone, or the seconds to
+wait until the next round."
+  (when (plusp (pipeline-failures pipeline))
+    (calling:reset-back-off (pipeline-channel pipeline)))
+  (prog1 (or (send-waiting pipeline)
+             (progn (setf (pipeline-waiting pipeline) (funcall (pipeline-take pipeline)))
+                    (send-waiting pipeline)))
+    (count-overflow pipeline)))
+
+(defun try-round (pipeline)
+  "RUN-ROUND, whatever happens in it."
+  (handler-case (run-round pipeline)
+    (error (error)
+      (incf (pipeline-failures pipeline))
+      (tell pipeline :error :otlp-error :reason (princ-to-string error))
+      (own-delay (pipeline-failures pipeline) (pipeline-random pipeline)))))
+
+;;; The thread
+
+(defun await-round (pipeline due-ns tried)
+  "Wait until DUE-NS, or until there is a reason for a round of PIPELINE before that: a flush other
+than TRIED, the number of the last that was tried, or a batch. Return the number of the last flush
+that is wanted; nil if the thread is to end."
+  (sb-thread:with-mutex ((pipeline-lock pipeline))
+    (loop until (or (pipeline-stopping pipeline)
+                    (/= tried (pipeline-wanted pipeline))
+                    ;; a batch does not hasten what has failed
+                    (and (pipeline-rung pipeline) (zerop (pipeline-failures pipeline))))
+          while (loop:await-notice (pipeline-bell pipeline) (pipeline-lock pipeline) due-ns))
+    (setf (pipeline-rung pipeline) nil)
+    (and (not (pipeline-stopping pipeline))
+         (pipeline-wanted pipeline))))
+
+(defun end-flush (pipeline number)
+  "The flush NUMBER of PIPELINE, and all before it, have come about."
+  (sb-thread:with-mutex ((pipeline-lock pipeline))
+    (setf (pipeline-done pipeline) (max number (pipeline-done pipeline)))
+    (sb-thread:condition-broadcast (pipeline-bell pipeline))))
+
+(defun drop-rest (pipeline)
+  "PIPELINE ends: what it has not sent is dropped."
+  (when (pipeline-keeps pipeline)
+    (dolist (parcel (append (shiftf (pipeline-waiting pipeline) '())
+                            (ignore-errors (funcall (pipeline-take pipeline)))))
+      (drop-parcel pipeline parcel "the exporter was stopped"))
+    (count-overflow pipeline)))
+
+(defun run-pipeline (pipeline)
+  "The function of PIPELINE's thread."
+  (loop with interval-ns = (seconds-ns (pipeline-interval-seconds pipeline))
+        with due-ns = (+ (now-ns) interval-ns)
+        with tried = 0
+        for flush = (await-round pipeline due-ns tried)
+        while flush
+        do (let ((delay (try-round pipeline)))
+             (setf tried flush)
+             (cond (delay (setf due-ns (loop:notice-end delay)))
+                   (t (end-flush pipeline flush)
+                      (setf due-ns (next-round due-ns interval-ns)))))
+        finally (drop-rest pipeline)))
+
+(defun next-round (due-ns interval-ns)
+  "When the round after that of DUE-NS is due: INTERVAL-NS after that one was, or from now if that
+is past."
+  (let ((next (+ due-ns interval-ns))
+        (now (now-ns)))
+    (cond ((< now due-ns) due-ns)       ; a round before its time
+          ((< now next) next)
+          (t (+ now interval-ns)))))
+
+(defun start-pipeline (pipeline)
+  (setf (pipeline-thread pipeline)
+        (sb-thread:make-thread #'run-pipeline
+                               :name (format nil "clgrpc otlp ~(~A~)" (pipeline-signal pipeline))
+                               :arguments (list pipeline)))
+  pipeline)
+
+;;; What other threads do
+
+(defun ring-pipeline (pipeline)
+  "Have PIPELINE run a round soon, since a batch waits. From any thread; it does not wait."
+  (unless (pipeline-rung pipeline)
+    (sb-thread:with-mutex ((pipeline-lock pipeline))
+      (setf (pipeline-rung pipeline) t)
+      (sb-thread:condition-broadcast (pipeline-bell pipeline)))))
+
+(defun ask-for-flush (pipeline)
+  "Have PIPELINE run a round; return the number of that flush."
+  (sb-thread:with-mutex ((pipeline-lock pipeline))
+    (sb-thread:condition-broadcast (pipeline-bell pipeline))
+    (incf (pipeline-wanted pipeline))))
+
+(defun await-flush (pipeline number end-ns)
+  "True if the flush NUMBER of PIPELINE comes about until END-NS."
+  (sb-thread:with-mutex ((pipeline-lock pipeline))
+    (loop until (or (<= number (pipeline-done pipeline)) (pipeline-stopping pipeline))
+          while (loop:await-notice (pipeline-bell pipeline) (pipeline-lock pipeline) end-ns))
+    (<= number (pipeline-done pipeline))))
+
+(defun stop-pipeline (pipeline)
+  "End the thread of PIPELINE, and what it waits for."
+  (sb-thread:with-mutex ((pipeline-lock pipeline))
+    (setf (pipeline-stopping pipeline) t)
+    (sb-thread:condition-broadcast (pipeline-bell pipeline)))
+  (calling:close-channel (pipeline-channel pipeline))
+  (let ((thread (pipeline-thread pipeline)))
+    (when thread (sb-thread:join-thread thread :default nil))))

@@ -1,0 +1,136 @@
+;;;; The exporter against a collector that answers, fails, hangs and restarts.
+
+(in-package #:clgrpc.tests.otlp)
+(in-suite :clgrpc.otlp)
+
+(defun counted-metrics (count)
+  "Metrics with one counter at COUNT, and that counter."
+  (let* ((metrics (grpc:make-metrics))
+         (counter (metrics:make-counter metrics "test.orders" :unit "{order}")))
+    (metrics:add counter count)
+    (values metrics counter)))
+
+(defun number-in (request name)
+  "The number of the metric NAME in REQUEST, which has one point; nil if it has none."
+  (let ((metric (find name (metrics-of request) :key #'data:metric-name :test #'string=)))
+    (and metric
+         (data:number-data-point-value (elt (data:sum-data-points (data:metric-sum metric)) 0)))))
+
+(defun orders-taken (collector)
+  "The numbers of test.orders that COLLECTOR has taken, the oldest first."
+  (remove nil (mapcar (lambda (request) (number-in request "test.orders"))
+                      (reverse (collector-taken collector)))))
+
+(test metrics-come-at-once-when-flushed
+  (with-collector (collector address)
+    (multiple-value-bind (metrics counter) (counted-metrics 3)
+      (with-exporter (exporter address :metrics metrics :headers '(("api-key" . "k")))
+        (is-true (grpc:flush-exporter exporter :timeout +patience+))
+        (metrics:add counter 4)
+        (is-true (grpc:flush-exporter exporter :timeout +patience+))
+        (is (equal '(3 7) (orders-taken collector)))
+        (is (string= "k" (cdr (assoc "api-key" (collector-metadata collector) :test #'string=))))
+        (is (plusp (statistic exporter :metrics :exported)))
+        (is (zerop (statistic exporter :metrics :failures)))))))
+
+(test metrics-come-by-themselves-and-at-the-end
+  (with-collector (collector address)
+    (multiple-value-bind (metrics counter) (counted-metrics 1)
+      (let ((exporter (grpc:make-otlp-exporter address :metrics metrics :interval 1/20)))
+        (is-true (wait-until (lambda () (<= 2 (length (orders-taken collector))))))
+        (metrics:add counter 1)
+        (is-true (grpc:stop-exporter exporter :timeout +patience+))
+        (is (= 2 (first (last (orders-taken collector)))))
+        (let ((asked (collector-asked collector)))
+          (is (= asked (settled (lambda () (collector-asked collector))))))
+        (is-false (grpc:flush-exporter exporter :timeout 1))))))
+
+(test the-exporters-own-metric-is-exported
+  (with-collector (collector address)
+    (with-exporter (exporter address :metrics (counted-metrics 1))
+      (grpc:flush-exporter exporter :timeout +patience+)
+      (grpc:flush-exporter exporter :timeout +patience+)
+      (let* ((metric (find "clgrpc.otlp.items" (metrics-of (first (collector-taken collector)))
+                           :key #'data:metric-name :test #'string=))
+             (point (elt (data:sum-data-points (data:metric-sum metric)) 0)))
+        (is (equal '(("signal" . "metrics") ("outcome" . "exported"))
+                   (attributes-of (data:number-data-point-attributes point))))
+        (is (plusp (data:number-data-point-value point)))))))
+
+(test what-may-pass-is-tried-again-with-numbers-of-then
+  (with-log ()
+    (with-collector (collector address (lambda (number)
+                                         (when (< number 2)
+                                           (grpc:fail :unavailable "not yet"
+                                                      :details (retry-info 1/50)))))
+      (multiple-value-bind (metrics counter) (counted-metrics 1)
+        (setf (collector-behaviour collector)
+              (let ((old (collector-behaviour collector)))
+                (lambda (number)
+                  (when (= number 1) (metrics:add counter 1))
+                  (funcall old number))))
+        (with-exporter (exporter address :metrics metrics)
+          (is-true (grpc:flush-exporter exporter :timeout +patience+))
+          (is (equal '(2) (orders-taken collector)))
+          (is (= 3 (collector-asked collector)))
+          (is (= 2 (statistic exporter :metrics :failures)))
+          (is (zerop (statistic exporter :metrics :dropped)))
+          (is (= 1 (length (events-of :otlp-export-failed))) "told once, not each time")
+          (is (= 1 (length (events-of :otlp-export-works)))))))))
+
+(test what-does-not-pass-is-dropped-and-counted
+  (with-log (:otlp-dropped :call-failed)
+    (with-collector (collector address (lambda (number)
+                                         (when (zerop number)
+                                           (grpc:fail :invalid-argument "nonsense"))))
+      (with-exporter (exporter address :metrics (counted-metrics 1))
+        (is-true (grpc:flush-exporter exporter :timeout +patience+))
+        (is (= 1 (collector-asked collector)))
+        (is (plusp (statistic exporter :metrics :dropped)))
+        (is (zerop (statistic exporter :metrics :exported)))
+        (is (search "nonsense" (getf (first (events-of :otlp-dropped)) :reason)))))))
+
+(test partial-success-is-counted
+  (with-log ()
+    (with-collector (collector address (lambda (number) (when (zerop number)
+                                                          (values 1 "too old"))))
+      (with-exporter (exporter address :metrics (counted-metrics 1))
+        (is-true (grpc:flush-exporter exporter :timeout +patience+))
+        (is (= 1 (collector-asked collector)) "it is not sent again")
+        (is (= 1 (statistic exporter :metrics :rejected)))
+        (is (string= "too old" (getf (first (events-of :otlp-rejected)) :reason)))))))
+
+(test a-collector-that-hangs-holds-nothing-up
+  (with-log ()
+    (let ((let-go (make-signal)))
+      (with-collector (collector address (lambda (number)
+                                           (declare (ignore number))
+                                           (await-signal let-go)
+                                           nil))
+        (let ((exporter (grpc:make-otlp-exporter address :metrics (counted-metrics 1)
+                                                         :timeout 1/10)))
+          (is-false (grpc:flush-exporter exporter :timeout 1/2))
+          (is (> 5 (elapsed-seconds (is-false (grpc:stop-exporter exporter :timeout 1/10)))))
+          (is (plusp (statistic exporter :metrics :failures)))
+          (signal-it let-go)
+          (loop repeat 20 do (signal-it let-go)))))))
+
+(test a-collector-that-comes-later-is-found
+  (with-log ()
+    (let ((port (with-collector (collector address) address)))
+      (multiple-value-bind (metrics counter) (counted-metrics 1)
+        (with-exporter (exporter port :metrics metrics :timeout 1/5 :interval 1/10)
+          (is-false (grpc:flush-exporter exporter :timeout 1/2))
+          (metrics:add counter 1)
+          (let* ((collector (make-instance 'fake-collector))
+                 (server (grpc:start-server (list collector) :listen port)))
+            (unwind-protect
+                 (progn (is-true (grpc:flush-exporter exporter :timeout +patience+))
+                        (is (= 2 (first (last (orders-taken collector))))))
+              (grpc:stop-server server :drain 0))))))))
+
+(test exporters-check-their-arguments
+  (signals grpc:misuse (grpc:make-otlp-exporter "127.0.0.1:1"))
+  (signals grpc:misuse (grpc:make-otlp-exporter "127.0.0.1:1" :metrics 7))
+  (signals grpc:misuse (grpc:make-otlp-exporter "127.0.0.1:1" :metrics (grpc:make-metrics)
+                                                              :interval 0)))

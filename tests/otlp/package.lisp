@@ -1,0 +1,16 @@
+;;;; Tests of the exporter: messages, the environment, and a collector of our own that does what a
+;;;; test says.
+
+(defpackage #:clgrpc.tests.otlp
+  (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
+  (:shadow #:collect)
+  (:local-nicknames (#:grpc #:clgrpc) (#:otlp #:clgrpc.otlp) (#:metrics #:clgrpc.metrics)
+                    (#:common #:opentelemetry.proto.common.v1)
+                    (#:resource #:opentelemetry.proto.resource.v1)
+                    (#:data #:opentelemetry.proto.metrics.v1)
+                    (#:collector #:opentelemetry.proto.collector.metrics.v1)
+                    (#:metrics-service #:opentelemetry.proto.collector.metrics.v1.metrics-service)))
+
+(in-package #:clgrpc.tests.otlp)
+
+(def-suite :clgrpc.otlp :description "Metrics and spans told to a collector.")
