@@ -13,7 +13,8 @@
   :license "MIT"
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
-               "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz" "clgrpc/otlp")
+               "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz"
+               "clgrpc/trace" "clgrpc/otlp")
   :pathname "src/"
   :serial t
   :components ((:file "package"))
@@ -507,6 +508,24 @@
                (:file "description")
                (:file "stub")))
 
+(defsystem "clgrpc/trace"
+  :description "Distributed tracing: contexts, samplers, spans of calls."
+  :depends-on ("clgrpc/client")
+  :pathname "src/trace/"
+  :serial t
+  :components ((:file "package")
+               (:file "id")
+               (:file "context")
+               (:file "state")
+               (:file "sampler")
+               (:file "span")
+               (:file "queue")
+               (:file "tracing")
+               (:file "record")
+               (:file "current")
+               (:file "header")
+               (:file "observe")))
+
 (defsystem "clgrpc/balance"
   :description "Balancing policies."
   :depends-on ("clgrpc/client")
@@ -718,7 +737,8 @@
                "clgrpc/tests/service" "clgrpc/tests/calling" "clgrpc/tests/serving"
                "clgrpc/tests/examples"
                "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
-               "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/balance" "clgrpc/tests/transports" "clgrpc/tests/inproc"
+               "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/balance" "clgrpc/tests/trace"
+               "clgrpc/tests/transports" "clgrpc/tests/inproc"
                "clgrpc/tests/services" "clgrpc/tests/logs" "clgrpc/tests/metrics"
                "clgrpc/tests/channelz" "clgrpc/tests/sim" "clgrpc/tests/policy"
                "clgrpc/tests/abuse" "clgrpc/tests/promise" "clgrpc/tests/otlp"
@@ -1250,6 +1270,23 @@
                (:file "weighted-target")
                (:file "priority")
                (:file "own")))
+
+(defsystem "clgrpc/tests/trace"
+  :depends-on ("clgrpc/tests/client")
+  :pathname "tests/trace/"
+  :serial t
+  :components ((:file "package")
+               (:file "id")
+               (:file "context")
+               (:file "state")
+               (:file "sampler")
+               (:file "span")
+               (:file "queue")
+               (:file "observe")
+               (:file "current"))
+  :perform (test-op (operation system)
+                    (declare (ignore operation system))
+                    (symbol-call '#:fiveam '#:run! :clgrpc.trace)))
 
 (defsystem "clgrpc/tests/transports"
   :depends-on ("clgrpc/tests/server" "clgrpc/tests/support")

@@ -106,6 +106,10 @@
                 #:http-request-query #:http-request-headers #:http-request-header
                 #:http-request-parameter #:http-request-body #:http-request-peer
                 #:begin-response #:send-chunk #:end-response #:response-open-p #:on-response-end)
+  (:import-from #:clgrpc.trace
+                #:tracing #:make-tracing #:trace-context #:current-trace #:trace-id #:span-id
+                #:trace-sampled-p #:trace-state #:traceparent #:parse-traceparent #:with-span
+                #:set-span-attribute #:add-span-event #:trace-exemplar)
   (:import-from #:clgrpc.inproc #:server-channel #:service-channel)
   (:import-from #:clgrpc.logs #:access-log #:make-access-log)
   (:import-from #:clgrpc.metrics

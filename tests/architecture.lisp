@@ -32,6 +32,7 @@
     ("wire" "rpc" "hpack" "http2" :all-of)
     ("client" "calling" "config" "wire" "dns" :all-of)
     ("balance" "client" :all-of)
+    ("trace" "client" :all-of)
     ("server" "serving" "wire" "http1" :all-of)
     ("inproc" "calling" "serving" :all-of)
     ("services" "inproc" "server" :all-of)

@@ -270,6 +270,8 @@ returns them, define to the names of the files that do."
     ("service" "base" 10) ("service" "protobuf" 20) ("service" "status" 10)
     ("rpc" "base" 30) ("rpc" "os" 10) ("rpc" "loop" 10) ("rpc" "protobuf" 10) ("rpc" "status" 20)
     ("rpc" "service" 10)
+    ("trace" "base" 30) ("trace" "loop" 20) ("trace" "hpack" 10) ("trace" "rpc" 20)
+    ("trace" "service" 10) ("trace" "calling" 10) ("trace" "client" 10)
     ("calling" "base" 20) ("calling" "os" 10) ("calling" "loop" 30) ("calling" "status" 10)
     ("calling" "service" 10) ("calling" "rpc" 30) ("calling" "config" 20)
     ("serving" "base" 10) ("serving" "loop" 10) ("serving" "protobuf" 10) ("serving" "status" 10)

@@ -57,6 +57,18 @@ its own writes, as that of LOG-WRITER does. From any thread."
 reach no listener."
   (declare (ignore event)))
 
+(declaim (type (or null function) **log-context**))
+(defglobal **log-context** nil
+  "What is said of all events beside their own: a function without arguments that returns a plist of
+what this thread does, such as tracing's ids; or nil.")
+
+(defun with-log-context (plist)
+  "PLIST of an event with what **LOG-CONTEXT** adds, unless it says so itself."
+  (let ((more (and **log-context** (funcall **log-context**))))
+    (if (and more (not (getf plist (first more))))
+        (append plist more)
+        plist)))
+
 (defun log-event (level event &rest plist)
   "Tell *LOG-FUNCTION*, if there is one, and the listeners of EVENT. Return nothing; never signal.
 From any thread."
@@ -67,7 +79,7 @@ From any thread."
                 (not (or function listeners)))
       (let ((*log-function* #'log-nothing))
         (flet ((tell (function)
-                 (handler-case (apply function level event plist)
+                 (handler-case (apply function level event (with-log-context plist))
                    (serious-condition () nil))))
           (when function (tell function))
           (mapc #'tell listeners)))))

@@ -14,7 +14,7 @@
 (in-package #:clgrpc.base)
 
 (deftype option-scope ()
-  '(member :method :stream :connection :listener :server :reserve :channel))
+  '(member :method :stream :connection :listener :server :reserve :channel :tracing))
 
 (defstruct (option-row (:copier nil))
   "A row of the options table. See OPTION-TABLE."
@@ -36,8 +36,8 @@
 (document-functions
   option-row-name "The keyword that START-SERVER and MAKE-CHANNEL take."
   option-row-scope "What the option is about: :method, :stream or :connection, which servers and
-channels take; :listener, :server or :reserve, which servers take; :channel, which channels take.
-Channels within the image take those of :method."
+channels take; :listener, :server or :reserve, which servers take; :channel, which channels take;
+:tracing, which MAKE-TRACING takes. Channels within the image take those of :method."
   option-row-only ":server or :channel if only that takes the option, whatever its scope; else nil."
   option-row-default "The value where none is given."
   option-row-minimum "The smallest value allowed; nil if the value is T or NIL."
@@ -66,7 +66,8 @@ scope, default, range, unit and reason."
     '((:connection "connections" :method :stream :connection)
       (:server "servers" :method :stream :connection :listener :server :reserve)
       (:channel "channels" :method :stream :connection :channel)
-      (:inproc "channels within the image" :method))
+      (:inproc "channels within the image" :method)
+      (:tracing "tracing" :tracing))
   "Each thing that takes options, its name in the plural, and the scopes of the rows that it
 takes.")
 
@@ -132,7 +133,7 @@ takes.")
   "Define the structure NAME with a slot for each of ROWS, plists that PARSE-OPTION-ROW has made."
   `(progn
      (defstruct (,name (:constructor ,constructor) (:conc-name options-)
-                       (:copier ,(if include nil 'copy-options))
+                       (:copier ,(and (eq name 'options) 'copy-options))
                        ,@(and include `((:include ,include))))
        ,documentation
        ,@(loop for row in rows
@@ -163,6 +164,8 @@ or, of T or NIL, (name default reason &key for). FOR is the only end that takes 
            ,(of :listener :server :reserve) "The values of all options of a server.")
          (define-options-structure channel-options options %make-channel-options ,(of :channel)
            "The values of all options of a channel.")
+         (define-options-structure tracing-options nil %make-tracing-options ,(of :tracing)
+           "The values of all options of tracing.")
          (declaim (sb-ext:freeze-type options))
          (document-functions copy-options "Return a copy of OPTIONS, which may be a server's or
 channel's.")))))
@@ -469,7 +472,26 @@ have failed.")
     "A new channel gets an event loop of its own while the channels of the image have fewer loops
 than this; otherwise it shares one. Blocking callers on different loops do not wait for each
 other's thread, and loops run on different processors. An idle loop keeps a thread and 0.1 MB. 0
-means the number of processors, but at least 4 and at most 16.")))
+means the number of processors, but at least 4 and at most 16."))
+  (:tracing
+   (max-span-attributes 128 0 65536 "attributes"
+    "How many attributes a span, an event or a link may have; the default is OpenTelemetry's. More
+are left out and counted.")
+   (max-span-events 128 0 65536 "events"
+    "How many events a span may have, such as the messages of its call; the default is
+OpenTelemetry's. More are left out and counted.")
+   (max-span-links 128 0 65536 "links"
+    "How many links a span may have; the default is OpenTelemetry's. More are left out and
+counted.")
+   (max-attribute-characters 1024 1 1048576 "characters"
+    "How long a text in a span may be: a value of an attribute, a name, the text of a status, which
+may be a peer's. A longer one is cut.")
+   (max-queued-spans 2048 1 1000000 "spans"
+    "How many finished spans of one loop wait for an exporter, and as many of the threads that run
+no loop; the default is OpenTelemetry's. More are dropped and counted.")
+   (batch-spans 512 1 1000000 "spans"
+    "With so many finished spans of one loop the exporter is called before its time; the default is
+OpenTelemetry's.")))
 
 (defun make-options (&rest arguments)
   "Return options for one end of a connection, with the values of the keyword ARGUMENTS and defaults
@@ -492,6 +514,11 @@ for the rest. Signal MISUSE for a name that is not in the table, or not for it, 
 MAKE-OPTIONS."
   (check-options :inproc arguments)
   (apply #'%make-options arguments))
+
+(defun make-tracing-options (&rest arguments)
+  "Return options for tracing; ARGUMENTS and what may be signalled are as for MAKE-OPTIONS."
+  (check-options :tracing arguments)
+  (apply #'%make-tracing-options arguments))
 
 (defun option-values (options)
   "The values of all options that OPTIONS have, a list of (row . value)."

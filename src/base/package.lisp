@@ -25,7 +25,10 @@
    #:limit-exceeded-limit #:limit-exceeded-actual
    ;; option.lisp
    #:options #:server-options #:channel-options #:make-options #:make-server-options
-   #:make-channel-options #:make-inproc-options #:copy-options #:option-values
+   #:make-channel-options #:make-inproc-options #:make-tracing-options #:tracing-options
+   #:copy-options #:option-values #:options-max-span-attributes #:options-max-span-events
+   #:options-max-span-links #:options-max-attribute-characters #:options-max-queued-spans
+   #:options-batch-spans
    #:option-table #:option-default #:option-row #:find-option-row
    #:option-row-name #:option-row-scope #:option-row-only
    #:option-row-default #:option-row-minimum #:option-row-maximum #:option-row-unit
@@ -114,7 +117,8 @@
    #:happening-text #:happening-severity #:happening-ns #:happening-child #:happening-child-name
    #:make-registry #:enter-registry #:quit-registry #:registered
    ;; log.lisp, trace.lisp, journal.lisp
-   #:*log-function* #:add-log-listener #:remove-log-listener #:log-event #:log-condition
+   #:*log-function* #:add-log-listener #:remove-log-listener #:log-event
+   #:**log-context** #:log-condition
    #:tracers #:tracer-table #:tracer #:tracer-name #:tracer-text #:tracer-aliases #:tracer-meaning
    #:tracing-p #:trace-event
    #:log-writer #:log-errors #:log-in-background #:flush-log #:read-environment

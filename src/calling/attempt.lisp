@@ -55,6 +55,11 @@ interceptor, which MISUSE tells of an alist that cannot be sent, or once it is t
   (when (attempt-begun attempt) (misuse "~A has sent its metadata." attempt))
   (setf (attempt-headers attempt) (check-metadata metadata)))
 
+(defun put-attempt-metadata (attempt metadata)
+  "As (SETF ATTEMPT-REQUEST-METADATA), for an interceptor of ours, which may use names that belong
+to gRPC."
+  (setf (attempt-headers attempt) metadata))
+
 (defun attempt-metadata (attempt)
   "The initial metadata that ATTEMPT, which has ended, got from its server, an alist; nil if no
 answer had begun. From any thread."

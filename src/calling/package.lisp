@@ -33,7 +33,8 @@
    ;; attempt.lisp
    #:attempt #:attempt-call #:attempt-kind #:attempt-message #:attempt-metadata #:attempt-number
    #:attempt-peer #:attempt-request-metadata #:attempt-status #:attempt-trailers #:close-attempt
-   #:close-own-view #:intercept-attempt #:make-attempt #:on-attempt-end #:own-view #:take-view
+   #:close-own-view #:intercept-attempt #:make-attempt #:on-attempt-end #:own-view
+   #:put-attempt-metadata #:take-view
    ;; retry.lisp
    #:policy #:throttle #:find-retry-policy #:policy-limit #:goes-on-after-p
    #:hedging-policy-p

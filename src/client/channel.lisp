@@ -70,7 +70,9 @@ WITH-CHANNEL."
                           :plaintext-credentials :balance :service-config :observer
                           :attempt-interceptors)))
          (observers (rpc:check-observer (getf arguments :observer)))
-         (attempt-interceptors (rpc:check-interceptors (getf arguments :attempt-interceptors)))
+         (attempt-interceptors (append (rpc:check-interceptors
+                                        (getf arguments :attempt-interceptors))
+                                       (rpc:observer-interceptors observers)))
          (resolver (make-resolver target options))
          (balancing (and balance (config:default-policy-config balance)))
          (config (and service-config (config:parse-service-config service-config)))

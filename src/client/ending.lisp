@@ -42,6 +42,11 @@
       (since call (wire:retries-since-ns retries))
       0))
 
+(defun waited-p (call)
+  "True if CALL has waited for addresses, a connection or a stream."
+  (let ((parts (wire:call-wire-parts call)))
+    (and parts (wire:wire-parts-wait parts) t)))
+
 (defun stop-waiting (call)
   "CALL has a stream, or has ended."
   (let* ((parts (wire:call-wire-parts call))

@@ -36,6 +36,8 @@
                 #:wire-call-stream #:wire-call-send-closed #:wire-call-endpoint
                 #:wire-call-unattended #:wire-call-options)
   (:export
+   ;; ending.lisp
+   #:waited-p
    ;; resolver.lisp
    #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver #:resolve-now
    #:stop-resolver #:push-addresses #:push-failure

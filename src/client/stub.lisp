@@ -33,6 +33,7 @@
                       (credentials-metadata channel call-credentials method)))))
     (unless (eq :unset wait-for-ready)
       (setf (rpc:intent-wait-for-ready (rpc:ensure-intent call)) (and wait-for-ready t)))
+    (rpc:observe call-made (wire:call-observer call) call)
     (ecase (rpc-method-kind method)
       (:unary
        (cond (async (submit-call call (only-request method request)) call)

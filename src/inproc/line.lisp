@@ -47,6 +47,7 @@ attempt, which begins with it."
          (server (line-server line))
          (observer (site-observer (call-site client))))
     (when (or observer (inproc-observer server)) (begin-passage line))
+    (rpc:observe call-made observer client)
     (rpc:observe call-begun observer client)
     (when (and observer
                (null (call-status client))

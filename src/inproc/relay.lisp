@@ -107,12 +107,17 @@ interceptors have it fail it has ended."
          (method (call-rpc-method call))
          (deadline (call-deadline call))
          (site (channel-site channel))
+         (client (relay-client relay))
+         (observer (inproc-observer client))
          (host (host-of site)))
     (multiple-value-bind (view error) (if host (view-next relay) (values nil nil))
+      ;; before the handler's end begins, which may want to know whose attempt it is
+      (rpc:observe attempt-begun observer client (site-target site) 0)
       (let ((line (if error
                       (failed-line site method deadline error)
                       (line-to site host (and host (route-to host method)) method deadline
-                               (next-attempt-fields relay view)))))
+                               (next-attempt-fields relay view)
+                               (and observer (rpc:values-of-attempt client))))))
         (when view (setf (calling:own-view (line-client line)) view))
         (note-begun relay line)))))
 
@@ -121,8 +126,6 @@ interceptors have it fail it has ended."
   (incf (relay-count relay))
   (setf (relay-attempt relay) (line-client line))
   (when (inproc-observer (relay-client relay)) (begin-passage line))
-  (rpc:observe attempt-begun (inproc-observer (relay-client relay))
-               (relay-client relay) (rpc:call-peer (line-client line)) 0)
   line)
 
 (defun end-attempt (relay attempt)

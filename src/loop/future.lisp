@@ -139,15 +139,21 @@ run users' functions.")
 
 ;;; Using the value
 
+(declaim (type (or null function) **carrier**))
+(defglobal **carrier** nil
+  "What makes of a function that is attached to a future one that runs with what is current now,
+such as tracing's; or nil.")
+
 (defun attach (future function &key on)
   "Call (FUNCTION value error) when FUTURE is settled, at once if it is: ERROR is nil, or the
 condition that stands for the value, which is nil then. FUNCTION runs on the loop ON if that is
 given. Otherwise it runs on a reserve thread if FUTURE is a call, and on the thread that settles
 FUTURE if it is not. Return FUTURE. From any thread."
-  (let ((function (if on
-                      (lambda (value error)
-                        (post on (lambda () (funcall function value error))))
-                      function)))
+  (let* ((function (if **carrier** (funcall (the function **carrier**) function) function))
+         (function (if on
+                       (lambda (value error)
+                         (post on (lambda () (funcall function value error))))
+                       function)))
     (loop
       (let ((old (future-completions future)))
         (cond ((eq :done old)

@@ -88,7 +88,8 @@
    ;; connector.lisp
    #:connector #:connect-addresses #:candidate-failed #:end-connecting #:connect-to
    ;; future.lisp
-   #:cancel #:future #:make-future #:future-done-p #:resolve-future #:reject-future #:await #:attach
+   #:cancel #:future #:**carrier**
+   #:make-future #:future-done-p #:resolve-future #:reject-future #:await #:attach
    #:completions #:future-completions #:define-completions
    #:all #:any #:call-in-loop
    #:future-cancelled #:future-cancelled-text #:await-timeout #:await-timeout-future

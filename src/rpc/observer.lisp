@@ -62,9 +62,9 @@
            (flet ((tell (observer)
                     (let ((function (,reader observer)))
                       (when function (funcall (the function function) ,@arguments)))))
+             (when observer (tell observer))
              ,@(when (observation-tracer row)
-                 `((when (tracing-p ,(observation-tracer row)) (tell **tracing-observer**))))
-             (when observer (tell observer)))
+                 `((when (tracing-p ,(observation-tracer row)) (tell **tracing-observer**)))))
            nil)
          (defun ,(observer-name "JOIN-~A" (observation-name row)) (first second)
            (declare (type (or null function) first second))
@@ -80,6 +80,9 @@
 
 (define-observations
     "Functions that are told what a server or a channel does, each nil or one of the table's rows."
+  (call-made (call) nil
+    "CALL, a client's, has been made by this thread, which called the stub; its loop does not know
+it yet.")
   (call-begun (call) :call
     "CALL has begun, at this end.")
   (call-ended (call) :call
@@ -124,15 +127,15 @@ table."))
 (defun make-observer (&rest functions)
   "Return an observer, for :observer of START-SERVER, MAKE-CHANNEL or SERVER-CHANNEL. FUNCTIONS is a
 plist from the name of an observation to a function:
-:call-begun and :call-ended (call); :attempt-begun (call peer stream) and :attempt-ended (call peer
-status stream sent received ns), of clients' calls; :headers-sent and :headers-received (call);
-:message-sent and :message-received (call octets); :connection-begun (peer) and :connection-ended
-(peer reason); :subchannel-connected (peer), :subchannel-disconnected (peer error),
-:subchannel-failed (reason) and :weights-updated (weights stale fallback), of channels; :refused
-(option peer), of servers. PEER is an address, a string or nil. The functions are called on
-the loop or, for calls within the image, on the thread that makes or handles the call. They must not
-wait; an error in one goes to the log. Signal MISUSE for any other name, and for a value that is
-neither a function nor nil. From any thread."
+:call-made, of clients' calls, :call-begun and :call-ended (call); :attempt-begun (call peer stream)
+and :attempt-ended (call peer status stream sent received ns), of clients' calls; :headers-sent and
+:headers-received (call); :message-sent and :message-received (call octets); :connection-begun
+(peer) and :connection-ended (peer reason); :subchannel-connected (peer), :subchannel-disconnected
+(peer error), :subchannel-failed (reason) and :weights-updated (weights stale fallback), of
+channels; :refused (option peer), of servers. PEER is an address, a string or nil. The functions are
+called on the loop or, for calls within the image, on the thread that makes or handles the call.
+They must not wait; an error in one goes to the log. Signal MISUSE for any other name, and for a
+value that is neither a function nor nil. From any thread."
   (apply #'%make-observer
          (loop for (name function) on functions by #'cddr
                for row = (find name *observations* :key #'observation-name :test #'string=)
@@ -174,6 +177,15 @@ for, in canonical form; LOOP whose baton is held when the observer is told, nil 
   (:method ((source cons) &rest options &key &allow-other-keys)
     (reduce #'join-observers source
             :key (lambda (source) (apply #'observer-for source options)))))
+
+(defgeneric observer-interceptors (source)
+  (:documentation "The interceptors of attempts, a list of functions, that SOURCE, what a user has
+given a channel as :observer, needs.")
+  (:method (source)
+    (declare (ignore source))
+    '())
+  (:method ((source cons)) (mapcan (lambda (source) (copy-list (observer-interceptors source)))
+                                   source)))
 
 (defgeneric check-observer (source)
   (:documentation "Return SOURCE; signal MISUSE if it is nothing for :observer.")

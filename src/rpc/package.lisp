@@ -16,7 +16,8 @@
                 #:rpc-error-ended-by #:rpc-error-message #:rpc-error-sent-p #:rpc-error-status
                 #:status-code #:unknown)
   (:export
-   #:*debug-on-error* #:+arrival-octets+ #:+long-octets+ #:abort-as #:abort-with #:add-trailers
+   #:**call-ids** #:*debug-on-error* #:+arrival-octets+ #:+long-octets+ #:abort-as #:abort-with
+   #:add-trailers
    #:after #:answers-once-p #:arrival #:arrival-end #:arrival-item #:arrival-next #:arrival-size
    #:await-fields #:call #:call-compression #:call-condition #:call-deadline #:call-ending
    #:call-fields #:call-half-closed #:call-incoming #:call-inlet #:call-intent #:call-metadata
@@ -32,7 +33,7 @@
    #:inlet #:inlet-filter #:inlet-queued-octets #:inlet-received #:intent-attempt #:intent-metadata
    #:intent-wait-for-ready #:interceptors-for #:join-observers #:make-arrival #:make-observer
    #:make-trusted-observer #:may-send-p #:message-due-p #:never #:note-failed-attempt #:notify
-   #:notify-sleeper #:observe #:observer #:observer-for
+   #:notify-sleeper #:observe #:observer #:observer-for #:observer-interceptors
    #:on-cancel #:on-end #:on-half-close #:on-message #:on-writable #:operate #:operations #:outcome
    #:outcome-details #:outcome-message #:outcome-stage #:outcome-unsent #:outgoing
    #:outgoing-metadata #:outgoing-type #:outlet #:outlet-writable-wanted #:overdue-p #:park #:parts
@@ -41,5 +42,6 @@
    #:reactions-timers #:receivable-p #:receive #:receive-by #:receive-each #:received-compressed-p
    #:reply #:retry-call #:retry-handler #:return-status #:room-p #:rpc-error-attempts
    #:rpc-error-stages #:send #:send-metadata #:sends-one-p #:stage-text #:takes-one-p
-   #:time-remaining #:try-send #:uncharge #:verdict #:verdict-error #:wait-for-call #:with-call
+   #:time-remaining #:try-send #:uncharge #:verdict #:values-of-attempt #:verdict-error
+   #:wait-for-call #:whole-call #:with-call
    #:with-user-code))

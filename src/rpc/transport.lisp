@@ -178,6 +178,8 @@ true if either came; false if this thread may not run the loop, or not until the
   (traffic (call) (:thread :loop :default #'no-traffic)
     "How many octets of messages the call has sent and received, two values, as the observer that it
 has was told; of a client's call on the wire in its attempt under way.")
+  (told-compressed (call) (:thread :loop :default #'nothing)
+    "True if the message that observers are being told of is compressed on the wire.")
   (repeats (call) (:thread :loop :end :client :default #'no-repeats)
     "Of a call that has just ended, four values: how many of its attempts were retries, hedges, and
 made again since their server had not seen them; and the nanoseconds in which none was under way.")

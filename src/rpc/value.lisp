@@ -31,3 +31,11 @@ its stub by :values. From any thread."
                  ((eq old (sb-ext:compare-and-swap (parts-values parts) old
                                                    (acons key value old)))
                   (return value)))))
+
+(defun values-of-attempt (call)
+  "What :values is for a call that is an attempt of CALL, within the image."
+  (list 'attempt-of call))
+
+(defun whole-call (call)
+  "The call that CALL is an attempt of, within the image, or CALL itself."
+  (values (call-value call 'attempt-of call)))

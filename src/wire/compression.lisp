@@ -126,6 +126,7 @@ compressed, RECEIVED if the message decoded last was."
   (outgoing nil :type (or null encoding)) ; how ours are compressed, or nil
   (incoming nil :type (or null encoding)) ; how the peer's are, or nil
   (arriving nil :type boolean)          ; the loop's
-  (received nil :type boolean))         ; the receiving thread's
+  (received nil :type boolean)          ; the receiving thread's
+  (told nil :type boolean))             ; the message that observers are told of is compressed
 
 (declaim (sb-ext:freeze-type compression))

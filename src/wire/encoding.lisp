@@ -48,6 +48,11 @@
   (let ((compression (compression-of call)))
     (and compression (compression-received compression))))
 
+(defun wire-told-compressed (call)
+  "The operation TOLD-COMPRESSED."
+  (let ((compression (compression-of call)))
+    (and compression (compression-told compression))))
+
 ;;; Sending
 
 (define-hot wants-compression-p ((call call) compress (size index) (options options)) boolean

@@ -86,12 +86,14 @@ through."
     t
   "Deliver a whole message; FLAG is that of its prefix."
   (note-message-received (the link (wire-call-link call)))
-  (tell-received call (- end start))
-  (if (> flag 1)
-      (funcall (the function (dialect-receive-flagged (the dialect (wire-call-dialect call))))
-               call flag octets start end)
-      (let ((compression (compression-of call)))
-        (when compression (setf (compression-arriving compression) (= flag 1)))
+  (let ((compression (compression-of call)))
+    (when compression
+      (setf (compression-arriving compression) (= flag 1)
+            (compression-told compression) (= flag 1)))
+    (tell-received call (- end start))
+    (if (> flag 1)
+        (funcall (the function (dialect-receive-flagged (the dialect (wire-call-dialect call))))
+                 call flag octets start end)
         (operate deliver call octets start end))))
 
 (defun refuse-body (call partial at)

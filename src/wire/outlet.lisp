@@ -118,7 +118,7 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
              (write-sized type message octets at size)
              (http2:end-data stream total last))
            (note-message-sent (the link (wire-call-link call)))
-           (tell-sent call stream size)
+           (tell-sent call stream size nil)
            t)
           ((<= size +parcel-octets+)
            (write-encoded call (encode-message call message nil) last)

@@ -35,7 +35,10 @@ whatever it was told before."
   "ENCODED, of ENCODE-MESSAGE, is about to be written to STREAM of CALL, for the first time or
 again. In a dialect of its own it may have no prefix."
   (note-message-sent (http2:connection-user (http2:stream-connection stream)))
-  (tell-sent call stream (max 0 (- (encoded-length encoded) +prefix-octets+))))
+  (let ((octets (if (typep encoded 'parcel) (parcel-octets encoded) encoded))
+        (size (- (encoded-length encoded) +prefix-octets+)))
+    (declare (type octets octets))
+    (tell-sent call stream (max 0 size) (and (<= 0 size) (= 1 (aref octets 0))))))
 
 (defun keep-for-replay (call replay encoded)
   "Keep ENCODED, which CALL sends, in REPLAY and return true. If there is no room for it, keep

@@ -9,7 +9,8 @@
   :room #'wire-room :decode #'wire-decode :taken #'wire-taken
   :new-parts #'new-wire-parts :new-inlet #'new-wire-inlet :new-outlet #'new-wire-outlet
   :metadata #'wire-metadata :compression #'wire-compression
-  :received-compressed #'wire-received-compressed :crowded #'wire-crowded
+  :received-compressed #'wire-received-compressed :told-compressed #'wire-told-compressed
+  :crowded #'wire-crowded
   :now #'wire-now :peer #'wire-peer :security #'wire-security :observer #'call-observer
   :traffic #'wire-traffic
   :stage #'wire-stage :stages #'wire-stages :unsent-octets #'wire-unsent-octets)

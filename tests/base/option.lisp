@@ -5,7 +5,7 @@
 
 (defparameter *makers*
   '((:connection make-options) (:server make-server-options) (:channel make-channel-options)
-    (:inproc make-inproc-options))
+    (:inproc make-inproc-options) (:tracing make-tracing-options))
   "What takes options, and the function that makes them.")
 
 (defun good-values (row)

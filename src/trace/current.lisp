@@ -1,0 +1,188 @@
+;;;; What is current on a thread: the parent of the calls and spans that begin there. It is the span
+;;;; of WITH-SPAN around, or that of the call whose user code runs. That is known without a binding
+;;;; of ours, since user code always runs with its call as the current one (CURRENT-CALL): a SCOPE
+;;;; of WITH-SPAN counts only while the call is current that was so where it began. So neither a
+;;;; handler that runs within its caller's WITH-SPAN, nor one that a waiting handler's thread runs,
+;;;; takes it for its own.
+;;;;
+;;;; A callback of a client's call runs with that call as the current one. Its calls have the parent
+;;;; that the call has, as if they were made where that was, or if it is a root the call itself.
+;;;; Functions attached to futures keep what was current when they were attached.
+
+(in-package #:clgrpc.trace)
+
+(defstruct (scope (:constructor make-scope (call context tracing span)) (:copier nil))
+  "What WITH-SPAN, or a future, has made current."
+  (call nil :type (or null call) :read-only t) ; that must be current for this to count
+  (context nil :type (or null trace-context) :read-only t) ; what is current
+  (tracing nil :type (or null tracing) :read-only t) ; whose spans those below are
+  (span nil :type (or null span) :read-only t)) ; of the context, if it is recorded and here
+
+(declaim (sb-ext:freeze-type scope))
+
+(defmethod print-object ((scope scope) stream)
+  (print-unreadable-object (scope stream :type t)
+    (princ (scope-context scope) stream)))
+
+(defvar *scope* nil "The innermost SCOPE of this thread, or nil.")
+
+(defun scope-here ()
+  "The scope that counts on this thread now, or nil."
+  (let ((scope *scope*))
+    (and scope (eq (scope-call scope) service:*call*) scope)))
+
+(defun record-here ()
+  "The RECORD of the call whose user code runs on this thread, or nil; a context if that call has
+not begun."
+  (let ((call service:*call*))
+    (and call
+         (or (call-record call)
+             ;; a server within the image that traces nothing passes on what its client traces
+             (and (not (rpc:client-p call))
+                  (let ((other (operate other-end call)))
+                    (and other
+                     (call-record (rpc:whole-call other)))))))))
+
+(defun current-trace ()
+  "The context of what this thread does: of the innermost WITH-SPAN, or of the call whose handler or
+callback runs. Nil if there is none, or nothing traces it. TRACE-ID, SPAN-ID, TRACE-SAMPLED-P and
+TRACE-STATE say what is in it; :parent of WITH-SPAN takes it, such as on another thread. From any
+thread."
+  (let ((scope (scope-here)))
+    (if scope
+        (scope-context scope)
+        (let ((record (record-here)))
+          (cond ((not (record-p record)) record)
+                ((and (eq record (call-record service:*call*)) (rpc:client-p service:*call*))
+                 (or (record-parent record) (record-context record)))
+                (t (record-context record)))))))
+
+(defun current-tracing ()
+  "The tracing that what this thread does belongs to, or nil."
+  (let ((scope (scope-here)))
+    (if scope
+        (scope-tracing scope)
+        (let ((record (record-here)))
+          (if (record-p record) (record-tracing record) nil)))))
+
+(defun current-span ()
+  "The span of what this thread does, or nil if it is not recorded here."
+  (let ((scope (scope-here)))
+    (if scope
+        (scope-span scope)
+        (let ((record (record-here)))
+          (and (record-p record) (record-span record))))))
+
+(defun carry (function)
+  "FUNCTION of two arguments, which is to run later and elsewhere, with what is current now."
+  (declare (type function function))
+  (let ((context (current-trace)))
+    (if (null context)
+        function
+        (let ((tracing (current-tracing)) (span (current-span)))
+          (lambda (value error)
+            (let ((*scope* (make-scope service:*call* context tracing span)))
+              (funcall function value error)))))))
+
+;;; Spans of users
+
+(defun end-user-span (tracing queue span error)
+  "SPAN of TRACING ends, because of ERROR if that is not nil."
+  (when error
+    (let ((limits (tracing-limits tracing)))
+      (add-event span "exception"
+                 (attribute-alist
+                  (list "exception.type" (bounded-text (type-of error) :limit 200)
+                        "exception.message" (bounded-text error :limit 1000))
+                  limits))
+      (put-status span :error (bounded-text error :limit 1000))))
+  (finish-span tracing queue span))
+
+(defun span-loop ()
+  "The loop that this thread runs, or nil."
+  (let ((loop loop:*event-loop*))
+    (and loop (loop:holds-baton-p loop) loop)))
+
+(defun call-with-recorded-span (record name kind attributes links function)
+  "CALL-WITH-SPAN, of a span that is recorded."
+  (let* ((tracing (record-tracing record))
+         (queue (record-queue record))
+         (span (begin-record-span record name kind))
+         (failure nil)
+         (done nil))
+    (loop for (name value) on attributes by #'cddr do (put-attribute span name value))
+    (dolist (context links) (add-link span context '()))
+    (unwind-protect
+         (let ((*scope* (make-scope service:*call* (record-context record) tracing span)))
+           (handler-bind ((error (lambda (error) (setf failure error))))
+             (multiple-value-prog1 (funcall function)
+               (setf done t))))
+      (end-user-span tracing queue span (if done nil failure)))))
+
+(defun call-with-span (function name &key (kind :internal) attributes links
+                                       (parent (current-trace)) tracing)
+  "See WITH-SPAN."
+  (declare (type function function))
+  (let ((tracing (or tracing (current-tracing) **tracing**)))
+    (unless (typep parent '(or null trace-context))
+      (misuse "The parent of a span is what CURRENT-TRACE returns, not ~S." parent))
+    (if (null tracing)
+        (funcall function)
+        (let ((record (begin-record tracing (tracing-shared tracing) parent)))
+          (if (sampled-p record)
+              (call-with-recorded-span record name kind attributes links function)
+              (let ((*scope* (make-scope service:*call* (record-context record) tracing nil)))
+                (funcall function)))))))
+
+(defmacro with-span ((name &rest options) &body body)
+  "Evaluate BODY as a span NAME, a string: it is current meanwhile, the parent of the calls and
+spans that begin there. OPTIONS are :kind, :internal (the default), :server, :client, :producer or
+:consumer; :attributes, names and values by turns; :links, contexts of other spans; :parent, a
+context or nil, instead of the current one, which is how work on another thread gets its parent;
+:tracing, what MAKE-TRACING returned, instead of that of the parent or the last that was made. An
+error that leaves BODY is the span's status. The span is recorded if the sampler says so; without
+tracing BODY is all that is done. From any thread."
+  (let ((function (gensym "BODY")))
+    `(flet ((,function () ,@body))
+       (declare (dynamic-extent #',function))
+       (call-with-span #',function ,name ,@options))))
+
+(defun set-span-attribute (name value)
+  "Give the current span the attribute NAME, a string, with VALUE: a string, a number, T, NIL or a
+vector of such. Nothing happens if what is current is not recorded. Return VALUE. Signal MISUSE for
+another value. From any thread."
+  (let ((span (current-span)))
+    (when span (put-attribute span name value))
+    value))
+
+(defun add-span-event (name &rest attributes)
+  "Add an event NAME, a string, to the current span, with ATTRIBUTES, names and values by turns.
+Nothing happens if what is current is not recorded. Signal MISUSE for wrong attributes. From any
+thread."
+  (let ((span (current-span)))
+    (when span
+      (add-event span (short-text name (span-limits span))
+                 (attribute-alist attributes (span-limits span))))
+    nil))
+
+;;; Ids for logs and exemplars
+
+(defun call-ids (call)
+  "A plist of the trace id and the span id of CALL, nil if it is not traced."
+  (let ((record (call-record call)))
+    (when (record-p record)
+      (let ((context (record-context record)))
+        (list :trace-id (trace-id context) :span-id (span-id context))))))
+
+(defun current-ids ()
+  "A plist of the trace id and the span id of what this thread does, or nil."
+  (let ((context (current-trace)))
+    (and context (list :trace-id (trace-id context) :span-id (span-id context)))))
+
+(defun trace-exemplar (call)
+  "An alist of the trace id and the span id of CALL, strings by \"trace_id\" and \"span_id\", or nil
+if its trace is not recorded: for :exemplar of MAKE-METRICS. From any thread."
+  (let ((record (call-record call)))
+    (when (and (record-p record) (record-span record))
+      (let ((context (record-context record)))
+        (list (cons "trace_id" (trace-id context)) (cons "span_id" (span-id context)))))))

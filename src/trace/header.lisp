@@ -1,0 +1,87 @@
+;;;; Contexts in the metadata of calls: traceparent, tracestate and grpc-trace-bin. On the wire the
+;;;; metadata that has come are header fields, within the image pairs of strings.
+
+(in-package #:clgrpc.trace)
+
+(defglobal **traceparent** (ascii-octets "traceparent"))
+(defglobal **tracestate** (ascii-octets "tracestate"))
+(defglobal **trace-bin** (ascii-octets "grpc-trace-bin"))
+(declaim (type octets **traceparent** **tracestate** **trace-bin**))
+
+(define-hot (same-octets-p :inline t) ((a octets) (b octets)) boolean
+  "True if A and B have the same octets; the last are compared first."
+  (and (= (length a) (length b))
+       (loop for i of-type fixnum from (1- (length a)) downto 0
+             always (= (aref a i) (aref b i)))))
+
+(define-hot field-named-p (field (name octets)) boolean
+  "True if FIELD, of metadata that has come, has NAME."
+  (etypecase field
+    (hpack:field (same-octets-p (hpack:field-name field) name))
+    (cons (same-octets-p (ascii-octets (the string (car field))) name))))
+
+(defun field-octets (field)
+  "The value of FIELD as it came on the wire."
+  (etypecase field
+    (hpack:field (hpack:field-value field))
+    (cons (if (stringp (cdr field)) (ascii-octets (cdr field)) (coerce (cdr field) 'octets)))))
+
+(define-hot field-of ((fields simple-vector) (name octets)) t
+  "The only one of FIELDS that has NAME; nil if there is none, or more."
+  (let ((found nil))
+    (loop for field across fields
+          when (field-named-p field name)
+            do (when found (return-from field-of nil))
+               (setf found field))
+    found))
+
+(defun state-of (fields)
+  "The tracestate in FIELDS."
+  (let ((texts (loop for field across (the simple-vector fields)
+                     when (field-named-p field **tracestate**)
+                       collect (map 'string #'code-char (field-octets field)))))
+    (if texts (read-tracestate texts) "")))
+
+(defun bin-octets (field)
+  "The octets of FIELD, whose name ends in -bin, or nil."
+  (etypecase field
+    (hpack:field (handler-case (decode-base64 (hpack:field-value-string field))
+                   (invalid-base64 () nil)))
+    (cons (coerce (cdr field) 'octets))))
+
+(define-hot extract ((propagators list) (fields (or null simple-vector)))
+    (or null trace-context)
+  "The context that FIELDS, the metadata of a call, say in the first of the forms PROPAGATORS that
+says one; nil if there is none."
+  (when (and fields (plusp (length fields)))
+    (dolist (propagator propagators nil)
+      (let ((context
+              (ecase propagator
+                (:tracecontext
+                 (let ((field (field-of fields **traceparent**)))
+                   (and field (read-traceparent (field-octets field) (state-of fields)))))
+                (:grpc-trace-bin
+                 (let* ((field (field-of fields **trace-bin**))
+                        (octets (and field (bin-octets field))))
+                   (and octets (read-trace-bin octets)))))))
+        (when context (return context))))))
+
+(defun ours-p (entry)
+  "True if ENTRY, of an alist of metadata, is a context's."
+  (member (car entry) '("traceparent" "tracestate" "grpc-trace-bin") :test #'string=))
+
+(define-hot inject ((propagators list) (metadata list) (high id) (low id) (span id)
+                    (sampled boolean) (state simple-string))
+    list
+  "METADATA, an alist, with the context of SPAN in the forms PROPAGATORS in place of what it has of
+them."
+  (let ((metadata (if (and metadata (some #'ours-p metadata))
+                      (remove-if #'ours-p metadata)
+                      metadata)))
+    (dolist (propagator propagators metadata)
+      (ecase propagator
+        (:tracecontext
+         (unless (string= "" state) (push (cons "tracestate" state) metadata))
+         (push (cons "traceparent" (write-traceparent high low span sampled)) metadata))
+        (:grpc-trace-bin
+         (push (cons "grpc-trace-bin" (write-trace-bin high low span sampled)) metadata))))))

@@ -1,0 +1,82 @@
+;;;; Where trace ids and span ids come from: SplitMix64, a counter that steps by a constant and is
+;;;; mixed. A loop has a counter of its own, which begins where the loop's chance says, so that
+;;;; simulations repeat; threads that run no loop share one and step it atomically. No id is zero,
+;;;; since W3C Trace Context and OpenTelemetry take that for none.
+
+(in-package #:clgrpc.trace)
+
+(deftype id () "Half a trace id, or a span id." '(unsigned-byte 64))
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defconstant +step+ #x9E3779B97F4A7C15
+    "By which the counter of SplitMix64 steps: odd, so that it takes all values."))
+
+(defstruct (ids (:constructor make-ids (seed)) (:copier nil))
+  "A source of ids."
+  (seed 0 :type sb-ext:word))           ; the counter; 0 until the source is first used
+
+(declaim (sb-ext:freeze-type ids))
+
+(defmethod print-object ((ids ids) stream)
+  (print-unreadable-object (ids stream :type t :identity t)))
+
+(define-hot (mixed :inline t) ((n id)) id
+  "N through the mixing function of SplitMix64."
+  (flet ((times (a b)
+           (declare (type id a b))
+           (ldb (byte 64 0) (* a b))))
+    (declare (inline times))
+    (let* ((n (times (logxor n (ash n -30)) #xBF58476D1CE4E5B9))
+           (n (times (logxor n (ash n -27)) #x94D049BB133111EB)))
+      (declare (type id n))
+      (logxor n (ash n -31)))))
+
+(define-hot step-ids ((ids ids) (shared boolean)) id
+  "The next number of IDS, which several threads may use at once if SHARED is true. What these share
+goes on in a saved image, so the seed of the process is added to it."
+  (mixed (if shared
+             ;; the step as the signed number that ATOMIC-INCF takes
+             (ldb (byte 64 0) (+ (sb-ext:atomic-incf (ids-seed ids) #.(- +step+ (ash 1 64)))
+                                 (hash-seed)))
+             (setf (ids-seed ids) (ldb (byte 64 0) (+ (ids-seed ids) +step+))))))
+
+(define-hot (next-id :inline t) ((ids ids) (shared boolean)) id
+  "A new id of IDS, which is not 0; SHARED as for STEP-IDS."
+  (let ((id (step-ids ids shared)))
+    (declare (type id id))
+    (if (zerop id) (step-ids ids shared) id)))
+
+(defun chance-seed (random-state)
+  "Where the counter of a source begins, by RANDOM-STATE."
+  (1+ (random (1- (ash 1 64)) random-state)))
+
+;;; Text: lower-case hexadecimal digits
+
+(define-hot (hex-digit :inline t) ((n (unsigned-byte 4))) octet
+  "The character code of the digit N."
+  (if (< n 10) (+ n 48) (+ n 87)))
+
+(define-hot (digit-value :inline t) ((code octet)) (integer -1 15)
+  "The number that the digit of character CODE stands for, -1 if that is none; A to F are none."
+  (cond ((<= 48 code 57) (- code 48))
+        ((<= 97 code 102) (- code 87))
+        (t -1)))
+
+(define-hot write-hex ((n id) (digits (integer 2 16)) (text simple-base-string) (at index)) null
+  "Write N as DIGITS hexadecimal digits into TEXT from AT on."
+  (dotimes (i digits)
+    (setf (schar text (+ at i))
+          (code-char (hex-digit (logand 15 (ash n (- (* 4 (the (integer 0 15)
+                                                                (- digits i 1))))))))))
+  nil)
+
+(define-hot read-hex ((octets octets) (start index) (end index)) (or null id)
+  "The number that the octets from START to END, up to 16 hexadecimal digits, stand for; nil if one
+is no such digit."
+  (let ((n 0))
+    (declare (type id n))
+    (loop for i of-type index from start below end
+          for value = (digit-value (aref octets i))
+          do (when (minusp value) (return-from read-hex nil))
+             (setf n (logior (ldb (byte 64 0) (ash n 4)) value)))
+    n))

@@ -1,0 +1,250 @@
+;;;; The spans of calls, as gRFC A72 says.
+;;;;
+;;;;   Sent.<service>.<method>      a client's call, however often it is tried
+;;;;     Attempt.<service>.<method> one try of it: its context is what its server gets
+;;;;       Recv.<service>.<method>  the call at the server
+;;;;
+;;;; A client's call finds its parent on the thread of its stub (CALL-MADE); all else happens on its
+;;;; loop. On the wire the interceptors of attempts show each attempt before its headers go out and
+;;;; when it is over; within the image observers do, and the server finds its parent in the client's
+;;;; end of the call. A call that is not recorded has no spans; its context goes on all the same.
+;;;;
+;;;; Messages are events of the attempt's span, or the server's, by their number from 0. On a call
+;;;; that is hedged those that are sent count for the newest attempt.
+
+(in-package #:clgrpc.trace)
+
+(defun span-title (kind call)
+  "The name of a span of CALL: KIND, \"Sent\", \"Attempt\" or \"Recv\", and the method, \"other\" if
+it is not known."
+  (let ((path (call-path call)))
+    (if path
+        (substitute #\. #\/ (concatenate 'string kind path))
+        (concatenate 'string kind ".other"))))
+
+(defun status-name (status)
+  "STATUS, a keyword, as gRPC's documents spell it."
+  (substitute #\_ #\- (string-upcase status)))
+
+(defun put-call-status (span status text)
+  "SPAN's call or attempt has ended with STATUS, a keyword, and TEXT."
+  (if (eq :ok status)
+      (put-status span :ok)
+      (put-status span :error (format nil "~A~@[: ~A~]" (status-name status)
+                                      (and text (plusp (length text)) text)))))
+
+(defun outcome-text (call)
+  "The text of the status that CALL has ended with, or nil."
+  (let ((outcome (rpc:call-outcome call)))
+    (and outcome (rpc:outcome-message outcome))))
+
+;;; A client's call
+
+(defun note-parent (call)
+  "CALL, a client's, is made on this thread: what is current here is its parent."
+  (let ((parent (current-trace)))
+    (when parent (setf (call-value call 'record) parent))))
+
+(defun begin-client-record (tracing queue call)
+  "CALL, a client's, has begun."
+  (let ((record (begin-record tracing queue (call-record call))))
+    (setf (call-value call 'record) record)
+    (when (sampled-p record)
+      (begin-record-span record (span-title "Sent" call) :client))))
+
+(defun end-record-span (call)
+  "CALL has ended, and its span with it."
+  (let ((record (call-record call)))
+    (when (and (record-p record) (record-span record))
+      (put-call-status (record-span record) (call-status call) (outcome-text call))
+      (finish-span (record-tracing record) (record-queue record) (record-span record)))))
+
+;;; Attempts
+
+(defun note-delays (record call attempt-span)
+  "The first attempt of CALL, on the wire, begins: tell of what it had to wait for."
+  (when (client:waited-p call)
+    (when (getf (rpc:call-stages call) :resolve)
+      (add-event (record-span record) "Delayed name resolution complete" '()))
+    (add-event attempt-span "Delayed LB pick complete" '())))
+
+(defun begin-attempt-span (record call key number transparent)
+  "An attempt of CALL begins, which KEY stands for and NUMBER others came before. Return its span."
+  (let ((span (begin-span (record-tracing record) (record-queue record)
+                          (span-title "Attempt" call) :internal (child-context record)
+                          (record-context record))))
+    (put-attribute span "previous-rpc-attempts" number)
+    (put-attribute span "transparent-retry" transparent)
+    (push (cons key span) (record-tries record))
+    (incf (record-attempts record))
+    span))
+
+(defun end-attempt-span (record entry status text)
+  "The attempt of ENTRY, one of RECORD's tries, has ended with STATUS and TEXT."
+  (setf (record-tries record) (remove entry (record-tries record) :count 1))
+  (put-call-status (cdr entry) status text)
+  (finish-span (record-tracing record) (record-queue record) (cdr entry)))
+
+(defun trace-attempt (attempt)
+  "The interceptor of attempts on the wire."
+  (let* ((call (calling:attempt-call attempt))
+         (record (call-record call)))
+    (when (record-p record)
+      (let ((id (record-id record)))
+        (when (record-span record)
+          (let* ((first (zerop (record-attempts record)))
+                 (span (begin-attempt-span record call attempt (calling:attempt-number attempt)
+                                           (eq :transparent (calling:attempt-kind attempt))))
+                 (entry (first (record-tries record))))
+            (when first (note-delays record call span))
+            (setf id (context-id (span-context span)))
+            (calling:on-attempt-end
+             attempt
+             (lambda ()
+               (end-attempt-span record entry (calling:attempt-status attempt)
+                                 (calling:attempt-message attempt))))))
+        (calling:put-attempt-metadata
+         attempt
+         (inject (tracing-propagators (record-tracing record))
+                 (calling:attempt-request-metadata attempt)
+                 (record-high record) (record-low record) id
+                 (and (record-span record) t) (record-state record)))))))
+
+(defun begin-inner-attempt (call peer stream)
+  "An attempt of CALL, within the image, begins."
+  (declare (ignore stream))
+  (let ((record (call-record call)))
+    (when (and (record-p record) (record-span record))
+      (begin-attempt-span record call peer (record-attempts record) nil))))
+
+(defun end-inner-attempt (call peer status stream sent received ns)
+  "The oldest attempt of CALL, within the image, to PEER has ended with STATUS."
+  (declare (ignore stream sent received ns))
+  (let* ((record (call-record call))
+         (entry (and (record-p record)
+                     (find peer (record-tries record) :key #'car :test #'equal :from-end t))))
+    (when entry
+      (end-attempt-span record entry (or status :cancelled)
+                        (and (eq status (call-status call)) (outcome-text call))))))
+
+;;; A server's call
+
+(defun inner-parent (call)
+  "The context that CALL, a server's within the image, has from its client; or nil."
+  (let* ((other (operate other-end call))
+         (record (and other
+                      (call-record (rpc:whole-call other)))))
+    (cond ((not (record-p record)) record)
+          ((record-tries record) (span-context (cdr (first (record-tries record)))))
+          (t (record-context record)))))
+
+(defun begin-server-record (tracing queue call)
+  "CALL, a server's, has begun."
+  (let ((record (begin-record tracing queue
+                              (or (extract (tracing-propagators tracing) (rpc:call-fields call))
+                                  (and (null (queue-loop queue)) (inner-parent call))))))
+    (setf (call-value call 'record) record)
+    (when (sampled-p record)
+      (begin-record-span record (span-title "Recv" call) :server))))
+
+;;; Messages
+
+(defun message-span (record)
+  "The span that messages of RECORD's call are events of."
+  (let ((entry (first (record-tries record))))
+    (if entry (cdr entry) (record-span record))))
+
+(defun add-message-event (span name number octets compressed)
+  "A message of OCTETS, the NUMBERth of SPAN, has been sent or has come."
+  (add-event span name (list (cons "sequence-number" number)
+                             (cons (if compressed "message-size-compressed" "message-size")
+                                   octets))))
+
+(defun note-sent (call octets)
+  "A message of CALL has been sent."
+  (let ((record (call-record call)))
+    (when (and (record-p record) (record-span record))
+      (let* ((span (message-span record))
+             (compressed (operate told-compressed call)))
+        (add-message-event span (if compressed "Outbound message compressed" "Outbound message")
+                           (1- (incf (span-sent span))) octets compressed)))))
+
+(defun note-received (call octets)
+  "A message for CALL has come."
+  (let ((record (call-record call)))
+    (when (and (record-p record) (record-span record))
+      (let* ((span (message-span record))
+             (compressed (operate told-compressed call)))
+        (add-message-event span (if compressed "Inbound compressed message" "Inbound message")
+                           (1- (incf (span-received span))) octets compressed)))))
+
+;;; The observers
+
+(defun client-observer (tracing queue)
+  "The observer of a channel whose calls are on QUEUE's loop."
+  (let ((inner (null (queue-loop queue))))
+    (rpc:make-trusted-observer
+     :call-made #'note-parent
+     :call-begun (lambda (call) (begin-client-record tracing queue call))
+     :attempt-begun (and inner #'begin-inner-attempt)
+     :attempt-ended (and inner #'end-inner-attempt)
+     :message-sent #'note-sent
+     :message-received #'note-received
+     :call-ended #'end-record-span)))
+
+(defun server-observer (tracing queue)
+  "The observer of a server's loop, QUEUE's."
+  (rpc:make-trusted-observer
+   :call-begun (lambda (call) (begin-server-record tracing queue call))
+   :message-sent #'note-sent
+   :message-received #'note-received
+   :call-ended #'end-record-span))
+
+(defmethod rpc:check-observer ((source tracing)) source)
+
+(defmethod rpc:observer-for ((source tracing) &key role target loop)
+  (declare (ignore target))
+  (let ((queue (queue-for source loop)))
+    (ecase role
+      (:client (client-observer source queue))
+      (:server (server-observer source queue)))))
+
+(defmethod rpc:observer-interceptors ((source tracing))
+  (list #'trace-attempt))
+
+;;; Making it
+
+(defun make-tracing (&rest options &key (sampler '(:parent-based :always-on))
+                                     (propagators '(:tracecontext)) on-batch
+                     &allow-other-keys)
+  "Return tracing, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, alone or in a
+list of observers: their calls get spans as gRFC A72 says, which wait for an exporter, and trace
+contexts go with the calls. SAMPLER says which traces are recorded: :always-on, :always-off,
+(:trace-id-ratio RATIO) with a ratio from 0 to 1, or (:parent-based ROOT &key remote-parent-sampled
+remote-parent-not-sampled local-parent-sampled local-parent-not-sampled), each a sampler, which does
+what was decided for the parent and asks ROOT if there is none; or a function of the parent (a
+context or nil) and the 16 octets of the trace id, called on the call's loop. PROPAGATORS are the
+forms in which contexts are sent and, the first that there is, read: :tracecontext (traceparent and
+tracestate of W3C Trace Context) and :grpc-trace-bin. ON-BATCH is a function without arguments that
+is called, on the loop, when as many spans wait as :batch-spans says; it must not wait. All other
+OPTIONS are rows of the options table as keywords. Signal MISUSE for what is none of these. From any
+thread."
+  (let* ((limits (apply #'make-tracing-options
+                        (loop for (name value) on options by #'cddr
+                              unless (member name '(:sampler :propagators :on-batch))
+                                append (list name value))))
+         (tracing (%make-tracing :limits limits :sampler (find-sampler sampler)
+                                 :propagators (check-propagators propagators)
+                                 :on-batch (check-on-batch on-batch)
+                                 :offset-ns (clock-offset))))
+    (setf (tracing-shared tracing) (new-queue tracing nil)
+          loop:**carrier** #'carry
+          **log-context** #'current-ids
+          rpc:**call-ids** #'call-ids
+          **tracing** tracing)))
+
+(defun check-propagators (propagators)
+  (unless (and (listp propagators)
+               (subsetp propagators '(:tracecontext :grpc-trace-bin)))
+    (misuse "Propagators are a list of :tracecontext and :grpc-trace-bin, not ~S." propagators))
+  propagators)

@@ -1,0 +1,25 @@
+;;;; Distributed tracing: spans of calls as gRFC A72 says, and of users' own work; W3C Trace Context
+;;;; between processes; what is finished waits for an exporter.
+
+(defpackage #:clgrpc.trace
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack) (#:rpc #:clgrpc.rpc)
+                    (#:status #:clgrpc.status) (#:service #:clgrpc.service)
+                    (#:calling #:clgrpc.calling)
+                    (#:client #:clgrpc.client))
+  (:import-from #:sb-ext #:defglobal)
+  (:import-from #:clgrpc.rpc
+                #:call #:call-status #:call-path #:call-value #:operate)
+  (:export
+   ;; context.lisp, state.lisp
+   #:trace-context #:trace-id #:span-id #:trace-sampled-p #:trace-state #:parse-traceparent
+   #:traceparent #:context-trace-id-octets #:context-span-id-octets #:context-flags #:context-state
+   ;; span.lisp
+   #:span #:span-name #:span-kind #:span-context #:span-parent-octets #:span-remote-parent-p
+   #:span-start-ns #:span-end-ns #:span-attributes #:span-events #:span-links
+   #:span-dropped-attributes #:span-dropped-events #:span-dropped-links #:span-status
+   #:span-status-text #:event-name #:event-ns #:event-attributes #:link-context #:link-attributes
+   ;; tracing.lisp
+   #:tracing #:make-tracing #:on-batch #:drain #:spans-dropped
+   ;; current.lisp
+   #:current-trace #:with-span #:set-span-attribute #:add-span-event #:trace-exemplar))

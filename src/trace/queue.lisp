@@ -1,0 +1,59 @@
+;;;; Where finished spans wait for an exporter. Each loop has a queue of its own; threads that run
+;;;; no loop share one. A queue is a stack, pushed on by compare-and-swap and taken whole: only the
+;;;; exporter, now and then, contends with the loop for it. A node knows how many are below it, so
+;;;; the bound needs no count beside.
+
+(in-package #:clgrpc.trace)
+
+(defstruct (node (:constructor make-node (span next depth)) (:copier nil))
+  "A span that waits."
+  (span nil :type span :read-only t)    ; which
+  (next nil :type (or null node))       ; the one that came before it, newest first
+  (depth 0 :type index :read-only t))   ; how many there are, itself included
+
+(defstruct (queue (:copier nil))
+  "The finished spans of one loop, and what else of tracing that loop has to itself."
+  (ids nil :type ids :read-only t)      ; where its ids come from
+  (loop nil :type (or null loop:event-loop) :read-only t) ; which; nil of threads that run none
+  (clock nil :type function :read-only t) ; gives the time since 1970 in nanoseconds
+  (newest nil :type (or null node))     ; atomic
+  (dropped 0 :type sb-ext:word))        ; spans that found it full; atomic
+
+(declaim (sb-ext:freeze-type node queue))
+
+(defmethod print-object ((node node) stream)
+  (print-unreadable-object (node stream :type t)
+    (format stream "~D of ~A" (node-depth node) (node-span node))))
+
+(defmethod print-object ((queue queue) stream)
+  (print-unreadable-object (queue stream :type t)
+    (format stream "~D spans, ~D dropped" (queue-length queue) (queue-dropped queue))))
+
+(defun queue-length (queue)
+  "How many spans wait in QUEUE."
+  (let ((newest (queue-newest queue)))
+    (if newest (node-depth newest) 0)))
+
+(defun push-span (queue span limit)
+  "Let SPAN, which has ended, wait in QUEUE. Return how many wait there now; nil if LIMIT do
+already, so that SPAN is dropped."
+  (let ((node nil))
+    (loop
+      (let* ((old (queue-newest queue))
+             (depth (if old (1+ (node-depth old)) 1)))
+        (when (> depth limit)
+          (sb-ext:atomic-incf (queue-dropped queue))
+          (return nil))
+        (setf node (make-node span old depth))
+        (when (eq old (sb-ext:compare-and-swap (queue-newest queue) old node))
+          (return depth))))))
+
+(defun take-spans (queue)
+  "The spans that wait in QUEUE, which they leave, the oldest first."
+  (let ((newest (loop for old = (queue-newest queue)
+                      until (eq old (sb-ext:compare-and-swap (queue-newest queue) old nil))
+                      finally (return old)))
+        (spans '()))
+    (loop for node = newest then (node-next node)
+          while node do (push (node-span node) spans))
+    spans))

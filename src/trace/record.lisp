@@ -1,0 +1,75 @@
+;;;; What tracing knows of a call: its RECORD, a value on the call. A client's stub notes what was
+;;;; current on its thread, since the call begins on another perhaps; that is the call's parent. A
+;;;; record has its ids as words and makes a context of them only when one is asked for, so that a
+;;;; call that is not recorded costs little.
+
+(in-package #:clgrpc.trace)
+
+(declaim (inline make-record))          ; so that ids stay words
+(defstruct (record (:include place) (:copier nil))
+  "What tracing knows of a call."
+  (tracing nil :type tracing :read-only t) ; whose calls these are
+  (queue nil :type queue :read-only t)  ; of the call's loop
+  (parent nil :type (or null trace-context) :read-only t) ; of the call's span
+  (span nil :type (or null span))       ; nil if the trace is not recorded
+  (made nil :type (or null trace-context)) ; the context, once somebody has asked for it
+  (tries '() :type list)                ; (KEY . SPAN) of the attempts under way, newest first, if
+                                        ; the trace is recorded
+  (attempts 0 :type index))             ; how many of these have begun
+
+(declaim (sb-ext:freeze-type record))
+
+(defmethod print-object ((record record) stream)
+  (print-unreadable-object (record stream :type t)
+    (princ (record-context record) stream)))
+
+(defun record-state (record)
+  "The tracestate of RECORD's call, that of its parent."
+  (if (record-parent record) (context-state (record-parent record)) ""))
+
+(defun record-context (record)
+  "The context of RECORD's call."
+  (or (record-made record)
+      (setf (record-made record)
+            (make-trace-context :high (record-high record) :low (record-low record)
+                                :id (record-id record) :sampled (and (record-span record) t)
+                                :state (record-state record)))))
+
+(define-hot call-record ((call call)) t
+  "The RECORD of CALL; the parent's context while it has not begun; nil if it is not traced."
+  (if (rpc:call-parts call) (values (call-value call 'record)) nil))
+
+(define-hot begin-record ((tracing tracing) (queue queue) (parent (or null trace-context)))
+    record
+  "A record of TRACING for a call on QUEUE's loop with PARENT, or nil; it has no span."
+  (let* ((ids (queue-ids queue))
+         (shared (null (queue-loop queue))))
+    (unless (or shared (plusp (ids-seed ids)))
+      (setf (ids-seed ids) (chance-seed (loop:event-loop-random (queue-loop queue)))))
+    (if parent
+        (make-record :tracing tracing :queue queue :parent parent
+                     :high (context-high parent) :low (context-low parent)
+                     :id (next-id ids shared))
+        (make-record :tracing tracing :queue queue
+                     :high (next-id ids shared) :low (next-id ids shared)
+                     :id (next-id ids shared)))))
+
+(define-hot sampled-p ((record record)) t
+  "True if RECORD's call is to have a span, as the sampler decides."
+  (funcall (tracing-sampler (record-tracing record)) (record-parent record) record))
+
+(defun begin-record-span (record name kind)
+  "Give RECORD's call its span, and return it."
+  (setf (record-made record)
+        (make-trace-context :high (record-high record) :low (record-low record)
+                            :id (record-id record) :sampled t :state (record-state record))
+        (record-span record)
+        (begin-span (record-tracing record) (record-queue record) name kind
+                    (record-made record) (record-parent record))))
+
+(defun child-context (record)
+  "The context of a new span whose parent is RECORD's."
+  (let ((queue (record-queue record)))
+    (make-trace-context :high (record-high record) :low (record-low record)
+                        :id (next-id (queue-ids queue) (null (queue-loop queue)))
+                        :sampled t :state (record-state record))))

@@ -1,0 +1,60 @@
+;;;; Which traces are recorded, in OpenTelemetry's words: always_on, always_off, traceidratio, and
+;;;; parentbased, which follows the decision that came with the parent, so that a trace is recorded
+;;;; whole or not at all. The ratio looks at the trace id alone, at the same bits as OpenTelemetry's
+;;;; implementations do: services with the same ratio choose the same traces. Pure.
+
+(in-package #:clgrpc.trace)
+
+(deftype sampler ()
+  "A function of the PARENT, a context or nil, and the PLACE of a span, which returns true if that
+is to be recorded."
+  'function)
+
+(defun ratio-sampler (ratio)
+  "The sampler traceidratio of RATIO, from 0 to 1."
+  (let ((bound (floor (* (rational ratio) (ash 1 63)))))
+    (declare (type (integer 0 #.(ash 1 63)) bound))
+    (lambda (parent place)
+      (declare (ignore parent))
+      (< (ash (place-low place) -1) bound))))
+
+(defun parent-sampler (root &key (remote-parent-sampled :always-on)
+                              (remote-parent-not-sampled :always-off)
+                              (local-parent-sampled :always-on)
+                              (local-parent-not-sampled :always-off))
+  "The sampler parentbased: ROOT for spans without a parent, the others for those whose parent is,
+or is not, in another process and is, or is not, recorded."
+  (let ((root (find-sampler root))
+        (remote (find-sampler remote-parent-sampled))
+        (not-remote (find-sampler remote-parent-not-sampled))
+        (local (find-sampler local-parent-sampled))
+        (not-local (find-sampler local-parent-not-sampled)))
+    (declare (type sampler root remote not-remote local not-local))
+    (lambda (parent place)
+      (declare (type (or null trace-context) parent))
+      (funcall (cond ((null parent) root)
+                     ((context-remote parent) (if (context-sampled parent) remote not-remote))
+                     (t (if (context-sampled parent) local not-local)))
+               parent place))))
+
+(defun find-sampler (form)
+  "The sampler that FORM, as MAKE-TRACING takes it, says. Signal MISUSE if it says none."
+  (flet ((wrong ()
+           (misuse "A sampler is :always-on, :always-off, (:trace-id-ratio RATIO) with a ratio ~
+                    from 0 to 1, (:parent-based ROOT) or a function of a parent and a trace id, ~
+                    not ~S."
+                   form)))
+    (cond ((eq :always-on form) (constantly t))
+          ((eq :always-off form) (constantly nil))
+          ((functionp form)
+           (lambda (parent place)
+             (funcall form parent (id-octets (place-high place) (place-low place)))))
+          ((typep form '(cons (eql :trace-id-ratio) (cons (real 0 1) null)))
+           (ratio-sampler (second form)))
+          ((and (typep form '(cons (eql :parent-based) (cons t list)))
+                (evenp (length (cddr form)))
+                (loop for name in (cddr form) by #'cddr
+                      always (member name '(:remote-parent-sampled :remote-parent-not-sampled
+                                            :local-parent-sampled :local-parent-not-sampled))))
+           (apply #'parent-sampler (rest form)))
+          (t (wrong)))))

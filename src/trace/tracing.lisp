@@ -1,0 +1,121 @@
+;;;; The object that a program makes to have its calls traced: a sampler, propagators, limits, and a
+;;;; queue of finished spans for each loop. Given as :observer of servers and channels it has their
+;;;; calls traced (observe.lisp); an exporter takes the spans with DRAIN.
+
+(in-package #:clgrpc.trace)
+
+(defstruct (tracing (:constructor %make-tracing) (:copier nil) (:predicate nil))
+  "See MAKE-TRACING."
+  (limits nil :type tracing-options :read-only t) ; how much spans and queues may have
+  (sampler nil :type sampler :read-only t) ; which traces are recorded
+  (propagators '() :type list :read-only t) ; :tracecontext, :grpc-trace-bin
+  (offset-ns 0 :type (signed-byte 64))  ; from the loops' clock to the time since 1970
+  (shared nil :type (or null queue))    ; of the threads that run no loop
+  (queues '() :type list)               ; of loops; atomic
+  (gone 0 :type sb-ext:word)            ; what queues of stopped loops had dropped; atomic
+  (on-batch nil :type (or null function))) ; an exporter's, to be told that there is much
+
+(declaim (sb-ext:freeze-type tracing))
+
+(defmethod print-object ((tracing tracing) stream)
+  (print-unreadable-object (tracing stream :type t)
+    (format stream "~(~{~A~^ ~}~), ~D spans wait, ~D dropped" (tracing-propagators tracing)
+            (loop for queue in (all-queues tracing) sum (queue-length queue))
+            (spans-dropped tracing))))
+
+(declaim (type (or null tracing) **tracing**))
+(defglobal **tracing** nil
+  "What MAKE-TRACING made last: spans without a parent that are no call's go there.")
+
+(defun clock-offset ()
+  "What to add to a time of the loops' clock for the time since 1970; 0 in a simulated world."
+  (if (loop:simulated-p)
+      0
+      (- (real-time-ns) (monotonic-ns))))
+
+(defun new-queue (tracing loop)
+  "A queue of TRACING for LOOP, or for the threads that run none if that is nil."
+  (let ((clock (if loop
+                   (lambda () (loop:read-clock loop))
+                   (loop:world-clock loop:*world*))))
+    (declare (type function clock))
+    (make-queue :loop loop :ids (make-ids (if loop 0 (chance-seed (make-random-state t))))
+                :clock (lambda ()
+                         (max 0 (+ (the nanoseconds (funcall clock))
+                                   (tracing-offset-ns tracing)))))))
+
+(defun check-on-batch (function)
+  (unless (typep function '(or null function))
+    (misuse "What is told of a batch is a function, not ~S." function))
+  function)
+
+(defun on-batch (tracing)
+  "The function that TRACING calls, on a loop, when many spans wait, or nil. SETFable."
+  (tracing-on-batch tracing))
+
+(defun (setf on-batch) (function tracing)
+  (setf (tracing-on-batch tracing) (check-on-batch function)))
+
+(defun queue-for (tracing loop)
+  "The queue of TRACING for LOOP, or for the threads that run none if that is nil."
+  (if (null loop)
+      (tracing-shared tracing)
+      (flet ((find-queue ()
+               (find loop (tracing-queues tracing) :key #'queue-loop)))
+        (or (find-queue)
+            (let ((new (new-queue tracing loop)))
+              (sb-ext:atomic-update (tracing-queues tracing)
+                                    (lambda (queues)
+                                      (if (find loop queues :key #'queue-loop)
+                                          queues
+                                          (cons new queues))))
+              (find-queue))))))
+
+(defun all-queues (tracing)
+  (cons (tracing-shared tracing) (tracing-queues tracing)))
+
+(defun forget-stopped-loops (tracing)
+  "Leave out the queues of loops that have stopped and whose spans are taken."
+  (dolist (queue (tracing-queues tracing))
+    (when (and (eq :stopped (loop:event-loop-state (queue-loop queue)))
+               (null (queue-newest queue)))
+      (let ((there nil))
+        (sb-ext:atomic-update (tracing-queues tracing)
+                              (lambda (queues)
+                                (setf there (member queue queues))
+                                (remove queue queues)))
+        (when there
+          (sb-ext:atomic-incf (tracing-gone tracing) (queue-dropped queue)))))))
+
+(defun drain (tracing)
+  "Return the SPANs of TRACING that have ended since this was called last, a list, of each loop the
+oldest first; the exporter that calls this has them from now on. From any thread."
+  (unless (loop:simulated-p)
+    (setf (tracing-offset-ns tracing) (clock-offset)))
+  (prog1 (loop for queue in (all-queues tracing) nconc (take-spans queue))
+    (forget-stopped-loops tracing)))
+
+(defun spans-dropped (tracing)
+  "How many spans of TRACING have been dropped since max-queued-spans of their loop waited for an
+exporter. From any thread."
+  (+ (tracing-gone tracing)
+     (loop for queue in (all-queues tracing) sum (queue-dropped queue))))
+
+;;; Spans begin and end
+
+(defun begin-span (tracing queue name kind context parent)
+  "A span of TRACING that begins now, with CONTEXT and its PARENT's, or nil, on QUEUE's loop."
+  (make-span :name (short-text name (tracing-limits tracing)) :kind kind :context context
+             :parent parent :limits (tracing-limits tracing) :clock (queue-clock queue)
+             :start-ns (funcall (queue-clock queue))))
+
+(defun finish-span (tracing queue span)
+  "SPAN of TRACING ends now, unless it has: it waits in QUEUE for an exporter."
+  (unless (span-over-p span)
+    (setf (span-end-ns span) (max 1 (span-start-ns span) (span-now span)))
+    (let ((depth (push-span queue span (options-max-queued-spans (tracing-limits tracing))))
+          (on-batch (tracing-on-batch tracing)))
+      (when (and depth on-batch
+                 (zerop (mod depth (options-batch-spans (tracing-limits tracing)))))
+        (loop:guarding (:exporter-error) (funcall on-batch)))))
+  nil)

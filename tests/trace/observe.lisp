@@ -1,0 +1,340 @@
+;;;; The spans of calls (gRFC A72), over the wire and within the image: names, parents across three
+;;;; services, attempts, messages, statuses, what goes into metadata.
+
+(in-package #:clgrpc.tests.trace)
+(in-suite :clgrpc.trace)
+
+(defun drained (tracing count)
+  "The spans of TRACING, COUNT of them once they are there, by their beginning."
+  (let ((spans '()))
+    (wait-until (lambda ()
+                  (setf spans (append spans (trace:drain tracing)))
+                  (<= count (length spans))))
+    (stable-sort spans #'< :key #'trace:span-start-ns)))
+
+(defun named (name spans)
+  "The only one of SPANS whose name begins with NAME."
+  (let ((found (remove-if-not (lambda (span) (eql 0 (search name (trace:span-name span)))) spans)))
+    (is (= 1 (length found)) "~D spans ~A" (length found) name)
+    (first found)))
+
+(defun all-named (name spans)
+  (remove-if-not (lambda (span) (eql 0 (search name (trace:span-name span)))) spans))
+
+(defun id-of (span) (grpc:span-id (trace:span-context span)))
+
+(defun trace-of (span) (grpc:trace-id (trace:span-context span)))
+
+(defun parent-of (span)
+  (and (trace::span-parent span) (grpc:span-id (trace::span-parent span))))
+
+(defun child-p (span parent)
+  (and (equal (parent-of span) (id-of parent)) (equal (trace-of span) (trace-of parent))))
+
+(defun attribute (span name) (cdr (assoc name (trace:span-attributes span) :test #'string=)))
+
+(defun moments (span)
+  "The events of SPAN without when they were: (name . attributes)."
+  (mapcar (lambda (event) (cons (trace:event-name event) (trace:event-attributes event)))
+          (trace:span-events span)))
+
+(defmacro with-traced ((channel tracing &key (place :wire) tracing-options channel-options
+                                          server-options)
+                       handlers &body body)
+  "Evaluate BODY with CHANNEL to a probe with HANDLERS, over the wire or, if PLACE is :image, within
+the image, both traced by TRACING."
+  (let ((server (gensym "SERVER")))
+    `(let* ((,tracing (grpc:make-tracing ,@tracing-options))
+            (,server (start-probe (list ,@handlers)
+                                  :listen (if (eq :wire ,place)
+                                              "127.0.0.1:0"
+                                              (format nil "inproc:~A" (gensym "TRACED")))
+                                  :observer ,tracing ,@server-options)))
+       (unwind-protect
+            (grpc:with-channel (,channel (grpc:server-address ,server)
+                                         :observer ,tracing ,@channel-options)
+              ,@body)
+         (grpc:stop-server ,server :drain 0)))))
+
+(test spans-of-a-unary-call
+  (dolist (place '(:wire :image))
+    (with-traced (channel tracing :place place) (:ask #'double)
+      (is (= 8 (number-of (ask channel (note 4)))))
+      (let* ((spans (drained tracing 3))
+             (sent (named "Sent." spans)) (attempt (named "Attempt." spans))
+             (received (named "Recv." spans))
+             (octets (grpc:serialized-size (note 4))))
+        (is (= 3 (length spans)))
+        (is (string= "Sent.lab.Bench.Ask" (trace:span-name sent)))
+        (is (string= "Attempt.lab.Bench.Ask" (trace:span-name attempt)))
+        (is (string= "Recv.lab.Bench.Ask" (trace:span-name received)))
+        (is (equal '(:client :internal :server)
+                   (mapcar #'trace:span-kind (list sent attempt received))))
+        (is (null (parent-of sent)))
+        (is-true (child-p attempt sent))
+        (is-true (child-p received attempt))
+        (is (eq (eq :wire place) (and (trace:span-remote-parent-p received) t)))
+        (is (equal '(:ok :ok :ok) (mapcar #'trace:span-status spans)))
+        (is (eql 0 (attribute attempt "previous-rpc-attempts")))
+        (is (null (attribute attempt "transparent-retry")))
+        (let ((request `(("sequence-number" . 0) ("message-size" . ,octets))))
+          (is (equal request (cdr (assoc "Outbound message" (moments attempt)
+                                         :test #'string=))))
+          (is (equal request (cdr (assoc "Inbound message" (moments received)
+                                         :test #'string=)))))
+        (is-true (assoc "Inbound message" (moments attempt) :test #'string=))
+        (is-true (assoc "Outbound message" (moments received) :test #'string=))
+        (is (loop for span in spans
+                  always (and (<= (trace:span-start-ns span) (trace:span-end-ns span))
+                              (loop for event in (trace:span-events span)
+                                    always (<= (trace:span-start-ns span) (trace:event-ns event)
+                                               (trace:span-end-ns span))))))))))
+
+(test messages-of-streams-have-numbers
+  (with-traced (channel tracing) (:chat #'echo)
+    (is (equal '(1 2 3) (numbers (chat channel (list (note 1) (note 2) (note 3))))))
+    (let ((spans (drained tracing 3)))
+      (flet ((sequence-of (span event)
+               (loop for (name . attributes) in (moments span)
+                     when (string= name event)
+                       collect (cdr (assoc "sequence-number" attributes :test #'string=)))))
+        (dolist (span (list (named "Attempt." spans) (named "Recv." spans)))
+          (is (equal '(0 1 2) (sequence-of span "Outbound message")))
+          (is (equal '(0 1 2) (sequence-of span "Inbound message"))))))))
+
+(test compressed-messages-say-so
+  (with-traced (channel tracing) (:chat #'echo)
+    (is (equal '(1 2) (numbers (chat channel (list (note 1) (note 2 :body 100000))
+                                     :compression :gzip))))
+    (let* ((spans (drained tracing 3)) (attempt (named "Attempt." spans))
+           (small (grpc:serialized-size (note 1))))
+      (is (equal `(("sequence-number" . 0) ("message-size" . ,small))
+                 (cdr (assoc "Outbound message" (moments attempt) :test #'string=))))
+      (let ((event (assoc "Outbound message compressed" (moments attempt) :test #'string=)))
+        (is (eql 1 (cdr (assoc "sequence-number" (cdr event) :test #'string=))))
+        (is (< 0 (cdr (assoc "message-size-compressed" (cdr event) :test #'string=)) 100000)))
+      (is-true (assoc "Inbound compressed message" (moments (named "Recv." spans))
+                      :test #'string=)))))
+
+(test statuses-of-calls-are-those-of-spans
+  (dolist (place '(:wire :image))
+    (with-traced (channel tracing :place place)
+        (:ask (lambda (note call)
+                (declare (ignore note call))
+                (grpc:fail :not-found "no such note")))
+      (signals grpc:not-found (ask channel (note 1)))
+      (let ((spans (drained tracing 3)))
+        (dolist (span spans)
+          (is (eq :error (trace:span-status span)))
+          (is (string= "NOT_FOUND: no such note" (trace:span-status-text span))))))))
+
+(defun through-services (place)
+  "Have a client call a service that calls one that calls another, each traced by a tracing of its
+own as if it were a process of its own. Return the spans of the client and of the three."
+  (let* ((tracings (loop repeat 4 collect (grpc:make-tracing)))
+         (channels (list nil)) (servers '()))
+    (flet ((channel-for (server tracing)
+             (push (grpc:make-channel (grpc:server-address server) :observer tracing)
+                   (car channels))
+             (first (car channels))))
+      (unwind-protect
+           (destructuring-bind (client one two three) tracings
+             (let (to-one to-two to-three)
+               (flet ((start (tracing handler)
+                        (first (push (start-probe
+                                      (list :ask handler) :observer tracing
+                                      :listen (if (eq :wire place)
+                                                  "127.0.0.1:0"
+                                                  (format nil "inproc:~A" (gensym "SERVICE"))))
+                                     servers))))
+                 (setf to-three (channel-for (start three #'double) two)
+                       to-two (channel-for (start two (lambda (note call)
+                                                        (declare (ignore call))
+                                                        (values (ask to-three note))))
+                                           one)
+                       to-one (channel-for (start one (lambda (note call)
+                                                        (declare (ignore call))
+                                                        (grpc:with-span ("between")
+                                                          (values (ask to-two note)))))
+                                           client))
+                 (is (= 10 (number-of (ask to-one (note 5)))))
+                 (list (drained client 2) (drained one 4) (drained two 3) (drained three 1)))))
+        (mapc #'grpc:close-channel (remove nil (car channels)))
+        (dolist (server servers) (grpc:stop-server server :drain 0))))))
+
+(test a-trace-goes-through-three-services
+  (dolist (place '(:wire :image))
+    (destructuring-bind (client one two three) (through-services place)
+      (is (equal '(2 4 3 1) (mapcar #'length (list client one two three))))
+      (let ((chain (list (named "Sent." client) (named "Attempt." client)
+                         (named "Recv." one) (named "between" one)
+                         (named "Sent." one) (named "Attempt." one)
+                         (named "Recv." two) (named "Sent." two) (named "Attempt." two)
+                         (named "Recv." three))))
+        (is (null (parent-of (first chain))))
+        (loop for (parent child) on chain
+              while child do (is-true (child-p child parent) "~A of ~A" child parent))))))
+
+(test a-call-that-is-made-again-has-a-span-for-each-attempt
+  (let ((tracing (grpc:make-tracing)) (counter (list 0)))
+    (tests::with-raw-server (address :at :end) (tests::refusing 1 counter)
+      (grpc:with-channel (channel address :observer tracing)
+        (is (= 7 (number-of (ask channel (note 1)))))
+        (let* ((spans (drained tracing 3)) (sent (named "Sent." spans))
+               (attempts (all-named "Attempt." spans)))
+          (is (= 2 (length attempts)))
+          (is (loop for attempt in attempts always (child-p attempt sent)))
+          (is (string/= (id-of (first attempts)) (id-of (second attempts))))
+          (is (equal '(:error :ok) (mapcar #'trace:span-status attempts)))
+          (is (equal '(nil t) (mapcar (lambda (span) (attribute span "transparent-retry"))
+                                      attempts)))
+          (is (eq :ok (trace:span-status sent))))))))
+
+(test each-attempt-has-a-context-of-its-own
+  "A retry policy: the servers' spans are children of different attempts."
+  (dolist (place '(:wire :image))
+    (let ((count (list 0)))
+      (with-traced (channel tracing
+                    :place place
+                    :channel-options (:service-config
+                                      "{\"methodConfig\":[{\"name\":[{}],\"retryPolicy\":{
+                                       \"maxAttempts\":3,\"initialBackoff\":\"0.01s\",
+                                       \"maxBackoff\":\"0.01s\",\"backoffMultiplier\":1,
+                                       \"retryableStatusCodes\":[\"UNAVAILABLE\"]}}]}"))
+          (:ask (lambda (note call)
+                  (declare (ignore call))
+                  (if (< (sb-ext:atomic-incf (car count)) 2)
+                      (grpc:fail :unavailable "not now")
+                      note)))
+        (is (= 4 (number-of (ask channel (note 4)))))
+        (let* ((spans (drained tracing 7))
+               (attempts (all-named "Attempt." spans)) (received (all-named "Recv." spans)))
+          (is (= 7 (length spans)))
+          (is (equal '(0 1 2) (mapcar (lambda (span) (attribute span "previous-rpc-attempts"))
+                                      attempts)))
+          (is (equal '(:error :error :ok) (mapcar #'trace:span-status attempts)))
+          (is (every #'child-p received attempts)))))))
+
+(test hedges-have-a-span-each
+  (dolist (place '(:wire :image))
+    (let ((count (list 0)))
+      (with-traced (channel tracing
+                    :place place
+                    :channel-options (:service-config
+                                      "{\"methodConfig\":[{\"name\":[{}],\"hedgingPolicy\":{
+                                       \"maxAttempts\":2,\"hedgingDelay\":\"0.01s\"}}]}"))
+          (:ask (lambda (note call)
+                  (if (zerop (sb-ext:atomic-incf (car count)))
+                      call              ; never answers
+                      note)))
+        (is (= 4 (number-of (ask channel (note 4)))))
+        (let* ((spans (drained tracing 5))
+               (attempts (all-named "Attempt." spans)) (sent (named "Sent." spans)))
+          (is (= 5 (length spans)))
+          (is (= 2 (length attempts)))
+          (is (loop for attempt in attempts always (child-p attempt sent)))
+          (is (equal '(:error :ok) (mapcar #'trace:span-status attempts)))
+          (is (string= "CANCELLED" (trace:span-status-text (first attempts))
+                       :end2 (min 9 (length (trace:span-status-text (first attempts))))))
+          (is (every #'child-p (all-named "Recv." spans) attempts)))))))
+
+(test waiting-for-a-connection-is-an-event
+  (with-traced (channel tracing) (:ask #'double)
+    (ask channel (note 1))
+    (ask channel (note 1))
+    (let ((attempts (all-named "Attempt." (drained tracing 6))))
+      (is (equal '(t nil) (mapcar (lambda (span)
+                                    (and (assoc "Delayed LB pick complete" (moments span)
+                                                :test #'string=)
+                                         t))
+                                  attempts))))))
+
+;;; Metadata
+
+(defun headers-seen (metadata &rest options)
+  "What a server gets of a call with METADATA on a channel that is traced with OPTIONS: an alist."
+  (let ((seen nil) (tracing (apply #'grpc:make-tracing options)))
+    (with-probe (channel :channel-options (list :observer tracing))
+        (:ask (lambda (note call)
+                (setf seen (grpc:call-metadata call))
+                note))
+      (ask channel (note 1) :metadata metadata))
+    (values (remove-if-not (lambda (entry)
+                             (member (car entry) '("traceparent" "tracestate" "grpc-trace-bin" "x")
+                                     :test #'string=))
+                           seen)
+            tracing)))
+
+(defun header (name headers) (cdr (assoc name headers :test #'string=)))
+
+(test contexts-are-sent-in-the-forms-asked-for
+  (multiple-value-bind (headers tracing) (headers-seen '(("x" . "y")))
+    (let ((attempt (named "Attempt." (drained tracing 2))))
+      (is (equal (list (cons "traceparent" (grpc:traceparent (trace:span-context attempt)))
+                       (cons "x" "y"))
+                 headers))))
+  (multiple-value-bind (headers tracing) (headers-seen '() :propagators '(:grpc-trace-bin))
+    (let ((attempt (named "Attempt." (drained tracing 2))))
+      (is (= 1 (length headers)))
+      (is (equal (grpc:traceparent (trace:span-context attempt))
+                 (grpc:traceparent (trace::read-trace-bin (header "grpc-trace-bin" headers)))))))
+  (let ((headers (headers-seen '() :propagators '(:tracecontext :grpc-trace-bin))))
+    (is (equal (header "traceparent" headers)
+               (grpc:traceparent (trace::read-trace-bin (header "grpc-trace-bin" headers))))))
+  ;; a user's own gives way
+  (let ((headers (headers-seen '(("traceparent" . "mine")))))
+    (is (= 1 (length headers)))
+    (is (string/= "mine" (header "traceparent" headers)))))
+
+(test a-context-that-is-not-sampled-goes-on
+  (multiple-value-bind (headers tracing) (headers-seen '() :sampler :always-off)
+    (is (null (trace:drain tracing)))
+    (let ((context (grpc:parse-traceparent (header "traceparent" headers))))
+      (is-true context)
+      (is-false (grpc:trace-sampled-p context)))))
+
+(test without-tracing-nothing-is-sent
+  (let ((seen :none) (current :unknown))
+    (with-probe (channel) (:ask (lambda (note call)
+                                  (setf seen (mapcar #'car (grpc:call-metadata call))
+                                        current (grpc:current-trace))
+                                  note))
+      (ask channel (note 1)))
+    (is (null current))
+    (is (equal '("user-agent") seen))))
+
+(defun span-for-headers (metadata &rest options)
+  "The span that a server traced with OPTIONS has for a call with METADATA, or nil; and the context
+that its handler sees."
+  (let ((tracing (apply #'grpc:make-tracing options)) (seen nil))
+    (with-probe (channel :options (list :observer tracing))
+        (:ask (lambda (note call)
+                (declare (ignore call))
+                (setf seen (grpc:current-trace))
+                note))
+      (ask channel (note 1) :metadata metadata))
+    (values (first (trace:drain tracing)) seen)))
+
+(test a-server-finds-its-parent-in-the-metadata
+  (let ((header (format nil "00-~A-~A-01" *trace* *span*)))
+    (multiple-value-bind (span seen)
+        (span-for-headers `(("traceparent" . ,header) ("tracestate" . "foo=1")
+                            ("tracestate" . "bar=2")))
+      (is (string= *trace* (trace-of span)))
+      (is (string= *span* (parent-of span)))
+      (is (equal (id-of span) (grpc:span-id seen)))
+      (is (equal '(("foo" . "1") ("bar" . "2")) (grpc:trace-state seen))))
+    ;; two of them are none
+    (let ((span (span-for-headers `(("traceparent" . ,header) ("traceparent" . ,header)))))
+      (is (string/= *trace* (trace-of span)))
+      (is (null (parent-of span))))
+    ;; one that is wrong begins a new trace, and its tracestate counts for nothing
+    (multiple-value-bind (span seen)
+        (span-for-headers '(("traceparent" . "00-1-2-3") ("tracestate" . "foo=1")))
+      (is (null (parent-of span)))
+      (is (null (grpc:trace-state seen))))
+    (multiple-value-bind (span seen)
+        (span-for-headers `(("traceparent" . ,(format nil "00-~A-~A-00" *trace* *span*))))
+      (is (null span))
+      (is (string= *trace* (grpc:trace-id seen)))
+      (is-false (grpc:trace-sampled-p seen)))))

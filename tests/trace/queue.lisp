@@ -1,0 +1,44 @@
+;;;; Finished spans wait for an exporter: in order, up to a limit, and it is told of batches.
+
+(in-package #:clgrpc.tests.trace)
+(in-suite :clgrpc.trace)
+
+(defun work (count)
+  (dotimes (i count) (grpc:with-span ((format nil "~D" i)))))
+
+(test spans-wait-for-an-exporter-up-to-a-limit
+  (let* ((batches 0)
+         (tracing (tracing :max-queued-spans 10 :batch-spans 4
+                           :on-batch (lambda () (incf batches)))))
+    (work 13)
+    (is (= 2 batches))
+    (is (= 3 (trace:spans-dropped tracing)))
+    (is (equal (loop for i below 10 collect (princ-to-string i))
+               (mapcar #'trace:span-name (trace:drain tracing))))
+    (is (null (trace:drain tracing)))
+    (work 2)
+    (is (= 2 (length (trace:drain tracing))))
+    (is (= 3 (trace:spans-dropped tracing)))
+    (setf (trace:on-batch tracing) nil)
+    (work 5)
+    (is (= 2 batches))
+    (signals misuse (setf (trace:on-batch tracing) 5))))
+
+(test threads-and-an-exporter-at-once
+  "Each span is drained once or counted."
+  (let* ((tracing (tracing :max-queued-spans 100)) (drained 0) (done (list 0)))
+    (call-with-threads 4 (lambda (number)
+                           (cond ((zerop number)
+                                  (loop do (incf drained (length (trace:drain tracing)))
+                                        until (= 3 (car done))))
+                                 (t (work 3000)
+                                    (sb-ext:atomic-incf (car done))))))
+    (incf drained (length (trace:drain tracing)))
+    (is (= 9000 (+ drained (trace:spans-dropped tracing))))))
+
+(test what-is-no-option-of-tracing
+  (signals misuse (tracing :max-receive-octets 5))
+  (signals misuse (tracing :propagators '(:b3)))
+  (signals misuse (tracing :on-batch 5))
+  (signals misuse (tracing :sampler 5))
+  (signals misuse (grpc:make-channel "127.0.0.1:1" :max-span-events 5)))
