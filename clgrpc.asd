@@ -627,8 +627,13 @@
   :depends-on ("clgrpc/rpc")
   :pathname "src/logs/"
   :serial t
-  :components ((:file "package")
-               (:file "access")))
+  :components ((:static-file "../../proto/grpc/binlog/v1/binarylog.proto")
+               (:file "proto")
+               (:file "package")
+               (:file "access")
+               (:file "filter")
+               (:file "entry")
+               (:file "binary")))
 
 (defsystem "clgrpc/channelz"
   :description "What the channels, servers and connections of a process are and do, as a service."
@@ -720,6 +725,7 @@
                (:file "call")
                (:file "channelz")
                (:file "top")
+               (:file "binlog")
                (:file "storm-client")
                (:file "rehearsal")
                (:file "main")))
@@ -1146,7 +1152,9 @@
   :pathname "tests/logs/"
   :serial t
   :components ((:file "package")
-               (:file "access")))
+               (:file "access")
+               (:file "filter")
+               (:file "binary")))
 
 (defsystem "clgrpc/tests/channelz"
   :depends-on ("clgrpc" "clgrpc/tests/server")
@@ -1375,6 +1383,7 @@
                (:file "channelz")
                (:file "serve")
                (:file "call")
+               (:file "binlog")
                (:file "declaration")
                (:file "tls")
                (:file "storm-client"))

@@ -111,10 +111,12 @@
                 #:trace-sampled-p #:trace-state #:traceparent #:parse-traceparent #:with-span
                 #:set-span-attribute #:add-span-event #:trace-exemplar)
   (:import-from #:clgrpc.inproc #:server-channel #:service-channel)
-  (:import-from #:clgrpc.logs #:access-log #:make-access-log)
   (:import-from #:clgrpc.metrics
                 #:metrics #:make-metrics #:metrics-text #:make-counter #:make-up-down-counter
                 #:make-gauge #:make-histogram #:add #:record)
+  (:import-from #:clgrpc.logs #:access-log #:make-access-log
+                #:binary-log #:make-binary-log #:close-binary-log #:binary-log-dropped
+                #:read-binary-log)
   (:import-from #:clgrpc.services
                 #:health-service #:health-status #:health-handler #:set-health-status
                 #:reflection-services)

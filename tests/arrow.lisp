@@ -300,7 +300,7 @@ returns them, define to the names of the files that do."
     ("services" "base" 10) ("services" "protobuf" 20) ("services" "status" 10)
     ("services" "service" 10) ("services" "rpc" 10) ("services" "server" 10)
     ("logs" "base" 20) ("logs" "loop" 10) ("logs" "rpc" 20) ("logs" "service" 10)
-    ("logs" "status" 10)
+    ("logs" "os" 10) ("logs" "protobuf" 10) ("logs" "status" 10)
     ("channelz" "base" 30) ("channelz" "os" 20) ("channelz" "loop" 20) ("channelz" "http2" 20)
     ("channelz" "protobuf" 10) ("channelz" "status" 10) ("channelz" "wire" 30)
     ("channelz" "client" 40) ("channelz" "server" 20)

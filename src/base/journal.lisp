@@ -41,6 +41,9 @@
   "All journals, for FLUSH-LOG.")
 
 (defun open-journal (consumer limit)
+  "A journal of LIMIT entries at most. CONSUMER, a function, is called on its thread with a list of
+entries, the oldest first, and how many were dropped before them; functions among the entries are to
+be called in their turn. From any thread."
   (let ((journal (make-journal :consumer consumer :limit limit)))
     (setf (gethash journal **journals**) t)
     journal))
@@ -48,7 +51,7 @@
 (defun entry-octets (entry)
   "About how many octets ENTRY takes: what the texts in it do, and the lists."
   (typecase entry
-    (simple-base-string (length entry))
+    ((or simple-base-string octets) (length entry))
     (string (* 4 (length entry)))
     (vector (* 8 (length entry)))
     (list (loop for rest = entry then (cdr rest)
@@ -57,7 +60,7 @@
                 sum (+ 16 (if (consp (car rest)) 64 (entry-octets (car rest))))))
     (t 16)))
 
-(defun add-entry (journal entry &key insist)
+(defun add-to-journal (journal entry &key insist)
   "Queue ENTRY for the thread of JOURNAL, unless too many wait; with INSIST even then."
   (let ((start nil) (octets (entry-octets entry)))
     (sb-thread:with-mutex ((journal-lock journal))
@@ -115,7 +118,7 @@ an event loop's."
   (let ((done (sb-thread:make-semaphore)) (waiting 0))
     (loop for journal being the hash-keys of **journals**
           when (journal-running journal)
-            do (add-entry journal (lambda () (sb-thread:signal-semaphore done)) :insist t)
+            do (add-to-journal journal (lambda () (sb-thread:signal-semaphore done)) :insist t)
                (incf waiting))
     (or (zerop waiting)
         (and (sb-thread:wait-on-semaphore done :n waiting :timeout timeout) t))))
@@ -153,7 +156,7 @@ them; those that come meanwhile are dropped, and FUNCTION is told how many by th
                                      (tell (list :warning :events-dropped :count dropped)))
                                    (mapc #'tell entries)))
                                limit)))
-    (lambda (&rest event) (add-entry journal event))))
+    (lambda (&rest event) (add-to-journal journal event))))
 
 ;;; Lines
 
@@ -314,7 +317,7 @@ move a cursor or look like another line are escaped. See FLUSH-LOG."
                    limit)))
     (lambda (level event &rest plist)
       (when (or (eq :trace level) (<= rank (position level *log-levels*)))
-        (add-entry journal (funcall line level event plist))))))
+        (add-to-journal journal (funcall line level event plist))))))
 
 (setf **line-function** (log-writer :level :error))
 

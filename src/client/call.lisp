@@ -44,7 +44,9 @@
 
 (defun client-particulars (call)
   "The operation PARTICULARS."
-  (list :target (core-name (client-call-core call))))
+  (let ((core (client-call-core call)))
+    (list :target (core-name core)
+          :authority (hpack:field-value-string (core-authority core)))))
 
 ;;; Futures: the call is its own, see future.lisp
 

@@ -17,7 +17,7 @@
   "Send the only request of CALL, which goes on to have it."
   (let ((request (client-call-request call)))
     (cond ((typep request '(or octets wire:parcel))
-           (wire:note-sent call (wire-call-stream call) request)
+           (wire:note-first-sent call request)
            (wire:write-kept (the http2:stream (wire-call-stream call)) request t))
           (t (wire:write-message call request t))))
   nil)

@@ -26,10 +26,10 @@ response."
 that is not nil."
   (let ((call (committed-call stream)))
     (when (and call (not (call-status call)))
-      (rpc:observe headers-received (wire:call-observer call) call)
       (forget-request call)
       (wire:mark-call call wire:+answer+)
       (setf (call-fields call) (or memo (response-fields call list)))
+      (rpc:observe headers-received (wire:call-observer call) call)
       (if (or memo (wire:sound-metadata-p (call-fields call)))
           (notify call)
           (client-abort call :internal **unsound-metadata** :peer)))))

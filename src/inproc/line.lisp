@@ -56,6 +56,12 @@ attempt, which begins with it."
       (rpc:observe attempt-begun observer client (site-target (call-site client)) 0))
     (when (line-host line) (rpc:observe call-begun (inproc-observer server) server))))
 
+(defun tell-half-closed (line)
+  "Tell the observers of both ends that LINE's client sends no more."
+  (let ((client (line-client line)) (server (line-server line)))
+    (rpc:observe half-closed (inproc-observer client) client)
+    (rpc:observe half-closed (inproc-observer server) server)))
+
 (defun tell-attempt-ended (client)
   "CLIENT, a client's end, has ended, and its attempt with it."
   (let ((passage (passage-of client)))

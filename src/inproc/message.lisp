@@ -32,8 +32,12 @@
              (and (rpc:call-parts (line-client line)) (passage-of (line-client line))))
          t)))
 
-(defun tell-of-message (call size)
-  "Tell the observers of both ends of a message of SIZE octets that CALL sends, and count it."
+(defun tell-of-message (call message size)
+  "Tell the observers of both ends of MESSAGE, of SIZE octets, that CALL sends, and count it."
+  (rpc:observe content-sent (inproc-observer call)
+               call (protobuf:serialize message) 0 size nil)
+  (rpc:observe content-received (inproc-observer (other-end call))
+               (other-end call) (protobuf:serialize message) 0 size nil)
   (let ((passage (passage-of call)))
     (when passage
       (if (rpc:client-p call)
@@ -49,7 +53,7 @@ the wire if it is of the wrong type or too long."
     (when (or (> size (options-max-send-octets (sending-options call)))
               (> size (options-max-receive-octets (receiving-options call))))
       (refuse-length call size))
-    (when (observers-p (call-line call)) (tell-of-message call size))
+    (when (observers-p (call-line call)) (tell-of-message call message size))
     (values (if (<= size rpc:+long-octets+)
                 (site-copy (call-site call) message)
                 (copy-in-room (call-site call) call message size (sending-options call)))

@@ -134,6 +134,7 @@ much is kept already."
   (let* ((line (call-line call))
          (server (line-server line)))
     (setf (call-half-closed server) t)
+    (tell-half-closed line)
     (notify server)
     (when (eq :threads (site-execution (call-site call))) (begin-elsewhere line))
     (when (rpc:callbacks-p server) (operate schedule server))
@@ -156,7 +157,8 @@ much is kept already."
                         (next)))))
     (unless message
       (setf (line-source line) nil
-            (call-half-closed (line-server line)) t))
+            (call-half-closed (line-server line)) t)
+      (tell-half-closed line))
     message))
 
 (define-hot server-receive ((call inproc-call)) t

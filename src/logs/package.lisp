@@ -1,8 +1,14 @@
-;;;; Logs of calls: the access log, an event for each call.
+;;;; Logs of calls: the access log, an event for each call, and the binary log, all that a call
+;;;; sends and receives, for gRPC's tools.
 
 (defpackage #:clgrpc.logs
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
-                    (#:service #:clgrpc.service))
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc)
+                    (#:status #:clgrpc.status) (#:service #:clgrpc.service)
+                    (#:protobuf #:clgrpc.protobuf) (#:binlog #:grpc.binarylog.v1))
   (:import-from #:clgrpc.rpc #:call-rpc-method #:call-status #:operate)
-  (:export #:access-log #:make-access-log))
+  (:export
+   ;; access.lisp
+   #:access-log #:make-access-log
+   ;; binary.lisp
+   #:binary-log #:make-binary-log #:close-binary-log #:binary-log-dropped #:read-binary-log))

@@ -105,6 +105,18 @@ it took.")
 client's call in each of its attempts.")
   (message-received (call octets) nil
     "A message for CALL has come that took OCTETS on the wire, without its prefix.")
+  (request-begun (call authority) nil
+    "The headers of CALL, a handler's, have come, which ask for AUTHORITY, a text or nil; not told
+within the image.")
+  (content-sent (call octets start end encoding) nil
+    "A message of CALL is about to be written: OCTETS from START to END, compressed by ENCODING, a
+keyword, unless that is nil. OCTETS are valid only now. The only request of a call that is made
+again is told of again, messages of a stream are not.")
+  (content-received (call octets start end encoding) nil
+    "A message for CALL has come, as CONTENT-SENT has it.")
+  (half-closed (call) nil
+    "CALL's client sends no more: told of handlers' calls, and of clients' whose requests come one by
+one.")
   (connection-begun (peer) nil
     "A connection with PEER, an address, has been made.")
   (connection-ended (peer reason) nil
@@ -129,13 +141,15 @@ table."))
 plist from the name of an observation to a function:
 :call-made, of clients' calls, :call-begun and :call-ended (call); :attempt-begun (call peer stream)
 and :attempt-ended (call peer status stream sent received ns), of clients' calls; :headers-sent and
-:headers-received (call); :message-sent and :message-received (call octets); :connection-begun
-(peer) and :connection-ended (peer reason); :subchannel-connected (peer), :subchannel-disconnected
-(peer error), :subchannel-failed (reason) and :weights-updated (weights stale fallback), of
-channels; :refused (option peer), of servers. PEER is an address, a string or nil. The functions are
-called on the loop or, for calls within the image, on the thread that makes or handles the call.
-They must not wait; an error in one goes to the log. Signal MISUSE for any other name, and for a
-value that is neither a function nor nil. From any thread."
+:headers-received (call); :message-sent and :message-received (call octets); :request-begun (call
+authority), :content-sent (call octets start end encoding), :content-received (call octets start end
+encoding) and :half-closed (call), for logs of all that calls carry; :connection-begun (peer) and
+:connection-ended (peer reason); :subchannel-connected (peer), :subchannel-disconnected (peer
+error), :subchannel-failed (reason) and :weights-updated (weights stale fallback), of channels;
+:refused (option peer), of servers. PEER is an address, a string or nil. The functions are called on
+the loop or, for calls within the image, on the thread that makes or handles the call. They must not
+wait; an error in one goes to the log. Signal MISUSE for any other name, and for a value that is
+neither a function nor nil. From any thread."
   (apply #'%make-observer
          (loop for (name function) on functions by #'cddr
                for row = (find name *observations* :key #'observation-name :test #'string=)

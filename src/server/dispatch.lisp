@@ -136,6 +136,11 @@ and return it."
       (begin-compression call (request-incoming request) (hub-encoding hub)))
     call))
 
+(defun list-authority (list)
+  "The :authority of LIST, the headers of a request, or its host; nil without either."
+  (let ((field (or (hpack:find-field list ":authority") (hpack:find-field list "host"))))
+    (and field (hpack:field-value-string field))))
+
 (define-hot server-headers ((stream http2:stream) (list hpack:field-list) (ended boolean)) null
   "The sink's on-headers."
   (let* ((http2 (http2:stream-connection stream))
@@ -148,6 +153,7 @@ and return it."
          (call (begin-server-call stream link hub request dialect route)))
     (when (wire:endpoint-observer hub) (wire:count-from-none stream))
     (rpc:observe call-begun (wire:endpoint-observer hub) call)
+    (rpc:observe request-begun (wire:endpoint-observer hub) call (list-authority list))
     (rpc:observe headers-received (wire:endpoint-observer hub) call)
     (when plain (begin-plain-call call plain))
     (cond ((and (request-rejection request) (not plain))
@@ -180,6 +186,7 @@ and return it."
     (when call (end-of-request call))))
 
 (define-hot end-of-request ((call server-call)) null
+  (rpc:observe half-closed (wire:call-observer call) call)
   (let ((dialect (wire:wire-call-dialect call)))
     (when dialect (end-speech call dialect)))
   (cond ((wire:wire-call-partial call)

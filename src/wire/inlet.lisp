@@ -94,7 +94,10 @@ through."
     (if (> flag 1)
         (funcall (the function (dialect-receive-flagged (the dialect (wire-call-dialect call))))
                  call flag octets start end)
-        (operate deliver call octets start end))))
+        (progn
+          (observe content-received (call-observer call) call octets start end
+                   (and (= flag 1) (encoding-name (compression-incoming compression))))
+          (operate deliver call octets start end)))))
 
 (defun refuse-body (call partial at)
   "End CALL, since the heap has no room for the message of PARTIAL. Return AT."

@@ -116,6 +116,8 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
            (multiple-value-bind (octets at) (http2:begin-data stream total)
              (declare (type octets octets) (type index at))
              (write-sized type message octets at size)
+             (observe content-sent (call-observer call) call octets
+                      (+ at +prefix-octets+) (+ at total) nil)
              (http2:end-data stream total last))
            (note-message-sent (the link (wire-call-link call)))
            (tell-sent call stream size nil)
@@ -126,7 +128,7 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
 
 (defun write-encoded (call encoded last)
   "Send ENCODED, of ENCODE-MESSAGE, which now belongs to the connection. On the loop."
-  (note-sent call (wire-call-stream call) encoded)
+  (note-first-sent call encoded)
   (if (typep encoded 'parcel)
       (http2:send-data (wire-call-stream call) (parcel-taken encoded) 0 (parcel-end encoded) last t)
       (http2:send-data (wire-call-stream call) encoded 0 (length encoded) last))
@@ -143,7 +145,7 @@ baton lent, and WRITE-ENCODED. On the loop; CALL has a stream and its headers ar
   "As WRITE-ENCODED, but keep ENCODED for CALL as well if its messages are kept (replay.lisp)."
   (let ((replay (call-replay call)))
     (cond ((and replay (keep-for-replay call replay encoded))
-           (note-sent call (wire-call-stream call) encoded)
+           (note-first-sent call encoded)
            (write-kept (wire-call-stream call) encoded last)
            (dolist (attempt (call-attempts call))
              (note-sent call (attempt-stream attempt) encoded)
@@ -245,6 +247,8 @@ the longest message that waits in CALL's outbox, 0 if none does."
     (when frames (setf (wire-outlet-outbox-octets outlet) 0))
     (loop for (encoded . more) on frames
           do (write-or-keep call encoded (and (wire-call-send-closed call) (null more))))
+    (when (and frames (wire-call-send-closed call))
+      (observe half-closed (call-observer call) call))
     (when (and (null frames) (wire-call-send-closed call)) (write-half-close call))
     (notify call)
     (when (callbacks-p call) (wire-schedule call))))
@@ -255,6 +259,7 @@ the longest message that waits in CALL's outbox, 0 if none does."
 
 (defun write-half-close (call)
   "End our side of CALL, and of its other attempts. On its loop."
+  (observe half-closed (call-observer call) call)
   (end-side (wire-call-stream call))
   (dolist (attempt (call-attempts call)) (end-side (attempt-stream attempt)))
   nil)

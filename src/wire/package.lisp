@@ -27,7 +27,7 @@
   (:export
    #:link-observer #:endpoint-observer #:endpoint-limits #:shorten-deadline
    #:longest-outgoing #:send-limit
-   #:call-observer #:note-sent #:count-from-none #:attempt-began-ns
+   #:call-observer #:note-sent #:note-first-sent #:count-from-none #:attempt-began-ns
    #:retries-began-ns #:retries-idle-ns
    #:attempt #:make-attempt #:attempt-call #:attempt-link #:attempt-stream #:call-attempts
    #:endpoint-replays #:forget-attempt #:reset-attempt

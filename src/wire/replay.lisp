@@ -31,6 +31,15 @@ whatever it was told before."
   "How many octets ENCODED, of ENCODE-MESSAGE, will be sent as."
   (if (typep encoded 'parcel) (parcel-end encoded) (length encoded)))
 
+(defun encoded-octets (encoded)
+  "The octets of ENCODED, of ENCODE-MESSAGE, from its prefix on."
+  (if (typep encoded 'parcel) (parcel-octets encoded) encoded))
+
+(defun sent-encoding (call encoded)
+  "How ENCODED, of ENCODE-MESSAGE for CALL, is compressed, a keyword, or nil."
+  (and (= 1 (aref (the octets (encoded-octets encoded)) 0))
+       (encoding-name (compression-outgoing (compression-of call)))))
+
 (defun note-sent (call stream encoded)
   "ENCODED, of ENCODE-MESSAGE, is about to be written to STREAM of CALL, for the first time or
 again. In a dialect of its own it may have no prefix."
@@ -39,6 +48,14 @@ again. In a dialect of its own it may have no prefix."
         (size (- (encoded-length encoded) +prefix-octets+)))
     (declare (type octets octets))
     (tell-sent call stream (max 0 size) (and (<= 0 size) (= 1 (aref octets 0))))))
+
+(defun note-first-sent (call encoded)
+  "As NOTE-SENT, of ENCODED that CALL writes to its own stream, for the first time if it is a
+stream's."
+  (unless (wire-call-dialect call)
+    (observe content-sent (call-observer call) call (encoded-octets encoded) +prefix-octets+
+             (encoded-length encoded) (sent-encoding call encoded)))
+  (note-sent call (wire-call-stream call) encoded))
 
 (defun keep-for-replay (call replay encoded)
   "Keep ENCODED, which CALL sends, in REPLAY and return true. If there is no room for it, keep

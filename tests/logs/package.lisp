@@ -2,8 +2,9 @@
 
 (defpackage #:clgrpc.tests.logs
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
-  (:local-nicknames (#:grpc #:clgrpc) (#:logs #:clgrpc.logs) (#:loop #:clgrpc.loop)))
+  (:local-nicknames (#:grpc #:clgrpc) (#:logs #:clgrpc.logs) (#:loop #:clgrpc.loop)
+                    (#:binlog #:grpc.binarylog.v1)))
 
 (in-package #:clgrpc.tests.logs)
 
-(def-suite :clgrpc.logs :description "The access log.")
+(def-suite :clgrpc.logs :description "The access log and the binary log.")

@@ -1,0 +1,16 @@
+;;;; `binlog`: a binary log (gRFC A16), ours or another gRPC library's, as JSON, an entry a line.
+
+(in-package #:clgrpc.tools)
+
+(define-command "binlog"
+    (((file "FILE" #'identity "A binary log: entries, each behind four octets of its length."))
+     ())
+    "Print a binary log (gRFC A16) as JSON, a line for each entry."
+  (handler-case
+      (with-open-file (stream (sb-ext:parse-native-namestring file)
+                              :element-type '(unsigned-byte 8))
+        (loop for entry = (grpc:read-binary-log stream)
+              while entry do (format t "~A~%" (grpc:message-json entry))))
+    ((or file-error stream-error misuse grpc:protobuf-error) (error)
+      (fail-command "~A: ~A" file error)))
+  0)
