@@ -121,7 +121,8 @@
    #:**log-context** #:log-condition
    #:tracers #:tracer-table #:tracer #:tracer-name #:tracer-text #:tracer-aliases #:tracer-meaning
    #:tracing-p #:trace-event
-   #:log-writer #:log-errors #:log-in-background #:flush-log #:open-journal #:add-to-journal #:read-environment
+   #:log-writer #:log-errors #:log-in-background #:flush-log #:read-environment
+   #:open-journal #:add-to-journal
    ;; decimal.lisp
    #:digits-double #:digits-single #:rational-double #:rational-single
    #:decimal-digits #:float-decimal
