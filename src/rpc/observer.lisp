@@ -115,8 +115,8 @@ again is told of again, messages of a stream are not.")
   (content-received (call octets start end encoding) nil
     "A message for CALL has come, as CONTENT-SENT has it.")
   (half-closed (call) nil
-    "CALL's client sends no more: told of handlers' calls, and of clients' whose requests come one by
-one.")
+    "CALL's client sends no more: told of handlers' calls, and of clients' whose requests come one
+by one.")
   (connection-begun (peer) nil
     "A connection with PEER, an address, has been made.")
   (connection-ended (peer reason) nil
