@@ -27,6 +27,16 @@ does not answer."
         (when failure (error failure))
         value))))
 
+(defun first-found (function owners)
+  "What FUNCTION, called with each of OWNERS, returns first that is not nil. One whose loop does not
+answer is passed over; if nothing is found, it is told of."
+  (declare (type function function))
+  (let ((silent nil))
+    (dolist (owner owners (when silent (error silent)))
+      (let ((found (handler-case (funcall function owner)
+                     (status:unavailable (error) (setf silent error) nil))))
+        (when found (return found))))))
+
 (defun cores ()
   "The cores of the channels of this process, in the order of their numbers."
   (sort (registered client:**cores**) #'<

@@ -95,9 +95,9 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 (defun find-in-channels (function)
   "What FUNCTION, called with the core of each channel on its loop, returns first that is not nil."
   (declare (type function function))
-  (dolist (core (cores))
-    (let ((found (ask (client:core-loop core) (lambda () (funcall function core)))))
-      (when found (return found)))))
+  (first-found (lambda (core)
+                 (ask (client:core-loop core) (lambda () (funcall function core))))
+               (cores)))
 
 ;;; Servers
 
@@ -135,13 +135,15 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
 
 (defun find-in-servers (number summary)
   "The Socket with NUMBER that a server has, or nil."
-  (dolist (server (servers))
-    (let ((listener (cdr (assoc number (server:server-sockets server)))))
-      (when listener (return (listener-message number listener))))
-    (let ((found (server-links server (lambda (link)
-                                        (and (= number (wire:link-number link))
-                                             (link-message link summary))))))
-      (when found (return (first found))))))
+  (first-found (lambda (server)
+                 (let ((listener (cdr (assoc number (server:server-sockets server)))))
+                   (if listener
+                       (listener-message number listener)
+                       (first (server-links server
+                                            (lambda (link)
+                                              (and (= number (wire:link-number link))
+                                                   (link-message link summary))))))))
+               (servers)))
 
 ;;; The methods
 
@@ -210,9 +212,12 @@ calls, LAST-NS, when the last began, by the clock of LOOP, or 0, and MORE."
   (let ((number (v1:get-socket-request-socket-id request))
         (summary (v1:get-socket-request-summary request)))
     (v1:make-get-socket-response
-     :socket (or (find-in-servers number summary)
-                 (find-in-channels
-                  (lambda (core)
-                    (let ((link (find number (links core) :key #'wire:link-number)))
-                      (and link (link-message link summary)))))
+     :socket (or (first-found
+                  #'funcall
+                  (list (lambda () (find-in-servers number summary))
+                        (lambda ()
+                          (find-in-channels
+                           (lambda (core)
+                             (let ((link (find number (links core) :key #'wire:link-number)))
+                               (and link (link-message link summary))))))))
                  (unknown "socket" number)))))

@@ -53,6 +53,16 @@ SERVER; a packet takes a millisecond."
     (is (= 1 (ask channel 1)))
     (is (< 0.2 (seconds-of (ask channel 2)) 0.2003))))
 
+(test what-is-simulated-is-not-of-the-process
+  "channelz asks loops that run by themselves, so it must not find servers and channels that do not."
+  (flet ((all ()
+           (append (clgrpc.base:registered clgrpc.server:**servers**)
+                   (clgrpc.base:registered clgrpc.client:**cores**))))
+    (let ((before (all)))
+      (with-echo (channel)
+        (is (= 1 (ask channel 1)))
+        (is (null (set-difference (all) before)))))))
+
 (test lost-packets-come-later
   (with-echo (channel :options '(:losses 1000))
     (is (= 1 (ask channel 1)))
