@@ -47,7 +47,7 @@ another."
                           (answer-fields exchange `((":status" . ,http-status) ,@fields) :end t)))))
     (loop for (code expected) in '(("400" :internal) ("401" :unauthenticated)
                                    ("403" :permission-denied) ("404" :unimplemented)
-                                   ("429" :unavailable) ("431" :internal)
+                                   ("429" :unavailable) ("431" :unknown)
                                    ("502" :unavailable) ("503" :unavailable)
                                    ("504" :unavailable) ("500" :unknown) ("302" :unknown))
           do (is (eq expected (status code))))
