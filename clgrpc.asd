@@ -35,6 +35,7 @@
   :pathname "src/base/"
   :serial t
   :components ((:file "package")
+               (:file "version")
                (:file "policy")
                (:file "clock")
                (:file "heap")
@@ -854,6 +855,7 @@
                (:file "socket")
                (:file "epoll")
                (:file "poll")
+               (:file "file")
                (:file "processor")
                (:file "signal")
                (:file "library")

@@ -305,7 +305,6 @@ REST is left."
   (format stream "~%`clgrpc COMMAND --help` explains a command; `clgrpc --version` prints the ~
                   version.~%"))
 
-(defvar *version* (asdf:component-version (asdf:find-system "clgrpc")))
 
 ;;; What is printed
 
@@ -335,7 +334,7 @@ tried and failed, 2 if the arguments are wrong."
         (cond ((null name) (write-help *error-output*) 2)
               ((member name '("--help" "-h") :test #'string=) (write-help *standard-output*) 0)
               ((string= name "--version")
-               (format t "clgrpc ~A (SBCL ~A)~%" *version* (lisp-implementation-version))
+               (format t "clgrpc ~A (SBCL ~A)~%" **version** (lisp-implementation-version))
                0)
               ((null command)
                (refuse "there is no command ~S; see `clgrpc --help`" name))

@@ -9,6 +9,8 @@
   (:export
    ;; policy.lisp
    #:define-hot #:define-leaf #:define-flags #:leaves #:document-functions
+   ;; version.lisp
+   #:**version**
    ;; octets.lisp
    #:octet #:octets #:index #:make-octets #:octets-of #:copy-octets #:subseq-octets
    #:shorten-octets #:octets-equal #:with-sap #:%copy-memory #:prefetch-behind

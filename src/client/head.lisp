@@ -11,7 +11,7 @@
 (define-field **te-trailers** "te" "trailers")
 (define-field **content-type** "content-type" "application/grpc")
 (define-field **user-agent** "user-agent"
-  #.(format nil "grpc-lisp-clgrpc/~A" (asdf:component-version (asdf:find-system "clgrpc"))))
+  (format nil "grpc-lisp-clgrpc/~A" **version**))
 
 (defglobal **grpc-timeout** (ascii-octets "grpc-timeout"))
 

@@ -44,16 +44,24 @@
   (let ((stream (binary-log-stream log))
         (function (binary-log-function log))
         (lost dropped))
-    (dolist (entry entries)
-      (handler-case
-          (cond ((functionp entry)      ; somebody waits until all before it is written
-                 (when stream (finish-output stream))
-                 (funcall entry))
-                (t (when stream (write-entry entry stream))
-                   (when function
-                     (funcall function (protobuf:parse-message 'binlog:grpc-log-entry entry)))))
-        (serious-condition () (incf lost))))
-    (when stream (ignore-errors (finish-output stream)))
+    (flet ((lose (condition)
+             (when (= lost dropped)     ; once for all ENTRIES
+               ;; a journal's thread logs nothing, since it may be the log's own
+               (let ((*log-function* (sb-ext:symbol-global-value '*log-function*)))
+                 (log-event :warning :binary-log-failed :condition condition)))
+             (incf lost)))
+      (dolist (entry entries)
+        (handler-case
+            (cond ((functionp entry)    ; somebody waits until all before it is written
+                   (when stream (finish-output stream))
+                   (funcall entry))
+                  (t (when stream (write-entry entry stream))
+                     (when function
+                       (funcall function (protobuf:parse-message 'binlog:grpc-log-entry entry)))))
+          (serious-condition (condition) (lose condition))))
+      (when stream
+        (handler-case (finish-output stream)
+          (serious-condition (condition) (lose condition)))))
     (sb-ext:atomic-incf (aref (the (simple-array sb-ext:word (2)) (binary-log-counts log)) 1)
                         lost)))
 
@@ -87,11 +95,17 @@ owner alone. Signal MISUSE for a FILTER that is wrong. From any thread; see CLOS
     log))
 
 (defun open-log-file (file)
-  "A stream to FILE, new and for its owner alone, that takes octets."
-  (let ((stream (open file :direction :output :if-exists :rename-and-delete
-                           :element-type '(unsigned-byte 8))))
-    (os:set-file-mode (string-octets (sb-ext:native-namestring (merge-pathnames file))) #o600)
-    stream))
+  "A stream to FILE, new and for its owner alone from the start, that takes octets. Refuse to write
+over what is no regular file."
+  (let* ((name (sb-ext:native-namestring (merge-pathnames file)))
+         (path (string-octets name)))
+    (when (os:regular-file-p path)
+      (os:remove-file path))
+    (let ((descriptor (os:create-file path #o600)))
+      (when (os:failed-p descriptor)
+        (misuse "Cannot write ~A: ~A" name (os:errno-text descriptor)))
+      (sb-sys:make-fd-stream descriptor :output t :buffering :full :file name
+                                        :element-type '(unsigned-byte 8)))))
 
 (defun close-binary-log (log)
   "Write what waits to be written of LOG and close its file. Give LOG to nothing that goes on.

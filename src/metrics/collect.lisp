@@ -217,16 +217,6 @@ true."
                 return (parse-integer line :start 6)))
     (error () nil)))
 
-(defun descriptor-limit-now ()
-  "How many descriptors this process may have, or nil."
-  (handler-case
-      (with-open-file (stream "/proc/self/limits" :external-format :latin-1)
-        (loop for line = (read-line stream nil)
-              while line
-              when (uiop:string-prefix-p "Max open files" line)
-                return (parse-integer line :start (length "Max open files") :junk-allowed t)))
-    (error () nil)))
-
 (define-reader collections (metrics) (one-point (foreign-integer "n_gcs")))
 (define-reader collection-time (metrics)
   (one-point (/ sb-ext:*gc-run-time* internal-time-units-per-second)))
@@ -235,7 +225,7 @@ true."
 (define-reader heap-allocated (metrics) (one-point (sb-ext:get-bytes-consed)))
 (define-reader build-info (metrics)
   (list (make-point :value 1
-                    :attributes (list (cons "version" (version-text))
+                    :attributes (list (cons "version" **version**)
                                       (cons "lisp" (format nil "~A ~A" (lisp-implementation-type)
                                                            (lisp-implementation-version)))))))
 (define-reader cpu-time (metrics)
@@ -249,13 +239,8 @@ true."
   (let ((pages (process-number 21))) (and pages (one-point (* 4096 pages)))))
 (define-reader threads (metrics) (one-point (process-number 17)))
 (define-reader open-descriptors (metrics)
-  (one-point (handler-case (length (directory "/proc/self/fd/*" :resolve-symlinks nil))
-               (error () nil))))
-(define-reader descriptor-limit (metrics) (one-point (descriptor-limit-now)))
-
-(defun version-text ()
-  "The version of clgrpc."
-  "0.1.0")
+  (one-point (os:open-descriptor-count)))
+(define-reader descriptor-limit (metrics) (one-point (os:descriptor-limit)))
 
 ;;; All of it
 

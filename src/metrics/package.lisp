@@ -22,4 +22,4 @@
    #:point #:point-attributes #:point-value #:point-bounds #:point-buckets #:point-sum
    #:point-count #:point-exemplars
    ;; text.lisp
-   #:version-text #:metrics-text))
+   #:metrics-text))

@@ -94,7 +94,7 @@ exponent if that is less than -4 or more than 5."
   "ATTRIBUTES, sorted, with those that say who has counted."
   (append (sort (copy-list attributes) #'string< :key #'car)
           (list (cons "otel_scope_name" "clgrpc") (cons "otel_scope_schema_url" "")
-                (cons "otel_scope_version" (version-text)))))
+                (cons "otel_scope_version" **version**))))
 
 (defun write-exemplar (exemplar stream)
   "Write EXEMPLAR, (value labels unix-ns), behind a bucket, as OpenMetrics has it."

@@ -1,6 +1,6 @@
-;;;; The files that stand for unix sockets: their identity, their mode, removing them. Paths are
-;;;; octets, as the kernel takes them. File data come from statx(2), since its structure is the same
-;;;; on all processors.
+;;;; The files that stand for unix sockets: their identity, their mode, removing them; and files
+;;;; that are for their owner alone from the start. Paths are octets, as the kernel takes them. File
+;;;; data come from statx(2), since its structure is the same on all processors.
 
 (in-package #:clgrpc.os)
 
@@ -14,6 +14,11 @@
   (+statx-device+ "offsetof (struct statx, stx_dev_major)" 136)
   (+file-type-mask+ "S_IFMT" #o170000)
   (+file-type-socket+ "S_IFSOCK" #o140000)
+  (+file-type-regular+ "S_IFREG" #o100000)
+  (+o-wronly+ "O_WRONLY" 1)
+  (+o-creat+ "O_CREAT" #o100)
+  (+o-excl+ "O_EXCL" #o200)
+  (+o-cloexec+ "O_CLOEXEC" #o2000000)
   (+enoent+ "ENOENT" 2))
 
 (defmacro with-path ((sap path) &body body)
@@ -34,13 +39,20 @@
   (with-path (sap path)
     (syscall ("chmod" int) (system-area-pointer sap) ((unsigned 32) mode))))
 
+(defun create-file (path mode)
+  "Make the file PATH, which there must not be yet, for the users whom MODE names, less the
+process's umask. Return a descriptor to write to it, or a failed result."
+  (with-path (sap path)
+    (syscall ("open" int) (system-area-pointer sap)
+             (int (logior +o-wronly+ +o-creat+ +o-excl+ +o-cloexec+)) ((unsigned 32) mode))))
+
 (defun set-socket-mode (socket mode)
   "Let the file that SOCKET, a unix one, will be bound to get MODE, less the process's umask."
   (syscall ("fchmod" int) (int socket) ((unsigned 32) mode)))
 
-(defun socket-file-identity (path)
-  "The identity of the socket at PATH, a list that differs from those of all other sockets, now and
-later; NIL if PATH is no socket."
+(defun file-identity (path type)
+  "The identity of the file at PATH, a list that differs from those of all other files, now and
+later; NIL if what is there is not of TYPE, of +FILE-TYPE-MASK+."
   (let ((status (make-octets +statx-octets+)))
     (with-path (sap path)
       (with-pinned-objects (status)
@@ -48,6 +60,13 @@ later; NIL if PATH is no socket."
                                (int +at-symlink-nofollow+) ((unsigned 32) +statx-basic-stats+)
                                (system-area-pointer (vector-sap status)))))
           (unless (or (failed-p result)
-                      (/= +file-type-socket+
-                          (logand +file-type-mask+ (u32le status +statx-mode+))))
+                      (/= type (logand +file-type-mask+ (u32le status +statx-mode+))))
             (list (u64le status +statx-inode+) (u64le status +statx-device+))))))))
+
+(defun socket-file-identity (path)
+  "The identity of the socket at PATH, as of FILE-IDENTITY; NIL if PATH is no socket."
+  (file-identity path +file-type-socket+))
+
+(defun regular-file-p (path)
+  "Whether a regular file is at PATH, no link to one."
+  (and (file-identity path +file-type-regular+) t))

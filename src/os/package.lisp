@@ -36,7 +36,8 @@
    #:look-up-name
    #:resolve-host #:interleave-families
    ;; file.lisp
-   #:remove-file #:set-file-mode #:set-socket-mode #:socket-file-identity
+   #:remove-file #:create-file #:set-file-mode #:set-socket-mode #:socket-file-identity
+   #:regular-file-p
    ;; epoll.lisp
    #:open-epoll #:watch-descriptor #:forget-descriptor #:make-event-area #:wait-for-events
    #:event-flags #:event-token

@@ -21,13 +21,9 @@ no 64 bits hold becomes a string, as does any other object."
   (loop for (key . value) in attributes
         collect (common:make-key-value :key key :value (any-value value))))
 
-(defun library-version ()
-  (let ((system (asdf:find-system "clgrpc" nil)))
-    (or (and system (asdf:component-version system)) "")))
-
 (defun library-scope ()
   "The message for the library that makes the telemetry."
-  (common:make-instrumentation-scope :name "clgrpc" :version (library-version)))
+  (common:make-instrumentation-scope :name "clgrpc" :version **version**))
 
 (defun new-instance-id ()
   "A UUID of version 4, as service.instance.id is to be."
@@ -52,7 +48,7 @@ environment, then what we know."
                             (cons "service.instance.id" (new-instance-id))
                             (cons "telemetry.sdk.name" "clgrpc")
                             (cons "telemetry.sdk.language" "commonlisp")
-                            (cons "telemetry.sdk.version" (library-version))))))
+                            (cons "telemetry.sdk.version" **version**)))))
     (remove-duplicates all :key #'car :test #'string= :from-end t)))
 
 (defun resource-message (attributes)

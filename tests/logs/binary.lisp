@@ -324,3 +324,21 @@ HANDLERS; both ends have LOG."
              (is (equal expected (list (binlog:address-type address)
                                        (binlog:address-address address)
                                        (binlog:address-ip-port address)))))))
+
+(test entries-that-cannot-be-written-are-counted-and-told
+  (with-log ()
+    (let ((log (grpc:make-binary-log :filter "*" :function (lambda (entry)
+                                                             (declare (ignore entry))
+                                                             (error "The disk is full.")))))
+      (with-probe (channel :channel-options (list :observer log)) (:ask #'double)
+        (ask channel (note 1))
+        (is-true (wait-until (lambda () (= 6 (grpc:binary-log-dropped log)))))
+        (is-true (wait-until (lambda () (events-of :binary-log-failed)))))
+      (grpc:close-binary-log log))))
+
+(test a-log-goes-to-a-file-for-its-owner-alone-and-never-over-a-device
+  (uiop:with-temporary-file (:pathname file)
+    (grpc:close-binary-log (grpc:make-binary-log :filter "*" :file file))
+    (is (= #o600 (logand #o777 (sb-posix:stat-mode (sb-posix:stat file))))))
+  (signals grpc:misuse (grpc:make-binary-log :filter "*" :file "/dev/full"))
+  (is-true (probe-file "/dev/full")))
