@@ -281,6 +281,7 @@
                (:file "family")
                (:file "custom")
                (:file "collect")
+               (:file "accept")
                (:file "text")))
 
 (defsystem "clgrpc/protobuf"
@@ -612,8 +613,8 @@
                (:file "direct")))
 
 (defsystem "clgrpc/services"
-  :description "The services of gRPC itself: health, reflection."
-  :depends-on ("clgrpc/server")
+  :description "The services of gRPC itself: health, reflection; and health and metrics over HTTP."
+  :depends-on ("clgrpc/server" "clgrpc/metrics")
   :pathname "src/services/"
   :serial t
   :components ((:static-file "../../proto/grpc/reflection/v1/reflection.proto")
@@ -621,6 +622,7 @@
                (:file "proto")
                (:file "package")
                (:file "health")
+               (:file "metrics")
                (:file "reflection")))
 
 (defsystem "clgrpc/logs"
@@ -1147,6 +1149,7 @@
   :serial t
   :components ((:file "package")
                (:file "health")
+               (:file "metrics")
                (:file "reflection")))
 
 (defsystem "clgrpc/tests/logs"
@@ -1252,6 +1255,7 @@
                (:file "bucket")
                (:file "custom")
                (:file "count")
+               (:file "accept")
                (:file "text"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.metrics)))

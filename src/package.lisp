@@ -119,7 +119,7 @@
                 #:read-binary-log)
   (:import-from #:clgrpc.services
                 #:health-service #:health-status #:health-handler #:set-health-status
-                #:reflection-services)
+                #:reflection-services #:metrics-handler)
   (:import-from #:clgrpc.channelz #:channelz-service)
   (:import-from #:clgrpc.otlp
                 #:otlp-exporter #:make-otlp-exporter #:flush-exporter #:stop-exporter

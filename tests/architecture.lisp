@@ -35,7 +35,7 @@
     ("trace" "client" :all-of)
     ("server" "serving" "wire" "http1" :all-of)
     ("inproc" "calling" "serving" :all-of)
-    ("services" "inproc" "server" :all-of)
+    ("services" "inproc" "server" "metrics" :all-of)
     ("metrics" "rpc" :all-of)
     ("channelz" "client" "server" :all-of)
     ("otlp" "client" "metrics" :all-of)

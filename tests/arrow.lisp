@@ -299,6 +299,7 @@ returns them, define to the names of the files that do."
     ("otlp" "calling" 10) ("otlp" "client" 10) ("otlp" "metrics" 20)
     ("services" "base" 10) ("services" "protobuf" 20) ("services" "status" 10)
     ("services" "service" 10) ("services" "rpc" 10) ("services" "server" 10)
+    ("services" "os" 10) ("services" "metrics" 10)
     ("logs" "base" 20) ("logs" "loop" 10) ("logs" "rpc" 20) ("logs" "service" 10)
     ("logs" "os" 10) ("logs" "protobuf" 10) ("logs" "status" 10)
     ("channelz" "base" 30) ("channelz" "os" 20) ("channelz" "loop" 20) ("channelz" "http2" 20)

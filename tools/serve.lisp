@@ -86,13 +86,26 @@ to end."
     ;; who is told to end again does not drain
     (dolist (signal endings) (loop:on-signal control signal nil))))
 
-(defun serve-until-signal (server &key channelz)
-  "Say where SERVER listens, and that it serves channelz if CHANNELZ is true; return when the
-process is told to end."
+(defun call-with-metrics-server (addresses metrics health function)
+  "Call FUNCTION with the address at which a server on ADDRESSES tells of METRICS, and of HEALTH
+beside it; with nil if ADDRESSES are nil."
+  (if (null addresses)
+      (funcall function nil)
+      (let ((server (grpc:start-server '() :listen addresses
+                                           :http (list (grpc:metrics-handler metrics)
+                                                       (grpc:health-handler health)))))
+        (unwind-protect (funcall function (format nil "http://~A/metrics"
+                                                  (grpc:server-address server)))
+          (grpc:stop-server server :drain 0)))))
+
+(defun serve-until-signal (server &key channelz metrics-url)
+  "Say where SERVER listens, that it serves channelz if CHANNELZ is true, and where its metrics are,
+or nil; return when the process is told to end."
   (await-ending-signal (lambda ()
                          (format t "~{listening on ~A~%~}" (grpc:server-addresses server))
                          (when channelz
                            (format t "channelz on ~A~%" (grpc:server-address server)))
+                         (when metrics-url (format t "metrics at ~A~%" metrics-url))
                          (finish-output))
                        (lambda () (print-statistics server))))
 
@@ -133,6 +146,9 @@ process is told to end."
       (access-log "[RATIO]" #'parse-ratio nil
                   "Log each call, or a share from 0 to 1 of them and all that fail;
       doc/observability.md has what the events say. The level of the log is info at least.")
+      (metrics "ADDRESSES" (addresses-parser 0) nil
+               "Tell Prometheus of metrics, at /metrics, and others of health, at /healthz, where
+      these are, over HTTP. Whoever reaches ADDRESSES may look.")
       (otlp "ADDRESS" (address-parser 1) nil
             "Tell the OpenTelemetry collector there of metrics, as doc/monitoring.md has it;
       variables such as OTEL_SERVICE_NAME are obeyed.")
@@ -152,20 +168,26 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
                                                 :info
                                                 log-level)
                                      :format log-format))
-    (let* ((metrics (and otlp (grpc:make-metrics)))
-           (access-log (and access-log (grpc:make-access-log :ratio access-log)))
-           (server (apply #'grpc:start-server
-                          (cons (make-instance 'grpc:health-service)
-                                (append (when channelz
-                                          (list (make-instance 'grpc:channelz-service)))
-                                        (grpc:reflection-services) services))
-                          :listen listen :loops loops :execution execution
-                          :credentials (server-credentials tls-cert tls-key tls-other client-ca)
-                          :observer (remove nil (list metrics access-log))
-                          (append limits (list :max-receive-octets max-receive-octets))))
-           (exporter (and otlp (grpc:make-otlp-exporter otlp :metrics metrics))))
-      (when collect (sb-thread:make-thread #'collect-at-each-line :name "clgrpc collect"))
-      (unwind-protect (serve-until-signal server :channelz channelz)
-        (grpc:stop-server server)
-        (when exporter (grpc:stop-exporter exporter :timeout 5)))))
+    (let ((counted (and (or otlp metrics) (grpc:make-metrics)))
+          (access-log (and access-log (grpc:make-access-log :ratio access-log)))
+          (health (make-instance 'grpc:health-service)))
+      (call-with-metrics-server
+       metrics counted health
+       (lambda (metrics-url)
+         (let* ((server (apply #'grpc:start-server
+                               (cons health
+                                     (append (when channelz
+                                               (list (make-instance 'grpc:channelz-service)))
+                                             (grpc:reflection-services) services))
+                               :listen listen :loops loops :execution execution
+                               :credentials (server-credentials tls-cert tls-key tls-other
+                                                                client-ca)
+                               :observer (remove nil (list counted access-log))
+                               (append limits (list :max-receive-octets max-receive-octets))))
+                (exporter (and otlp (grpc:make-otlp-exporter otlp :metrics counted))))
+           (when collect
+             (sb-thread:make-thread #'collect-at-each-line :name "clgrpc collect"))
+           (unwind-protect (serve-until-signal server :channelz channelz :metrics-url metrics-url)
+             (grpc:stop-server server)
+             (when exporter (grpc:stop-exporter exporter :timeout 5))))))))
   0)

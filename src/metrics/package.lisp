@@ -1,7 +1,8 @@
 ;;;; Metrics: what servers, channels and the process do, counted at nearly no cost, and read by
 ;;;; monitoring systems. The files, from the ground up: buckets and cells; the table of instruments;
 ;;;; the registry and its shards; what observers count; users' own instruments; what is read of the
-;;;; process; families, which is what a reader gets; and the text for Prometheus.
+;;;; process; families, which is what a reader gets; what a request asks for; and the text for
+;;;; Prometheus.
 
 (defpackage #:clgrpc.metrics
   (:use #:cl #:clgrpc.base)
@@ -21,5 +22,7 @@
    #:family-points
    #:point #:point-attributes #:point-value #:point-bounds #:point-buckets #:point-sum
    #:point-count #:point-exemplars
+   ;; accept.lisp
+   #:gzip-wanted-p
    ;; text.lisp
    #:metrics-text))

@@ -168,35 +168,6 @@ exponent if that is less than -4 or more than 5."
     (dolist (family families) (write-family family open stream))
     (when open (format stream "# EOF~%"))))
 
-;;; Which of the two
-
-(defun quality (parameters)
-  "What q is among PARAMETERS of a media type, texts; 1 if it is not."
-  (loop for parameter in parameters
-        for text = (string-trim " " parameter)
-        when (and (< 2 (length text)) (string-equal "q=" text :end2 2))
-          return (let ((digits (remove #\. (subseq text 2))))
-                   (if (and (plusp (length digits)) (every #'digit-char-p digits)
-                            (< (length digits) 6))
-                       (/ (parse-integer digits)
-                          (if (find #\. text)
-                              (expt 10 (- (length text) 1 (position #\. text)))
-                              1))
-                       0))
-        finally (return 1)))
-
-(defun open-metrics-wanted-p (accept)
-  "True if ACCEPT, the value of that header or nil, prefers OpenMetrics to Prometheus's own format."
-  (let ((open 0) (plain 0))
-    (dolist (range (uiop:split-string (or accept "") :separator ","))
-      (destructuring-bind (type . parameters) (uiop:split-string range :separator ";")
-        (let ((type (string-trim " " type)) (quality (quality parameters)))
-          (cond ((string-equal type "application/openmetrics-text")
-                 (setf open (max open quality)))
-                ((member type '("text/plain" "text/*" "*/*") :test #'string-equal)
-                 (setf plain (max plain quality)))))))
-    (and (plusp open) (>= open plain))))
-
 (defun metrics-text (metrics &key accept)
   "What METRICS have counted, for Prometheus: octets, and their content type. ACCEPT is the header
 of that name of the request, a string or nil; if it asks for OpenMetrics, that is the format, and

@@ -1,9 +1,11 @@
-;;;; Services that belong to gRPC itself and that every server may offer beside its own.
+;;;; Services that belong to gRPC itself and that every server may offer beside its own, and
+;;;; handlers of plain HTTP for those who watch a server: health and metrics.
 
 (defpackage #:clgrpc.services
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
+  (:local-nicknames (#:os #:clgrpc.os) (#:protobuf #:clgrpc.protobuf) (#:rpc #:clgrpc.rpc)
+                    (#:status #:clgrpc.status) (#:metrics #:clgrpc.metrics)
                     (#:server #:clgrpc.server) (#:health #:grpc.health.v1)
                     (#:health-methods #:grpc.health.v1.health))
   (:export #:health-service #:health-handler #:health-status #:set-health-status
-           #:reflection-services))
+           #:reflection-services #:metrics-handler))

@@ -58,17 +58,11 @@
       (is (equal "# EOF" (first (last lines 2))))
       (is (find-if (lambda (line) (search "le=\"1.0\"" line)) lines)))))
 
-(test what-is-asked-for-is-answered
-  (flet ((open-p (accept) (metrics::open-metrics-wanted-p accept)))
-    (is-false (open-p nil))
-    (is-false (open-p "text/plain"))
-    (is-false (open-p "*/*"))
-    (is-true (open-p "application/openmetrics-text"))
-    (is-true (open-p "application/openmetrics-text;version=1.0.0;q=0.75, text/plain;q=0.5"))
-    (is-false (open-p "application/openmetrics-text;q=0.1,text/plain;q=0.5"))
-    (is-false (open-p "application/openmetrics-text;q=0")))
-  (is (string= "text/plain; version=0.0.4; charset=utf-8"
-               (nth-value 1 (grpc:metrics-text (grpc:make-metrics))))))
+(test the-type-says-which-format-it-is
+  (flet ((type (accept) (nth-value 1 (grpc:metrics-text (grpc:make-metrics) :accept accept))))
+    (is (string= "text/plain; version=0.0.4; charset=utf-8" (type nil)))
+    (is (string= "application/openmetrics-text; version=1.0.0; charset=utf-8"
+                 (type "application/openmetrics-text")))))
 
 (test the-process-is-told-of
   (let ((lines (lines-of (grpc:make-metrics))))

@@ -25,7 +25,9 @@
    #:note-octets #:with-raw-client #:send-fields #:send-request #:await-answer #:ask-raw
    #:with-raw-server #:ok-response
    ;; compression.lisp
-   #:packed-note))
+   #:packed-note
+   ;; http-client.lisp
+   #:with-client-program #:curl))
 
 (in-package #:clgrpc.tests.server)
 

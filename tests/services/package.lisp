@@ -11,4 +11,4 @@
 
 (in-package #:clgrpc.tests.services)
 
-(def-suite :clgrpc.services :description "Health and reflection.")
+(def-suite :clgrpc.services :description "Health, reflection, and what is told over plain HTTP.")

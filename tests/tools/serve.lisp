@@ -157,6 +157,29 @@
                      (mapcar #'member-of '("level" "role" "method" "status" "octets_sent"
                                            "octets_received")))))))))
 
+(test serve-tells-of-metrics
+  "On an address of their own, with /healthz beside them."
+  (with-serve (program address "greeter" "--metrics" "127.0.0.1:0")
+    (let* ((line (support:program-line program))
+           (url (subseq line (length "metrics at "))))
+      (is (eql 0 (search "metrics at http://127.0.0.1:" line)))
+      (grpc:with-channel (channel address)
+        (helloworld.greeter:say-hello channel (helloworld:make-hello-request :name "Ada")
+                                      :timeout 20))
+      (flet ((get-lines (url)
+               (nth-value 1 (support:run-to-end "/usr/bin/env"
+                                                (list "curl" "-qsS" "--noproxy" "*"
+                                                      "--max-time" "20" url)))))
+        (is (find-if (lambda (line)
+                       (and (uiop:string-prefix-p "grpc_server_call_started_total{" line)
+                            (search "grpc_method=\"helloworld.Greeter/SayHello\"" line)
+                            (uiop:string-suffix-p line " 1")))
+                     (get-lines url)))
+        (is (equal '("serving")
+                   (get-lines (concatenate 'string (subseq url 0 (search "/metrics" url))
+                                           "/healthz")))))
+      (is (= 0 (support:terminate-program program))))))
+
 (test serve-logs
   "In the format asked for, from the level asked for on."
   (support:with-program (program (support:clgrpc-program) "serve" "greeter" "--listen"
