@@ -699,9 +699,18 @@
                (:file "route-guide")
                (:file "route-guide-client")))
 
+(defsystem "clgrpc/load"
+  :description "The engine of `clgrpc load`: calls at a rate, and what is known of them."
+  :depends-on ("clgrpc")
+  :pathname "tools/load/"
+  :serial t
+  :components ((:file "package")
+               (:file "histogram")
+               (:file "run")))
+
 (defsystem "clgrpc/tools"
   :description "The command clgrpc."
-  :depends-on ("clgrpc/examples")
+  :depends-on ("clgrpc/examples" "clgrpc/load")
   :pathname "tools/"
   :serial t
   :components ((:file "protos")
@@ -745,7 +754,7 @@
                "clgrpc/tests/memory" "clgrpc/tests/wire" "clgrpc/tests/status"
                "clgrpc/tests/service" "clgrpc/tests/calling" "clgrpc/tests/serving"
                "clgrpc/tests/examples"
-               "clgrpc/tests/tools" "clgrpc/tests/interop" "clgrpc/tests/server"
+               "clgrpc/tests/tools" "clgrpc/tests/load" "clgrpc/tests/interop" "clgrpc/tests/server"
                "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/balance" "clgrpc/tests/trace"
                "clgrpc/tests/transports" "clgrpc/tests/inproc"
                "clgrpc/tests/services" "clgrpc/tests/logs" "clgrpc/tests/metrics"
@@ -1373,6 +1382,15 @@
                (:file "readme"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.examples)))
+
+(defsystem "clgrpc/tests/load"
+  :depends-on ("clgrpc/load" "clgrpc/tests/support" "fiveam")
+  :pathname "tests/load/"
+  :serial t
+  :components ((:file "package")
+               (:file "histogram"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.load)))
 
 (defsystem "clgrpc/tests/tools"
   :depends-on ("clgrpc/tools" "clgrpc/tests/examples" "clgrpc/tests/support" "fiveam")

@@ -23,7 +23,7 @@
 
 (defpackage #:clgrpc.bench.exchange
   (:use #:cl)
-  (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:tools #:clgrpc.tools)
+  (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:load #:clgrpc.load)
                     (#:inproc #:clgrpc.bench.inproc) (#:methods #:clgrpc.bench.inproc.exchange)
                     (#:loop #:clgrpc.loop) (#:wrappers #:google.protobuf)))
 
@@ -165,20 +165,20 @@
 
 ;;; Measuring
 
-(defun operate-until (end case channel request tally)
-  "Make operations of CASE until END; return how many. If TALLY is not nil it gets their latencies."
-  (declare (type base:nanoseconds end) (type (or null tools::tally) tally) (type function case)
-           (optimize (speed 1) (safety 1)))
+(defun operate-until (end case channel request latencies)
+  "Make operations of CASE until END; return how many. If LATENCIES is not nil it gets those."
+  (declare (type base:nanoseconds end) (type (or null load:histogram) latencies)
+           (type function case) (optimize (speed 1) (safety 1)))
   (multiple-value-bind (once done) (funcall case channel request)
     (declare (type function once done))
     (let ((count 0)
-          (batch (if tally 1 16)))
+          (batch (if latencies 1 16)))
       (declare (type fixnum count batch))
       (loop with begin of-type base:nanoseconds = (base:monotonic-ns)
             while (< begin end)
             do (loop repeat batch do (incf count (the fixnum (funcall once))))
                (let ((now (base:monotonic-ns)))
-                 (when tally (tools::count-call tally (- now begin)))
+                 (when latencies (load:record-value latencies (- now begin)))
                  (setf begin now)))
       (funcall done)
       count)))
@@ -197,17 +197,17 @@ before it begins, which returns once all have called theirs; return the list of 
                   (loop repeat count
                         collect (sb-thread:make-thread function :arguments #'gather)))))))
 
-(defun quantiles (tallies)
-  (let ((tally (tools::merge-tallies tallies)))
+(defun quantiles (histograms)
+  (let ((latencies (load:merge-histograms histograms)))
     (loop for (name . share) in '(("p50" . 1/2) ("p90" . 9/10) ("p99" . 99/100)
                                   ("p99.9" . 999/1000))
-          collect (cons name (float (tools::tally-quantile-us tally share) 1d0)))))
+          collect (cons name (/ (load:histogram-quantile latencies share) 1d3)))))
 
 (defun measure (case channel &key octets callers latencies milliseconds)
   "Return what came of one measurement, an alist. Its time is from when all callers are there until
 the last has made its last operation."
   (let* ((value (base:make-octets octets))
-         (tallies '())
+         (histograms '())
          (lock (sb-thread:make-mutex))
          (consed (sb-ext:get-bytes-consed))
          (cpu (get-internal-run-time))
@@ -215,16 +215,16 @@ the last has made its last operation."
          (last 0)
          (count 0))
     (flet ((run (gather)
-             (let ((tally (and latencies (tools::make-tally)))
+             (let ((histogram (and latencies (load:make-histogram)))
                    (request (wrappers:make-bytes-value :value value)))
                (funcall gather)
                (sb-thread:with-mutex (lock)
                  (when (zerop begin) (setf begin (base:monotonic-ns))))
                (let ((made (operate-until (+ begin (* 1000000 milliseconds)) case channel request
-                                          tally))
+                                          histogram))
                      (now (base:monotonic-ns)))
                  (sb-thread:with-mutex (lock)
-                   (when tally (push tally tallies))
+                   (when histogram (push histogram histograms))
                    (incf count made)
                    (setf last (max last now)))))))
       (call-on-threads callers #'run))
@@ -233,7 +233,7 @@ the last has made its last operation."
              (cons "ns" (per-operation (- last begin)))
              (cons "cpu_ns" (per-operation (* 1000 (- (get-internal-run-time) cpu))))
              (cons "octets" (per-operation (- (sb-ext:get-bytes-consed) consed)))
-             (and latencies (quantiles tallies))))))
+             (and latencies (quantiles histograms))))))
 
 (defun answer (request channels)
   "Return the answer to REQUEST, an alist."

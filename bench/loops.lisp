@@ -16,7 +16,7 @@
 (defpackage #:clgrpc.bench.loops
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:calling #:clgrpc.calling)
-                    (#:tools #:clgrpc.tools)
+                    (#:tools #:clgrpc.tools) (#:load #:clgrpc.load)
                     (#:routeguide #:routeguide)))
 
 (in-package #:clgrpc.bench.loops)
@@ -50,7 +50,7 @@
                 collect (sb-thread:make-thread
                          (lambda (channel core)
                            (hold-to-core core)
-                           (tools::tally-calls (tools::call-until end channel)))
+                           (load:histogram-count (tools::call-until end channel)))
                          :arguments (list channel core)))))
 
 (defun call-on-loops (channels cores end)

@@ -4,6 +4,7 @@
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service)
                     (#:loop #:clgrpc.loop) (#:config #:clgrpc.config)
+                    (#:load #:clgrpc.load)
                     (#:os #:clgrpc.os) (#:protobuf #:clgrpc.protobuf)
                     (#:examples #:clgrpc.examples) (#:testing #:grpc.testing)
                     (#:orca #:xds.service.orca.v3)

@@ -14,8 +14,7 @@
   (begin-ns 0 :type nanoseconds :read-only t) ; when the first call was due
   (begun 0 :type index)                 ; calls
   (ended 0 :type index)                 ; of them
-  (tally (make-tally) :type tally :read-only t) ; of those that ended well
-  (longest-ns 0 :type nanoseconds)      ; the longest of them took
+  (latencies (load:make-histogram) :type load:histogram :read-only t) ; of those that ended well
   (statuses '() :type list)             ; an alist from status to count
   (failures '() :type list))            ; (due-ns ended-ns text), latest first
 
@@ -30,9 +29,7 @@
       (incf (storm-ended storm))
       (let ((known (assoc status (storm-statuses storm))))
         (if known (incf (cdr known)) (push (cons status 1) (storm-statuses storm))))
-      (cond ((null error)
-             (count-call (storm-tally storm) (- now due-ns))
-             (setf (storm-longest-ns storm) (max (storm-longest-ns storm) (- now due-ns))))
+      (cond ((null error) (load:record-value (storm-latencies storm) (- now due-ns)))
             (t (push (list due-ns now (remove #\Newline (princ-to-string error)))
                      (storm-failures storm)))))))
 
@@ -79,7 +76,7 @@ ended, in seconds since STORM began, and the error."
 than GRACE seconds after the first was known."
   (let* ((failures (sort (copy-list (storm-failures storm)) #'< :key #'first))
          (known-ns (reduce #'min failures :key #'second :initial-value most-positive-fixnum)))
-    (flet ((milliseconds (share) (/ (tally-quantile-us (storm-tally storm) share) 1d3)))
+    (flet ((milliseconds (share) (/ (load:histogram-quantile (storm-latencies storm) share) 1d6)))
       `(("calls" . ,(storm-begun storm))
         ("lost" . ,(- (storm-begun storm) (storm-ended storm)))
         ("statuses" . ,(loop for (status . count) in (storm-statuses storm)
@@ -90,7 +87,7 @@ than GRACE seconds after the first was known."
         ("longest_failure_s" . ,(loop for (due ended) in failures
                                       maximize (float (ns-seconds (- ended due)) 1d0)))
         ("p50_ms" . ,(milliseconds 1/2)) ("p99_ms" . ,(milliseconds 99/100))
-        ("max_ms" . ,(/ (storm-longest-ns storm) 1d6))
+        ("max_ms" . ,(milliseconds 1))
         ("cpu_seconds" . ,cpu-seconds)
         ("failures" . ,(told-failures storm failures))))))
 

@@ -3,6 +3,7 @@
 (defpackage #:clgrpc.tests.tools
   (:use #:cl #:fiveam)
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:tools #:clgrpc.tools)
+                    (#:load #:clgrpc.load)
                     (#:examples #:clgrpc.tests.examples) (#:support #:clgrpc.tests.support)
                     (#:testing #:grpc.testing) (#:protobuf #:clgrpc.protobuf)
                     (#:orca #:xds.service.orca.v3)
