@@ -191,31 +191,11 @@ true."
   (let ((address (sb-sys:find-foreign-symbol-address name)))
     (and address (sb-sys:sap-ref-32 (sb-sys:int-sap address) 0))))
 
-(defun process-fields ()
-  "What the kernel says of this process in stat, from the third field on, a list of texts."
-  (handler-case
-      (with-open-file (stream "/proc/self/stat" :external-format :latin-1)
-        (let* ((line (read-line stream))
-               (end (position #\) line :from-end t)))
-          (uiop:split-string (subseq line (+ 2 end)) :separator " ")))
-    (error () nil)))
+(defvar *process* nil
+  "While metrics are read: what the kernel says of this process, once somebody has asked.")
 
-(defun process-number (index)
-  "The number that is the field INDEX, from 0, of PROCESS-FIELDS."
-  (let ((field (nth index (process-fields))))
-    (and field (parse-integer field :junk-allowed t))))
-
-(defconstant +ticks-per-second+ 100 "USER_HZ, on all processors that we run on.")
-
-(defun boot-seconds ()
-  "When the machine was started, in seconds of Unix, or nil."
-  (handler-case
-      (with-open-file (stream "/proc/stat" :external-format :latin-1)
-        (loop for line = (read-line stream nil)
-              while line
-              when (uiop:string-prefix-p "btime " line)
-                return (parse-integer line :start 6)))
-    (error () nil)))
+(defun process ()
+  (or *process* (setf *process* (os:read-process))))
 
 (define-reader collections (metrics) (one-point (foreign-integer "n_gcs")))
 (define-reader collection-time (metrics)
@@ -228,16 +208,11 @@ true."
                     :attributes (list (cons "version" **version**)
                                       (cons "lisp" (format nil "~A ~A" (lisp-implementation-type)
                                                            (lisp-implementation-version)))))))
-(define-reader cpu-time (metrics)
-  (let ((user (process-number 11)) (system (process-number 12)))
-    (and user system (one-point (/ (+ user system) +ticks-per-second+)))))
-(define-reader start-time (metrics)
-  (let ((ticks (process-number 19)) (boot (boot-seconds)))
-    (and ticks boot (one-point (+ boot (/ ticks +ticks-per-second+))))))
-(define-reader virtual-memory (metrics) (one-point (process-number 20)))
-(define-reader resident-memory (metrics)
-  (let ((pages (process-number 21))) (and pages (one-point (* 4096 pages)))))
-(define-reader threads (metrics) (one-point (process-number 17)))
+(define-reader cpu-time (metrics) (one-point (os:process-cpu-seconds (process))))
+(define-reader start-time (metrics) (one-point (os:process-start-seconds (process))))
+(define-reader virtual-memory (metrics) (one-point (os:process-virtual-octets (process))))
+(define-reader resident-memory (metrics) (one-point (os:process-resident-octets (process))))
+(define-reader threads (metrics) (one-point (os:process-threads (process))))
 (define-reader open-descriptors (metrics)
   (one-point (os:open-descriptor-count)))
 (define-reader descriptor-limit (metrics) (one-point (os:descriptor-limit)))
@@ -257,7 +232,8 @@ true."
 then those of users. Those with no points are left out. From any thread."
   (remove nil
           (append (sb-thread:with-mutex ((metrics-lock metrics))
-                    (loop for instrument in (metrics-instruments metrics)
-                          collect (read-instrument metrics instrument)))
+                    (let ((*process* nil))
+                      (loop for instrument in (metrics-instruments metrics)
+                            collect (read-instrument metrics instrument))))
                   (mapcar #'custom-family (reverse (metrics-customs metrics))))
           :key #'family-points))

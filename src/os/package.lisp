@@ -51,6 +51,9 @@
    #:protect-stack-end
    ;; processor.lisp
    #:processor-count
+   ;; process.lisp
+   #:read-process #:process-cpu-seconds #:process-start-seconds #:process-virtual-octets
+   #:process-resident-octets #:process-threads
    ;; signal.lisp
    #:handle-signal #:reset-signal
    ;; library.lisp

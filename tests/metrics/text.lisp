@@ -74,6 +74,14 @@
                         (read-from-string (sample lines "process_start_time_seconds{")))
            4000000000))))
 
+(test the-process-is-asked-once-a-reading
+  (let ((count 0))
+    (sb-int:encapsulate 'clgrpc.os:read-process 'count
+                        (lambda (function) (incf count) (funcall function)))
+    (unwind-protect (text-of (grpc:make-metrics))
+      (sb-int:unencapsulate 'clgrpc.os:read-process 'count))
+    (is (= 1 count))))
+
 (test promtool-takes-the-text
   (if (null (uiop:run-program '("sh" "-c" "command -v promtool") :output :string
                                                                  :ignore-error-status t))

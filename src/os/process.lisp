@@ -1,0 +1,67 @@
+;;;; What the kernel says of this process: its time on processors, its memory, its threads, when it
+;;;; began. All of that comes from one read of /proc/self/stat, but for
+;;;; when the machine was started, which that counts from.
+
+(in-package #:clgrpc.os)
+
+(define-constants
+  (+sc-clock-ticks+ "_SC_CLK_TCK" 2)
+  (+sc-page-octets+ "_SC_PAGESIZE" 30))
+
+(defstruct (process (:copier nil))
+  "What the kernel said of this process at one time; nil what it did not say."
+  (cpu-seconds nil :type (or null rational) :read-only t) ; of all its threads, in both modes
+  (start-seconds nil :type (or null rational) :read-only t) ; when it began, since 1970
+  (virtual-octets nil :type (or null unsigned-byte) :read-only t) ; of addresses
+  (resident-octets nil :type (or null unsigned-byte) :read-only t) ; in memory
+  (threads nil :type (or null unsigned-byte) :read-only t)) ; how many it has
+
+(declaim (sb-ext:freeze-type process))
+
+(defmethod print-object ((process process) stream)
+  (print-unreadable-object (process stream :type t)
+    (format stream "~D threads" (process-threads process))))
+
+(defun system-figure (number)
+  "What sysconf says of NUMBER, or nil."
+  (let ((result (syscall ("sysconf" (signed 64)) (int number))))
+    (and (plusp result) result)))
+
+(defun words (line)
+  "The words of LINE, which have single spaces between them."
+  (loop for start = 0 then (1+ end)
+        for end = (position #\Space line :start start)
+        collect (subseq line start end)
+        while end))
+
+(defun status-fields ()
+  "The fields of /proc/self/stat from the third on, texts; nil where there is no such file."
+  (with-open-file (stream "/proc/self/stat" :external-format :latin-1 :if-does-not-exist nil)
+    (let* ((line (and stream (read-line stream nil)))
+           (end (and line (position #\) line :from-end t)))) ; of the program's name
+      (and end (words (subseq line (+ 2 end)))))))
+
+(defun boot-seconds ()
+  "When the machine was started, in seconds since 1970, or nil."
+  (with-open-file (stream "/proc/stat" :external-format :latin-1 :if-does-not-exist nil)
+    (loop for line = (and stream (read-line stream nil))
+          while line
+          when (eql 6 (mismatch "btime " line))
+            return (parse-integer line :start 6 :junk-allowed t))))
+
+(defun read-process ()
+  "Return a PROCESS, what the kernel says of this process now. From any thread."
+  (let ((fields (status-fields))
+        (ticks (system-figure +sc-clock-ticks+))
+        (page (system-figure +sc-page-octets+)))
+    (flet ((field (number)              ; as proc(5) counts them, from 1
+             (let ((text (nth (- number 3) fields)))
+               (and text (parse-integer text :junk-allowed t))))
+           (times (a b) (and a b (* a b))))
+      (let ((user (field 14)) (system (field 15)) (start (field 22))
+            (boot (boot-seconds)))
+        (make-process :cpu-seconds (and user system ticks (/ (+ user system) ticks))
+                      :start-seconds (and start boot ticks (+ boot (/ start ticks)))
+                      :virtual-octets (field 23)
+                      :resident-octets (times (field 24) page)
+                      :threads (field 20))))))

@@ -1,0 +1,27 @@
+;;;; What the kernel says of this process, beside what others know of it.
+
+(in-package #:clgrpc.tests.os)
+(in-suite :clgrpc.os)
+
+(test the-process-is-told-of
+  (let ((process (os:read-process)))
+    (is (< 0 (os:process-cpu-seconds process) 1000000))
+    (is (< 1500000000 (os:process-start-seconds process)
+           (- (get-universal-time) (encode-universal-time 0 0 0 1 1 1970 0) -2)))
+    (is (<= (length (sb-thread:list-all-threads)) (os:process-threads process) 1000))
+    (is (< (sb-kernel:dynamic-usage) (os:process-virtual-octets process)))
+    (is (< 1000000 (os:process-resident-octets process) (os:process-virtual-octets process)))))
+
+(test time-on-processors-grows
+  (let ((before (os:process-cpu-seconds (os:read-process)))
+        (end (+ (get-internal-real-time) (* 10 internal-time-units-per-second))))
+    (is (loop while (< (get-internal-real-time) end)
+              thereis (< before (os:process-cpu-seconds (os:read-process)))))))
+
+(test resident-memory-is-in-octets
+  "As /proc/self/status, which has kilobytes, says."
+  (let* ((text (uiop:read-file-string "/proc/self/status"))
+         (start (search "VmRSS:" text))
+         (kilobytes (parse-integer text :start (+ start 6) :junk-allowed t))
+         (octets (os:process-resident-octets (os:read-process))))
+    (is (< (* 1/2 1024 kilobytes) octets (* 2 1024 kilobytes)))))
