@@ -120,6 +120,15 @@ or nil; return when the process is told to end."
                      (/ (- (monotonic-ns) start-ns) 1d6))
              (finish-output))))
 
+;;; For logs of what is said
+
+(defun open-binary-log (file)
+  "A binary log to FILE of the calls that GRPC_BINARY_LOG_FILTER is for, all if it is not set."
+  (handler-case
+      (grpc:make-binary-log :file (sb-ext:parse-native-namestring file)
+                            :filter (or (sb-ext:posix-getenv "GRPC_BINARY_LOG_FILTER") "*"))
+    (misuse (condition) (refuse "~A" condition))))
+
 (define-command "serve"
     (((services "SERVICES" #'parse-services
                 "What to serve, names with commas between:
@@ -152,6 +161,9 @@ or nil; return when the process is told to end."
       (otlp "ADDRESS" (address-parser 1) nil
             "Tell the OpenTelemetry collector there of metrics, as doc/monitoring.md has it;
       variables such as OTEL_SERVICE_NAME are obeyed.")
+      (binary-log "FILE" #'identity nil
+                  "Write a binary log (gRFC A16) to FILE, of all calls or of those that
+      GRPC_BINARY_LOG_FILTER is for; `clgrpc binlog FILE` prints it.")
       (collect "[true|false]" #'parse-boolean nil
                "For measurements: for each line on standard input collect all garbage and print
       `heap=N milliseconds=N`, the octets in use after it and how long it took.")
@@ -170,6 +182,7 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
                                      :format log-format))
     (let ((counted (and (or otlp metrics) (grpc:make-metrics)))
           (access-log (and access-log (grpc:make-access-log :ratio access-log)))
+          (binary-log (and binary-log (open-binary-log binary-log)))
           (health (make-instance 'grpc:health-service)))
       (call-with-metrics-server
        metrics counted health
@@ -182,12 +195,13 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
                                :listen listen :loops loops :execution execution
                                :credentials (server-credentials tls-cert tls-key tls-other
                                                                 client-ca)
-                               :observer (remove nil (list counted access-log))
+                               :observer (remove nil (list counted access-log binary-log))
                                (append limits (list :max-receive-octets max-receive-octets))))
                 (exporter (and otlp (grpc:make-otlp-exporter otlp :metrics counted))))
            (when collect
              (sb-thread:make-thread #'collect-at-each-line :name "clgrpc collect"))
            (unwind-protect (serve-until-signal server :channelz channelz :metrics-url metrics-url)
              (grpc:stop-server server)
+             (when binary-log (grpc:close-binary-log binary-log))
              (when exporter (grpc:stop-exporter exporter :timeout 5))))))))
   0)

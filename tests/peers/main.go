@@ -43,6 +43,11 @@ func commands() []command {
 			"serve grpc.testing.BenchmarkService as one of a fleet, a share of the answers late", serveBackend},
 		{"delayed-server", "[-listen ADDR] [-delay DURATION]",
 			"answer each line of plain TCP after a while", serveDelayed},
+		{"binary-log", "FILE", "print a binary log (gRFC A16), a line of JSON for each entry",
+			printBinaryLog},
+		{"binary-log-client", "ADDR",
+			"make calls of all kinds to grpc.testing.TestService and print their binary log; " +
+				"GRPC_BINARY_LOG_FILTER tells of which", runBinaryLogClient},
 		{"inproc", "", "measure calls within a process, one measurement per line of standard input",
 			runInproc},
 	}
