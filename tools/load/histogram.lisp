@@ -87,8 +87,8 @@
           (incf (histogram-sum sum) (histogram-sum histogram)))))))
 
 (defun restore-histogram (pairs &key sum min max)
-  "A histogram as MAP-HISTOGRAM told it: PAIRS are conses of a time in the bucket, such as its least,
-and how many values that has; SUM, MIN and MAX are those of the values."
+  "A histogram as MAP-HISTOGRAM told it: PAIRS are conses of a time in the bucket, such as its
+least, and how many values that has; SUM, MIN and MAX are those of the values."
   (let ((histogram (make-histogram)))
     (loop for (ns . count) in pairs
           for bucket = (bucket-of ns)
