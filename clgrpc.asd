@@ -652,8 +652,8 @@
                (:file "service")))
 
 (defsystem "clgrpc/otlp"
-  :description "Metrics told to an OpenTelemetry collector."
-  :depends-on ("clgrpc/client" "clgrpc/metrics")
+  :description "Metrics and spans told to an OpenTelemetry collector."
+  :depends-on ("clgrpc/client" "clgrpc/metrics" "clgrpc/trace")
   :pathname "src/otlp/"
   :serial t
   :components ((:static-file "../../proto/opentelemetry/proto/common/v1/common.proto")
@@ -661,11 +661,15 @@
                (:static-file "../../proto/opentelemetry/proto/metrics/v1/metrics.proto")
                (:static-file
                 "../../proto/opentelemetry/proto/collector/metrics/v1/metrics_service.proto")
+               (:static-file "../../proto/opentelemetry/proto/trace/v1/trace.proto")
+               (:static-file
+                "../../proto/opentelemetry/proto/collector/trace/v1/trace_service.proto")
                (:file "proto")
                (:file "package")
                (:file "environment")
                (:file "attribute")
                (:file "metric")
+               (:file "span")
                (:file "failure")
                (:file "pipeline")
                (:file "exporter")))
@@ -1188,6 +1192,7 @@
                (:file "attribute")
                (:file "failure")
                (:file "metric")
+               (:file "span")
                (:file "collector")
                (:file "exporter"))
   :perform (test-op (operation system)

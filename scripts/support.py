@@ -4,10 +4,12 @@ in the cache, and servers that run as long as a `with` block does and no longer 
 import os
 import queue
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "clgrpc")
@@ -58,11 +60,11 @@ def run(command, **options):
     return done.stdout
 
 
-def go_build(name, package):
-    """Build PACKAGE, of the module of the peers or one it names, and return the program's path."""
+def go_build(name, package, module=PEERS):
+    """Build PACKAGE, of the MODULE of the peers or one it names, and return the program's path."""
     path = os.path.join(CACHE, "bin", name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    run(["go", "build", "-o", path, package], cwd=PEERS)
+    run(["go", "build", "-o", path, package], cwd=module)
     return path
 
 
@@ -106,6 +108,26 @@ def certificate(name):
 def tls_options():
     """The options by which our server, and the peer's, speak TLS."""
     return ["--tls-cert", certificate("server.pem"), "--tls-key", certificate("server.key")]
+
+
+def free_port():
+    """A port on which nobody listens now, as text."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def await_port(port, process):
+    """Wait until PROCESS listens on PORT."""
+    for _ in range(200):
+        try:
+            socket.create_connection(("127.0.0.1", int(port)), 1).close()
+            return
+        except OSError:
+            if process.poll() is not None:
+                sys.exit("%s ended with %d" % (process.args[0], process.returncode))
+            time.sleep(0.1)
+    sys.exit("%s does not listen" % process.args[0])
 
 
 class Server:

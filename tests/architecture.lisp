@@ -38,7 +38,7 @@
     ("services" "inproc" "server" "metrics" :all-of)
     ("metrics" "rpc" :all-of)
     ("channelz" "client" "server" :all-of)
-    ("otlp" "client" "metrics" :all-of)
+    ("otlp" "client" "metrics" "trace" :all-of)
     ("web" "inproc" "client" "server" :all-of)
     ("observe" "inproc" "client" "server" :all-of)
     ("cluster" "inproc" "client" "server" :all-of)

@@ -296,7 +296,7 @@ returns them, define to the names of the files that do."
     ("metrics" "base" 20) ("metrics" "os" 10) ("metrics" "loop" 10) ("metrics" "rpc" 10)
     ("metrics" "service" 10) ("metrics" "status" 10)
     ("otlp" "base" 20) ("otlp" "protobuf" 10) ("otlp" "loop" 10) ("otlp" "status" 10)
-    ("otlp" "calling" 10) ("otlp" "client" 10) ("otlp" "metrics" 20)
+    ("otlp" "calling" 10) ("otlp" "client" 10) ("otlp" "metrics" 20) ("otlp" "trace" 40)
     ("services" "base" 10) ("services" "protobuf" 20) ("services" "status" 10)
     ("services" "service" 10) ("services" "rpc" 10) ("services" "server" 10)
     ("services" "os" 10) ("services" "metrics" 10)

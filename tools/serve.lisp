@@ -98,14 +98,25 @@ beside it; with nil if ADDRESSES are nil."
                                                   (grpc:server-address server)))
           (grpc:stop-server server :drain 0)))))
 
-(defun serve-until-signal (server &key channelz metrics-url)
-  "Say where SERVER listens, that it serves channelz if CHANNELZ is true, and where its metrics are,
-or nil; return when the process is told to end."
+(defun serve-tracing (ratio otlp)
+  "Tracing that records RATIO of the traces that begin here. Without OTLP nobody takes the spans, so
+few are kept."
+  (apply #'grpc:make-tracing :sampler `(:parent-based (:trace-id-ratio ,ratio))
+         (if otlp '() '(:max-queued-spans 1))))
+
+(defun telemetry-lines (trace-sample otlp)
+  "Lines that say how many traces are recorded, if TRACE-SAMPLE is a ratio, and what goes to the
+collector at OTLP, if that is not nil."
+  (append (when trace-sample
+            (list (format nil "recording ~F of the traces that begin here~:[, for the log only~;~]"
+                          trace-sample otlp)))
+          (when otlp (list (format nil "exporting metrics and spans to ~A" otlp)))))
+
+(defun serve-until-signal (server lines)
+  "Say where SERVER listens, and then LINES; return when the process is told to end."
   (await-ending-signal (lambda ()
-                         (format t "~{listening on ~A~%~}" (grpc:server-addresses server))
-                         (when channelz
-                           (format t "channelz on ~A~%" (grpc:server-address server)))
-                         (when metrics-url (format t "metrics at ~A~%" metrics-url))
+                         (format t "~{listening on ~A~%~}~{~A~%~}" (grpc:server-addresses server)
+                                 lines)
                          (finish-output))
                        (lambda () (print-statistics server))))
 
@@ -159,8 +170,12 @@ or nil; return when the process is told to end."
                "Tell Prometheus of metrics, at /metrics, and others of health, at /healthz, where
       these are, over HTTP. Whoever reaches ADDRESSES may look.")
       (otlp "ADDRESS" (address-parser 1) nil
-            "Tell the OpenTelemetry collector there of metrics, as doc/monitoring.md has it;
-      variables such as OTEL_SERVICE_NAME are obeyed.")
+            "Tell the OpenTelemetry collector there of metrics and spans, as doc/monitoring.md has
+      it; variables such as OTEL_SERVICE_NAME are obeyed.")
+      (trace-sample "RATIO" #'parse-ratio nil
+                    "Trace calls, and record so many of the traces that begin here, from 0 to 1; of
+      those that begin elsewhere the caller has decided. Without this, --otlp records all. The
+      log's events have the ids of traces, recorded or not.")
       (binary-log "FILE" #'identity nil
                   "Write a binary log (gRFC A16) to FILE, of all calls or of those that
       GRPC_BINARY_LOG_FILTER is for; `clgrpc binlog FILE` prints it.")
@@ -180,10 +195,12 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
                                                 :info
                                                 log-level)
                                      :format log-format))
-    (let ((counted (and (or otlp metrics) (grpc:make-metrics)))
-          (access-log (and access-log (grpc:make-access-log :ratio access-log)))
-          (binary-log (and binary-log (open-binary-log binary-log)))
-          (health (make-instance 'grpc:health-service)))
+    (let* ((counted (and (or otlp metrics) (grpc:make-metrics)))
+           (trace-sample (or trace-sample (and otlp 1)))
+           (tracing (and trace-sample (serve-tracing trace-sample otlp)))
+           (access-log (and access-log (grpc:make-access-log :ratio access-log)))
+           (binary-log (and binary-log (open-binary-log binary-log)))
+           (health (make-instance 'grpc:health-service)))
       (call-with-metrics-server
        metrics counted health
        (lambda (metrics-url)
@@ -195,12 +212,19 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
                                :listen listen :loops loops :execution execution
                                :credentials (server-credentials tls-cert tls-key tls-other
                                                                 client-ca)
-                               :observer (remove nil (list counted access-log binary-log))
+                               :observer (remove nil (list counted tracing access-log binary-log))
                                (append limits (list :max-receive-octets max-receive-octets))))
-                (exporter (and otlp (grpc:make-otlp-exporter otlp :metrics counted))))
+                (exporter (and otlp (grpc:make-otlp-exporter otlp :metrics counted
+                                                                  :tracing tracing))))
            (when collect
              (sb-thread:make-thread #'collect-at-each-line :name "clgrpc collect"))
-           (unwind-protect (serve-until-signal server :channelz channelz :metrics-url metrics-url)
+           (unwind-protect
+                (serve-until-signal
+                 server
+                 (append (when channelz
+                           (list (format nil "channelz on ~A" (grpc:server-address server))))
+                         (when metrics-url (list (format nil "metrics at ~A" metrics-url)))
+                         (telemetry-lines trace-sample otlp)))
              (grpc:stop-server server)
              (when binary-log (grpc:close-binary-log binary-log))
              (when exporter (grpc:stop-exporter exporter :timeout 5))))))))

@@ -25,10 +25,10 @@
 ends, the event :CALL of the level :info goes to FUNCTION, called as *LOG-FUNCTION* is, or if that
 is nil to the log of the process. RATIO, a real from 0 to 1, is the share of calls that are logged,
 at random; with FAILURES all those with another status than :ok are, too. EXEMPLAR is nil or a
-function of a call that returns an alist of names and texts, such as the ids of its trace, which are
-added to the event. Both are called on the call's loop, so they must not wait; an error in them goes
-to the log. doc/observability.md lists what the event says. Signal MISUSE for other arguments. From
-any thread."
+function of a call that returns an alist of names and texts, such as the user's name, which are
+added to the event, as are the ids of its trace. Both are called on the call's loop, so they must
+not wait; an error in them goes to the log. doc/observability.md lists what the event says. Signal
+MISUSE for other arguments. From any thread."
   (unless (typep ratio '(real 0 1))
     (misuse ":ratio is a number from 0 to 1, not ~S." ratio))
   (dolist (given (list function exemplar))
@@ -96,6 +96,13 @@ called on EVENT-LOOP; from any thread if that is nil."
         collect (intern (substitute #\- #\_ (string-upcase name)) '#:keyword)
         collect text))
 
+(defun added-plist (exemplar call)
+  "What EXEMPLAR says of CALL, and the ids of its trace, if it is traced."
+  (let ((said (exemplar-plist exemplar call)))
+    (if (getf said :trace-id)
+        said
+        (append said (funcall rpc:**call-ids** call)))))
+
 (defparameter *counted-stages* '(:messages-sent :messages-received)
   "What the event says of its own that CALL-STAGES has.")
 
@@ -123,7 +130,7 @@ EXEMPLAR that of its access log."
               (list :octets-sent sent :octets-received received)
               (loop for name in *counted-stages*
                     when (getf stages name) append (list name (getf stages name)))
-              (exemplar-plist exemplar call)
+              (added-plist exemplar call)
               (list :stages (stages-plist stages))))))
 
 ;;; The source of observers

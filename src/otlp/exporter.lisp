@@ -1,13 +1,17 @@
-;;;; The exporter: a pipeline for the metrics.
+;;;; The exporter: a pipeline for the metrics, and one for the spans.
 
 (in-package #:clgrpc.otlp)
 
 (defconstant +longest-back-off-seconds+ 5
   "A collector that is restarted is found again within so many seconds.")
 
+(defconstant +most-batch-spans+ 100000
+  "How many spans a request may have.")
+
 (defclass otlp-exporter ()
-  ((pipelines :initarg :pipelines :reader exporter-pipelines)) ; one, or none
-  (:documentation "What tells a collector of metrics: see MAKE-OTLP-EXPORTER."))
+  ((pipelines :initarg :pipelines :reader exporter-pipelines) ; one or two
+   (tracing :initarg :tracing :reader exporter-tracing)) ; whose spans are exported, or nil
+  (:documentation "What tells a collector of metrics and spans: see MAKE-OTLP-EXPORTER."))
 
 (defmethod print-object ((exporter otlp-exporter) stream)
   (print-unreadable-object (exporter stream :type t)
@@ -72,6 +76,15 @@ and SLOTS."
                 (collector:export-metrics-partial-success-error-message partial))
         (values 0 ""))))
 
+(defun export-spans (channel request &rest options)
+  "Have the collector at CHANNEL take REQUEST; return how many spans it has rejected, and why."
+  (let ((partial (trace-collector:export-trace-service-response-partial-success
+                  (apply #'trace-service:export channel request options))))
+    (if partial
+        (values (trace-collector:export-trace-partial-success-rejected-spans partial)
+                (trace-collector:export-trace-partial-success-error-message partial))
+        (values 0 ""))))
+
 (defun metrics-pipeline (metrics target resource options get-variable)
   (new-pipeline
    :metrics target metrics options get-variable
@@ -85,17 +98,42 @@ and SLOTS."
                  collect (make-parcel request points)))
    :request #'identity :export #'export-metrics :overflow (constantly 0)))
 
+(defun span-parcels (spans limit)
+  "SPANS, a list, as parcels of LIMIT at most."
+  (loop while spans
+        collect (let ((batch (loop repeat limit while spans collect (pop spans))))
+                  (make-parcel batch (length batch)))))
+
+(defun traces-pipeline (tracing target resource metrics options get-variable)
+  (let ((limit (or (getf options :batch-spans)
+                   (positive (read-count "OTEL_BSP_MAX_EXPORT_BATCH_SIZE" get-variable))
+                   512)))
+    (new-pipeline
+     :traces target metrics options get-variable
+     :interval-seconds (or (getf options :span-interval)
+                           (positive (read-milliseconds "OTEL_BSP_SCHEDULE_DELAY" get-variable))
+                           5)
+     :take (lambda () (span-parcels (trace:drain tracing) (min limit +most-batch-spans+)))
+     :request (lambda (spans) (spans-request spans resource))
+     :export #'export-spans :keeps t
+     :overflow (lambda () (trace:spans-dropped tracing)))))
+
 ;;; What users call
 
-(defun check-exporter-options (metrics options)
+(defun check-exporter-options (metrics tracing options)
   (flet ((check (name type)
            (let ((value (getf options name)))
              (unless (typep value type)
                (misuse "~S of an exporter cannot be ~S." name value)))))
-    (unless (typep metrics 'metrics:metrics)
+    (unless (typep metrics '(or null metrics:metrics))
       (misuse "What an exporter exports as metrics is what MAKE-METRICS returns, not ~S." metrics))
+    (unless (typep tracing '(or null trace:tracing))
+      (misuse "What an exporter takes spans of is what MAKE-TRACING returns, not ~S." tracing))
+    (unless (or metrics tracing) (misuse "An exporter needs metrics, or tracing, or both."))
     (check :interval '(or null (real 0.01 86400)))
+    (check :span-interval '(or null (real 0.01 86400)))
     (check :timeout '(or null (real 0.01 86400)))
+    (check :batch-spans `(or null (integer 1 ,+most-batch-spans+)))
     (check :headers 'list)
     (check :resource 'list)))
 
@@ -108,32 +146,43 @@ and SLOTS."
              (says-p (format nil "OTEL_~A_EXPORTER" signal) "none")))))
 
 (defun make-otlp-exporter (target &rest options
-                           &key metrics interval timeout headers compression credentials
-                                resource)
+                           &key metrics tracing interval span-interval batch-spans timeout headers
+                                compression credentials resource)
   "Return an exporter, which tells an OpenTelemetry collector at TARGET of METRICS, what
-MAKE-METRICS returns, by OTLP over gRPC, until STOP-EXPORTER. TARGET is a channel's, or a URL with
-http or https; nil leaves it to the environment, or else is http://localhost:4317.
-Metrics are sent every INTERVAL seconds (a real, by default 60). An export may take TIMEOUT seconds
-(10); if it fails and may succeed later, it is tried again, after longer and longer, or when the
-collector says.
+MAKE-METRICS returns, and of the spans of TRACING, what MAKE-TRACING returns, by OTLP over gRPC,
+until STOP-EXPORTER. TARGET is a channel's, or a URL with http or https; nil leaves it to the
+environment, or else is http://localhost:4317.
+Metrics are sent every INTERVAL seconds (a real, by default 60), spans every SPAN-INTERVAL (5) or as
+soon as a batch waits, BATCH-SPANS (512) in a request. An export may take TIMEOUT seconds (10); if
+it fails and may succeed later, it is tried again, after longer and longer, or when the collector
+says.
 HEADERS is metadata for each export. COMPRESSION, :gzip or :identity, and CREDENTIALS are as for
 MAKE-CHANNEL. RESOURCE is an alist of attributes, strings and values, that tell this process from
 others, such as ((\"service.name\" . \"shop\")).
 What is not given the environment says, by the variables that OpenTelemetry names:
 OTEL_EXPORTER_OTLP_ENDPOINT and its kin, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES,
-OTEL_METRIC_EXPORT_INTERVAL, OTEL_SDK_DISABLED and OTEL_METRICS_EXPORTER.
-A thread of its own does all that, so calls do not wait for it; its own calls are not measured.
-EXPORTER-STATISTICS, the metric clgrpc.otlp.items and the log tell what could not be sent.
-Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used. From any thread."
-  (declare (ignore interval timeout headers compression credentials))
-  (check-exporter-options metrics options)
+OTEL_METRIC_EXPORT_INTERVAL, OTEL_BSP_SCHEDULE_DELAY, OTEL_BSP_MAX_EXPORT_BATCH_SIZE,
+OTEL_SDK_DISABLED, OTEL_METRICS_EXPORTER and OTEL_TRACES_EXPORTER.
+Threads of its own do all that, so calls do not wait for it; its own calls are neither measured nor
+traced. While the collector cannot be reached, spans wait in the queues of TRACING, and those that
+find no room are counted: EXPORTER-STATISTICS, the metric clgrpc.otlp.items and the log tell how
+many. Signal MISUSE for a wrong argument, TLS-ERROR if CREDENTIALS cannot be used. From any thread."
+  (declare (ignore interval span-interval batch-spans timeout headers compression credentials))
+  (check-exporter-options metrics tracing options)
   (let* ((get-variable #'sb-ext:posix-getenv)
          (message (resource-message (resource-attributes resource get-variable)))
-         (pipelines (and (exported-p :metrics get-variable)
-                         (list (metrics-pipeline metrics target message options get-variable))))
-         (exporter (make-instance 'otlp-exporter :pipelines pipelines)))
+         (pipelines
+           (append
+            (and metrics (exported-p :metrics get-variable)
+                 (list (metrics-pipeline metrics target message options get-variable)))
+            (and tracing (exported-p :traces get-variable)
+                 (list (traces-pipeline tracing target message metrics options get-variable)))))
+         (exporter (make-instance 'otlp-exporter :pipelines pipelines :tracing tracing)))
     (loop:end-before-save exporter (lambda (exporter) (stop-exporter exporter :timeout 1)))
-    (mapc #'start-pipeline pipelines)
+    (dolist (pipeline pipelines)
+      (when (eq :traces (pipeline-signal pipeline))
+        (setf (trace:on-batch tracing) (lambda () (ring-pipeline pipeline))))
+      (start-pipeline pipeline))
     exporter))
 
 (defun flush-exporter (exporter &key (timeout 10))
@@ -151,6 +200,8 @@ real) at most; what it could not send is dropped and counted. Return true if it 
 stopped one stays stopped. Not on an event loop's thread."
   (prog1 (flush-exporter exporter :timeout timeout)
     (loop:forget-ending exporter)
+    (when (exporter-tracing exporter)
+      (setf (trace:on-batch (exporter-tracing exporter)) nil))
     (mapc #'stop-pipeline (exporter-pipelines exporter))))
 
 (defun exporter-statistics (exporter)

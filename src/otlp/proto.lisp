@@ -12,3 +12,8 @@
 (clgrpc.protobuf:define-proto
     "../../proto/opentelemetry/proto/collector/metrics/v1/metrics_service.proto"
   :import-paths ("../../proto/"))
+(clgrpc.protobuf:define-proto "../../proto/opentelemetry/proto/trace/v1/trace.proto"
+  :import-paths ("../../proto/"))
+(clgrpc.protobuf:define-proto
+    "../../proto/opentelemetry/proto/collector/trace/v1/trace_service.proto"
+  :import-paths ("../../proto/"))

@@ -2,20 +2,16 @@
 
 (in-package #:clgrpc.rpc)
 
-(declaim (type (or null function) **call-ids**))
-(defglobal **call-ids** nil
-  "Tracing's: a function of a call that returns a plist of its ids, which events about it have; or
-nil.")
-
-(defun ids-of (call)
-  (if **call-ids** (funcall **call-ids** call) '()))
+(declaim (type function **call-ids**))
+(defglobal **call-ids** (constantly '())
+  "Tracing's: a function of a call that returns a plist of its ids, which events about it have.")
 
 (defun trace-call-begun (call)
   (apply #'log-event :trace :call-begun :tracer :call
          :role (call-role call) :method (call-path call)
          (append (operate particulars call)
                  (list :remaining (time-remaining call))
-                 (ids-of call))))
+                 (funcall **call-ids** call))))
 
 (defun trace-call-ended (call)
   (let ((outcome (call-outcome call)))
@@ -24,13 +20,13 @@ nil.")
                :status (call-status call) :message (and outcome (outcome-message outcome))
                :ended-by (and outcome (outcome-ended-by outcome))
                :cause (and outcome (outcome-cause outcome)) :stages (call-stages call)
-               (ids-of call))))
+               (funcall **call-ids** call))))
 
 (defun trace-attempt-begun (call peer stream)
   (when stream
     (apply #'log-event :trace :call-on-stream :tracer :call
                :role :client :method (call-path call) :peer peer :stream stream
-           (ids-of call))))
+               (funcall **call-ids** call))))
 
 (setf **tracing-observer**
       (make-observer :call-begun #'trace-call-begun :call-ended #'trace-call-ended

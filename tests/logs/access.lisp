@@ -224,3 +224,21 @@
   (signals misuse (grpc:make-access-log :ratio "all"))
   (signals misuse (grpc:make-access-log :function 5))
   (is (search "1.00 % and failures" (princ-to-string (grpc:make-access-log :ratio 0.01)))))
+
+(test the-events-of-a-traced-call-have-its-ids
+  (dolist (sampler '(:always-on :always-off))
+    (let ((log (grpc:make-access-log)) (tracing (grpc:make-tracing :sampler sampler)))
+      (with-probe (channel :options (list :observer (list log tracing))
+                           :channel-options (list :observer (list tracing log)))
+          (:ask #'refuse)
+        (grpc:with-span ("outside" :tracing tracing)
+          (signals grpc:not-found (ask channel (note 4)))
+          (let ((ours (first (logged :client 1))) (theirs (first (logged :server 1))))
+            (is (string= (grpc:trace-id (grpc:current-trace)) (getf ours :trace-id)))
+            (is (string= (getf ours :trace-id) (getf theirs :trace-id)))
+            (is (= 16 (length (getf ours :span-id)) (length (getf theirs :span-id))))
+            (is (= 3 (length (remove-duplicates
+                              (list (grpc:span-id (grpc:current-trace)) (getf ours :span-id)
+                                    (getf theirs :span-id))
+                              :test #'string=)))
+                "each is its own call's")))))))

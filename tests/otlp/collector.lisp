@@ -2,7 +2,7 @@
 
 (in-package #:clgrpc.tests.otlp)
 
-(defclass fake-collector (collector:metrics-service)
+(defclass fake-collector (collector:metrics-service trace-collector:trace-service)
   (;; functions of the number of a request, from 0, called before it is taken
    (behaviour :initarg :behaviour :initform (constantly nil) :accessor collector-behaviour)
    (lock :initform (sb-thread:make-mutex) :reader collector-lock)
@@ -28,6 +28,13 @@
      :partial-success (when (or rejected why)
                         (collector:make-export-metrics-partial-success
                          :rejected-data-points (or rejected 0) :error-message (or why ""))))))
+
+(defmethod trace-service:export ((collector fake-collector) (request t) &key call)
+  (multiple-value-bind (rejected why) (take-request collector call request)
+    (trace-collector:make-export-trace-service-response
+     :partial-success (when (or rejected why)
+                        (trace-collector:make-export-trace-partial-success
+                         :rejected-spans (or rejected 0) :error-message (or why ""))))))
 
 (defun call-with-collector (behaviour function)
   (let* ((collector (make-instance 'fake-collector :behaviour behaviour))

@@ -134,3 +134,93 @@
   (signals grpc:misuse (grpc:make-otlp-exporter "127.0.0.1:1" :metrics 7))
   (signals grpc:misuse (grpc:make-otlp-exporter "127.0.0.1:1" :metrics (grpc:make-metrics)
                                                               :interval 0)))
+
+;;; Spans
+
+(defun end-spans (tracing count &optional (name "work"))
+  (loop repeat count do (grpc:with-span (name :tracing tracing :parent nil))))
+
+(defun spans-taken (collector)
+  "The ids of the spans that COLLECTOR has taken."
+  (loop for request in (collector-taken collector)
+        append (loop for resource
+                       across (trace-collector:export-trace-service-request-resource-spans request)
+                     append (loop for scope across (spans:resource-spans-scope-spans resource)
+                                  append (map 'list #'spans:span-span-id
+                                              (spans:scope-spans-spans scope))))))
+
+(defun distinct (ids)
+  (length (remove-duplicates ids :test #'equalp)))
+
+(test spans-come-in-batches
+  (with-collector (collector address)
+    (let ((tracing (grpc:make-tracing :sampler :always-on)))
+      (with-exporter (exporter address :tracing tracing :batch-spans 10)
+        (end-spans tracing 25)
+        (is-true (grpc:flush-exporter exporter :timeout +patience+))
+        (is (= 25 (distinct (spans-taken collector)) (length (spans-taken collector))))
+        (is (= 3 (collector-asked collector)))
+        (is (= 25 (statistic exporter :traces :exported)))))))
+
+(test a-full-batch-hastens-the-export
+  (with-collector (collector address)
+    (let ((tracing (grpc:make-tracing :sampler :always-on :batch-spans 20)))
+      (with-exporter (exporter address :tracing tracing :span-interval 3600)
+        (end-spans tracing 20)
+        (is-true (wait-until (lambda () (= 20 (length (spans-taken collector))))))))))
+
+(test spans-wait-for-a-collector-and-the-rest-is-counted
+  (with-log (:otlp-dropped)
+    (let ((address (with-collector (collector address) address))
+          (tracing (grpc:make-tracing :sampler :always-on :max-queued-spans 50)))
+      (with-exporter (exporter address :tracing tracing :timeout 1/10 :span-interval 1/20)
+        (end-spans tracing 30)
+        ;; these are taken, and wait; no others are taken then
+        (is-true (wait-until (lambda () (= 30 (statistic exporter :traces :waiting)))))
+        (end-spans tracing 70)
+        (is (= 20 (statistic exporter :traces :overflowed)))
+        (is (= 30 (statistic exporter :traces :waiting)))
+        (let* ((collector (make-instance 'fake-collector))
+               (server (grpc:start-server (list collector) :listen address)))
+          (unwind-protect
+               (progn (is-true (grpc:flush-exporter exporter :timeout +patience+))
+                      (is (= 80 (distinct (spans-taken collector))
+                             (statistic exporter :traces :exported)))
+                      (is (= 20 (statistic exporter :traces :overflowed)))
+                      (is (zerop (statistic exporter :traces :dropped)))
+                      (is (= 20 (getf (first (events-of :otlp-queue-full)) :total))))
+            (grpc:stop-server server :drain 0)))))))
+
+(test what-a-stopped-exporter-could-not-send-is-counted
+  (with-log ()
+    (let* ((address (with-collector (collector address) address))
+           (tracing (grpc:make-tracing :sampler :always-on :max-queued-spans 50))
+           (exporter (grpc:make-otlp-exporter address :tracing tracing :timeout 1/10)))
+      (end-spans tracing 60)
+      (is-false (grpc:stop-exporter exporter :timeout 1/5))
+      (is (= 50 (statistic exporter :traces :dropped)))
+      (is (= 10 (statistic exporter :traces :overflowed)))
+      (is (zerop (statistic exporter :traces :waiting))))))
+
+(test every-span-has-one-fate
+  ;; a collector that fails in all ways while spans come from several threads
+  (with-log (:otlp-dropped :call-failed)
+    (with-collector (collector address
+                     (lambda (number)
+                       (case (mod number 5)
+                         (0 (grpc:fail :unavailable "later" :details (retry-info 1/1000)))
+                         (2 (values 1 "one is bad"))
+                         (4 (grpc:fail :invalid-argument "never")))))
+      (let ((tracing (grpc:make-tracing :sampler :always-on :max-queued-spans 200)))
+        (with-exporter (exporter address :tracing tracing :batch-spans 7 :span-interval 1/100)
+          (with-threads (thread 3)
+            (loop repeat 100
+                  do (end-spans tracing 10)
+                     (sb-thread:thread-yield)))
+          (is-true (grpc:flush-exporter exporter :timeout +patience+))
+          (flet ((fate (name) (statistic exporter :traces name)))
+            (is (= 3000 (+ (fate :exported) (fate :rejected) (fate :dropped) (fate :overflowed)))
+                "~S" (grpc:exporter-statistics exporter))
+            (is (= (length (spans-taken collector)) (+ (fate :exported) (fate :rejected))))
+            (is (plusp (fate :dropped)))
+            (is (zerop (fate :waiting)))))))))

@@ -5,11 +5,15 @@
   (:use #:cl #:clgrpc.base #:fiveam #:clgrpc.tests.server)
   (:shadow #:collect)
   (:local-nicknames (#:grpc #:clgrpc) (#:otlp #:clgrpc.otlp) (#:metrics #:clgrpc.metrics)
+                    (#:trace #:clgrpc.trace)
                     (#:common #:opentelemetry.proto.common.v1)
                     (#:resource #:opentelemetry.proto.resource.v1)
                     (#:data #:opentelemetry.proto.metrics.v1)
+                    (#:spans #:opentelemetry.proto.trace.v1)
                     (#:collector #:opentelemetry.proto.collector.metrics.v1)
-                    (#:metrics-service #:opentelemetry.proto.collector.metrics.v1.metrics-service)))
+                    (#:metrics-service #:opentelemetry.proto.collector.metrics.v1.metrics-service)
+                    (#:trace-collector #:opentelemetry.proto.collector.trace.v1)
+                    (#:trace-service #:opentelemetry.proto.collector.trace.v1.trace-service)))
 
 (in-package #:clgrpc.tests.otlp)
 

@@ -209,3 +209,45 @@
     (declare (ignore output))
     (is (plusp code))
     (is (search "debug, info" error-output))))
+
+(defclass span-counter (trace-collector:trace-service)
+  ((count :initform 0 :accessor counted-spans))
+  (:documentation "A collector that counts spans."))
+
+(defmethod trace-service:export ((counter span-counter) request &key)
+  (loop for resource across (trace-collector:export-trace-service-request-resource-spans request)
+        do (loop for scope across (spans:resource-spans-scope-spans resource)
+                 do (incf (counted-spans counter) (length (spans:scope-spans-spans scope)))))
+  (trace-collector:make-export-trace-service-response))
+
+(defun greet-times (address count)
+  (grpc:with-channel (channel address)
+    (loop repeat count
+          do (helloworld.greeter:say-hello channel (helloworld:make-hello-request :name "Ada")
+                                           :timeout 10))))
+
+(test serve-traces
+  "As many as it says, to the collector; what waits goes there before it ends."
+  (loop for (ratio shown spans) in '(("1" "1.0" 20) ("0" "0.0" 0))
+        do (let* ((counter (make-instance 'span-counter))
+                  (collector (grpc:start-server counter :listen "127.0.0.1:0"))
+                  (target (grpc:server-address collector)))
+             (unwind-protect
+                  (with-serve (program address "greeter" "--otlp" target "--trace-sample" ratio)
+                    (is (string= (format nil "recording ~A of the traces that begin here" shown)
+                                 (support:program-line program)))
+                    (is (string= (format nil "exporting metrics and spans to ~A" target)
+                                 (support:program-line program)))
+                    (greet-times address 20)
+                    (is (= 0 (support:terminate-program program)))
+                    (is (= spans (counted-spans counter))))
+               (grpc:stop-server collector :drain 0)))))
+
+(test serve-traces-for-the-log
+  (with-serve (program address "greeter" "--trace-sample" "0" "--access-log")
+    (is (string= "recording 0.0 of the traces that begin here, for the log only"
+                 (support:program-line program)))
+    (greet-times address 1)
+    (let ((line (loop for line = (support:program-line program)
+                      when (search "method=/helloworld.Greeter/SayHello" line) return line)))
+      (is (search "trace-id=" line) "~A" line))))
