@@ -1184,7 +1184,8 @@
                (:file "service")))
 
 (defsystem "clgrpc/tests/otlp"
-  :depends-on ("clgrpc/otlp" "clgrpc/tests/server")
+  :depends-on ("clgrpc/otlp" "clgrpc/tests/server" "clgrpc/tests/support"
+               "clgrpc/examples")
   :pathname "tests/otlp/"
   :serial t
   :components ((:file "package")
@@ -1194,7 +1195,8 @@
                (:file "metric")
                (:file "span")
                (:file "collector")
-               (:file "exporter"))
+               (:file "exporter")
+               (:file "service"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.otlp)))
 

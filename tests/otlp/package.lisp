@@ -6,6 +6,7 @@
   (:shadow #:collect)
   (:local-nicknames (#:grpc #:clgrpc) (#:otlp #:clgrpc.otlp) (#:metrics #:clgrpc.metrics)
                     (#:trace #:clgrpc.trace)
+                    (#:support #:clgrpc.tests.support)
                     (#:common #:opentelemetry.proto.common.v1)
                     (#:resource #:opentelemetry.proto.resource.v1)
                     (#:data #:opentelemetry.proto.metrics.v1)
