@@ -14,7 +14,7 @@
   :description "gRPC for Common Lisp: HTTP/2, protobuf, client and server, native and fast."
   :depends-on ("clgrpc/client" "clgrpc/balance" "clgrpc/inproc" "clgrpc/server"
                "clgrpc/services" "clgrpc/logs" "clgrpc/metrics" "clgrpc/channelz"
-               "clgrpc/trace" "clgrpc/otlp")
+               "clgrpc/trace" "clgrpc/otlp" "clgrpc/console")
   :pathname "src/"
   :serial t
   :components ((:file "package"))
@@ -581,7 +581,8 @@
                (:file "dispatch")
                (:file "http1")
                (:file "opening")
-               (:file "server")))
+               (:file "server")
+               (:file "survey")))
 
 (defsystem "clgrpc/inproc"
   :description "Calls within the image: from a channel to a server without octets between."
@@ -674,6 +675,23 @@
                (:file "pipeline")
                (:file "exporter")))
 
+(defsystem "clgrpc/console"
+  :description "A page for the browser that shows what the process does now."
+  :depends-on ("clgrpc/server" "clgrpc/metrics" "clgrpc/logs")
+  :pathname "src/console/"
+  :serial t
+  :components ((:file "package")
+               (:file "album")
+               (:file "tail")
+               (:file "console")
+               (:file "frame")
+               (:file "access")
+               (:file "viewer")
+               (:static-file "page/console.html")
+               (:static-file "page/console.css")
+               (:static-file "page/console.js")
+               (:file "page")))
+
 (defsystem "clgrpc/sim"
   :description "Servers and clients as they are on a virtual network and clock, from a seed."
   :depends-on ("clgrpc")
@@ -763,7 +781,8 @@
                "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/balance" "clgrpc/tests/trace"
                "clgrpc/tests/transports" "clgrpc/tests/inproc"
                "clgrpc/tests/services" "clgrpc/tests/logs" "clgrpc/tests/metrics"
-               "clgrpc/tests/channelz" "clgrpc/tests/sim" "clgrpc/tests/policy"
+               "clgrpc/tests/channelz" "clgrpc/tests/console"
+               "clgrpc/tests/sim" "clgrpc/tests/policy"
                "clgrpc/tests/abuse" "clgrpc/tests/promise" "clgrpc/tests/otlp"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
@@ -1166,6 +1185,21 @@
                (:file "health")
                (:file "metrics")
                (:file "reflection")))
+
+(defsystem "clgrpc/tests/console"
+  :depends-on ("clgrpc/console" "clgrpc/tests/server")
+  :pathname "tests/console/"
+  :serial t
+  :components ((:file "package")
+               (:file "album")
+               (:file "tail")
+               (:file "console")
+               (:file "frame")
+               (:file "access")
+               (:file "viewer")
+               (:file "page")
+               (:static-file "browser.mjs")
+               (:file "browser")))
 
 (defsystem "clgrpc/tests/logs"
   :depends-on ("clgrpc/tests/client")

@@ -39,6 +39,7 @@
     ("metrics" "rpc" :all-of)
     ("channelz" "client" "server" :all-of)
     ("otlp" "client" "metrics" "trace" :all-of)
+    ("console" "server" "metrics" "logs" :all-of)
     ("web" "inproc" "client" "server" :all-of)
     ("observe" "inproc" "client" "server" :all-of)
     ("cluster" "inproc" "client" "server" :all-of)

@@ -302,6 +302,8 @@ returns them, define to the names of the files that do."
     ("services" "os" 10) ("services" "metrics" 10)
     ("logs" "base" 20) ("logs" "loop" 10) ("logs" "rpc" 20) ("logs" "service" 10)
     ("logs" "os" 10) ("logs" "protobuf" 10) ("logs" "status" 10)
+    ("console" "base" 40) ("console" "loop" 10) ("console" "rpc" 10) ("console" "serving" 10)
+    ("console" "server" 20) ("console" "metrics" 20) ("console" "logs" 10)
     ("channelz" "base" 30) ("channelz" "os" 20) ("channelz" "loop" 20) ("channelz" "http2" 20)
     ("channelz" "protobuf" 10) ("channelz" "status" 10) ("channelz" "wire" 30)
     ("channelz" "client" 40) ("channelz" "server" 20)

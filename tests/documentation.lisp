@@ -20,7 +20,7 @@
     #:clgrpc.calling
     #:clgrpc.serving #:clgrpc.wire #:clgrpc.config #:clgrpc.client #:clgrpc.balance
     #:clgrpc.server #:clgrpc.inproc #:clgrpc.services #:clgrpc.logs
-    #:clgrpc.metrics #:clgrpc.channelz #:clgrpc.trace #:clgrpc.otlp)
+    #:clgrpc.metrics #:clgrpc.channelz #:clgrpc.trace #:clgrpc.otlp #:clgrpc.console)
   "The other packages of src/, whose structures document what is exported of them.")
 
 (defun documented-structure-p (name package)

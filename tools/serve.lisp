@@ -86,17 +86,27 @@ to end."
     ;; who is told to end again does not drain
     (dolist (signal endings) (loop:on-signal control signal nil))))
 
-(defun call-with-metrics-server (addresses metrics health function)
-  "Call FUNCTION with the address at which a server on ADDRESSES tells of METRICS, and of HEALTH
-beside it; with nil if ADDRESSES are nil."
+(defun call-with-web (addresses handlers url function)
+  "Call FUNCTION with what URL, a function of a server, returns for one on ADDRESSES that answers
+HTTP by HANDLERS; with nil if ADDRESSES are nil."
   (if (null addresses)
       (funcall function nil)
-      (let ((server (grpc:start-server '() :listen addresses
-                                           :http (list (grpc:metrics-handler metrics)
-                                                       (grpc:health-handler health)))))
-        (unwind-protect (funcall function (format nil "http://~A/metrics"
-                                                  (grpc:server-address server)))
+      (let ((server (grpc:start-server '() :listen addresses :http handlers)))
+        (unwind-protect (funcall function (funcall url server))
           (grpc:stop-server server :drain 0)))))
+
+(defun call-with-pages (metrics-addresses console-addresses metrics console health function)
+  "Call FUNCTION with where METRICS, with HEALTH beside them, and CONSOLE are shown, each on its
+addresses; with nil for what has none."
+  (call-with-web
+   metrics-addresses (and metrics-addresses
+                          (list (grpc:metrics-handler metrics) (grpc:health-handler health)))
+   (lambda (server) (format nil "http://~A/metrics" (grpc:server-address server)))
+   (lambda (metrics-url)
+     (call-with-web
+      console-addresses (and console (list (grpc:console-handler console)))
+      (lambda (server) (grpc:console-url console server))
+      (lambda (console-url) (funcall function metrics-url console-url))))))
 
 (defun serve-tracing (ratio otlp)
   "Tracing that records RATIO of the traces that begin here. Without OTLP nobody takes the spans, so
@@ -185,6 +195,9 @@ collector at OTLP, if that is not nil."
       (channelz "[true|false]" #'parse-boolean nil
                 "Serve channelz as well, which tells whoever asks what the channels, servers and
       connections of the process are and do.")
+      (console "ADDRESSES" (addresses-parser 0) nil
+               "Show in a browser what the process does, where these are; prints the address to
+      open, which has a secret in it. If others than this machine reach ADDRESSES, they may look.")
       server-tls))
     "Serve gRPC, with health and reflection beside the services named. At SIGTERM or SIGINT lets
 running calls end and exits with 0. Prints `listening on ADDRESS` for each when ready, and at
@@ -195,15 +208,19 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
                                                 :info
                                                 log-level)
                                      :format log-format))
-    (let* ((counted (and (or otlp metrics) (grpc:make-metrics)))
+    (let* ((counted (and (or otlp metrics console) (grpc:make-metrics)))
+           (shown (and console
+                       (grpc:make-console
+                        :metrics counted
+                        :remote (notevery #'console:loopback-address-p console))))
            (trace-sample (or trace-sample (and otlp 1)))
            (tracing (and trace-sample (serve-tracing trace-sample otlp)))
            (access-log (and access-log (grpc:make-access-log :ratio access-log)))
            (binary-log (and binary-log (open-binary-log binary-log)))
            (health (make-instance 'grpc:health-service)))
-      (call-with-metrics-server
-       metrics counted health
-       (lambda (metrics-url)
+      (call-with-pages
+       metrics console counted shown health
+       (lambda (metrics-url console-url)
          (let* ((server (apply #'grpc:start-server
                                (cons health
                                      (append (when channelz
@@ -212,7 +229,8 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
                                :listen listen :loops loops :execution execution
                                :credentials (server-credentials tls-cert tls-key tls-other
                                                                 client-ca)
-                               :observer (remove nil (list counted tracing access-log binary-log))
+                               :observer (remove nil
+                                                 (list counted tracing access-log binary-log shown))
                                (append limits (list :max-receive-octets max-receive-octets))))
                 (exporter (and otlp (grpc:make-otlp-exporter otlp :metrics counted
                                                                   :tracing tracing))))
@@ -224,6 +242,7 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
                  (append (when channelz
                            (list (format nil "channelz on ~A" (grpc:server-address server))))
                          (when metrics-url (list (format nil "metrics at ~A" metrics-url)))
+                         (when console-url (list (format nil "console at ~A" console-url)))
                          (telemetry-lines trace-sample otlp)))
              (grpc:stop-server server)
              (when binary-log (grpc:close-binary-log binary-log))

@@ -9,6 +9,6 @@
   (:import-from #:clgrpc.rpc #:call-rpc-method #:call-status #:operate)
   (:export
    ;; access.lisp
-   #:access-log #:make-access-log
+   #:access-log #:make-access-log #:call-plist
    ;; binary.lisp
    #:binary-log #:make-binary-log #:close-binary-log #:binary-log-dropped #:read-binary-log))

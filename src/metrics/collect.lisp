@@ -227,13 +227,21 @@ true."
                :points (funcall (the function (gethash (instrument-source instrument) **readers**))
                                 metrics)))
 
-(defun collect (metrics)
+(defun collect (metrics &key (names t))
   "What METRICS have counted so far: a list of FAMILYs in the order of the table of instruments,
-then those of users. Those with no points are left out. From any thread."
-  (remove nil
-          (append (sb-thread:with-mutex ((metrics-lock metrics))
-                    (let ((*process* nil))
-                      (loop for instrument in (metrics-instruments metrics)
-                            collect (read-instrument metrics instrument))))
-                  (mapcar #'custom-family (reverse (metrics-customs metrics))))
-          :key #'family-points))
+then those of users. Those with no points are left out. NAMES is T or a list of names, strings, of
+those that are wanted: what is not is not read. From any thread."
+  (flet ((wanted (items key)
+           (if (eq t names)
+               items
+               (remove-if-not (lambda (item) (member (funcall key item) names :test #'string=))
+                              items))))
+    (remove nil
+            (append (sb-thread:with-mutex ((metrics-lock metrics))
+                      (let ((*process* nil))
+                        (loop for instrument in (wanted (metrics-instruments metrics)
+                                                        #'instrument-name)
+                              collect (read-instrument metrics instrument))))
+                    (mapcar #'custom-family (wanted (reverse (metrics-customs metrics))
+                                                    #'custom-name)))
+            :key #'family-points)))

@@ -30,8 +30,10 @@
               (make-exemplar ns labels (real-time-ns)))))))
 
 (defun plain-request-p (call)
-  "True if CALL, which has no known method, is a request of HTTP and no call."
-  (eq :plain (getf (operate particulars call) :dialect)))
+  "True if CALL is a request of HTTP and no call."
+  (let ((method (call-rpc-method call)))
+    (and (or (null method) (zerop (service:rpc-method-number method)))
+         (string= "PLAIN" (getf (operate particulars call) :dialect)))))
 
 (defmacro define-observers (name lambda-list documentation &body clauses)
   "Define NAME, a function of LAMBDA-LIST that returns an observer made of CLAUSES, the arguments of
@@ -69,11 +71,11 @@ RPC:MAKE-OBSERVER. In these BOOK is the book to count in, (TALLY cells at value)
     "What counts the calls and connections of servers."
   (:call-begun (call)
     (let ((method (call-rpc-method call)))
-      (unless (and (null method) (plain-request-p call))
+      (unless (plain-request-p call)
         (tally (page-cells (page-of book method)) +started+ 1))))
   (:call-ended (call)
     (let ((method (call-rpc-method call)))
-      (unless (and (null method) (plain-request-p call))
+      (unless (plain-request-p call)
         (let* ((series (series-of book (page-calls (page-of book method)) (call-status call)))
                (cells (series-cells series))
                (ns (operate elapsed-ns call)))

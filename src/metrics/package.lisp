@@ -17,6 +17,8 @@
    #:make-counter #:make-up-down-counter #:make-gauge #:make-histogram #:add #:record
    ;; instrument.lisp
    #:instrument-table
+   ;; count.lisp
+   #:plain-request-p
    ;; family.lisp, collect.lisp
    #:collect #:family #:family-name #:family-kind #:family-unit #:family-text #:family-alias
    #:family-points

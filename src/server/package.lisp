@@ -34,6 +34,8 @@
    ;; for channelz
    #:**servers** #:server-chronicle #:server-hubs #:server-sockets
    #:hub-tally #:hub-links #:hub-loop
+   ;; survey.lisp
+   #:survey-server #:server-speaks-tls-p
    ;; site.lisp, request.lisp, response.lisp
    #:http-handler #:http-request #:http-request-p #:http-request-method #:http-request-target
    #:http-request-path #:http-request-query #:http-request-headers #:http-request-header

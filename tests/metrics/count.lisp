@@ -62,6 +62,31 @@
                  (points metrics "grpc.client.attempt.duration")))
       (is (equal '(("lab.Bench/Ask" 1)) (points metrics "grpc.client.attempt.started"))))))
 
+(test requests-of-http-are-no-calls
+  "Neither as calls of a method that is not known nor as any other."
+  (let* ((metrics (grpc:make-metrics))
+         (answered 0)
+         (probe (start-probe (list :ask #'double)
+                             :observer metrics
+                             :http (list (grpc:http-handler "/" (lambda (request)
+                                                                  (declare (ignore request))
+                                                                  (incf answered)
+                                                                  204))))))
+    (unwind-protect
+         (progn
+           (dolist (path '("/" "/lab.Bench/Nothing"))
+             (is (search " 204 " (clgrpc.tests.server::answers
+                                  probe (format nil "GET ~A HTTP/1.1|host: a|connection: close||"
+                                                path)))))
+           (with-raw-client (peer (grpc:server-address probe))
+             (clgrpc.tests.server::ask-plainly peer "/")
+             (ask-raw peer "/lab.Bench/Nothing"))
+           (is (= 3 answered))
+           (is-true (ended-p metrics "grpc.server.call.duration" 1))
+           (is (equal '(("other" "UNIMPLEMENTED" 1)) (points metrics "grpc.server.call.duration")))
+           (is (equal '(("other" 1)) (points metrics "grpc.server.call.started"))))
+      (grpc:stop-server probe :drain 0))))
+
 (test methods-that-are-not-kept-are-other
   (let ((metrics (grpc:make-metrics :methods '("lab.Bench/Chat") :targets (constantly nil))))
     (with-probe (channel :channel-options (list :observer metrics)) (:ask #'double)

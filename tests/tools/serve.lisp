@@ -251,3 +251,22 @@
     (let ((line (loop for line = (support:program-line program)
                       when (search "method=/helloworld.Greeter/SayHello" line) return line)))
       (is (search "trace-id=" line) "~A" line))))
+
+(test serve-shows-a-console
+  "On an address of its own, which is printed with the token."
+  (support:with-program (program (support:clgrpc-program) "serve" "greeter" "--listen"
+                                 "127.0.0.1:0" "--console" "127.0.0.1:0")
+    (let* ((lines (loop for line = (support:program-line program)
+                        collect line
+                        until (search "console at" line)))
+           (url (subseq (first (last lines)) (length "console at "))))
+      (is (search "listening on 127.0.0.1:" (first lines)))
+      (is (eql 0 (search "http://127.0.0.1:" url)))
+      (is (search "/console/?token=" url))
+      (flet ((curl (&rest arguments)
+               (uiop:run-program (list* "curl" "-s" "-o" "/dev/null" "-w" "%{http_code}" arguments)
+                                 :output :string)))
+        (is (string= "303" (curl url)))
+        (is (string= "200" (curl "-L" "-c" "/dev/null" url)))
+        (is (string= "401" (curl (subseq url 0 (position #\? url)))))))
+    (is (= 0 (support:terminate-program program)))))

@@ -1,0 +1,129 @@
+;;;; Who may look at the console: this machine, unless it was said otherwise, with the token. The
+;;;; address that CONSOLE-URL returns has the token; its answer moves it into a cookie, so that it
+;;;; is in no address afterwards. A program gives it as `authorization: Bearer TOKEN`.
+;;;;
+;;;; A page of another site cannot read what is here: its scripts have no cookie to send (SameSite),
+;;;; and one whose name is made to lead to this machine (DNS rebinding) asks for a host of that
+;;;; name, which is refused.
+
+(in-package #:clgrpc.console)
+
+(defun secrets-equal-p (secret given)
+  "True if GIVEN, a string that a peer has sent, is SECRET. How long it takes tells only how long
+GIVEN is."
+  (let ((difference (logxor (length secret) (length given))))
+    (loop for i below (length given)
+          do (setf difference
+                   (logior difference
+                           (logxor (char-code (char given i))
+                                   (char-code (char secret (mod i (length secret))))))))
+    (zerop difference)))
+
+(defun host-part (text)
+  "The host of TEXT, an address or a Host header: what is in front of the port, without brackets."
+  (let ((close (position #\] text)))
+    (cond ((and close (char= #\[ (char text 0))) (subseq text 1 close))
+          ((= 1 (count #\: text)) (subseq text 0 (position #\: text)))
+          (t text))))
+
+(defun digits-and-dots-p (text)
+  (and (plusp (length text))
+       (every (lambda (char) (or (digit-char-p char) (char= #\. char))) text)))
+
+(defun loopback-host-p (host)
+  "True if HOST, a name or an address, is this machine."
+  (or (string-equal host "localhost")
+      (uiop:string-suffix-p (string-downcase host) ".localhost")
+      (string= host "::1")
+      (let ((address (if (uiop:string-prefix-p "::ffff:" host) (subseq host 7) host)))
+        (and (uiop:string-prefix-p "127." address) (digits-and-dots-p address)))))
+
+(defun loopback-address-p (address)
+  "True if ADDRESS, of a connection or of a listener, a string or nil, is one that only this machine
+reaches. From any thread."
+  (or (null address)
+      (uiop:string-prefix-p "unix" address)
+      (loopback-host-p (host-part address))))
+
+(defun cookie-name (console)
+  "The name of CONSOLE's cookie. Cookies do not know ports, so each console has a name of its own."
+  (format nil "clgrpc-console-~A" (console-name console)))
+
+(defun cookie-value (request name)
+  "The value of the cookie NAME of REQUEST, or nil."
+  (loop for (header . value) in (server:http-request-headers request)
+        when (string= "cookie" header)
+          do (dolist (pair (uiop:split-string value :separator ";"))
+               (let* ((pair (string-trim " " pair)) (equals (position #\= pair)))
+                 (when (and equals (string= name pair :end2 equals))
+                   (return-from cookie-value (subseq pair (1+ equals))))))))
+
+(defun bearer-token (request)
+  "The token in the authorization header of REQUEST, or nil."
+  (let ((value (server:http-request-header request "authorization")) (scheme "Bearer "))
+    (and value
+         (< (length scheme) (length value))
+         (string-equal scheme value :end2 (length scheme))
+         (subseq value (length scheme)))))
+
+(defun token-place (console request)
+  "Where REQUEST has the token of CONSOLE: :header, which is a cookie or authorization, :address, or
+nil. :header if there is no token."
+  (let ((token (console-token console)))
+    (flet ((right-p (given) (and given (secrets-equal-p token given))))
+      (cond ((null token) :header)
+            ((or (right-p (cookie-value request (cookie-name console)))
+                 (right-p (bearer-token request)))
+             (if (server:http-request-parameter request "token") :address :header))
+            ((right-p (server:http-request-parameter request "token")) :address)))))
+
+(defun host-allowed-p (console request)
+  "True if REQUEST asks for a host that CONSOLE may be asked for by: unless it is remote, this
+machine by one of its own names."
+  (or (console-remote-p console)
+      (loopback-host-p (host-part (or (server:http-request-header request "host") "")))))
+
+(defun peer-allowed-p (console peer)
+  "True if PEER, the address of a connection, may look at CONSOLE if it has the token."
+  (or (console-remote-p console) (loopback-address-p peer)))
+
+;;; Answers
+
+(defun safe-headers (type &rest more)
+  "The headers of an answer of TYPE, a media type, with MORE, entries of the alist."
+  (list* (cons "content-type" type)
+         '("cache-control" . "no-store")
+         '("x-content-type-options" . "nosniff")
+         '("referrer-policy" . "no-referrer")
+         '("cross-origin-resource-policy" . "same-origin")
+         more))
+
+(defun refuse (http-status text &rest more)
+  "Answer with HTTP-STATUS and TEXT, and MORE headers."
+  (values http-status
+          (apply #'safe-headers "text/plain; charset=utf-8" more)
+          (format nil "~A~%" text)))
+
+(defun move-token (console)
+  "Answer a request that has the token of CONSOLE in its address: have it in a cookie from now on."
+  (values 303
+          (safe-headers "text/plain; charset=utf-8"
+                        (cons "location" (console-path console))
+                        ;; Lax: who follows a link to the console comes with the cookie
+                        (cons "set-cookie"
+                              (format nil "~A=~A; Path=~A; HttpOnly; SameSite=Lax"
+                                      (cookie-name console) (console-token console)
+                                      (console-path console))))
+          nil))
+
+(defun call-if-allowed (console request function)
+  "Call FUNCTION, which answers REQUEST, if that may see CONSOLE; else answer why not."
+  (cond ((not (peer-allowed-p console (server:http-request-peer request)))
+         (refuse 403 "This console is for the machine it runs on."))
+        ((not (host-allowed-p console request))
+         (refuse 403 "This console is for the machine it runs on: ask for 127.0.0.1."))
+        (t (ecase (token-place console request)
+             (:header (funcall function))
+             (:address (move-token console))
+             ((nil) (refuse 401 "The console wants its token: open the address that has it."
+                            '("www-authenticate" . "Bearer realm=\"clgrpc console\"")))))))

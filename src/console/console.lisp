@@ -1,0 +1,134 @@
+;;;; The console object. Given to servers and channels as :observer it keeps the calls that are
+;;;; worth a look, in an album for each loop, and has its metrics count, unless those are the
+;;;; user's. It hears of the log until it is garbage.
+
+(in-package #:clgrpc.console)
+
+(defconstant +token-octets+ 16 "How many random octets a token is made of.")
+
+(defclass console ()
+  ((metrics :initarg :metrics :reader console-metrics) ; whose counts it shows
+   (counts :initarg :counts :reader console-counts-p) ; true if it tells METRICS what it observes
+   (token :initarg :token :reader console-token) ; a string that who looks must have, or nil
+   (name :initform (random-text 4) :reader console-name) ; tells its cookie from others of the host
+   (path :initarg :path :reader console-path) ; of its page, which ends with a slash
+   (remote :initarg :remote :reader console-remote-p) ; true if not only this machine may look
+   (exemplar :initarg :exemplar :reader console-exemplar) ; see MAKE-CONSOLE
+   (tail :initform (make-tail) :reader console-tail) ; of the log
+   (lock :initform (sb-thread:make-mutex :name "clgrpc console") :reader console-lock) ; of the rest
+   (albums :initform '() :accessor console-albums) ; an alist from weak loops, or nil, to ALBUMs
+   (viewers :initform '() :accessor console-viewers) ; VIEWERs, who look now
+   (thread :initform nil :accessor console-thread) ; that makes frames while somebody looks
+   (bell :initform (sb-thread:make-semaphore :name "clgrpc console") :reader console-bell) ; for it
+   (film :initform nil :accessor console-film)) ; the FILM of the last minutes, or nil; its thread's
+  (:documentation "What a console in the browser shows: see MAKE-CONSOLE."))
+
+(defmethod print-object ((console console) stream)
+  (print-unreadable-object (console stream :type t :identity t)
+    (format stream "~A, ~D viewer~:P" (console-path console) (length (console-viewers console)))))
+
+(defun random-text (octets)
+  "OCTETS random octets of the system as hexadecimal digits."
+  (with-open-file (stream "/dev/urandom" :element-type '(unsigned-byte 8))
+    (format nil "~(~{~2,'0X~}~)" (loop repeat octets collect (read-byte stream)))))
+
+(defun check-path (path)
+  (unless (and (stringp path)
+               (plusp (length path))
+               (every (lambda (char) (or (and (< (char-code char) 128) (alphanumericp char))
+                                         (find char "/-_.")))
+                      path)
+               (char= #\/ (char path 0) (char path (1- (length path)))))
+    (misuse "The console's path is of letters, digits and -_./, with a slash at both ends, not ~S."
+            path))
+  path)
+
+(defun check-token (token)
+  (unless (or (null token)
+              (and (stringp token)
+                   (<= 16 (length token) 256)
+                   (every (lambda (char) (and (< (char-code char) 128)
+                                              (or (alphanumericp char) (find char "-_."))))
+                          token)))
+    (misuse "The console's token is of 16 to 256 letters, digits and -_., or nil."))
+  token)
+
+(defun make-console (&key metrics exemplar (path "/console/") remote
+                       (token (random-text +token-octets+)))
+  "Return a console, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL; all that have
+it are shown together. CONSOLE-HANDLER makes the page that shows it, CONSOLE-URL says where that is.
+METRICS, what MAKE-METRICS returns, are whose counts it shows: give them to :observer as well,
+beside it. Without them it has its own, see CONSOLE-METRICS. EXEMPLAR, such as TRACE-EXEMPLAR, is a
+function of a call that has ended, which returns an alist of strings to be shown with it, or nil; it
+is called on the call's loop and must not wait. PATH is that of the page, with a slash at both ends.
+Unless REMOTE is true only this machine may look. TOKEN is what the page must be asked for with, 16
+to 256 letters, digits and -_., random by default; nil means that anybody on this machine may look.
+Signal MISUSE for a wrong argument, as REMOTE without a TOKEN is. From any thread."
+  (unless (typep metrics '(or null metrics:metrics))
+    (misuse ":metrics is what MAKE-METRICS returns, not ~S." metrics))
+  (unless (typep exemplar '(or symbol function))
+    (misuse ":exemplar is a function of a call, not ~S." exemplar))
+  (when (and remote (null token))
+    (misuse "A console that others than this machine may look at has a token."))
+  (let ((console (make-instance 'console :metrics (or metrics (metrics:make-metrics))
+                                         :counts (null metrics) :token (check-token token)
+                                         :path (check-path path) :remote (and remote t)
+                                         :exemplar exemplar)))
+    (listen-to-log (console-tail console))
+    console))
+
+(document-functions
+  console-metrics "The metrics whose counts CONSOLE shows. From any thread.")
+
+(defun listen-to-log (tail)
+  "Have TAIL hear of the log until it is garbage."
+  (let ((pointer (sb-ext:make-weak-pointer tail)))
+    (labels ((listener (level event &rest plist)
+               (let ((tail (sb-ext:weak-pointer-value pointer)))
+                 (if tail
+                     (add-event tail level event plist)
+                     (remove-log-listener #'listener)))))
+      (add-log-listener #'listener))))
+
+;;; Observing
+
+(defun album-of-loop (console loop)
+  "The album of CONSOLE for LOOP, or for threads without one if that is nil."
+  (sb-thread:with-mutex ((console-lock console))
+    (flet ((its-loop (entry) (and (car entry) (sb-ext:weak-pointer-value (car entry)))))
+      (setf (console-albums console)
+            (remove-if (lambda (entry) (and (car entry) (null (its-loop entry))))
+                       (console-albums console)))
+      (or (cdr (find loop (console-albums console) :key #'its-loop))
+          (let ((album (make-album :lock (if loop nil (sb-thread:make-mutex)))))
+            (push (cons (and loop (sb-ext:make-weak-pointer loop)) album)
+                  (console-albums console))
+            album)))))
+
+(defun keeping-observer (console target loop)
+  "An observer that keeps calls of LOOP, or of threads without one, for CONSOLE. TARGET is that of
+their channel, or nil."
+  (let* ((album (album-of-loop console loop))
+         (lock (album-lock album))
+         (exemplar (console-exemplar console)))
+    (flet ((describe-call (call)
+             (loop:guarding (:observer-error) (logs:call-plist call target exemplar))))
+      (rpc:make-trusted-observer
+       :call-ended
+       (if loop
+           (lambda (call)
+             (unless (metrics:plain-request-p call)
+               (note-call album call (eq :ok (call-status call)) (operate elapsed-ns call)
+                          (loop:event-loop-now loop) #'describe-call)))
+           (lambda (call)
+             (let ((ns (operate elapsed-ns call)) (now (monotonic-ns)))
+               ;; a thread that another is ahead of goes on: calls cost more to keep than to lose
+               (sb-thread:with-mutex (lock :wait-p nil)
+                 (note-call album call (eq :ok (call-status call)) ns now #'describe-call)))))))))
+
+(defmethod rpc:check-observer ((source console)) source)
+
+(defmethod rpc:observer-for ((source console) &rest options &key target loop &allow-other-keys)
+  (rpc:join-observers (and (console-counts-p source)
+                           (apply #'rpc:observer-for (console-metrics source) options))
+                      (keeping-observer source target loop)))

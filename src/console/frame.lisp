@@ -1,0 +1,305 @@
+;;;; Frames: what is sent to the page. The first that a viewer gets, :hello, has all there is; then
+;;;; one comes each second, :frame, which has what has changed. A FILM knows what was last seen, so
+;;;; that it can say what is new, and has the frames of the last minutes, for who comes later.
+;;;;
+;;;; In JSON. Everything but "time" and "seconds" is left out if nothing of it has changed.
+;;;;
+;;;;   "time"     when, in ms since 1970; "seconds" since the frame before
+;;;;   "bounds"   of the buckets, in seconds, once there are any
+;;;;   "series"   new ones of calls: [[number, role, method, status, target], …]
+;;;;   "counts"   [[number of the series, seconds, bucket, calls, bucket, calls, …], …]: how
+;;;;              many calls have ended, by bucket of their duration, and how long they took
+;;;;              together
+;;;;   "values"   {"process.cpu.time": 12.5, …}: numbers that have changed, as they are now
+;;;;   "calls"    calls that are kept since; "log": events since
+;;;;   "servers"  their loops and some connections; "threads": [[name, how many], …]
+;;;;
+;;;; :hello has the same members, with totals in "counts", "process" and "started", which never
+;;;; change, and "frames", the last ones.
+
+(in-package #:clgrpc.console)
+
+(defconstant +frames+ 300 "How many frames a film has, and the page shows.")
+(defconstant +links+ 50 "How many connections of a loop are shown.")
+(defconstant +threads+ 100 "How many names of threads are shown.")
+
+(defparameter *durations*
+  '(("grpc.server.call.duration" . "server") ("grpc.client.call.duration" . "client"))
+  "The instruments that series are made of, with the role of each.")
+
+(defparameter *values*
+  '("grpc.server.call.started" "clgrpc.server.connections" "clgrpc.server.connections_accepted"
+    "clgrpc.server.refusals" "clgrpc.loop.turns" "clgrpc.loop.connections"
+    "clgrpc.gc.collections" "clgrpc.gc.pause" "clgrpc.heap.used" "clgrpc.heap.limit"
+    "clgrpc.heap.allocated" "process.cpu.time" "process.memory.usage" "process.thread.count")
+  "The instruments whose values are shown. Descriptors are not counted: to list thousands of them
+takes long.")
+
+(defstruct (series (:constructor make-series (number attributes)) (:copier nil))
+  "The calls of one role, method, status and target, as last seen."
+  (number 0 :type index :read-only t)   ; by which frames name it
+  (attributes '() :type list :read-only t) ; those four, strings; "" is no target
+  (buckets '() :type list)              ; how many calls each bucket has
+  (sum 0 :type real))                   ; how many seconds they took together
+
+(defstruct (film (:copier nil))
+  "What was last seen of a console, and its last frames. One thread's."
+  (series (make-hash-table :test 'equal) :type hash-table :read-only t) ; by attributes
+  (bounds '() :type list)               ; of the buckets, in seconds
+  (values (make-hash-table :test 'equal) :type hash-table :read-only t) ; by name
+  (call 0 :type (unsigned-byte 62))     ; the number of the last call that was kept
+  (entry 0 :type index)                 ; the number of the last event of the log
+  (servers '() :type list)              ; what was last said of servers
+  (threads '() :type list)              ; what was last said of threads
+  (taken-ns 0 :type (unsigned-byte 62)) ; when the last frame was made
+  (frames (make-fifo) :type fifo :read-only t) ; the last of them
+  (count 0 :type index))                ; how many those are
+
+(declaim (sb-ext:freeze-type series film))
+
+(defmethod print-object ((series series) stream)
+  (print-unreadable-object (series stream :type t)
+    (format stream "~D ~{~A~^ ~}" (series-number series) (series-attributes series))))
+
+(defmethod print-object ((film film) stream)
+  (print-unreadable-object (film stream :type t)
+    (format stream "~D series, ~D frames" (hash-table-count (film-series film))
+            (film-count film))))
+
+;;; JSON
+
+(defun json-number (number)
+  "NUMBER, a real, as WRITE-JSON takes it."
+  (if (integerp number) number (coerce number 'double-float)))
+
+(defun json-list (items)
+  (coerce items 'simple-vector))
+
+(defun json-value (value)
+  "VALUE, of a plist of ours, as WRITE-JSON takes it."
+  (typecase value
+    (null :null)
+    ((eql t) :true)
+    (string (visible-text value))
+    (real (json-number value))
+    (symbol (string-downcase value))
+    (cons (if (keywordp (first value))
+              (json-object value)
+              (json-list (mapcar #'json-value value))))
+    (t (visible-text (bounded-text value :limit 200 :escape nil)))))
+
+(defun json-object (plist)
+  (loop for (key value) on plist by #'cddr
+        collect (cons (string-downcase key) (json-value value))))
+
+(defun unix-ms (unix-ns)
+  (floor unix-ns 1000000))
+
+(defun members (&rest names-and-values)
+  "The members of an object, without those whose value is nil or an empty vector."
+  (loop for (name value) on names-and-values by #'cddr
+        unless (or (null value) (and (simple-vector-p value) (zerop (length value))))
+          collect (cons name value)))
+
+;;; Series and values
+
+(defun point-attribute (point name)
+  (or (cdr (assoc name (metrics:point-attributes point) :test #'string=)) ""))
+
+(defun attributes-of (role point)
+  (list role (point-attribute point "grpc.method") (point-attribute point "grpc.status")
+        (point-attribute point "grpc.target")))
+
+(defun ensure-series (film attributes)
+  (let ((table (film-series film)))
+    (or (gethash attributes table)
+        (setf (gethash attributes table) (make-series (hash-table-count table) attributes)))))
+
+(defun count-row (number sum buckets)
+  "What \"counts\" has for the series NUMBER; nil if BUCKETS are all empty."
+  (let ((pairs (loop for count in buckets
+                     for bucket from 0
+                     unless (zerop count) append (list bucket count))))
+    (and pairs (json-list (list* number (json-number sum) pairs)))))
+
+(defun update-series (film role point)
+  "Note in FILM what POINT of a histogram says; return the row for \"counts\", or nil."
+  (let* ((series (ensure-series film (attributes-of role point)))
+         (buckets (metrics:point-buckets point))
+         (before (or (series-buckets series) (mapcar (constantly 0) buckets)))
+         (sum-before (series-sum series)))
+    (setf (series-buckets series) buckets
+          (series-sum series) (metrics:point-sum point)
+          (film-bounds film) (metrics:point-bounds point))
+    (count-row (series-number series) (- (metrics:point-sum point) sum-before)
+               (mapcar #'- buckets before))))
+
+(defun series-row (series)
+  (json-list (cons (series-number series) (series-attributes series))))
+
+(defun all-series (film &key (from 0))
+  "The series of FILM, from the number FROM on, in their order."
+  (sort (loop for series being the hash-values of (film-series film)
+              when (>= (series-number series) from) collect series)
+        #'< :key #'series-number))
+
+(defun value-name (family point)
+  "What \"values\" calls POINT of FAMILY: its name, and its attributes' values behind slashes."
+  (format nil "~A~{/~A~}" (metrics:family-name family)
+          (mapcar #'cdr (metrics:point-attributes point))))
+
+(defun update-value (film name value)
+  "Note in FILM that NAME is VALUE; return the member of \"values\", or nil if it was."
+  (let ((table (film-values film)))
+    (unless (eql value (gethash name table))
+      (setf (gethash name table) value)
+      (cons name (json-number value)))))
+
+;;; Calls, events, servers, threads
+
+(defun kept-object (kept)
+  (list* (cons "number" (kept-number kept))
+         (cons "time" (unix-ms (kept-unix-ns kept)))
+         (json-object (kept-plist kept))))
+
+(defun kept-after (console number)
+  "The calls of CONSOLE that are kept and have a higher number than NUMBER, the oldest first."
+  (let ((albums (sb-thread:with-mutex ((console-lock console))
+                  (mapcar #'cdr (console-albums console)))))
+    (sort (loop for album in albums
+                append (remove number (album-calls album) :key #'kept-number :test #'>=))
+          #'< :key #'kept-number)))
+
+(defun entry-object (entry)
+  (list (cons "number" (entry-number entry))
+        (cons "time" (unix-ms (entry-unix-ns entry)))
+        (cons "level" (string-downcase (entry-level entry)))
+        (cons "event" (string-downcase (entry-event entry)))
+        (cons "values" (json-list (loop for (key text) on (entry-plist entry) by #'cddr
+                                        collect (json-list (list (string-downcase key)
+                                                                 text)))))))
+
+(defun server-object (server)
+  (list (cons "addresses" (json-list (server:server-addresses server)))
+        (cons "services" (json-list (server:server-service-names server)))
+        (cons "running" (if (server:server-running-p server) :true :false))
+        (cons "loops" (json-list (mapcar #'json-object
+                                         (and (server:server-running-p server)
+                                              (server:survey-server server :limit +links+)))))))
+
+(defun shown-servers ()
+  "The servers of this process that serve something, the oldest first."
+  (sort (remove-if-not #'serving:server-services (registered server:**servers**))
+        #'< :key (lambda (server) (chronicle-number (server:server-chronicle server)))))
+
+(defun server-objects ()
+  (mapcar #'server-object (shown-servers)))
+
+(defun thread-rows ()
+  "How many threads there are of each name, the most first."
+  (let ((counts (make-hash-table :test 'equal)))
+    (dolist (thread (sb-thread:list-all-threads))
+      (incf (gethash (or (sb-thread:thread-name thread) "") counts 0)))
+    (let ((rows (sort (loop for name being the hash-keys of counts using (hash-value count)
+                            collect (list (visible-text name :limit 100) count))
+                      #'string< :key #'first)))
+      (subseq rows 0 (min +threads+ (length rows))))))
+
+(defun changed (before now)
+  "NOW as a JSON array, or nil if it is as BEFORE."
+  (if (equalp before now) nil (json-list now)))
+
+;;; Frames
+
+(defun note-families (film families)
+  "Note in FILM what FAMILIES say. Return what has changed: rows of counts, and members of values."
+  (let ((counts '()) (values '()))
+    (dolist (family families)
+      (let ((role (cdr (assoc (metrics:family-name family) *durations* :test #'string=))))
+        (dolist (point (metrics:family-points family))
+          (if role
+              (let ((row (update-series film role point)))
+                (when row (push row counts)))
+              (let ((member (update-value film (value-name family point)
+                                          (metrics:point-value point))))
+                (when member (push member values)))))))
+    (values (nreverse counts) (nreverse values))))
+
+(defun shown-instruments ()
+  (append (mapcar #'car *durations*) *values*))
+
+(defun bounds-vector (film)
+  (json-list (mapcar #'json-number (film-bounds film))))
+
+(defun take-frame (console film now)
+  "Look at CONSOLE at NOW of the monotonic clock; note it in FILM, and return what has changed since
+the frame before, an object for WRITE-JSON."
+  (let* ((first-new (hash-table-count (film-series film)))
+         (before-ns (shiftf (film-taken-ns film) now))
+         (calls (kept-after console (film-call film)))
+         (entries (entries-after (console-tail console) (film-entry film)))
+         (bounds (film-bounds film))
+         (servers (server-objects))
+         (threads (mapcar #'json-list (thread-rows))))
+    (multiple-value-bind (counts values)
+        (note-families film (metrics:collect (console-metrics console)
+                                             :names (shown-instruments)))
+      (when calls (setf (film-call film) (kept-number (first (last calls)))))
+      (when entries (setf (film-entry film) (entry-number (first (last entries)))))
+      (members "time" (unix-ms (real-time-ns))
+               "seconds" (ns-seconds (if (zerop before-ns) 0 (- now before-ns)))
+               "bounds" (and (null bounds) (bounds-vector film))
+               "series" (json-list (mapcar #'series-row (all-series film :from first-new)))
+               "counts" (json-list counts)
+               "values" values
+               "calls" (json-list (mapcar #'kept-object calls))
+               "log" (json-list (mapcar #'entry-object entries))
+               "servers" (changed (shiftf (film-servers film) servers) servers)
+               "threads" (changed (shiftf (film-threads film) threads) threads)))))
+
+(defun chart-members (frame)
+  "What of FRAME who comes later gets as well: what charts are made of."
+  (remove-if-not (lambda (member)
+                   (member (car member) '("time" "seconds" "counts" "values") :test #'string=))
+                 frame))
+
+(defun keep-frame (film frame)
+  "Have FILM remember FRAME."
+  (enqueue (chart-members frame) (film-frames film))
+  (if (< (film-count film) +frames+)
+      (incf (film-count film))
+      (dequeue (film-frames film))))
+
+(defun process-object ()
+  (list (cons "version" **version**)
+        (cons "lisp" (format nil "~A ~A" (lisp-implementation-type)
+                             (lisp-implementation-version)))
+        (cons "host" (machine-instance))))
+
+(defun hello (console film)
+  "All that FILM knows of CONSOLE, an object for WRITE-JSON."
+  (let ((series (all-series film)))
+    (list* (cons "process" (process-object))
+           (cons "started" (unix-ms (metrics:metrics-started-ns (console-metrics console))))
+           (cons "bounds" (bounds-vector film))
+           (cons "frames" (json-list (fifo-items (film-frames film))))
+           (members "time" (unix-ms (real-time-ns))
+                    "series" (json-list (mapcar #'series-row series))
+                    "counts" (json-list
+                              (remove nil (mapcar (lambda (series)
+                                                    (count-row (series-number series)
+                                                               (series-sum series)
+                                                               (series-buckets series)))
+                                                  series)))
+                    "values" (loop for name being the hash-keys of (film-values film)
+                                     using (hash-value value)
+                                   collect (cons name (json-number value)))
+                    "calls" (json-list (mapcar #'kept-object (kept-after console 0)))
+                    "log" (json-list (mapcar #'entry-object
+                                             (entries-after (console-tail console) 0)))
+                    "servers" (json-list (film-servers film))
+                    "threads" (json-list (film-threads film))))))
+
+(defun event-text (name object)
+  "The server-sent event NAME with OBJECT."
+  (format nil "event: ~A~%data: ~A~%~%" name (write-json object)))

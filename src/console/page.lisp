@@ -1,0 +1,109 @@
+;;;; The page, whose three files in page/ are compiled into the image and sent as one, and what it
+;;;; asks for: the events, and the options. Its policy (Content-Security-Policy) lets it run the
+;;;; script that it came with, by a nonce that is new each time, and talk to where it came from;
+;;;; nothing else.
+
+(in-package #:clgrpc.console)
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defun cut-at (text mark)
+    "The parts of TEXT between MARKs, a list."
+    (loop for start = 0 then (+ end (length mark))
+          for end = (search mark text :start2 start)
+          collect (subseq text start end)
+          while end)))
+
+(defmacro page-parts ()
+  "The parts of the page, a list of strings; the nonce goes between them."
+  (labels ((file-text (name)
+             (uiop:read-file-string
+              (merge-pathnames (concatenate 'string "page/" name)
+                               (or *compile-file-truename* *load-truename*))
+              :external-format :utf-8))
+           (fill-in (text mark name)
+             (destructuring-bind (before after) (cut-at text mark)
+               (concatenate 'string before (file-text name) after))))
+    `',(cut-at (fill-in (fill-in (file-text "console.html") "{{style}}" "console.css")
+                        "{{script}}" "console.js")
+               "{{nonce}}")))
+
+(define-load-time-global **page-parts** (page-parts))
+
+(defun page-text (nonce)
+  (with-output-to-string (stream)
+    (loop for (part . more) on **page-parts**
+          do (write-string part stream)
+             (when more (write-string nonce stream)))))
+
+(defun page-policy (nonce)
+  (format nil "default-src 'none'; script-src 'nonce-~A'; style-src 'nonce-~:*~A'; ~
+               connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; ~
+               frame-ancestors 'none'" nonce))
+
+(defun send-page ()
+  (let ((nonce (random-text 16)))
+    (values 200
+            (safe-headers "text/html; charset=utf-8"
+                          (cons "content-security-policy" (page-policy nonce)))
+            (page-text nonce))))
+
+;;; Options
+
+(defun option-object (row value)
+  (list (cons "name" (string-downcase (option-row-name row)))
+        (cons "of" (string-downcase (option-row-scope row)))
+        (cons "value" (if (eq t value) :true (if value (json-number value) :false)))
+        (cons "changed" (if (eql value (option-row-default row)) :false :true))
+        (cons "unit" (if (eq t (option-row-default row)) "" (option-row-unit row)))
+        (cons "reason" (substitute #\Space #\Newline (option-row-reason row)))))
+
+(defun options-object (server)
+  "The options with which SERVER runs."
+  (list (cons "addresses" (json-list (server:server-addresses server)))
+        (cons "options" (json-list (loop for (row . value)
+                                           in (option-values (serving:server-options server))
+                                         collect (option-object row value))))))
+
+(defun send-options ()
+  (values 200
+          (safe-headers "application/json")
+          (write-json (json-list (mapcar #'options-object (shown-servers))))))
+
+;;; The handler
+
+(defun path-below (console request)
+  "What of the path of REQUEST is behind CONSOLE's."
+  (let ((path (server:http-request-path request)))
+    (subseq path (min (length path) (length (console-path console))))))
+
+(defun answer (console request)
+  "Answer REQUEST, which may see CONSOLE."
+  (let ((below (path-below console request)))
+    (cond ((string= below "") (send-page))
+          ((string= below "options") (send-options))
+          ((string/= below "events") (refuse 404 "The console has no such page."))
+          ((string/= "GET" (server:http-request-method request))
+           (refuse 405 "Events are for GET."))
+          ((add-viewer console request))
+          (t (refuse 503 (format nil "~D look at this console already." +viewers+))))))
+
+(defun console-handler (console)
+  "Return a handler for START-SERVER's :http that shows CONSOLE, what MAKE-CONSOLE returns, in a
+browser, at CONSOLE's path. The server may be one that serves gRPC or one of its own, which is the
+better choice if others can reach the first. From any thread."
+  (check-type console console)
+  (server:http-handler (console-path console)
+                       (lambda (request)
+                         (call-if-allowed console request
+                                          (lambda () (answer console request))))))
+
+(defun console-url (console server)
+  "Where to look at CONSOLE, whose handler SERVER has: an address for the browser, with the token, a
+string; nil if SERVER listens on no address of the network. It is a secret. From any thread."
+  (let ((address (find-if-not (lambda (address)
+                                (or (uiop:string-prefix-p "unix" address)
+                                    (uiop:string-prefix-p "inproc:" address)))
+                              (server:server-addresses server))))
+    (and address
+         (format nil "http~:[~;s~]://~A~A~@[?token=~A~]" (server:server-speaks-tls-p server)
+                 address (console-path console) (console-token console)))))

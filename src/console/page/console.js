@@ -1,0 +1,814 @@
+"use strict";
+// The console's page: what the events say becomes STATE, and RENDER shows STATE. Frames and their
+// members are described in frame.lisp. Nothing here depends on another file or place.
+
+const STAGES = ["resolve", "connect", "handshake", "back-off", "retry", "queue", "wait", "receive",
+                "answer", "send"];
+const LEVELS = ["trace", "debug", "info", "warning", "error"];
+const MOST_CALLS = 300, MOST_EVENTS = 500, MOST_FRAMES = 300, MOST_ROWS = 30;
+
+const state = {
+  series: new Map(),      // by number: {role, method, status, target, calls, seconds}
+  bounds: [],             // of buckets, in seconds
+  values: {},             // by name
+  frames: [],             // {time, seconds, counts, values}, the oldest first
+  calls: new Map(),       // by number
+  log: [],                // the newest first
+  servers: [], threads: [],
+  turns: new Map(),       // by loop: [{time, turns}, …] of the last seconds
+  role: "server", method: "", span: 300, which: "slow", level: "info",
+  cursor: null,           // the time that the charts show the numbers of, or null
+  paused: false,
+};
+
+const $ = (id) => document.getElementById(id);
+
+function element(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (name === "style") for (const [key, text] of Object.entries(value)) node.style.setProperty(key, text);
+    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+// Numbers as people read them
+
+function seconds(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (value < 0.0001) return `${Math.round(value * 1e6)} µs`;
+  if (value < 0.001) return `${(value * 1e6).toPrecision(3)} µs`;
+  if (value < 1) return `${Number((value * 1e3).toPrecision(3))} ms`;
+  return `${Number(value.toPrecision(3))} s`;
+}
+
+function count(value) {
+  if (value < 10 && value % 1) return value.toFixed(1);
+  return Math.round(value).toLocaleString("en");
+}
+
+function octets(value) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let i = 0;
+  while (value >= 1000 && i < units.length - 1) { value /= 1000; i += 1; }
+  return `${value < 10 && i ? value.toFixed(1) : Math.round(value)} ${units[i]}`;
+}
+
+function percent(part, whole) {
+  if (!whole) return "0 %";
+  const value = 100 * part / whole;
+  return `${value && value < 10 ? value.toFixed(value < 0.1 ? 2 : 1) : Math.round(value)} %`;
+}
+
+function ago(time) {
+  const gone = Math.max(0, (newestTime() - time) / 1000);
+  if (gone < 90) return `${Math.round(gone)} s ago`;
+  if (gone < 5400) return `${Math.round(gone / 60)} min ago`;
+  return `${Math.round(gone / 3600)} h ago`;
+}
+
+function duration(value) {
+  if (value < 90) return `${Math.round(value)} s`;
+  if (value < 5400) return `${Math.round(value / 60)} min`;
+  return `${(value / 3600).toFixed(1)} h`;
+}
+
+const clock = (time) => new Date(time).toTimeString().slice(0, 8);
+const newestTime = () => state.frames.length ? state.frames.at(-1).time : Date.now();
+const failedStatus = (status) => status !== "OK";
+
+// What the events say
+
+function takeSeries(rows) {
+  for (const [number, role, method, status, target] of rows ?? [])
+    state.series.set(number, {role, method, status, target, seconds: 0, calls: 0});
+}
+
+function takeCounts(rows) {
+  for (const [number, sum, ...pairs] of rows ?? []) {
+    const series = state.series.get(number);
+    if (!series) continue;
+    series.seconds += sum;
+    for (let i = 0; i < pairs.length; i += 2) series.calls += pairs[i + 1];
+  }
+}
+
+function takeRest(frame) {
+  Object.assign(state.values, frame.values);
+  for (const call of frame.calls ?? []) state.calls.set(call.number, call);
+  while (state.calls.size > MOST_CALLS) dropCall();
+  if (frame.log) state.log = [...frame.log.reverse(), ...state.log].slice(0, MOST_EVENTS);
+  if (frame.servers) state.servers = frame.servers;
+  if (frame.threads) state.threads = frame.threads;
+}
+
+// Of the calls that went well the fastest goes, of the failed ones the oldest.
+function dropCall() {
+  const calls = [...state.calls.values()];
+  const fine = calls.filter((call) => !failedStatus(call.status));
+  const victim = fine.length > MOST_CALLS / 2
+    ? fine.reduce((a, b) => (a.seconds <= b.seconds ? a : b))
+    : calls.find((call) => failedStatus(call.status)) ?? calls[0];
+  state.calls.delete(victim.number);
+}
+
+function addFrame(frame) {
+  state.frames.push({time: frame.time, seconds: frame.seconds || 1, counts: frame.counts ?? [],
+                     values: frame.values ?? {}});
+  if (state.frames.length > MOST_FRAMES) state.frames.shift();
+}
+
+function hello(data) {
+  state.series.clear(); state.calls.clear();
+  Object.assign(state, {frames: [], log: [], values: {}, servers: [], threads: [],
+                        bounds: data.bounds, process: data.process, started: data.started});
+  takeSeries(data.series);
+  takeCounts(data.counts);
+  // the first frame has all that was before anybody looked, which is no rate
+  for (const frame of data.frames ?? []) if (frame.seconds) addFrame(frame);
+  takeRest(data);
+  loadOptions();
+  setText($("where"), `${data.process.version} on ${data.process.host}`);
+  document.title = `clgrpc on ${data.process.host}`;
+  if (![...state.series.values()].some((series) => series.role === state.role)) {
+    const other = [...state.series.values()][0];
+    if (other) chooseRole(other.role);
+  }
+  render();
+}
+
+function nextFrame(data) {
+  if (data.bounds) state.bounds = data.bounds;
+  takeSeries(data.series);
+  takeCounts(data.counts);
+  addFrame(data);
+  takeRest(data);
+  render();
+}
+
+// The stream of events: open only while somebody can see the page
+
+let source = null;
+
+function tell(text, mark) {
+  setText($("link"), text);
+  $("link").dataset.state = mark;
+}
+
+function openStream() {
+  if (source || state.paused || document.hidden) return;
+  tell("connecting", "");
+  source = new EventSource("events");
+  source.addEventListener("hello", (event) => { tell("live", "live"); hello(JSON.parse(event.data)); });
+  source.addEventListener("frame", (event) => { tell("live", "live"); nextFrame(JSON.parse(event.data)); });
+  source.addEventListener("error", () => {
+    if (source?.readyState === EventSource.CLOSED) {
+      source = null;
+      tell("no answer; trying again", "lost");
+      setTimeout(openStream, 5000);
+    } else {
+      tell("no answer; trying again", "lost");
+    }
+  });
+}
+
+function closeStream(text) {
+  source?.close();
+  source = null;
+  tell(text, "");
+}
+
+// What is shown of frames, with the role and the method chosen
+
+const chosen = (series) => series && series.role === state.role
+  && (!state.method || series.method === state.method);
+
+function shownFrames() {
+  const from = newestTime() - state.span * 1000;
+  return state.frames.filter((frame) => frame.time > from);
+}
+
+// {calls, failed, buckets} of FRAME; remembered in it until another choice is made
+function digest(frame) {
+  const key = `${state.role}/${state.method}`;
+  if (frame.digest?.key === key) return frame.digest;
+  const result = {key, calls: 0, failed: 0, seconds: frame.seconds, time: frame.time, buckets: new Map()};
+  for (const [number, , ...pairs] of frame.counts) {
+    const series = state.series.get(number);
+    if (!chosen(series)) continue;
+    for (let i = 0; i < pairs.length; i += 2) {
+      result.buckets.set(pairs[i], (result.buckets.get(pairs[i]) ?? 0) + pairs[i + 1]);
+      result.calls += pairs[i + 1];
+      if (failedStatus(series.status)) result.failed += pairs[i + 1];
+    }
+  }
+  frame.digest = result;
+  return result;
+}
+
+// The value that SHARE of the calls in BUCKETS, a map, do not exceed, as if they lay evenly in them
+function percentile(buckets, share) {
+  let whole = 0;
+  for (const calls of buckets.values()) whole += calls;
+  if (!whole) return null;
+  let left = share * whole;
+  for (const bucket of [...buckets.keys()].sort((a, b) => a - b)) {
+    const calls = buckets.get(bucket);
+    if (left <= calls) {
+      const low = state.bounds[bucket - 1] ?? 0, high = state.bounds[bucket] ?? low;
+      return low + (high - low) * left / calls;
+    }
+    left -= calls;
+  }
+  return state.bounds.at(-1);
+}
+
+function together(digests) {
+  const all = {calls: 0, failed: 0, seconds: 0, buckets: new Map()};
+  for (const one of digests) {
+    all.calls += one.calls; all.failed += one.failed; all.seconds += one.seconds;
+    for (const [bucket, calls] of one.buckets) all.buckets.set(bucket, (all.buckets.get(bucket) ?? 0) + calls);
+  }
+  return all;
+}
+
+// Charts
+
+const probe = element("i", {hidden: ""});
+
+function colour(name) {
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
+}
+
+let palette = {};
+
+function readPalette() {
+  palette = {};
+  for (const name of ["card", "line", "text", "dim", "ok", "bad", "p50", "p90", "p99",
+                      "heat-0", "heat-1", "heat-2"]) palette[name] = colour(`--${name}`);
+}
+
+const MARGIN = {left: 52, right: 8, top: 8, bottom: 20};
+
+// Get CANVAS ready; call DRAW with a context, the size, and a function from time to place
+function draw(canvas, paint) {
+  const width = canvas.clientWidth, height = canvas.clientHeight, scale = devicePixelRatio || 1;
+  if (!width) return;
+  if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
+    canvas.width = Math.round(width * scale);
+    canvas.height = Math.round(height * scale);
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  context.clearRect(0, 0, width, height);
+  context.font = `11px ${getComputedStyle(document.body).fontFamily}`;
+  const end = newestTime(), start = end - state.span * 1000;
+  const area = {left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top,
+                bottom: height - MARGIN.bottom};
+  const x = (time) => area.left + (area.right - area.left) * (time - start) / (end - start);
+  paint(context, area, x);
+  context.fillStyle = palette.dim;
+  context.textBaseline = "alphabetic";
+  const steps = state.span > 60 ? [4, 3, 2, 1, 0].map((m) => [m * 60, m ? `−${m} min` : "now"])
+                                : [45, 30, 15, 0].map((s) => [s, s ? `−${s} s` : "now"]);
+  for (const [before, text] of steps) {
+    context.textAlign = before ? "center" : "right";
+    context.fillText(text, x(end - before * 1000), height - 5);
+  }
+  if (state.cursor !== null) {
+    context.strokeStyle = palette.text;
+    context.lineWidth = 1;
+    context.beginPath();
+    context.moveTo(x(state.cursor), area.top);
+    context.lineTo(x(state.cursor), area.bottom);
+    context.stroke();
+  }
+}
+
+function grid(context, area, marks, y, text) {
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  for (const mark of marks) {
+    context.strokeStyle = palette.line;
+    context.lineWidth = 1;
+    context.beginPath();
+    context.moveTo(area.left, Math.round(y(mark)) + 0.5);
+    context.lineTo(area.right, Math.round(y(mark)) + 0.5);
+    context.stroke();
+    context.fillStyle = palette.dim;
+    context.fillText(text(mark), area.left - 6, y(mark));
+  }
+}
+
+// POINTS are [time, value or null]; a null, and a gap of more than five seconds, interrupt the line
+function line(context, points, x, y, ink, area) {
+  context.strokeStyle = ink;
+  context.lineWidth = 1.6;
+  context.lineJoin = "round";
+  context.beginPath();
+  let before = null;
+  for (const [time, value] of points) {
+    if (value !== null) {
+      if (before === null || time - before > 5000) context.moveTo(x(time), y(value));
+      else context.lineTo(x(time), y(value));
+      before = time;
+    } else { before = null; }
+  }
+  context.stroke();
+  if (area && points.length > 1) {
+    context.lineTo(x(points.at(-1)[0]), area.bottom);
+    context.lineTo(x(points[0][0]), area.bottom);
+    context.globalAlpha = 0.13;
+    context.fillStyle = ink;
+    context.fill();
+    context.globalAlpha = 1;
+  }
+}
+
+function roundUp(value) {
+  if (value <= 0) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
+}
+
+const cursorDigest = (digests) => state.cursor === null ? digests.at(-1)
+  : digests.reduce((a, b) => Math.abs(a.time - state.cursor) <= Math.abs(b.time - state.cursor) ? a : b);
+
+function chartRate(digests) {
+  const most = roundUp(Math.max(1, ...digests.map((one) => one.calls / one.seconds)));
+  draw($("chart-rate"), (context, area, x) => {
+    const y = (value) => area.bottom - (area.bottom - area.top) * value / most;
+    grid(context, area, [0, most / 2, most], y, count);
+    line(context, digests.map((one) => [one.time, one.calls / one.seconds]), x, y, palette.ok, area);
+    if (digests.some((one) => one.failed))
+      line(context, digests.map((one) => [one.time, one.failed / one.seconds]), x, y, palette.bad);
+  });
+  const one = digests.length ? cursorDigest(digests) : null;
+  setText($("read-rate"), one ? `${clock(one.time)}: ${count(one.calls / one.seconds)} a second, ${
+    count(one.failed / one.seconds)} failed` : "");
+}
+
+function chartLatency(digests) {
+  const lines = [["p50", 0.5], ["p90", 0.9], ["p99", 0.99]].map(([name, share]) =>
+    [name, digests.map((one) => [one.time, percentile(one.buckets, share)])]);
+  const values = lines.flatMap(([, points]) => points.map(([, value]) => value)).filter((value) => value > 0);
+  const low = values.length ? Math.floor(Math.log10(Math.min(...values))) : -4;
+  const high = values.length ? Math.max(low + 1, Math.ceil(Math.log10(Math.max(...values)))) : -2;
+  draw($("chart-latency"), (context, area, x) => {
+    const y = (value) => area.bottom - (area.bottom - area.top)
+      * (Math.log10(Math.max(value, 10 ** low)) - low) / (high - low);
+    const marks = Array.from({length: high - low + 1}, (_, i) => 10 ** (low + i));
+    grid(context, area, marks, y, seconds);
+    for (const [name, points] of lines) line(context, points, x, y, palette[name]);
+  });
+  const one = digests.length ? cursorDigest(digests) : null;
+  setText($("read-latency"), one?.calls ? `${clock(one.time)}: median ${seconds(percentile(one.buckets, 0.5))}, 90th ${
+    seconds(percentile(one.buckets, 0.9))}, 99th ${seconds(percentile(one.buckets, 0.99))}` : "");
+}
+
+function mix(a, b, share) {
+  const numbers = (text) => text.match(/[\d.]+/g).slice(0, 3).map(Number);
+  const [from, to] = [numbers(a), numbers(b)];
+  return `rgb(${from.map((value, i) => Math.round(value + (to[i] - value) * share)).join(" ")})`;
+}
+
+function heatColours() {
+  return Array.from({length: 33}, (_, i) => i < 16 ? mix(palette["heat-0"], palette["heat-1"], i / 16)
+    : mix(palette["heat-1"], palette["heat-2"], (i - 16) / 16));
+}
+
+function chartHeat(digests) {
+  const used = digests.flatMap((one) => [...one.buckets.keys()]);
+  const first = Math.max(0, Math.min(...used, state.bounds.length) - 1);
+  const last = Math.min(state.bounds.length, Math.max(...used, first + 9) + 1);
+  const most = Math.max(1, ...digests.flatMap((one) => [...one.buckets.values()].map((calls) => calls / one.seconds)));
+  draw($("chart-heat"), (context, area, x) => {
+    const step = (area.bottom - area.top) / (last - first + 1);
+    const top = (bucket) => area.bottom - (bucket - first + 1) * step;
+    const ramp = heatColours();
+    for (const one of digests) {
+      const right = Math.min(area.right, x(one.time)), left = Math.max(area.left, x(one.time - one.seconds * 1000));
+      for (const [bucket, calls] of one.buckets) {
+        context.fillStyle = ramp[Math.round(32 * Math.sqrt(Math.min(1, calls / one.seconds / most)))];
+        context.fillRect(left, top(bucket), Math.max(1, right - left + 0.4), Math.max(1, step - 0.6));
+      }
+    }
+    const every = Math.max(1, Math.ceil(14 / step));
+    const marks = [];
+    for (let bucket = first; bucket < last; bucket += every) marks.push(bucket);
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    context.fillStyle = palette.dim;
+    for (const bucket of marks) context.fillText(seconds(state.bounds[bucket]), area.left - 6, top(bucket));
+    context.strokeStyle = palette.line;
+    context.strokeRect(area.left + 0.5, area.top + 0.5, area.right - area.left - 1, area.bottom - area.top - 1);
+  });
+  const one = digests.length ? cursorDigest(digests) : null;
+  const peak = one && [...one.buckets].sort((a, b) => b[1] - a[1])[0];
+  setText($("read-heat"), peak ? `${clock(one.time)}: ${count(one.calls / one.seconds)} calls a second, most of them from ${
+    seconds(state.bounds[peak[0] - 1] ?? 0)} to ${peak[0] < state.bounds.length ? seconds(state.bounds[peak[0]]) : "…"}` : "");
+}
+
+// Values of NAME at each frame, as far as they are known: frames have what has changed
+function history(frames, name) {
+  let value = null;
+  const points = [];
+  for (const frame of frames) {
+    value = frame.values[name] ?? value;
+    if (value !== null) points.push({time: frame.time, seconds: frame.seconds, value});
+  }
+  return points;
+}
+
+function chartHeap(frames) {
+  const points = history(frames, "clgrpc.heap.used");
+  const limit = roundUp(Math.max(1e6, ...points.map((point) => point.value)));
+  draw($("chart-heap"), (context, area, x) => {
+    const y = (value) => area.bottom - (area.bottom - area.top) * value / limit;
+    grid(context, area, [0, limit / 2, limit], y, octets);
+    line(context, points.map((point) => [point.time, point.value]), x, y, palette.ok, area);
+    let before = null;
+    for (const frame of frames) {
+      const collections = frame.values["clgrpc.gc.collections"];
+      if (collections !== undefined && before !== null && collections > before) {
+        context.fillStyle = palette.bad;
+        context.fillRect(x(frame.time) - 1, area.top, 2, 10);
+      }
+      before = collections ?? before;
+    }
+  });
+  const at = points.length && (state.cursor === null ? points.at(-1)
+    : points.reduce((a, b) => Math.abs(a.time - state.cursor) <= Math.abs(b.time - state.cursor) ? a : b));
+  setText($("read-heap"), at ? `${clock(at.time)}: ${octets(at.value)} of ${
+    octets(state.values["clgrpc.heap.limit"] ?? 0)}` : "");
+}
+
+// How fast the value NAME grows, by the last frames
+function speed(name) {
+  const points = history(state.frames, name).slice(-6);
+  if (points.length < 2) return null;
+  const gone = points.slice(1).reduce((sum, point) => sum + point.seconds, 0);
+  return (points.at(-1).value - points[0].value) / gone;
+}
+
+// Tables. Rows that stay are the same elements, so that what has the focus keeps it.
+
+function rows(body, items, key, fill) {
+  const old = new Map([...body.children].map((row) => [row.dataset.key, row]));
+  items.forEach((item, place) => {
+    const name = String(key(item));
+    const row = old.get(name) ?? element("tr", {"data-key": name});
+    old.delete(name);
+    fill(row, item);
+    if (body.children[place] !== row) body.insertBefore(row, body.children[place] ?? null);
+  });
+  for (const row of old.values()) row.remove();
+}
+
+function cells(row, ...specs) {
+  specs.forEach(([content, kind], place) => {
+    const cell = row.children[place] ?? row.appendChild(element("td"));
+    if (kind !== undefined && cell.className !== kind) cell.className = kind;
+    if (content instanceof Node) { if (!cell.firstChild?.isEqualNode(content)) cell.replaceChildren(content); }
+    else setText(cell, content);
+  });
+}
+
+function groups(name, frames) {
+  const found = new Map();
+  const group = (series) => {
+    if (!found.has(series[name]))
+      found.set(series[name], {name: series[name], calls: 0, failed: 0, total: 0, seconds: 0, buckets: new Map()});
+    return found.get(series[name]);
+  };
+  for (const series of state.series.values()) if (chosen(series)) group(series).total += series.calls;
+  for (const frame of frames)
+    for (const [number, , ...pairs] of frame.counts) {
+      const series = state.series.get(number);
+      if (!chosen(series)) continue;
+      const one = group(series);
+      for (let i = 0; i < pairs.length; i += 2) {
+        one.calls += pairs[i + 1];
+        if (failedStatus(series.status)) one.failed += pairs[i + 1];
+        one.buckets.set(pairs[i], (one.buckets.get(pairs[i]) ?? 0) + pairs[i + 1]);
+      }
+    }
+  return [...found.values()];
+}
+
+function showMethods(frames) {
+  const gone = frames.reduce((sum, frame) => sum + frame.seconds, 0) || 1;
+  const list = groups("method", frames).sort((a, b) => b.calls - a.calls || b.total - a.total).slice(0, MOST_ROWS);
+  rows($("methods").tBodies[0], list, (one) => one.name, (row, one) => {
+    row.dataset.total = one.total;
+    if (!row.children.length) {
+      row.append(element("td", {}, element("button", {type: "button", title: "Show this method only",
+                                                      onclick: () => chooseMethod(one.name)}, one.name)));
+    }
+    [[count(one.calls / gone), "n"], [seconds(percentile(one.buckets, 0.5)), "n"],
+     [seconds(percentile(one.buckets, 0.99)), "n"],
+     [percent(one.failed, one.calls), one.failed ? "n bad" : "n"], [count(one.total), "n"]]
+      .forEach(([text, kind], i) => {
+        const cell = row.children[i + 1] ?? row.appendChild(element("td"));
+        cell.className = kind;
+        setText(cell, text);
+      });
+  });
+}
+
+function showStatuses(frames) {
+  const list = groups("status", frames).sort((a, b) => b.total - a.total);
+  const whole = list.reduce((sum, one) => sum + one.calls, 0);
+  rows($("statuses").tBodies[0], list, (one) => one.name, (row, one) => {
+    row.dataset.total = one.total;
+    const bad = failedStatus(one.name);
+    cells(row, [one.name, bad ? "status-bad" : ""],
+          [element("span", {class: bad ? "bar bad" : "bar",
+                            style: {width: `${whole ? 100 * one.calls / whole : 0}%`}}), ""],
+          [count(one.calls), "n"], [count(one.total), "n"]);
+  });
+}
+
+// Calls and their lives
+
+const stageList = (call) => STAGES.filter((name) => typeof call.stages?.[name] === "number")
+  .map((name) => [name, call.stages[name]]);
+
+function stageBar(call) {
+  const parts = stageList(call), sum = Math.max(call.seconds, parts.reduce((all, [, value]) => all + value, 0));
+  const text = parts.map(([name, value]) => `${name} ${seconds(value)}`).join(", ") || "no stages";
+  return element("span", {class: "stages", role: "img", "aria-label": text, title: text},
+                 ...parts.map(([name, value]) => element("i", {style: {width: `${100 * value / (sum || 1)}%`,
+                                                                       "--key": `var(--s-${name})`}})));
+}
+
+const shortMethod = (method) => (method ?? "unknown").replace(/^\//, "");
+
+function showCalls() {
+  const failed = state.which === "failed", from = newestTime() - state.span * 1000;
+  const list = [...state.calls.values()]
+    .filter((call) => call.role === state.role && call.time > from && (!failed || failedStatus(call.status))
+            && (!state.method || shortMethod(call.method) === state.method))
+    .sort((a, b) => failed ? b.number - a.number : b.seconds - a.seconds).slice(0, MOST_ROWS);
+  rows($("calls").tBodies[0], list, (call) => call.number, (row, call) => {
+    if (!row.children.length) {
+      row.append(element("td", {}, element("button", {type: "button", onclick: () => showLife(call)}, shortMethod(call.method))),
+                 element("td", {class: failedStatus(call.status) ? "status-bad" : ""}, call.status),
+                 element("td", {class: "n"}, seconds(call.seconds)),
+                 element("td", {class: "wide"}, stageBar(call)),
+                 element("td", {class: "wide"}, call.peer ?? ""),
+                 element("td", {class: "n"}));
+    }
+    setText(row.lastChild, ago(call.time));
+  });
+  if (!list.length)
+    $("calls").tBodies[0].replaceChildren(element("tr", {}, element("td", {colspan: 6}, failed ? "No call has failed." : "None yet.")));
+}
+
+// A call's stages one behind the other, as they followed each other
+function showLife(call) {
+  const order = call.role === "server" ? ["receive", "queue", "answer", "send"] : STAGES;
+  const parts = stageList(call).sort((a, b) => order.indexOf(a[0]) - order.indexOf(b[0]));
+  const sum = Math.max(call.seconds, parts.reduce((all, [, value]) => all + value, 0)) || 1;
+  let at = 0;
+  const life = parts.flatMap(([name, value]) => {
+    const bar = element("i", {style: {left: `${100 * at / sum}%`, width: `${100 * value / sum}%`,
+                                      "--key": `var(--s-${name})`}});
+    at += value;
+    return [element("span", {}, name), element("span", {class: "n"}, seconds(value)),
+            element("span", {class: "track", "aria-hidden": "true"}, bar)];
+  });
+  const skip = new Set(["number", "time", "role", "method", "stages", "seconds"]);
+  const pairs = [["took", seconds(call.seconds)], ["ended", `${clock(call.time)}, ${ago(call.time)}`],
+                 ["this end", call.role === "server" ? "served it" : "made it"]];
+  if (typeof call.stages?.stage === "string") pairs.push(["it was at", call.stages.stage]);
+  for (const [name, value] of Object.entries(call))
+    if (!skip.has(name) && value !== null) pairs.push([name.replaceAll("-", " "), String(value)]);
+  setText($("life-title"), shortMethod(call.method));
+  $("life-body").replaceChildren(
+    life.length ? element("div", {class: "life"}, ...life) : element("p", {class: "note"}, "Its stages were too short to be measured."),
+    element("dl", {class: "pairs"}, ...pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
+  $("life").showModal();
+}
+
+// Loops, connections, threads
+
+// How many turns a second LOOP makes, by what it had made a few seconds ago
+function turnSpeed(loop) {
+  const past = state.turns.get(loop.key) ?? [];
+  if (past.at(-1)?.time !== newestTime()) past.push({time: newestTime(), turns: loop.turns});
+  if (past.length > 6) past.shift();
+  state.turns.set(loop.key, past);
+  const gone = (past.at(-1).time - past[0].time) / 1000;
+  return gone > 0 ? (past.at(-1).turns - past[0].turns) / gone : null;
+}
+
+function showLoops() {
+  const loops = state.servers.flatMap((server) =>
+    (server.loops ?? []).map((loop) => ({...loop, key: `${server.addresses[0]} ${loop.name}`})));
+  rows($("loops").tBodies[0], loops, (loop) => loop.key, (row, loop) => {
+    const turns = loop.turns === undefined ? null : turnSpeed(loop);
+    if (loop.connections === undefined) cells(row, [loop.name], ["does not answer", "n bad"], ["", "n"], ["", "n"]);
+    else cells(row, [loop.name], [count(loop.connections), "n"], [count(loop.open), "n"],
+               [turns === null ? "–" : count(turns), "n"]);
+  });
+  const links = loops.flatMap((loop) => (loop.links ?? []).map((link) => ({...link, loop: loop.name, key: loop.key})));
+  links.sort((a, b) => b.calls - a.calls);
+  const shown = links.slice(0, MOST_ROWS);
+  rows($("connections").tBodies[0], shown, (link) => `${link.key} ${link.peer}`, (row, link) =>
+    cells(row, [link.peer ?? ""], [count(link.calls), "n"], [link.tls === true ? "yes" : "no"],
+          [duration(link.seconds), "n"], [link.loop]));
+  const all = loops.reduce((sum, loop) => sum + (loop.connections ?? 0), 0);
+  setText($("more-connections"), all > shown.length ? `and ${count(all - shown.length)} more` : "");
+  const names = state.threads.map(([name, number]) => number > 1 ? `${name} × ${number}` : name);
+  if ($("threads").childElementCount !== names.length || $("threads").textContent !== names.join(""))
+    $("threads").replaceChildren(...names.map((name) => element("li", {}, name)));
+}
+
+// The log
+
+function showLog() {
+  const least = LEVELS.indexOf(state.level);
+  const list = state.log.filter((entry) => LEVELS.indexOf(entry.level) >= least).slice(0, 200);
+  $("no-log").hidden = list.length > 0;
+  rows($("log").tBodies[0], list, (entry) => entry.number, (row, entry) => {
+    if (row.children.length) return;
+    row.append(element("td", {}, clock(entry.time)), element("td", {class: entry.level}, entry.level),
+               element("td", {class: "text"}, element("b", {}, entry.event),
+                       element("span", {}, entry.values.map(([name, text]) => `${name}=${text}`).join("  "))));
+  });
+}
+
+// Options, which are asked for once
+
+let options = null;
+
+async function loadOptions() {
+  try {
+    options ??= await (await fetch("options")).json();
+  } catch {
+    return; // until they are looked at
+  }
+  showOptions();
+}
+
+function showOptions() {
+  const wanted = $("find").value.trim().toLowerCase(), changed = $("changed").checked;
+  const list = (options ?? []).flatMap((server) => server.options.map((option) => ({...option, server: server.addresses[0]})))
+    .filter((option) => (!changed || option.changed)
+            && (!wanted || `${option.name} ${option.reason}`.toLowerCase().includes(wanted)));
+  const several = (options ?? []).length > 1;
+  rows($("option-table").tBodies[0], list, (option) => `${option.server} ${option.name}`, (row, option) => {
+    row.className = option.changed ? "changed" : "";
+    cells(row, [several ? `${option.name} (${option.server})` : option.name], [String(option.value), "n"],
+          [option.unit], [option.reason, "reason wide"]);
+  });
+}
+
+// All of it
+
+function showTiles(digests) {
+  const last = together(digests.slice(-5));
+  setText($("tile-rate"), count(last.calls / (last.seconds || 1)));
+  const failed = together(digests);
+  setText($("tile-failed"), percent(failed.failed, failed.calls));
+  $("tile-failed").className = failed.failed ? "bad" : "";
+  setText($("tile-p50"), seconds(percentile(last.buckets, 0.5)));
+  setText($("tile-p99"), seconds(percentile(last.buckets, 0.99)));
+  const loops = state.servers.flatMap((server) => server.loops ?? []);
+  const connections = Object.entries(state.values).filter(([name]) => name.startsWith("clgrpc.loop.connections/"));
+  setText($("tile-connections"), count(connections.reduce((sum, [, value]) => sum + value, 0)));
+  setText($("tile-open"), count(loops.reduce((sum, loop) => sum + (loop.open ?? 0), 0)));
+  const cpu = speed("process.cpu.time");
+  setText($("tile-cpu"), cpu === null ? "–" : percent(cpu, 1));
+  setText($("tile-heap"), octets(state.values["clgrpc.heap.used"] ?? 0));
+  setText($("gc-count"), count(state.values["clgrpc.gc.collections"] ?? 0));
+  setText($("gc-pause"), seconds(state.values["clgrpc.gc.pause"] ?? 0));
+  const allocated = speed("clgrpc.heap.allocated");
+  setText($("gc-rate"), allocated === null ? "–" : octets(Math.max(0, allocated)));
+  setText($("rss"), octets(state.values["process.memory.usage"] ?? 0));
+  setText($("thread-count"), count(state.values["process.thread.count"] ?? 0));
+}
+
+function showChoices() {
+  const methods = [...new Set([...state.series.values()].filter((series) => series.role === state.role)
+    .map((series) => series.method))].sort();
+  const wanted = ["", ...methods];
+  const have = [...$("method").options].map((option) => option.value);
+  if (wanted.join("\n") !== have.join("\n")) {
+    $("method").replaceChildren(...wanted.map((name) => element("option", {value: name}, name || "all")));
+    if (!methods.includes(state.method)) state.method = "";
+  }
+  $("method").value = state.method;
+}
+
+let due = false;
+
+function render() {
+  if (due) return;
+  due = true;
+  requestAnimationFrame(() => {
+    due = false;
+    showChoices();
+    const frames = shownFrames(), digests = frames.map(digest);
+    showTiles(digests);
+    chartRate(digests);
+    chartLatency(digests);
+    chartHeat(digests);
+    chartHeap(frames);
+    showMethods(frames);
+    showStatuses(frames);
+    showCalls();
+    showLoops();
+    showLog();
+    document.documentElement.dataset.frames = state.frames.length;
+  });
+}
+
+// Choices
+
+function chooseRole(role) {
+  state.role = role;
+  document.querySelector(`input[name=role][value=${role}]`).checked = true;
+}
+
+function chooseMethod(name) {
+  state.method = state.method === name ? "" : name;
+  render();
+}
+
+function chooseTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  setText($("theme"), theme === "dark" ? "Light" : "Dark");
+  readPalette();
+  render();
+}
+
+function begin() {
+  document.body.append(probe);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  chooseTheme(localStorage.getItem("clgrpc-theme") ?? (dark.matches ? "dark" : "light"));
+  dark.addEventListener("change", () => {
+    if (!localStorage.getItem("clgrpc-theme")) chooseTheme(dark.matches ? "dark" : "light");
+  });
+  $("theme").addEventListener("click", () => {
+    const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+    localStorage.setItem("clgrpc-theme", theme);
+    chooseTheme(theme);
+  });
+  $("pause").addEventListener("click", () => {
+    state.paused = !state.paused;
+    $("pause").setAttribute("aria-pressed", state.paused);
+    if (state.paused) closeStream("paused"); else openStream();
+  });
+  $("choices").addEventListener("change", (event) => {
+    const {name, value, id} = event.target;
+    if (id === "method") state.method = value;
+    else if (name === "span") state.span = Number(value);
+    else if (name === "role") { state.role = value; state.method = ""; }
+    render();
+  });
+  for (const button of document.querySelectorAll("input[name=which]"))
+    button.addEventListener("change", () => { state.which = button.value; render(); });
+  $("level").addEventListener("change", () => { state.level = $("level").value; render(); });
+  $("close").addEventListener("click", () => $("life").close());
+  $("options").addEventListener("toggle", () => { if ($("options").open) loadOptions(); });
+  $("find").addEventListener("input", showOptions);
+  $("changed").addEventListener("change", showOptions);
+  $("stage-keys").append(...STAGES.filter((name) => name !== "answer" && name !== "send").concat(["answer", "send"])
+    .flatMap((name) => [element("i", {class: "key", style: {"--key": `var(--s-${name})`}}), name]));
+  for (const canvas of document.querySelectorAll("canvas")) readable(canvas);
+  addEventListener("resize", render);
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) closeStream("hidden"); else openStream();
+  });
+  openStream();
+}
+
+// The pointer, or the arrow keys, move the cursor of all charts
+function readable(canvas) {
+  const move = (time) => { state.cursor = time; render(); };
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect(), end = newestTime();
+    const share = (event.clientX - box.left - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right);
+    move(share < 0 || share > 1 ? null : end - (1 - share) * state.span * 1000);
+  });
+  canvas.addEventListener("pointerleave", () => move(null));
+  canvas.addEventListener("blur", () => move(null));
+  canvas.addEventListener("keydown", (event) => {
+    const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const end = newestTime(), at = (state.cursor ?? end) + step * state.span * 1000 / 60;
+    move(Math.min(end, Math.max(end - state.span * 1000, at)));
+  });
+}
+
+begin();

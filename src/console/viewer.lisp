@@ -1,0 +1,98 @@
+;;;; Who looks at the console now, and the thread that makes frames for them. The thread is there
+;;;; only while somebody looks. It makes a frame each second, or less often if that took long, so
+;;;; that it never takes more than a hundredth of a processor. All viewers get the same frames; one
+;;;; that takes them too slowly gets, once it has caught up, all there is anew.
+
+(in-package #:clgrpc.console)
+
+(defconstant +viewers+ 16 "How many may look at once.")
+(defconstant +period-ns+ 1000000000 "How much later the next frame is due.")
+(defconstant +thrift+ 100 "How many times as long as it took to make a frame none is made.")
+(defconstant +film-ns+ 60000000000 "How long nobody may have looked for a film to go on.")
+
+(defstruct (viewer (:constructor make-viewer (request)) (:copier nil))
+  "Somebody who looks."
+  (request nil :type server:http-request :read-only t) ; whose response is sent over time
+  (current nil :type boolean))          ; it has got all frames until now; the thread's
+
+(declaim (sb-ext:freeze-type viewer))
+
+(defmethod print-object ((viewer viewer) stream)
+  (print-unreadable-object (viewer stream :type t)
+    (format stream "~:[behind~;current~]" (viewer-current viewer))))
+
+(defun viewer-open-p (viewer)
+  (server:response-open-p (viewer-request viewer)))
+
+(defun fresh-film (console now)
+  "The film of CONSOLE, a new one if its last frame is too old NOW."
+  (let ((film (console-film console)))
+    (if (and film (< now (+ (film-taken-ns film) +film-ns+)))
+        film
+        (setf (console-film console) (make-film)))))
+
+(defun send-frame (console film frame viewers)
+  "Send FRAME of FILM to those of VIEWERS who have got the one before, all of CONSOLE to others."
+  (let ((text (event-text "frame" frame)) (hello nil))
+    (dolist (viewer viewers)
+      (setf (viewer-current viewer)
+            (server:send-chunk (viewer-request viewer)
+                               (if (viewer-current viewer)
+                                   text
+                                   (or hello
+                                       (setf hello (event-text "hello"
+                                                               (hello console film))))))))))
+
+(defun show-frame (console viewers)
+  "Make the next frame of CONSOLE and send it to VIEWERS. Return when the one after it is due."
+  (let* ((now (monotonic-ns))
+         (film (fresh-film console now))
+         (frame (take-frame console film now)))
+    (keep-frame film frame)
+    (send-frame console film frame viewers)
+    (+ now (max +period-ns+ (* +thrift+ (- (monotonic-ns) now))))))
+
+(defun current-viewers (console)
+  "The viewers of CONSOLE; if there are none any more its thread, this one, is not there for those
+who come."
+  (sb-thread:with-mutex ((console-lock console))
+    (let ((viewers (delete-if-not #'viewer-open-p (console-viewers console))))
+      (unless viewers (setf (console-thread console) nil))
+      (setf (console-viewers console) viewers))))
+
+(defun greet (console viewers)
+  "Send all there is to those of VIEWERS who have got nothing yet."
+  (let ((film (console-film console)))
+    (when film
+      (let ((new (remove-if #'viewer-current viewers)))
+        (when new (send-frame console film '() new))))))
+
+(defun show-frames (console)
+  "Make frames as long as there is somebody who looks at CONSOLE. The function of its thread."
+  (loop with due-ns = 0
+        for viewers = (current-viewers console)
+        for now = (monotonic-ns)
+        while viewers
+        do (loop:guarding (:console-error)
+             (if (>= now due-ns)
+                 (setf due-ns (+ now +period-ns+) ; if it fails
+                       due-ns (show-frame console viewers))
+                 (greet console viewers)))
+           (sb-thread:wait-on-semaphore
+            (console-bell console)
+            :timeout (ns-seconds (max 0 (- due-ns (monotonic-ns)))))))
+
+(defun add-viewer (console request)
+  "Begin to answer REQUEST with frames of CONSOLE; return it, or nil if too many look."
+  (sb-thread:with-mutex ((console-lock console))
+    (when (< (count-if #'viewer-open-p (console-viewers console)) +viewers+)
+      (server:begin-response request :headers (safe-headers "text/event-stream"))
+      (server:on-response-end request (lambda ()
+                                        (sb-thread:signal-semaphore (console-bell console))))
+      (push (make-viewer request) (console-viewers console))
+      (if (console-thread console)
+          (sb-thread:signal-semaphore (console-bell console))
+          (setf (console-thread console)
+                (sb-thread:make-thread #'show-frames :name "clgrpc console"
+                                                     :arguments (list console))))
+      request)))

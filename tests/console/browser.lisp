@@ -1,0 +1,94 @@
+;;;; The page in a browser: Chromium without a window, which browser.mjs drives. What it shows
+;;;; agrees with the metrics, it asks nobody else for anything, nothing goes wrong in it, and it can
+;;;; be used and read. The environment variable CLGRPC_PICTURES names a directory for pictures of
+;;;; it, which are those of doc/console.md; then calls are made for a while before.
+
+(in-package #:clgrpc.tests.console)
+(in-suite :clgrpc.console)
+
+(defun program-path (&rest names)
+  "The path of the first of NAMES that is installed, or nil."
+  (loop for name in names
+          thereis (let ((path (uiop:run-program (list "sh" "-c" "command -v \"$0\"" name)
+                                                :output '(:string :stripped t)
+                                                :ignore-error-status t)))
+                    (and (plusp (length path)) path))))
+
+(defun make-calls (channel seconds)
+  "Calls of all kinds, for SECONDS, on several threads: short ones, some that take long, some that
+fail."
+  (let ((end (+ (monotonic-ns) (seconds-ns seconds))))
+    (with-threads (thread 4)
+      (loop for i from 1
+            while (< (monotonic-ns) end)
+            do (caught (ask channel (note (cond ((zerop (mod i 199)) 0)
+                                                ((zerop (mod i 97)) (- (mod (* 7 i) 80)))
+                                                ((zerop (mod i 13)) (- (mod i 3)))
+                                                (t 1)))))
+               (when (zerop (mod i 20)) (sleep (/ (+ 4 (mod (floor i 500) 9)) 1000)))))))
+
+(defun totals (console family attribute)
+  "How many calls the metrics of CONSOLE have in FAMILY, by ATTRIBUTE, as the browser tells them."
+  (let ((sums '()))
+    (dolist (family (metrics:collect (grpc:console-metrics console) :names (list family)))
+      (dolist (point (metrics:family-points family))
+        (let ((name (cdr (assoc attribute (metrics:point-attributes point) :test #'string=))))
+          (incf (getf (cdr (or (assoc name sums :test #'string=)
+                               (first (push (list name :count 0) sums))))
+                      :count)
+                (metrics:point-count point)))))
+    (sort (loop for (name nil count) in sums collect (cons name count)) #'string< :key #'car)))
+
+(defun look-with-browser (console server chromium)
+  "What Chromium has seen of CONSOLE, which SERVER shows."
+  (parse-json
+   (uiop:run-program
+    (list "node" (support:root-file "tests/console/browser.mjs") chromium
+          (grpc:console-url console server)
+          (princ-to-string (reduce #'+ (totals console "grpc.server.call.duration" "grpc.status")
+                                   :key #'cdr))
+          (or (uiop:getenvp "CLGRPC_PICTURES") ""))
+    :output :string :error-output *error-output*)))
+
+(defun sorted-members (object)
+  (sort (copy-list object) #'string< :key #'car))
+
+(defun check-what-was-seen (seen console server)
+  (flet ((seen (name) (in-json seen name)))
+    (is (equalp #() (seen "errors")))
+    (is-true (eq :true (seen "live")))
+    (let ((place (format nil "http://~A/console/" (grpc:server-address server))))
+      (is (string= place (seen "address")) "the token is in no address")
+      (is (every (lambda (request) (or (string= "data:," request) (eql 0 (search place request))))
+                 (seen "requests"))
+          "It asks elsewhere: ~S" (seen "requests")))
+    (is-true (eq :true (seen "agreed")))
+    (is (equal (totals console "grpc.server.call.duration" "grpc.status")
+               (sorted-members (seen "statuses"))))
+    (is (equal (totals console "grpc.server.call.duration" "grpc.method")
+               (sorted-members (seen "methods"))))
+    (is (<= 10 (seen "calls")))
+    (is-true (eq :true (seen "life")))
+    (is (search "lab.Bench/Ask" (seen "lifeText")))
+    (is-true (eq :true (seen "closed")))
+    (is (search "a second" (seen "reading")))
+    (is-true (eq :true (seen "options")))
+    (is (equalp #() (seen "nameless")))
+    (is (equalp #() (seen "faint")))
+    (loop for (how . excess) in (seen "wide")
+          do (is (<= excess 0) "The page is wider than the window: ~A" how))
+    (is (string= "paused" (seen "paused")))))
+
+(test a-browser-shows-it
+  (let ((chromium (program-path "chromium" "chromium-browser" "google-chrome")))
+    (cond ((null chromium) (skip "Chromium is not installed"))
+          ((null (program-path "node")) (skip "Node.js is not installed"))
+          (t (with-shown (console server channel)
+               (make-calls channel 0.3)
+               (log-event :info :example :reason "an event for the log's tail")
+               (when (uiop:getenvp "CLGRPC_PICTURES")
+                 ;; somebody looks meanwhile, so that the page has a past
+                 (with-events (stream console server)
+                   (dotimes (i 4) (make-calls channel 25))))
+               (check-what-was-seen (look-with-browser console server chromium)
+                                    console server))))))

@@ -1,0 +1,70 @@
+;;;; The console as an observer: what it counts and keeps of calls, on every transport.
+
+(in-package #:clgrpc.tests.console)
+(in-suite :clgrpc.console)
+
+(test consoles-are-checked
+  (signals grpc:misuse (grpc:make-console :path "console/"))
+  (signals grpc:misuse (grpc:make-console :path "/console"))
+  (signals grpc:misuse (grpc:make-console :path "/con sole/"))
+  (signals grpc:misuse (grpc:make-console :token "short"))
+  (signals grpc:misuse (grpc:make-console :token "a secret with blanks"))
+  (signals grpc:misuse (grpc:make-console :metrics :mine))
+  (signals grpc:misuse (grpc:make-console :exemplar 3))
+  (signals grpc:misuse (grpc:make-console :remote t :token nil))
+  (let ((one (grpc:make-console)) (other (grpc:make-console)))
+    (is (= 32 (length (console::console-token one))))
+    (is (string/= (console::console-token one) (console::console-token other)))
+    (is (null (search (console::console-token one) (prin1-to-string one))))))
+
+(defun kept-plists (console)
+  (mapcar #'console::kept-plist (console::kept-after console 0)))
+
+(defun counted (metrics name)
+  (loop for family in (metrics:collect metrics :names (list name))
+        sum (loop for point in (metrics:family-points family) sum (metrics:point-count point))))
+
+(test calls-are-kept-and-counted
+  (with-shown (console server channel :exemplar (lambda (call)
+                                                  (declare (ignore call))
+                                                  '(("trace_id" . "77"))))
+    (ask channel (note 1))
+    (caught (ask channel (note 0)))
+    (fetch server "/console/" :headers (bearer console))
+    (is-true (wait-until (lambda () (= 2 (length (kept-plists console))))))
+    (is (= 2 (counted (grpc:console-metrics console) "grpc.server.call.duration"))
+        "a request of HTTP is no call")
+    (destructuring-bind (well failed) (kept-plists console)
+      (is (equal '(:server "/lab.Bench/Ask" "OK" "77")
+                 (loop for key in '(:role :method :status :trace-id) collect (getf well key))))
+      (is (equal '("NOT_FOUND" "no such note")
+                 (loop for key in '(:status :message) collect (getf failed key))))
+      (is (plusp (getf well :seconds))))))
+
+(test metrics-of-the-users-count-once
+  (let* ((metrics (grpc:make-metrics)) (console (grpc:make-console :metrics metrics)))
+    (is (eq metrics (grpc:console-metrics console)))
+    (with-probe (channel :options (list :observer (list metrics console)))
+        (:ask #'double)
+      (ask channel (note 1))
+      (is-true (wait-until (lambda () (kept-plists console))))
+      (is (= 1 (counted metrics "grpc.server.call.duration"))))))
+
+(test channels-and-calls-within-the-image
+  (let ((console (grpc:make-console)))
+    (with-probe (channel :channel-options (list :observer console)) (:ask #'double)
+      (ask channel (note 1)))
+    (is (equal '(:client) (mapcar (lambda (plist) (getf plist :role)) (kept-plists console))))
+    (let ((server (start-probe (list :ask #'double))))
+      (unwind-protect
+           (let ((channel (grpc:server-channel server :observer console)))
+             (ask channel (note 1))
+             (is-true (wait-until (lambda () (= 2 (length (kept-plists console)))))))
+        (grpc:stop-server server)))
+    (is (= 2 (counted (grpc:console-metrics console) "grpc.client.call.duration")))))
+
+(test the-log-is-heard
+  (let ((console (grpc:make-console)) (mark (gensym "EVENT")))
+    (log-event :debug mark :number 5)
+    (is (find mark (console::entries-after (console::console-tail console) 0)
+              :key #'console::entry-event))))

@@ -1,0 +1,71 @@
+;;;; Who looks: all that there is at first, then a frame each second, and nothing for nobody.
+
+(in-package #:clgrpc.tests.console)
+(in-suite :clgrpc.console)
+
+(defun next-frame (stream)
+  (multiple-value-bind (name frame) (next-event stream)
+    (assert (string= "frame" name))
+    frame))
+
+(test events-over-time
+  (with-shown (console server channel)
+    (ask channel (note 1))
+    (with-events (stream console server)
+      (multiple-value-bind (name hello) (next-event stream)
+        (is (string= "hello" name))
+        (let ((series (rows-of hello)))
+          (dotimes (i 5) (ask channel (note 1)))
+          (log-event :warning :something :reason "for who looks")
+          ;; the next frames, until all is there
+          (let ((frames (loop with end = (+ (monotonic-ns) (seconds-ns +patience+))
+                              for frame = (next-frame stream)
+                              collect frame
+                              do (setf series (append series (rows-of frame)))
+                              until (or (in-json frame "log") (> (monotonic-ns) end)))))
+            (is (= 6 (loop for (nil count) in (append (count-rows hello series)
+                                                      (loop for frame in frames
+                                                            append (count-rows frame series)))
+                           sum count)))
+            (is (equal (metric-rows console)
+                       (count-rows (parse-json (write-json
+                                                (console::hello console
+                                                                (console::console-film console))))
+                                   series)))
+            (let ((events (loop for frame in frames
+                                append (coerce (or (in-json frame "log") #()) 'list))))
+              (is (find "something" events :key (lambda (event) (in-json event "event"))
+                                           :test #'string=)))
+            (is (every (lambda (frame) (< 0.9 (in-json frame "seconds"))) frames)
+                "no more than one a second")))))))
+
+(test nobody-looks
+  "Without somebody who looks there is no thread, and nothing is read."
+  (with-shown (console server channel)
+    (is (null (console::console-thread console)))
+    (with-events (stream console server)
+      (next-event stream)
+      (is-true (console::console-thread console)))
+    (is-true (wait-until (lambda () (null (console::console-thread console)))))
+    (let ((taken (console::film-taken-ns (console::console-film console))))
+      (ask channel (note 1))
+      ;; who comes back soon finds what was there
+      (with-events (stream console server)
+        (let ((hello (nth-value 1 (next-event stream))))
+          (is (<= 2 (length (in-json hello "frames"))))
+          (is (< taken (console::film-taken-ns (console::console-film console)))))))))
+
+(test several-look
+  (with-shown (console server channel)
+    (with-events (one console server)
+      (next-event one)
+      (with-events (other console server)
+        (is (string= "hello" (next-event other)))
+        (let ((frame (next-frame one)))
+          (is (= (in-json frame "time") (in-json (next-frame other) "time")))))))
+  (with-shown (console server channel)
+    (labels ((look (left)
+               (if (zerop left)
+                   (is (= 503 (fetch server "/console/events" :headers (bearer console))))
+                   (with-events (stream console server) (look (1- left))))))
+      (look console::+viewers+))))
