@@ -5,3 +5,4 @@
 
 (clgrpc:define-proto "../proto/grpc/testing/test.proto" :import-paths ("../proto/"))
 (clgrpc:define-proto "../proto/grpc/testing/benchmark_service.proto" :import-paths ("../proto/"))
+(clgrpc:define-proto "../proto/grpc/testing/worker_service.proto" :import-paths ("../proto/"))

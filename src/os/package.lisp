@@ -52,7 +52,8 @@
    ;; processor.lisp
    #:processor-count
    ;; process.lisp
-   #:read-process #:process-cpu-seconds #:process-start-seconds #:process-virtual-octets
+   #:processor-ticks #:read-process #:process-cpu-seconds
+   #:process-start-seconds #:process-virtual-octets
    #:process-resident-octets #:process-threads
    ;; signal.lisp
    #:handle-signal #:reset-signal

@@ -1,6 +1,6 @@
-;;;; What the kernel says of this process: its time on processors, its memory, its threads, when it
-;;;; began. All of that comes from one read of /proc/self/stat, but for
-;;;; when the machine was started, which that counts from.
+;;;; What the kernel says of this process: its time on processors, its memory, its threads, when
+;;;; it began. All of that comes from one read of /proc/self/stat, but for when the machine was
+;;;; started, which that counts from. And what it says of the time of all processors.
 
 (in-package #:clgrpc.os)
 
@@ -40,6 +40,16 @@
     (let* ((line (and stream (read-line stream nil)))
            (end (and line (position #\) line :from-end t)))) ; of the program's name
       (and end (words (subseq line (+ 2 end)))))))
+
+(defun processor-ticks ()
+  "How many ticks all processors of the machine have had since it was started, and in how many of
+them nothing ran; nil if the kernel does not say."
+  (with-open-file (stream "/proc/stat" :external-format :latin-1 :if-does-not-exist nil)
+    (let ((line (and stream (read-line stream nil))))
+      (when (eql 5 (mismatch "cpu  " line))
+        (let ((ticks (mapcar #'parse-integer (words (subseq line 5)))))
+          ;; user, nice, system, idle, waiting for disks, interrupts, soft ones, stolen
+          (values (reduce #'+ ticks :end (min 8 (length ticks))) (nth 3 ticks)))))))
 
 (defun boot-seconds ()
   "When the machine was started, in seconds since 1970, or nil."

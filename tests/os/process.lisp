@@ -25,3 +25,8 @@
          (kilobytes (parse-integer text :start (+ start 6) :junk-allowed t))
          (octets (os:process-resident-octets (os:read-process))))
     (is (< (* 1/2 1024 kilobytes) octets (* 2 1024 kilobytes)))))
+
+(test the-time-of-all-processors-is-told
+  (multiple-value-bind (total idle) (os:processor-ticks)
+    (is (< 0 idle total))
+    (is (<= total (os:processor-ticks)))))

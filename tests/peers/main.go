@@ -51,6 +51,8 @@ func commands() []command {
 		{"binary-log-client", "ADDR",
 			"make calls of all kinds to grpc.testing.TestService and print their binary log; " +
 				"GRPC_BINARY_LOG_FILTER tells of which", runBinaryLogClient},
+		{"drive", "[-streaming] [-rate N] [-target ADDR] [-tls] [-quit] … ADDR",
+			"have a worker of gRPC's benchmarks be client and server, and check its figures", drive},
 		{"inproc", "", "measure calls within a process, one measurement per line of standard input",
 			runInproc},
 	}

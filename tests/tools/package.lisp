@@ -13,6 +13,7 @@
                     (#:orca-methods #:xds.service.orca.v3.open-rca-service)
                     (#:connect #:connectrpc.conformance.v1)
                     (#:bench-methods #:grpc.testing.benchmark-service)
+                    (#:worker-methods #:grpc.testing.worker-service)
                     (#:interop-methods #:grpc.testing.test-service)))
 
 (in-package #:clgrpc.tests.tools)

@@ -1,0 +1,149 @@
+;;;; The worker of gRPC's benchmarks, driven as their driver does.
+
+(in-package #:clgrpc.tests.tools)
+(in-suite :clgrpc.tools)
+
+(defmacro with-worker ((channel &rest options) &body body)
+  "Evaluate BODY with CHANNEL one to a worker."
+  `(let ((server (grpc:start-server (list (make-instance 'tools::worker-service
+                                                         :host "127.0.0.1" ,@options)))))
+     (unwind-protect (grpc:with-channel (,channel (grpc:server-address server)) ,@body)
+       (grpc:stop-server server :drain 0))))
+
+(defun set-up-server (call &rest config)
+  "Have CALL, of RunServer, begin a server; return its status."
+  (grpc:send call (testing:make-server-args
+                   :setup (apply #'testing:make-server-config config)))
+  (grpc:receive call))
+
+(defun set-up-client (call port &rest config)
+  "Have CALL, of RunClient, begin calls of a server at PORT; return its status."
+  (grpc:send call (testing:make-client-args
+                   :setup (apply #'testing:make-client-config
+                                 :server-targets (list (format nil "127.0.0.1:~D" port))
+                                 config)))
+  (grpc:receive call))
+
+(defun simple-payload (request-size response-size)
+  (testing:make-payload-config
+   :simple-params (testing:make-simple-proto-params :req-size request-size
+                                                    :resp-size response-size)))
+
+(defun mark-client (call &optional (reset t))
+  "The ClientStats that CALL tells now."
+  (grpc:send call (testing:make-client-args :mark (testing:make-mark :reset reset)))
+  (testing:client-status-stats (grpc:receive call)))
+
+(defun latency-count (stats)
+  (testing:histogram-data-count (testing:client-stats-latencies stats)))
+
+(defun call-driven (function &rest config)
+  "Call FUNCTION with the calls of RunClient and RunServer of a worker that calls itself as CONFIG
+says."
+  (with-worker (channel)
+    (grpc:with-call (server-call (worker-methods:run-server channel :open :timeout 60))
+      (let ((port (testing:server-status-port (set-up-server server-call))))
+        (is (< 0 port 65536))
+        (grpc:with-call (client-call (worker-methods:run-client channel :open :timeout 60))
+          (is-true (apply #'set-up-client client-call port config))
+          (funcall function client-call server-call)
+          (grpc:close-send client-call)
+          (is (null (grpc:receive client-call)))
+          (grpc:close-send server-call)
+          (is (null (grpc:receive server-call))))))))
+
+(defun await-latencies (call count)
+  "The ClientStats of CALL once it tells of COUNT latencies or more; nil if that takes too long."
+  (loop repeat 400
+        for stats = (mark-client call nil)
+        when (<= count (latency-count stats)) return stats
+        do (sleep 0.02)))
+
+(test a-worker-calls-in-a-closed-loop
+  (call-driven
+   (lambda (client server)
+     (let* ((stats (await-latencies client 2000))
+            (latencies (testing:client-stats-latencies stats))
+            (buckets (testing:histogram-data-bucket latencies))
+            (results (testing:client-stats-request-results stats)))
+       (is (= (testing:histogram-data-count latencies) (reduce #'+ buckets)))
+       (is (< 0 (testing:histogram-data-min-seen latencies)
+              (/ (testing:histogram-data-sum latencies) (testing:histogram-data-count latencies))
+              (testing:histogram-data-max-seen latencies)))
+       (is (= (1+ (floor (log 60d9 1.01d0))) (length buckets)))
+       ;; the buckets are where the least and the greatest value are
+       (flet ((bucket (ns) (floor (log ns 1.01d0))))
+         (is (<= (abs (- (bucket (testing:histogram-data-min-seen latencies))
+                         (position-if #'plusp buckets)))
+                 1))
+         (is (<= (abs (- (bucket (testing:histogram-data-max-seen latencies))
+                         (position-if #'plusp buckets :from-end t)))
+                 1)))
+       (is (equal '(0) (map 'list #'testing:request-result-count-status-code results)))
+       (is (plusp (testing:client-stats-time-elapsed stats)))
+       (is (plusp (+ (testing:client-stats-time-user stats)
+                     (testing:client-stats-time-system stats))))
+       ;; a mark without reset goes on counting, one with it begins anew
+       (let ((before (latency-count (mark-client client))))
+         (is (<= (testing:histogram-data-count latencies) before)))
+       (is-true (await-latencies client 10))
+       (grpc:send server (testing:make-server-args :mark (testing:make-mark :reset t)))
+       (let* ((status (grpc:receive server)) (stats (testing:server-status-stats status)))
+         (is (plusp (testing:server-stats-time-elapsed stats)))
+         (is (<= (testing:server-stats-idle-cpu-time stats)
+                 (testing:server-stats-total-cpu-time stats)))
+         (is (plusp (testing:server-status-cores status))))))
+   :rpc-type :unary :outstanding-rpcs-per-channel 5 :client-channels 2
+   :payload-config (simple-payload 10 20)
+   :histogram-params (testing:make-histogram-params :resolution 0.01d0 :max-possible 60d9)))
+
+(test a-worker-talks-in-streams
+  (call-driven (lambda (client server)
+                 (declare (ignore server))
+                 (let ((stats (await-latencies client 500)))
+                   (is-true stats)
+                   (is (equal '(0) (map 'list #'testing:request-result-count-status-code
+                                        (testing:client-stats-request-results stats))))))
+               :rpc-type :streaming :outstanding-rpcs-per-channel 3 :client-channels 2
+               :messages-per-stream 7))
+
+(test a-worker-calls-at-random-times
+  (call-driven (lambda (client server)
+                 (declare (ignore server))
+                 (mark-client client)
+                 (sleep 0.5)
+                 (let* ((stats (mark-client client))
+                        (rate (/ (latency-count stats) (testing:client-stats-time-elapsed stats))))
+                   ;; 2,000 a second; five deviations of a second's half
+                   (is (< 1600 rate 2400))))
+               :rpc-type :unary :client-channels 2
+               :load-params (testing:make-load-params
+                             :poisson (testing:make-poisson-params :offered-load 2000d0))))
+
+(test a-worker-says-what-it-cannot-do
+  (with-worker (channel)
+    (flet ((refused (condition &rest config)
+             (grpc:with-call (call (worker-methods:run-client channel :open :timeout 10))
+               (handler-case (progn (apply #'set-up-client call 1 config) nil)
+                 (grpc:rpc-error (error) (is (typep error condition)) t)))))
+      (is-true (refused 'grpc:unimplemented :rpc-type :streaming-both-ways))
+      (is-true (refused 'grpc:unimplemented
+                        :payload-config (testing:make-payload-config
+                                         :bytebuf-params (testing:make-byte-buffer-params))))
+      (is-true (refused 'grpc:invalid-argument :client-channels 1001))
+      (is-true (refused 'grpc:invalid-argument
+                        :load-params (testing:make-load-params
+                                      :poisson (testing:make-poisson-params :offered-load 0d0))))
+      (is-true (refused 'grpc:failed-precondition
+                        :security-params (testing:make-security-params :use-test-ca t))))
+    (grpc:with-call (call (worker-methods:run-server channel :open :timeout 10))
+      (grpc:send call (testing:make-server-args :mark (testing:make-mark)))
+      (signals grpc:invalid-argument (grpc:receive call)))))
+
+(test a-worker-tells-of-cores-and-ends
+  (let ((ended 0))
+    (with-worker (channel :quit (lambda () (incf ended)))
+      (is (plusp (testing:core-response-cores
+                  (worker-methods:core-count channel (testing:make-core-request) :timeout 10))))
+      (worker-methods:quit-worker channel (testing:make-void) :timeout 10))
+    (is (= 1 ended))))

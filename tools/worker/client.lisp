@@ -1,0 +1,183 @@
+;;;; The client that a worker of gRPC's benchmarks is: calls of BenchmarkService on several
+;;;; channels, one behind the other or at random times, by callbacks on the channels' loops.
+
+(in-package #:clgrpc.tools)
+
+(defconstant +most-worker-channels+ 1000 "How many channels a driver may ask for.")
+(defconstant +most-worker-calls+ 100000 "How many calls at once on all of them.")
+(defconstant +most-behind+ 20000
+  "How many calls of an open loop may be under way; what is due beyond is not made.")
+
+(defstruct (lane (:copier nil))
+  "A channel of a worker's client, and what its calls have come to."
+  (channel nil :type grpc:channel :read-only t) ; that the calls are made on
+  (lock (sb-thread:make-mutex :name "clgrpc worker") :read-only t) ; of what follows
+  (latencies (load:make-histogram) :type load:histogram) ; of calls that ended well, or round trips
+  (results '() :type list)              ; an alist from the numbers of statuses to how many calls
+  (running 0 :type fixnum))             ; calls under way, of an open loop
+
+(defstruct (load-client (:copier nil))
+  "The client of a worker."
+  (config nil :type testing:client-config :read-only t) ; what it was told to do
+  (lanes '() :type list)                ; its channels
+  (begin (read-clocks) :type clock-reading) ; since when it counts
+  (stopped nil :type boolean)           ; whether it begins no more calls
+  (pacer nil :type (or null sb-thread:thread))) ; who begins the calls of an open loop
+
+(defun request-of (config)
+  "The request that CONFIG, a ClientConfig, wants to be made."
+  (let* ((payload (testing:client-config-payload-config config))
+         (params (and payload (testing:payload-config-simple-params payload))))
+    (when (and payload (not params))
+      (grpc:fail :unimplemented "Only payloads of simple_params can be sent."))
+    (testing:make-simple-request
+     :response-size (if params (testing:simple-proto-params-resp-size params) 0)
+     :payload (payload-of-size :compressable
+                               (if params (testing:simple-proto-params-req-size params) 0)))))
+
+(defun note-result (lane status start-ns)
+  "A call of LANE that began at START-NS has ended with STATUS."
+  (let ((ns (- (monotonic-ns) start-ns)) (code (grpc:status-code status)))
+    (sb-thread:with-mutex ((lane-lock lane))
+      (when (eq :ok status) (load:record-value (lane-latencies lane) ns))
+      (let ((known (assoc code (lane-results lane))))
+        (if known (incf (cdr known)) (push (cons code 1) (lane-results lane)))))))
+
+(defun call-once (lane request start-ns then)
+  "Make a unary call on LANE that counts from START-NS; call THEN on its loop once it has ended."
+  (let ((call (grpc:call-async #'grpc.testing.benchmark-service:unary-call (lane-channel lane)
+                               request :wait-for-ready t)))
+    (grpc:on-end call (lambda ()
+                        (note-result lane (grpc:call-status call) start-ns)
+                        (funcall then)))))
+
+(defmacro unless-stopped ((client) &body body)
+  "Evaluate BODY unless CLIENT is stopped; its channels may be closed meanwhile."
+  `(unless (load-client-stopped ,client)
+     (handler-case (progn ,@body)
+       ((or grpc:rpc-error misuse) (error)
+         (unless (load-client-stopped ,client) (error error))))))
+
+(defun call-again-and-again (client lane request)
+  "Make unary calls on LANE, each when the one before it has ended."
+  (unless-stopped (client)
+    (call-once lane request (monotonic-ns)
+               (lambda () (call-again-and-again client lane request)))))
+
+(defun talk (client lane request)
+  "Send REQUEST on a stream of LANE, again whenever it is answered, on a new stream after as many as
+the config says."
+  (let ((call (grpc.testing.benchmark-service:streaming-call (lane-channel lane) :open
+                                                              :wait-for-ready t))
+        (limit (testing:client-config-messages-per-stream (load-client-config client)))
+        (trips 0)
+        (start-ns (monotonic-ns)))
+    (declare (type fixnum trips) (type nanoseconds start-ns))
+    (flet ((answered (message)
+             (declare (ignore message))
+             (note-result lane :ok start-ns)
+             (incf trips)
+             (cond ((or (load-client-stopped client) (= trips limit)) (grpc:close-send call))
+                   (t (setf start-ns (monotonic-ns))
+                      (grpc:try-send call request))))
+           (ended ()
+             (unless (eq :ok (grpc:call-status call))
+               (note-result lane (grpc:call-status call) start-ns))
+             (unless-stopped (client) (talk client lane request))))
+      (grpc:on-message call #'answered)
+      (grpc:on-end call #'ended)
+      (grpc:send call request))))
+
+(defun pace-calls (client request rate)
+  "Begin calls of CLIENT, RATE a second at random times, on each channel in turn until it is
+stopped. Latencies count from when a call was due."
+  (let ((due (monotonic-ns)) (random (make-random-state t)))
+    (loop for lanes = (load-client-lanes client) then (or (rest lanes) (load-client-lanes client))
+          for lane = (first lanes)
+          until (load-client-stopped client)
+          do (incf due (floor (* +ns-per-second+ (- (log (- 1d0 (random 1d0 random))))) rate))
+             (let ((ahead (- due (monotonic-ns))))
+               (when (> ahead 50000) (sleep (ns-seconds ahead))))
+             (when (< (lane-running lane) +most-behind+)
+               (sb-thread:with-mutex ((lane-lock lane)) (incf (lane-running lane)))
+               (unless-stopped (client)
+                 (call-once lane request (min due (monotonic-ns))
+                            (lambda ()
+                              (sb-thread:with-mutex ((lane-lock lane))
+                                (decf (lane-running lane))))))))))
+
+(defun begin-calls (client)
+  "Begin what CLIENT was told to do."
+  (let* ((config (load-client-config client))
+         (request (request-of config))
+         (load (testing:client-config-load-params config))
+         (poisson (and load (testing:load-params-poisson load)))
+         (rate (and poisson (testing:poisson-params-offered-load poisson)))
+         (kind (testing:client-config-rpc-type config)))
+    (flet ((in-each-slot (function)
+             (dolist (lane (load-client-lanes client))
+               (loop repeat (testing:client-config-outstanding-rpcs-per-channel config)
+                     do (funcall function client lane request)))))
+      (cond ((and rate (not (plusp rate)))
+             (grpc:fail :invalid-argument "offered_load is to be positive."))
+            ((and rate (eq :unary kind))
+             (setf (load-client-pacer client)
+                   (sb-thread:make-thread #'pace-calls :name "clgrpc worker"
+                                                       :arguments (list client request rate))))
+            ((and (eq :unary kind)) (in-each-slot #'call-again-and-again))
+            ((and (eq :streaming kind) (not rate)) (in-each-slot #'talk))
+            (t (grpc:fail :unimplemented
+                          "There are unary calls, and round trips in a closed loop."))))))
+
+(defun start-load-client (config credentials)
+  "A LOAD-CLIENT that does what CONFIG says, over TLS if that is wanted, by CREDENTIALS."
+  (let ((targets (testing:client-config-server-targets config))
+        (channels (max 1 (testing:client-config-client-channels config)))
+        (client (make-load-client :config config)))
+    (when (or (zerop (length targets)) (> channels +most-worker-channels+)
+              (> (* channels (testing:client-config-outstanding-rpcs-per-channel config))
+                 +most-worker-calls+))
+      (grpc:fail :invalid-argument "There is no target, or there are too many channels or calls."))
+    (setf (load-client-lanes client)
+          (loop for i below channels
+                collect (make-lane :channel
+                                   (grpc:make-channel (elt targets (mod i (length targets)))
+                                                      :credentials credentials))))
+    (handler-bind ((error (lambda (error) (declare (ignore error)) (stop-load-client client))))
+      (begin-calls client))
+    client))
+
+(defun stop-load-client (client)
+  "Have CLIENT begin no more calls, and end those under way."
+  (setf (load-client-stopped client) t)
+  (dolist (lane (load-client-lanes client))
+    (grpc:close-channel (lane-channel lane)))
+  (when (load-client-pacer client) (sb-thread:join-thread (load-client-pacer client) :default nil))
+  nil)
+
+(defun take-figures (lane reset)
+  "The latencies and results of LANE so far, which begins anew if RESET is true."
+  (sb-thread:with-mutex ((lane-lock lane))
+    (multiple-value-prog1 (values (load:merge-histograms (list (lane-latencies lane)))
+                                  (copy-alist (lane-results lane)))
+      (when reset
+        (setf (lane-latencies lane) (load:make-histogram)
+              (lane-results lane) '())))))
+
+(defun client-stats (client reset)
+  "The ClientStats of CLIENT since it was reset last, which it is now if RESET is true."
+  (let ((histograms '()) (results '()) (now (read-clocks)))
+    (dolist (lane (load-client-lanes client))
+      (multiple-value-bind (latencies counts) (take-figures lane reset)
+        (push latencies histograms)
+        (loop for (code . count) in counts
+              do (incf (getf results code 0) count))))
+    (prog1 (apply #'testing:make-client-stats
+                  :latencies (histogram-data (load:merge-histograms histograms)
+                                             (testing:client-config-histogram-params
+                                              (load-client-config client)))
+                  :request-results (loop for (code count) on results by #'cddr
+                                         collect (testing:make-request-result-count
+                                                  :status-code code :count count))
+                  (times-since (load-client-begin client) now))
+      (when reset (setf (load-client-begin client) now)))))

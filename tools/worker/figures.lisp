@@ -1,0 +1,59 @@
+;;;; What a worker of gRPC's benchmarks tells of itself: times, and latencies in the buckets that
+;;;; its driver wants.
+
+(in-package #:clgrpc.tools)
+
+(defstruct (clock-reading (:copier nil) (:conc-name reading-))
+  "What the clocks said at once."
+  (ns (monotonic-ns) :type nanoseconds)  ; the time
+  (user-us 0 :type unsigned-byte)        ; microseconds of CPU of this process in user mode
+  (system-us 0 :type unsigned-byte)      ; in the kernel
+  (total-ticks 0 :type unsigned-byte)    ; of all processors of the machine, since it was started
+  (idle-ticks 0 :type unsigned-byte))    ; those of them in which nothing ran
+
+(defun read-clocks ()
+  "A CLOCK-READING of now."
+  (multiple-value-bind (total idle) (os:processor-ticks)
+    (multiple-value-bind (good user system) (sb-unix:unix-getrusage sb-unix:rusage_self)
+      (declare (ignore good))
+      (make-clock-reading :user-us user :system-us system
+                          :total-ticks (or total 0) :idle-ticks (or idle 0)))))
+
+(defun times-since (begin now)
+  "The keyword arguments of MAKE-CLIENT-STATS and MAKE-SERVER-STATS that say what passed between
+BEGIN and NOW, readings."
+  (flet ((seconds (reader unit)
+           (/ (- (funcall reader now) (funcall reader begin)) (float unit 1d0))))
+    (list :time-elapsed (seconds #'reading-ns +ns-per-second+)
+          :time-user (seconds #'reading-user-us 1000000)
+          :time-system (seconds #'reading-system-us 1000000))))
+
+(defconstant +most-driver-buckets+ 100000
+  "How many buckets a driver may ask for at most; the usual ones are 2,600.")
+
+(defun driver-bucket (ns growth)
+  "The number of the bucket that has NS, if each is GROWTH times as wide as the one before it."
+  (if (<= ns 1) 0 (floor (log (float ns 1d0) growth))))
+
+(defun histogram-data (histogram params)
+  "HISTOGRAM in the buckets that PARAMS, HistogramParams or nil, want: each of ours goes where its
+middle belongs, which is at most one part in 256 from where its values are."
+  (let* ((wanted (and params (plusp (testing:histogram-params-resolution params))))
+         (growth (1+ (if wanted (testing:histogram-params-resolution params) 0.01d0)))
+         (last (driver-bucket (if wanted (testing:histogram-params-max-possible params) 6d10)
+                              growth)))
+    (unless (<= 0 last +most-driver-buckets+)
+      (grpc:fail :invalid-argument "That would be too many buckets."))
+    (let ((buckets (make-array (1+ last) :initial-element 0)) (squares 0d0))
+      (load:map-histogram (lambda (low high count)
+                            (let ((middle (/ (+ low high -1) 2)))
+                              (incf (aref buckets (min last (driver-bucket middle growth))) count)
+                              (incf squares (* count (expt (float middle 1d0) 2)))))
+                          histogram)
+      (testing:make-histogram-data
+       :bucket buckets
+       :min-seen (float (load:histogram-min histogram) 1d0)
+       :max-seen (float (load:histogram-max histogram) 1d0)
+       :sum (float (load:histogram-sum histogram) 1d0)
+       :sum-of-squares squares
+       :count (float (load:histogram-count histogram) 1d0)))))

@@ -1,0 +1,140 @@
+;;;; The command `qps-worker`: grpc.testing.WorkerService, by which the driver of gRPC's benchmarks
+;;;; has this process be a client or a server.
+
+(in-package #:clgrpc.tools)
+
+(defclass worker-service (testing:worker-service)
+  ((host :initarg :host :reader worker-host :documentation "Where its servers listen.")
+   (server-port :initarg :server-port :initform 0 :reader worker-server-port
+                :documentation "On which port, if the driver names none; 0 for a free one.")
+   (server-credentials :initarg :server-credentials :initform nil
+                       :reader worker-server-credentials
+                       :documentation "Those of its servers, if the driver wants TLS.")
+   (client-credentials :initarg :client-credentials :initform nil
+                       :reader worker-client-credentials
+                       :documentation "Those of its clients, likewise.")
+   (quit :initarg :quit :initform (constantly nil) :reader worker-quit
+         :documentation "A function without arguments that ends the process."))
+  (:documentation "A worker of gRPC's benchmarks."))
+
+(defun credentials-wanted (wanted credentials)
+  "CREDENTIALS if WANTED, SecurityParams, is there."
+  (when wanted
+    (or credentials
+        (grpc:fail :failed-precondition
+                   "This worker was given no certificates, so it speaks no TLS."))))
+
+(defun answer-driver (call arguments start report stop)
+  "Answer each message of CALL, by ARGUMENTS a plist of readers: its setup is given to START, which
+returns what does the work; each mark gets what REPORT says of that. STOP ends it."
+  (let ((worker nil))
+    (unwind-protect
+         (grpc:do-messages (message call)
+           (let ((setup (funcall (getf arguments :setup) message))
+                 (mark (funcall (getf arguments :mark) message)))
+             (cond (setup
+                    (when worker (funcall stop (shiftf worker nil)))
+                    (setf worker (funcall start setup)))
+                   ((not (and mark worker))
+                    (grpc:fail :invalid-argument "There is nothing set up.")))
+             (grpc:send call (funcall report worker
+                                      (and mark (testing:mark-reset mark))))))
+      (when worker (funcall stop worker)))))
+
+(defmethod grpc.testing.worker-service:run-client ((service worker-service) call &key)
+  (answer-driver call '(:setup testing:client-args-setup :mark testing:client-args-mark)
+                 (lambda (config)
+                   (start-load-client config
+                                      (credentials-wanted
+                                       (testing:client-config-security-params config)
+                                       (worker-client-credentials service))))
+                 (lambda (client reset)
+                   (testing:make-client-status :stats (client-stats client reset)))
+                 #'stop-load-client))
+
+(defstruct (load-server (:copier nil))
+  "The server of a worker."
+  (server nil :type grpc:server :read-only t) ; that serves BenchmarkService
+  (begin (read-clocks) :type clock-reading)) ; since when it counts
+
+(defun start-load-server (service config)
+  "A LOAD-SERVER as CONFIG, a ServerConfig, wants it."
+  (let ((payload (testing:server-config-payload-config config))
+        (port (testing:server-config-port config))
+        (loops (testing:server-config-async-server-threads config)))
+    (when (and payload (not (testing:payload-config-simple-params payload)))
+      (grpc:fail :unimplemented "Only payloads of simple_params can be served."))
+    (make-load-server
+     :server (grpc:start-server (list (make-instance 'bench-service))
+                                :listen (format nil "~A:~D" (worker-host service)
+                                                (if (zerop port)
+                                                    (worker-server-port service)
+                                                    port))
+                                :loops (if (<= 1 loops 64) loops 1)
+                                :execution :inline
+                                :credentials (credentials-wanted
+                                              (testing:server-config-security-params config)
+                                              (worker-server-credentials service))))))
+
+(defun server-status (worker reset)
+  "The ServerStatus of WORKER, a LOAD-SERVER, since it was reset last, which it is now if RESET is
+true."
+  (let* ((now (read-clocks)) (begin (load-server-begin worker))
+         (address (grpc:server-address (load-server-server worker))))
+    (when reset (setf (load-server-begin worker) now))
+    (testing:make-server-status
+     :stats (apply #'testing:make-server-stats
+                   :total-cpu-time (- (reading-total-ticks now) (reading-total-ticks begin))
+                   :idle-cpu-time (- (reading-idle-ticks now) (reading-idle-ticks begin))
+                   (times-since begin now))
+     :port (parse-integer address :start (1+ (position #\: address :from-end t)))
+     :cores (os:processor-count))))
+
+(defmethod grpc.testing.worker-service:run-server ((service worker-service) call &key)
+  (answer-driver call '(:setup testing:server-args-setup :mark testing:server-args-mark)
+                 (lambda (config) (start-load-server service config))
+                 #'server-status
+                 (lambda (worker) (grpc:stop-server (load-server-server worker) :drain 0))))
+
+(defmethod grpc.testing.worker-service:core-count ((service worker-service) request &key)
+  (declare (ignore request))
+  (testing:make-core-response :cores (os:processor-count)))
+
+(defmethod grpc.testing.worker-service:quit-worker ((service worker-service) request &key)
+  (declare (ignore request))
+  (funcall (worker-quit service))
+  (testing:make-void))
+
+(defun end-this-process ()
+  "Have this process end as it does at SIGTERM, which lets running calls end."
+  (sb-unix:unix-kill (sb-unix:unix-getpid) os:+sigterm+))
+
+(define-command "qps-worker"
+    (()
+     ((listen "ADDRESS" (address-parser 0) "127.0.0.1:10000"
+              "Where the driver finds this worker; its servers listen on the same host.")
+      (server-port "PORT" (integer-parser 0 65535) 0
+                   "Where its servers listen, if the driver does not say; 0 picks a free port.")
+      (tls-cert "FILE" #'identity nil
+                "The certificates (PEM) of its servers, if the driver wants TLS.")
+      (tls-key "FILE" #'identity nil "The private key of --tls-cert; without it, in that file.")
+      (tls-ca "FILE" #'identity nil
+              "Whom its clients trust, if the driver wants TLS: the certificates in FILE.")
+      (tls-name "NAME" #'identity nil "The name that the server's certificate must be for.")))
+    "Serve grpc.testing.WorkerService, so that the driver of gRPC's benchmarks, or `clgrpc load
+--workers`, has this process be the client or the server of a measurement: unary calls, closed
+loop or at random times, and round trips in streams, with payloads of messages. Prints
+`listening on ADDRESS` when ready; QuitWorker, SIGTERM or SIGINT end it with 0."
+  (tune-collector)
+  (let* ((server (grpc:start-server
+                  (list (make-instance
+                         'worker-service
+                         :host (subseq listen 0 (position #\: listen :from-end t))
+                         :server-port server-port
+                         :server-credentials (server-credentials tls-cert tls-key '() nil)
+                         :client-credentials (client-credentials tls-ca nil nil tls-name)
+                         :quit #'end-this-process))
+                  :listen listen)))
+    (unwind-protect (serve-until-signal server '())
+      (grpc:stop-server server)))
+  0)
