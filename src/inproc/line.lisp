@@ -74,10 +74,12 @@ attempt, which begins with it."
 (defun traffic (call)
   "The operation TRAFFIC."
   (let ((passage (passage-of call)))
-    (cond ((null passage) (values 0 0))
+    (cond ((null passage) (values 0 0 0))
           ((rpc:client-p call)
-           (values (passage-requests passage) (passage-responses passage)))
-          (t (values (passage-responses passage) (passage-requests passage))))))
+           (values (passage-requests passage) (passage-responses passage)
+                   (passage-began-ns passage)))
+          (t (values (passage-responses passage) (passage-requests passage)
+                     (passage-began-ns passage))))))
 
 (defun elapsed-ns (call)
   "The operation ELAPSED-NS."

@@ -223,7 +223,8 @@ stays. Return true if the owner may have more to send, for which it gets its cha
 the turn. Not from the handler's FILL. On the loop."
   (and (member (connection-state connection) '(:open :closing))
        (not (connection-blocked connection))
-       (send-output connection)))
+       (progn (do-early-chores (connection-loop connection))
+              (send-output connection))))
 
 (define-hot flush-and-close ((connection connection)) null
   "What the flush phase does with a dirty CONNECTION."

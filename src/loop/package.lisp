@@ -67,7 +67,7 @@
    #:make-event-loop #:run-event-loop #:launch-event-loop #:stop-event-loop #:join-event-loop
    #:call-at-stop #:on-signal
    ;; task.lisp
-   #:post #:run-posted #:defer #:call-last #:call-after-closing #:read-clock
+   #:post #:run-posted #:defer #:call-last #:call-before-flush #:call-after-closing #:read-clock
    ;; driving.lisp and gathering.lisp
    #:enter-call #:leave-call #:call-served #:drive #:may-drive-p #:left-to-drive-p #:drive-on
    #:not-for-driver-p #:run-now #:run-to-send #:run-or-post

@@ -15,6 +15,17 @@
 (defconstant +pool-buffers+ 1024
   "How many unused buffers a loop keeps.")
 
+(defstruct (chores (:copier nil))
+  "Functions that are to be called once, in their order."
+  (places (make-array 16 :initial-element 0) :type simple-vector) ; function, argument, …
+  (count 0 :type index))                ; how many places are taken
+
+(declaim (sb-ext:freeze-type chores))
+
+(defmethod print-object ((chores chores) stream)
+  (print-unreadable-object (chores stream :type t)
+    (format stream "~D" (ash (chores-count chores) -1))))
+
 (defstruct (driving (:copier nil))
   "What a caller-driven loop knows of its callers. See driving.lisp and, for the last four slots,
 gathering.lisp."
@@ -87,8 +98,8 @@ gathering.lisp."
   (ring-count 0 :type index)            ; how many functions RING has
   (current nil)                         ; the connection that is being read or flushed
   (flushed-at 0 :type nanoseconds)      ; when all output was last sent, or the turn began
-  (last (make-array 64 :initial-element 0) :type simple-vector) ; of CALL-LAST, as RING
-  (last-count 0 :type index)            ; how many places of LAST are taken
+  (early (make-chores) :type chores :read-only t) ; of CALL-BEFORE-FLUSH
+  (last (make-chores) :type chores :read-only t) ; of CALL-LAST
   ;; buffers
   (input (make-octets 0) :type octets)  ; what connections are read into
   ;; of buffers

@@ -4,6 +4,7 @@
 ;;;;   POST                 any thread   in the next inbox phase; the loop is woken for it
 ;;;;   DEFER                the loop     after the reading of this turn, or in the next turn; user
 ;;;;                                     code runs in such functions only
+;;;;   CALL-BEFORE-FLUSH    the loop     before output is sent next, or at the end of this turn
 ;;;;   CALL-LAST            the loop     at the end of this turn, after the output has been sent
 ;;;;   CALL-AFTER-CLOSING   the loop     at the end of a turn, for each connection that has gone
 ;;;;   a timer              the loop     when it is due; see EVENT-LOOP-WHEEL
@@ -30,16 +31,44 @@ Deferred functions are called in order. On the loop."
 EVENT-LOOP-NOW. From any thread."
   (funcall (event-loop-clock loop)))
 
+(define-hot add-chore ((chores chores) (function function) (argument t)) null
+  (let ((count (chores-count chores)))
+    (when (= count (length (chores-places chores)))
+      (setf (chores-places chores) (grow-vector (chores-places chores) (* 2 count))))
+    (setf (svref (chores-places chores) count) function
+          (svref (chores-places chores) (1+ count)) argument
+          (chores-count chores) (+ 2 count))
+    nil))
+
+(define-hot do-chores ((loop event-loop) (chores chores)) boolean
+  "Do CHORES of LOOP, also those that are added meanwhile. Return true if there were any."
+  (let ((i 0))
+    (declare (type index i))
+    (loop while (< i (chores-count chores))
+          do (let* ((places (chores-places chores))
+                    (function (shiftf (svref places i) 0))
+                    (argument (shiftf (svref places (1+ i)) 0)))
+               (incf i 2)
+               (guarding (:last-function-error :loop loop)
+                 (funcall (the function function) argument))))
+    (setf (chores-count chores) 0)
+    (plusp i)))
+
+(define-hot (do-early-chores :inline t) ((loop event-loop)) null
+  "Output of LOOP is about to be sent, or its turn ends."
+  (let ((chores (event-loop-early loop)))
+    (when (plusp (chores-count chores)) (do-chores loop chores)))
+  nil)
+
 (define-hot call-last ((loop event-loop) (function function) (argument t)) null
   "Call FUNCTION with ARGUMENT at the end of the turn, after the flush. FUNCTION must not be user
 code, and must not call functions of the loop. By the thread that holds the baton."
-  (let ((count (event-loop-last-count loop)))
-    (when (= count (length (event-loop-last loop)))
-      (setf (event-loop-last loop) (grow-vector (event-loop-last loop) (* 2 count))))
-    (setf (svref (event-loop-last loop) count) function
-          (svref (event-loop-last loop) (1+ count)) argument
-          (event-loop-last-count loop) (+ 2 count))
-    nil))
+  (add-chore (event-loop-last loop) function argument))
+
+(define-hot call-before-flush ((loop event-loop) (function function) (argument t)) null
+  "Call FUNCTION with ARGUMENT before output of any connection is sent next, or at the end of the
+turn if none is. FUNCTION as for CALL-LAST. By the thread that holds the baton."
+  (add-chore (event-loop-early loop) function argument))
 
 (defun call-after-closing (loop function)
   "From now on call FUNCTION with LOOP, as CALL-LAST does, for each connection of LOOP that goes. A

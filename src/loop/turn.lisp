@@ -1,8 +1,9 @@
 ;;;; The turn of a loop: wait for events → read every ready connection once → deferred functions →
-;;;; inbox → timers → one send for each connection that has output → functions of CALL-LAST, such as
-;;;; those that wake threads that wait for what this turn brought. Each phase works off what was
-;;;; there when it began. Work that it causes is for later phases, or for the next turn, which then
-;;;; does not wait. Nothing here allocates. In the middle of a long turn timers run as well.
+;;;; inbox → timers → functions of CALL-BEFORE-FLUSH → one send for each connection that has output
+;;;; → functions of CALL-LAST, such as those that wake threads that wait for what this turn brought.
+;;;; Each phase works off what was there when it began. Work that it causes is for later phases, or
+;;;; for the next turn, which then does not wait. Nothing here allocates. In the middle of a long
+;;;; turn timers run as well.
 
 (in-package #:clgrpc.loop)
 
@@ -133,6 +134,7 @@ aborted, and the loop goes on with the others."
   nil)
 
 (define-hot flush-phase ((loop event-loop)) null
+  (do-early-chores loop)
   (let ((driving (event-loop-driving loop)))
     (when driving (setf (driving-gathered-ns driving) 0)))
   (when (plusp (event-loop-dirty-count loop))
@@ -206,19 +208,11 @@ all output if the last time was long ago."
   (run-timers loop (event-loop-now loop)))
 
 (define-hot last-phase ((loop event-loop)) null
-  (let ((last (event-loop-last loop))
-        (i 0))
-    (declare (type index i))
-    (loop while (< i (event-loop-last-count loop))
-          do (let ((function (shiftf (svref last i) 0))
-                   (argument (shiftf (svref last (1+ i)) 0)))
-               (incf i 2)
-               (guarding (:last-function-error :loop loop)
-                 (funcall (the function function) argument))))
-    (setf (event-loop-last-count loop) 0)
-    (let ((driving (event-loop-driving loop)))
-      (when driving (setf (driving-woke driving) (plusp i))))
-    nil))
+  (do-early-chores loop)
+  (let ((some (do-chores loop (event-loop-last loop)))
+        (driving (event-loop-driving loop)))
+    (when driving (setf (driving-woke driving) some)))
+  nil)
 
 (define-hot run-turn ((loop event-loop)) boolean
   "One turn. Return false if the baton was lost in it."

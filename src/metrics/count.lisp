@@ -18,31 +18,93 @@
   (print-unreadable-object (exemplar stream :type t)
     (format stream "~D ~S" (exemplar-value exemplar) (exemplar-labels exemplar))))
 
-(defun keep-exemplar (series call ns function)
-  "Have SERIES remember CALL, which took NS, if FUNCTION, of make-metrics, returns labels for it."
-  (let ((labels (funcall (the function function) call)))
-    (when labels
-      (let ((exemplars (or (series-exemplars series)
-                           (setf (series-exemplars series)
-                                 (make-array (1+ (length (scale-bounds **latency**)))
-                                             :initial-element nil)))))
-        (setf (svref exemplars (bucket-of **latency** ns))
-              (make-exemplar ns labels (real-time-ns)))))))
+(defun labels-of (exemplar call)
+  "The labels of CALL's exemplar that EXEMPLAR, of MAKE-METRICS, says; nil if there are none."
+  (and exemplar (funcall (the function exemplar) call)))
 
-(defun plain-request-p (call)
+(defun keep-exemplar (series ns labels)
+  "Have SERIES remember a call, which took NS, by LABELS, unless these are nil."
+  (when labels
+    (let ((exemplars (or (series-exemplars series)
+                         (setf (series-exemplars series)
+                               (make-array (1+ (length (scale-bounds **latency**)))
+                                           :initial-element nil)))))
+      (setf (svref exemplars (bucket-of **latency** ns))
+            (make-exemplar ns labels (real-time-ns))))))
+
+;;; Runs
+
+(define-hot settle-runs ((book book) (now nanoseconds)) null
+  "The calls in the runs of BOOK have ended at NOW: count how long they have taken."
+  (dotimes (i (book-run-count book))
+    (let ((run (svref (book-runs book) i)))
+      (declare (type run run))
+      (record-several (series-cells (the series (run-series run))) +duration+ **latency**
+                      (max 0 (- now (run-began-ns run))) (run-count run))
+      (setf (run-status run) nil
+            (run-method run) nil
+            (run-count run) 0)))
+  (setf (book-run-count book) 0)
+  nil)
+
+(defun end-runs (book)
+  "What BOOK's loop does before it sends output."
+  (settle-runs book (loop:read-clock (shard-loop (book-shard book))))
+  (setf (book-due book) nil))
+
+(define-hot begin-run ((book book) method (status symbol) (began-ns nanoseconds))
+    (or null series)
+  "As COUNT-IN-RUN, for a call that is not like the one before it."
+  (let ((loop (shard-loop (book-shard book))))
+    (when (and loop (not (loop:event-loop-stopping loop)))
+      (when (= +runs+ (book-run-count book)) (settle-runs book (loop:read-clock loop)))
+      (unless (book-due book)
+        (setf (book-due book) t)
+        (loop:call-before-flush loop #'end-runs book))
+      (let ((run (svref (book-runs book) (book-run-count book)))
+            (series (series-of book (page-calls (page-of book method)) status)))
+        (declare (type run run))
+        (incf (book-run-count book))
+        (setf (run-method run) method
+              (run-status run) status
+              (run-began-ns run) began-ns
+              (run-series run) series
+              (run-count run) 1
+              (book-run book) run)
+        series))))
+
+(define-hot (count-in-run :inline t) ((book book) method (status symbol) (began-ns nanoseconds))
+    (or null series)
+  "A call of METHOD has ended with STATUS that began at BEGAN-NS: how long it took counts when the
+loop of BOOK sends what it has answered. Return its series, or nil if the loop is about to stop and
+the duration is to be counted now."
+  (let ((run (book-run book)))
+    (cond ((and (eq status (run-status run))
+                (eq method (run-method run))
+                (= began-ns (run-began-ns run)))
+           (setf (run-count run) (ldb (byte 32 0) (1+ (run-count run))))
+           (run-series run))
+          (t (values (begin-run book method status began-ns))))))
+
+(defun in-plain-dialect-p (call)
+  (string= "PLAIN" (getf (operate particulars call) :dialect)))
+
+(define-hot (plain-request-p :inline t) (call) t
   "True if CALL is a request of HTTP and no call."
   (let ((method (call-rpc-method call)))
-    (and (or (null method) (zerop (service:rpc-method-number method)))
-         (string= "PLAIN" (getf (operate particulars call) :dialect)))))
+    (and (or (null method) (zerop (service:rpc-method-number (the service:rpc-method method))))
+         (in-plain-dialect-p call))))
 
 (defmacro define-observers (name lambda-list documentation &body clauses)
   "Define NAME, a function of LAMBDA-LIST that returns an observer made of CLAUSES, the arguments of
 RPC:MAKE-OBSERVER. In these BOOK is the book to count in, (TALLY cells at value) adds to a cell and
-(NOTE cells at scale value) to a histogram. The function gets as :book a book of a loop, or else as
-:books a vector of those that threads without a loop share."
+(NOTE cells at scale value) to a histogram; (ON-LOOP FORM) is FORM on a loop, else nil. The function
+gets as :book a book of a loop, or else as :books a vector of those that threads without a loop
+share."
   (flet ((version (count record bind)
            `(macrolet ((tally (cells at value) (list ',count cells at value))
-                       (note (cells at scale value) (list ',record cells at scale value)))
+                       (note (cells at scale value) (list ',record cells at scale value))
+                       (on-loop (form) (and ,(not bind) form)))
               (rpc:make-trusted-observer
                ,@(loop for (key arguments . all) in clauses
                        for declaration = (and (eq 'declare (first (first all))) (first all))
@@ -76,16 +138,20 @@ RPC:MAKE-OBSERVER. In these BOOK is the book to count in, (TALLY cells at value)
   (:call-ended (call)
     (let ((method (call-rpc-method call)))
       (unless (plain-request-p call)
-        (let* ((series (series-of book (page-calls (page-of book method)) (call-status call)))
-               (cells (series-cells series))
-               (ns (operate elapsed-ns call)))
-          (declare (type (unsigned-byte 62) ns))
-          (multiple-value-bind (sent received) (operate traffic call)
-            (declare (type (unsigned-byte 62) sent received))
-            (note cells +duration+ **latency** ns)
+        (multiple-value-bind (sent received began-ns) (operate traffic call)
+          (declare (type (unsigned-byte 62) sent received began-ns) (ignorable began-ns))
+          (let* ((status (call-status call))
+                 (labels (labels-of exemplar call))
+                 (run (on-loop (and (null labels) (count-in-run book method status began-ns))))
+                 (series (or run (series-of book (page-calls (page-of book method)) status)))
+                 (cells (series-cells series)))
+            (unless run
+              (let ((ns (operate elapsed-ns call)))
+                (declare (type (unsigned-byte 62) ns))
+                (note cells +duration+ **latency** ns)
+                (keep-exemplar series ns labels)))
             (note cells +sent+ **size** sent)
-            (note cells +received+ **size** received))
-          (when exemplar (keep-exemplar series call ns exemplar))))))
+            (note cells +received+ **size** received))))))
   (:connection-begun (peer)
     (declare (ignore peer))
     (tally (book-cells book) +accepted+ 1))
@@ -110,7 +176,7 @@ calls that are made again, too."
       (note cells +duration+ **latency** ns)
       (note cells +sent+ **size** sent)
       (note cells +received+ **size** received)
-      (when exemplar (keep-exemplar series call ns exemplar))))
+      (keep-exemplar series ns (labels-of exemplar call))))
   (:call-ended (call)
     (let* ((page (page-of book (call-rpc-method call)))
            (series (series-of book (page-calls page) (call-status call)))
@@ -125,7 +191,7 @@ calls that are made again, too."
             (when (plusp hedges) (note cells +hedges+ **retries** hedges))
             (when (plusp again) (note cells +transparent-retries+ **transparent-retries** again))
             (when (plusp idle-ns) (note cells +retry-delay+ **latency** idle-ns)))))
-      (when exemplar (keep-exemplar series call ns exemplar))))
+      (keep-exemplar series ns (labels-of exemplar call))))
   (:subchannel-connected (peer)
     (declare (ignore peer))
     (tally (book-cells book) +connected+ 1))

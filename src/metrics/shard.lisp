@@ -6,6 +6,10 @@
 ;;;;
 ;;;;   shard → BOOK of a role and a target → PAGE of a method → SERIES of a status → cells
 ;;;;
+;;;; How long the calls of a server's loop have taken is known when their answers are sent, which is
+;;;; for all of a turn at once, or nearly. Until then calls that began in one turn and ended alike
+;;;; are counted in a RUN, and the clock is read once for all runs.
+;;;;
 ;;;; A book finds its pages by the number of the method (service/method.lisp), a page its series by
 ;;;; the status code, so a call's cells are two loads away. Books, pages and series are made when
 ;;;; they are first needed, under the lock of the metrics, and stay.
@@ -53,6 +57,19 @@ row is a name and how many cells it has."
   ;; of a client's attempts likewise
   (attempts (make-array +statuses+ :initial-element nil) :type simple-vector :read-only t))
 
+(defconstant +runs+ 16 "So many runs a book has at a time, before it reads the clock.")
+
+(defstruct (run (:copier nil))
+  "Calls of a server's that have begun in one turn and ended alike since output was last sent."
+  (method nil :type (or null service:rpc-method)) ; theirs, nil if there is none
+  (status nil :type symbol)             ; with which they have ended; nil if the run is not in use
+  (began-ns 0 :type nanoseconds)        ; when they began
+  (series nil :type (or null series))   ; where they count
+  (count 0 :type index))                ; how many they are
+
+(defun make-runs ()
+  (coerce (loop repeat +runs+ collect (make-run)) 'simple-vector))
+
 (defstruct (book (:constructor make-book (role target shard)) (:copier nil))
   "What is counted of servers, or of channels to one target."
   ;; whose it is
@@ -61,6 +78,11 @@ row is a name and how many cells it has."
   (shard nil :read-only t)              ; that it is of
   (pages (make-array 8 :initial-element nil) :type simple-vector) ; by number of method
   (cells (make-cells +book-cells+) :type cells :read-only t) ; of no method: see BOOK-CELL
+  ;; durations that are not known yet
+  (runs (make-runs) :type simple-vector :read-only t)
+  (run-count 0 :type (integer 0 #.+runs+)) ; how many of RUNS are in use
+  (run (make-run) :type run)            ; the last of these, or an empty one
+  (due nil :type boolean)               ; the loop will call END-RUNS
   (labelled '() :type list))            ; an alist from (kind . text) to CELLS of one: see LABELLED
 
 (defstruct (shard (:constructor make-shard (metrics)) (:copier nil))
@@ -69,10 +91,14 @@ row is a name and how many cells it has."
   (loop nil :type (or null loop:event-loop)) ; whose it is now
   (books '() :type list))               ; of servers, and of the targets of channels
 
-(declaim (sb-ext:freeze-type series page book shard))
+(declaim (sb-ext:freeze-type series run page book shard))
 
 (defmethod print-object ((series series) stream)
   (print-unreadable-object (series stream :type t :identity t)))
+
+(defmethod print-object ((run run) stream)
+  (print-unreadable-object (run stream :type t)
+    (format stream "~D ~A" (run-count run) (run-status run))))
 
 (defmethod print-object ((page page) stream)
   (print-unreadable-object (page stream :type t)

@@ -58,7 +58,7 @@
 
 (defun no-traffic (call)
   (declare (ignore call))
-  (values 0 0))
+  (values 0 0 0))
 
 (defun no-repeats (call)
   (declare (ignore call))
@@ -177,7 +177,8 @@ true if either came; false if this thread may not run the loop, or not until the
     "The OBSERVER of the call's channel or server, or nil.")
   (traffic (call) (:thread :loop :default #'no-traffic)
     "How many octets of messages the call has sent and received, two values, as the observer that it
-has was told; of a client's call on the wire in its attempt under way.")
+has was told; of a client's call on the wire in its attempt under way. A third value is when it
+began, of a call on the wire by its loop's clock.")
   (told-compressed (call) (:thread :loop :default #'nothing)
     "True if the message that observers are being told of is compressed on the wire.")
   (repeats (call) (:thread :loop :end :client :default #'no-repeats)

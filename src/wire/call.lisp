@@ -89,12 +89,14 @@ observer, if CALL has one."
       (observe message-received observer call size)))
   nil)
 
-(define-hot wire-traffic ((call wire-call)) (values (unsigned-byte 62) (unsigned-byte 62))
+(define-hot wire-traffic ((call wire-call))
+    (values (unsigned-byte 62) (unsigned-byte 62) nanoseconds)
   "The operation TRAFFIC."
   (let ((stream (wire-call-stream call)))
     (if stream
-        (values (http2:stream-tally-out stream) (http2:stream-tally-in stream))
-        (values 0 0))))
+        (values (http2:stream-tally-out stream) (http2:stream-tally-in stream)
+                (wire-call-born-ns call))
+        (values 0 0 (wire-call-born-ns call)))))
 
 (define-hot (mark-call :inline t) ((call wire-call) (mark mark)) null
   "CALL has come to MARK in this turn. On its loop."

@@ -51,6 +51,27 @@
       (make-turn-of loop)
       (is (= 100 (length ran)) "Each is called once."))))
 
+(test functions-of-call-before-flush-are-called-before-output-is-sent
+  (with-still-loop (loop)
+    (let ((ran '()))
+      (flet ((note (what) (push what ran)))
+        (call-before-flush loop #'note 1)
+        (defer loop (lambda (argument)
+                      (note argument)
+                      (clgrpc.loop::flush-phase loop)
+                      (call-before-flush loop #'note 3)
+                      (note :flushed))
+               2)
+        (call-last loop (lambda (argument)
+                          (note argument)
+                          (call-before-flush loop #'note 5))
+                   4)
+        (make-turn-of loop)
+        (is (equal '(2 1 :flushed 3 4) (reverse ran)))
+        (make-turn-of loop)
+        (is (eql 5 (first ran)) "What the end of a turn asks for is done in the next.")
+        (is (= 6 (length ran)) "Each is called once.")))))
+
 (defclass posted-item ()
   ((place :initarg :place :reader posted-place))) ; a list whose first element counts
 

@@ -11,11 +11,12 @@
     (let ((ran '()))
       (flet ((note (what) (push what ran)))
         (call-last loop #'note :last)
+        (call-before-flush loop #'note :early)
         (schedule-timer (event-loop-wheel loop) (make-timer #'note :timer) (1- +noon-ns+))
         (post loop (lambda () (note :posted)))
         (defer loop #'note :deferred)
         (make-turn-of loop)
-        (is (equal '(:deferred :posted :timer :last) (reverse ran)))))))
+        (is (equal '(:deferred :posted :timer :early :last) (reverse ran)))))))
 
 (test a-turn-waits-until-something-is-due
   (let ((waits '()))

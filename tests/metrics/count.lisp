@@ -54,6 +54,40 @@
     (is (equal '((1)) (points client "grpc.subchannel.open_connections")))
     (is (equal '((1)) (points server "clgrpc.server.connections")))))
 
+(test calls-of-one-turn-that-end-alike-are-counted-together
+  "Statuses come and go often enough that the runs of a turn do not suffice."
+  (with-metrics (channel client server
+                         :ask (lambda (note call)
+                                (declare (ignore call))
+                                (case (mod (number-of note) 3)
+                                  (0 (grpc:fail :not-found "no"))
+                                  (1 (grpc:fail :aborted "no"))
+                                  (t note))))
+    (let ((futures (loop for i below 300
+                         collect (grpc:call-async #'ask channel (note (1+ i))))))
+      (dolist (future futures) (ignore-errors (grpc:await future))))
+    (is-true (ended-p server "grpc.server.call.duration" 300))
+    (is (equal '(("lab.Bench/Ask" "ABORTED" 100) ("lab.Bench/Ask" "NOT_FOUND" 100)
+                 ("lab.Bench/Ask" "OK" 100))
+               (points server "grpc.server.call.duration")))
+    (dolist (point (metrics:family-points (family server "grpc.server.call.duration")))
+      (is (plusp (metrics:point-sum point)))
+      (is (= 100 (reduce #'+ (metrics:point-buckets point)))))))
+
+(test a-duration-is-that-of-the-handler
+  (with-metrics (channel client server
+                         :ask (lambda (note call)
+                                (declare (ignore call))
+                                (sleep 0.02)
+                                note))
+    (loop repeat 3 do (ask channel (note 4)))
+    (is-true (ended-p server "grpc.server.call.duration" 3))
+    (let ((point (first (metrics:family-points (family server "grpc.server.call.duration")))))
+      (is (<= 0.06 (metrics:point-sum point) 10))
+      (is (= 3 (reduce #'+ (subseq (metrics:point-buckets point)
+                                   (count-if (lambda (bound) (< bound 2/100))
+                                             (metrics:point-bounds point)))))))))
+
 (test calls-that-reach-no-server-have-one-attempt
   (let ((metrics (grpc:make-metrics)))
     (grpc:with-channel (channel (tests::free-address) :observer metrics)
