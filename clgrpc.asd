@@ -764,6 +764,7 @@
                (:file "worker/figures")
                (:file "worker/client")
                (:file "worker/worker")
+               (:file "worker/driver")
                (:file "storm-client")
                (:file "rehearsal")
                (:file "main")))
@@ -1457,7 +1458,8 @@
                (:file "declaration")
                (:file "tls")
                (:file "storm-client")
-               (:file "worker"))
+               (:file "worker")
+               (:file "driver"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.tools)))
 

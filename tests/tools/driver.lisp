@@ -1,0 +1,55 @@
+;;;; Several workers of gRPC's benchmarks driven as one.
+
+(in-package #:clgrpc.tests.tools)
+(in-suite :clgrpc.tools)
+
+(defun call-with-workers (count function)
+  "Call FUNCTION with the addresses of COUNT workers and that of a server for them to call."
+  (let ((servers (loop repeat count
+                       collect (grpc:start-server (list (make-instance 'tools::worker-service
+                                                                       :host "127.0.0.1")))))
+        (target (grpc:start-server (list (make-instance 'tools:bench-service))
+                                   :execution :inline)))
+    (unwind-protect (funcall function (mapcar #'grpc:server-address servers)
+                             (grpc:server-address target))
+      (dolist (server (cons target servers)) (grpc:stop-server server :drain 0)))))
+
+(test workers-are-driven-as-one
+  (call-with-workers
+   2
+   (lambda (workers target)
+     (let ((seconds '()))
+       (dolist (options '((:concurrency 6 :connections 4) (:streaming t) (:rate 1500)))
+         (let ((run (apply #'tools::drive-workers workers target
+                           :seconds 1 :warm-up-seconds 0.1 :request-size 10 :response-size 10
+                           :progress (lambda (second) (push second seconds))
+                           options)))
+           (is (plusp (load:run-count run)))
+           (is (= (load:run-count run) (load:histogram-count (load:run-latency run))
+                  (reduce #'+ (load:run-seconds run) :key #'load:second-row-count)))
+           (is (equal '("OK") (mapcar #'load:status-row-name (load:run-statuses run))))
+           (is (< 0 (load:histogram-min (load:run-latency run))
+                  (load:histogram-quantile (load:run-latency run) 1/2)
+                  (load:histogram-max (load:run-latency run))))
+           (is (< 9/10 (/ (load:run-duration-ns run) 1000000000) 3))
+           (is (plusp (load:run-cpu-ns run)))
+           (when (getf options :rate)
+             (is (eq :open (load:run-loop-kind run)))
+             (is (< 1100 (load:run-count run) 2000)))))
+       (is (equal '(1 1 1) seconds))))))
+
+(test failures-of-driven-calls-are-counted
+  (call-with-workers
+   1
+   (lambda (workers target)
+     ;; the reply would be longer than a channel takes
+     (let ((run (tools::drive-workers workers target :seconds 1 :warm-up-seconds 0.1
+                                                     :concurrency 2 :response-size 5000000)))
+       (is (plusp (load:run-count run)))
+       (is (zerop (load:histogram-count (load:run-latency run))))
+       (is (equal '("ResourceExhausted" "OK")
+                  (mapcar #'load:status-row-name (load:run-statuses run))))))))
+
+(test a-worker-that-is-not-there-is-told-of
+  (signals grpc:unavailable
+    (tools::drive-workers '("127.0.0.1:1") "127.0.0.1:1" :seconds 1)))

@@ -1,0 +1,164 @@
+;;;; The other side of worker.lisp: several workers of gRPC's benchmarks, ours or another
+;;;; implementation's, are told to call one server, and what they measure becomes one RUN.
+
+(in-package #:clgrpc.tools)
+
+(defconstant +driver-resolution+ 0.005d0 "How wide the buckets are in which workers count.")
+
+(defconstant +driver-patience-seconds+ 20 "How long a worker may take to answer.")
+
+(defun share (whole count i)
+  "The part of WHOLE that the one with number I of COUNT has, if all have alike."
+  (- (floor (* whole (1+ i)) count) (floor (* whole i) count)))
+
+(defun worker-config (target i count &key streaming rate connections concurrency request-size
+                                       response-size)
+  "The ClientConfig for the worker with number I of COUNT; the options are those of DRIVE-WORKERS."
+  (let ((channels (max 1 (share connections count i))))
+    (testing:make-client-config
+     :server-targets (list target)
+     :client-type :async-client
+     :client-channels channels
+     :outstanding-rpcs-per-channel (max 1 (ceiling (share concurrency count i) channels))
+     :rpc-type (if streaming :streaming :unary)
+     :load-params (if rate
+                      (testing:make-load-params
+                       :poisson (testing:make-poisson-params
+                                 :offered-load (float (/ rate count) 1d0)))
+                      (testing:make-load-params :closed-loop (testing:make-closed-loop-params)))
+     :payload-config (testing:make-payload-config
+                      :simple-params (testing:make-simple-proto-params
+                                      :req-size request-size :resp-size response-size))
+     :histogram-params (testing:make-histogram-params :resolution +driver-resolution+
+                                                      :max-possible 60d9))))
+
+(defun data-histogram (data)
+  "The histogram that DATA, HistogramData of a worker of ours to drive, tells of."
+  (load:restore-histogram
+   (loop for count across (testing:histogram-data-bucket data)
+         for bucket from 0
+         when (plusp count)
+           collect (cons (round (expt (1+ +driver-resolution+) (+ bucket 1/2))) count))
+   :sum (round (testing:histogram-data-sum data))
+   :min (round (testing:histogram-data-min-seen data))
+   :max (round (testing:histogram-data-max-seen data))))
+
+(defun tell-workers (calls messages)
+  "Send each of CALLS its message; return the ClientStats that they answer."
+  (mapc #'grpc:send calls messages)
+  (loop for call in calls
+        for status = (grpc:receive call)
+        collect (or (and status (testing:client-status-stats status))
+                    (grpc:fail :unavailable "A worker has ended."))))
+
+(defun mark-workers (calls)
+  "The ClientStats of CALLS since they were told to begin anew, as they are now."
+  (tell-workers calls (mapcar (lambda (call)
+                                (declare (ignore call))
+                                (testing:make-client-args :mark (testing:make-mark :reset t)))
+                              calls)))
+
+(defun merged-results (stats)
+  "What calls ended with, by all of STATS: an alist from the number of a status to how many."
+  (let ((counts '()))
+    (dolist (one stats counts)
+      (map nil (lambda (result)
+                 (let ((code (testing:request-result-count-status-code result))
+                       (count (testing:request-result-count-count result)))
+                   (if (assoc code counts)
+                       (incf (cdr (assoc code counts)) count)
+                       (push (cons code count) counts))))
+           (testing:client-stats-request-results one)))))
+
+(defun stats-row (stats)
+  "A row of a RUN of what workers told at once, STATS."
+  (let* ((latency (load:merge-histograms (mapcar (lambda (one)
+                                                   (data-histogram
+                                                    (testing:client-stats-latencies one)))
+                                                 stats)))
+         (results (merged-results stats))
+         (errors (reduce #'+ (remove 0 results :key #'car) :key #'cdr)))
+    (load:make-second-row :count (+ errors (load:histogram-count latency)) :errors errors
+                          :latency latency)))
+
+(defun status-text (code)
+  "The name of the status with the number CODE, as grpc-go writes it."
+  (case code
+    (0 "OK")
+    (t (let ((status (grpc:code-status code)))
+         (if status
+             (remove #\Space (string-capitalize (substitute #\Space #\- (string status))))
+             (format nil "Code(~D)" code))))))
+
+(defun run-of-rows (rows stats begin-ns target &key streaming rate connections)
+  "The RUN that ROWS, one a second since BEGIN-NS, make; STATS are all that workers told."
+  (let* ((latency (load:merge-histograms (map 'list #'load:second-row-latency rows)))
+         (count (reduce #'+ rows :key #'load:second-row-count))
+         (results (remove 0 (merged-results stats) :key #'car)))
+    (load:make-run
+     :target target
+     :method (if streaming
+                 "grpc.testing.BenchmarkService/StreamingCall"
+                 "grpc.testing.BenchmarkService/UnaryCall")
+     :kind (if streaming :bidi :unary)
+     :started-unix-ns (- (real-time-ns) (- (monotonic-ns) begin-ns))
+     :duration-ns (- (monotonic-ns) begin-ns)
+     :loop-kind (if rate :open :closed) :intended-rps rate
+     :count count
+     :latency latency :all-latency latency
+     :statuses (sort (cons (load:make-status-row :name "OK" :code 0
+                                                 :count (load:histogram-count latency)
+                                                 :latency latency)
+                           (loop for (code . count) in results
+                                 collect (load:make-status-row :name (status-text code) :code code
+                                                               :count count)))
+                     #'> :key #'load:status-row-count)
+     :seconds (coerce rows 'vector)
+     :messages-sent count :messages-received (load:histogram-count latency)
+     :connections connections
+     :cpu-ns (round (* +ns-per-second+
+                       (reduce #'+ stats :key (lambda (one)
+                                                (+ (testing:client-stats-time-user one)
+                                                   (testing:client-stats-time-system one)))))))))
+
+(defun drive-workers (addresses target &key streaming rate (connections 1) (concurrency 50)
+                                         (seconds 10) (warm-up-seconds 1) (request-size 0)
+                                         (response-size 0) (progress (constantly nil)))
+  "Have the workers at ADDRESSES call grpc.testing.BenchmarkService at TARGET together for SECONDS,
+a positive integer, after WARM-UP-SECONDS: UnaryCall, or round trips of StreamingCall if STREAMING
+is true; RATE a second at random times, or, if that is nil, CONCURRENCY at once, one behind the
+other, on CONNECTIONS in all. PROGRESS is called with the number of each second that has passed.
+Return a RUN, whose CPU time is that of all workers. Signal RPC-ERRORs of the workers."
+  (let ((count (length addresses)) (channels '()) (calls '()))
+    (unwind-protect
+         (flet ((begin (address)
+                  (let ((channel (grpc:make-channel address)))
+                    (push channel channels)
+                    (let ((call (grpc.testing.worker-service:run-client
+                                 channel :open
+                                 :timeout (+ warm-up-seconds seconds +driver-patience-seconds+))))
+                      (push call calls)
+                      call))))
+           (mapc #'begin addresses)
+           (tell-workers calls
+                         (loop for i below count
+                               collect (testing:make-client-args
+                                        :setup (worker-config
+                                                target i count :streaming streaming :rate rate
+                                                :connections connections :concurrency concurrency
+                                                :request-size request-size
+                                                :response-size response-size))))
+           (sleep warm-up-seconds)
+           (mark-workers calls)
+           (loop with begin-ns = (monotonic-ns)
+                 for second from 1 to seconds
+                 do (sleep (max 0 (ns-seconds (- (+ begin-ns (* second +ns-per-second+))
+                                                 (monotonic-ns)))))
+                 collect (mark-workers calls) into told
+                 do (funcall progress second)
+                 finally (return (run-of-rows (mapcar #'stats-row told)
+                                              (reduce #'append told) begin-ns target
+                                              :streaming streaming :rate rate
+                                              :connections (max count connections)))))
+      (mapc #'grpc:cancel calls)
+      (mapc #'grpc:close-channel channels))))
