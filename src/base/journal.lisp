@@ -178,13 +178,13 @@ them; those that come meanwhile are dropped, and FUNCTION is told how many by th
   (handler-case (list-length list)
     (type-error () nil)))
 
-(defun value-text (value &optional (depth 8))
+(defun log-value-text (value &optional (depth 8))
   "VALUE as PRINC has it, in one piece and of bounded length, whatever happens. Lists are shown
 DEPTH levels deep."
   (flet ((write-items (stream)
            (write-char #\( stream)
            (loop for (item . more) on value
-                 do (write-string (value-text item (1- depth)) stream)
+                 do (write-string (log-value-text item (1- depth)) stream)
                     (when more (write-char #\Space stream)))
            (write-char #\) stream)))
     (typecase value
@@ -227,7 +227,7 @@ indented."
           (loop for (key value) on plist by #'cddr
                 unless (or (null value) (member key '(:tracer :backtrace)))
                   do (format values " ~(~A~)=" key)
-                     (write-value (value-text value) values)))
+                     (write-value (log-value-text value) values)))
       (write-string text stream)
       (when cut (write-string "…" stream)))
     (terpri stream)
@@ -261,7 +261,7 @@ indented."
 
 (defun json-line-value (value)
   "VALUE as WRITE-JSON takes it; a plist becomes an object."
-  (flet ((text () (line-text (value-text value) +visible-characters+)))
+  (flet ((text () (line-text (log-value-text value) +visible-characters+)))
     (typecase value
       (string (line-text value +visible-characters+))
       (integer (decf *line-room* 8) value)

@@ -123,7 +123,7 @@
    #:**log-context** #:log-condition
    #:tracers #:tracer-table #:tracer #:tracer-name #:tracer-text #:tracer-aliases #:tracer-meaning
    #:tracing-p #:trace-event
-   #:log-writer #:log-errors #:log-in-background #:flush-log #:read-environment
+   #:log-writer #:log-value-text #:log-errors #:log-in-background #:flush-log #:read-environment
    #:open-journal #:add-to-journal
    ;; decimal.lisp
    #:digits-double #:digits-single #:rational-double #:rational-single

@@ -37,14 +37,11 @@
   (print-unreadable-object (tail stream :type t)
     (format stream "~D events" (tail-count tail))))
 
-(defun value-text (key value)
-  "VALUE of an event, whose name is KEY, as text to be shown."
+(defun entry-text (key value)
+  "VALUE of an event, whose name is KEY, as the log writes it."
   (if (and (eq :backtrace key) (stringp value))
       (subseq value 0 (min (length value) +value-backtrace+))
-      (visible-text (if (stringp value)
-                        value
-                        (bounded-text value :limit +value-characters+ :escape nil))
-                    :limit +value-characters+)))
+      (visible-text (log-value-text value) :limit +value-characters+)))
 
 (defun room-in-second-p (tail now)
   "True if TAIL may take another event NOW; the lock is held."
@@ -60,7 +57,7 @@
   (when (sb-thread:with-mutex ((tail-lock tail)) (room-in-second-p tail (monotonic-ns)))
     (let ((texts (loop for (key value) on plist by #'cddr
                        repeat 30
-                       collect key collect (value-text key value))))
+                       unless (null value) collect key and collect (entry-text key value))))
       (sb-thread:with-mutex ((tail-lock tail))
         (let ((number (incf (tail-count tail))))
           (setf (svref (tail-entries tail) (mod number +tail-events+))

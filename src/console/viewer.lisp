@@ -67,6 +67,13 @@ who come."
       (let ((new (remove-if #'viewer-current viewers)))
         (when new (send-frame console film '() new))))))
 
+(defun wait-for-bell (console due-ns)
+  "Wait until DUE-NS, or until somebody comes or goes at CONSOLE."
+  (sb-thread:wait-on-semaphore
+   (console-bell console)
+   ;; SBCL signals an error for a time-out of 0.0
+   :timeout (ns-seconds (max 1000 (- due-ns (monotonic-ns))))))
+
 (defun show-frames (console)
   "Make frames as long as there is somebody who looks at CONSOLE. The function of its thread."
   (loop with due-ns = 0
@@ -78,9 +85,7 @@ who come."
                  (setf due-ns (+ now +period-ns+) ; if it fails
                        due-ns (show-frame console viewers))
                  (greet console viewers)))
-           (sb-thread:wait-on-semaphore
-            (console-bell console)
-            :timeout (ns-seconds (max 0 (- due-ns (monotonic-ns)))))))
+           (wait-for-bell console due-ns)))
 
 (defun add-viewer (console request)
   "Begin to answer REQUEST with frames of CONSOLE; return it, or nil if too many look."

@@ -142,6 +142,10 @@ appended is lost. On the loop."
   "True if CONNECTION has output that has not been sent. On the loop."
   (plusp (connection-unsent connection)))
 
+(defun connection-unread-p (connection)
+  "True if the handler of CONNECTION has left input for later. On the loop."
+  (and (connection-leftover connection) t))
+
 (define-hot release-output ((connection connection)) null
   "Everything has been sent, and the owner has given up the buffer."
   (let ((buffer (connection-buffer connection)))

@@ -41,15 +41,24 @@ its loop."))
 
 ;;; Each check does what is due at NOW. It returns the time of its next look, or NIL for none.
 
+(defun mute-p (link)
+  "True if the peer of LINK, which has an opening, has said nothing yet, and what it will say may be
+something else than HTTP/2."
+  (let ((socket (link-socket link)))
+    (not (or (loop:connection-unread-p socket)
+             (loop:transport-handshaking-p (loop:connection-transport socket))
+             (null (funcall (the function (link-opening link)) link (make-octets 0) 0 0))))))
+
 (defun check-opening (link now)
   "Take LINK for HTTP/2 if its peer has not shown in time what it speaks: then the core of HTTP/2
-tells it what is missing."
+tells it what is missing. A mute peer hears nothing: browsers connect ahead, and what they hear
+before they have asked they take for the answer."
   (when (link-opening link)
     (let ((due (+ (link-born-ns link)
                   (seconds-ns (options-preface-timeout-seconds (link-options link))))))
       (cond ((< now due) due)
-            (t (end-opening link)
-               nil)))))
+            ((mute-p link) (lose-link link "the peer has said nothing in time"))
+            (t (end-opening link) nil)))))
 
 (defun advance-core (link now)
   "Let the core see to its own time-outs. Other dialects see to theirs themselves."

@@ -15,12 +15,16 @@
   (let ((tail (console::make-tail)) (list (list 1 2)))
     (console::add-event tail :info :one (list :reason (format nil "a~%b~C" (code-char 27))
                                               :what list
+                                              :nothing nil
+                                              :stages '(:stage :answer :queue 1.25d-5)
                                               :long (make-string 5000 :initial-element #\x)))
     (setf (first list) 3)
     (let* ((entry (first (console::entries-after tail 0))) (plist (console::entry-plist entry)))
       (is (eq :info (console::entry-level entry)))
       (is (string= "a\\nb\\x1b" (getf plist :reason)))
       (is (string= "(1 2)" (getf plist :what)) "as it was when it was logged")
+      (is (string= "(stage answer queue 1.25e-5)" (getf plist :stages)) "as the log writes it")
+      (is (eq :none (getf plist :nothing :none)))
       (is (= (1+ console::+value-characters+) (length (getf plist :long)))))))
 
 (test the-last-events-are-there

@@ -39,6 +39,13 @@
             (is (every (lambda (frame) (< 0.9 (in-json frame "seconds"))) frames)
                 "no more than one a second")))))))
 
+(test a-frame-that-is-due-is-not-waited-for
+  (let ((console (grpc:make-console)))
+    (dolist (due-ns (list 0 (monotonic-ns) (+ (monotonic-ns) 1)))
+      (is (null (console::wait-for-bell console due-ns))))
+    (sb-thread:signal-semaphore (console::console-bell console))
+    (is-true (console::wait-for-bell console (+ (monotonic-ns) (seconds-ns 60))))))
+
 (test nobody-looks
   "Without somebody who looks there is no thread, and nothing is read."
   (with-shown (console server channel)

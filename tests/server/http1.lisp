@@ -252,6 +252,17 @@ is cut off, and its peer told."
                      (hear-all socket)))
         (signal-it never)))))
 
+(test browsers-that-connect-ahead
+  "A connection that says nothing is closed without a word, not with HTTP/2's."
+  (with-web (server :options (:preface-timeout-seconds 0.2))
+    (with-plain-socket (socket (grpc:server-address server))
+      (is (string= "" (hear-all socket)))
+      (is-true (wait-until (lambda ()
+                             (zerop (getf (grpc:server-statistics server) :connections))))))
+    (with-plain-socket (socket (grpc:server-address server))
+      (say-text socket "PRI")
+      (is (search "no preface and SETTINGS in time" (hear-all socket))))))
+
 (test peers-over-http1-that-go
   "A peer that goes while its request is answered leaves nothing behind; its handler is told."
   (let ((entered (make-signal)) (gone (make-signal)))

@@ -89,8 +89,8 @@ HTTP/2 beside it."
         (is (= 42 (number-of (ask channel (note 21)))))))))
 
 (test connections-that-nobody-knows
-  "What begins neither dialect, says nothing, or stops in the middle of an opening is told so by
-HTTP/2: SETTINGS, and a GOAWAY with the reason."
+  "What begins neither dialect, or stops in the middle of an opening, is told so by HTTP/2: SETTINGS,
+and a GOAWAY with the reason. Who says nothing hears nothing."
   (with-echo ()
     (with-log ()
       (let ((server (start-probe (list :ask #'double) :preface-timeout-seconds 0.3)))
@@ -99,13 +99,14 @@ HTTP/2: SETTINGS, and a GOAWAY with the reason."
                                           ("ECHX" "not an HTTP/2 client preface")
                                           ("PRJ * HTTP" "not an HTTP/2 client preface")
                                           ("E" "no preface and SETTINGS in time")
-                                          ("" "no preface and SETTINGS in time")
                                           ("PRI *" "no preface and SETTINGS in time"))
                    do (with-plain-socket (socket (grpc:server-address server))
                         (say-text socket text)
                         (let ((heard (hear-octets socket 100000)))
                           (is (= 4 (aref heard 3)) "~S is not answered with SETTINGS" text)
-                          (is-true (search (ascii-octets reason) heard) "~S" text))))
+                          (is-true (search (ascii-octets reason) heard) "~S" text)))
+                   finally (with-plain-socket (socket (grpc:server-address server))
+                             (is (equalp #() (hear-octets socket 100)))))
           (is (eq t (grpc:stop-server server :drain 5))))))))
 
 (test the-end-of-another-dialect

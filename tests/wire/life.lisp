@@ -76,6 +76,34 @@
       (memory:says '(:goaway 0 :protocol-error))
       (is (search "no preface and SETTINGS in time" (second (first (told))))))))
 
+(test links-of-mute-peers
+  "Who says nothing on a link that may speak something else than HTTP/2 hears nothing, and its link
+is closed in time; who has said a part of anything, or can only speak HTTP/2, hears from HTTP/2."
+  (loop for (octets answer silent) in '((0 :more t) (1 :more nil) (0 nil nil))
+        do (flet ((opening (link octets start end)
+                    (declare (ignore link octets start end))
+                    answer))
+             (with-link (link :shaken nil :keywords (list :opening #'opening)
+                              :options '(:preface-timeout-seconds 5))
+               (memory:say memory:*world* memory:*end* (subseq dialogue:*preface* 0 octets))
+               (memory:passes 4.9)
+               (memory:silent)
+               (is (null (told)))
+               (memory:passes 0.2)
+               (if silent
+                   (memory:silent)
+                   (is (equal '(:settings :goaway)
+                              (remove :window-update (mapcar #'first (memory:said))))))
+               (is-true (clgrpc.tests.memory::end-shut memory:*end*))
+               (memory:hangs-up)
+               (memory:passes 1)
+               (destructuring-bind ((event reason)) (told)
+                 (is (eq :ended event))
+                 (is (search (if silent
+                                 "the peer has said nothing in time"
+                                 "no preface and SETTINGS in time")
+                             reason)))))))
+
 (test links-that-have-yet-to-find-out
   "A link with an opening begins nothing before that says what it speaks, and its time counts from
 when it was accepted."

@@ -40,13 +40,18 @@ function setText(node, text) {
 
 // Numbers as people read them
 
+const three = (value) => value < 999.5 ? value.toPrecision(3) : String(Math.round(value));
+
 function seconds(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value < 0.0001) return `${Math.round(value * 1e6)} µs`;
-  if (value < 0.001) return `${(value * 1e6).toPrecision(3)} µs`;
-  if (value < 1) return `${Number((value * 1e3).toPrecision(3))} ms`;
-  return `${Number(value.toPrecision(3))} s`;
+  if (value < 0.0009995) return `${three(value * 1e6)} µs`;
+  if (value < 0.9995) return `${three(value * 1e3)} ms`;
+  return `${three(value)} s`;
 }
+
+// SECONDS without zeros at its end, for round numbers
+const mark = (value) => seconds(value).replace(/\.0+ /, " ").replace(/(\.\d*[1-9])0+ /, "$1 ");
 
 function count(value) {
   if (value < 10 && value % 1) return value.toFixed(1);
@@ -63,6 +68,7 @@ function octets(value) {
 function percent(part, whole) {
   if (!whole) return "0 %";
   const value = 100 * part / whole;
+  if (value && value < 0.01) return "< 0.01 %";
   return `${value && value < 10 ? value.toFixed(value < 0.1 ? 2 : 1) : Math.round(value)} %`;
 }
 
@@ -365,7 +371,7 @@ function chartLatency(digests) {
     const y = (value) => area.bottom - (area.bottom - area.top)
       * (Math.log10(Math.max(value, 10 ** low)) - low) / (high - low);
     const marks = Array.from({length: high - low + 1}, (_, i) => 10 ** (low + i));
-    grid(context, area, marks, y, seconds);
+    grid(context, area, marks, y, mark);
     for (const [name, points] of lines) line(context, points, x, y, palette[name]);
   });
   const one = digests.length ? cursorDigest(digests) : null;
@@ -406,14 +412,14 @@ function chartHeat(digests) {
     context.textAlign = "right";
     context.textBaseline = "middle";
     context.fillStyle = palette.dim;
-    for (const bucket of marks) context.fillText(seconds(state.bounds[bucket]), area.left - 6, top(bucket));
+    for (const bucket of marks) context.fillText(mark(state.bounds[bucket]), area.left - 6, top(bucket));
     context.strokeStyle = palette.line;
     context.strokeRect(area.left + 0.5, area.top + 0.5, area.right - area.left - 1, area.bottom - area.top - 1);
   });
   const one = digests.length ? cursorDigest(digests) : null;
   const peak = one && [...one.buckets].sort((a, b) => b[1] - a[1])[0];
   setText($("read-heat"), peak ? `${clock(one.time)}: ${count(one.calls / one.seconds)} calls a second, most of them from ${
-    seconds(state.bounds[peak[0] - 1] ?? 0)} to ${peak[0] < state.bounds.length ? seconds(state.bounds[peak[0]]) : "…"}` : "");
+    mark(state.bounds[peak[0] - 1] ?? 0)} to ${peak[0] < state.bounds.length ? mark(state.bounds[peak[0]]) : "…"}` : "");
 }
 
 // Values of NAME at each frame, as far as they are known: frames have what has changed
@@ -514,7 +520,7 @@ function showMethods(frames) {
     }
     [[count(one.calls / gone), "n"], [seconds(percentile(one.buckets, 0.5)), "n"],
      [seconds(percentile(one.buckets, 0.99)), "n"],
-     [percent(one.failed, one.calls), one.failed ? "n bad" : "n"], [count(one.total), "n"]]
+     [percent(one.failed, one.calls), one.failed ? "n bad" : "n"], [count(one.total), "n wide"]]
       .forEach(([text, kind], i) => {
         const cell = row.children[i + 1] ?? row.appendChild(element("td"));
         cell.className = kind;
@@ -537,6 +543,17 @@ function showStatuses(frames) {
 }
 
 // Calls and their lives
+
+// The stages of calls at this end, one behind the other
+const stagesOf = (role) => role === "server" ? ["receive", "queue", "answer", "send"]
+  : STAGES.filter((name) => name !== "answer");
+
+function showStageKeys() {
+  if ($("stage-keys").dataset.role === state.role) return;
+  $("stage-keys").dataset.role = state.role;
+  $("stage-keys").replaceChildren(...stagesOf(state.role)
+    .flatMap((name) => [element("i", {class: "key", style: {"--key": `var(--s-${name})`}}), name]));
+}
 
 const stageList = (call) => STAGES.filter((name) => typeof call.stages?.[name] === "number")
   .map((name) => [name, call.stages[name]]);
@@ -564,7 +581,7 @@ function showCalls() {
                  element("td", {class: "n"}, seconds(call.seconds)),
                  element("td", {class: "wide"}, stageBar(call)),
                  element("td", {class: "wide"}, call.peer ?? ""),
-                 element("td", {class: "n"}));
+                 element("td", {class: "n wide"}));
     }
     setText(row.lastChild, ago(call.time));
   });
@@ -574,7 +591,7 @@ function showCalls() {
 
 // A call's stages one behind the other, as they followed each other
 function showLife(call) {
-  const order = call.role === "server" ? ["receive", "queue", "answer", "send"] : STAGES;
+  const order = stagesOf(call.role);
   const parts = stageList(call).sort((a, b) => order.indexOf(a[0]) - order.indexOf(b[0]));
   const sum = Math.max(call.seconds, parts.reduce((all, [, value]) => all + value, 0)) || 1;
   let at = 0;
@@ -624,7 +641,7 @@ function showLoops() {
   const shown = links.slice(0, MOST_ROWS);
   rows($("connections").tBodies[0], shown, (link) => `${link.key} ${link.peer}`, (row, link) =>
     cells(row, [link.peer ?? ""], [count(link.calls), "n"], [link.tls === true ? "yes" : "no"],
-          [duration(link.seconds), "n"], [link.loop]));
+          [duration(link.seconds), "n"], [link.loop, "wide"]));
   const all = loops.reduce((sum, loop) => sum + (loop.connections ?? 0), 0);
   setText($("more-connections"), all > shown.length ? `and ${count(all - shown.length)} more` : "");
   const names = state.threads.map(([name, number]) => number > 1 ? `${name} × ${number}` : name);
@@ -667,8 +684,8 @@ function showOptions() {
   const several = (options ?? []).length > 1;
   rows($("option-table").tBodies[0], list, (option) => `${option.server} ${option.name}`, (row, option) => {
     row.className = option.changed ? "changed" : "";
-    cells(row, [several ? `${option.name} (${option.server})` : option.name], [String(option.value), "n"],
-          [option.unit], [option.reason, "reason wide"]);
+    cells(row, [several ? `${option.name} (${option.server})` : option.name], [typeof option.value === "number" ? option.value.toLocaleString("en") : String(option.value), "n"],
+          [option.unit, "wide"], [option.reason, "reason wide"]);
   });
 }
 
@@ -725,6 +742,7 @@ function render() {
     chartHeap(frames);
     showMethods(frames);
     showStatuses(frames);
+    showStageKeys();
     showCalls();
     showLoops();
     showLog();
@@ -782,8 +800,6 @@ function begin() {
   $("options").addEventListener("toggle", () => { if ($("options").open) loadOptions(); });
   $("find").addEventListener("input", showOptions);
   $("changed").addEventListener("change", showOptions);
-  $("stage-keys").append(...STAGES.filter((name) => name !== "answer" && name !== "send").concat(["answer", "send"])
-    .flatMap((name) => [element("i", {class: "key", style: {"--key": `var(--s-${name})`}}), name]));
   for (const canvas of document.querySelectorAll("canvas")) readable(canvas);
   addEventListener("resize", render);
   document.addEventListener("visibilitychange", () => {
