@@ -60,7 +60,8 @@
    ;; baton.lisp
    #:*event-loop* #:call-user #:note-late #:with-baton #:holds-baton-p #:prepare-to-wait
    ;; connection.lisp
-   #:make-connection #:connection-output #:connection-unsent #:connection-unread-p #:+most-lingering+ #:flush-connection
+   #:make-connection #:connection-output #:connection-unsent #:connection-unread-p
+   #:+most-lingering+ #:flush-connection
    #:begin-handshake #:stop-reading #:start-reading #:close-connection
    #:connections-closing-p
    ;; loop.lisp

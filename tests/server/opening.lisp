@@ -89,8 +89,8 @@ HTTP/2 beside it."
         (is (= 42 (number-of (ask channel (note 21)))))))))
 
 (test connections-that-nobody-knows
-  "What begins neither dialect, or stops in the middle of an opening, is told so by HTTP/2: SETTINGS,
-and a GOAWAY with the reason. Who says nothing hears nothing."
+  "What begins neither dialect, or stops in the middle of an opening, is told so by HTTP/2:
+SETTINGS, and a GOAWAY with the reason. Who says nothing hears nothing."
   (with-echo ()
     (with-log ()
       (let ((server (start-probe (list :ask #'double) :preface-timeout-seconds 0.3)))
