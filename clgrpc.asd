@@ -752,6 +752,7 @@
                (:file "client")
                (:file "testee-connect")
                (:file "testee-policy")
+               (:file "testee-metrics")
                (:file "testee")
                (:file "gen")
                (:file "catalogue")

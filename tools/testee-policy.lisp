@@ -17,6 +17,7 @@
 (defstruct (lab (:copier nil))
   "A runner, as the testee has it."
   (output nil :type (or null stream) :read-only t) ; of octets, to it
+  (observer nil :read-only t)           ; of the channels that it makes, or nil
   (lock (sb-thread:make-mutex :name "clgrpc lab") :read-only t) ; of OUTPUT and CHANNELS
   (channels (make-hash-table :test #'equal) :type hash-table :read-only t) ; by their names
   (places (sb-thread:make-semaphore :count +most-ops+) :read-only t)) ; for further ops
@@ -94,7 +95,8 @@ there."
   "Make the channel that OP asks for."
   (let ((name (op-value op "name"))
         (target (op-value op "target")))
-    (let ((channel (apply #'grpc:make-channel target (lab-channel-arguments op))))
+    (let ((channel (apply #'grpc:make-channel target :observer (lab-observer lab)
+                          (lab-channel-arguments op))))
       (sb-thread:with-mutex ((lab-lock lab))
         (setf (gethash name (lab-channels lab)) channel))))
   '(("ok" . :true)))
@@ -164,6 +166,13 @@ it, cancel CALL and put the RPC-ERROR into the car of REFUSAL."
         (setf (car refusal) error)
         (grpc:cancel call)))))
 
+(defun unwritten-method ()
+  "A method for which no code was made."
+  (let ((empty (protobuf:find-message-type "grpc.testing.Empty")))
+    (service:make-rpc-method :name "Nothing" :service-name "grpc.testing.TestService"
+                             :path "/grpc.testing.TestService/Nothing" :kind :unary
+                             :request-type empty :response-type empty)))
+
 (defun begin-lab-call (channel op options refusal)
   "Begin the RPC that OP asks for on CHANNEL with OPTIONS of its stub; return the call. REFUSAL as
 for SEND-LAB-REQUESTS."
@@ -197,6 +206,15 @@ for SEND-LAB-REQUESTS."
              (open-stream #'grpc.testing.test-service:full-duplex-call
                           (testing:make-streaming-output-call-request
                            :payload payload :response-parameters (response-parameters 1 0))))
+            ((string= method "unimplemented")
+             (apply #'grpc:call-async #'grpc.testing.test-service:unimplemented-call channel
+                    (testing:make-empty) options))
+            ((string= method "unknown")
+             (apply #'grpc:call-async #'grpc.testing.unimplemented-service:unimplemented-call
+                    channel (testing:make-empty) options))
+            ((string= method "generic")
+             (apply #'service:invoke channel (unwritten-method) (testing:make-empty) :async t
+                    options))
             (t (error 'unsupported-op :text method))))))
 
 (defun first-value (name metadata)
@@ -236,10 +254,11 @@ for SEND-LAB-REQUESTS."
                (when cancel
                  (setf timer (sb-ext:make-timer (lambda () (grpc:cancel call)) :thread t))
                  (sb-ext:schedule-timer timer (max cancel 1/1000)))
-               (cond ((member (op-value op "method" "unary") '("unary") :test #'string=)
-                      (grpc:await call)
-                      (incf received))
-                     (t (loop while (grpc:receive call) do (incf received))))
+               (cond ((member (op-value op "method" "unary")
+                              '("server-stream" "client-stream" "bidi") :test #'string=)
+                      (loop while (grpc:receive call) do (incf received)))
+                     (t (grpc:await call)
+                        (incf received)))
                (lab-result call 0 "" received started-ns))
            (grpc:rpc-error (error)
              (let ((error (or (car refusal) error)))
@@ -355,10 +374,10 @@ for SEND-LAB-REQUESTS."
                               (coerce line 'octets)
                               nil)))))
 
-(defun be-driven (input output)
+(defun be-driven (input output &key observer)
   "Do what the lines of the stream INPUT ask for until it ends; say on the stream OUTPUT what came
-of each."
-  (loop with lab = (make-lab :output output)
+of each. OBSERVER is that of the channels, or nil."
+  (loop with lab = (make-lab :output output :observer observer)
         for line = (read-op-line input)
         while line
         do (handler-case (unless (every (lambda (octet) (member octet '(9 13 32))) line)

@@ -2,7 +2,7 @@
 ;;;; talks to it on standard input and output. For `protobuf` that is the conformance runner of
 ;;;; Protocol Buffers: each request holds a message in one format, each response the same message in
 ;;;; another, both with their length in four octets, little-endian, before them. The others are in
-;;;; testee-connect.lisp and testee-policy.lisp.
+;;;; testee-connect.lisp, testee-policy.lisp and testee-metrics.lisp.
 
 (in-package #:clgrpc.tools)
 
@@ -88,7 +88,8 @@ end."
   '(("protobuf" . serve-conformance)
     ("connect-server" . serve-connect-suite)
     ("connect-client" . call-for-connect-suite)
-    ("policy" . be-driven))
+    ("policy" . be-driven)
+    ("metrics" . be-measured))
   "By their names, functions of the streams that lead to the runner.")
 
 (define-command "testee"
@@ -96,7 +97,7 @@ end."
             (lambda (name)
               (or (cdr (assoc name *testees* :test #'string=))
                   (refuse "there is no ~S, only ~{~A~^, ~}" name (mapcar #'car *testees*))))
-            "What to be: protobuf, connect-server, connect-client or policy."))
+            "What to be: protobuf, connect-server, connect-client, policy or metrics."))
      ())
     "Be judged by a public conformance suite on standard input and output. `make conformance`
 fetches and runs the suites."

@@ -112,7 +112,11 @@ true."
                      collect (cons (attributes-of book)
                                    (cell-list (book-cells book) at
                                               (if scale (scale-cells scale) 1))))))
-    (if scale (histogram-points scale pairs) (counter-points pairs))))
+    (if scale
+        (histogram-points scale pairs)
+        (let ((points (counter-points pairs)))
+          ;; as OpenTelemetry's, those of channels are there once they have counted
+          (if (eq :client role) (remove 0 points :key #'point-value) points)))))
 
 (defun label-points (metrics role kind name)
   "Points of what books count by texts of KIND, which is the attribute NAME."
@@ -152,7 +156,9 @@ true."
 (define-reader hedges (metrics) (page-points metrics :client +hedges+ **retries**))
 (define-reader retry-delays (metrics) (page-points metrics :client +retry-delay+ **latency**))
 (define-reader disconnections (metrics)
-  (label-points metrics :client :disconnection "grpc.disconnect_error"))
+  (if (member "grpc.disconnect_error" (metrics-optional-labels metrics) :test #'string=)
+      (label-points metrics :client :disconnection "grpc.disconnect_error")
+      (book-points metrics :client +disconnected+)))
 (define-reader all-disconnections (metrics) (book-points metrics :client +disconnected+))
 (define-reader connections-succeeded (metrics) (book-points metrics :client +connected+))
 (define-reader connections-failed (metrics) (book-points metrics :client +failed+))

@@ -6,7 +6,8 @@
 (in-package #:clgrpc.metrics)
 
 (defstruct (instrument (:constructor make-instrument
-                           (name kind unit attributes scale source alias default text))
+                           (name kind unit attributes optional scale source alias default
+                            text))
                        (:copier nil))
   "A row of the table."
   (name "" :type string :read-only t)   ; in OpenTelemetry
@@ -14,6 +15,7 @@
   (kind :counter :type (member :counter :up-down-counter :gauge :histogram) :read-only t)
   (unit "" :type string :read-only t)   ; as in UCUM
   (attributes '() :type list :read-only t) ; their names
+  (optional '() :type list :read-only t) ; those of further ones, if :optional-labels has them
   (scale nil :type (or null scale) :read-only t) ; a histogram's
   (source nil :type symbol :read-only t) ; what COLLECT reads it from, a function of collect.lisp
   (alias nil :type (or null string) :read-only t) ; in Prometheus, if tools know it by that
@@ -27,13 +29,15 @@
 (defglobal **instruments** '())         ; in the order of the table
 
 (defmacro define-instruments (&body rows)
-  "Declare the instruments. A row is (NAME KIND UNIT ATTRIBUTES (&key SCALE SOURCE ALIAS DEFAULT)
-TEXT)."
+  "Declare the instruments. A row is (NAME KIND UNIT ATTRIBUTES (&key SCALE SOURCE ALIAS DEFAULT
+OPTIONAL) TEXT)."
   `(setf **instruments**
          (list ,@(loop for (name kind unit attributes options text) in rows
-                       collect (destructuring-bind (&key scale source alias (default t)) options
-                                 `(make-instrument ,name ,kind ,unit ',attributes ,scale ',source
-                                                   ,alias ,default ,(format nil text)))))))
+                       collect (destructuring-bind (&key scale source alias (default t) optional)
+                                     options
+                                 `(make-instrument ,name ,kind ,unit ',attributes ',optional ,scale
+                                                   ',source ,alias ,default
+                                                   ,(format nil text)))))))
 
 (define-instruments
   ;; gRFC A66
@@ -84,8 +88,8 @@ TEXT)."
    "Total time of delay while there is no active attempt during the client call.")
   ;; gRFC A94
   ("grpc.subchannel.disconnections" :counter "{disconnection}"
-   ("grpc.target" "grpc.disconnect_error")
-   (:source disconnections :default nil)
+   ("grpc.target")
+   (:source disconnections :default nil :optional ("grpc.disconnect_error"))
    "Number of times the selected subchannel becomes disconnected.")
   ("grpc.subchannel.connection_attempts_succeeded" :counter "{attempt}" ("grpc.target")
    (:source connections-succeeded :default nil)
@@ -108,7 +112,7 @@ caused the WRR policy to fall back to RR behavior.")
    (:source weights-stale :default nil)
    "Number of endpoints from each scheduler update whose latest weight is older than the ~
 expiration period.")
-  ("grpc.lb.wrr.endpoint_weights" :histogram "{weight}" ("grpc.target")
+  ("grpc.lb.wrr.endpoint_weights" :histogram "{endpoint}" ("grpc.target")
    (:scale **weights** :source weights :default nil)
    "Weight of each endpoint, recorded on every scheduler update. Endpoints without usable weights ~
 have weight 0.")
@@ -204,6 +208,8 @@ default, meaning."
                       (substitute #\Space #\- (string-downcase (instrument-kind instrument)))
                       (format nil "~:[`~A`~;~]" (string= "" (instrument-unit instrument))
                               (instrument-unit instrument))
-                      (format nil "~{`~A`~^, ~}" (instrument-attributes instrument))
+                      (format nil "~{`~A`~^, ~}~:{, `~A` if asked for~}"
+                              (instrument-attributes instrument)
+                              (mapcar #'list (instrument-optional instrument)))
                       (if (instrument-default instrument) "on" "off")
                       (instrument-text instrument))))

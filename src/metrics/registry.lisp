@@ -17,6 +17,7 @@
    (keep-method :initarg :keep-method :reader metrics-keep-method) ; see MAKE-METRICS
    (keep-target :initarg :keep-target :reader metrics-keep-target) ; likewise
    (exemplar :initarg :exemplar :reader metrics-exemplar) ; likewise
+   (optional-labels :initarg :optional-labels :reader metrics-optional-labels) ; likewise
    (started-ns :initform (real-time-ns) :reader metrics-started-ns) ; since when it counts
    (lock :initform (sb-thread:make-mutex :name "clgrpc metrics") :reader metrics-lock) ; of the rest
    (shards :initform '() :accessor metrics-shards) ; of loops, those that wait for one included
@@ -38,12 +39,13 @@
     (format stream "~D instruments"
             (+ (length (metrics-instruments metrics)) (length (metrics-customs metrics))))))
 
-(defun make-metrics (&key enable disable methods targets exemplar)
+(defun make-metrics (&key enable disable optional-labels methods targets exemplar)
   "Return a metrics object, for :observer of START-SERVER, MAKE-CHANNEL and SERVER-CHANNEL, also in
 a list with others. It counts what the table of doc/monitoring.md says, for all that have it
 together: the calls, attempts and octets of gRFC A66 and what the process does. ENABLE names
 instruments that are off by default, as strings, \"grpc.subchannel\" meaning all whose names begin
-with that and a dot, or is T for all; DISABLE names such as are not wanted, in the same way. METHODS
+with that and a dot, or is T for all; DISABLE names such as are not wanted, in the same way.
+OPTIONAL-LABELS names attributes, strings, that instruments have only if they are asked for. METHODS
 and TARGETS say which names are told apart: functions of one, \"helloworld.Greeter/SayHello\" or
 \"dns:///localhost:50051\", that return true, or lists of names; the rest count as \"other\", as do
 methods that no code was made for. EXEMPLAR is a function of a call that has ended, or of an
@@ -52,6 +54,11 @@ returns goes with the last call of each bucket of durations. It is called on the
 must not wait. METRICS-TEXT and COLLECT read what was counted. Signal MISUSE for a wrong argument.
 From any thread."
   (check-type enable (or (eql t) list))
+  (dolist (label optional-labels)
+    (unless (find label **instruments** :key #'instrument-optional
+                                        :test (lambda (label labels)
+                                                (member label labels :test #'equal)))
+      (misuse "No instrument has an optional label ~S." label)))
   (let ((off (find-instruments disable))
         (on (find-instruments enable)))
     (make-instance 'metrics
@@ -62,7 +69,7 @@ From any thread."
                                         (not (member instrument off))))
                                  **instruments**)
                    :keep-method (keeper methods) :keep-target (keeper targets)
-                   :exemplar (check-function exemplar))))
+                   :exemplar (check-function exemplar) :optional-labels optional-labels)))
 
 (defun check-function (function)
   "FUNCTION, a function or nil, as such; signal MISUSE if it is neither."

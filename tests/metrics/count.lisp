@@ -162,3 +162,21 @@
       (is (search "# {trace_id=\"abc\"} "
                   (octets-string (grpc:metrics-text
                                 metrics :accept "application/openmetrics-text")))))))
+
+(defun subchannel-disconnections (&rest arguments)
+  "What is told of a channel that has connected once and is closed, with ARGUMENTS of MAKE-METRICS."
+  (let ((metrics (apply #'grpc:make-metrics :enable '("grpc.subchannel") arguments)))
+    (with-probe (channel :channel-options (list :observer metrics)) (:ask #'double)
+      (ask channel (note 1))
+      (is-false (family metrics "grpc.subchannel.disconnections") "nothing has been counted")
+      (is-false (family metrics "grpc.subchannel.connection_attempts_failed")))
+    (is-true (wait-until (lambda () (family metrics "grpc.subchannel.disconnections"))))
+    (is (equal '((1)) (points metrics "grpc.subchannel.connection_attempts_succeeded")))
+    (is (equal '((0)) (points metrics "grpc.subchannel.open_connections")))
+    (points metrics "grpc.subchannel.disconnections")))
+
+(test optional-labels-are-there-if-they-are-asked-for
+  (is (equal '((1)) (subchannel-disconnections)))
+  (is (equal '(("subchannel shutdown" 1))
+             (subchannel-disconnections :optional-labels '("grpc.disconnect_error"))))
+  (signals misuse (grpc:make-metrics :optional-labels '("grpc.nothing"))))

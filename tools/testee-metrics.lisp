@@ -1,0 +1,43 @@
+;;;; `testee metrics`: both ends of calls, measured, for a runner that compares what Prometheus says
+;;;; of them with what it says of another gRPC. It serves grpc.testing.TestService, and makes calls
+;;;; as `testee policy` does (testee-policy.lisp), all counted in one metrics object. It prints where
+;;;; it listens and where the metrics are.
+
+(in-package #:clgrpc.tools)
+
+(defun metadata-integer (call name)
+  "The integer that the metadata of CALL have as NAME, or nil."
+  (let ((text (cdr (assoc name (grpc:call-metadata call) :test #'string=))))
+    (and text (parse-integer text :junk-allowed t))))
+
+(defun refuse-as-asked (call request next)
+  "An interceptor: fail CALL if its metadata ask for that, with the code fail-code, in all attempts
+or in the first fail-attempts. A stream fails once all requests have come, so that their octets are
+certain."
+  (let ((code (metadata-integer call "fail-code")))
+    (when (and code
+               (< (or (metadata-integer call "grpc-previous-rpc-attempts") 0)
+                  (or (metadata-integer call "fail-attempts") 100)))
+      (when (typep request 'rpc:call)
+        (grpc:do-messages (message request) message))
+      (grpc:fail (grpc:code-status code) "as asked for"))
+    (funcall next request)))
+
+(defun be-measured (input output)
+  "Serve, and do what the lines of the stream INPUT ask for until it ends, as BE-DRIVEN does."
+  (let ((metrics (grpc:make-metrics :enable '("grpc.subchannel" "grpc.lb.wrr")
+                                    :optional-labels '("grpc.disconnect_error"))))
+    (call-with-pages
+     "127.0.0.1:0" nil metrics nil (make-instance 'grpc:health-service)
+     (lambda (metrics-url console-url)
+       (declare (ignore console-url))
+       (let ((server (grpc:start-server (make-instance 'interop-service) :observer metrics
+                                        :interceptors (list #'refuse-as-asked))))
+         (unwind-protect
+              (progn
+                (write-sequence (string-octets (format nil "listening on ~A~%metrics at ~A~%"
+                                                       (grpc:server-address server) metrics-url))
+                                output)
+                (finish-output output)
+                (be-driven input output :observer metrics))
+           (grpc:stop-server server :drain 0)))))))
