@@ -63,7 +63,7 @@ $(BENCH_PARTS:%=bench-%): bench-%: bin/clgrpc
 
 profile: bin/clgrpc
 	@scripts/install --profile
-	@python3 bench/profile $(PROFILE)
+	@bin/clgrpc profile $(PROFILE) -- serve bench
 
 clean:
 	@rm -rf bin

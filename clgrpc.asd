@@ -731,9 +731,25 @@
                (:file "histogram")
                (:file "run")))
 
+(defsystem "clgrpc/profile"
+  :description "Where the time of a process goes: clgrpc profile."
+  :depends-on ("clgrpc")
+  :pathname "tools/profile/"
+  :serial t
+  :components ((:file "package")
+               (:file "area")
+               (:file "symbol")
+               (:file "sample")
+               (:file "event")
+               (:file "agent")
+               (:file "process")
+               (:file "perf")
+               (:file "run")
+               (:file "text")))
+
 (defsystem "clgrpc/tools"
   :description "The command clgrpc."
-  :depends-on ("clgrpc/examples" "clgrpc/load")
+  :depends-on ("clgrpc/examples" "clgrpc/load" "clgrpc/profile")
   :pathname "tools/"
   :serial t
   :components ((:file "protos")
@@ -767,6 +783,7 @@
                (:file "worker/worker")
                (:file "worker/driver")
                (:file "storm-client")
+               (:file "profile")
                (:file "rehearsal")
                (:file "main")))
 
@@ -782,7 +799,7 @@
                "clgrpc/tests/memory" "clgrpc/tests/wire" "clgrpc/tests/status"
                "clgrpc/tests/service" "clgrpc/tests/calling" "clgrpc/tests/serving"
                "clgrpc/tests/examples"
-               "clgrpc/tests/tools" "clgrpc/tests/load" "clgrpc/tests/interop" "clgrpc/tests/server"
+               "clgrpc/tests/profile" "clgrpc/tests/tools" "clgrpc/tests/load" "clgrpc/tests/interop" "clgrpc/tests/server"
                "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/balance" "clgrpc/tests/trace"
                "clgrpc/tests/transports" "clgrpc/tests/inproc"
                "clgrpc/tests/services" "clgrpc/tests/logs" "clgrpc/tests/metrics"
@@ -1439,6 +1456,19 @@
                (:file "histogram"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.load)))
+
+(defsystem "clgrpc/tests/profile"
+  :depends-on ("clgrpc/profile" "clgrpc/tests/support" "fiveam")
+  :pathname "tests/profile/"
+  :serial t
+  :components ((:file "package")
+               (:file "area")
+               (:file "symbol")
+               (:file "sample")
+               (:file "event")
+               (:file "run"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.profile)))
 
 (defsystem "clgrpc/tests/tools"
   :depends-on ("clgrpc/tools" "clgrpc/tests/examples" "clgrpc/tests/support" "fiveam")

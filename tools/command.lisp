@@ -71,7 +71,8 @@ that returns the value or refuses. The values of an option that is REPEATED come
 
 (defmacro define-command (name (parameters options) documentation &body body)
   "Define the command NAME, a string. PARAMETERS are lists (variable VALUE parser documentation);
-those whose VALUE is in brackets may be left out. OPTIONS are lists (variable VALUE parser default
+those whose VALUE is in brackets may be left out, and one whose VALUE ends in … takes all arguments
+that are left, as a list. OPTIONS are lists (variable VALUE parser default
 documentation), named like the variable, and names of DEFINE-SHARED-OPTIONS; an option whose VALUE
 is in brackets may stand without one and then means \"true\", and with (variable name) for the
 variable it has that name and may be given several times. BODY returns the exit code."
@@ -237,8 +238,14 @@ REST is left."
                 unless tokens
                   do (refuse "~A is missing" (argument-name parameter))
                 collect (argument-key parameter)
-                collect (parse-value parameter (pop tokens)))
+                collect (if (takes-all-p parameter)
+                            (loop while tokens collect (parse-value parameter (pop tokens)))
+                            (parse-value parameter (pop tokens))))
           (when tokens (refuse "there is one argument too many: ~S" (first tokens)))))
+
+(defun takes-all-p (parameter)
+  "True if PARAMETER, the last, takes all arguments that are left; then its value is a list."
+  (uiop:string-suffix-p (argument-value parameter) "…"))
 
 (defun optional-p (argument)
   "True if the parameter ARGUMENT, or the value of the option, may be left out."

@@ -19,6 +19,7 @@ bin/clgrpc."
   (setf *standard-input* (text-stream 0 :input)
         *standard-output* (text-stream 1 :output)
         *error-output* (text-stream 2 :output))
+  (profile:start-agent-if-asked)
   (let ((code (handler-case (run-command (called-arguments sb-ext:*posix-argv*))
                 (sb-sys:interactive-interrupt ()
                   ;; what is in the streams may have been written: it was being so, perhaps

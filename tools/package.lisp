@@ -5,7 +5,7 @@
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service)
                     (#:loop #:clgrpc.loop) (#:config #:clgrpc.config)
                     (#:load #:clgrpc.load)
-                    (#:os #:clgrpc.os) (#:protobuf #:clgrpc.protobuf)
+                    (#:os #:clgrpc.os) (#:profile #:clgrpc.profile) (#:protobuf #:clgrpc.protobuf)
                     (#:console #:clgrpc.console) (#:examples #:clgrpc.examples)
                     (#:testing #:grpc.testing)
                     (#:orca #:xds.service.orca.v3)

@@ -1,0 +1,50 @@
+;;;; What perf script prints of tracepoints.
+
+(in-package #:clgrpc.tests.profile)
+(in-suite :clgrpc.profile)
+
+(defun recorded-events ()
+  (lines
+   "  399 100.000010:   raw_syscalls:sys_enter: NR 45 (8, 1002d30010, 10000, 0, 0, 0) ffffffff81 __traceiter ([kernel.kallsyms])"
+   "  399 100.000014:    raw_syscalls:sys_exit: NR 45 = 480 ffffffff81 syscall_exit_work ([kernel.kallsyms])"
+   "  399 100.000020:   raw_syscalls:sys_enter: NR 45 (8, 1002d30010, 10000, 0, 0, 0)"
+   "  399 100.000021:    raw_syscalls:sys_exit: NR 45 = -11"
+   "  398 100.000030:   raw_syscalls:sys_enter: NR 202 (1001057398, 80, 18e, 0, 0, 0)"
+   "  398 100.000031: syscalls:sys_enter_futex: uaddr: 0x1001057398, op: 0x00000080, val: 0x0000018e, utime: 0x7ff5, uaddr2: 0x0, val3: 0x0"
+   "	          101829 syscall (/usr/lib/x86_64-linux-gnu/libc.so.6)"
+   "	         37ecd08 [unknown] (/opt/clgrpc)"
+   ""
+   "  398 100.000040:       sched:sched_switch: prev_comm=clgrpc watch prev_pid=398 prev_prio=120 prev_state=S ==> next_comm=x next_pid=412 next_prio=120"
+   "  399 100.000050:       sched:sched_switch: prev_comm=clgrpc prev_pid=399 prev_prio=120 prev_state=R+ ==> next_comm=x next_pid=412 next_prio=120"
+   "  398 100.032030:    raw_syscalls:sys_exit: NR 202 = -110"
+   ;; one that wakes
+   "  399 100.040000:   raw_syscalls:sys_enter: NR 202 (1001057398, 81, 18e, 0, 0, 0)"
+   "  399 100.040001: syscalls:sys_enter_futex: uaddr: 0x1001057398, op: 0x00000081, val: 0x00000001"
+   "  399 100.040005:    raw_syscalls:sys_exit: NR 202 = 1"))
+
+(defun tally-list (tally)
+  (list (profile::tally-count tally) (profile::tally-failed tally) (profile::tally-ns tally)
+        (profile::tally-longest-ns tally)))
+
+(test events
+  (let* ((events (profile::count-events (recorded-events) (namer) 0 (expt 10 12)))
+         (calls (profile::events-calls events))
+         (futexes (profile::events-futexes events))
+         (name #+x86-64 "recvfrom" #-x86-64 "syscall 45"))
+    (is (equal '(2 1 5000 4000) (tally-list (gethash name calls))))
+    (is (equal '(1 1) (list (profile::events-slept events) (profile::events-preempted events))))
+    #+x86-64
+    (progn
+      (is (equal '(2 1 32005000 32000000) (tally-list (gethash "futex" calls))))
+      (is (equal '(1 1 32000000 32000000)
+                 (tally-list (gethash "clgrpc.profile::find-range" futexes)))
+          "who wakes does not wait"))
+    (is (= 1 (hash-table-count futexes)))))
+
+(test events-of-a-time
+  (let ((events (profile::count-events (recorded-events) (namer) 100000045000 (expt 10 12))))
+    (is (equal '(0 1) (list (profile::events-slept events) (profile::events-preempted events))))))
+
+(test lines-that-are-no-events
+  (dolist (line '("" "x" "12" "12 13" "12 13.5" "12 a.b: c: d" "	 37ecd08 [unknown] (/opt/clgrpc)"))
+    (is (null (profile::parse-event line)) "~S" line)))

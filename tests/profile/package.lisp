@@ -1,0 +1,11 @@
+;;;; Tests of `clgrpc profile`: what is made of what perf prints, as it was recorded once; and where
+;;;; perf is, a short profile of a server.
+
+(defpackage #:clgrpc.tests.profile
+  (:use #:cl #:fiveam)
+  (:local-nicknames (#:profile #:clgrpc.profile) (#:base #:clgrpc.base)
+                    (#:support #:clgrpc.tests.support)))
+
+(in-package #:clgrpc.tests.profile)
+
+(def-suite :clgrpc.profile :description "clgrpc profile.")

@@ -1,0 +1,69 @@
+;;;; Profiles as data; and where perf is, one of a server.
+
+(in-package #:clgrpc.tests.profile)
+(in-suite :clgrpc.profile)
+
+(test switches-explain-so-much
+  (flet ((unsampled (kernel sampled switches) (profile::unsampled-ns kernel sampled switches)))
+    (is (= 1000 (unsampled 10000 9000 5)))
+    (is (= 0 (unsampled 10000 11000 5)))
+    (is (= 15000 (unsampled 1000000 9000 5)) "not whatever is missing")))
+
+(test a-census-adds-up
+  (let ((data (profile::census-data '(("calls" . 10) ("consed" . 1000)
+                                      ("kinds" . #((("kind" . "a") ("octets" . 1500)
+                                                    ("objects" . 15))
+                                                   (("kind" . "b") ("octets" . 500)
+                                                    ("objects" . 1))))))))
+    (is (equalp '("a" 75d0 0.75d0)
+                (mapcar #'cdr (aref (profile::member-of data "kinds") 0))))
+    (is (= 100 (profile::member-of data "octetsPerCall"))))
+  (is (null (profile::census-data nil)))
+  (is (null (profile::census-data '(("calls" . 0) ("consed" . 0) ("kinds" . #()))))))
+
+(test load-commands
+  (is (string= "h2load http://127.0.0.1:1/ 127.0.0.1:1"
+               (profile::load-command "h2load http://{address}/ {address}" "127.0.0.1:1"))))
+
+(test processes-that-are-not-there
+  (signals profile:profile-error (profile:profile :pid 4194303))
+  (multiple-value-bind (output error-output code)
+      (uiop:run-program (list (support:clgrpc-program) "profile" "4194303")
+                        :output :string :error-output :string :ignore-error-status t)
+    (is (= 1 code))
+    (is (string= "" output))
+    (is (search "there is no process 4194303" error-output))))
+
+(defun run-profile (&rest words)
+  "The data of `clgrpc profile` called with WORDS."
+  (base:parse-json (uiop:run-program (list* (support:clgrpc-program) "profile" "--output" "json"
+                                            words)
+                                     :output :string)
+                   :max-length (expt 2 27)))
+
+(defun share-of-sum (cpu name)
+  (/ (profile::total-ns (profile::member-of cpu name)) (profile::member-of cpu "kernelNs")))
+
+(test a-profile-of-a-server
+  (if (profile::perf-there-p)
+      (let* ((profile (run-profile "--seconds" "2" "--" "serve" "bench"))
+             (cpu (profile::member-of profile "cpu")))
+        (is (< 1000 (profile::member-of profile "calls")))
+        (is (<= 0.98 (profile::member-of cpu "explained")))
+        (is (<= (/ (profile::member-of cpu "unknownFrames") (profile::member-of cpu "frames"))
+                0.02))
+        (is (<= 0.97 (share-of-sum cpu "phases") 1.03))
+        (is (<= 0.97 (share-of-sum cpu "areas") 1.03))
+        (dolist (area '("server" "http2" "kernel: tcp"))
+          (is (find area (profile::member-of cpu "areas") :test #'string=
+                    :key (lambda (row) (profile::member-of row "name")))
+              "~A has no samples" area))
+        (is (plusp (profile::member-of profile "counters" "octetsPerCall")))
+        (when (profile::tracepoints-there-p)
+          (is (find "epoll_wait" (profile::member-of profile "events" "systemCalls")
+                    :test #'string= :key (lambda (row) (profile::member-of row "name")))))
+        ;; it is what a report can be made of
+        (is (search "phase of a call"
+                    (with-output-to-string (stream)
+                      (profile:write-profile profile stream)))))
+      (skip "perf is missing, or may not be used")))

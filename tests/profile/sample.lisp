@@ -1,0 +1,55 @@
+;;;; What perf script prints of samples.
+
+(in-package #:clgrpc.tests.profile)
+(in-suite :clgrpc.profile)
+
+(defun lines (&rest lines)
+  (make-string-input-stream (format nil "~{~A~%~}" lines)))
+
+(defun namer ()
+  "One who knows a program with two functions, the second at an address."
+  (profile::make-namer
+   :program "/opt/clgrpc"
+   :functions (profile::rows-ranges (list (list #x37ecd00 64 'profile::find-range)))
+   :made (profile::rows-ranges (list (list #x1001000 16 "made while it ran")
+                                     (list #x52a00010 16 "compiled since")))
+   :mappings (list (profile::make-mapping :start #x52a00000 :end #x53e20000 :offset #x3718000
+                                          :path "/opt/clgrpc"))))
+
+(defun recorded-samples ()
+  (lines "12540 47548.181693: "
+         "	ffffffff815e9cba do_anonymous_page ([kernel.kallsyms])"
+         "	         37ecd08 [unknown] (/opt/clgrpc)"
+         "	           4baf1 call_into_lisp_ (/opt/clgrpc)"
+         ""
+         "12541 47548.182742: "
+         "	         1001008 [unknown] (//anon)"
+         "	          891f5 [unknown] (/usr/lib/x86_64-linux-gnu/libc.so.6)"
+         ""
+         "12541 47548.190000: "
+         "	         3718011 [unknown] (/opt/clgrpc (deleted))"
+         "	         3718111 [unknown] (/opt/clgrpc)"))
+
+(test samples
+  (let ((found '()))
+    (profile::map-samples (lambda (tid ns frames)
+                            (push (list* tid ns (mapcar #'profile::frame-name frames)) found))
+                          (recorded-samples) (namer))
+    (is (equal '((12540 47548181693000 "do_anonymous_page" "clgrpc.profile::find-range"
+                  "call_into_lisp_")
+                 (12541 47548182742000 "made while it ran" "libc.so.6")
+                 (12541 47548190000000 "compiled since" "(unknown)"))
+               (reverse found)))))
+
+(test sums-of-samples
+  (let ((sums (profile::sum-samples (recorded-samples) (namer) 0 47548185000000000)))
+    (is (= 3 (profile::sums-samples sums)))
+    (is (= 7 (profile::sums-frames sums)))
+    (is (= 1 (profile::sums-unknown-frames sums)))
+    (is (= 0 (profile::sums-unknown-samples sums)))
+    (is (= 1 (gethash "kernel: memory" (profile::sums-areas sums))))
+    (is (= 2 (gethash 12541 (profile::sums-threads sums))))
+    (is (= 3 (profile::node-samples (profile::sums-root sums)))))
+  (is (= 2 (profile::sums-samples (profile::sum-samples (recorded-samples) (namer) 0
+                                                        47548185000000)))
+      "the last came later"))

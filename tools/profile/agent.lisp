@@ -1,0 +1,213 @@
+;;;; What a process that is profiled tells of itself: a thread reads commands from standard input
+;;;; and answers each with a line on standard output, `profile: JSON`. Only a process that was
+;;;; started with CLGRPC_PROFILE=1 in its environment has this thread, which sleeps in between.
+;;;;
+;;;;   counters          what has been counted since the process began
+;;;;   map PATH          where its functions lie, to a file
+;;;;   census SECONDS    what lies in the heap that was not there so long ago
+
+(in-package #:clgrpc.profile)
+
+;;; How often batons change hands, counted by what is seldom called; how often one is lent follows
+;;; from its sequence number
+
+(defstruct (counts (:copier nil))
+  "What is counted only where there is an agent."
+  (takes 0 :type sb-ext:word)           ; batons taken that were free; atomic
+  (takeovers 0 :type sb-ext:word)       ; batons taken that were lent; atomic
+  (releases 0 :type sb-ext:word)        ; batons given up or retired; atomic
+  (collections 0 :type unsigned-byte)   ; and how long they took; collections are one at a time
+  (collection-ns 0 :type unsigned-byte)
+  (longest-collection-ns 0 :type unsigned-byte))
+
+(sb-ext:define-load-time-global **counts** (make-counts))
+(declaim (type counts **counts**))
+
+(defun count-baton-changes ()
+  "Have it counted from now on how batons are taken and given up."
+  (sb-int:encapsulate 'clgrpc.loop::take 'profile
+                      (lambda (function loop)
+                        (let ((taken (funcall function loop)))
+                          (when taken (sb-ext:atomic-incf (counts-takes **counts**)))
+                          taken)))
+  (sb-int:encapsulate 'clgrpc.loop::overtake 'profile
+                      (lambda (function loop baton)
+                        (let ((taken (funcall function loop baton)))
+                          (when taken (sb-ext:atomic-incf (counts-takeovers **counts**)))
+                          taken)))
+  (sb-int:encapsulate 'clgrpc.loop::give-up 'profile
+                      (lambda (function loop state)
+                        (sb-ext:atomic-incf (counts-releases **counts**))
+                        (funcall function loop state))))
+
+(defun event-loops ()
+  "The loops of the servers and channels of this process."
+  (remove-duplicates
+   (append (loop for server in (registered server:**servers**)
+                 append (mapcar #'server:hub-loop (server:server-hubs server)))
+           (mapcar #'clgrpc.client::core-loop (registered client:**cores**)))))
+
+(defun baton-numbers ()
+  "How often the batons of all loops have changed, but for having been taken back from user code."
+  (reduce #'+ (event-loops) :key (lambda (loop) (ash (clgrpc.loop::event-loop-baton loop) -3))))
+
+;;; Collections
+
+(defun note-collection (ns)
+  (let ((counts **counts**))
+    (incf (counts-collections counts))
+    (incf (counts-collection-ns counts) ns)
+    (setf (counts-longest-collection-ns counts)
+          (max ns (counts-longest-collection-ns counts)))))
+
+(defun time-collections ()
+  "Have it measured from now on how long collections stop the threads."
+  (sb-int:encapsulate 'sb-kernel::sub-gc 'profile
+                      (lambda (function &rest arguments)
+                        (let ((begin (monotonic-ns))
+                              (epoch sb-kernel::*gc-epoch*))
+                          (multiple-value-prog1 (apply function arguments)
+                            (unless (eq epoch sb-kernel::*gc-epoch*)
+                              (note-collection (- (monotonic-ns) begin))))))))
+
+;;; Answers
+
+(defun count-calls ()
+  "How many calls the servers of this process have ended and its channels have begun."
+  (+ (loop for server in (registered server:**servers**)
+           sum (getf (grpc:server-statistics server) :calls))
+     (loop for core in (registered client:**cores**)
+           sum (client:core-calls-begun core))))
+
+(defun count-turns ()
+  (reduce #'+ (event-loops) :key #'loop:event-loop-turns))
+
+(defun counters ()
+  (let ((changes (baton-numbers)) (counts **counts**))
+    (list (cons "ns" (monotonic-ns))
+          (cons "calls" (count-calls))
+          (cons "turns" (count-turns))
+          (cons "consed" (sb-ext:get-bytes-consed))
+          (cons "heap" (heap-used))
+          (cons "collections" (counts-collections counts))
+          (cons "collectionNs" (counts-collection-ns counts))
+          (cons "longestCollectionNs" (counts-longest-collection-ns counts))
+          (cons "batonChanges" changes)
+          (cons "batonTakes" (counts-takes counts))
+          (cons "batonTakeovers" (counts-takeovers counts))
+          (cons "batonReleases" (counts-releases counts)))))
+
+;;; A census of the heap
+
+(defun kind-of (object)
+  "A name for what OBJECT is."
+  (typecase object
+    (cons "cons")
+    (structure-object (structure-kind (type-of object)))
+    (simple-vector "simple-vector")
+    (string "string")
+    (array (format nil "vector of ~(~A~)" (array-element-type object)))
+    (function (format nil "closure ~A"
+                      (function-label (sb-kernel:%fun-name (sb-kernel:%fun-fun object)))))
+    (t (format nil "~(~A~)" (type-of object)))))
+
+(defun structure-kind (type)
+  "What instances of TYPE are. Names of messages have a hash behind a dot, to tell definitions
+apart."
+  (let* ((name (function-label type))
+         (message (and (search "::%" name) (position #\. name :from-end t))))
+    (if message
+        (format nil "message ~A" (remove #\% (subseq name 0 message)))
+        (format nil "structure ~A" name))))
+
+(defun key-of (object)
+  "Something by which objects of one kind can be counted without making garbage."
+  (typecase object
+    (cons 'cons)
+    ((satisfies sb-kernel:%instancep) (sb-kernel:%instance-layout object))
+    (function (if (sb-kernel:closurep object) (sb-kernel:%closure-fun object) 'function))
+    (t (sb-kernel:widetag-of object))))
+
+(defun take-census ()
+  "A hash table from key to (an object, octets of all, how many)."
+  (let ((table (make-hash-table :test 'eq :size 4096)))
+    (sb-sys:without-gcing
+      (sb-vm:map-allocated-objects
+       (lambda (object type size)
+         (declare (ignore type))
+         (let ((entry (or (gethash (key-of object) table)
+                          (setf (gethash (key-of object) table) (list object 0 0)))))
+           (incf (the fixnum (second entry)) (the fixnum size))
+           (incf (the fixnum (third entry)))))
+       :dynamic))
+    table))
+
+(defun census-difference (before after)
+  "For each kind of object of which AFTER has more octets than BEFORE, an alist of JSON."
+  (let ((kinds (make-hash-table :test 'equal)))
+    (maphash (lambda (key entry)
+               (destructuring-bind (object octets count) entry
+                 (destructuring-bind (&optional had (had-octets 0) (had-count 0))
+                     (gethash key before)
+                   (declare (ignore had))
+                   (let ((row (or (gethash (kind-of object) kinds)
+                                  (setf (gethash (kind-of object) kinds) (list 0 0)))))
+                     (incf (first row) (- octets had-octets))
+                     (incf (second row) (- count had-count))))))
+             after)
+    (let ((rows (loop for kind being the hash-keys of kinds using (hash-value row)
+                      when (plusp (first row))
+                        collect (list (cons "kind" kind) (cons "octets" (first row))
+                                      (cons "objects" (second row))))))
+      (coerce (sort rows #'> :key (lambda (row) (cdr (second row)))) 'vector))))
+
+(defconstant +census-octets+ (* 40 1024 1024)
+  "How much is consed at most between two censuses; a collection would come after more.")
+
+(defun census (seconds)
+  "What was allocated in SECONDS, or until +CENSUS-OCTETS+ were, and is there still; nil if a
+collection came between again and again."
+  (loop repeat 3
+        do (sb-ext:gc)
+           (let* ((before (take-census))
+                  (epoch sb-kernel::*gc-epoch*)
+                  (calls (count-calls))
+                  (consed (sb-ext:get-bytes-consed))
+                  (end (+ (monotonic-ns) (floor (* seconds 1000000000)))))
+             (loop while (and (< (monotonic-ns) end)
+                              (< (- (sb-ext:get-bytes-consed) consed) +census-octets+))
+                   do (sleep 1/1000))
+             (let* ((consed (- (sb-ext:get-bytes-consed) consed))
+                    (calls (- (count-calls) calls))
+                    (after (take-census)))
+               (when (eq epoch sb-kernel::*gc-epoch*)
+                 (return (list (cons "calls" calls) (cons "consed" consed)
+                               (cons "kinds" (census-difference before after)))))))))
+
+;;; The thread
+
+(defun answer-command (line)
+  "What the command LINE asks for, as data for WRITE-JSON."
+  (let* ((space (or (position #\Space line) (length line)))
+         (word (subseq line 0 space))
+         (rest (string-trim " " (subseq line space))))
+    (cond ((string= word "counters") (counters))
+          ((string= word "map") (list (cons "path" (write-perf-map rest))))
+          ((string= word "census") (or (census (/ (parse-integer rest) 1000)) :null))
+          (t (list (cons "error" (format nil "there is no command ~A" word)))))))
+
+(defun run-agent ()
+  (loop for line = (read-line *standard-input* nil)
+        while line
+        do (format t "profile: ~A~%"
+                   (write-json (handler-case (answer-command line)
+                                 (error (error) (list (cons "error" (princ-to-string error)))))))
+           (finish-output)))
+
+(defun start-agent-if-asked ()
+  "Start the thread that answers what `clgrpc profile` asks, if the environment has
+CLGRPC_PROFILE=1."
+  (when (equal "1" (sb-ext:posix-getenv "CLGRPC_PROFILE"))
+    (count-baton-changes)
+    (time-collections)
+    (sb-thread:make-thread #'run-agent :name "clgrpc profile")))

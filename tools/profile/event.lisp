@@ -1,0 +1,145 @@
+;;;; What `perf script` says of the kernel's tracepoints: system calls and how long they took,
+;;;; threads that gave up their processor, and futexes with the stack that waited. Pure functions of
+;;;; a stream. A line is `TID SECONDS: EVENT: TEXT`, with the frames of a futex's stack below it.
+
+(in-package #:clgrpc.profile)
+
+(defstruct (tally (:copier nil))
+  "What was counted of one system call, or of what waited at one place."
+  (name "" :type string :read-only t)
+  (count 0 :type unsigned-byte)
+  (failed 0 :type unsigned-byte)        ; how many of these returned an error
+  (ns 0 :type unsigned-byte)            ; how long they took together, waiting included
+  (longest-ns 0 :type unsigned-byte))
+
+(defstruct (events (:copier nil))
+  "What was counted of tracepoints."
+  (calls (make-hash-table :test 'equal) :type hash-table :read-only t) ; of the system, to TALLYs
+  (futexes (make-hash-table :test 'equal) :type hash-table :read-only t) ; by who waits, to TALLYs
+  (slept 0 :type unsigned-byte)         ; threads that gave up their processor since they waited
+  (preempted 0 :type unsigned-byte)     ; and since another was due
+  ;; from a thread's id to (ns name futex's tally or nil) of the system call that it is in
+  (open (make-hash-table) :type hash-table :read-only t))
+
+(defparameter *system-calls*
+  #+x86-64
+  '((0 . "read") (1 . "write") (3 . "close") (7 . "poll") (9 . "mmap") (10 . "mprotect")
+    (11 . "munmap") (13 . "rt_sigaction") (14 . "rt_sigprocmask") (15 . "rt_sigreturn")
+    (16 . "ioctl") (17 . "pread64") (19 . "readv") (20 . "writev") (24 . "sched_yield")
+    (28 . "madvise") (35 . "nanosleep") (39 . "getpid") (41 . "socket") (42 . "connect")
+    (44 . "sendto") (45 . "recvfrom") (46 . "sendmsg") (47 . "recvmsg") (48 . "shutdown")
+    (54 . "setsockopt") (55 . "getsockopt") (56 . "clone") (60 . "exit") (72 . "fcntl")
+    (98 . "getrusage") (186 . "gettid") (200 . "tkill") (202 . "futex") (228 . "clock_gettime")
+    (230 . "clock_nanosleep") (232 . "epoll_wait") (233 . "epoll_ctl") (234 . "tgkill")
+    (257 . "openat") (281 . "epoll_pwait") (288 . "accept4") (290 . "eventfd2") (435 . "clone3")
+    (441 . "epoll_pwait2"))
+  #-x86-64
+  '((20 . "epoll_create1") (21 . "epoll_ctl") (22 . "epoll_pwait") (56 . "openat") (57 . "close")
+    (63 . "read") (64 . "write") (65 . "readv") (66 . "writev") (73 . "ppoll") (98 . "futex")
+    (101 . "nanosleep") (113 . "clock_gettime") (115 . "clock_nanosleep") (124 . "sched_yield")
+    (131 . "tgkill") (134 . "rt_sigaction") (135 . "rt_sigprocmask") (139 . "rt_sigreturn")
+    (198 . "socket") (203 . "connect") (206 . "sendto") (207 . "recvfrom") (208 . "setsockopt")
+    (210 . "shutdown") (211 . "sendmsg") (212 . "recvmsg") (215 . "munmap") (220 . "clone")
+    (222 . "mmap") (226 . "mprotect") (233 . "madvise") (242 . "accept4"))
+  "The names of system calls, by number.")
+
+(defun system-call-name (number)
+  (or (cdr (assoc number *system-calls*)) (format nil "syscall ~D" number)))
+
+(defun find-tally (name table)
+  (or (gethash name table)
+      (setf (gethash name table) (make-tally :name name))))
+
+(defun parse-event (line)
+  "The thread's id, the time in nanoseconds, the event's name and its text, if LINE begins an event;
+else nil."
+  (multiple-value-bind (tid end) (parse-integer line :junk-allowed t)
+    (let* ((start (and tid (position #\Space line :start end :test-not #'char=)))
+           (colon (and start (position #\: line :start start)))
+           (ns (and colon (parse-seconds-ns line start colon)))
+           (name (and ns (position #\Space line :start (1+ colon) :test-not #'char=)))
+           (stop (and name (search ": " line :start2 name))))
+      (and stop (values tid ns (subseq line name stop) (subseq line (+ 2 stop)))))))
+
+(defun end-system-call (events tid ns result)
+  (destructuring-bind (&optional begin name futex) (gethash tid (events-open events))
+    (when begin
+      (remhash tid (events-open events))
+      (flet ((add (tally)
+               (let ((took (max 0 (- ns begin))))
+                 (incf (tally-count tally))
+                 (when (and result (minusp result)) (incf (tally-failed tally)))
+                 (incf (tally-ns tally) took)
+                 (setf (tally-longest-ns tally) (max took (tally-longest-ns tally))))))
+        (add (find-tally name (events-calls events)))
+        (when futex (add futex))))))
+
+(defun text-number (text prefix)
+  "The integer behind PREFIX in TEXT, or nil."
+  (let ((place (search prefix text)))
+    (and place (parse-integer text :start (+ place (length prefix)) :junk-allowed t))))
+
+(defun futex-wait-p (text)
+  "True if TEXT is that of a futex's system call which waits: its operation is WAIT, WAIT_BITSET or
+LOCK_PI, with or without flags."
+  (let* ((place (search "op: 0x" text))
+         (operation (and place (parse-integer text :start (+ place 6) :radix 16
+                                                   :junk-allowed t))))
+    (and operation (member (logand operation #x7f) '(0 6 9)) t)))
+
+(defun waiter (frames)
+  "A name for who waits, of the FRAMES of its stack from the inside: the function of ours that is
+furthest in, or the furthest Lisp function."
+  (flet ((found (predicate)
+           (let ((frame (find-if predicate frames)))
+             (and frame (frame-name frame)))))
+    (or (found (lambda (frame)
+                 (and (eq :lisp (frame-kind frame)) (frame-area frame))))
+        (found (lambda (frame) (eq :lisp (frame-kind frame))))
+        (found (lambda (frame) (eq :native (frame-kind frame))))
+        "(unknown)")))
+
+(defun add-futex (events tid ns text frames)
+  "A thread is about to use a futex. If it waits, its wait counts for who it is as well."
+  (declare (ignore ns))
+  (when (futex-wait-p text)
+    (let ((open (gethash tid (events-open events))))
+      (when open
+        (setf (third open) (find-tally (waiter frames) (events-futexes events)))))))
+
+(defun add-event (events tid ns name text)
+  (cond ((uiop:string-suffix-p name "sys_enter")
+         (let ((number (text-number text "NR ")))
+           (when number
+             (setf (gethash tid (events-open events))
+                   (list ns (system-call-name number) nil)))))
+        ((uiop:string-suffix-p name "sys_exit")
+         (end-system-call events tid ns (text-number text "= ")))
+        ((uiop:string-suffix-p name "sched_switch")
+         ;; R, R+: it could have gone on
+         (if (search "prev_state=R" text)
+             (incf (events-preempted events))
+             (incf (events-slept events))))))
+
+(defun count-events (stream namer begin-ns end-ns)
+  "EVENTS of what STREAM, the output of perf script, has from BEGIN-NS to END-NS."
+  (let ((events (make-events))
+        (futex nil) (frames '()))
+    (flet ((end-futex ()
+             (when futex
+               (destructuring-bind (tid ns text) futex
+                 (add-futex events tid ns text (nreverse frames))))
+             (setf futex nil frames '())))
+      (loop for line = (read-line stream nil)
+            while line
+            do (multiple-value-bind (tid ns name text) (parse-event line)
+                 (cond (tid
+                        (end-futex)
+                        (when (<= begin-ns ns end-ns)
+                          (if (uiop:string-suffix-p name "sys_enter_futex")
+                              (setf futex (list tid ns text))
+                              (add-event events tid ns name text))))
+                       (futex (let ((frame (parse-frame line namer)))
+                                (when frame (push frame frames)))))))
+      (end-futex))
+    events))

@@ -1,0 +1,107 @@
+;;;; perf: whether it is there and may be used, recording what a process does, and reading the
+;;;; record. Where perf may, it samples whole processors by their clock and the process's samples
+;;;; are picked out afterwards: timers of single threads stop while threads are switched, and what
+;;;; a switch costs, a tenth of a server's time with one call at a time, would be missing.
+
+(in-package #:clgrpc.profile)
+
+(defun program-there-p (name)
+  "True if there is a program NAME on PATH."
+  (some (lambda (directory)
+          (and (plusp (length directory))
+               (probe-file (format nil "~A/~A" (string-right-trim "/" directory) name))))
+        (uiop:split-string (or (sb-ext:posix-getenv "PATH") "") :separator ":")))
+
+(defun paranoia ()
+  "How much the kernel allows, /proc/sys/kernel/perf_event_paranoid; -1, all, for root."
+  (if (zerop (sb-unix:unix-getuid))
+      -1
+      (let ((words (file-words "/proc/sys/kernel/perf_event_paranoid")))
+        (if words (parse-integer (first words)) 4))))
+
+(defun perf-there-p ()
+  "True if perf can sample processes of this user, and the kernel for them."
+  (and (program-there-p "perf") (<= (paranoia) 1)))
+
+(defun tracepoints-there-p ()
+  "True if perf can follow system calls."
+  (and (perf-there-p) (<= (paranoia) -1)
+       (probe-file "/sys/kernel/tracing/events/raw_syscalls/")
+       t))
+
+;;; Recording
+
+(defstruct (record (:copier nil))
+  "What perf has recorded, and what was known when it began and ended."
+  (path "" :type string :read-only t)   ; of perf's file
+  (before nil :type reading :read-only t)
+  (after nil :type reading :read-only t))
+
+(defconstant +period-ns+ 250000 "How much of a processor's time lies between samples.")
+
+(defun sampling-arguments (pid)
+  (append (list "-e" "cpu-clock" "-c" (princ-to-string +period-ns+) "-g")
+          (if (<= (paranoia) 0) '("-a") (list "-p" (princ-to-string pid)))))
+
+(defun tracing-arguments (pid)
+  (list "-e" "raw_syscalls:sys_enter" "-e" "raw_syscalls:sys_exit" "-e" "sched:sched_switch"
+        "-e" "syscalls:sys_enter_futex/call-graph=fp/" "-p" (princ-to-string pid)))
+
+(defun await-recording (process path)
+  "Wait until perf, PROCESS, writes to PATH; fail if it ends instead."
+  (loop repeat 100
+        until (and (probe-file path)
+                   (with-open-file (stream path :element-type '(unsigned-byte 8))
+                     (plusp (file-length stream))))
+        do (unless (sb-ext:process-alive-p process) (return))
+           (sleep 1/50))
+  (sleep 3/10)
+  (unless (sb-ext:process-alive-p process)
+    (fail "perf record has ended at once: ~A"
+          (string-trim '(#\Newline #\Space)
+                       (substitute #\Space #\Newline
+                                   (uiop:slurp-stream-string (sb-ext:process-error process)))))))
+
+(defun record (subject arguments seconds path)
+  "Have perf record SUBJECT, with ARGUMENTS, for SECONDS to the file at PATH; return the RECORD."
+  (let ((process (sb-ext:run-program "perf" (append '("record" "-q" "-k" "CLOCK_MONOTONIC" "-o")
+                                                    (list path) arguments)
+                                     :search t :wait nil :input nil :output nil
+                                     :error :stream)))
+    (unwind-protect
+         (progn
+           (await-recording process path)
+           (let ((before (take-reading subject)))
+             (sleep seconds)
+             (let ((after (take-reading subject)))
+               (make-record :path path :before before :after after))))
+      (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-unix:sigint))
+      (sb-ext:process-wait process)
+      (sb-ext:process-close process))))
+
+;;; Reading
+
+(defun call-with-script (function record fields pid)
+  "Call FUNCTION with a stream of what perf script prints of FIELDS of the RECORD of process PID."
+  (declare (type function function))
+  (let ((process (sb-ext:run-program "perf" (list "script" "-i" (record-path record)
+                                                  "--pid" (princ-to-string pid)
+                                                  "-F" fields)
+                                     :search t :wait nil :input nil :output :stream :error nil
+                                     :external-format '(:utf-8 :replacement #\?))))
+    (unwind-protect (funcall function (sb-ext:process-output process))
+      (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-unix:sigterm))
+      (sb-ext:process-wait process)
+      (sb-ext:process-close process))))
+
+(defun record-sums (record pid namer)
+  (call-with-script (lambda (stream)
+                      (sum-samples stream namer (reading-ns (record-before record))
+                                   (reading-ns (record-after record))))
+                    record "tid,time,ip,sym,dso" pid))
+
+(defun record-events (record pid namer)
+  (call-with-script (lambda (stream)
+                      (count-events stream namer (reading-ns (record-before record))
+                                    (reading-ns (record-after record))))
+                    record "tid,time,event,trace,ip,sym,dso" pid))

@@ -1,0 +1,169 @@
+;;;; The process that is profiled: started here, with an agent that answers, or one that runs
+;;;; already and is only looked at from outside, through /proc and perf.
+
+(in-package #:clgrpc.profile)
+
+(define-condition profile-error (clgrpc-error)
+  ((text :initarg :text :reader profile-error-text))
+  (:report (lambda (condition stream) (write-string (profile-error-text condition) stream)))
+  (:documentation "A profile could not be taken; TEXT says why."))
+
+(defun fail (control &rest arguments)
+  (error 'profile-error :text (format nil "~?" control arguments)))
+
+(defstruct (subject (:copier nil))
+  "The process that is profiled."
+  (pid 0 :type integer :read-only t)
+  (process nil :type (or null sb-impl::process) :read-only t) ; if it was started here
+  (lock (sb-thread:make-mutex :name "clgrpc profile subject") :read-only t) ; of what follows
+  (news (sb-thread:make-waitqueue) :read-only t) ; something of it has changed
+  (addresses '() :type list)            ; where it has said that it listens
+  (answers '() :type list)              ; of the agent, not yet taken; the first came first
+  (ended nil :type boolean))            ; its output has
+
+;;; Reading what it prints
+
+(defun note-line (subject line)
+  "Take LINE, which the process of SUBJECT has printed. What is neither an address nor an answer
+goes to standard error."
+  (flet ((rest-after (prefix)
+           (and (uiop:string-prefix-p prefix line) (subseq line (length prefix)))))
+    (let ((address (rest-after "listening on "))
+          (answer (rest-after "profile: ")))
+      (sb-thread:with-mutex ((subject-lock subject))
+        (cond (address (setf (subject-addresses subject)
+                             (append (subject-addresses subject) (list address))))
+              (answer (setf (subject-answers subject)
+                            (append (subject-answers subject) (list answer)))))
+        (sb-thread:condition-broadcast (subject-news subject)))
+      (unless (or address answer) (format *error-output* "~A~%" line)))))
+
+(defun read-lines (subject)
+  (let ((stream (sb-ext:process-output (subject-process subject))))
+    (loop for line = (ignore-errors (read-line stream nil))
+          while line
+          do (note-line subject line))
+    (sb-thread:with-mutex ((subject-lock subject))
+      (setf (subject-ended subject) t)
+      (sb-thread:condition-broadcast (subject-news subject)))))
+
+(defun await-news (subject seconds what function)
+  "What FUNCTION, called with SUBJECT locked, returns as soon as that is true; fail if it is not
+within SECONDS, since WHAT has not come."
+  (declare (type function function))
+  (let ((end (+ (monotonic-ns) (* seconds 1000000000))))
+    (sb-thread:with-mutex ((subject-lock subject))
+      (loop
+        (let ((found (funcall function)))
+          (when found (return found)))
+        (when (subject-ended subject) (fail "the process has ended before ~A" what))
+        (let ((left (- end (monotonic-ns))))
+          (unless (plusp left) (fail "~A has not come within ~D s" what seconds))
+          (sb-thread:condition-wait (subject-news subject) (subject-lock subject)
+                                    :timeout (/ left 1d9)))))))
+
+;;; Starting and ending
+
+(defun start-subject (arguments)
+  "Start this program with ARGUMENTS, strings, and an agent; return the SUBJECT."
+  (let* ((process (sb-ext:run-program (or (program-path "self") (fail "there is no /proc"))
+                                      arguments
+                                      :wait nil :input :stream :output :stream :error nil
+                                      :external-format :utf-8
+                                      :environment (cons "CLGRPC_PROFILE=1"
+                                                         (sb-ext:posix-environ))))
+         (subject (make-subject :pid (sb-ext:process-pid process) :process process)))
+    (sb-thread:make-thread #'read-lines :name "clgrpc profile reader" :arguments (list subject))
+    subject))
+
+(defun end-subject (subject)
+  "End the process of SUBJECT if it was started here."
+  (let ((process (subject-process subject)))
+    (when process
+      (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-unix:sigterm))
+      (loop repeat 1000
+            while (sb-ext:process-alive-p process)
+            do (sleep 1/100))
+      (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-unix:sigkill))
+      (sb-ext:process-wait process)
+      (sb-ext:process-close process))))
+
+(defun running-subject (pid)
+  "The SUBJECT that is the process PID already."
+  (unless (probe-file (format nil "/proc/~D/stat" pid)) (fail "there is no process ~D" pid))
+  (make-subject :pid pid))
+
+(defun ask (subject command &key (seconds 20))
+  "What the agent of SUBJECT answers to COMMAND, parsed; nil if it has none."
+  (let ((process (subject-process subject)))
+    (when process
+      (let ((input (sb-ext:process-input process)))
+        (handler-case (progn (write-line command input) (finish-output input))
+          (stream-error () (fail "the process has ended")))
+        (let ((answer (await-news subject seconds (format nil "an answer to ~A" command)
+                                  (lambda () (pop (subject-answers subject))))))
+          (parse-json answer))))))
+
+(defun subject-address (subject)
+  "Where the process of SUBJECT listens first; waits until it does."
+  (await-news subject 20 "the address of a server"
+              (lambda () (first (subject-addresses subject)))))
+
+;;; What the kernel says of a process
+
+(defun file-words (path)
+  "The words of the file at PATH, or nil if it cannot be read."
+  (handler-case
+      (remove "" (uiop:split-string (uiop:read-file-string path)
+                                    :separator '(#\Space #\Tab #\Newline))
+              :test #'string=)
+    (error () nil)))
+
+(defun thread-ids (pid)
+  (loop for directory in (uiop:subdirectories (format nil "/proc/~D/task/" pid))
+        for id = (parse-integer (first (last (pathname-directory directory))) :junk-allowed t)
+        when id collect id))
+
+(defun thread-name (pid tid)
+  (handler-case (string-trim '(#\Newline)
+                             (uiop:read-file-string (format nil "/proc/~D/task/~D/comm" pid tid)))
+    (error () "thread")))
+
+(defun process-cpu-ns (pid)
+  "The CPU time of all threads of the process PID that live, as the kernel's scheduler has it."
+  (loop for tid in (thread-ids pid)
+        for words = (file-words (format nil "/proc/~D/task/~D/schedstat" pid tid))
+        when words sum (parse-integer (first words))))
+
+(defun status-number (words name)
+  (let ((place (member name words :test #'string=)))
+    (if place (parse-integer (second place)) 0)))
+
+(defun process-switches (pid)
+  "How often threads of the process PID have slept, and as second value been preempted."
+  (let ((slept 0) (preempted 0))
+    (dolist (tid (thread-ids pid))
+      (let ((words (file-words (format nil "/proc/~D/task/~D/status" pid tid))))
+        (incf slept (status-number words "voluntary_ctxt_switches:"))
+        (incf preempted (status-number words "nonvoluntary_ctxt_switches:"))))
+    (values slept preempted)))
+
+(defstruct (reading (:copier nil))
+  "What is known of a process at one time."
+  (ns 0 :type unsigned-byte :read-only t)
+  (cpu-ns 0 :type unsigned-byte :read-only t)
+  (slept 0 :type unsigned-byte :read-only t)
+  (preempted 0 :type unsigned-byte :read-only t)
+  (counters nil :type list :read-only t)) ; of the agent, or nil
+
+(defun take-reading (subject)
+  (let ((pid (subject-pid subject))
+        (counters (ask subject "counters")))
+    (multiple-value-bind (slept preempted) (process-switches pid)
+      (make-reading :cpu-ns (process-cpu-ns pid) :ns (monotonic-ns)
+                    :slept slept :preempted preempted :counters counters))))
+
+(defun counted (name before after)
+  "By how much the counter NAME of the agent grew from BEFORE to AFTER, READINGs; nil without."
+  (flet ((value (reading) (cdr (assoc name (reading-counters reading) :test #'string=))))
+    (and (value before) (value after) (- (value after) (value before)))))

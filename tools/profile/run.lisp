@@ -1,0 +1,314 @@
+;;;; A profile: records taken while a load runs, and what they say as plain data, the same that
+;;;; WRITE-JSON writes and PARSE-JSON reads. All reports read that.
+
+(in-package #:clgrpc.profile)
+
+;;; Data
+
+(defun member-of (data &rest names)
+  "The value in DATA, alists with string keys, at the end of the path NAMES; nil if there is none."
+  (loop for name in names
+        do (setf data (and (consp data) (cdr (assoc name data :test #'string=)))))
+  (if (eq :null data) nil data))
+
+(defun object (&rest plist)
+  "An alist of JSON from names and values; those that are nil are left out."
+  (loop for (name value) on plist by #'cddr
+        when value collect (cons name value)))
+
+(defun share (part whole)
+  (if (plusp whole) (float (/ part whole) 1d0) 0d0))
+
+(defun rows (table function &key (most 1000) (least 0))
+  "A vector of what FUNCTION makes of the keys and counts of TABLE, the greatest counts first."
+  (declare (type function function))
+  (let ((entries (loop for key being the hash-keys of table using (hash-value count)
+                       when (> count least) collect (cons key count))))
+    (setf entries (sort entries (lambda (a b)
+                                  (or (> (cdr a) (cdr b))
+                                      (and (= (cdr a) (cdr b))
+                                           (string< (princ-to-string (car a))
+                                                    (princ-to-string (car b))))))))
+    (map 'vector (lambda (entry) (funcall function (car entry) (cdr entry)))
+         (subseq entries 0 (min most (length entries))))))
+
+;;; CPU
+
+(defconstant +longest-switch-ns+ 3000
+  "What a switch of threads may take that lies between samples. More is not explained by switches.")
+
+(defun unsampled-ns (kernel-ns sampled-ns switches)
+  "What the kernel counted, not the samples, and what SWITCHES of thread explain: while a thread is
+switched no sample of it can be taken."
+  (max 0 (min (- kernel-ns sampled-ns) (* switches +longest-switch-ns+))))
+
+(defun cpu-rows (table period-ns calls extra-name extra-ns kernel-ns)
+  "Rows of TABLE, from names to samples, with a row of EXTRA-NS."
+  (let ((rows (coerce (rows table (lambda (name samples) (cons name (* samples period-ns))))
+                      'list)))
+    (when (plusp extra-ns)
+      (setf rows (sort (append rows (list (cons extra-name extra-ns))) #'> :key #'cdr)))
+    (map 'vector (lambda (row)
+                   (object "name" (car row) "ns" (cdr row)
+                           "share" (share (cdr row) kernel-ns)
+                           "nsPerCall" (and calls (plusp calls)
+                                            (float (/ (cdr row) calls) 1d0))))
+         rows)))
+
+(defun function-rows (sums period-ns calls)
+  (rows (sums-own sums)
+        (lambda (name samples)
+          (object "name" name "ns" (* samples period-ns)
+                  "share" (share samples (sums-samples sums))
+                  "wholeNs" (* (gethash name (sums-whole sums) 0) period-ns)
+                  "nsPerCall" (and calls (plusp calls)
+                                   (float (/ (* samples period-ns) calls) 1d0))))
+        :most 200))
+
+(defun thread-rows (sums pid period-ns)
+  (let ((names (make-hash-table :test 'equal)))
+    (maphash (lambda (tid samples)
+               (incf (gethash (thread-name pid tid) names 0) samples))
+             (sums-threads sums))
+    (rows names (lambda (name samples)
+                  (object "name" name "ns" (* samples period-ns)
+                          "share" (share samples (sums-samples sums)))))))
+
+(defun node-data (node period-ns least)
+  "NODE as JSON, without what has fewer than LEAST samples."
+  (let ((children (sort (loop for child being the hash-values of (node-children node)
+                              when (>= (node-samples child) least) collect child)
+                        #'> :key #'node-samples)))
+    (object "name" (if (node-frame node) (frame-name (node-frame node)) "all")
+            "area" (and (node-frame node) (frame-area (node-frame node)))
+            "kind" (and (node-frame node)
+                        (string-downcase (frame-kind (node-frame node))))
+            "ns" (* period-ns (node-samples node))
+            "children" (and children
+                            (map 'vector (lambda (child) (node-data child period-ns least))
+                                 children)))))
+
+(defun cpu-data (sums record pid calls)
+  "What SUMS, the samples of RECORD, say of the CPU of the process PID during so many CALLS."
+  (let* ((before (record-before record)) (after (record-after record))
+         (kernel-ns (- (reading-cpu-ns after) (reading-cpu-ns before)))
+         (slept (- (reading-slept after) (reading-slept before)))
+         (preempted (- (reading-preempted after) (reading-preempted before)))
+         (sampled-ns (* (sums-samples sums) +period-ns+))
+         (unsampled-ns (unsampled-ns kernel-ns sampled-ns (+ slept preempted))))
+    (object
+     "kernelNs" kernel-ns
+     "sampledNs" sampled-ns
+     "betweenNs" unsampled-ns
+     "samples" (sums-samples sums)
+     "periodNs" +period-ns+
+     "explained" (- 1 (share (sums-unknown-samples sums) (sums-samples sums)))
+     "frames" (sums-frames sums)
+     "unknownFrames" (sums-unknown-frames sums)
+     "slept" slept
+     "preempted" preempted
+     "areas" (cpu-rows (sums-areas sums) +period-ns+ calls "kernel: switch" unsampled-ns
+                       kernel-ns)
+     "phases" (cpu-rows (sums-phases sums) +period-ns+ calls "switch" unsampled-ns kernel-ns)
+     "functions" (function-rows sums +period-ns+ calls)
+     "threads" (thread-rows sums pid +period-ns+)
+     "flame" (node-data (sums-root sums) +period-ns+
+                        (max 1 (floor (sums-samples sums) 2000))))))
+
+;;; The system's calls and waits
+
+(defun tally-rows (table calls)
+  (let ((tallies (sort (loop for tally being the hash-values of table collect tally) #'>
+                       :key #'tally-ns)))
+    (map 'vector (lambda (tally)
+                   (object "name" (tally-name tally) "count" (tally-count tally)
+                           "failed" (tally-failed tally)
+                           "perCall" (and calls (plusp calls)
+                                          (float (/ (tally-count tally) calls) 1d0))
+                           "ns" (tally-ns tally) "longestNs" (tally-longest-ns tally)))
+         tallies)))
+
+(defun event-data (events record calls)
+  (let ((switches (+ (events-slept events) (events-preempted events))))
+    (object "seconds" (/ (- (reading-ns (record-after record)) (reading-ns (record-before record)))
+                         1d9)
+            "calls" calls
+            "systemCalls" (tally-rows (events-calls events) calls)
+            "futexes" (tally-rows (events-futexes events) calls)
+            "slept" (events-slept events)
+            "preempted" (events-preempted events)
+            "switchesPerCall" (and calls (plusp calls) (float (/ switches calls) 1d0)))))
+
+;;; What the process counts itself
+
+(defun agent-data (before after)
+  "What the process has counted between two READINGs; nil if it has no agent."
+  (let ((calls (counted "calls" before after)))
+    (when calls
+      (flet ((per-call (count) (and (plusp calls) (float (/ count calls) 1d0))))
+        (let* ((takes (counted "batonTakes" before after))
+               (takeovers (counted "batonTakeovers" before after))
+               (releases (counted "batonReleases" before after))
+               ;; taking a baton changes it twice
+               (lent (- (counted "batonChanges" before after)
+                        (* 2 (+ takes takeovers)) releases))
+               (consed (counted "consed" before after)))
+          (object "calls" calls
+                  "turns" (counted "turns" before after)
+                  "consed" consed
+                  "octetsPerCall" (per-call consed)
+                  "collections" (counted "collections" before after)
+                  "collectionNs" (counted "collectionNs" before after)
+                  "longestCollectionNs" (member-of (reading-counters after)
+                                                   "longestCollectionNs")
+                  "heap" (member-of (reading-counters after) "heap")
+                  "batonLent" (max 0 lent)
+                  "batonTaken" takes
+                  "batonTakenOver" takeovers
+                  "batonGivenUp" releases))))))
+
+(defun census-data (census)
+  "What the agent's CENSUS says, per call; nil without one or without calls. What was allocated
+while the heap was counted is in the kinds only, so they are made to add up to what was consed."
+  (let* ((calls (member-of census "calls"))
+         (consed (member-of census "consed"))
+         (kinds (member-of census "kinds"))
+         (octets (reduce #'+ kinds :key (lambda (row) (member-of row "octets")))))
+    (when (and calls (plusp calls) (plusp octets))
+      (flet ((per-call (row name)
+               (float (/ (* (member-of row name) consed) octets calls) 1d0)))
+        (object "calls" calls
+                "octetsPerCall" (float (/ consed calls) 1d0)
+                "kinds" (map 'vector
+                             (lambda (row)
+                               (object "name" (member-of row "kind")
+                                       "octetsPerCall" (per-call row "octets")
+                                       "objectsPerCall" (per-call row "objects")))
+                             (remove-if (lambda (row) (< (* 1000 (member-of row "octets")) octets))
+                                        kinds)))))))
+
+;;; Load
+
+(defun load-command (load address)
+  "LOAD, a shell's command, with ADDRESS in place of {address}."
+  (loop for place = (search "{address}" load)
+        while place
+        do (setf load (concatenate 'string (subseq load 0 place) address
+                                   (subseq load (+ place (length "{address}"))))))
+  load)
+
+(defun start-load (load address in-flight)
+  "Start the load LOAD, a shell's command or :bench, on ADDRESS; return its process."
+  (if (eq :bench load)
+      (let ((process (sb-ext:run-program (program-path "self")
+                                         (list "bench-client" address "--in-flight"
+                                               (princ-to-string in-flight)
+                                               "--milliseconds" "3600000")
+                                         :wait nil :input :stream :output nil :error nil)))
+        (terpri (sb-ext:process-input process))
+        (finish-output (sb-ext:process-input process))
+        process)
+      (sb-ext:run-program "/bin/sh" (list "-c" (concatenate 'string "exec "
+                                                            (load-command load address)))
+                          :wait nil :input nil :output nil :error nil
+                          :environment (cons (format nil "CLGRPC_ADDRESS=~A" address)
+                                             (sb-ext:posix-environ)))))
+
+(defun end-load (process)
+  (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-unix:sigterm))
+  (loop repeat 200
+        while (sb-ext:process-alive-p process)
+        do (sleep 1/100))
+  (when (sb-ext:process-alive-p process) (sb-ext:process-kill process sb-unix:sigkill))
+  (sb-ext:process-wait process)
+  (sb-ext:process-close process))
+
+(defun call-with-load (function subject load in-flight warm-seconds)
+  "Call FUNCTION while LOAD, a shell's command, :bench or nil for none, is on SUBJECT, and has been
+for WARM-SECONDS."
+  (declare (type function function))
+  (if (null load)
+      (funcall function)
+      (let ((process (start-load load
+                                 (if (subject-process subject)
+                                     (subject-address subject)
+                                     (fail "a load needs an address; start the server by profile"))
+                                 in-flight)))
+        (unwind-protect
+             (progn
+               (sleep warm-seconds)
+               (funcall function))
+          (end-load process)))))
+
+;;; A profile
+
+(defun subject-namer (subject directory)
+  "The NAMER of the functions of SUBJECT, whose map is written to DIRECTORY if it can be asked."
+  (let* ((pid (subject-pid subject))
+         (path (format nil "~A/map" directory))
+         (map (if (subject-process subject)
+                  (progn (ask subject (format nil "map ~A" path)) path)
+                  (format nil "/tmp/perf-~D.map" pid))))
+    (make-namer :program (or (program-path pid) "")
+                :functions (and (same-program-p pid) (program-functions))
+                :made (read-perf-map map)
+                :mappings (read-mappings pid))))
+
+(defun calls-between (record)
+  (counted "calls" (record-before record) (record-after record)))
+
+(defun call-with-directory (function)
+  "Call FUNCTION with the path of a new directory, which is removed on the way out."
+  (declare (type function function))
+  (let ((directory (string-right-trim
+                    '(#\Newline)
+                    (with-output-to-string (stream)
+                      (sb-ext:run-program "mktemp" '("-d") :search t :output stream)))))
+    (unwind-protect (funcall function directory)
+      (uiop:delete-directory-tree (uiop:ensure-directory-pathname directory)
+                                  :validate (constantly t) :if-does-not-exist :ignore))))
+
+(defun take-profile (subject seconds directory)
+  "The profile of SUBJECT, which has its load, as data. CPU is sampled for SECONDS."
+  (unless (perf-there-p)
+    (fail "perf is missing, or the kernel does not allow it (/proc/sys/kernel/~
+           perf_event_paranoid is ~D)" (paranoia)))
+  (let* ((pid (subject-pid subject))
+         (sampled (record subject (sampling-arguments pid) seconds
+                          (format nil "~A/cpu.data" directory)))
+         (traced (and (tracepoints-there-p)
+                      (record subject (tracing-arguments pid) (min 1 seconds)
+                              (format nil "~A/events.data" directory))))
+         (census (ask subject "census 1000" :seconds 60))
+         ;; last: code that was made meanwhile is in it
+         (namer (subject-namer subject directory))
+         (calls (calls-between sampled))
+         (before (record-before sampled)) (after (record-after sampled)))
+    (object "clgrpcProfile" 1
+            "version" **version**
+            "pid" pid
+            "seconds" (/ (- (reading-ns after) (reading-ns before)) 1d9)
+            "calls" calls
+            "cpu" (cpu-data (record-sums sampled pid namer) sampled pid calls)
+            "events" (and traced
+                          (event-data (record-events traced pid namer) traced
+                                      (calls-between traced)))
+            "counters" (agent-data before after)
+            "census" (census-data census))))
+
+(defun profile (&key pid command load (in-flight 100) (seconds 3) (warm-seconds 1))
+  "Profile the process PID, or this program started with COMMAND, a list of strings, for SECONDS,
+while LOAD, a shell's command in which {address} stands for where it listens, or :bench, is on it
+and has been for WARM-SECONDS. Return what was found, data for WRITE-JSON. Signal a PROFILE-ERROR if
+it cannot be done."
+  (call-with-directory
+   (lambda (directory)
+     (let ((subject (if pid (running-subject pid) (start-subject command))))
+       (unwind-protect
+            (call-with-load
+             (lambda ()
+               (append (take-profile subject seconds directory)
+                       (object "command" (and command (coerce command 'vector))
+                               "load" (if (stringp load) load (and load "bench-client")))))
+             subject load in-flight warm-seconds)
+         (end-subject subject))))))

@@ -1,0 +1,173 @@
+;;;; What `perf script` says of samples, as stacks of frames: for each sample a line with the
+;;;; thread's id and the time, then a line for each frame, from the inside, `ADDRESS FUNCTION
+;;;; (IMAGE)`, and an empty line. Addresses in files are places in the file. Pure functions of a
+;;;; stream.
+
+(in-package #:clgrpc.profile)
+
+(defstruct (namer (:copier nil))
+  "Who knows the functions of a process."
+  (program "" :type string :read-only t) ; the path of the process's program
+  (functions nil :type (or null ranges) :read-only t) ; the program's, by place in the file
+  (made nil :type (or null ranges) :read-only t) ; what perf's map has, by address
+  ;; how places in the program's file become addresses, for functions that only MADE has
+  (mappings '() :type list :read-only t)
+  (frames (make-hash-table :test 'equal) :type hash-table :read-only t)) ; what is known already
+
+(sb-ext:define-load-time-global **unknown-frame** (make-frame :name "(unknown)"))
+
+(defun place-address (namer place)
+  "Where PLACE of the program's file lies in memory, or nil."
+  (let ((mapping (find-if (lambda (mapping)
+                            (and (string= (mapping-path mapping) (namer-program namer))
+                                 (<= (mapping-offset mapping) place)
+                                 (< (- place (mapping-offset mapping))
+                                    (- (mapping-end mapping) (mapping-start mapping)))))
+                          (namer-mappings namer))))
+    (and mapping (+ (mapping-start mapping) (- place (mapping-offset mapping))))))
+
+(defun lisp-name (namer place program-p)
+  "The label of the Lisp function at PLACE, in the program's file if PROGRAM-P is true, else in
+memory; nil if there is none."
+  (flet ((find-in (ranges place)
+           (and ranges place (find-range ranges place))))
+    (let ((name (and program-p (find-in (namer-functions namer) place))))
+      (if name
+          (function-label name)
+          (find-in (namer-made namer) (if program-p (place-address namer place) place))))))
+
+(defun image-program-p (namer image)
+  (or (string= image (namer-program namer))
+      ;; built anew while it runs
+      (string= image (format nil "~A (deleted)" (namer-program namer)))))
+
+(defun name-frame (namer place symbol image)
+  "The FRAME of what perf calls SYMBOL of IMAGE, at PLACE."
+  (cond ((uiop:string-prefix-p "[kernel" image) (make-kernel-frame symbol))
+        ((and (char= #\[ (char image 0)) (search "kernel" image)) (make-kernel-frame symbol))
+        ((string/= symbol "[unknown]")
+         (if (uiop:string-prefix-p "/tmp/perf-" image)
+             (make-lisp-frame symbol)
+             (make-native-frame symbol image)))
+        (t (let ((name (lisp-name namer place (image-program-p namer image))))
+             (cond (name (make-lisp-frame name))
+                   ((or (uiop:string-prefix-p "/usr/lib" image) (uiop:string-prefix-p "/lib" image)
+                        (uiop:string-prefix-p "[vdso" image))
+                    ;; a library's function without a name is the library's still
+                    (make-native-frame (file-name image) image))
+                   (t **unknown-frame**))))))
+
+(defun file-name (path)
+  (subseq path (1+ (or (position #\/ path :from-end t) -1))))
+
+(defun parse-frame (line namer)
+  "The FRAME that LINE of perf script means, or nil."
+  (let* ((start (position-if-not (lambda (char) (find char '(#\Space #\Tab))) line))
+         (space (and start (position #\Space line :start start)))
+         (open (position #\( line :from-end t))
+         (close (position #\) line :from-end t)))
+    ;; the path of an image may have brackets of its own, such as "(deleted)"
+    (when (and open (search "(deleted))" line))
+      (setf open (position #\( line :end open :from-end t)))
+    (when (and space open close (< space open close))
+      (let ((key (subseq line start)))
+        (or (gethash key (namer-frames namer))
+            (let ((place (ignore-errors (parse-integer line :start start :end space :radix 16))))
+              (and place
+                   (setf (gethash key (namer-frames namer))
+                         (name-frame namer place
+                                     (string-trim " " (subseq line space open))
+                                     (subseq line (1+ open) close))))))))))
+
+(defun parse-seconds-ns (text start end)
+  "The nanoseconds that the decimal of seconds in TEXT from START to END means; nil if it is none."
+  (let ((dot (position #\. text :start start :end end)))
+    (and dot
+         (let ((seconds (parse-integer text :start start :end dot :junk-allowed t))
+               (fraction (parse-integer text :start (1+ dot) :end end :junk-allowed t)))
+           (and seconds fraction
+                (+ (* 1000000000 seconds)
+                   (* fraction (expt 10 (max 0 (- 9 (- end dot 1)))))))))))
+
+(defun parse-sample-head (line)
+  "The thread's id and the time in nanoseconds that LINE, `TID SECONDS:`, means; nil if it is none."
+  (multiple-value-bind (tid end) (parse-integer line :junk-allowed t)
+    (let* ((start (and tid (position #\Space line :start end :test-not #'char=)))
+           (colon (and start (position #\: line :start start)))
+           (ns (and colon (parse-seconds-ns line start colon))))
+      (and ns (values tid ns)))))
+
+(defun map-samples (function stream namer)
+  "Call FUNCTION with the thread's id, the time in nanoseconds and the frames, from the inside, of
+each sample that STREAM, what `perf script -F tid,time,ip,sym,dso` prints, has."
+  (declare (type function function))
+  (let ((tid nil) (ns 0) (frames '()))
+    (flet ((end-sample ()
+             (when tid (funcall function tid ns (nreverse frames)))
+             (setf tid nil frames '())))
+      (loop for line = (read-line stream nil)
+            while line
+            do (cond ((every (lambda (char) (find char '(#\Space #\Tab))) line) (end-sample))
+                     ((null tid) (setf (values tid ns) (parse-sample-head line)))
+                     (t (push (or (parse-frame line namer) **unknown-frame**) frames))))
+      (end-sample))))
+
+;;; The tree of stacks
+
+(defstruct (node (:constructor make-node (frame)) (:copier nil))
+  "A function as it was called from one stack."
+  (frame nil :type (or null frame) :read-only t)
+  (samples 0 :type unsigned-byte)       ; that it is in
+  (own 0 :type unsigned-byte)           ; in which it was the innermost
+  (children (make-hash-table :test 'eq) :type hash-table :read-only t)) ; from frames
+
+(defun child-node (node frame)
+  (or (gethash frame (node-children node))
+      (setf (gethash frame (node-children node)) (make-node frame))))
+
+(defun add-stack (root frames)
+  "Count a sample whose stack FRAMES are, from the inside, in the tree below ROOT."
+  (incf (node-samples root))
+  (let ((node root))
+    (dolist (frame (reverse frames))
+      (setf node (child-node node frame))
+      (incf (node-samples node)))
+    (incf (node-own node))))
+
+;;; Sums
+
+(defstruct (sums (:copier nil))
+  "What was counted of samples."
+  (samples 0 :type unsigned-byte)
+  (unknown-samples 0 :type unsigned-byte) ; whose innermost frame is unknown, or that have none
+  (frames 0 :type unsigned-byte)          ; of all stacks
+  (unknown-frames 0 :type unsigned-byte)  ; those without a name
+  (areas (make-hash-table :test 'equal) :type hash-table :read-only t) ; from names to samples
+  (phases (make-hash-table :test 'equal) :type hash-table :read-only t)
+  (threads (make-hash-table) :type hash-table :read-only t) ; from ids
+  (own (make-hash-table :test 'equal) :type hash-table :read-only t) ; of functions, innermost
+  (whole (make-hash-table :test 'equal) :type hash-table :read-only t) ; of functions, anywhere
+  (root (make-node nil) :type node :read-only t))
+
+(defun add-sample (sums tid frames)
+  (incf (sums-samples sums))
+  (incf (gethash tid (sums-threads sums) 0))
+  (incf (sums-frames sums) (length frames))
+  (incf (sums-unknown-frames sums) (count :unknown frames :key #'frame-kind))
+  (when (or (null frames) (eq :unknown (frame-kind (first frames))))
+    (incf (sums-unknown-samples sums)))
+  (incf (gethash (stack-area frames) (sums-areas sums) 0))
+  (incf (gethash (stack-phase frames) (sums-phases sums) 0))
+  (when frames (incf (gethash (frame-name (first frames)) (sums-own sums) 0)))
+  (loop for (frame . outer) on frames
+        unless (find (frame-name frame) outer :key #'frame-name :test #'string=)
+          do (incf (gethash (frame-name frame) (sums-whole sums) 0)))
+  (add-stack (sums-root sums) frames))
+
+(defun sum-samples (stream namer begin-ns end-ns)
+  "SUMS of what STREAM, the output of perf script, has from BEGIN-NS to END-NS."
+  (let ((sums (make-sums)))
+    (map-samples (lambda (tid ns frames)
+                   (when (<= begin-ns ns end-ns) (add-sample sums tid frames)))
+                 stream namer)
+    sums))

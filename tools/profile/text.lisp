@@ -1,0 +1,141 @@
+;;;; A profile as text, and two of them side by side.
+
+(in-package #:clgrpc.profile)
+
+(defun write-rows (stream titles rows)
+  "Write ROWS, lists of strings, below TITLES, in columns; all but the first to the right."
+  (let ((widths (apply #'mapcar (lambda (&rest column) (reduce #'max column :key #'length))
+                       titles rows)))
+    (dolist (row (cons titles rows))
+      (format stream "  ~VA~{  ~V@A~}~%" (first widths) (first row)
+              (mapcan #'list (rest widths) (rest row))))
+    (terpri stream)))
+
+(defun percent (share) (format nil "~,1F %" (* 100 share)))
+
+(defun microseconds (ns)
+  (if ns (format nil "~,3F" (/ ns 1d3)) "-"))
+
+(defun milliseconds (ns)
+  (if ns (format nil "~,1F" (/ ns 1d6)) "-"))
+
+(defun figure (number)
+  (cond ((null number) "-")
+        ((integerp number) (format nil "~:D" number))
+        ((>= number 100) (format nil "~,1F" number))
+        (t (format nil "~,3F" number))))
+
+(defun first-rows (rows most)
+  (coerce (subseq rows 0 (min most (length rows))) 'list))
+
+(defun write-cpu-rows (stream title rows)
+  (write-rows stream (list title "share" "ms" "µs/call")
+              (map 'list (lambda (row)
+                           (list (member-of row "name") (percent (member-of row "share"))
+                                 (milliseconds (member-of row "ns"))
+                                 (microseconds (member-of row "nsPerCall"))))
+                   rows)))
+
+(defun phases-in-order (rows)
+  (sort (copy-seq rows) #'<
+        :key (lambda (row)
+               (or (position (member-of row "name") *phase-order* :test #'string=) 100))))
+
+(defun total-ns (rows)
+  (reduce #'+ rows :key (lambda (row) (member-of row "ns"))))
+
+(defun write-cpu (stream profile)
+  (let* ((cpu (member-of profile "cpu"))
+         (kernel-ns (member-of cpu "kernelNs"))
+         (switches (+ (member-of cpu "slept") (member-of cpu "preempted"))))
+    (format stream "The kernel counted ~A ms of CPU in ~,2F s~@[, ~A µs for each of ~:D calls~].~%"
+            (milliseconds kernel-ns) (member-of profile "seconds")
+            (and (member-of profile "calls") (plusp (member-of profile "calls"))
+                 (microseconds (/ kernel-ns (member-of profile "calls"))))
+            (member-of profile "calls"))
+    (format stream "~:D samples make ~A of it; ~A lies between samples, in ~:D switches of ~
+                    thread.~%"
+            (member-of cpu "samples")
+            (percent (share (member-of cpu "sampledNs") kernel-ns))
+            (percent (share (member-of cpu "betweenNs") kernel-ns))
+            switches)
+    (format stream "Explained: ~A of the samples; ~:D of ~:D frames are unknown (~A).~2%"
+            (percent (member-of cpu "explained"))
+            (member-of cpu "unknownFrames") (member-of cpu "frames")
+            (percent (share (member-of cpu "unknownFrames") (member-of cpu "frames"))))
+    (write-cpu-rows stream "subsystem" (member-of cpu "areas"))
+    (write-cpu-rows stream "phase of a call" (phases-in-order (member-of cpu "phases")))
+    (format stream "  The phases add up to ~A of what the kernel counted.~2%"
+            (percent (share (total-ns (member-of cpu "phases")) kernel-ns)))
+    (write-rows stream '("function" "share" "µs/call" "with callees, ms")
+                (mapcar (lambda (row)
+                          (list (member-of row "name") (percent (member-of row "share"))
+                                (microseconds (member-of row "nsPerCall"))
+                                (milliseconds (member-of row "wholeNs"))))
+                        (first-rows (member-of cpu "functions") 30)))
+    (write-cpu-rows stream "thread" (member-of cpu "threads"))))
+
+(defun write-events (stream events)
+  (write-rows stream '("system call" "count" "per call" "failed" "ms" "longest ms")
+              (map 'list (lambda (row)
+                           (list (member-of row "name") (figure (member-of row "count"))
+                                 (figure (member-of row "perCall"))
+                                 (figure (member-of row "failed"))
+                                 (milliseconds (member-of row "ns"))
+                                 (milliseconds (member-of row "longestNs"))))
+                   (member-of events "systemCalls")))
+  (format stream "  Switches of thread: ~:D slept, ~:D were preempted~@[, ~A a call~].~2%"
+          (member-of events "slept") (member-of events "preempted")
+          (and (member-of events "switchesPerCall") (figure (member-of events "switchesPerCall"))))
+  (if (plusp (length (member-of events "futexes")))
+      (write-rows stream '("waits on a lock or condition" "count" "ms" "longest ms")
+                  (map 'list (lambda (row)
+                               (list (member-of row "name") (figure (member-of row "count"))
+                                     (milliseconds (member-of row "ns"))
+                                     (milliseconds (member-of row "longestNs"))))
+                       (member-of events "futexes")))
+      (format stream "  Nobody has waited on a lock.~2%")))
+
+(defun write-counters (stream counters)
+  (write-rows stream '("counted by the process" "")
+              (loop for (title name) in '(("calls" "calls") ("turns of its loops" "turns")
+                                          ("batons lent to user code" "batonLent")
+                                          ("batons taken over" "batonTakenOver")
+                                          ("batons taken" "batonTaken")
+                                          ("batons given up" "batonGivenUp")
+                                          ("octets consed" "consed")
+                                          ("octets consed a call" "octetsPerCall")
+                                          ("collections" "collections"))
+                    collect (list title (figure (member-of counters name)))))
+  (format stream "  Collections stopped the threads for ~A ms in all, the longest yet ~A ms.~2%"
+          (milliseconds (member-of counters "collectionNs"))
+          (milliseconds (member-of counters "longestCollectionNs"))))
+
+(defun write-census (stream census)
+  (write-rows stream '("allocated, by kind" "octets a call" "objects a call")
+              (mapcar (lambda (row)
+                        (list (member-of row "name") (figure (member-of row "octetsPerCall"))
+                              (figure (member-of row "objectsPerCall"))))
+                      (first-rows (member-of census "kinds") 20)))
+  (format stream "  ~A octets a call were consed meanwhile.~2%"
+          (figure (member-of census "octetsPerCall"))))
+
+(defun write-profile (profile stream)
+  "Write PROFILE, what PROFILE returns, to STREAM as text."
+  (format stream "Profile~@[ of clgrpc ~{~A~^ ~}~]~@[ under ~A~].~2%"
+          (coerce (member-of profile "command") 'list) (member-of profile "load"))
+  (write-cpu stream profile)
+  (flet ((write-part (name function)
+           (when (member-of profile name) (funcall function stream (member-of profile name)))))
+    (write-part "events" #'write-events)
+    (write-part "counters" #'write-counters)
+    (write-part "census" #'write-census)))
+
+(defun read-profile (path)
+  "The profile in the file at PATH, JSON that `clgrpc profile` has written."
+  (let ((data (handler-case (parse-json (uiop:read-file-string path :external-format :utf-8)
+                                        :max-length (expt 2 27))
+                (file-error () (fail "~A cannot be read" path))
+                (json-error (error) (fail "~A: ~A" path error)))))
+    (unless (member-of data "clgrpcProfile") (fail "~A is no profile" path))
+    data))
