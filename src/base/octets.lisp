@@ -120,6 +120,21 @@ Signal an error if either range is out of bounds."
   (copy-octets octets start end octets 0)
   (sb-kernel:%shrink-vector octets (- end start)))
 
+(define-leaf %octets-equal ((a octets) (b octets) (start index)) boolean
+  "True if A equals the octets of B from START, of which there are as many: compared by words, the
+last of which may overlap the one before it."
+  (let ((count (length a)))
+    (if (< count 8)
+        (loop for i of-type index below count
+              always (= (aref a i) (aref b (+ start i))))
+        (with-sap ((one a) (other b))
+          (let ((other (sb-sys:sap+ other start))
+                (last (- count 8)))
+            (declare (type index last))
+            (and (loop for i of-type index below last by 8
+                       always (= (sb-sys:sap-ref-64 one i) (sb-sys:sap-ref-64 other i)))
+                 (= (sb-sys:sap-ref-64 one last) (sb-sys:sap-ref-64 other last))))))))
+
 (define-hot octets-equal ((a octets) (b octets)
                           &key (start index 0) (end (or null index) nil))
     boolean
@@ -127,9 +142,7 @@ Signal an error if either range is out of bounds."
   (let ((end (or end (length b))))
     (and (= (length a) (- end start))
          (<= end (length b))
-         (loop for i of-type index from 0 below (length a)
-               for j of-type index from start
-               always (= (aref a i) (aref b j))))))
+         (%octets-equal a b start))))
 
 (macrolet
     ((define-accessor (name octet-count order)

@@ -24,4 +24,5 @@
    #:parser #:make-parser #:parse #:parse-end #:next-message #:expect-response #:parser-message
    #:parser-body-start #:parser-body-end #:parser-trailers #:parser-begun-p
    ;; writer.lisp
-   #:write-request-head #:write-response-head #:write-chunk #:write-last-chunk))
+   #:write-request-head #:write-response-head #:response-head-octets #:last-head-octets
+   #:write-chunk #:write-last-chunk))

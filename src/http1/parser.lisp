@@ -29,7 +29,7 @@
   (body-end 0 :type index)              ; where that ends
   (trailers '() :type list)             ; HPACK's fields behind a chunked body
   (interim 0 :type index)               ; responses of 1xx in a row
-  (last-head nil :type (or null octets)) ; of MESSAGE, in case it is repeated
+  (last-head nil :type (or null octets)) ; of MESSAGE, with its empty line, in case it is repeated
   (last-request nil :type (or null simple-string))) ; the method that MESSAGE is the response for
 
 (declaim (freeze-type parser))
@@ -70,13 +70,18 @@ requests before it."
 
 ;;; What ends with an empty line, or with a line
 
+(define-hot find-line-end ((octets octets) (start index) (end index)) (or null index)
+  "Behind the first LF from START to END, or nil."
+  (loop for i of-type index from start below end
+        when (= +lf+ (aref octets i)) return (1+ i)))
+
 (define-hot head-end ((octets octets) (start index) (end index)) (or null index)
   "Where the empty line ends that the octets from START to END have first, or nil. A LF counts by
 itself: what is wrong with the lines is found when they are read."
   (loop with at of-type index = start
-        for feed = (position +lf+ octets :start at :end end)
-        while feed
-        do (setf at (1+ feed))
+        for line-end = (find-line-end octets at end)
+        while line-end
+        do (setf at line-end)
            (cond ((= at end) (return nil))
                  ((= +lf+ (aref octets at)) (return (1+ at)))
                  ((and (= +cr+ (aref octets at))
@@ -119,36 +124,42 @@ and return nil. Signal by TOO-LONG, a function, if it has more than LIMIT octets
                        (funcall read (parser-kept parser) 0 at)
                        (+ start (- at fill)))))))))
 
-(define-hot find-line-end ((octets octets) (start index) (end index)) (or null index)
-  (let ((feed (position +lf+ octets :start start :end end)))
-    (and feed (1+ feed))))
-
 ;;; Heads
 
-(defun repeated-p (parser octets start end)
-  "True if the head from START to END is, octet for octet, that of PARSER's newest message."
-  (let ((last (parser-last-head parser)))
+(defun same-request-p (parser)
+  "True if the next response of PARSER is for a request with the method that the newest was for."
+  (string= (parser-last-request parser) (first (parser-requests parser))))
+
+(define-hot repeated-head-end ((parser parser) (octets octets) (start index) (end index))
+    (or null index)
+  "Where the head ends that begins at START if it is, octet for octet, that of PARSER's newest
+message; nil if it is not, or has not come whole. It has its empty line where that one has it, so
+nothing has to be looked for."
+  (let* ((last (parser-last-head parser))
+         (at (if last (+ start (length last)) 0)))
+    (declare (type index at))
     (and last
-         (octets-equal last octets :start start :end end)
-         (or (eq :server (parser-role parser))
-             (string= (parser-last-request parser) (first (parser-requests parser)))))))
+         (<= at end)
+         (octets-equal last octets :start start :end at)
+         (or (eq :server (parser-role parser)) (same-request-p parser))
+         at)))
 
 (defun read-head (parser octets start end)
   "The message whose head is the octets from START to END, which end with an empty line."
-  (let ((end (- end 2)))
-    (unless (= +cr+ (aref octets end))
-      (bad-message 400 "a line ends with something else than CR LF"))
-    (unless (repeated-p parser octets start end)
-      (let ((request (first (parser-requests parser))))
-        (setf (parser-message parser)
-              (ecase (parser-role parser)
-                (:server (request-from octets start end (parser-max-fields parser)))
-                (:client (response-from octets start end (parser-max-fields parser)
-                                        (or request
-                                            (bad-message 502 "nobody has asked for a response")))))
-              (parser-last-head parser) (subseq-octets octets start end)
-              (parser-last-request parser) request)))
-    (begin-body parser (parser-message parser))))
+  (unless (eql end (repeated-head-end parser octets start end))
+    (let ((lines-end (- end 2))
+          (request (first (parser-requests parser))))
+      (unless (= +cr+ (aref octets lines-end))
+        (bad-message 400 "a line ends with something else than CR LF"))
+      (setf (parser-message parser)
+            (ecase (parser-role parser)
+              (:server (request-from octets start lines-end (parser-max-fields parser)))
+              (:client (response-from octets start lines-end (parser-max-fields parser)
+                                      (or request
+                                          (bad-message 502 "nobody has asked for a response")))))
+            (parser-last-head parser) (subseq-octets octets start end)
+            (parser-last-request parser) request)))
+  (begin-body parser (parser-message parser)))
 
 (defconstant +most-interim+ 16
   "More responses of 1xx in a row are an error.")
@@ -193,13 +204,22 @@ passed over (RFC 9112 section 2.2). Return where to go on, the octet AT or the n
 (defun too-large (what limit)
   (bad-message 431 "~A has more than ~D octets" what limit))
 
-(define-hot parse-head ((parser parser) (octets octets) (start index) (end index))
-    (values index symbol)
+(defun parse-new-head (parser octets start end)
+  "As PARSE-HEAD, for a head that is not that of the message before, or comes in portions."
   (let* ((limit (parser-max-head-octets parser))
          (at (read-through parser octets start end limit #'head-end
                            (lambda () (too-large "the head" limit))
                            (lambda (octets start end) (read-head parser octets start end)))))
     (if at (values at :head) (values end nil))))
+
+(define-hot parse-head ((parser parser) (octets octets) (start index) (end index))
+    (values index symbol)
+  (let ((at (if (zerop (parser-fill parser))
+                (repeated-head-end parser octets start end)
+                nil)))
+    (cond (at (begin-body parser (the message (parser-message parser)))
+              (values at :head))
+          (t (parse-new-head parser octets start end)))))
 
 (define-hot parse-octets ((parser parser) (start index) (end index)) (values index symbol)
   "The next octets of a body, or of a chunk, of which PARSER-LEFT are to come."

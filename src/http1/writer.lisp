@@ -89,17 +89,38 @@ of strings with host among them. BODY is the length of its body, :chunked, or ni
     (503 "Service Unavailable") (504 "Gateway Timeout") (505 "HTTP Version Not Supported")
     (t "")))
 
-(defun write-response-head (buffer status fields body &key connection)
-  "Append to BUFFER the head of a response with STATUS and FIELDS, an alist of strings. BODY is the
-length of its body, :chunked, or nil if there can be none (1xx, 204, 304) or the head says nothing
-of it. CONNECTION, \"close\" or \"keep-alive\", is what it says of the connection, if anything."
+(defun append-response-lines (buffer status fields body)
+  "Append the head of a response but for its empty line."
   (append-text buffer "HTTP/1.1 ")
   (append-number buffer status 10)
   (append-text buffer " ")
   (append-text buffer (reason-text status))
   (append-line-end buffer)
   (append-fields buffer fields)
-  (append-framing buffer body)
+  (append-framing buffer body))
+
+(defun written-octets (append &rest arguments)
+  "What APPEND, called with a buffer and ARGUMENTS, appends to the buffer."
+  (let ((buffer (make-buffer :size 256)))
+    (apply append buffer arguments)
+    (subseq-octets (buffer-octets buffer) (buffer-start buffer) (buffer-end buffer))))
+
+(defun response-head-octets (status fields body)
+  "Return as octets what WRITE-RESPONSE-HEAD writes without its empty line, for responses that are
+written more than once. LAST-HEAD-OCTETS is to follow."
+  (written-octets #'append-response-lines status fields body))
+
+(defun last-head-octets (fields)
+  "Return as octets FIELDS, an alist of strings, and the empty line that ends a head."
+  (written-octets (lambda (buffer)
+                    (append-fields buffer fields)
+                    (append-line-end buffer))))
+
+(defun write-response-head (buffer status fields body &key connection)
+  "Append to BUFFER the head of a response with STATUS and FIELDS, an alist of strings. BODY is the
+length of its body, :chunked, or nil if there can be none (1xx, 204, 304) or the head says nothing
+of it. CONNECTION, \"close\" or \"keep-alive\", is what it says of the connection, if anything."
+  (append-response-lines buffer status fields body)
   (when connection (append-field buffer "connection" connection))
   (append-line-end buffer))
 

@@ -22,6 +22,7 @@
   (since-ns 0 :type nanoseconds)        ; when the phase began
   (message nil :type (or null http1:message)) ; the head of the request under way
   (call nil :type (or null server-call)) ; that it is, until it has been answered
+  (prompt nil :type (or null plain-answer)) ; its answer, if that was there at once
   (answered 0 :type index)              ; how many requests have been taken
   (last nil :type boolean)              ; the connection ends with the answer to come
   (waits nil :type boolean)             ; input waits until that has been given
@@ -117,14 +118,41 @@
           ((eql now (car last)) (cdr last))
           (t (cdr (setf **date** (cons now (date-text now))))))))
 
-(defun stays-p (state)
+(defconstant +date-look-ns+ 20000000
+  "How long a loop takes the date to be the same.")
+
+(defun look-at-date (hub now)
+  "Have the DATE-LINES of HUB say the date at NOW, the time of its loop."
+  (let ((date (current-date)))
+    (setf (hub-date-due-ns hub) (+ now +date-look-ns+)
+          (hub-date-lines hub) (http1:last-head-octets (and date `(("date" . ,date)))))))
+
+(define-hot (date-lines :inline t) ((state http1-state)) octets
+  "The last lines of the head of an answer: the date, and an empty line."
+  (let ((hub (link-owner (state-link state))) (now (state-now state)))
+    (declare (type hub hub))
+    (when (<= (hub-date-due-ns hub) now) (look-at-date hub now))
+    (hub-date-lines hub)))
+
+(define-hot (stays-p :inline t) ((state http1-state)) boolean
   "True if STATE goes on after the answer that is given now."
   (and (eq :answer (state-phase state))
        (not (state-last state))
        (http1:message-persistent-p (state-message state))))
 
-(defun write-answer-line (state answer body)
+(define-hot write-http1-head ((state http1-state) (answer plain-answer) (body t)) null
   "Write the head of ANSWER, whose body is BODY, as WRITE-RESPONSE-HEAD has it."
+  (let ((head (plain-answer-head answer)))
+    (cond ((and head (stays-p state)
+                (plusp (http1:message-minor (the http1:message (state-message state)))))
+           (append-octets (state-output state) head)
+           (append-octets (state-output state) (date-lines state)))
+          (t (write-new-head state answer body))))
+  nil)
+
+(defun write-new-head (state answer body)
+  "As WRITE-ANSWER-HEAD, of an answer whose head is not there yet, or not with what it is to say of
+the connection."
   (let ((headers (plain-answer-headers answer))
         (date (current-date)))
     (http1:write-response-head
@@ -138,12 +166,16 @@
 
 ;;; Answers
 
-(defun end-answer (state call whole)
+(defun end-call-answer (state call whole)
   "The answer to CALL, STATE's, has been written; WHOLE is false if it was cut off."
+  (setf (state-call state) nil)
+  (retire-call call (state-link state))
+  (end-answer state whole))
+
+(define-hot end-answer ((state http1-state) (whole boolean)) null
+  "An answer of STATE has been written; WHOLE is false if it was cut off."
   (let ((stays (and whole (stays-p state)))
         (link (state-link state)))
-    (setf (state-call state) nil)
-    (retire-call call link)
     (cond (stays
            (http1:next-message (state-parser state))
            (enter-phase state :idle)
@@ -151,21 +183,31 @@
              (loop:start-reading (wire:link-socket link))))
           (whole (end-http1 state "the connection ends with an answer"))
           (t (enter-phase state :over)
-             (wire:expel-link link "an answer was cut off")))))
+             (wire:expel-link link "an answer was cut off"))))
+  nil)
 
 (defun call-http1-state (call)
   "The STATE that CALL, a request over HTTP/1.1, is of."
   (wire:link-speech (wire-call-link call)))
 
+(defun asks-for-head-p (message)
+  (string= "HEAD" (http1:message-http-method message)))
+
+(define-hot write-answer ((state http1-state) (answer plain-answer)) null
+  "Write ANSWER, whole, but for its body if it can have none."
+  (let* ((body (plain-answer-body answer))
+         (http-status (plain-answer-http-status answer))
+         (none (or (= 204 http-status) (= 304 http-status))))
+    (write-http1-head state answer (if none nil (length body)))
+    (unless (or none (asks-for-head-p (state-message state)))
+      (append-octets (state-output state) body)))
+  nil)
+
 (defun answer-over-http1 (call answer)
   "The carrier's ANSWER."
-  (let* ((state (call-http1-state call))
-         (body (plain-answer-body answer))
-         (http-status (plain-answer-http-status answer))
-         (bodiless (bodiless-p call http-status)))
-    (write-answer-line state answer (if (member http-status '(204 304)) nil (length body)))
-    (unless bodiless (append-octets (state-output state) body))
-    (end-answer state call t)))
+  (let ((state (call-http1-state call)))
+    (write-answer state answer)
+    (end-call-answer state call t)))
 
 (defun chunked-answer-p (call)
   "True if the answer to CALL, in chunks of the handler's, is so on the line, too."
@@ -175,7 +217,7 @@
   "The carrier's BEGIN. HTTP/1.0 has no chunks: such a body ends with the connection."
   (let* ((state (call-http1-state call)))
     (unless (chunked-answer-p call) (setf (state-last state) t))
-    (write-answer-line state answer
+    (write-http1-head state answer
                        (and (chunked-answer-p call)
                             (not (member (plain-answer-http-status answer) '(204 304)))
                             :chunked))))
@@ -192,7 +234,7 @@
   (let ((state (call-http1-state call)))
     (when (and whole (chunked-answer-p call) (not (ended-by-head-p call)))
       (http1:write-last-chunk (state-output state)))
-    (end-answer state call whole)))
+    (end-call-answer state call whole)))
 
 (defun unsent-over-http1 (call)
   "The carrier's UNSENT."
@@ -210,7 +252,7 @@
   (if (state-call state)
       (answer-plainly (state-call state) (text-answer http-status text))
       (let ((body (ascii-octets text)))
-        (write-answer-line state (text-answer http-status text) (length body))
+        (write-http1-head state (text-answer http-status text) (length body))
         (append-octets (state-output state) body)
         (end-http1 state text))))
 
@@ -221,21 +263,41 @@
 
 ;;; Requests
 
-(defun read-http1-request (message)
-  "The plain request whose head is MESSAGE, which may be repeated and so remembers its headers."
-  (make-http-request :carrier **http1-carrier**
-                     :method (http1:message-http-method message)
-                     :target (http1:message-target message)
-                     :headers (or (http1:message-memo message)
-                                  (setf (http1:message-memo message)
-                                        (map 'list #'field-entry (http1:message-fields message))))
-                     :refusal **not-found**))
+(defun learn-head (message site)
+  "What is known of the request whose head is MESSAGE, of a server with SITE."
+  (let* ((target (http1:message-target message))
+         (http-method (http1:message-http-method message))
+         (entry (target-entry site target))
+         (handler (and entry (site-entry-handler entry))))
+    (make-known-head message site
+                     (look-up-route site http-method target)
+                     (and handler (string= "GET" http-method) (eql 0 (http1:message-body message))
+                          (http-handler-prompt handler))
+                     (target-query target))))
 
-(defun make-http1-call (state request)
-  "Make the call that REQUEST is."
+(define-hot known-head-of ((message http1:message) (site (or null site))) known-head
+  "What is known of the request whose head is MESSAGE, which may be repeated and so remembers it."
+  (let ((known (http1:message-memo message)))
+    (if (and (known-head-p known) (eq site (known-head-site known)))
+        known
+        (setf (http1:message-memo message) (learn-head message site)))))
+
+(defun read-http1-request (known)
+  "The plain request that KNOWN, a known head, is of."
+  (let ((message (known-head-message known)))
+    (make-http-request :carrier **http1-carrier**
+                       :method (http1:message-http-method message)
+                       :target (http1:message-target message)
+                       :source known
+                       :refusal **not-found**)))
+
+(defun make-http1-call (state known)
+  "Make the call that the request is whose head is KNOWN."
   (let* ((link (state-link state))
          (hub (link-owner link))
-         (route (find-plain-route (hub-site hub) request))
+         (request (read-http1-request known))
+         (route (or (known-head-route known)
+                    (progn (note-refusal (hub-site hub) request) nil)))
          (call (make-server-call :rpc-method (and route (route-method route)) :endpoint hub
                                  :link link :route route :fields #()
                                  :born-ns (loop:event-loop-now (link-loop link))
@@ -247,47 +309,75 @@
     (rpc:observe headers-received (wire:endpoint-observer hub) call)
     call))
 
-(defun begin-request (state)
+(define-hot prompt-answer ((state http1-state) (known known-head)) (or null plain-answer)
+  "The answer to the request whose head is KNOWN, if it has a prompt handler, and nobody is to be
+told of it; else nil."
+  (let* ((prompt (known-head-prompt known))
+         (link (state-link state))
+         (hub (link-owner link)))
+    (declare (type hub hub))
+    (if (and prompt
+             (null (wire:endpoint-observer hub))
+             (not (tracing-p :call :server))
+             (not (output-waits-p link)))
+        (values (funcall prompt (known-head-query known)))
+        nil)))
+
+(define-hot begin-request ((state http1-state)) null
   "The head of a request has come."
-  (let* ((link (state-link state))
-         (hub (link-owner link))
-         (options (hub-options hub))
-         (message (http1:parser-message (state-parser state)))
-         (body (http1:message-body message))
-         (limit (options-max-fallback-body-octets options)))
+  (let* ((hub (link-owner (state-link state)))
+         (options (hub-options (the hub hub)))
+         (message (the http1:message (http1:parser-message (state-parser state)))))
     (setf (state-message state) message)
     (enter-phase state :body)
-    (when (<= (options-max-http1-requests options) (incf (state-answered state)))
+    (when (<= (the index (options-max-http1-requests options)) (incf (state-answered state)))
       (setf (state-last state) t))
-    (if (< (options-max-http1-target-octets options) (length (http1:message-target message)))
+    (if (< (the index (options-max-http1-target-octets options))
+           (length (http1:message-target message)))
         (refuse state 414 (format nil "the target is longer than ~D octets"
-                                 (options-max-http1-target-octets options)))
-        (let ((call (make-http1-call state (read-http1-request message))))
-          (setf (state-call state) call)
-          (cond ((call-refused-p hub link (wire:link-guest link))
-                 (multiple-value-bind (status text) (rpc:verdict :too-many-calls)
-                   (server-finish call status text nil '())))
-                ((eql 0 body))          ; it is whole
-                ((not (answered-p call))
-                 (answer-plainly call (http-request-refusal (wire:call-dialect-state call))))
-                ((and (integerp body) (< limit body)) (refuse-body call limit))
-                ((http1:message-expects-p message)
-                 (http1:write-response-head (state-output state) 100 '() nil)))))))
+                                  (options-max-http1-target-octets options)))
+        (let ((known (known-head-of message (hub-site hub))))
+          (unless (setf (state-prompt state) (prompt-answer state known))
+            (begin-http1-call state known)))))
+  nil)
 
-(defun end-request (state)
+(defun begin-http1-call (state known)
+  "The head of a request has come that is to be a call; KNOWN is what is known of it."
+  (let* ((link (state-link state))
+         (hub (link-owner link))
+         (message (known-head-message known))
+         (body (http1:message-body message))
+         (limit (options-max-fallback-body-octets (hub-options hub)))
+         (call (make-http1-call state known)))
+    (setf (state-call state) call)
+    (cond ((call-refused-p hub link (wire:link-guest link))
+           (multiple-value-bind (status text) (rpc:verdict :too-many-calls)
+             (server-finish call status text nil '())))
+          ((eql 0 body))                ; it is whole
+          ((not (answered-p call))
+           (answer-plainly call (http-request-refusal (wire:call-dialect-state call))))
+          ((and (integerp body) (< limit body)) (refuse-body call limit))
+          ((http1:message-expects-p message)
+           (http1:write-response-head (state-output state) 100 '() nil)))))
+
+(define-hot end-request ((state http1-state)) null
   "The request is whole."
-  (let ((call (state-call state)))
+  (let ((prompt (shiftf (state-prompt state) nil)))
     (enter-phase state :answer)
-    (end-of-request call)))
+    (cond (prompt (write-answer state prompt)
+                  (end-answer state t))
+          (t (end-of-request (the server-call (state-call state))))))
+  nil)
 
-(defun take-event (state event octets)
+(define-hot take-event ((state http1-state) (event symbol) (octets octets)) null
   "Take what STATE's parser has found in OCTETS."
   (let ((parser (state-parser state)))
     (ecase event
       (:head (begin-request state))
       (:body (receive-plain-body (state-call state) octets (http1:parser-body-start parser)
                                  (http1:parser-body-end parser)))
-      (:end (end-request state)))))
+      (:end (end-request state))))
+  nil)
 
 (defun note-begun-head (state)
   "All of the input has been taken. If STATE's peer has begun a request, see to the time it takes."

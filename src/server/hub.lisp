@@ -15,6 +15,9 @@
   (call-ns 0 :type (unsigned-byte 62))  ; when the last one began, 0 for none
   (open 0 :type fixnum)                 ; how many are under way, plain requests included
   (max-open 0 :type fixnum)             ; how many may be
+  ;; the last lines of heads over HTTP/1.1: the date, for its second, and an empty line
+  (date-lines (make-octets 0) :type octets)
+  (date-due-ns 0 :type nanoseconds)     ; when to look at the date again
   (answering 0 :type sb-ext:word)       ; octets of answers on their way to the loop; atomic
   (request (make-request) :type request) ; what headers are read into that no peer repeats
   (roomless (make-ring) :type ring)     ; the places of calls that wait for room, see room.lisp

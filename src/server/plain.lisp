@@ -94,14 +94,6 @@ true if they end it."
 
 ;;; The request
 
-(defun field-entry (field)
-  "FIELD as an entry of a fallback's headers, or nil for what the request line says."
-  (let ((name (hpack:field-name-string field))
-        (value (hpack:field-value-string field)))
-    (cond ((string= ":authority" name) (cons "host" value))
-          ((char= #\: (char name 0)) nil)
-          (t (cons name value)))))
-
 (defun read-plain-request (list refusal)
   "The plain request with the header LIST. REFUSAL is its answer if there is nobody to answer it."
   (let ((request (make-http-request :carrier **http2-carrier** :refusal refusal)))
@@ -111,8 +103,8 @@ true if they end it."
         (cond ((= kind http2:+kind-method+) (setf (http-request-method request) value))
               ((= kind http2:+kind-path+) (setf (http-request-target request) value)))
         (let ((entry (field-entry field)))
-          (when entry (push entry (http-request-headers request))))))
-    (setf (http-request-headers request) (nreverse (http-request-headers request)))
+          (when entry (push entry (http-request-source request))))))
+    (setf (http-request-source request) (nreverse (http-request-source request)))
     request))
 
 (defun answered-p (call)
@@ -248,10 +240,22 @@ Signal an error if it can be none."
                          (t (error "The body of an answer is a string or octets, not ~S."
                                    body))))))
 
+(defun fixed-answer (http-status headers body)
+  "Return an answer for handlers to return again and again: HTTP-STATUS, HEADERS and BODY, as
+handlers return them, checked and written once. From any thread."
+  (let* ((answer (check-answer http-status headers body))
+         (headers (plain-answer-headers answer)))
+    (if (or (member http-status '(204 304)) (find-header "date" headers))
+        answer
+        (make-plain-answer http-status headers (plain-answer-body answer)
+                           (http1:response-head-octets http-status headers
+                                                       (length (plain-answer-body answer)))))))
+
 (defun handler-answer (request values)
   "What VALUES, those of a handler of REQUEST, are for the call: the call itself if REQUEST is
 answered later; T if that has been begun, and so is to end; else a PLAIN-ANSWER."
   (cond ((eq request (first values)) (http-request-call request))
+        ((plain-answer-p (first values)) (first values))
         ((http-request-sending request) t)
         (t (destructuring-bind (&optional http-status headers body &rest more) values
              (declare (ignore more))
@@ -315,23 +319,30 @@ if there is neither. EXECUTION is what START-SERVER was given."
                            ("content-type" . "text/plain"))
                      (ascii-octets "not with this method")))
 
-(defun find-plain-route (site request)
-  "The route of SITE, or nil, for REQUEST. Without one, note in REQUEST what it is answered with,
-unless that is known."
-  (let* ((target (http-request-target request))
-         (path (subseq target 0 (query-start target)))
-         (entry (and site (find-entry site path)))
-         (handler (and entry (site-entry-handler entry))))
+(defun target-entry (site target)
+  "The entry of SITE, or nil, for TARGET."
+  (and site (find-entry site (subseq target 0 (query-start target)))))
+
+(defun look-up-route (site http-method target)
+  "The route of SITE for a plain request with HTTP-METHOD for TARGET, or nil."
+  (let ((entry (target-entry site target)))
     (cond ((null site) nil)
-          ((null entry)
-           (or (site-fallback site)
-               (progn (unless (eq **not-grpc** (http-request-refusal request))
-                        (setf (http-request-refusal request) **not-found**))
-                      nil)))
-          ((member (http-request-method request) (http-handler-methods handler) :test #'string=)
-           (site-entry-route entry))
-          (t (setf (http-request-refusal request) (wrong-method handler))
-             nil))))
+          ((null entry) (site-fallback site))
+          ((member http-method (http-handler-methods (site-entry-handler entry)) :test #'string=)
+           (site-entry-route entry)))))
+
+(defun note-refusal (site request)
+  "Note in REQUEST, for which SITE has no route, what it is answered with, unless that is known."
+  (let ((entry (target-entry site (http-request-target request))))
+    (cond ((null site))
+          (entry (setf (http-request-refusal request) (wrong-method (site-entry-handler entry))))
+          ((not (eq **not-grpc** (http-request-refusal request)))
+           (setf (http-request-refusal request) **not-found**)))))
+
+(defun find-plain-route (site request)
+  "The route of SITE, or nil, for REQUEST. Without one, note in REQUEST what it is answered with."
+  (or (look-up-route site (http-request-method request) (http-request-target request))
+      (progn (note-refusal site request) nil)))
 
 ;;; The answer
 

@@ -3,11 +3,14 @@
 
 (in-package #:clgrpc.server)
 
-(defstruct (plain-answer (:constructor make-plain-answer (http-status headers body)) (:copier nil))
+(defstruct (plain-answer (:constructor make-plain-answer (http-status headers body &optional head))
+                         (:copier nil))
   "The answer to a plain request."
-  (http-status 200 :type (integer 200 599)) ; as in RFC 9110
-  (headers '() :type list)              ; an alist, checked, without content-length
-  (body (make-octets 0) :type octets))  ; empty for none
+  (http-status 200 :type (integer 200 599) :read-only t) ; as in RFC 9110
+  (headers '() :type list :read-only t) ; an alist, checked, without content-length
+  (body (make-octets 0) :type octets :read-only t) ; empty for none
+  ;; of one that is given again and again: its head over HTTP/1.1 up to date, the last field
+  (head nil :type (or null octets) :read-only t))
 
 (defstruct (carrier (:copier nil))
   "How plain requests are answered over one version of HTTP. All functions run on the call's loop."
@@ -17,12 +20,23 @@
   (end nil :type function :read-only t) ; (call whole): its end; it is cut off unless WHOLE
   (unsent nil :type function :read-only t)) ; (call): how many octets of it have not left
 
+(defstruct (known-head (:constructor make-known-head (message site route prompt query))
+                       (:copier nil))
+  "What is known of a request over HTTP/1.1 from its head alone. A peer that repeats the head has
+this found in the memo of MESSAGE. The connection's."
+  (message nil :type http1:message :read-only t) ; which the head is
+  (headers :unread :type (or list (eql :unread))) ; as HTTP-REQUEST-HEADERS has them
+  (site nil :type (or null site) :read-only t) ; whose routes they were
+  (route nil :type (or null server-route) :read-only t) ; by which a handler is called
+  (prompt nil :type (or null function) :read-only t) ; that answers, see PROMPT-HANDLER
+  (query nil :type (or null string) :read-only t)) ; which that is called with
+
 (defstruct (http-request (:copier nil))
   "A request that is no call: see HTTP-HANDLER."
   (carrier nil :type carrier)           ; of its version of HTTP
   (method "" :type string)              ; "GET"
   (target "" :type string)              ; the path, with the query, as it came
-  (headers '() :type list)              ; an alist, in lower case; :authority is "host"
+  (source '() :type (or list known-head)) ; its headers, an alist, or who knows them
   (body (make-octets 0) :type octets)   ; what has come of it, up to FILL
   (fill 0 :type index)                  ; how much of it that is
   (call nil)                            ; that it is
@@ -37,7 +51,7 @@
   (unsent 0 :type index)                ; octets that had not left when the loop last looked
   (looking nil :type boolean))          ; the loop has been asked to look again
 
-(declaim (sb-ext:freeze-type plain-answer carrier http-request sending))
+(declaim (sb-ext:freeze-type plain-answer carrier known-head http-request sending))
 
 (defmethod print-object ((carrier carrier) stream)
   (print-unreadable-object (carrier stream :type t :identity t)))
@@ -53,13 +67,40 @@
   http-request-p "True of the requests that the functions of HTTP handlers get."
   http-request-method "The method of REQUEST, a string such as \"GET\"."
   http-request-target "The path of REQUEST and its query, as they came, a string."
-  http-request-headers "The headers of REQUEST, an alist from names in lower case to strings, in
-their order."
   http-request-body "The body of REQUEST, octets; none is an empty vector. Only while its handler
 runs, or before it is answered.")
 
+(defun field-entry (field)
+  "FIELD as an entry of a request's headers, or nil for what the request line says. The name of
+:authority is \"host\"."
+  (let ((name (hpack:field-name-string field))
+        (value (hpack:field-value-string field)))
+    (cond ((string= ":authority" name) (cons "host" value))
+          ((char= #\: (char name 0)) nil)
+          (t (cons name value)))))
+
+(defun known-headers (known)
+  "The headers of KNOWN, a known head, made when they are first asked for."
+  (let ((headers (known-head-headers known)))
+    (if (listp headers)
+        headers
+        (setf (known-head-headers known)
+              (map 'list #'field-entry (http1:message-fields (known-head-message known)))))))
+
+(defun http-request-headers (request)
+  "The headers of REQUEST, an alist from names in lower case to strings, in their order."
+  (let ((source (http-request-source request)))
+    (if (listp source)
+        source
+        (known-headers source))))
+
 (defun query-start (target)
   (or (position #\? target) (length target)))
+
+(defun target-query (target)
+  "What follows the question mark in TARGET, or nil."
+  (let ((start (query-start target)))
+    (and (< start (length target)) (subseq target (1+ start)))))
 
 (defun http-request-path (request)
   "The path of REQUEST, without its query, as it came: nothing in it is decoded. A string."
@@ -69,9 +110,7 @@ runs, or before it is answered.")
 (defun http-request-query (request)
   "The query of REQUEST, what follows the question mark in its target, as it came, a string; nil
 without one."
-  (let* ((target (http-request-target request))
-         (start (query-start target)))
-    (and (< start (length target)) (subseq target (1+ start)))))
+  (target-query (http-request-target request)))
 
 (defun http-request-header (request name)
   "The value of the first header of REQUEST whose name is NAME, a string in lower case, or nil."
@@ -94,10 +133,10 @@ without one."
         (octets-string (coerce octets 'octets)))
     (error () text)))
 
-(defun http-request-parameter (request name)
-  "The decoded value of the first parameter of REQUEST's query that is called NAME, a string, as
-with \"/events?token=a%20b\" and \"token\"; nil if there is none."
-  (loop with query = (or (http-request-query request) (return nil))
+(defun query-parameter (query name)
+  "The decoded value of the first parameter of QUERY, a string or nil, that is called NAME; nil if
+there is none."
+  (loop initially (unless query (return nil))
         for start = 0 then (1+ end)
         for end = (and (<= start (length query))
                        (or (position #\& query :start start) (length query)))
@@ -105,6 +144,11 @@ with \"/events?token=a%20b\" and \"token\"; nil if there is none."
         do (let ((equals (or (position #\= query :start start :end end) end)))
              (when (string= name (decoded-query (subseq query start equals)))
                (return (decoded-query (subseq query (min end (1+ equals)) end)))))))
+
+(defun http-request-parameter (request name)
+  "The decoded value of the first parameter of REQUEST's query that is called NAME, a string, as
+with \"/events?token=a%20b\" and \"token\"; nil if there is none."
+  (query-parameter (http-request-query request) name))
 
 (defun http-request-peer (request)
   "The address of the peer that sent REQUEST, as a string."

@@ -3,13 +3,15 @@
 
 (in-package #:clgrpc.server)
 
-(defstruct (http-handler (:constructor %make-http-handler (path function methods execution))
+(defstruct (http-handler (:constructor %make-http-handler (path function methods execution
+                                                           &optional prompt))
                          (:copier nil))
   "What answers requests for a path: see the function HTTP-HANDLER."
   (path "" :type string :read-only t)   ; all below it, too, if it ends with a slash
   (function nil :type (or function symbol) :read-only t) ; of an HTTP-REQUEST
   (methods '() :type list :read-only t) ; of HTTP, strings
-  (execution nil :type (member nil :inline :blocking :auto) :read-only t)) ; nil: as the server's
+  (execution nil :type (member nil :inline :blocking :auto) :read-only t) ; nil: as the server's
+  (prompt nil :type (or null function) :read-only t)) ; of the query, see PROMPT-HANDLER
 
 (declaim (sb-ext:freeze-type http-handler))
 
@@ -40,6 +42,14 @@ thread."
   (unless (member execution '(nil :inline :blocking :auto))
     (misuse "~S is no execution: :inline, :blocking or :auto." execution))
   (%make-http-handler path function methods execution))
+
+(defun prompt-handler (path prompt)
+  "Return a handler for START-SERVER's :http that has PROMPT answer GET and HEAD for PATH, a string:
+a function of the query, a string or nil, that returns what FIXED-ANSWER does. It is called on the
+loop, for a GET over HTTP/1.1 as soon as that is read, and then without a call, unless an observer
+is to be told of it: PROMPT does not wait and does not fail. From any thread."
+  (%make-http-handler path (lambda (request) (funcall prompt (http-request-query request)))
+                      '("GET" "HEAD") :inline prompt))
 
 (defstruct (site-entry (:constructor make-site-entry (handler route)) (:copier nil))
   "A handler of a server."

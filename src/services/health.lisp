@@ -25,6 +25,7 @@
 (defclass health-service (health:health)
   (;; from name to status
    (statuses :initform (make-hash-table :test 'equal) :reader service-statuses)
+   (overall :initform :serving :accessor service-overall) ; the status of "", to be read alone
    (watchers :initform (make-hash-table :test 'equal) :reader service-watchers) ; calls that watch
    (stopping :initform nil :accessor service-stopping) ; true once its server stops
    ;; of all of these
@@ -61,6 +62,7 @@ From any thread."
 (defun change-status (service name status)
   "The lock is held."
   (setf (gethash name (service-statuses service)) status)
+  (when (string= "" name) (setf (service-overall service) status))
   (dolist (watcher (gethash name (service-watchers service)))
     (tell-watcher service watcher)))
 
@@ -144,19 +146,29 @@ From any thread."
 
 ;;; Over plain HTTP
 
-(defun tell-health (service request)
-  "Answer REQUEST, an HTTP-REQUEST, with what SERVICE knows of its parameter \"service\"."
-  (let* ((name (or (server:http-request-parameter request "service") ""))
-         (status (health-status service name)))
-    (flet ((answer (http-status text)
-             (values http-status
-                     '(("content-type" . "text/plain; charset=utf-8")
-                       ("cache-control" . "no-store"))
-                     text)))
-      (cond ((service-stopping service) (answer 503 "draining"))
-            ((null status) (answer 404 "the service is not known"))
-            ((eq :serving status) (answer 200 "serving"))
-            (t (answer 503 (substitute #\Space #\- (string-downcase status))))))))
+(defun health-answer (http-status text)
+  (server:fixed-answer http-status '(("content-type" . "text/plain; charset=utf-8")
+                                     ("cache-control" . "no-store"))
+                       text))
+
+(sb-ext:define-load-time-global **serving** (health-answer 200 "serving"))
+(sb-ext:define-load-time-global **not-serving** (health-answer 503 "not serving"))
+(sb-ext:define-load-time-global **health-unknown** (health-answer 503 "unknown"))
+(sb-ext:define-load-time-global **draining** (health-answer 503 "draining"))
+(sb-ext:define-load-time-global **no-such-service** (health-answer 404 "the service is not known"))
+
+(defun tell-health (service query)
+  "The answer to a request with QUERY, a string or nil: what SERVICE knows of its parameter
+\"service\"."
+  (let ((status (if query
+                    (health-status service (or (server:query-parameter query "service") ""))
+                    (service-overall service))))
+    (cond ((service-stopping service) **draining**)
+          (t (ecase status
+               (:serving **serving**)
+               (:not-serving **not-serving**)
+               (:unknown **health-unknown**)
+               ((nil) **no-such-service**))))))
 
 (defun health-handler (service &key (path "/healthz"))
   "Return a handler for START-SERVER's :http that tells over HTTP/1.1 and HTTP/2, at PATH, a string,
@@ -165,4 +177,4 @@ what SERVICE, a health service, says of the whole server, or of the service that
 once a server that SERVICE is served with stops, 404 for a name that it does not know. The handler
 need not be given to the same server: on one of its own it answers while the other drains. From any
 thread."
-  (server:http-handler path (lambda (request) (tell-health service request)) :execution :inline))
+  (server:prompt-handler path (lambda (query) (tell-health service query))))

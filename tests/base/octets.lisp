@@ -34,6 +34,27 @@
               do (push (list count start at) wrong)))
     (is (null wrong))))
 
+(test equality-of-all-lengths
+  "Each octet counts, wherever it is, and none beside."
+  (let ((a (numbered-octets 40)) (wrong '()))
+    (dotimes (count 35)
+      (loop for start below 9
+            for b = (make-octets 60)
+            for part = (subseq a 0 count)
+            do (replace b part :start1 start)
+               (unless (octets-equal part b :start start :end (+ start count))
+                 (push (list count start) wrong))
+               (when (octets-equal part b :start start :end (+ start count 1))
+                 (push (list count start :longer) wrong))
+               (dotimes (i 60)
+                 (setf (aref b i) (logxor 128 (aref b i)))
+                 (unless (eq (not (<= start i (+ start count -1)))
+                             (octets-equal part b :start start :end (+ start count)))
+                   (push (list count start i) wrong))
+                 (setf (aref b i) (logxor 128 (aref b i))))))
+    (is (null wrong)))
+  (is-false (octets-equal (octets-of 1) (octets-of 1) :start 1 :end 2)))
+
 (test copies-beyond-the-end
   (let ((octets (make-octets 10)) (others (make-octets 10)))
     (loop for (start end at) in '((0 11 0) (0 10 1) (5 4 0) (11 11 0) (0 1 10))

@@ -9,6 +9,8 @@
     "PUT /x HTTP/1.1|Host: a|Transfer-Encoding: chunked||5;x=y|hello|0|T: u||GET / HTTP/1.0||"
     "|OPTIONS * HTTP/1.1|Host: [::1]:80|Connection: close||"
     "POST http://a:1/x HTTP/1.1|host: b|Expect: 100-continue|content-length: 1||x"
+    "GET / HTTP/1.1|Host: a||GET / HTTP/1.1|Host: a||GET / HTTP/1.1|Host: a|X: y||"
+    "PUT / HTTP/1.1|Host: a|Content-Length: 1||xPUT / HTTP/1.1|Host: a|Content-Length: 1||x"
     "HEAD / HTTP/1.0|Connection: keep-alive, x||GET / HTTP/1.1|Host:a|X:  y z  ||"))
 
 (defparameter *http1-responses*

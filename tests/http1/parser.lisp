@@ -54,6 +54,25 @@
              (said "HTTP/1.1 200 OK|Content-Length: 1||HTTP/1.1 200 OK|Content-Length: 1||x"
                    :role :client :requests '("HEAD" "GET")))))
 
+(test repeated-heads-in-any-portions
+  "A head that is repeated is read as the first was, with its body, and what only begins as it does
+is another one."
+  (let ((post '("POST" "/x" (":authority: a" "content-length: 2") 2 t))
+        (get '("GET" "/x" (":authority: a") 0 t))
+        (other '("GET" "/x" (":authority: a" "b: c") 0 t)))
+    (is-said (list post "hi" :end post "ho" :end get :end get :end post "hi" :end)
+             (concatenate 'string
+                          "POST /x HTTP/1.1|Host: a|Content-Length: 2||hi"
+                          "POST /x HTTP/1.1|Host: a|Content-Length: 2||ho"
+                          "GET /x HTTP/1.1|Host: a||GET /x HTTP/1.1|Host: a||"
+                          "POST /x HTTP/1.1|Host: a|Content-Length: 2||hi"))
+    (is-said (list get :end other :end get :end)
+             (concatenate 'string "GET /x HTTP/1.1|Host: a||GET /x HTTP/1.1|Host: a|B: c||"
+                          "GET /x HTTP/1.1|Host: a||"))
+    (is (eql 400 (status-of (format nil "GET /x HTTP/1.1|Host: a||GET /x HTTP/1.1|Host: a|~C|"
+                                    (code-char 10)))))
+    (is (eql 400 (status-of "GET /x HTTP/1.1|Host: a||GET /x HTTP/1.1||")))))
+
 (defparameter *seeds*
   '("GET / HTTP/1.1|Host: a|Accept: */*||"
     "POST /x HTTP/1.1|Host: a|Content-Length: 5||hello"

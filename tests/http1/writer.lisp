@@ -35,6 +35,16 @@
   (is (equal "0||" (lines (written #'write-last-chunk))))
   (is (equal "0|a: b||" (lines (written #'write-last-chunk '(("a" . "b")))))))
 
+(test heads-in-two-parts
+  "A head that is written more than once is as one that is written anew."
+  (flet ((in-parts (status fields body last)
+           (map 'string #'code-char (concatenate 'octets (response-head-octets status fields body)
+                                                 (last-head-octets last)))))
+    (is (equal (written #'write-response-head 200 '(("x" . "y")) 3)
+               (in-parts 200 '(("x" . "y")) 3 '())))
+    (is (equal "HTTP/1.1 204 No Content|a: b||"
+               (lines (in-parts 204 '() nil '(("a" . "b"))))))))
+
 (test nobody-writes-a-second-field
   (dolist (fields (list (list (cons "a" (format nil "b~Cc" #\Newline)))
                         (list (cons "a" (format nil "b~Cc" #\Return)))

@@ -118,6 +118,83 @@ either end says so."
                  (answers server "GET /a HTTP/1.1|Host: a|Connection: close||GET /b"))
         "what follows the last request is nobody's")))
 
+(defun prompt-web-handlers ()
+  "/a answers promptly with its query, /b as everywhere; /dated and /nothing have answers whose heads
+cannot be written before."
+  (flet ((fixed (&rest arguments)
+           (let ((answer (apply #'server:fixed-answer arguments)))
+             (lambda (query) (declare (ignore query)) answer))))
+    (list (server:prompt-handler "/a" (lambda (query) (server:fixed-answer 200 '() (or query ""))))
+          (server:prompt-handler "/dated" (fixed 200 '(("date" . "never")) "x"))
+          (server:prompt-handler "/nothing" (fixed 204 '() nil))
+          (grpc:http-handler "/b" 'tell-target))))
+
+(test prompt-handlers
+  "What is answered as soon as it is read is answered as everything else is, in its order, over both
+versions, and no call is counted for it; so it is if an observer must be told of it."
+  (dolist (observer (list nil (grpc:make-observer :call-begun (lambda (call) call))))
+    (with-web (server :handlers (prompt-web-handlers)
+                      :options (:observer observer))
+      (loop for (text . expected) in
+            `(("GET /a?one HTTP/1.1|Host: a||GET /a?one HTTP/1.1|Host: a||" ,(ok-text "one")
+               ,(ok-text "one"))
+              ("GET /b?2 HTTP/1.1|Host: a||GET /a?3 HTTP/1.1|Host: a||GET /b?4 HTTP/1.1|Host: a||"
+               ,(ok-text "/b?2") ,(ok-text "3") ,(ok-text "/b?4"))
+              ("HEAD /a?one HTTP/1.1|Host: a||"
+               "HTTP/1.1 200 OK|content-type: text/plain; charset=utf-8|content-length: 3||")
+              ("GET /a?one HTTP/1.1|Host: a|Content-Length: 2||hi" ,(ok-text "one"))
+              ("PUT /a HTTP/1.1|Host: a||"
+               ,(plain-text 405 "Method Not Allowed" "not with this method"
+                            :fields "allow: GET, HEAD|content-type: text/plain|"))
+              ("GET /a?1.0 HTTP/1.0|Connection: keep-alive||"
+               "HTTP/1.1 200 OK|content-type: text/plain; charset=utf-8|content-length: 3|"
+               "connection: keep-alive||1.0")
+              ("GET /nothing HTTP/1.1|Host: a||" "HTTP/1.1 204 No Content||"))
+            do (dolist (size '(nil 1 7))
+                 (is (string= (format nil "~{~A~}~A" expected (ok-text "/b" :close t))
+                              (answers server (concatenate 'string text *last*) :size size))
+                     "~S in portions of ~A" text size)))
+      (is (string= (ok-text "x" :close t)
+                   (answers server "GET /a?x HTTP/1.1|Host: a|Connection: close||")))
+      (with-raw-client (peer (grpc:server-address server))
+        (is (string= "two" (body-text (ask-plainly peer "/a?two"))))
+        (is (= 204 (http-status-of (ask-plainly peer "/nothing")))))
+      (is (zerop (nth-value 0 (server::hub-tally (first (server::server-hubs server)))))))))
+
+(test prompt-answers-have-the-date
+  "Each answer has one date, that of the handler if it gives one."
+  (with-web (server :handlers (prompt-web-handlers))
+    (with-plain-socket (socket (grpc:server-address server))
+      (say-text socket (wire-text (format nil "GET /a HTTP/1.1|Host: a||GET /dated HTTP/1.1|~
+                                               Host: a|Connection: close||")))
+      (let* ((heard (map 'string #'code-char (hear-octets socket 100000)))
+             (first (search "date: " heard))
+             (second (search "date: " heard :start2 (1+ first))))
+        (is (string= " GMT" (subseq heard (+ first 31) (+ first 35))))
+        (is (eql second (search "date: never" heard)))
+        (is (null (search "date: " heard :start2 (1+ second))))))))
+
+(test prompt-answers-cons-nothing
+  "A head that is repeated, and an answer that is there already, take no memory."
+  (let* ((answer (server:fixed-answer 200 '() "x"))
+         (handler (server:prompt-handler "/a" (lambda (query) (declare (ignore query)) answer)))
+         (request (wire-text "GET /a HTTP/1.1|Host: a||"))
+         (batch (ascii-octets (format nil "~v@{~A~:*~}" 100 request)))
+         (room (make-octets 100000)))
+    (with-web (server :handlers (list handler))
+      (with-plain-socket (socket (grpc:server-address server))
+        (flet ((hear () (nth-value 1 (sb-bsd-sockets:socket-receive socket room nil))))
+          (say-text socket request)
+          (let ((length (hear)))
+            (flet ((exchange ()
+                     (sb-bsd-sockets:socket-send socket batch (length batch))
+                     (loop for left = (* 100 length) then (- left (hear))
+                           while (plusp left))))
+              (exchange)
+              (let ((before (sb-ext:get-bytes-consed)))
+                (loop repeat 40 do (exchange))
+                (is (> 30 (/ (- (sb-ext:get-bytes-consed) before) 4000)))))))))))
+
 (test requests-that-end-a-connection
   "What is no request, or is too long, is answered with an error and the end of the connection; what
 follows is not looked at."

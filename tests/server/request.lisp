@@ -5,7 +5,7 @@
 
 (defun request-for (target)
   (server::make-http-request :carrier server::**http1-carrier** :method "GET" :target target
-                             :headers '(("host" . "a") ("x" . "1") ("x" . "2"))))
+                             :source '(("host" . "a") ("x" . "1") ("x" . "2"))))
 
 (test parts-of-a-request
   (let ((request (request-for "/a/b?c=d&e")))

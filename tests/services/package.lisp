@@ -2,6 +2,7 @@
 
 (defpackage #:clgrpc.tests.services
   (:use #:cl #:fiveam #:clgrpc.tests.server)
+  (:import-from #:clgrpc.base #:octets-string)
   (:local-nicknames (#:grpc #:clgrpc) (#:server #:clgrpc.server) (#:health #:grpc.health.v1)
                     (#:health-methods #:grpc.health.v1.health)
                     (#:v1 #:grpc.reflection.v1)
