@@ -82,12 +82,19 @@ interceptors, before ATTEMPT goes to its server."
 
 ;;; Where attempts begin and are over
 
+(defmacro guarding-attempt ((attempt) &body body)
+  "Do BODY, functions of users, with ATTEMPT's call as the current call; an error in it goes to the
+log."
+  `(let ((*call* (attempt-call ,attempt)))
+     (loop:guarding (:attempt-interceptor-error :method (call-path *call*))
+       ,@body)))
+
 (defun intercept-attempt (attempt interceptors)
   "Call INTERCEPTORS, functions, with ATTEMPT, which is about to go to its server. Return nil, or
 the RPC-ERROR that it fails with: what one of them has signalled, or what stands for an error in
 one. Where the transport begins attempts: the loop, or in process a thread."
   (block intercepting
-    (loop:guarding (:attempt-interceptor-error :method (call-path (attempt-call attempt)))
+    (guarding-attempt (attempt)
       (handler-bind ((rpc-error (lambda (error)
                                   (check-metadata (rpc-error-trailers error))
                                   (return-from intercepting error))))
@@ -106,7 +113,7 @@ intercepted."
         (attempt-trailer-fields attempt) trailer-fields
         (attempt-status attempt) status)
   (dolist (function (reverse (attempt-functions attempt)))
-    (loop:guarding (:attempt-interceptor-error :method (call-path (attempt-call attempt)))
+    (guarding-attempt (attempt)
       (funcall function))))
 
 ;;; Views: the ATTEMPT of a call that is an attempt itself, or goes on with one, while that runs

@@ -179,8 +179,9 @@ true if either came; false if this thread may not run the loop, or not until the
     "How many octets of messages the call has sent and received, two values, as the observer that it
 has was told; of a client's call on the wire in its attempt under way. A third value is when it
 began, of a call on the wire by its loop's clock.")
-  (told-compressed (call) (:thread :loop :default #'nothing)
-    "True if the message that observers are being told of is compressed on the wire.")
+  (told-size (call) (:thread :loop :default #'nothing)
+    "How many octets the message that observers are being told of has if it is compressed on the
+wire, t if that is not known yet; nil if it is not compressed.")
   (repeats (call) (:thread :loop :end :client :default #'no-repeats)
     "Of a call that has just ended, four values: how many of its attempts were retries, hedges, and
 made again since their server had not seen them; and the nanoseconds in which none was under way.")

@@ -283,8 +283,10 @@ promised for its answer."
 (defun abandoned-condition (call)
   "Log that CALL's handler was left by a non-local exit, as when its thread is ended in the
 debugger. Return the RPC-ERROR that ends CALL."
-  (log-event :error :handler-error :method (service:rpc-method-path (call-rpc-method call))
-                                   :condition "The handler was left by a non-local exit.")
+  (apply #'log-event :error :handler-error
+         :method (service:rpc-method-path (call-rpc-method call))
+         :condition "The handler was left by a non-local exit."
+         (funcall rpc:**call-ids** call))
   (rpc:verdict-error :handler-error '()))
 
 (define-hot conclude ((call server-call) value) null

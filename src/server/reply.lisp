@@ -117,8 +117,9 @@ room. A long message is cut; details or trailers that do not fit are left out."
                             (ascii-octets (encode-base64 details :padding nil)) :plain))
     (wire:encode-metadata trailers encoder buffer)
     (when left-out
-      (log-event :warning :status-cut :method (rpc:call-path call) :peer (rpc:call-peer call)
-                                      :status (call-status call) :left-out left-out))))
+      (apply #'log-event :warning :status-cut :method (rpc:call-path call)
+             :peer (rpc:call-peer call) :status (call-status call) :left-out left-out
+             (funcall rpc:**call-ids** call)))))
 
 (define-hot write-trailers ((stream http2:stream)) null
   "Write the trailers of STREAM's call, which has ended, and so end the stream."

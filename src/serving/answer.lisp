@@ -59,5 +59,6 @@ sent: a handler may signal anything in its slots."
     (error (error) (log-bad-answer call error) '())))
 
 (defun log-bad-answer (call error)
-  (log-event :error :handler-error :condition error
-                                   :method (rpc-method-path (call-rpc-method call))))
+  (apply #'log-event :error :handler-error :condition error
+         :method (rpc-method-path (call-rpc-method call))
+         (funcall **call-ids** call)))

@@ -5,8 +5,8 @@
   (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:protobuf #:clgrpc.protobuf))
   (:import-from #:sb-ext #:defglobal #:compare-and-swap)
   (:import-from #:clgrpc.rpc
-                #:+long-octets+ #:call #:call-path #:call-rpc-method #:error-condition #:observer
-                #:interceptors-for #:outgoing-type)
+                #:**call-ids** #:+long-octets+ #:call #:call-path #:call-rpc-method
+                #:error-condition #:interceptors-for #:observer #:outgoing-type)
   (:import-from #:clgrpc.service
                 #:binding #:binding-function #:ensure-binding #:rpc-method
                 #:rpc-method-function-name #:rpc-method-path #:service #:service-methods)

@@ -154,29 +154,34 @@ it is not known."
   (let ((entry (first (record-tries record))))
     (if entry (cdr entry) (record-span record))))
 
-(defun add-message-event (span name number octets compressed)
-  "A message of OCTETS, the NUMBERth of SPAN, has been sent or has come."
-  (add-event span name (list (cons "sequence-number" number)
-                             (cons (if compressed "message-size-compressed" "message-size")
-                                   octets))))
+(defun add-message-event (span direction number octets plain)
+  "A message of OCTETS, the NUMBERth of SPAN, has gone in DIRECTION, \"Inbound\" or \"Outbound\".
+PLAIN is what TOLD-SIZE says of it."
+  (flet ((event (name &rest sizes)
+           (add-event span (concatenate 'string direction name)
+                      (acons "sequence-number" number sizes))))
+    (case plain
+      ((nil) (event " message" (cons "message-size" octets)))
+      ;; how long it is nobody knows before it is decompressed, which may be after its span
+      ((t) (event " compressed message" (cons "message-size-compressed" octets)))
+      (t (event " message" (cons "message-size" plain)
+                (cons "message-size-compressed" octets))))))
 
 (defun note-sent (call octets)
   "A message of CALL has been sent."
   (let ((record (call-record call)))
     (when (and (record-p record) (record-span record))
-      (let* ((span (message-span record))
-             (compressed (operate told-compressed call)))
-        (add-message-event span (if compressed "Outbound message compressed" "Outbound message")
-                           (1- (incf (span-sent span))) octets compressed)))))
+      (let ((span (message-span record)))
+        (add-message-event span "Outbound" (1- (incf (span-sent span))) octets
+                           (operate told-size call))))))
 
 (defun note-received (call octets)
   "A message for CALL has come."
   (let ((record (call-record call)))
     (when (and (record-p record) (record-span record))
-      (let* ((span (message-span record))
-             (compressed (operate told-compressed call)))
-        (add-message-event span (if compressed "Inbound compressed message" "Inbound message")
-                           (1- (incf (span-received span))) octets compressed)))))
+      (let ((span (message-span record)))
+        (add-message-event span "Inbound" (1- (incf (span-received span))) octets
+                           (operate told-size call))))))
 
 ;;; The observers
 

@@ -3,9 +3,10 @@
 ;;;;
 ;;;;   foo=1, tenant@vendor=2
 ;;;;
-;;;; A list that is wrong anywhere is left out whole, the traceparent beside it counts on. One that
-;;;; is longer than 512 characters loses members until it is not: first those of more than 128
-;;;; characters, then the last.
+;;;; A list that is wrong anywhere is left out whole, the traceparent beside it counts on. Of
+;;;; members with the same key the first, which is the newest, stays. A list that is longer than 512
+;;;; characters loses members until it is not: first those of more than 128 characters, then the
+;;;; last.
 
 (in-package #:clgrpc.trace)
 
@@ -91,11 +92,12 @@ none or something in it is wrong."
       (let ((more (if (> (length text) 8192) :wrong (split-members text))))
         (when (eq :wrong more) (return-from read-tracestate ""))
         (setf members (append members more))))
-    (if (or (> (length members) +most-members+)
-            (/= (length members)
-                (length (remove-duplicates (mapcar #'member-key members) :test #'string=))))
+    (if (> (length members) +most-members+)
         ""
-        (coerce (format nil "~{~A~^,~}" (shorten-state members)) 'simple-string))))
+        (coerce (format nil "~{~A~^,~}"
+                        (shorten-state (remove-duplicates members :key #'member-key :test #'string=
+                                                                  :from-end t)))
+                'simple-string))))
 
 (defun trace-state (context)
   "The tracestate of CONTEXT, what CURRENT-TRACE returns, as an alist from key to value, strings:

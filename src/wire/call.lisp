@@ -65,14 +65,14 @@
   nil)
 
 (define-hot (tell-sent :inline t) ((call wire-call) (stream http2:stream) (size index)
-                                   (compressed boolean))
+                                   (plain (or null index)))
     null
-  "A message of SIZE octets of CALL, COMPRESSED or not, is written to STREAM: count it and tell the
-observer, if CALL has one."
+  "A message of SIZE octets of CALL, PLAIN before it was compressed if it was, is written to STREAM:
+count it and tell the observer, if CALL has one."
   (let ((observer (call-observer call)))
     (when observer
       (let ((compression (compression-of call)))
-        (when compression (setf (compression-told compression) compressed)))
+        (when compression (setf (compression-told compression) plain)))
       (setf (http2:stream-tally-out stream)
             (ldb (byte 62 0) (+ (http2:stream-tally-out stream) size)))
       (observe message-sent observer call size)))

@@ -97,7 +97,16 @@ prefix, nil if there is no memory for that. From any thread."
     (when result
       (setf (aref result 0) 1
             (u32be result 1) (- result-end +prefix-octets+))
-      (make-parcel result result-end))))
+      (make-parcel result result-end (- end +prefix-octets+)))))
+
+(define-hot inflated-size ((encoding encoding) (octets octets) (start index) (end index))
+    (or index (eql t))
+  "How long a message will be that came compressed by ENCODING as OCTETS from START to END, t if
+that is not known before it is decompressed: gzip ends with it (RFC 1952, ISIZE), if the peer is
+honest."
+  (if (and (eq :gzip (encoding-name encoding)) (<= 18 (- end start)))
+      (u32le octets (- end 4))
+      t))
 
 (defun inflation-problem (outcome limit)
   "The status and the text for the OUTCOME of OS:INFLATE-OCTETS when that is not :ok."
@@ -127,6 +136,7 @@ compressed, RECEIVED if the message decoded last was."
   (incoming nil :type (or null encoding)) ; how the peer's are, or nil
   (arriving nil :type boolean)          ; the loop's
   (received nil :type boolean)          ; the receiving thread's
-  (told nil :type boolean))             ; the message that observers are told of is compressed
+  ;; what TOLD-SIZE says of the message that observers are told of
+  (told nil :type (or index boolean)))
 
 (declaim (sb-ext:freeze-type compression))

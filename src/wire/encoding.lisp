@@ -48,8 +48,8 @@
   (let ((compression (compression-of call)))
     (and compression (compression-received compression))))
 
-(defun wire-told-compressed (call)
-  "The operation TOLD-COMPRESSED."
+(defun wire-told-size (call)
+  "The operation TOLD-SIZE."
   (let ((compression (compression-of call)))
     (and compression (compression-told compression))))
 

@@ -24,10 +24,11 @@ after."
   "Longer messages are parcels: they fill more than a frame, and encoding or decoding one takes so
 long that the loop should not do it.")
 
-(defstruct (parcel (:constructor make-parcel (octets end)) (:copier nil))
+(defstruct (parcel (:constructor make-parcel (octets end &optional plain)) (:copier nil))
   "A long message: OCTETS, of BORROW-OCTETS, up to END."
   (octets (make-octets 0) :type octets) ; of BORROW-OCTETS
-  (end 0 :type index))                  ; of the message in them
+  (end 0 :type index)                   ; of the message in them
+  (plain nil :type (or null index)))    ; its size before it was compressed, nil if it was not
 
 (declaim (sb-ext:freeze-type parcel))
 

@@ -89,7 +89,9 @@ through."
   (let ((compression (compression-of call)))
     (when compression
       (setf (compression-arriving compression) (= flag 1)
-            (compression-told compression) (= flag 1)))
+            (compression-told compression)
+            (and (= flag 1)
+                 (inflated-size (compression-incoming compression) octets start end))))
     (tell-received call (- end start))
     (if (> flag 1)
         (funcall (the function (dialect-receive-flagged (the dialect (wire-call-dialect call))))

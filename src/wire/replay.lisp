@@ -44,10 +44,8 @@ whatever it was told before."
   "ENCODED, of ENCODE-MESSAGE, is about to be written to STREAM of CALL, for the first time or
 again. In a dialect of its own it may have no prefix."
   (note-message-sent (http2:connection-user (http2:stream-connection stream)))
-  (let ((octets (if (typep encoded 'parcel) (parcel-octets encoded) encoded))
-        (size (- (encoded-length encoded) +prefix-octets+)))
-    (declare (type octets octets))
-    (tell-sent call stream (max 0 size) (and (<= 0 size) (= 1 (aref octets 0))))))
+  (tell-sent call stream (max 0 (- (encoded-length encoded) +prefix-octets+))
+             (and (typep encoded 'parcel) (parcel-plain encoded))))
 
 (defun note-first-sent (call encoded)
   "As NOTE-SENT, of ENCODED that CALL writes to its own stream, for the first time if it is a

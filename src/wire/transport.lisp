@@ -9,7 +9,7 @@
   :room #'wire-room :decode #'wire-decode :taken #'wire-taken
   :new-parts #'new-wire-parts :new-inlet #'new-wire-inlet :new-outlet #'new-wire-outlet
   :metadata #'wire-metadata :compression #'wire-compression
-  :received-compressed #'wire-received-compressed :told-compressed #'wire-told-compressed
+  :received-compressed #'wire-received-compressed :told-size #'wire-told-size
   :crowded #'wire-crowded
   :now #'wire-now :peer #'wire-peer :security #'wire-security :observer #'call-observer
   :traffic #'wire-traffic

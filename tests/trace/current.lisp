@@ -161,6 +161,43 @@
             (when (member (first event) '(:call-begun :call-ended :call-on-stream))
               (is (equal trace (getf (rest event) :trace-id)) "~S" event))))))))
 
+(defmacro with-heard ((events) &body body)
+  "Evaluate BODY while the events of the log are heard, and kept in EVENTS, a variable, newest
+first: lists of the event and what it says."
+  `(flet ((listener (level event &rest plist)
+            (declare (ignore level))
+            (sb-ext:atomic-push (cons event plist) (car ,events))))
+     (grpc:add-log-listener #'listener)
+     (unwind-protect (let ((*log-function* nil)) ,@body)
+       (grpc:remove-log-listener #'listener))))
+
+(test events-of-what-goes-wrong-in-a-call-have-its-ids
+  "Statuses that are cut, interceptors of attempts that fail; recorded or not."
+  (dolist (sampler '(:always-on :always-off))
+    (let ((events (list '())) (traces '()))
+      (with-heard (events)
+        (with-traced (channel tracing
+                      :tracing-options (:sampler sampler)
+                      :channel-options (:max-header-list-octets 1024
+                                        :attempt-interceptors
+                                        (list (lambda (attempt)
+                                                (when (grpc:call-value (grpc:attempt-call attempt)
+                                                                       'broken)
+                                                  (error "it broke"))))))
+            (:ask (lambda (note call)
+                    (declare (ignore note call))
+                    (grpc:fail :not-found "no"
+                               :trailers `(("x-long" . ,(make-string 2000
+                                                                     :initial-element #\x))))))
+          (loop for options in '(() (:values (broken t)))
+                do (grpc:with-span ("outside" :tracing tracing)
+                     (push (grpc:trace-id (grpc:current-trace)) traces)
+                     (signals grpc:rpc-error (apply #'ask channel (note 1) options))))))
+      (loop for name in '(:attempt-interceptor-error :status-cut)
+            for trace in traces
+            for event = (rest (assoc name (car events)))
+            do (is (equal trace (getf event :trace-id)) "~S ~S" name event)))))
+
 (test exemplars-are-of-recorded-calls
   (let ((ids '()))
     (flet ((exemplar (sampler)
