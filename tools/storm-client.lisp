@@ -34,18 +34,20 @@
                      (storm-failures storm)))))))
 
 (defun begin-storm-call (storm channel due-ns timeout)
-  "Make a call of STORM on CHANNEL that was due at DUE-NS."
+  "Make a call of STORM on CHANNEL that was due at DUE-NS; it counts from now if that is earlier."
   (incf (storm-begun storm))
-  (if (< (- (storm-begun storm) (storm-ended storm)) +most-outstanding+)
-      (handler-case
-          (grpc:attach (grpc:call-async #'grpc.testing.benchmark-service:unary-call channel
-                                        (testing:make-simple-request :response-size 10)
-                                        :timeout timeout)
-                       (lambda (reply error)
-                         (declare (ignore reply))
-                         (note-end storm due-ns error)))
-        (grpc:rpc-error (error) (note-end storm due-ns error)))
-      (note-end storm due-ns (make-condition 'failure :text "too many calls were under way"))))
+  (let ((begin-ns (min due-ns (monotonic-ns))))
+    (flet ((ended (error) (note-end storm begin-ns error)))
+      (if (< (- (storm-begun storm) (storm-ended storm)) +most-outstanding+)
+          (handler-case
+              (grpc:attach (grpc:call-async #'grpc.testing.benchmark-service:unary-call channel
+                                            (testing:make-simple-request :response-size 10)
+                                            :timeout timeout)
+                           (lambda (reply error)
+                             (declare (ignore reply))
+                             (ended error)))
+            (grpc:rpc-error (error) (ended error)))
+          (ended (make-condition 'failure :text "too many calls were under way"))))))
 
 (defun run-storm (channel rate seconds timeout)
   "Make RATE calls a second on CHANNEL for SECONDS, each with TIMEOUT, and wait for their ends, two

@@ -30,3 +30,14 @@
     (is (equalp #(#(0d0 2d0 "a") #(1.5d0 3.5d0 "b") #(2.5d0 3d0 "c"))
                 (tools::told-failures storm (sort (copy-list (tools::storm-failures storm)) #'<
                                                   :key #'first))))))
+
+(test a-call-that-is-begun-before-it-was-due-counts-from-its-begin
+  (with-offer (channel "bench")
+    (let* ((due (+ 60000000000 (base:monotonic-ns)))
+           (storm (tools::make-storm :begin-ns due)))
+      (tools::begin-storm-call storm channel due 10)
+      (is-true (loop repeat 1000
+                     thereis (= 1 (tools::storm-ended storm))
+                     do (sleep 0.01)))
+      (is (equal '((:ok . 1)) (tools::storm-statuses storm)))
+      (is (< 0 (load:histogram-max (tools::storm-latencies storm)) 10000000000)))))
