@@ -1444,6 +1444,7 @@
                (:file "greeter")
                (:file "geometry")
                (:file "route-guide")
+               (:file "monitoring")
                (:file "readme"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.examples)))

@@ -17,7 +17,7 @@ import urllib.request
 
 import support
 
-CASES = 215
+CASES = 247
 CONFIG = """global: {scrape_interval: 1s, scrape_timeout: 1s}
 scrape_configs:
   - job_name: metered
@@ -264,6 +264,37 @@ def durations(theirs, ours):
                    else "%.3f s, not %.3f s" % (mine, his))
 
 
+DASHBOARD = os.path.join(support.ROOT, "examples", "monitoring", "dashboard.json")
+COLLECTOR = os.path.join(support.ROOT, "examples", "monitoring", "collector.yml")
+
+# Of these nothing has been counted here.
+QUIET = ("clgrpc_server_refusals_total", "clgrpc_otlp_items_total")
+
+
+def dashboard(prometheus, instance):
+    """Pairs of the name of an expression of the dashboard of examples/monitoring and what is wrong
+    if Prometheus finds nothing of INSTANCE for it, or None."""
+    with open(DASHBOARD, encoding="utf-8") as file:
+        panels = json.load(file)["panels"]
+    for panel in panels:
+        for target in panel.get("targets", []):
+            expression = target["expr"]
+            asked = (expression.replace("$__rate_interval", "5m")
+                     .replace("$instance", instance).replace("$job", ".+").replace("$method", ".+"))
+            found = prometheus.query(asked)
+            yield ("dashboard, %s: %s" % (panel["title"], target["legendFormat"]),
+                   None if found or any(name in expression for name in QUIET)
+                   else "nothing for " + asked)
+
+
+def collector_complaint():
+    """What a collector says against the configuration of examples/monitoring, or None."""
+    program = support.go_build("otelcol", ".", os.path.join(support.PEERS, "otelcol"))
+    done = subprocess.run([program, "validate", "--config", COLLECTOR], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+    return None if done.returncode == 0 else done.stdout
+
+
 def compared():
     """Pairs of the name of a comparison and what is wrong, or None."""
     peer = support.run([os.path.join(support.ROOT, "scripts", "peer")]).strip().splitlines()[-1]
@@ -281,6 +312,8 @@ def compared():
         prometheus.await_scrapes(3)
         told = [series(prometheus, whose) for whose in ("theirs", "ours")]
         yield from compare(*told)
+        yield from dashboard(prometheus, ours.metrics)
+        yield "the collector's configuration", collector_complaint()
         his, mine = [kinds(prometheus, whose) for whose in ("theirs", "ours")]
         for name, kind in sorted(his.items()):
             yield ("kind of " + name, None if kind == mine.get(name) else
