@@ -7,7 +7,7 @@ LISP = $(SBCL) --noinform --dynamic-space-size $(HEAP_MB) \
        --non-interactive --no-sysinit --no-userinit
 SOURCES := clgrpc.asd scripts/load.lisp scripts/build.lisp \
            $(shell find src tools proto examples -name '*.lisp' -o -name '*.proto' \
-             -o -name '*.json' -o -name 'console.*')
+             -o -name '*.json' -o -name 'console.*' -o -name 'page.css')
 
 BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls connections \
                live echo http inproc loops

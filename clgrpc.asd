@@ -747,9 +747,38 @@
                (:file "run")
                (:file "text")))
 
+(defsystem "clgrpc/page"
+  :description "Reports as web pages, with charts as SVG."
+  :depends-on ("clgrpc/base")
+  :pathname "tools/page/"
+  :serial t
+  :components ((:file "package")
+               (:file "figure")
+               (:file "markup")
+               (:file "scale")
+               (:file "chart")
+               (:static-file "page.css")
+               (:file "page")))
+
+(defsystem "clgrpc/report"
+  :description "What is said of runs of `clgrpc load`: reports, comparisons, conditions."
+  :depends-on ("clgrpc/load" "clgrpc/page")
+  :pathname "tools/report/"
+  :serial t
+  :components ((:file "package")
+               (:file "figure")
+               (:file "condition")
+               (:file "ghz")
+               (:file "run-json")
+               (:file "run-reader")
+               (:file "comparison")
+               (:file "text")
+               (:file "html")
+               (:file "report")))
+
 (defsystem "clgrpc/tools"
   :description "The command clgrpc."
-  :depends-on ("clgrpc/examples" "clgrpc/load" "clgrpc/profile")
+  :depends-on ("clgrpc/examples" "clgrpc/load" "clgrpc/report" "clgrpc/profile")
   :pathname "tools/"
   :serial t
   :components ((:file "protos")
@@ -785,6 +814,7 @@
                (:file "storm-client")
                (:file "profile")
                (:file "rehearsal")
+               (:file "compare")
                (:file "main")))
 
 ;;; Tests: a system per layer, each added to those that clgrpc/tests depends on
@@ -799,7 +829,8 @@
                "clgrpc/tests/memory" "clgrpc/tests/wire" "clgrpc/tests/status"
                "clgrpc/tests/service" "clgrpc/tests/calling" "clgrpc/tests/serving"
                "clgrpc/tests/examples"
-               "clgrpc/tests/profile" "clgrpc/tests/tools" "clgrpc/tests/load" "clgrpc/tests/interop" "clgrpc/tests/server"
+               "clgrpc/tests/profile" "clgrpc/tests/tools" "clgrpc/tests/load" "clgrpc/tests/page"
+               "clgrpc/tests/report" "clgrpc/tests/interop" "clgrpc/tests/server"
                "clgrpc/tests/config" "clgrpc/tests/client" "clgrpc/tests/balance" "clgrpc/tests/trace"
                "clgrpc/tests/transports" "clgrpc/tests/inproc"
                "clgrpc/tests/services" "clgrpc/tests/logs" "clgrpc/tests/metrics"
@@ -1470,9 +1501,40 @@
                (:file "run"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.profile)))
+(defsystem "clgrpc/tests/page"
+  :depends-on ("clgrpc/page" "clgrpc/tests/support" "fiveam")
+  :pathname "tests/page/"
+  :serial t
+  :components ((:file "package")
+               (:file "figure")
+               (:file "markup")
+               (:file "scale")
+               (:file "chart")
+               (:file "page"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.page)))
+
+(defsystem "clgrpc/tests/report"
+  :depends-on ("clgrpc/report" "clgrpc/tests/page" "clgrpc/tests/support" "fiveam")
+  :pathname "tests/report/"
+  :serial t
+  :components ((:file "package")
+               (:file "sample")
+               (:file "figure")
+               (:file "condition")
+               (:file "ghz")
+               (:file "run-json")
+               (:file "run-reader")
+               (:file "comparison")
+               (:file "text")
+               (:file "html")
+               (:file "report"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.report)))
 
 (defsystem "clgrpc/tests/tools"
-  :depends-on ("clgrpc/tools" "clgrpc/tests/examples" "clgrpc/tests/support" "fiveam")
+  :depends-on ("clgrpc/tools" "clgrpc/tests/report" "clgrpc/tests/examples" "clgrpc/tests/support"
+               "fiveam")
   :pathname "tests/tools/"
   :serial t
   :components ((:file "package")
@@ -1486,6 +1548,7 @@
                (:file "channelz")
                (:file "serve")
                (:file "call")
+               (:file "compare")
                (:file "binlog")
                (:file "declaration")
                (:file "tls")

@@ -4,7 +4,7 @@
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service)
                     (#:loop #:clgrpc.loop) (#:config #:clgrpc.config)
-                    (#:load #:clgrpc.load)
+                    (#:load #:clgrpc.load) (#:report #:clgrpc.report)
                     (#:os #:clgrpc.os) (#:profile #:clgrpc.profile) (#:protobuf #:clgrpc.protobuf)
                     (#:console #:clgrpc.console) (#:examples #:clgrpc.examples)
                     (#:testing #:grpc.testing)

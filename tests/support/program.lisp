@@ -32,17 +32,19 @@
             ((< (or minor 0) +least-go+)
              (format nil "Go 1.~D or later is needed, this is ~A" +least-go+ output))))))
 
-(defvar *peer-program* nil)
+(defvar *peer-programs* '() "An alist from the name of a Go program to its path.")
 
-(defun peer-program ()
-  "The path of the Go program `peer`, built if need be; or NIL and, as text, why there is no Go to
-do it. Signal an error if it does not build."
-  (let ((absence (and (null *peer-program*) (go-absence))))
-    (if absence
-        (values nil absence)
-        (or *peer-program*
-            (setf *peer-program* (script-output (root-file "scripts/peer")))
-            (error "The Go peers could not be built.")))))
+(defun peer-program (&optional (name "peer"))
+  "The path of the Go program NAME, \"peer\" or a folder of tests/peers, built if need be; or NIL and,
+as text, why there is no Go to do it. Signal an error if it does not build."
+  (let* ((built (cdr (assoc name *peer-programs* :test #'string=)))
+         (absence (and (null built) (go-absence))))
+    (cond (absence (values nil absence))
+          (built)
+          (t (let ((path (or (script-output (root-file "scripts/peer") name)
+                             (error "The Go program ~A could not be built." name))))
+               (push (cons name path) *peer-programs*)
+               path)))))
 
 (defvar *clgrpc-program* nil)
 

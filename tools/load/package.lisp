@@ -11,7 +11,8 @@
    ;; run.lisp
    #:run #:make-run #:run-name #:run-target #:run-method #:run-kind #:run-started-unix-ns
    #:run-duration-ns #:run-options #:run-tags #:run-loop-kind #:run-intended-rps #:run-count
-   #:run-latency #:run-all-latency #:run-statuses #:run-backends #:run-seconds #:run-stages
+   #:run-latency #:run-all-latency #:run-statuses #:run-backends #:run-seconds
+   #:run-interval-seconds #:run-stages
    #:run-lateness #:run-octets-sent #:run-octets-received #:run-messages-sent
    #:run-messages-received #:run-connections
    #:run-connects #:run-cpu-ns #:run-limited #:run-ended-early #:run-samples #:run-rounds

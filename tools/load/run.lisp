@@ -53,6 +53,7 @@ of the last, with those of a warm-up left out."
   (statuses '() :type list)             ; STATUS-ROWs, the most frequent first
   (backends '() :type list)             ; BACKEND-ROWs, the most frequent first
   (seconds #() :type vector)            ; SECOND-ROWs, from the begin of the run
+  (interval-seconds 1 :type (integer 1)) ; how long each of SECONDS is: more in a long run
   (stages '() :type list)               ; alist from "queue", "connect", "send", "wait" to HISTOGRAM
   (lateness (make-histogram) :type histogram) ; how late the tool began calls, of an open loop
   (octets-sent 0 :type unsigned-byte)   ; to the sockets

@@ -1,0 +1,28 @@
+(in-package #:clgrpc.tests.page)
+(in-suite :clgrpc.page)
+
+(test digits-that-count
+  (loop for (value text) in '((0 "0") (4.1234d0 "4.12") (41.236d0 "41.2") (412.3d0 "412")
+                              (41234 "41,234") (9.996d0 "10.0") (99.96d0 "100") (999.6d0 "1,000")
+                              (1/3 "0.33") (0.0123d0 "0.012") (0.00123d0 "0.0012") (-5.5 "-5.50"))
+        do (is (string= text (page:digits-text value)) "~A: ~A" value (page:digits-text value)))
+  (is (string= "2" (page:digits-text 2 :short t)))
+  (is (string= "2.5" (page:digits-text 5/2 :short t)))
+  (is (string= "99.985" (page:digits-text 99.985d0 :digits 5))))
+
+(test figures-with-units
+  (loop for (ns text) in '((0 "0 s") (812 "812 ns") (83412 "83.4 µs") (4123456 "4.12 ms")
+                           (999600 "1.00 ms") (75000000000 "75.0 s") (812.5 "812 ns"))
+        do (is (string= text (page:duration-text ns))))
+  (is (string= "2 ms" (page:duration-tick 2000000)))
+  (is (string= "0" (page:duration-tick 0)))
+  (loop for (octets text) in '((512 "512 B") (1500 "1.50 kB") (20000000 "20.0 MB"))
+        do (is (string= text (page:octets-text octets))))
+  (is (string= "20 MB" (page:octets-tick 20000000)))
+  (loop for (share text) in '((0 "0 %") (1 "100 %") (123/1000 "12.3 %") (1/10000000 "< 0.001 %")
+                              (9985/10000 "99.850 %"))
+        do (is (string= text (page:share-text share))))
+  (is (string= "300,000" (page:count-text 300000)))
+  (is (equal '("45 s" "2:30") (mapcar #'page:seconds-tick '(45 150))))
+  (is (equal '("0.5" "5,000" "20 k" "1.5 M")
+             (mapcar #'page:number-tick '(1/2 5000 20000 1500000)))))

@@ -1,0 +1,11 @@
+;;;; Tests of the pages that reports are.
+
+(defpackage #:clgrpc.tests.page
+  (:use #:cl #:fiveam)
+  (:local-nicknames (#:page #:clgrpc.page) (#:base #:clgrpc.base)
+                    (#:support #:clgrpc.tests.support))
+  (:export #:look-with-browser #:check-page))
+
+(in-package #:clgrpc.tests.page)
+
+(def-suite :clgrpc.page :description "Figures, markup, charts and pages.")

@@ -1,0 +1,47 @@
+;;;; The page, and what a browser shows of it. With CLGRPC_PICTURES it makes the pictures of
+;;;; doc/load.md.
+
+(in-package #:clgrpc.tests.report)
+(in-suite :clgrpc.report)
+
+(test the-page-has-it-all
+  (let ((text (report-text :html (sample-run :seconds 10 :limited "the core was <full>")
+                           :before (sample-run :seed 2 :seconds 10 :median-ns 300000))))
+    (check-parts text "The tool was the limit, not the server: the core was &lt;full&gt;"
+                 "Latency over time" "How long calls took" "Histogram" "Percentiles"
+                 "Calls a second" "Failures a second" "Octets a second" "How late the tool was"
+                 "Statuses" "Stages of calls" "Backends" "Compared with before"
+                 "&lt;b&gt;gone&lt;/b&gt;")
+    (is (null (search "<b>gone" text)))
+    (is (null (search "<script" text)))))
+
+(test a-page-of-a-run-without-calls
+  (is (search "</html>" (report-text :html (load:make-run :method "a.B/C"))))
+  (is (search "</html>" (report-text :html (sample-run :seconds 1 :rate 1 :failures 1)))))
+
+(test a-long-run-is-put-together
+  (let* ((run (sample-run :seconds 1000 :rate 1 :failures 0))
+         (intervals (report::intervals run)))
+    (is (<= (length intervals) 120))
+    (is (= 1000 (reduce #'+ intervals :key #'report::interval-count)))
+    (is (= 0 (report::interval-start (first intervals))))
+    (is (= 1000 (report::interval-end (first (last intervals)))))
+    (is (every (lambda (a b) (= (report::interval-end a) (report::interval-start b)))
+               intervals (rest intervals)))))
+
+(test what-is-left-at-the-end-is-no-interval-of-its-own
+  (let ((run (sample-run :seconds 5 :rate 10 :failures 0)))
+    (setf (load:run-duration-ns run) 4050000000)
+    (is (= 4 (length (report::intervals run))))
+    (is (= 50 (reduce #'+ (report::intervals run) :key #'report::interval-count)))))
+
+(test a-browser-shows-the-report
+  (let ((seen (clgrpc.tests.page:look-with-browser
+               (report-text :html (sample-run :name "The greeter, after" :seconds 60 :rate 2000)
+                            :before (sample-run :seed 2 :seconds 60 :rate 2000 :median-ns 300000))
+               "load-report")))
+    (when seen
+      (clgrpc.tests.page:check-page seen)
+      (is (= 8 (length (cdr (assoc "charts" seen :test #'string=)))))
+      (check-parts (cdr (assoc "text" seen :test #'string=)) "99th percentile" "<b>gone</b>"
+                   "2,000 calls a second on 127.0.0.1:50051"))))

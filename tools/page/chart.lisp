@@ -1,0 +1,144 @@
+;;;; Charts as SVG. A chart has an axis across and one upwards, and layers between them. Places
+;;;; across are shares of the width, whatever that is, while texts and heights keep their size: a
+;;;; chart is as readable at 400 pixels as at 1280. What a chart shows is told in words as well, to
+;;;; those who do not see it; a layer of titles tells figures to those who point.
+;;;;
+;;;; What moves with the width is drawn 1000 units wide, which the browser stretches, lines apart.
+
+(in-package #:clgrpc.page)
+
+(defparameter *data-width* 1000 "The width of what is stretched, in units of its own.")
+
+(defun per-cent (share)
+  "SHARE of the width, as the value of an attribute."
+  (format nil "~A%" (with-output-to-string (stream) (write-number (* 100 share) stream))))
+
+(defun data-x (x value)
+  (* *data-width* (scale-share x value)))
+
+(defun data-y (y value height)
+  "Where VALUE is on the scale Y of a chart that is HEIGHT pixels high, from its top."
+  (* height (- 1 (scale-share y value))))
+
+(defun tick-anchor (share)
+  "How the text of a tick at SHARE of the width stands to it, so that it keeps within the chart."
+  (if (> share 0.97) "end" "middle"))
+
+(defun many-ticks-p (scale)
+  "True if SCALE has so many ticks that each second is left out where the page is narrow."
+  (< 5 (length (scale-ticks scale))))
+
+(defun axis-nodes (x y height)
+  "The lines and texts of the axes X and Y, scales or nil."
+  (list
+   (when y
+     `(:g (:class "axis")
+       ,@(loop for (share . text) in (scale-ticks y)
+               for level = (* height (- 1 share))
+               collect `(:line (:x1 "0" :x2 "100%" :y1 ,level :y2 ,level))
+               collect `(:text (:x "-8" :y ,(+ 4 level) :text-anchor "end") ,text))))
+   (when x
+     `(:g (:class "axis")
+       ,@(loop for (share . text) in (scale-ticks x)
+               for odd = nil then (not odd)
+               collect `(:text (:x ,(per-cent share) :y ,(+ height 18)
+                                :class ,(and odd (many-ticks-p x) "odd many")
+                                :text-anchor ,(tick-anchor share))
+                         ,text))))))
+
+(defun chart (label layers &key x y (height 180) class)
+  "A chart HEIGHT pixels high, as a node, which LABEL says in words. LAYERS are functions of the
+height that make nodes, such as LINE-LAYER returns; X and Y are their scales, or nil without an
+axis; CLASS is one more for the style."
+  `(:svg (:class ,(format nil "chart~@[ ~A~]" class) :role "img" :aria-label ,label
+          :height ,height)
+    ,(axis-nodes x y height)
+    (:svg (:class "data" :width "100%" :height ,height :|preserveAspectRatio| "none"
+           :|viewBox| ,(format nil "0 0 ~D ~D" *data-width* height))
+     ,@(loop for layer in layers collect (funcall layer height)))))
+
+(defun path-text (points close)
+  "The description of a path through POINTS, conses (x . y); it goes to the baseline CLOSE if that
+is given. A point of nil parts it."
+  (with-output-to-string (stream)
+    (let ((runs '()) (run '()))
+      (dolist (point points)
+        (cond (point (push point run))
+              (run (push (nreverse run) runs) (setf run '()))))
+      (when run (push (nreverse run) runs))
+      (flet ((write-point (command x y)
+               (write-char command stream)
+               (write-number x stream)
+               (write-char #\Space stream)
+               (write-number y stream)))
+        (dolist (run (nreverse runs))
+          (loop for ((x . y) . more) on run
+                for command = #\M then #\L
+                do (write-point command x y)
+                   (when (and close (null more))
+                     (write-point #\L x close)
+                     (write-point #\L (car (first run)) close)
+                     (write-char #\Z stream)))
+          ;; a point alone is a dot
+          (unless (or close (rest run))
+            (write-point #\L (+ 0.01 (car (first run))) (cdr (first run)))))))))
+
+(defun data-points (points x y height)
+  (loop for point in points
+        collect (and point (cdr point)
+                     (cons (data-x x (car point)) (data-y y (cdr point) height)))))
+
+(defun line-layer (points x y class)
+  "A layer with a line through POINTS, conses of values on the scales X and Y; a point of nil, or
+one whose second value is nil, parts it."
+  (lambda (height)
+    `(:path (:class ,(format nil "line ~A" class)
+             :d ,(path-text (data-points points x y height) nil)))))
+
+(defun band-layer (points x y class)
+  "As LINE-LAYER, with the area below filled."
+  (lambda (height)
+    `(:path (:class ,(format nil "band ~A" class)
+             :d ,(path-text (data-points points x y height) height)))))
+
+(defun bar-layer (bars x y class)
+  "A layer with BARS, lists (FROM TO VALUE TITLE): from FROM to TO on the scale X, as high as VALUE
+on Y."
+  (lambda (height)
+    `(:g (:class ,(format nil "bars ~A" class))
+      ,@(loop for (from to value title) in bars
+              for left = (data-x x from)
+              for top = (data-y y value height)
+              when (plusp value)
+                collect `(:rect (:x ,left :width ,(max 0.5 (- (data-x x to) left)) :y ,top
+                                 :height ,(max 1 (- height top)))
+                          (:title () ,title))))))
+
+(defun cell-layer (cells x y)
+  "A layer of a heat map: CELLS are lists (LEFT RIGHT LOW HIGH WEIGHT TITLE), a rectangle from LEFT
+to RIGHT on X and LOW to HIGH on Y, whose colour is that of WEIGHT, from 0 to 1."
+  (lambda (height)
+    `(:g (:class "cells")
+      ,@(loop for (left right low high weight title) in cells
+              for from = (data-x x left)
+              for top = (data-y y high height)
+              collect `(:rect (:x ,from :width ,(- (data-x x right) from) :y ,top
+                               :height ,(- (data-y y low height) top)
+                               :class ,(format nil "h~D" (min 9 (floor (* 10 weight)))))
+                        (:title () ,title))))))
+
+(defun title-layer (columns x)
+  "A layer that is not seen: COLUMNS are lists (LEFT RIGHT TITLE); who points between LEFT and RIGHT
+on X is told TITLE."
+  (lambda (height)
+    `(:g (:class "titles")
+      ,@(loop for (left right title) in columns
+              for from = (data-x x left)
+              collect `(:rect (:x ,from :width ,(- (data-x x right) from) :y 0 :height ,height)
+                        (:title () ,title))))))
+
+(defun legend (&rest entries)
+  "What the colours mean: ENTRIES are conses (CLASS . TEXT)."
+  `(:p (:class "legend")
+    ,@(loop for (class . text) in entries
+            collect `(:span () (:i (:class ,(format nil "key ~A" class))) ,text))))

@@ -1,0 +1,17 @@
+;;;; Reports as web pages: one file that asks nobody for anything, in the console's colours, with
+;;;; charts as SVG. `clgrpc load` and `clgrpc profile` write their reports with it.
+
+(defpackage #:clgrpc.page
+  (:use #:cl #:clgrpc.base)
+  (:export
+   ;; figure.lisp
+   #:digits-text #:count-text #:duration-text #:octets-text #:share-text
+   #:number-tick #:octets-tick #:duration-tick #:seconds-tick
+   ;; markup.lisp
+   #:write-markup #:markup-text
+   ;; scale.lisp
+   #:scale #:linear-scale #:log-scale #:tail-scale #:scale-share #:scale-ticks
+   ;; chart.lisp
+   #:chart #:line-layer #:band-layer #:bar-layer #:cell-layer #:title-layer #:legend
+   ;; page.lisp
+   #:write-page #:tiles #:card #:table #:facts))

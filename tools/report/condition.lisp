@@ -1,0 +1,106 @@
+;;;; Conditions under which a run is a failure, as `--fail-if` takes them:
+;;;;
+;;;;   conditions = condition { "," condition }
+;;;;   condition  = figure ( ">" | ">=" | "<" | "<=" ) number [ unit ]
+;;;;   figure     = "p" percentile | "max" | "min" | "mean" | "errors" | "error-ratio" | "rps"
+;;;;              | "cpu-per-call"
+;;;;   unit       = "ns" | "us" | "µs" | "ms" | "s"      of times, which need one
+;;;;              | "%"                                   of error-ratio, which may have one
+;;;;
+;;;; Space may stand between them. A figure that a run does not have, since no call of it succeeded,
+;;;; breaks each condition that asks for it: a server that answers nothing is not fast.
+
+(in-package #:clgrpc.report)
+
+(define-condition condition-syntax-error (clgrpc-error)
+  ((text :initarg :text :reader condition-syntax-error-text)) ; in one line
+  (:report (lambda (condition stream)
+             (write-string (condition-syntax-error-text condition) stream)))
+  (:documentation "A condition is not one. Its report says why, and what is allowed."))
+
+(defun refuse-condition (control &rest arguments)
+  (error 'condition-syntax-error :text (format nil "~?" control arguments)))
+
+(defstruct (bound (:copier nil))
+  "What a figure must not be."
+  (text "" :type string :read-only t)   ; as the user wrote it
+  (figure nil :type figure :read-only t) ; of which
+  (relation #'> :type function :read-only t) ; of its value and LIMIT
+  (limit 0 :type rational :read-only t)) ; in nanoseconds if the figure is a time
+
+(defparameter *relations* '((">=" . >=) ("<=" . <=) (">" . >) ("<" . <))
+  "Longer ones first, since they are looked for in this order.")
+
+(defparameter *times* '(("ns" . 1) ("us" . 1000) ("µs" . 1000) ("ms" . 1000000) ("s" . 1000000000)))
+
+(defun trim (string)
+  (string-trim '(#\Space #\Tab #\Newline #\Return) string))
+
+(defun split-condition (text)
+  "The figure's name, the relation and what is behind it in TEXT."
+  (loop for (sign . relation) in *relations*
+        for place = (search sign text)
+        when place
+          return (values (trim (subseq text 0 place)) relation
+                         (trim (subseq text (+ place (length sign)))))
+        finally (refuse-condition "a condition is FIGURE > VALUE, such as p99 > 10ms (also >=, <, ~
+                                   <=), not ~S" text)))
+
+(defun split-number (text whole)
+  "The number that TEXT, the end of the condition WHOLE, begins with, and the unit behind it."
+  (let* ((end (or (position-if-not (lambda (char) (or (char<= #\0 char #\9) (char= char #\.))) text)
+                  (length text)))
+         (number (subseq text 0 end))
+         (dot (or (position #\. number) end))
+         (digits (remove #\. number :count 1)))
+    (when (or (zerop (length digits)) (< 15 (length digits)) (find #\. digits))
+      (refuse-condition "a number is wanted behind the relation, such as 10ms or 0.5%, not ~S in ~S"
+                        text whole))
+    (values (/ (parse-integer digits) (expt 10 (max 0 (- end dot 1))))
+            (trim (subseq text end)))))
+
+(defun unit-factor (figure unit whole)
+  "By what a number with UNIT is multiplied to be a value of FIGURE."
+  (flet ((refuse-unit (allowed)
+           (refuse-condition "~A ~A, ~:[not ~S~;which is missing~*~] in ~S" (figure-name figure)
+                             allowed (string= "" unit) unit whole)))
+    (ecase (figure-unit figure)
+      (:time (or (cdr (assoc unit *times* :test #'string=))
+                 (refuse-unit "needs a unit: ns, us, ms or s")))
+      (:share (cond ((string= unit "") 1)
+                    ((string= unit "%") 1/100)
+                    (t (refuse-unit "is a share such as 0.01 or 1%"))))
+      ((:count :rate) (if (string= unit "")
+                          1
+                          (refuse-unit "is a number without a unit"))))))
+
+(defun parse-bound (text)
+  (multiple-value-bind (name relation value) (split-condition text)
+    (let ((figure (or (find-figure name)
+                      (refuse-condition "there is no figure ~S; there are p50, p99.9 or any other ~
+                                         percentile, ~{~A~^, ~}"
+                                        name (mapcar #'figure-name *plain-figures*)))))
+      (multiple-value-bind (number unit) (split-number value text)
+        (make-bound :text text :figure figure :relation (fdefinition relation)
+                    :limit (* number (unit-factor figure unit text)))))))
+
+(defun parse-conditions (string)
+  "The conditions that STRING, such as \"p99 > 10ms, errors > 0\", says, a list for
+BROKEN-CONDITIONS. Signal CONDITION-SYNTAX-ERROR if it says none."
+  (mapcar (lambda (text) (parse-bound (trim text)))
+          (or (uiop:split-string string :separator ",") '(""))))
+
+(defun broken-conditions (conditions run)
+  "What of CONDITIONS, from PARSE-CONDITIONS, is so of RUN, which is a failure then: a list of lines
+that say which and what the figure is."
+  (loop for bound in conditions
+        for figure = (bound-figure bound)
+        for value = (funcall (figure-reader figure) run)
+        when (or (null value) (funcall (bound-relation bound) value (bound-limit bound)))
+          collect (if value
+                      (format nil "~A: ~A is ~A" (bound-text bound) (figure-name figure)
+                              (value-text (figure-unit figure) value))
+                      (format nil "~A: there is no ~A, ~A" (bound-text bound) (figure-name figure)
+                              (if (zerop (load:run-count run))
+                                  "no call ended"
+                                  "no call succeeded")))))

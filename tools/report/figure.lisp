@@ -1,0 +1,78 @@
+;;;; The figures of a run by name, which conditions and comparisons are about: percentiles such as
+;;;; p99.9, max, mean, errors, error-ratio, rps, cpu-per-call. All times are in nanoseconds and of
+;;;; the calls that ended with OK.
+
+(in-package #:clgrpc.report)
+
+(defstruct (figure (:constructor make-figure (name unit better reader)) (:copier nil))
+  "A figure of a run."
+  (name "" :type string :read-only t)   ; as conditions call it
+  (unit :time :type (member :time :count :share :rate) :read-only t) ; what it counts
+  (better :less :type (member :less :more) :read-only t) ; which change of it is good
+  (reader #'identity :type function :read-only t)) ; of a run, its value, or nil if it has none
+
+(defun latency-reader (function)
+  "A reader of what FUNCTION says of the latencies of a run, which has none if no call succeeded."
+  (lambda (run)
+    (let ((latency (load:run-latency run)))
+      (and (plusp (load:histogram-count latency))
+           (funcall function latency)))))
+
+(defun error-count (run)
+  "How many calls of RUN did not end with OK."
+  (loop for row in (load:run-statuses run)
+        unless (zerop (load:status-row-code row))
+          sum (load:status-row-count row)))
+
+(defun rate (run)
+  "The calls that ended a second in RUN, a rational."
+  (/ (* (load:run-count run) 1000000000) (max 1 (load:run-duration-ns run))))
+
+(defparameter *plain-figures*
+  (list (make-figure "max" :time :less (latency-reader #'load:histogram-max))
+        (make-figure "min" :time :less (latency-reader #'load:histogram-min))
+        (make-figure "mean" :time :less (latency-reader #'load:histogram-mean))
+        (make-figure "errors" :count :less #'error-count)
+        (make-figure "error-ratio" :share :less
+                     (lambda (run)
+                       (and (plusp (load:run-count run))
+                            (/ (error-count run) (load:run-count run)))))
+        (make-figure "rps" :rate :more #'rate)
+        (make-figure "cpu-per-call" :time :less
+                     (lambda (run)
+                       (and (plusp (load:run-count run)) (plusp (load:run-cpu-ns run))
+                            (/ (load:run-cpu-ns run) (load:run-count run))))))
+  "The figures but the percentiles.")
+
+(defun percentile (name)
+  "The share that NAME, such as \"p99.9\", means: a rational above 0 and below 1; or nil."
+  (let* ((digits (and (< 1 (length name) 12) (char= #\p (char name 0)) (subseq name 1)))
+         (dot (or (position #\. digits) (length digits)))
+         (plain (remove #\. digits :count 1)))
+    (when (and digits (plusp dot) (/= dot (1- (length digits)))
+               (every (lambda (char) (char<= #\0 char #\9)) plain))
+      (let ((share (/ (parse-integer plain) (expt 10 (max 0 (- (length digits) dot 1))) 100)))
+        (and (< 0 share 1) share)))))
+
+(defun find-figure (name)
+  "The figure that NAME, a string, names, or nil."
+  (let ((share (percentile name)))
+    (if share
+        (make-figure name :time :less
+                     (latency-reader (lambda (latency) (load:histogram-quantile latency share))))
+        (find name *plain-figures* :key #'figure-name :test #'string=))))
+
+(defun figure-value (name run)
+  "The figure NAME of RUN, a real, times in nanoseconds; NIL if RUN has none, such as a percentile
+where no call succeeded."
+  (funcall (figure-reader (find-figure name)) run))
+
+(defun value-text (unit value)
+  "VALUE of a figure in UNIT, as people read it."
+  (if (null value)
+      "none"
+      (ecase unit
+        (:time (page:duration-text value))
+        (:count (page:count-text value))
+        (:share (page:share-text value))
+        (:rate (page:digits-text value)))))

@@ -1,0 +1,179 @@
+;;;; A run as ghz sees it (ghz's runner/reporter.go, Report): the same fields by the same names,
+;;;; types and definitions, so that what reads its reports reads ours. Durations are integers of
+;;;; nanoseconds. As there, AVERAGE is that of all calls and all else about latency is that of the
+;;;; calls that ended with OK.
+
+(in-package #:clgrpc.report)
+
+(defun object (&rest names-and-values)
+  "A JSON object: NAMES-AND-VALUES alternate, and a value of nil leaves its member out."
+  (loop for (name value) on names-and-values by #'cddr
+        when value collect (cons name value)))
+
+(defun json-vector (list)
+  (coerce list 'simple-vector))
+
+(defun json-number (value)
+  "VALUE, a real, as JSON has it."
+  (if (integerp value) value (float value 1d0)))
+
+;;; Times
+
+(defun write-utc (stream unix-seconds)
+  (multiple-value-bind (second minute hour day month year)
+      (decode-universal-time (+ unix-seconds (encode-universal-time 0 0 0 1 1 1970 0)) 0)
+    (format stream "~4,'0D-~2,'0D-~2,'0DT~2,'0D:~2,'0D:~2,'0D" year month day hour minute second)))
+
+(defun time-text (unix-ns &key fraction)
+  "UNIX-NS, nanoseconds since 1970, as RFC 3339 has it, in UTC; with FRACTION to the nanosecond."
+  (multiple-value-bind (seconds ns) (floor unix-ns 1000000000)
+    (with-output-to-string (stream)
+      (write-utc stream seconds)
+      (format stream "~:[~*~;.~9,'0D~]Z" fraction ns))))
+
+;;; Latencies
+
+(defparameter *ghz-percentages* '(10 25 50 75 90 95 99) "Those that ghz has, which are integers.")
+
+(defun ghz-distribution (latency)
+  (json-vector
+   (unless (zerop (load:histogram-count latency))
+     (loop for percentage in *ghz-percentages*
+           collect (object "percentage" percentage
+                           "latency" (round (load:histogram-quantile latency
+                                                                     (/ percentage 100))))))))
+
+(defun bucket-counts (latency marks)
+  "How many values of the histogram LATENCY are at most each of MARKS, a rising list whose last is
+the greatest value, and more than the one before."
+  (let ((counts (make-list (length marks) :initial-element 0)))
+    (load:map-histogram
+     (lambda (low high count)
+       (let* ((value (min (load:histogram-max latency)
+                          (max (load:histogram-min latency) (/ (+ low high -1) 2))))
+              (place (or (position-if (lambda (mark) (<= value mark)) marks)
+                         (1- (length marks)))))
+         (incf (nth place counts) count)))
+     latency)
+    counts))
+
+(defun even-marks (low high steps)
+  "LOW, HIGH and what is between in STEPS equal steps."
+  (loop for i from 0 to steps
+        collect (+ low (* (/ i steps) (- high low)))))
+
+(defun ghz-histogram (latency)
+  "ghz's eleven buckets, each with its upper end in seconds."
+  (let ((count (load:histogram-count latency))
+        (marks (even-marks (load:histogram-min latency) (load:histogram-max latency) 10)))
+    (json-vector
+     (unless (zerop count)
+       (loop for mark in marks
+             for in-bucket in (bucket-counts latency marks)
+             collect (object "mark" (float (/ mark 1000000000) 1d0)
+                             "count" in-bucket
+                             "frequency" (float (/ in-bucket count) 1d0)))))))
+
+;;; Statuses and errors
+
+(defun error-text (status message)
+  "How grpc-go prints an error with STATUS, a name, and MESSAGE, which ghz takes for its text."
+  (format nil "rpc error: code = ~A desc = ~A" status message))
+
+(defun other-errors (row)
+  "How many calls of the STATUS-ROW ended with a message that was not kept."
+  (- (load:status-row-count row)
+     (reduce #'+ (load:status-row-messages row) :key #'cdr)))
+
+(defun error-rows (run)
+  "What went wrong in RUN: conses (text . count), the most frequent first."
+  (sort (loop for row in (load:run-statuses run)
+              for name = (load:status-row-name row)
+              unless (zerop (load:status-row-code row))
+                append (loop for (message . count) in (load:status-row-messages row)
+                             collect (cons (error-text name message) count))
+                and when (plusp (other-errors row))
+                      collect (cons (format nil "rpc error: code = ~A, other messages" name)
+                                    (other-errors row)))
+        #'> :key #'cdr))
+
+(defun ghz-detail (sample)
+  (let ((status (load:sample-status sample)))
+    (object "timestamp" (time-text (load:sample-unix-ns sample) :fraction t)
+            "latency" (load:sample-latency-ns sample)
+            "error" (if (string= "OK" status)
+                        ""
+                        (error-text status (or (load:sample-error sample) "")))
+            "status" status)))
+
+;;; Options
+
+(defparameter *ghz-options*
+  '(("call" string) ("host" string) ("proto" string) ("protoset" string)
+    ("import-paths" strings) ("enable-compression" boolean) ("cacert" string) ("cert" string)
+    ("key" string) ("cname" string) ("skipTLS" boolean) ("insecure" boolean :false)
+    ("authority" string) ("rps" integer) ("load-schedule" string "const")
+    ("load-start" integer 0) ("load-end" integer 0) ("load-step" integer 0)
+    ("load-step-duration" integer 0) ("load-max-duration" integer 0) ("concurrency" integer)
+    ("concurrency-schedule" string "const") ("concurrency-start" integer 0)
+    ("concurrency-end" integer 0) ("concurrency-step" integer 0)
+    ("concurrency-step-duration" integer 0) ("concurrency-max-duration" integer 0)
+    ("total" integer) ("async" boolean) ("connections" integer) ("duration" integer)
+    ("timeout" integer) ("dial-timeout" integer) ("keepalive" integer) ("data" t)
+    ("binary" boolean :false) ("metadata" pairs) ("CPUs" integer 1) ("name" string)
+    ("skipFirst" integer) ("count-errors" boolean))
+  "The options in ghz's report: name, type, and what is written without a value, if something is.")
+
+(defun of-json-type-p (value type)
+  "True if the JSON VALUE is of TYPE, one of those in *GHZ-OPTIONS*."
+  (ecase type
+    ((t) t)
+    (string (stringp value))
+    (integer (typep value '(signed-byte 64)))
+    (boolean (member value '(:true :false)))
+    (strings (and (simple-vector-p value) (every #'stringp value)))
+    (pairs (and (listp value) (every #'consp value)
+                (every (lambda (member) (stringp (cdr member))) value)))))
+
+(defun ghz-option-p (option)
+  "True if ghz has OPTION, a cons (name . JSON), and of this type."
+  (let ((row (assoc (car option) *ghz-options* :test #'string=)))
+    (and row (of-json-type-p (cdr option) (second row)))))
+
+(defun ghz-options (run)
+  (let ((given (remove-if-not #'ghz-option-p (load:run-options run))))
+    (loop for (name nil default) in *ghz-options*
+          for option = (assoc name given :test #'string=)
+          for value = (if option (cdr option) default)
+          when (or option value) collect (cons name value))))
+
+;;; The report
+
+(defun end-reason (run)
+  (ecase (load:run-ended-early run)
+    ((nil) "normal")
+    (:interrupted "cancel")
+    (:deadline "timeout")))
+
+(defun ghz-fields (run)
+  "RUN as ghz's report, a JSON object."
+  (let ((latency (load:run-latency run)))
+    (append
+     (when (load:run-name run) (object "name" (load:run-name run)))
+     (object "endReason" (end-reason run)
+             "date" (time-text (+ (load:run-started-unix-ns run) (load:run-duration-ns run))))
+     (list (cons "options" (ghz-options run)))
+     (object "count" (load:run-count run)
+             "total" (load:run-duration-ns run)
+             "average" (round (load:histogram-mean (load:run-all-latency run)))
+             "fastest" (load:histogram-min latency)
+             "slowest" (load:histogram-max latency)
+             "rps" (float (rate run) 1d0))
+     (list (cons "errorDistribution" (error-rows run))
+           (cons "statusCodeDistribution"
+                 (loop for row in (load:run-statuses run)
+                       collect (cons (load:status-row-name row) (load:status-row-count row))))
+           (cons "latencyDistribution" (ghz-distribution latency))
+           (cons "histogram" (ghz-histogram latency))
+           (cons "details" (json-vector (mapcar #'ghz-detail (load:run-samples run)))))
+     (when (load:run-tags run) (list (cons "tags" (load:run-tags run)))))))

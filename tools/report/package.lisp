@@ -1,0 +1,21 @@
+;;;; What is said of a run of `clgrpc load`: reports as ghz writes them and as a page, two runs
+;;;; compared, conditions under which a run is a failure.
+
+(defpackage #:clgrpc.report
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:load #:clgrpc.load) (#:page #:clgrpc.page))
+  (:export
+   ;; figure.lisp
+   #:figure-value
+   ;; condition.lisp
+   #:parse-conditions #:broken-conditions #:condition-syntax-error
+   ;; run-json.lisp
+   #:run-json
+   ;; run-reader.lisp
+   #:parse-run #:read-run-file #:unreadable-run
+   ;; comparison.lisp
+   #:comparison #:compare-values #:compare-runs #:comparison-words #:comparison-name
+   #:comparison-verdict
+   #:write-comparison
+   ;; report.lisp
+   #:*formats* #:write-report))

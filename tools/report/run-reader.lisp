@@ -1,0 +1,178 @@
+;;;; Runs back from JSON: from our reports all that was known but the calls told one by one; from
+;;;; ghz's, which tell every call, what can be made of these. What is missing or of another type is
+;;;; told with its name.
+
+(in-package #:clgrpc.report)
+
+(define-condition unreadable-run (clgrpc-error)
+  ((text :initarg :text :reader unreadable-run-text)) ; in one line
+  (:report (lambda (condition stream) (write-string (unreadable-run-text condition) stream)))
+  (:documentation "A file is no report of a run. The report of this says why, in one line."))
+
+(defun reject-run (control &rest arguments)
+  (error 'unreadable-run :text (format nil "~?" control arguments)))
+
+(defun member-of (object name type &optional (default nil default-p))
+  "The member NAME of the JSON OBJECT, which must be of the Lisp TYPE; DEFAULT, if that is given,
+where there is none or it is null, as Go writes what is empty."
+  (let ((member (and (listp object) (assoc name object :test #'string=))))
+    (cond ((and default-p (or (null member) (eq :null (cdr member)))) default)
+          ((and member (typep (cdr member) type)) (cdr member))
+          (t (reject-run "it has no ~S that is a report's" name)))))
+
+(defun whole-member (object name)
+  (member-of object name 'unsigned-byte 0))
+
+(defun read-histogram (json)
+  (load:restore-histogram
+   (loop for pair across (member-of json "buckets" 'simple-vector)
+         unless (and (simple-vector-p pair) (= 2 (length pair))
+                     (every (lambda (number) (typep number '(unsigned-byte 62))) pair))
+           do (reject-run "a bucket of a histogram is a pair of integers")
+         collect (cons (svref pair 0) (svref pair 1)))
+   :sum (member-of json "sum" '(unsigned-byte 62))
+   :min (member-of json "min" '(unsigned-byte 62))
+   :max (member-of json "max" '(unsigned-byte 62))))
+
+(defun histogram-member (object name)
+  (read-histogram (member-of object name 'list)))
+
+(defun read-status (json)
+  (load:make-status-row
+   :name (member-of json "name" 'string) :code (member-of json "code" '(unsigned-byte 8))
+   :count (whole-member json "count") :latency (histogram-member json "latency")
+   :messages (loop for (message . count) in (member-of json "messages" 'list '())
+                   unless (typep count 'unsigned-byte)
+                     do (reject-run "the count of a message is no integer")
+                   collect (cons message count))))
+
+(defun read-backend (json)
+  (load:make-backend-row :address (member-of json "address" 'string)
+                         :count (whole-member json "count")
+                         :errors (whole-member json "errors")
+                         :latency (histogram-member json "latency")))
+
+(defun read-second (json)
+  (load:make-second-row :count (whole-member json "count") :errors (whole-member json "errors")
+                        :latency (histogram-member json "latency")
+                        :sent-octets (whole-member json "sentOctets")
+                        :received-octets (whole-member json "receivedOctets")
+                        :connections (whole-member json "connections")
+                        :lateness-max-ns (whole-member json "latenessMax")))
+
+(defun read-kind (object name keywords)
+  "The one of KEYWORDS that the member NAME of OBJECT names."
+  (or (find (member-of object name 'string) keywords :test #'string-equal)
+      (reject-run "its ~S is none of ~{~(~A~)~^, ~}" name keywords)))
+
+(defun read-end-reason (json)
+  (let ((reason (member-of json "endReason" 'string "normal")))
+    (cond ((string= reason "cancel") :interrupted)
+          ((string= reason "timeout") :deadline))))
+
+(defun vector-of (function object name)
+  (map 'list function (member-of object name 'simple-vector #())))
+
+(defun read-options (json own)
+  (append (member-of json "options" 'list '()) (member-of own "options" 'list '())))
+
+(defun read-own-run (json own)
+  "The run of JSON, a report of ours, with OWN under \"clgrpc\"."
+  (unless (eql 1 (member-of own "version" 'integer))
+    (reject-run "it was written by a later version, whose reports are different"))
+  (load:make-run
+   :name (member-of json "name" 'string nil)
+   :target (member-of own "target" 'string) :method (member-of own "method" 'string)
+   :kind (read-kind own "kind" '(:unary :client-streaming :server-streaming :bidi))
+   :started-unix-ns (whole-member own "started")
+   :duration-ns (member-of json "total" 'unsigned-byte)
+   :options (read-options json own) :tags (member-of json "tags" 'list '())
+   :loop-kind (read-kind own "loop" '(:open :closed))
+   :intended-rps (member-of own "intendedRps" 'real nil)
+   :count (member-of json "count" 'unsigned-byte)
+   :latency (histogram-member own "latency") :all-latency (histogram-member own "allLatency")
+   :statuses (vector-of #'read-status own "statuses")
+   :backends (vector-of #'read-backend own "backends")
+   :seconds (coerce (vector-of #'read-second own "seconds") 'vector)
+   :interval-seconds (member-of own "intervalSeconds" '(integer 1) 1)
+   :stages (loop for (name . histogram) in (member-of own "stages" 'list '())
+                 collect (cons name (read-histogram histogram)))
+   :lateness (histogram-member own "lateness")
+   :octets-sent (whole-member own "octetsSent")
+   :octets-received (whole-member own "octetsReceived")
+   :messages-sent (whole-member own "messagesSent")
+   :messages-received (whole-member own "messagesReceived")
+   :connections (whole-member own "connections") :connects (whole-member own "connects")
+   :cpu-ns (whole-member own "cpu") :limited (member-of own "limited" 'string nil)
+   :ended-early (read-end-reason json)
+   :rounds (vector-of #'parse-run-object own "rounds")))
+
+;;; ghz's
+
+(defparameter *status-names*
+  #("OK" "Canceled" "Unknown" "InvalidArgument" "DeadlineExceeded" "NotFound" "AlreadyExists"
+    "PermissionDenied" "ResourceExhausted" "FailedPrecondition" "Aborted" "OutOfRange"
+    "Unimplemented" "Internal" "Unavailable" "DataLoss" "Unauthenticated")
+  "The names of the statuses in grpc-go, by their codes.")
+
+(defun read-ghz-statuses (json by-status)
+  "The STATUS-ROWs of JSON, a report of ghz's, with the histograms of the table BY-STATUS."
+  (loop for (name . count) in (member-of json "statusCodeDistribution" 'list '())
+        unless (typep count 'unsigned-byte)
+          do (reject-run "the count of a status is no integer")
+        collect (load:make-status-row :name name :count count
+                                      :code (or (position name *status-names* :test #'string=) 2)
+                                      :latency (or (gethash name by-status)
+                                                   (load:make-histogram)))))
+
+(defun read-ghz-run (json)
+  "The run of JSON, a report of ghz's, from what it tells of each call."
+  (let ((latency (load:make-histogram)) (all (load:make-histogram))
+        (by-status (make-hash-table :test 'equal))
+        (options (member-of json "options" 'list '())))
+    (loop for detail across (member-of json "details" 'simple-vector #())
+          for ns = (member-of detail "latency" '(unsigned-byte 62))
+          for status = (member-of detail "status" 'string)
+          do (load:record-value all ns)
+             (load:record-value (or (gethash status by-status)
+                                    (setf (gethash status by-status) (load:make-histogram)))
+                                ns)
+             (when (string= status "OK") (load:record-value latency ns)))
+    (load:make-run
+     :name (member-of json "name" 'string nil)
+     :target (member-of options "host" 'string "") :method (member-of options "call" 'string "")
+     :duration-ns (member-of json "total" 'unsigned-byte)
+     :options options :count (member-of json "count" 'unsigned-byte)
+     :latency latency :all-latency all
+     :statuses (read-ghz-statuses json by-status)
+     :ended-early (read-end-reason json))))
+
+(defun parse-run-object (json)
+  (let ((own (member-of json "clgrpc" 'list nil)))
+    (if own (read-own-run json own) (read-ghz-run json))))
+
+(defparameter *longest-report* (expt 2 29) "The octets that a file with a report may have.")
+
+(defun parse-run (source)
+  "The run whose report in JSON SOURCE is, a string or octets: one that RUN-JSON made, or one of
+ghz's. Signal UNREADABLE-RUN if it is none."
+  (handler-case (parse-run-object (parse-json source :max-length *longest-report*))
+    (json-error (error) (reject-run "~A" error))
+    (limit-exceeded (error) (reject-run "~A" error))))
+
+(defun read-run-file (path)
+  "The run whose report in JSON is in the file that PATH, a string, names. Signal UNREADABLE-RUN,
+which names the file, if there is none."
+  (handler-case
+      (parse-run (with-open-file (stream (uiop:parse-native-namestring path)
+                                         :element-type '(unsigned-byte 8))
+                   (when (> (file-length stream) *longest-report*)
+                     (reject-run "it is longer than ~D octets" *longest-report*))
+                   (let ((octets (make-array (file-length stream)
+                                             :element-type '(unsigned-byte 8))))
+                     (read-sequence octets stream)
+                     octets)))
+    (unreadable-run (error) (reject-run "~A is no report of a run: ~A" path error))
+    ((or file-error stream-error) (error)
+      (reject-run "~A cannot be read: ~A" path (substitute #\Space #\Newline
+                                                           (princ-to-string error))))))

@@ -1,0 +1,250 @@
+;;;; Reports as text: the summary, which begins as ghz's and goes on with what ghz does not know,
+;;;; the list of calls for spreadsheets, and the comparison of two runs.
+
+(in-package #:clgrpc.report)
+
+(defun plain (text)
+  "TEXT, which a peer may have written, fit for a line of a terminal."
+  (substitute-if #\? (lambda (char)
+                       (or (< (char-code char) 32) (<= 127 (char-code char) 159)
+                           (<= #x202A (char-code char) #x202E)
+                           (<= #x2066 (char-code char) #x2069)))
+                 text))
+
+(defun write-columns (stream rows &key (indent "  ") (left '(0)))
+  "Write ROWS, lists of strings, each column as wide as it must be; those whose number is in LEFT
+stand to the left, the others to the right. The last column to the left is not filled up."
+  (let* ((count (reduce #'max rows :key #'length :initial-value 0))
+         (widths (loop for column below count
+                       collect (loop for row in rows
+                                     maximize (length (or (nth column row) ""))))))
+    (dolist (row rows)
+      (let ((line (with-output-to-string (line)
+                    (loop for cell in row
+                          for width in widths
+                          for column from 0
+                          do (write-string (if (zerop column) indent "  ") line)
+                             (format line (if (member column left) "~VA" "~V@A") width cell)))))
+        (write-line (string-right-trim " " line) stream)))))
+
+;;; As ghz
+
+(defun histogram-marks (latency)
+  "The upper ends of the eleven buckets that are shown: even steps up to the 99.9th percentile, so
+that one slow call does not press all others into one, and the slowest."
+  (let ((low (load:histogram-min latency))
+        (high (load:histogram-max latency))
+        (most (load:histogram-quantile latency 999/1000)))
+    (if (< (* 2 (- most low)) (- high low))
+        (append (even-marks low most 9) (list high))
+        (even-marks low high 10))))
+
+(defun write-bars (latency stream)
+  (let* ((marks (histogram-marks latency))
+         (counts (bucket-counts latency marks))
+         (most (max 1 (reduce #'max counts))))
+    (write-columns stream
+                   (loop for mark in marks
+                         for count in counts
+                         collect (list (format nil "~,3F" (/ mark 1d6))
+                                       (format nil "[~D]" count)
+                                       (format nil "|~A" (make-string (round (* 40 count) most)
+                                                                  :initial-element #\∎))))
+                   :left '(0 1 2))))
+
+(defun write-percentiles (latency stream)
+  (write-columns stream
+                 (loop for name in '("10" "25" "50" "75" "90" "95" "99" "99.9" "99.99")
+                       for share = (percentile (format nil "p~A" name))
+                       collect (list (format nil "~A % in" name)
+                                     (page:duration-text
+                                      (load:histogram-quantile latency share))))
+                 :left '(1)))
+
+(defun write-ghz-part (run stream)
+  (let ((latency (load:run-latency run)))
+    (format stream "~%Summary:~%")
+    (write-columns stream
+                   `(,@(when (load:run-name run) (list (list "Name:" (load:run-name run))))
+                     ("Count:" ,(princ-to-string (load:run-count run)))
+                     ("Total:" ,(page:duration-text (load:run-duration-ns run)))
+                     ("Slowest:" ,(page:duration-text (load:histogram-max latency)))
+                     ("Fastest:" ,(page:duration-text (load:histogram-min latency)))
+                     ("Average:" ,(page:duration-text (load:histogram-mean
+                                                       (load:run-all-latency run))))
+                     ("Requests/sec:" ,(format nil "~,2F" (rate run))))
+                   :left '(0 1))
+    (when (plusp (load:histogram-count latency))
+      (format stream "~%Response time histogram (ms):~%")
+      (write-bars latency stream)
+      (format stream "~%Latency distribution:~%")
+      (write-percentiles latency stream))
+    (format stream "~%Status code distribution:~%")
+    (write-columns stream
+                   (loop for row in (load:run-statuses run)
+                         collect (list (format nil "[~A]" (load:status-row-name row))
+                                       (princ-to-string (load:status-row-count row))
+                                       "responses"))
+                   :left '(0 2))
+    (when (error-rows run)
+      (format stream "~%Error distribution:~%")
+      (write-columns stream
+                     (loop for (text . count) in (error-rows run)
+                           collect (list (format nil "[~D]" count) (plain text)))
+                     :left '(0 1)))))
+
+;;; What ghz does not know
+
+(defun loop-words (run)
+  (if (eq :open (load:run-loop-kind run))
+      (format nil "open~@[, ~A a second intended~]; latency counts from the intended time"
+              (and (load:run-intended-rps run) (page:digits-text (load:run-intended-rps run))))
+      "closed: each worker waits for the answer before the next call"))
+
+(defun per-call (run octets)
+  (page:octets-text (round octets (max 1 (load:run-count run)))))
+
+(defun cpu-words (run)
+  (let ((per-call (figure-value "cpu-per-call" run)))
+    (and per-call
+         (format nil "~A a call, ~A of a core" (page:duration-text per-call)
+                 (page:share-text (/ (load:run-cpu-ns run) (max 1 (load:run-duration-ns run))))))))
+
+(defun lateness-words (run)
+  "How late the tool itself was, or nil if it had no times to keep."
+  (let ((lateness (load:run-lateness run)))
+    (and (plusp (load:histogram-count lateness))
+         (format nil "~{~A ~A~^, ~}"
+                 (append (loop for name in '("p50" "p99" "p99.9")
+                               append (list name (page:duration-text
+                                                  (load:histogram-quantile lateness
+                                                                           (percentile name)))))
+                         (list "max" (page:duration-text (load:histogram-max lateness))))))))
+
+(defun ended-words (run)
+  (ecase (load:run-ended-early run)
+    ((nil) nil)
+    (:interrupted "interrupted before all calls were made")
+    (:deadline "the time was over before all calls were made")))
+
+(defun load-facts (run)
+  "What there is to say of how RUN was made: lists (name text)."
+  (remove nil
+          (list (list "Target:" (format nil "~A ~A (~(~A~))" (load:run-target run)
+                                        (load:run-method run)
+                                        (substitute #\Space #\- (string (load:run-kind run)))))
+                (list "Loop:" (loop-words run))
+                (list "Connections:" (format nil "~D asked for, ~D made" (load:run-connections run)
+                                             (load:run-connects run)))
+                (list "Sent:" (format nil "~A, ~A a call" (page:octets-text
+                                                           (load:run-octets-sent run))
+                                      (per-call run (load:run-octets-sent run))))
+                (list "Received:" (format nil "~A, ~A a call"
+                                          (page:octets-text (load:run-octets-received run))
+                                          (per-call run (load:run-octets-received run))))
+                (and (cpu-words run) (list "CPU of the tool:" (cpu-words run)))
+                (and (lateness-words run) (list "Tool was late by:" (lateness-words run)))
+                (list "Limited by the tool:" (or (load:run-limited run) "no"))
+                (and (ended-words run) (list "Ended early:" (ended-words run))))))
+
+(defparameter *row-percentiles* '("p50" "p90" "p99" "p99.9"))
+
+(defun latency-cells (histogram)
+  "Percentiles and the maximum of HISTOGRAM as texts."
+  (append (loop for name in *row-percentiles*
+                collect (page:duration-text (load:histogram-quantile histogram (percentile name))))
+          (list (page:duration-text (load:histogram-max histogram)))))
+
+(defun write-own-part (run stream)
+  (format stream "~%Load:~%")
+  (write-columns stream (load-facts run) :left '(0 1))
+  (when (load:run-stages run)
+    (format stream "~%Stages of calls:~%")
+    (write-columns stream
+                   (cons `("" ,@*row-percentiles* "max")
+                         (loop for (name . histogram) in (load:run-stages run)
+                               collect (cons name (latency-cells histogram))))))
+  (when (rest (load:run-backends run))
+    (format stream "~%Backends:~%")
+    (write-columns stream
+                   (cons `("" "calls" "failed" ,@*row-percentiles* "max")
+                         (loop for row in (load:run-backends run)
+                               collect `(,(plain (load:backend-row-address row))
+                                         ,(page:count-text (load:backend-row-count row))
+                                         ,(page:count-text (load:backend-row-errors row))
+                                         ,@(latency-cells (load:backend-row-latency row)))))))
+  (when (rest (load:run-rounds run))
+    (format stream "~%Rounds:~%")
+    (write-columns stream
+                   (cons `("" "calls/s" ,@*row-percentiles* "max")
+                         (loop for round in (load:run-rounds run)
+                               for number from 1
+                               collect `(,(princ-to-string number)
+                                         ,(page:digits-text (rate round))
+                                         ,@(latency-cells (load:run-latency round))))))))
+
+(defun write-summary (run stream)
+  "Write to STREAM the summary of RUN."
+  (write-ghz-part run stream)
+  (write-own-part run stream))
+
+;;; CSV
+
+(defun csv-field (text)
+  "TEXT as a field of CSV (RFC 4180)."
+  (if (find-if (lambda (char) (find char '(#\, #\" #\Newline #\Return))) text)
+      (format nil "\"~A\"" (with-output-to-string (field)
+                             (loop for char across text
+                                   do (when (char= char #\") (write-char #\" field))
+                                      (write-char char field))))
+      text))
+
+(defun write-csv (run stream)
+  "Write to STREAM the calls of RUN that are known one by one, as ghz does."
+  (format stream "duration (ms),status,error~%")
+  (dolist (sample (load:run-samples run))
+    (let ((status (load:sample-status sample)))
+      (format stream "~,4F,~A,~A~%" (/ (load:sample-latency-ns sample) 1d6) (csv-field status)
+              (csv-field (if (string= status "OK")
+                             ""
+                             (error-text status (or (load:sample-error sample) ""))))))))
+
+;;; Comparisons
+
+(defun write-comparisons (comparisons stream)
+  "Write COMPARISONS as a table, and what has changed in words."
+  (write-columns stream
+                 (cons '("" "before" "after" "difference" "noise" "")
+                       (loop for comparison in comparisons
+                             for unit = (comparison-unit comparison)
+                             collect (list (comparison-name comparison)
+                                           (value-text unit (comparison-before comparison))
+                                           (value-text unit (comparison-after comparison))
+                                           (difference-text comparison)
+                                           (noise-text comparison)
+                                           (string-downcase (comparison-verdict comparison)))))
+                 :left '(0 5))
+  (terpri stream)
+  (dolist (comparison comparisons)
+    (unless (eq :same (comparison-verdict comparison))
+      (format stream "  ~A~%" (comparison-words comparison))))
+  (format stream "  ~:[Nothing else has changed.~;Nothing has changed.~]~%"
+          (every (lambda (comparison) (eq :same (comparison-verdict comparison))) comparisons)))
+
+(defun write-comparison (before after stream)
+  "Write to STREAM how the runs BEFORE and AFTER differ."
+  (format stream "~%Comparison:~%")
+  (write-columns stream
+                 (loop for run in (list before after)
+                       for name in '("before:" "after:")
+                       collect (list name (load:run-target run) (load:run-method run)
+                                     (format nil "~D calls" (load:run-count run))
+                                     (if (zerop (load:run-started-unix-ns run))
+                                         ""
+                                         (time-text (load:run-started-unix-ns run)))))
+                 :left '(0 1 2 4))
+  (loop for (name was is) in (option-differences before after)
+        do (format stream "  They differ in ~A: ~A and ~A.~%" name was is))
+  (terpri stream)
+  (write-comparisons (compare-runs before after) stream)
+  (format stream "  ~A~%" (noise-note before after)))
