@@ -76,7 +76,7 @@
    #:options-breaker-min-calls #:options-breaker-window-seconds #:options-breaker-open-seconds
    #:options-dns-timeout-seconds #:options-resolve-interval-seconds #:options-dns-service-config
    ;; seed.lisp
-   #:hash-seed #:renew-hash-seed
+   #:hash-seed #:renew-hash-seed #:+golden-step+ #:+signed-golden-step+ #:mixed-word
    ;; heap.lisp
    #:heap-full #:heap-full-octets #:heap-condition-p #:heap-used
    #:heap-size #:hole-p

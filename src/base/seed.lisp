@@ -18,3 +18,24 @@ the seed that its hashes were made with."
 
 (renew-hash-seed)
 (pushnew 'renew-hash-seed sb-ext:*init-hooks*)
+
+;;; Cheap chance, SplitMix64: numbers that follow each other by a constant, mixed
+
+(eval-when (:compile-toplevel :load-toplevel :execute)
+  (defconstant +golden-step+ #x9E3779B97F4A7C15
+    "By which a counter of SplitMix64 steps: odd, so that it takes all values."))
+
+(defconstant +signed-golden-step+ (- +golden-step+ (ash 1 64))
+  "+GOLDEN-STEP+ as the signed number that ATOMIC-INCF takes.")
+
+(define-hot (mixed-word :inline t) ((word (unsigned-byte 64))) (unsigned-byte 64)
+  "WORD through the mixing function of SplitMix64: numbers that are +GOLDEN-STEP+ from each other
+become numbers that look random."
+  (flet ((multiplied (word by)
+           (declare (type (unsigned-byte 64) word by))
+           (ldb (byte 64 0) (* word by))))
+    (declare (inline multiplied))
+    (let* ((word (multiplied (logxor word (ash word -30)) #xBF58476D1CE4E5B9))
+           (word (multiplied (logxor word (ash word -27)) #x94D049BB133111EB)))
+      (declare (type (unsigned-byte 64) word))
+      (logxor word (ash word -31)))))

@@ -44,33 +44,29 @@ MISUSE for other arguments. From any thread."
 
 ;;; Chance
 
-(defconstant +golden-step+ (- #x9E3779B97F4A7C15 (expt 2 64))
-  "How far the numbers that MIXED-WORD gets are from each other: splitmix64's, modulo 2^64.")
-
-(define-hot (mixed-word :inline t) ((word (unsigned-byte 64))) (unsigned-byte 64)
-  "The last step of splitmix64: numbers that follow each other become numbers that look random."
-  (flet ((multiplied (word by)
-           (declare (type (unsigned-byte 64) word by))
-           (ldb (byte 64 0) (* word by))))
-    (declare (inline multiplied))
-    (let* ((word (multiplied (logxor word (ash word -30)) #xBF58476D1CE4E5B9))
-           (word (multiplied (logxor word (ash word -27)) #x94D049BB133111EB)))
-      (declare (type (unsigned-byte 64) word))
-      (logxor word (ash word -31)))))
-
 (defun make-draw (threshold event-loop)
   "A function without arguments that returns true THRESHOLD times of +CHANCES+, at random. It is
 called on EVENT-LOOP; from any thread if that is nil."
   (declare (type (integer 0 #.+chances+) threshold))
   (cond ((zerop threshold) (constantly nil))
         ((= threshold +chances+) (constantly t))
-        (event-loop
-         (let ((random (loop:event-loop-random event-loop)))
-           (lambda () (< (random +chances+ random) threshold))))
+        (event-loop (make-loop-draw threshold (loop:event-loop-random event-loop)))
         (t (let ((count (make-array 1 :element-type 'sb-ext:word :initial-element (hash-seed))))
              (lambda ()
-               (< (ash (mixed-word (sb-ext:atomic-incf (aref count 0) +golden-step+)) -32)
+               (< (ash (mixed-word (sb-ext:atomic-incf (aref count 0) +signed-golden-step+)) -32)
                   threshold))))))
+
+(defun make-loop-draw (threshold random)
+  "MAKE-DRAW for a loop that has the random-state RANDOM, which says where its numbers begin."
+  (declare (type (integer 0 #.+chances+) threshold))
+  (let ((count (make-array 1 :element-type 'sb-ext:word :initial-element 0)))
+    (lambda ()
+      ;; only the loop may use RANDOM
+      (when (zerop (aref count 0)) (setf (aref count 0) (random (ash 1 64) random)))
+      (< (ash (mixed-word (setf (aref count 0)
+                                (ldb (byte 64 0) (+ (aref count 0) +golden-step+))))
+              -32)
+         threshold))))
 
 ;;; The event
 

@@ -40,12 +40,14 @@
          (setf *observations* (mapcar #'parse-observation ',rows)))
        (defstruct (observer (:constructor %make-observer) (:copier nil))
          ,documentation
+         (late nil :type (or null function)) ; see LATE-VALUE
          ,@(loop for row in parsed
                  collect `(,(observation-name row) nil :type (or null function))))
        (declaim (sb-ext:freeze-type observer))
        (sb-ext:define-load-time-global **tracing-observer** (%make-observer))
        ,@(mapcar #'expand-teller parsed)
        (document-functions
+         observer-late "What OBSERVER has for LATE-VALUE, or nil."
          ,@(loop for row in parsed
                  collect (observer-name "OBSERVER-~A" (observation-name row))
                  collect (observation-text row))))))
@@ -167,6 +169,7 @@ neither a function nor nil. From any thread."
   "An observer that tells FIRST, then SECOND; each is one or nil, as is the value."
   (if (and first second)
       (apply #'%make-observer
+             :late (or (observer-late first) (observer-late second))
              (loop for row in *observations*
                    for name = (observation-name row)
                    for reader = (observer-name "OBSERVER-~A" name)

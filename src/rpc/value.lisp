@@ -32,6 +32,23 @@ its stub by :values. From any thread."
                                                    (acons key value old)))
                   (return value)))))
 
+(defun late-value (call key)
+  "The value that CALL has for KEY. If there is none, what the function :late of its observer
+returns for CALL, which is the value from now on; nil if there is no such function. From any
+thread."
+  (multiple-value-bind (value there) (call-value call key)
+    (let* ((observer (if there nil (operate observer call)))
+           (late (and observer (observer-late observer))))
+      (if (null late)
+          value
+          (loop with new = (cons key (funcall (the function late) call))
+                with parts = (ensure-parts call)
+                for old = (parts-values parts)
+                for entry = (assoc key old :test #'eq)
+                when entry return (cdr entry)
+                when (eq old (sb-ext:compare-and-swap (parts-values parts) old (cons new old)))
+                  return (cdr new))))))
+
 (defun values-of-attempt (call)
   "What :values is for a call that is an attempt of CALL, within the image."
   (list 'attempt-of call))

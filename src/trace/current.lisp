@@ -128,7 +128,7 @@ thread."
       (misuse "The parent of a span is what CURRENT-TRACE returns, not ~S." parent))
     (if (null tracing)
         (funcall function)
-        (let ((record (begin-record tracing (tracing-shared tracing) parent)))
+        (let ((record (begin-record tracing (tracing-shared tracing) parent nil)))
           (if (sampled-p record)
               (call-with-recorded-span record name kind attributes links function)
               (let ((*scope* (make-scope service:*call* (record-context record) tracing nil)))
@@ -182,7 +182,7 @@ thread."
 (defun trace-exemplar (call)
   "An alist of the trace id and the span id of CALL, strings by \"trace_id\" and \"span_id\", or nil
 if its trace is not recorded: for :exemplar of MAKE-METRICS. From any thread."
-  (let ((record (call-record call)))
+  (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
       (let ((context (record-context record)))
         (list (cons "trace_id" (trace-id context)) (cons "span_id" (span-id context)))))))

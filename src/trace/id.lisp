@@ -7,10 +7,6 @@
 
 (deftype id () "Half a trace id, or a span id." '(unsigned-byte 64))
 
-(eval-when (:compile-toplevel :load-toplevel :execute)
-  (defconstant +step+ #x9E3779B97F4A7C15
-    "By which the counter of SplitMix64 steps: odd, so that it takes all values."))
-
 (defstruct (ids (:constructor make-ids (seed)) (:copier nil))
   "A source of ids."
   (seed 0 :type sb-ext:word))           ; the counter; 0 until the source is first used
@@ -20,25 +16,14 @@
 (defmethod print-object ((ids ids) stream)
   (print-unreadable-object (ids stream :type t :identity t)))
 
-(define-hot (mixed :inline t) ((n id)) id
-  "N through the mixing function of SplitMix64."
-  (flet ((times (a b)
-           (declare (type id a b))
-           (ldb (byte 64 0) (* a b))))
-    (declare (inline times))
-    (let* ((n (times (logxor n (ash n -30)) #xBF58476D1CE4E5B9))
-           (n (times (logxor n (ash n -27)) #x94D049BB133111EB)))
-      (declare (type id n))
-      (logxor n (ash n -31)))))
-
 (define-hot step-ids ((ids ids) (shared boolean)) id
   "The next number of IDS, which several threads may use at once if SHARED is true. What these share
 goes on in a saved image, so the seed of the process is added to it."
-  (mixed (if shared
-             ;; the step as the signed number that ATOMIC-INCF takes
-             (ldb (byte 64 0) (+ (sb-ext:atomic-incf (ids-seed ids) #.(- +step+ (ash 1 64)))
-                                 (hash-seed)))
-             (setf (ids-seed ids) (ldb (byte 64 0) (+ (ids-seed ids) +step+))))))
+  (mixed-word
+   (if shared
+       (ldb (byte 64 0) (+ (sb-ext:atomic-incf (ids-seed ids) +signed-golden-step+)
+                           (hash-seed)))
+       (setf (ids-seed ids) (ldb (byte 64 0) (+ (ids-seed ids) +golden-step+))))))
 
 (define-hot (next-id :inline t) ((ids ids) (shared boolean)) id
   "A new id of IDS, which is not 0; SHARED as for STEP-IDS."

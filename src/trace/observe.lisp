@@ -47,14 +47,14 @@ it is not known."
 
 (defun begin-client-record (tracing queue call)
   "CALL, a client's, has begun."
-  (let ((record (begin-record tracing queue (call-record call))))
+  (let ((record (begin-record tracing queue (known-record call) nil)))
     (setf (call-value call 'record) record)
     (when (sampled-p record)
       (begin-record-span record (span-title "Sent" call) :client))))
 
 (defun end-record-span (call)
   "CALL has ended, and its span with it."
-  (let ((record (call-record call)))
+  (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
       (put-call-status (record-span record) (call-status call) (outcome-text call))
       (finish-span (record-tracing record) (record-queue record) (record-span record)))))
@@ -138,14 +138,33 @@ it is not known."
           ((record-tries record) (span-context (cdr (first (record-tries record)))))
           (t (record-context record)))))
 
-(defun begin-server-record (tracing queue call)
-  "CALL, a server's, has begun."
-  (let ((record (begin-record tracing queue
-                              (or (extract (tracing-propagators tracing) (rpc:call-fields call))
-                                  (and (null (queue-loop queue)) (inner-parent call))))))
-    (setf (call-value call 'record) record)
-    (when (sampled-p record)
-      (begin-record-span record (span-title "Recv" call) :server))))
+(defun note-server-record (call record sampled)
+  "RECORD is that of CALL, a server's; it gets a span if SAMPLED is true."
+  (setf (call-value call 'record) record)
+  (when sampled
+    (begin-record-span record (span-title "Recv" call) :server)))
+
+(define-hot begin-server-record ((tracing tracing) (queue queue) (call call)) null
+  "CALL, a server's, has begun. On the wire one that is not recorded gets no record."
+  (let* ((inner (null (queue-loop queue)))
+         (parent (or (extract (tracing-propagators tracing) (rpc:call-fields call))
+                     (and inner (inner-parent call)))))
+    (if (or parent inner (= +no-bound+ (tracing-bound tracing)))
+        (let* ((record (begin-record tracing queue parent nil))
+               (sampled (sampled-p record)))
+          (when (or sampled inner) (note-server-record call record sampled)))
+        (let ((low (next-id (seeded-ids queue) nil)))
+          (when (< (ash low -1) (tracing-bound tracing))
+            (note-server-record call (begin-record tracing queue nil low) t)))))
+  nil)
+
+(defun unrecorded-record (tracing call)
+  "The record of CALL, a server's on the wire of which TRACING records nothing, for those who ask
+for its context. From any thread."
+  (let* ((queue (tracing-shared tracing))
+         (parent (extract (tracing-propagators tracing) (rpc:call-fields call)))
+         (low (id-beyond (next-id (queue-ids queue) t) (tracing-bound tracing))))
+    (begin-record tracing queue parent low)))
 
 ;;; Messages
 
@@ -169,7 +188,7 @@ PLAIN is what TOLD-SIZE says of it."
 
 (defun note-sent (call octets)
   "A message of CALL has been sent."
-  (let ((record (call-record call)))
+  (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
       (let ((span (message-span record)))
         (add-message-event span "Outbound" (1- (incf (span-sent span))) octets
@@ -177,7 +196,7 @@ PLAIN is what TOLD-SIZE says of it."
 
 (defun note-received (call octets)
   "A message for CALL has come."
-  (let ((record (call-record call)))
+  (let ((record (known-record call)))
     (when (and (record-p record) (record-span record))
       (let ((span (message-span record)))
         (add-message-event span "Inbound" (1- (incf (span-received span))) octets
@@ -200,6 +219,7 @@ PLAIN is what TOLD-SIZE says of it."
 (defun server-observer (tracing queue)
   "The observer of a server's loop, QUEUE's."
   (rpc:make-trusted-observer
+   :late (and (queue-loop queue) (lambda (call) (unrecorded-record tracing call)))
    :call-begun (lambda (call) (begin-server-record tracing queue call))
    :message-sent #'note-sent
    :message-received #'note-received
@@ -239,6 +259,7 @@ thread."
                               unless (member name '(:sampler :propagators :on-batch))
                                 append (list name value))))
          (tracing (%make-tracing :limits limits :sampler (find-sampler sampler)
+                                 :bound (root-bound sampler)
                                  :propagators (check-propagators propagators)
                                  :on-batch (check-on-batch on-batch)
                                  :offset-ns (clock-offset))))

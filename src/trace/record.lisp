@@ -1,7 +1,9 @@
 ;;;; What tracing knows of a call: its RECORD, a value on the call. A client's stub notes what was
 ;;;; current on its thread, since the call begins on another perhaps; that is the call's parent. A
 ;;;; record has its ids as words and makes a context of them only when one is asked for, so that a
-;;;; call that is not recorded costs little.
+;;;; client's call that is not recorded costs little. A server's on the wire has no record before
+;;;; somebody asks for its context: what was decided of it follows from its metadata, or its id is
+;;;; chosen such that it does.
 
 (in-package #:clgrpc.trace)
 
@@ -35,23 +37,35 @@
                                 :id (record-id record) :sampled (and (record-span record) t)
                                 :state (record-state record)))))
 
-(define-hot call-record ((call call)) t
-  "The RECORD of CALL; the parent's context while it has not begun; nil if it is not traced."
+(define-hot (known-record :inline t) ((call call)) t
+  "What is noted of CALL: its RECORD; the parent's context while it has not begun; nil if it is not
+traced or, at a server on the wire, not recorded."
   (if (rpc:call-parts call) (values (call-value call 'record)) nil))
 
-(define-hot begin-record ((tracing tracing) (queue queue) (parent (or null trace-context)))
-    record
-  "A record of TRACING for a call on QUEUE's loop with PARENT, or nil; it has no span."
-  (let* ((ids (queue-ids queue))
-         (shared (null (queue-loop queue))))
-    (unless (or shared (plusp (ids-seed ids)))
+(defun call-record (call)
+  "As KNOWN-RECORD, but a server's call that is traced and not recorded gets its record now. From
+any thread."
+  (rpc:late-value call 'record))
+
+(define-hot seeded-ids ((queue queue)) ids
+  "The ids of QUEUE, which begin now unless they have begun. On its loop."
+  (let ((ids (queue-ids queue)))
+    (when (zerop (ids-seed ids))
       (setf (ids-seed ids) (chance-seed (loop:event-loop-random (queue-loop queue)))))
+    ids))
+
+(define-hot begin-record ((tracing tracing) (queue queue) (parent (or null trace-context)) low)
+    record
+  "A record of TRACING for a call on QUEUE's loop with PARENT, or nil; it has no span. Without
+PARENT its trace is new, and LOW, unless that is nil, is the lower half of its id."
+  (let* ((shared (null (queue-loop queue)))
+         (ids (if shared (queue-ids queue) (seeded-ids queue))))
     (if parent
         (make-record :tracing tracing :queue queue :parent parent
                      :high (context-high parent) :low (context-low parent)
                      :id (next-id ids shared))
         (make-record :tracing tracing :queue queue
-                     :high (next-id ids shared) :low (next-id ids shared)
+                     :high (next-id ids shared) :low (or low (next-id ids shared))
                      :id (next-id ids shared)))))
 
 (define-hot sampled-p ((record record)) t

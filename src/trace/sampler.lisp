@@ -10,9 +10,13 @@
 is to be recorded."
   'function)
 
+(defun ratio-bound (ratio)
+  "Of traces below this, by the lower half of their id without its last bit, RATIO are recorded."
+  (floor (* (rational ratio) (ash 1 63))))
+
 (defun ratio-sampler (ratio)
   "The sampler traceidratio of RATIO, from 0 to 1."
-  (let ((bound (floor (* (rational ratio) (ash 1 63)))))
+  (let ((bound (ratio-bound ratio)))
     (declare (type (integer 0 #.(ash 1 63)) bound))
     (lambda (parent place)
       (declare (ignore parent))
@@ -58,3 +62,20 @@ or is not, in another process and is, or is not, recorded."
                                             :local-parent-sampled :local-parent-not-sampled))))
            (apply #'parent-sampler (rest form)))
           (t (wrong)))))
+
+(defconstant +no-bound+ (1- (ash 1 64))
+  "For RATIO-BOUND, if the id alone does not say whether a trace is recorded.")
+
+(defun root-bound (form)
+  "The RATIO-BOUND of spans without a parent, for the sampler of FORM; +NO-BOUND+ if it has none."
+  (cond ((eq :always-off form) 0)
+        ((atom form) +no-bound+)
+        ((eq :trace-id-ratio (first form)) (ratio-bound (second form)))
+        (t (root-bound (second form)))))
+
+(defun id-beyond (id bound)
+  "ID as the lower half of the id of a trace that BOUND, of ROOT-BOUND, has not recorded."
+  (let ((half (ash id -1)))
+    (if (< half bound (ash 1 63))
+        (logior (ash (+ bound (mod half (- (ash 1 63) bound))) 1) (logand id 1))
+        id)))

@@ -8,6 +8,8 @@
   "See MAKE-TRACING."
   (limits nil :type tracing-options :read-only t) ; how much spans and queues may have
   (sampler nil :type sampler :read-only t) ; which traces are recorded
+  ;; what it does without a parent: see ROOT-BOUND
+  (bound +no-bound+ :type sb-ext:word :read-only t)
   (propagators '() :type list :read-only t) ; :tracecontext, :grpc-trace-bin
   (offset-ns 0 :type (signed-byte 64))  ; from the loops' clock to the time since 1970
   (shared nil :type (or null queue))    ; of the threads that run no loop

@@ -310,6 +310,45 @@ own as if it were a process of its own. Return the spans of the client and of th
       (is-true context)
       (is-false (grpc:trace-sampled-p context)))))
 
+(test a-server-notes-nothing-of-a-call-that-is-not-recorded
+  "Its context is made when somebody asks, is the same for all who do, and goes on with the calls
+that the handler makes; who decides by the id alone decides alike."
+  (let ((ratio 9/10) (parent (grpc:parse-traceparent
+                              "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")))
+    (dolist (sampler `(:always-off (:trace-id-ratio ,ratio) (:parent-based (:trace-id-ratio 0))
+                                   (:parent-based :always-on)))
+      (let* ((tracing (grpc:make-tracing :sampler sampler)) (notes '()) (sent '()) (contexts '())
+             (metadata (and (equal sampler '(:parent-based :always-on))
+                            (list (cons "traceparent" (grpc:traceparent parent)))))
+             (inner (start-probe (list :ask (lambda (note call)
+                                              (push (header "traceparent" (grpc:call-metadata call))
+                                                    sent)
+                                              note)))))
+        (unwind-protect
+             (grpc:with-channel (to-inner (grpc:server-address inner) :observer tracing)
+               (with-probe (channel :options (list :observer tracing))
+                   (:ask (lambda (note call)
+                           (unless (clgrpc.trace::record-p (clgrpc.trace::known-record call))
+                             (push (clgrpc.trace::known-record call) notes)
+                             (push (grpc:current-trace) contexts)
+                             (push (grpc:current-trace) contexts)
+                             (ask to-inner note))
+                           note))
+                 (loop repeat 30
+                       until contexts
+                       do (ask channel (note 1) :metadata metadata))))
+          (grpc:stop-server inner :drain 0))
+        (is (equal '(nil) notes))
+        (is-true (eq (first contexts) (second contexts)))
+        (is-false (grpc:trace-sampled-p (first contexts)))
+        (is-false (grpc:trace-sampled-p (grpc:parse-traceparent (first sent))))
+        (is (equal (grpc:trace-id (first contexts))
+                   (grpc:trace-id (grpc:parse-traceparent (first sent)))))
+        (when metadata
+          (is (equal (grpc:trace-id parent) (grpc:trace-id (first contexts)))))
+        (when (equal sampler `(:trace-id-ratio ,ratio))
+          (is-false (funcall (clgrpc.trace::find-sampler sampler) nil (first contexts))))))))
+
 (test without-tracing-nothing-is-sent
   (let ((seen :none) (current :unknown))
     (with-probe (channel) (:ask (lambda (note call)

@@ -21,6 +21,16 @@
                    (:parent-based) (:parent-based :maybe) (:parent-based :always-on :no 1) 0.5))
     (signals misuse (trace::find-sampler wrong))))
 
+(test ids-beyond-a-bound-are-not-sampled
+  (dolist (ratio '(0 1/100 1/2 99/100))
+    (let* ((form (list :trace-id-ratio ratio)) (bound (trace::root-bound form)))
+      (dolist (id (list 0 1 12345 (ash 1 62) (ash 1 63) (1- (ash 1 64))))
+        (is-false (samples-p form nil (trace::id-beyond id bound)) "~A of ~A" id ratio))
+      (is (= bound (trace::root-bound (list :parent-based form))))))
+  (is (= 77 (trace::id-beyond 77 (trace::root-bound :always-on))))
+  (is (= trace::+no-bound+ (trace::root-bound '(:parent-based :always-on))
+         (trace::root-bound (constantly t)))))
+
 (test a-ratio-is-kept
   (let ((sampler (trace::find-sampler '(:trace-id-ratio 1/100))) (ids (trace::make-ids 7)))
     (is (< 850
