@@ -34,14 +34,13 @@
    #:intent-wait-for-ready #:interceptors-for #:join-observers #:late-value #:make-arrival
    #:make-observer #:make-trusted-observer #:may-send-p #:message-due-p #:never
    #:note-failed-attempt #:notify #:notify-sleeper #:observe #:observer #:observer-for
-   #:observer-interceptors #:on-cancel #:on-end #:on-half-close #:on-message #:on-writable #:operate #:operations #:outcome
-   #:outcome-details #:outcome-message #:outcome-stage #:outcome-unsent #:outgoing
-   #:outgoing-metadata #:outgoing-type #:outlet #:outlet-writable-wanted #:overdue-p #:park #:parts
-   #:pop-incoming #:push-arrival #:push-incoming #:reactions #:reactions-due
-   #:reactions-on-half-close #:reactions-on-message #:reactions-on-writable #:reactions-scheduled
-   #:reactions-timers #:receivable-p #:receive #:receive-by #:receive-each #:received-compressed-p
-   #:reply #:retry-call #:retry-handler #:return-status #:room-p #:rpc-error-attempts
-   #:rpc-error-stages #:send #:send-metadata #:sends-one-p #:stage-text #:takes-one-p
-   #:time-remaining #:try-send #:uncharge #:verdict #:values-of-attempt #:verdict-error
-   #:wait-for-call #:whole-call #:with-call
-   #:with-user-code))
+   #:observer-interceptors #:on-cancel #:on-end #:on-half-close #:on-message #:on-writable
+   #:operate #:operations #:outcome #:outcome-details #:outcome-message #:outcome-stage
+   #:outcome-unsent #:outgoing #:outgoing-metadata #:outgoing-type #:outlet
+   #:outlet-writable-wanted #:overdue-p #:park #:parts #:pop-incoming #:push-arrival
+   #:push-incoming #:reactions #:reactions-due #:reactions-on-half-close #:reactions-on-message
+   #:reactions-on-writable #:reactions-scheduled #:reactions-timers #:receivable-p #:receive
+   #:receive-by #:receive-each #:received-compressed-p #:reply #:retry-call #:retry-handler
+   #:return-status #:room-p #:rpc-error-attempts #:rpc-error-stages #:send #:send-metadata
+   #:sends-one-p #:stage-text #:takes-one-p #:time-remaining #:try-send #:uncharge #:verdict
+   #:values-of-attempt #:verdict-error #:wait-for-call #:whole-call #:with-call #:with-user-code))
