@@ -1,7 +1,8 @@
 ;;;; The page in a browser: Chromium without a window, which browser.mjs drives. What it shows
-;;;; agrees with the metrics, it asks nobody else for anything, nothing goes wrong in it, and it can
-;;;; be used and read. The environment variable CLGRPC_PICTURES names a directory for pictures of
-;;;; it, which are those of doc/console.md; then calls are made for a while before.
+;;;; agrees with the metrics, it asks nobody else for anything, nothing goes wrong in it, a call in
+;;;; trouble can be found, what peers say stays text, and it can be used and read. The environment
+;;;; variable CLGRPC_PICTURES names a directory for pictures of it, which are those of
+;;;; doc/console.md; then calls are made for a while before.
 
 (in-package #:clgrpc.tests.console)
 (in-suite :clgrpc.console)
@@ -50,6 +51,22 @@ fail."
           (or (uiop:getenvp "CLGRPC_PICTURES") ""))
     :output :string :error-output *error-output*)))
 
+(defparameter *evil*
+  (format nil "not you</script><img src=x onerror=\"window.hacked=1\"><svg onload=\"hacked=2\">~
+               ~%~%event: hello~%data: {}~%~%")
+  "What a peer may say.")
+
+(defun say-evil (channel server console)
+  "Say it where peers can: in messages, methods and the log."
+  ;; of failures only so many a second are kept
+  (is-true (wait-until (lambda ()
+                         (caught (ask channel (note 1 :text *evil*)))
+                         (find "PERMISSION_DENIED" (kept-plists console)
+                               :key (lambda (kept) (getf kept :status)) :test #'string=))))
+  (with-raw-client (peer (grpc:server-address server))
+    (ask-raw peer "/<img src=x onerror=window.hacked=3>/x"))
+  (log-event :warning :example :reason *evil*))
+
 (defun sorted-members (object)
   (sort (copy-list object) #'string< :key #'car))
 
@@ -71,6 +88,16 @@ fail."
     (is-true (eq :true (seen "life")))
     (is (search "lab.Bench/Ask" (seen "lifeText")))
     (is-true (eq :true (seen "closed")))
+    ;; a call that hangs, and one that has failed
+    (is (string= "1" (seen "open")))
+    (is (equal '(("lab.Bench/Ask" . "1") ("other" . "0")) (sorted-members (seen "openOf"))))
+    (is (equalp #("1" "1") (seen "busy")) "its connection, and that of the page")
+    (dolist (text (list "lab.Bench/Ask" "PERMISSION_DENIED" "127.0.0.1:"
+                        "not you</script><img src=x onerror=\"window.hacked=1\">"))
+      (is (search text (seen "failedText")) "~S is not in ~S" text (seen "failedText")))
+    (is (search "not you</script><img src=x" (seen "logText")))
+    (is (eql 0 (seen "foreign")))
+    (is-true (eq :false (seen "hacked")))
     (is (search "a second" (seen "reading")))
     (is-true (eq :true (seen "options")))
     (is (equalp #() (seen "nameless")))
@@ -90,5 +117,12 @@ fail."
                  ;; somebody looks meanwhile, so that the page has a past
                  (with-events (stream console server)
                    (dotimes (i 4) (make-calls channel 25))))
-               (check-what-was-seen (look-with-browser console server chromium)
-                                    console server))))))
+               (say-evil channel server console)
+               (let ((hanging (sb-thread:make-thread
+                               (lambda () (caught (ask channel (note 1 :text "hang")
+                                                       :timeout 120))))))
+                 (unwind-protect
+                      (check-what-was-seen (look-with-browser console server chromium)
+                                           console server)
+                   (signal-it *release*)
+                   (sb-thread:join-thread hanging))))))))

@@ -107,6 +107,29 @@ async function look() {
     await page("Input.dispatchKeyEvent", { type, key: "Escape", code: "Escape", windowsVirtualKeyCode: 27 });
   seen.closed = await until("!document.getElementById('life').open", 5);
 
+  // a call that hangs: how many are under way, of which method, and on which connection
+  await until("document.getElementById('tile-open').textContent === '1'", 5);
+  seen.open = await value("document.getElementById('tile-open').textContent");
+  seen.openOf = await value("Object.fromEntries([...document.querySelectorAll('#methods tbody tr')]"
+    + ".map((row) => [row.dataset.key, row.querySelector('.open').textContent]))");
+  seen.busy = await value("[...document.querySelectorAll('#connections tbody tr')]"
+    + ".map((row) => row.children[1].textContent).filter((streams) => streams !== '0')");
+
+  // a call that has failed, and what a peer has said
+  await value("document.querySelector('input[name=which][value=failed]').click()");
+  const denied = `[...document.querySelectorAll('#calls tbody tr')]
+    .find((row) => row.children[1]?.textContent === 'PERMISSION_DENIED')`;
+  await until(`Boolean(${denied})`, 5);
+  await value(`${denied}?.querySelector('button').click()`);
+  await until("document.getElementById('life').open", 5);
+  seen.failedText = await value("document.getElementById('life').innerText");
+  await value("document.getElementById('close').click()");
+  await value("document.querySelector('input[name=which][value=slow]').click()");
+  seen.logText = await value("document.getElementById('log').textContent");
+  seen.foreign = await value("document.querySelectorAll('img, svg, iframe, object, [onerror], [onload]').length"
+    + " + document.scripts.length - 1");
+  seen.hacked = await value("'hacked' in window");
+
   // the charts say in words what they show where the arrow keys point
   await value("document.getElementById('chart-rate').focus()");
   await page("Input.dispatchKeyEvent", { type: "keyDown", key: "ArrowLeft", code: "ArrowLeft", windowsVirtualKeyCode: 37 });

@@ -12,9 +12,14 @@
 
 ;;; What several tests need
 
+(defvar *release* (make-signal) "What a call that hangs waits for.")
+
 (defun double (note call)
+  "Twice the number of NOTE, or what a text of it asks for."
   (declare (ignore call))
-  (cond ((zerop (number-of note)) (grpc:fail :not-found "no such note"))
+  (cond ((string= "hang" (lab:note-text note)) (await-signal *release* :seconds 100) note)
+        ((string/= "" (lab:note-text note)) (grpc:fail :permission-denied (lab:note-text note)))
+        ((zerop (number-of note)) (grpc:fail :not-found "no such note"))
         ((plusp (number-of note)) (note (* 2 (number-of note))))
         (t (sleep (/ (- (number-of note)) 1000)) (note 0))))
 

@@ -62,6 +62,27 @@
           (is (<= 2 (length (in-json hello "frames"))))
           (is (< taken (console::film-taken-ns (console::console-film console)))))))))
 
+(test a-slow-viewer
+  "Who does not read holds a bounded part of what was sent, and gets all there is once it reads."
+  (with-shown (console server channel)
+    (with-events (stream console server)
+      (is-true (wait-until (lambda ()
+                             (let ((viewers (console::console-viewers console)))
+                               (and viewers (console::viewer-current (first viewers)))))))
+      (let* ((viewer (first (console::console-viewers console)))
+             (sending (clgrpc.server::check-begun (console::viewer-request viewer)))
+             (film (console::console-film console))
+             (frame (list (cons "text" (make-string 100000 :initial-element #\x)))))
+        (is-true (loop repeat 1000
+                       do (console::send-frame console film frame (list viewer))
+                       thereis (not (console::viewer-current viewer))))
+        (is (> 300000 (+ (clgrpc.server::sending-coming sending)
+                         (clgrpc.server::sending-unsent sending))))
+        (is (= 2 (loop with hellos = 0
+                       when (string= "hello" (next-event stream)) do (incf hellos)
+                       until (= 2 hellos)
+                       finally (return hellos))))))))
+
 (test several-look
   (with-shown (console server channel)
     (with-events (one console server)

@@ -5,6 +5,7 @@
 const STAGES = ["resolve", "connect", "handshake", "back-off", "retry", "queue", "wait", "receive",
                 "answer", "send"];
 const LEVELS = ["trace", "debug", "info", "warning", "error"];
+const STARTED = "grpc.server.call.started/";
 const MOST_CALLS = 300, MOST_EVENTS = 500, MOST_FRAMES = 300, MOST_ROWS = 30;
 
 const state = {
@@ -36,6 +37,11 @@ function element(tag, attributes, ...children) {
 
 function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
+}
+
+// NAME of a method in parts between which a line may end
+function breakable(name) {
+  return name.split(/(?<=[./])/).flatMap((part) => [document.createElement("wbr"), part]).slice(1);
 }
 
 // Numbers as people read them
@@ -313,26 +319,29 @@ function grid(context, area, marks, y, text) {
   }
 }
 
-// POINTS are [time, value or null]; a null, and a gap of more than five seconds, interrupt the line
+// POINTS are [time, value or null]; a null, and a gap of more than five seconds, interrupt the line.
+// With AREA what is below it is coloured
 function line(context, points, x, y, ink, area) {
-  context.strokeStyle = ink;
-  context.lineWidth = 1.6;
-  context.lineJoin = "round";
-  context.beginPath();
+  const parts = [];
   let before = null;
   for (const [time, value] of points) {
     if (value !== null) {
-      if (before === null || time - before > 5000) context.moveTo(x(time), y(value));
-      else context.lineTo(x(time), y(value));
+      if (before === null || time - before > 5000) parts.push([]);
+      parts.at(-1).push([x(time), y(value)]);
       before = time;
     } else { before = null; }
   }
-  context.stroke();
-  if (area && points.length > 1) {
-    context.lineTo(x(points.at(-1)[0]), area.bottom);
-    context.lineTo(x(points[0][0]), area.bottom);
+  context.strokeStyle = context.fillStyle = ink;
+  context.lineWidth = 1.6;
+  context.lineJoin = "round";
+  for (const part of parts) {
+    context.beginPath();
+    for (const [left, top] of part) context.lineTo(left, top);
+    context.stroke();
+    if (!area) continue;
+    context.lineTo(part.at(-1)[0], area.bottom);
+    context.lineTo(part[0][0], area.bottom);
     context.globalAlpha = 0.13;
-    context.fillStyle = ink;
     context.fill();
     context.globalAlpha = 1;
   }
@@ -341,7 +350,7 @@ function line(context, points, x, y, ink, area) {
 function roundUp(value) {
   if (value <= 0) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value);
+  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((step) => step * power).find((step) => step >= value);
 }
 
 const cursorDigest = (digests) => state.cursor === null ? digests.at(-1)
@@ -402,7 +411,7 @@ function chartHeat(digests) {
     for (const one of digests) {
       const right = Math.min(area.right, x(one.time)), left = Math.max(area.left, x(one.time - one.seconds * 1000));
       for (const [bucket, calls] of one.buckets) {
-        context.fillStyle = ramp[Math.round(32 * Math.sqrt(Math.min(1, calls / one.seconds / most)))];
+        context.fillStyle = ramp[Math.min(32, Math.round(32 * Math.log1p(calls / one.seconds) / Math.log1p(most)))];
         context.fillRect(left, top(bucket), Math.max(1, right - left + 0.4), Math.max(1, step - 0.6));
       }
     }
@@ -509,18 +518,35 @@ function groups(name, frames) {
   return [...found.values()];
 }
 
+// How many calls of METHOD, or of all that are served, have begun and not ended
+function underWay(method) {
+  let open = 0;
+  for (const [name, begun] of Object.entries(state.values))
+    if (name.startsWith(STARTED) && (!method || name === STARTED + method)) open += begun;
+  for (const series of state.series.values())
+    if (series.role === "server" && (!method || series.method === method)) open -= series.calls;
+  return Math.max(0, open);
+}
+
 function showMethods(frames) {
   const gone = frames.reduce((sum, frame) => sum + frame.seconds, 0) || 1;
-  const list = groups("method", frames).sort((a, b) => b.calls - a.calls || b.total - a.total).slice(0, MOST_ROWS);
+  const found = groups("method", frames);
+  if (state.role === "server") // those whose calls have all yet to end
+    for (const name of Object.keys(state.values)
+      .filter((name) => name.startsWith(STARTED)).map((name) => name.slice(STARTED.length)))
+      if (!found.some((one) => one.name === name) && (!state.method || state.method === name))
+        found.push({name, calls: 0, failed: 0, total: 0, buckets: new Map()});
+  const list = found.sort((a, b) => b.calls - a.calls || b.total - a.total).slice(0, MOST_ROWS);
   rows($("methods").tBodies[0], list, (one) => one.name, (row, one) => {
     row.dataset.total = one.total;
     if (!row.children.length) {
       row.append(element("td", {}, element("button", {type: "button", title: "Show this method only",
-                                                      onclick: () => chooseMethod(one.name)}, one.name)));
+                                                      onclick: () => chooseMethod(one.name)}, ...breakable(one.name))));
     }
-    [[count(one.calls / gone), "n"], [seconds(percentile(one.buckets, 0.5)), "n"],
+    [[count(one.calls / gone), "n"], [seconds(percentile(one.buckets, 0.5)), "n wide"],
      [seconds(percentile(one.buckets, 0.99)), "n"],
-     [percent(one.failed, one.calls), one.failed ? "n bad" : "n"], [count(one.total), "n wide"]]
+     [percent(one.failed, one.calls), one.failed ? "n bad" : "n"],
+     [state.role === "server" ? count(underWay(one.name)) : "–", "n open"], [count(one.total), "n wide"]]
       .forEach(([text, kind], i) => {
         const cell = row.children[i + 1] ?? row.appendChild(element("td"));
         cell.className = kind;
@@ -576,7 +602,8 @@ function showCalls() {
     .sort((a, b) => failed ? b.number - a.number : b.seconds - a.seconds).slice(0, MOST_ROWS);
   rows($("calls").tBodies[0], list, (call) => call.number, (row, call) => {
     if (!row.children.length) {
-      row.append(element("td", {}, element("button", {type: "button", onclick: () => showLife(call)}, shortMethod(call.method))),
+      row.append(element("td", {}, element("button", {type: "button", onclick: () => showLife(call)},
+                                            ...breakable(shortMethod(call.method)))),
                  element("td", {class: failedStatus(call.status) ? "status-bad" : ""}, call.status),
                  element("td", {class: "n"}, seconds(call.seconds)),
                  element("td", {class: "wide"}, stageBar(call)),
@@ -608,7 +635,7 @@ function showLife(call) {
   if (typeof call.stages?.stage === "string") pairs.push(["it was at", call.stages.stage]);
   for (const [name, value] of Object.entries(call))
     if (!skip.has(name) && value !== null) pairs.push([name.replaceAll("-", " "), String(value)]);
-  setText($("life-title"), shortMethod(call.method));
+  $("life-title").replaceChildren(...breakable(shortMethod(call.method)));
   $("life-body").replaceChildren(
     life.length ? element("div", {class: "life"}, ...life) : element("p", {class: "note"}, "Its stages were too short to be measured."),
     element("dl", {class: "pairs"}, ...pairs.flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])));
@@ -644,7 +671,7 @@ function showLoops() {
           [duration(link.seconds), "n"], [link.loop, "wide"]));
   const all = loops.reduce((sum, loop) => sum + (loop.connections ?? 0), 0);
   setText($("more-connections"), all > shown.length ? `and ${count(all - shown.length)} more` : "");
-  const names = state.threads.map(([name, number]) => number > 1 ? `${name} × ${number}` : name);
+  const names = state.threads.map(([name, number]) => (name || "unnamed") + (number > 1 ? ` × ${number}` : ""));
   if ($("threads").childElementCount !== names.length || $("threads").textContent !== names.join(""))
     $("threads").replaceChildren(...names.map((name) => element("li", {}, name)));
 }
@@ -659,7 +686,7 @@ function showLog() {
     if (row.children.length) return;
     row.append(element("td", {}, clock(entry.time)), element("td", {class: entry.level}, entry.level),
                element("td", {class: "text"}, element("b", {}, entry.event),
-                       element("span", {}, entry.values.map(([name, text]) => `${name}=${text}`).join("  "))));
+                       ...entry.values.flatMap(([name, text]) => [element("span", {}, `${name}=`), `${text} `])));
   });
 }
 
@@ -699,10 +726,9 @@ function showTiles(digests) {
   $("tile-failed").className = failed.failed ? "bad" : "";
   setText($("tile-p50"), seconds(percentile(last.buckets, 0.5)));
   setText($("tile-p99"), seconds(percentile(last.buckets, 0.99)));
-  const loops = state.servers.flatMap((server) => server.loops ?? []);
   const connections = Object.entries(state.values).filter(([name]) => name.startsWith("clgrpc.loop.connections/"));
   setText($("tile-connections"), count(connections.reduce((sum, [, value]) => sum + value, 0)));
-  setText($("tile-open"), count(loops.reduce((sum, loop) => sum + (loop.open ?? 0), 0)));
+  setText($("tile-open"), count(underWay("")));
   const cpu = speed("process.cpu.time");
   setText($("tile-cpu"), cpu === null ? "–" : percent(cpu, 1));
   setText($("tile-heap"), octets(state.values["clgrpc.heap.used"] ?? 0));
