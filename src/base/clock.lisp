@@ -19,6 +19,7 @@
 ;;; Numbers of the clocks, the same on every Linux.
 (defconstant +clock-realtime+ 0)
 (defconstant +clock-monotonic+ 1)
+(defconstant +clock-thread+ 3)
 
 (declaim (inline read-clock))
 (defun read-clock (id)
@@ -36,6 +37,10 @@ architectures."
   "The time since some fixed point in the past, in nanoseconds; it never goes back. From any
 thread."
   (read-clock +clock-monotonic+))
+
+(defun thread-time-ns ()
+  "How long this thread has been on a processor, in nanoseconds."
+  (read-clock +clock-thread+))
 
 (define-hot real-time-ns () nanoseconds
   "The time since 1970-01-01 00:00 UTC in nanoseconds. It jumps when the clock is set. From any

@@ -1,13 +1,14 @@
 ;;;; Who looks at the console now, and the thread that makes frames for them. The thread is there
-;;;; only while somebody looks. It makes a frame each second, or less often if that took long, so
-;;;; that it never takes more than a hundredth of a processor. All viewers get the same frames; one
-;;;; that takes them too slowly gets, once it has caught up, all there is anew.
+;;;; only while somebody looks. It makes a frame each second, or less often if that took much of a
+;;;; processor, so that it never takes more than a hundredth of one; what it waits for, such as a
+;;;; loop that does not answer, makes no frame rare when it is needed most. All viewers get the same
+;;;; frames; one that takes them too slowly gets, once it has caught up, all there is anew.
 
 (in-package #:clgrpc.console)
 
 (defconstant +viewers+ 16 "How many may look at once.")
 (defconstant +period-ns+ 1000000000 "How much later the next frame is due.")
-(defconstant +thrift+ 100 "How many times as long as it took to make a frame none is made.")
+(defconstant +thrift+ 100 "How many times as long as a frame took the processor none is made.")
 (defconstant +film-ns+ 60000000000 "How long nobody may have looked for a film to go on.")
 
 (defstruct (viewer (:constructor make-viewer (request)) (:copier nil))
@@ -43,14 +44,19 @@
                                        (setf hello (event-text "hello"
                                                                (hello console film))))))))))
 
+(defun frame-due-ns (now spent-ns)
+  "When the frame is due after one that was due NOW and took the processor for SPENT-NS."
+  (+ now (max +period-ns+ (* +thrift+ spent-ns))))
+
 (defun show-frame (console viewers)
   "Make the next frame of CONSOLE and send it to VIEWERS. Return when the one after it is due."
   (let* ((now (monotonic-ns))
+         (begin-ns (thread-time-ns))
          (film (fresh-film console now))
          (frame (take-frame console film now)))
     (keep-frame film frame)
     (send-frame console film frame viewers)
-    (+ now (max +period-ns+ (* +thrift+ (- (monotonic-ns) now))))))
+    (frame-due-ns now (- (thread-time-ns) begin-ns))))
 
 (defun current-viewers (console)
   "The viewers of CONSOLE; if there are none any more its thread, this one, is not there for those

@@ -39,6 +39,18 @@
             (is (every (lambda (frame) (< 0.9 (in-json frame "seconds"))) frames)
                 "no more than one a second")))))))
 
+(test frames-are-rare-if-they-cost-much
+  "Only what a frame takes of the processor counts, not what it waits for."
+  (flet ((after (spent-ns) (- (console::frame-due-ns 5 spent-ns) 5)))
+    (is (= +ns-per-second+ (after 0) (after 10000000)))
+    (is (= (* 3 +ns-per-second+) (after 30000000))))
+  (let ((begin (thread-time-ns)))
+    (sb-thread:wait-on-semaphore (sb-thread:make-semaphore) :timeout 0.2)
+    (is (> 100000000 (- (thread-time-ns) begin))))
+  (let ((begin (thread-time-ns)))
+    (loop until (< (+ begin 1000000) (thread-time-ns)))
+    (is (< begin (thread-time-ns)))))
+
 (test a-frame-that-is-due-is-not-waited-for
   (let ((console (grpc:make-console)))
     (dolist (due-ns (list 0 (monotonic-ns) (+ (monotonic-ns) 1)))
