@@ -1,6 +1,6 @@
 ;;;; The first and the last of the three services of ../otlp.py: Greeters, traced, whose spans go
-;;;; where OTEL_EXPORTER_OTLP_ENDPOINT says. CLGRPC_PROPAGATOR is the form in which contexts come and
-;;;; go. Loaded behind scripts/load.lisp, in one of two roles:
+;;;; where OTEL_EXPORTER_OTLP_ENDPOINT says. CLGRPC_PROPAGATOR is the form in which contexts come
+;;;; and go. Loaded behind scripts/load.lisp, in one of two roles:
 ;;;;
 ;;;; - With an address in CLGRPC_ADDRESS it calls the Greeter there within a span of its own, prints
 ;;;;   the trace's id, and ends.
