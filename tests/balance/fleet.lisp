@@ -32,10 +32,10 @@
     "\"ring_hash_experimental\":{\"requestHashHeader\":\"x-key\"}"
     "\"outlier_detection_experimental\":{\"failurePercentageEjection\":{},
      \"childPolicy\":[{\"round_robin\":{}}]}"
-    "\"random_subsetting_experimental\":{\"subsetSize\":9000,
+    "\"random_subsetting_experimental\":{\"subsetSize\":~D,
      \"childPolicy\":[{\"round_robin\":{}}]}"
     "\"pick_first\":{}")
-  "The policies that a fleet of 10,000 servers may have.")
+  "The policies that a large fleet may have; ~D stands for nine tenths of its servers.")
 
 (defun milliseconds (function)
   (let ((start (monotonic-ns)))
@@ -46,7 +46,7 @@
   "The milliseconds that an update from nothing to the backends OLD takes by POLICY, one that changes
 nothing, one from all ready to NEW, and 1000 picks."
   (with-core (core)
-    (let ((config (parse (format nil "[{~A}]" policy)))
+    (let ((config (parse (format nil "[{~@?}]" policy (* 9/10 (length old)))))
           (switch (client::core-balancer core))
           (call (call-with-key core "ada")))
       (flet ((update-ms (backends)
@@ -64,19 +64,25 @@ nothing, one from all ready to NEW, and 1000 picks."
                   (settle core))
                 (milliseconds (lambda () (loop repeat 1000 do (pick core call))))))))))
 
+(defun measure-fleet-of (count policy)
+  "The best of three of what MEASURE-LARGE-FLEET says of COUNT servers, one by one, since other
+programs take the processor, too."
+  (let ((old (loop for i below count collect (backend i)))
+        (new (loop for i from count below (* 2 count) collect (backend i))))
+    (reduce (lambda (one other) (mapcar #'min one other))
+            (loop repeat 3 collect (measure-large-fleet policy old new)))))
+
 (test large-fleets-are-quick
-  "With 10,000 servers, all of them new or all the same, an update takes under 50 ms and a pick under
-1 µs, by each policy. The best of some times counts, as other programs take the processor."
-  (let ((old (loop for i below 10000 collect (backend i)))
-        (new (loop for i from 10000 below 20000 collect (backend i))))
-    (dolist (policy *large-fleets*)
-      (destructuring-bind (first same other picks)
-          (reduce (lambda (one other) (mapcar #'min one other))
-                  (loop repeat 3 collect (measure-large-fleet policy old new)))
-        (is (< first 50) "~A: the first update takes ~,1F ms" policy first)
-        (is (< same 50) "~A: one that changes nothing takes ~,1F ms" policy same)
-        (is (< other 50) "~A: one that changes all takes ~,1F ms" policy other)
-        (is (< picks 1) "~A: a pick takes ~,0F ns" policy (* 1000 picks))))))
+  "With 10,000 servers, all of them new or all the same, an update takes some ten times what it takes
+with 1,000, and a pick not much longer, by each policy. Where all are looked at for each, updates
+take a hundred times as long and picks ten times; processors' caches allow of no narrower bounds."
+  (dolist (policy *large-fleets*)
+    (loop for large in (measure-fleet-of 10000 policy)
+          for small in (measure-fleet-of 1000 policy)
+          for (what times) in '(("the first update" 80) ("an update that changes nothing" 80)
+                                ("an update that changes all" 80) ("1,000 picks" 20))
+          do (is (< large (* times (max small 0.1)))
+                 "~A: ~A takes ~,3F ms, with 1,000 servers ~,3F ms" policy what large small))))
 
 (test many-new-servers-do-not-hold-up-the-loop
   "An update with 10,000 new servers begins to connect to some of them."
