@@ -729,7 +729,18 @@
   :serial t
   :components ((:file "package")
                (:file "histogram")
-               (:file "run")))
+               (:file "run")
+               (:file "round")
+               (:file "schedule")
+               (:file "template")
+               (:file "payload")
+               (:file "plan")
+               (:file "tally")
+               (:file "structure")
+               (:file "flight")
+               (:file "line")
+               (:file "lane")
+               (:file "engine")))
 
 (defsystem "clgrpc/profile"
   :description "Where the time of a process goes: clgrpc profile."
@@ -1481,11 +1492,15 @@
              (symbol-call '#:fiveam '#:run! :clgrpc.examples)))
 
 (defsystem "clgrpc/tests/load"
-  :depends-on ("clgrpc/load" "clgrpc/tests/support" "fiveam")
+  :depends-on ("clgrpc/load" "clgrpc/examples" "clgrpc/tests/support" "fiveam")
   :pathname "tests/load/"
   :serial t
   :components ((:file "package")
-               (:file "histogram"))
+               (:file "histogram")
+               (:file "schedule")
+               (:file "template")
+               (:file "payload")
+               (:file "engine"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.load)))
 

@@ -30,6 +30,7 @@ VALUE, what its value is called, in brackets if it may be left out; PARSER, a fu
 that returns the value or refuses. The values of an option that is REPEATED come as a list."
   (key :none :type keyword)
   (name "" :type string)
+  (aliases '() :type list)              ; other names of an option
   (value "" :type string)
   (parser #'identity :type function)
   (default nil)
@@ -75,7 +76,8 @@ those whose VALUE is in brackets may be left out, and one whose VALUE ends in â€
 that are left, as a list. OPTIONS are lists (variable VALUE parser default
 documentation), named like the variable, and names of DEFINE-SHARED-OPTIONS; an option whose VALUE
 is in brackets may stand without one and then means \"true\", and with (variable name) for the
-variable it has that name and may be given several times. BODY returns the exit code."
+variable it has that name and may be given several times. With (variable nil aliasâ€¦) it is known by
+the ALIASES too. BODY returns the exit code."
   (setf options (loop for (variable . rest) in (expand-shared-options options)
                       collect (cons (if (consp variable) variable (list variable)) rest)))
   (flet ((key (variable) (intern (string variable) :keyword))
@@ -89,9 +91,11 @@ variable it has that name and may be given several times. BODY returns the exit 
                                  collect `(make-argument :key ,(key variable) :name ,value
                                                          :value ,value :parser ,parser
                                                          :documentation ,documentation)))
-       :options (list ,@(loop for ((variable name) value parser default documentation) in options
+       :options (list ,@(loop for ((variable name . aliases) value parser default documentation)
+                                in options
                               collect `(make-argument :key ,(key variable)
                                                       :name ,(option-name variable name)
+                                                      :aliases ',aliases
                                                       :value ,value :parser ,parser
                                                       :default ,default
                                                       :repeated ,(and name t)
@@ -198,7 +202,10 @@ variable it has that name and may be given several times. BODY returns the exit 
 REST is left."
   (let* ((equals (position #\= token))
          (name (subseq token 0 equals))
-         (option (find name (command-options command) :key #'argument-name :test #'string=)))
+         (option (find-if (lambda (option)
+                            (or (string= name (argument-name option))
+                                (find name (argument-aliases option) :test #'string=)))
+                          (command-options command))))
     (cond ((null option)
            (refuse "there is no option ~A; `clgrpc ~A --help` tells those there are" name
                    (command-name command)))
@@ -290,7 +297,8 @@ REST is left."
            (when arguments
              (format stream "~%~A~%" title)
              (dolist (argument arguments)
-               (format stream "  ~A~@[ ~A~]~%      ~A~@[ (default ~A)~]~%" (argument-name argument)
+               (format stream "  ~{~A, ~}~A~@[ ~A~]~%      ~A~@[ (default ~A)~]~%"
+                       (argument-aliases argument) (argument-name argument)
                        (unless (string= (argument-name argument) (argument-value argument))
                          (argument-value argument))
                        (argument-documentation argument)

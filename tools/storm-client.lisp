@@ -29,7 +29,8 @@
       (incf (storm-ended storm))
       (let ((known (assoc status (storm-statuses storm))))
         (if known (incf (cdr known)) (push (cons status 1) (storm-statuses storm))))
-      (cond ((null error) (load:record-value (storm-latencies storm) (- now due-ns)))
+      (cond ((null error)
+             (load:record-value (storm-latencies storm) (max 0 (- now due-ns))))
             (t (push (list due-ns now (remove #\Newline (princ-to-string error)))
                      (storm-failures storm)))))))
 

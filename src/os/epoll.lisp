@@ -56,6 +56,33 @@ them to AREA. Return how many there are; the negated EINTR if a signal came firs
       (syscall ("epoll_wait" int) (int epoll) (system-area-pointer (vector-sap area))
                (int (floor (length area) +event-octets+)) (int timeout-ms)))))
 
+;;; By its number, since C libraries had no function for it for long.
+(define-constants
+  (+epoll-pwait2+ "SYS_epoll_pwait2" 441)
+  (+set-timer-slack+ "PR_SET_TIMERSLACK" 29))
+
+(define-hot wait-for-events-until ((epoll fixnum) (area octets) (timespec octets)
+                                   (timeout-ns (unsigned-byte 62)))
+    result
+  "Wait as WAIT-FOR-EVENTS does, but for TIMEOUT-NS nanoseconds; TIMESPEC, 16 octets, is
+overwritten. The negated ENOSYS if the kernel, before Linux 5.11, cannot."
+  (multiple-value-bind (seconds ns) (floor timeout-ns 1000000000)
+    (setf (u64le timespec 0) seconds
+          (u64le timespec 8) ns)
+    (with-pinned-objects (area timespec)
+      (filling (area 0 (length area))
+        (syscall ("syscall" (signed 64)) ((signed 64) +epoll-pwait2+) ((signed 64) epoll)
+                 (system-area-pointer (vector-sap area))
+                 ((signed 64) (floor (length area) +event-octets+))
+                 (system-area-pointer (vector-sap timespec))
+                 (system-area-pointer (int-sap 0)) ((signed 64) 0))))))
+
+(defun set-timer-slack (ns)
+  "Have the kernel end this thread's waits NS nanoseconds late at most, 50,000 if nobody says
+otherwise: it may join waits that end at about the same time."
+  (syscall ("prctl" int) (int +set-timer-slack+) ((unsigned 64) ns) ((unsigned 64) 0)
+           ((unsigned 64) 0) ((unsigned 64) 0)))
+
 (define-hot (event-flags :inline t) ((area octets) (index (unsigned-byte 24))) (unsigned-byte 32)
   "The flags of the event at INDEX of AREA."
   (u32le area (* index +event-octets+)))

@@ -11,7 +11,7 @@
   (:export
    ;; syscall.lisp
    #:result #:failed-p #:errno-text #:constant-table
-   #:+eintr+ #:+eagain+ #:+einprogress+ #:+emfile+ #:+enfile+ #:+enobufs+ #:+enomem+
+   #:+eintr+ #:+eagain+ #:+einprogress+ #:+emfile+ #:+enfile+ #:+enobufs+ #:+enomem+ #:+enosys+
    #:+econnrefused+ #:+econnreset+ #:+econnaborted+ #:+eaddrinuse+ #:+etimedout+
    #:+epipe+ #:+ebadf+ #:+eperm+ #:+eproto+ #:+enoprotoopt+ #:+eopnotsupp+ #:+enonet+ #:+enetdown+
    #:+enetunreach+ #:+ehostdown+ #:+ehostunreach+
@@ -40,6 +40,7 @@
    #:regular-file-p
    ;; epoll.lisp
    #:open-epoll #:watch-descriptor #:forget-descriptor #:make-event-area #:wait-for-events
+   #:wait-for-events-until #:set-timer-slack
    #:event-flags #:event-token
    #:+event-in+ #:+event-out+ #:+event-error+ #:+event-hang-up+ #:+event-read-hang-up+
    #:make-poll-area #:set-polled

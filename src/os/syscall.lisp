@@ -57,7 +57,8 @@
   (+sigchld+ "SIGCHLD" 17)
   (+sigcont+ "SIGCONT" 18)
   (+sigstop+ "SIGSTOP" 19)
-  (+sigwinch+ "SIGWINCH" 28))
+  (+sigwinch+ "SIGWINCH" 28)
+  (+enosys+ "ENOSYS" 38))
 
 (defmacro syscall ((name type) &rest arguments)
   "Call the C function NAME, whose result is a signed integer of TYPE, with ARGUMENTS of the form

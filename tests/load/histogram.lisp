@@ -25,8 +25,8 @@ without a gap."
   (aref sorted (1- (max 1 (ceiling (* share (length sorted)))))))
 
 (test quantiles
-  "Quantiles of several distributions are within 1 % of the exact ones of the same data; the extremes
-are exact."
+  "Quantiles of several distributions are within 1 % of the exact ones of the same data; the
+extremes are exact."
   (let ((state (sb-ext:seed-random-state 7)))
     (flet ((uniform () (random 1d0 state)))
       (loop for (name . draw)

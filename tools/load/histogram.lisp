@@ -9,12 +9,16 @@
 
 (defconstant +buckets-per-doubling+ 128)
 
+(deftype quantity ()
+  "A number of calls, octets or whatever else is counted."
+  '(unsigned-byte 62))
+
 (deftype buckets () '(simple-array fixnum (*)))
 
 (defstruct (histogram (:copier nil) (:constructor make-histogram ()))
   "How often which time in nanoseconds was seen."
-  (count 0 :type (and fixnum unsigned-byte)) ; values
-  (sum 0 :type (and fixnum unsigned-byte))   ; of all values
+  (count 0 :type quantity) ; values
+  (sum 0 :type quantity)   ; of all values
   (min 0 :type nanoseconds)                  ; the least value; 0 without any
   (max 0 :type nanoseconds)                  ; the greatest value
   (first 0 :type index)                      ; the number of the bucket that BUCKETS begins with

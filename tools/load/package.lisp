@@ -3,6 +3,10 @@
 
 (defpackage #:clgrpc.load
   (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:os #:clgrpc.os) (#:loop #:clgrpc.loop) (#:hpack #:clgrpc.hpack)
+                    (#:http2 #:clgrpc.http2) (#:protobuf #:clgrpc.protobuf)
+                    (#:status #:clgrpc.status) (#:service #:clgrpc.service)
+                    (#:wire #:clgrpc.wire))
   (:export
    ;; histogram.lisp
    #:histogram #:make-histogram #:record-value #:merge-histograms #:histogram-count
@@ -23,4 +27,17 @@
    #:second-row #:make-second-row #:second-row-count #:second-row-errors #:second-row-latency
    #:second-row-sent-octets #:second-row-received-octets #:second-row-connections
    #:second-row-lateness-max-ns
-   #:sample #:make-sample #:sample-unix-ns #:sample-latency-ns #:sample-status #:sample-error))
+   #:sample #:make-sample #:sample-unix-ns #:sample-latency-ns #:sample-status #:sample-error
+   ;; round.lisp
+   #:merge-rounds
+   ;; schedule.lisp
+   #:schedule #:make-schedule #:schedule-value #:make-pacer #:next-due
+   ;; template.lisp
+   #:template-error #:compile-template #:expand-template
+   ;; payload.lisp
+   #:json-payload #:binary-payload #:compile-metadata
+   ;; plan.lisp
+   #:plan #:make-plan #:plan-payload #:plan-method #:plan-total #:plan-duration-ns
+   #:plan-warm-up-ns #:request-fields
+   ;; engine.lisp
+   #:perform-run #:run-failed #:calls-ended #:single-targets))

@@ -6,31 +6,31 @@
   "The calls that ended with one status."
   (name "" :type string)                ; as grpc-go writes it: "OK", "DeadlineExceeded"
   (code 0 :type index)                  ; the number of the status
-  (count 0 :type unsigned-byte)         ; calls
+  (count 0 :type quantity)         ; calls
   (latency (make-histogram) :type histogram) ; of these calls
   (messages '() :type list))            ; alist from status message to count, of bounded length
 
 (defstruct (backend-row (:copier nil))
   "The calls that one address answered."
   (address "" :type string)             ; as the channel prints it; "" if none was reached
-  (count 0 :type unsigned-byte)         ; calls that ended
-  (errors 0 :type unsigned-byte)        ; those of them that did not end with OK
+  (count 0 :type quantity)         ; calls that ended
+  (errors 0 :type quantity)        ; those of them that did not end with OK
   (latency (make-histogram) :type histogram)) ; of those that ended with OK
 
 (defstruct (second-row (:copier nil))
   "What happened in one second of the run."
-  (count 0 :type unsigned-byte)         ; calls that ended
-  (errors 0 :type unsigned-byte)        ; those of them that did not end with OK
+  (count 0 :type quantity)         ; calls that ended
+  (errors 0 :type quantity)        ; those of them that did not end with OK
   (latency (make-histogram) :type histogram) ; of those that ended with OK
-  (sent-octets 0 :type unsigned-byte)   ; to the sockets
-  (received-octets 0 :type unsigned-byte) ; from the sockets
-  (connections 0 :type unsigned-byte)   ; that were ready at its end
-  (lateness-max-ns 0 :type unsigned-byte)) ; the latest that a call was begun after its time
+  (sent-octets 0 :type quantity)   ; to the sockets
+  (received-octets 0 :type quantity) ; from the sockets
+  (connections 0 :type quantity)   ; that were ready at its end
+  (lateness-max-ns 0 :type quantity)) ; the latest that a call was begun after its time
 
 (defstruct (sample (:copier nil))
   "One call of those that are told one by one."
-  (unix-ns 0 :type unsigned-byte)       ; when it was to begin
-  (latency-ns 0 :type unsigned-byte)    ; from then on
+  (unix-ns 0 :type quantity)       ; when it was to begin
+  (latency-ns 0 :type quantity)    ; from then on
   (status "OK" :type string)            ; as the name of STATUS-ROW
   (error nil :type (or null string)))   ; the message of a status that is not OK
 
@@ -41,13 +41,13 @@ of the last, with those of a warm-up left out."
   (target "" :type string)              ; as the user wrote it
   (method "" :type string)              ; "package.Service/Method"
   (kind :unary :type (member :unary :client-streaming :server-streaming :bidi)) ; of METHOD
-  (started-unix-ns 0 :type unsigned-byte) ; when the first call was to begin
-  (duration-ns 0 :type unsigned-byte)   ; from then until the last call had ended
+  (started-unix-ns 0 :type quantity) ; when the first call was to begin
+  (duration-ns 0 :type quantity)   ; from then until the last call had ended
   (options '() :type list)              ; alist from an option's name, as ghz's, to its JSON
   (tags '() :type list)                 ; alist of strings, the user's
   (loop-kind :closed :type (member :open :closed)) ; at a rate, or one call behind the other
   (intended-rps nil :type (or null real)) ; the rate, the mean of a schedule; NIL of a closed loop
-  (count 0 :type unsigned-byte)         ; calls that ended
+  (count 0 :type quantity)         ; calls that ended
   (latency (make-histogram) :type histogram) ; of calls that ended with OK
   (all-latency (make-histogram) :type histogram) ; of all calls that ended
   (statuses '() :type list)             ; STATUS-ROWs, the most frequent first
@@ -56,13 +56,13 @@ of the last, with those of a warm-up left out."
   (interval-seconds 1 :type (integer 1)) ; how long each of SECONDS is: more in a long run
   (stages '() :type list)               ; alist from "queue", "connect", "send", "wait" to HISTOGRAM
   (lateness (make-histogram) :type histogram) ; how late the tool began calls, of an open loop
-  (octets-sent 0 :type unsigned-byte)   ; to the sockets
-  (octets-received 0 :type unsigned-byte) ; from the sockets
-  (messages-sent 0 :type unsigned-byte) ; requests, in streams too
-  (messages-received 0 :type unsigned-byte) ; responses, in streams too
-  (connections 0 :type unsigned-byte)   ; asked for
-  (connects 0 :type unsigned-byte)      ; made; more than CONNECTIONS if some were lost
-  (cpu-ns 0 :type unsigned-byte)        ; of this process
+  (octets-sent 0 :type quantity)   ; to the sockets
+  (octets-received 0 :type quantity) ; from the sockets
+  (messages-sent 0 :type quantity) ; requests, in streams too
+  (messages-received 0 :type quantity) ; responses, in streams too
+  (connections 0 :type quantity)   ; asked for
+  (connects 0 :type quantity)      ; made; more than CONNECTIONS if some were lost
+  (cpu-ns 0 :type quantity)        ; of this process
   (limited nil :type (or null string))  ; why it was the tool that set the limit, if it was
   (ended-early nil :type (member nil :interrupted :deadline)) ; why not all calls were made
   (samples '() :type list)              ; SAMPLEs, evenly over the run, by time

@@ -1,0 +1,114 @@
+;;;; Runs against servers in this process, over loopback.
+
+(in-package #:clgrpc.tests.load)
+(in-suite :clgrpc.load)
+
+(defun route-method (name)
+  (service:find-rpc-method name))
+
+(defun plan-for (address &rest arguments
+                 &key (method 'routeguide.route-guide:get-feature) (data "{}") rate workers
+                   (timeout-ns 5000000000) &allow-other-keys)
+  (let* ((method (route-method method))
+         (target (loop:parse-target address)))
+    (apply #'load:make-plan
+           :target address :addresses (list target) :method method
+           :payload (load:json-payload data method (constantly nil))
+           :fields (load:request-fields (service:rpc-method-path method)
+                                        (loop:target-authority target) timeout-ns "http" #())
+           :timeout-ns timeout-ns :connect-timeout-ns 2000000000
+           :options-of-http2 (base:make-channel-options)
+           :rate (and rate (load:make-schedule :start (float rate 1d0)))
+           :workers (and workers (load:make-schedule :start (float workers 1d0)))
+           (loop for (key value) on arguments by #'cddr
+                 unless (member key '(:method :data :rate :workers :timeout-ns))
+                   collect key and collect value))))
+
+(defmacro with-server ((address service &rest arguments) &body body)
+  (let ((server (gensym)))
+    `(let ((,server (grpc:start-server ,service :listen "127.0.0.1:0" ,@arguments)))
+       (unwind-protect
+            (let ((,address (grpc:server-address ,server)))
+              ,@body)
+         (grpc:stop-server ,server :drain 1)))))
+
+(defun statuses-of (run)
+  (loop for row in (load:run-statuses run)
+        collect (load:status-row-name row) collect (load:status-row-count row)))
+
+(defun consistent-p (run)
+  "True if what RUN tells in several ways is the same."
+  (let ((count (load:run-count run)))
+    (and (= count (reduce #'+ (load:run-statuses run) :key #'load:status-row-count))
+         (= count (reduce #'+ (load:run-backends run) :key #'load:backend-row-count))
+         (= count (reduce #'+ (load:run-seconds run) :key #'load:second-row-count))
+         (= count (load:histogram-count (load:run-all-latency run)))
+         (loop for row in (load:run-statuses run)
+               always (= (load:status-row-count row)
+                         (load:histogram-count (load:status-row-latency row)))
+               always (or (zerop (load:status-row-code row))
+                          (= (load:status-row-count row)
+                             (reduce #'+ (load:status-row-messages row) :key #'cdr)))))))
+
+(test closed-loop
+  "All calls are made, over all connections and loops, and what is told adds up."
+  (with-server (address (make-instance 'examples:route-guide))
+    (dolist (lanes '(1 2))
+      (let ((run (load:perform-run (plan-for address :total 1003 :workers 17 :connections 3
+                                                     :lanes lanes))))
+        (is (equal '("OK" 1003) (statuses-of run)))
+        (is (consistent-p run))
+        (is (= 3 (load:run-connects run)))
+        (is (= 1003 (load:run-messages-sent run) (load:run-messages-received run)))
+        (is (< 10000 (load:run-octets-sent run) 1000000))
+        (is (< 10000 (load:run-octets-received run) 1000000))
+        (is (plusp (load:run-cpu-ns run)))
+        (is (eq :closed (load:run-loop-kind run)))
+        (is (null (load:run-intended-rps run)))))))
+
+(test open-loop
+  "Calls begin at the rate, and for the time, that is asked for."
+  (with-server (address (make-instance 'examples:route-guide))
+    (let ((run (load:perform-run (plan-for address :rate 2000 :duration-ns 500000000))))
+      (is (equal '("OK" 1000) (statuses-of run)))
+      (is (consistent-p run))
+      (is (= 1000 (load:histogram-count (load:run-lateness run))))
+      (is (= 2000 (load:run-intended-rps run)))
+      (is (< 450000000 (load:run-duration-ns run) 2000000000)))))
+
+(test every-kind-of-call
+  (with-server (address (make-instance 'examples:route-guide))
+    (flet ((try (method data &rest arguments)
+             (load:perform-run (apply #'plan-for address :method method :data data :total 20
+                                                         :workers 4 arguments))))
+      (let ((run (try 'routeguide.route-guide:list-features
+                      "{\"lo\":{\"latitude\":400000000,\"longitude\":-750000000},
+                        \"hi\":{\"latitude\":420000000,\"longitude\":-730000000}}")))
+        (is (equal '("OK" 20) (statuses-of run)))
+        (is (< 20 (load:run-messages-received run))))
+      (let ((run (try 'routeguide.route-guide:record-route "[{\"latitude\":1},{\"latitude\":2}]")))
+        (is (equal '("OK" 20) (statuses-of run)))
+        (is (= 40 (load:run-messages-sent run)))
+        (is (= 20 (load:run-messages-received run))))
+      (let ((run (try 'routeguide.route-guide:record-route "[{\"latitude\":1}]" :messages 5
+                      :interval-ns 2000000)))
+        (is (equal '("OK" 20) (statuses-of run)))
+        (is (= 100 (load:run-messages-sent run)))
+        (is (<= 8000000 (load:histogram-min (load:run-latency run)))))
+      (let ((run (try 'routeguide.route-guide:route-chat "[]")))
+        (is (equal '("OK" 20) (statuses-of run)))
+        (is (zerop (load:run-messages-sent run)))))))
+
+(test warm-up
+  "What begins in the warm-up, or is to be skipped, does not count; the rest does."
+  (with-server (address (make-instance 'examples:route-guide))
+    (let ((run (load:perform-run (plan-for address :rate 1000 :total 100
+                                                   :warm-up-ns 200000000))))
+      (is (equal '("OK" 100) (statuses-of run))))
+    (let ((run (load:perform-run (plan-for address :workers 1 :total 100 :skip-first 30))))
+      (is (equal '("OK" 70) (statuses-of run)))
+      (is (consistent-p run)))))
+
+(test nobody-listens
+  (signals load:run-failed
+    (load:perform-run (plan-for "127.0.0.1:1" :total 10 :workers 1))))

@@ -1,0 +1,175 @@
+;;;; A run from begin to end, by the thread that calls PERFORM-RUN: it makes the lanes, waits until
+;;;; they are connected, begins them all at one time, tells how they fare, stops them when the user
+;;;; interrupts, and makes a RUN of their notes.
+
+(in-package #:clgrpc.load)
+
+(define-condition run-failed (clgrpc-error)
+  ((text :initarg :text :reader run-failed-text)) ; why, in one line
+  (:report (lambda (condition stream) (write-string (run-failed-text condition) stream)))
+  (:documentation "A run could not be made; TEXT says why, in one line."))
+
+(defconstant +interrupt-grace-seconds+ 2
+  "How long calls under way may go on after the user has interrupted the run.")
+
+(defstruct (control (:copier nil))
+  "What the thread of PERFORM-RUN waits with."
+  (lanes '() :type list)                ; all LANEs
+  (event (sb-thread:make-semaphore :name "clgrpc load") :read-only t)) ; a lane is ready, or done
+
+(defun make-load-loop (number)
+  (let ((loop (loop:make-event-loop
+               :name (format nil "clgrpc load ~D" number)
+               :poller (loop:make-epoll-poller :precise t))))
+    (loop:launch-event-loop loop)
+    (loop:post loop (lambda () (os:set-timer-slack 1)))
+    loop))
+
+(defun post-all (control function)
+  "Call FUNCTION with each lane of CONTROL on its loop."
+  (dolist (lane (control-lanes control))
+    (let ((lane lane)) (loop:post (lane-loop lane) (lambda () (funcall function lane))))))
+
+(defun await-lanes (control test seconds)
+  "Wait until TEST is true of all lanes of CONTROL, or SECONDS have passed; return whether it is."
+  (let ((end (+ (monotonic-ns) (seconds-ns seconds))))
+    (loop
+      (when (every test (control-lanes control)) (return t))
+      (let ((left (- end (monotonic-ns))))
+        (unless (plusp left) (return nil))
+        (sb-thread:wait-on-semaphore (control-event control) :timeout (/ left 1d9))))))
+
+(defun connect-all (control plan)
+  "Connect all lanes of CONTROL. Signal RUN-FAILED if not one connection comes about."
+  (post-all control #'connect-lane)
+  (await-lanes control #'lane-ready-p (+ 1 (ns-seconds (plan-connect-timeout-ns plan))))
+  (let ((lines (loop for lane in (control-lanes control)
+                     append (coerce (lane-lines lane) 'list))))
+    (unless (find :ready lines :key #'line-state)
+      (error 'run-failed :text (format nil "~A cannot be reached: ~A" (plan-target plan)
+                                       (line-failure (first lines)))))))
+
+(defun cpu-ns ()
+  "The CPU time of this process so far."
+  (floor (* (get-internal-run-time) +ns-per-second+) internal-time-units-per-second))
+
+(defun interrupt-run (control)
+  "End the run of CONTROL in order: begin no more calls, and give those under way some time."
+  (post-all control #'stop-lane)
+  (unless (await-lanes control #'lane-done +interrupt-grace-seconds+)
+    (post-all control (lambda (lane) (drop-calls lane t)))))
+
+(defun calls-ended (control)
+  (loop for lane in (control-lanes control) sum (tally-count (lane-tally lane))))
+
+(defun await-run (control begin-ns measure-ns on-progress)
+  "Wait until all lanes of CONTROL are done. Return the CPU time when what counts began, and whether
+the user has interrupted the run."
+  (let ((cpu nil) (interrupted nil))
+    (flet ((wait ()
+             (loop until (await-lanes control #'lane-done 1/10)
+                   do (when (and (null cpu) (<= measure-ns (monotonic-ns)))
+                        (setf cpu (cpu-ns)))
+                      (when (and on-progress (< begin-ns (monotonic-ns)))
+                        (funcall on-progress control)))))
+      (when (<= measure-ns begin-ns) (setf cpu (cpu-ns)))
+      (handler-case (wait)
+        (sb-sys:interactive-interrupt ()
+          (setf interrupted t)
+          (interrupt-run control)
+          (wait))))
+    (values (or cpu (cpu-ns)) interrupted)))
+
+(defun why-limited (run plan capped)
+  "Why it was the tool that set the limit in RUN, a text, or nil; CAPPED calls waited for a worker."
+  (let* ((late (histogram-quantile (run-lateness run) 99/100))
+         (busy (/ (run-cpu-ns run) (max 1 (* (plan-lanes plan) (run-duration-ns run))))))
+    (cond ((and (plan-rate plan) (< 1000000 late))
+           (format nil "the tool was late: one call in a hundred began ~,1F ms or more after its ~
+                        time~:[~;; its event loops were busy ~D % of the time, more --loops help~]"
+                   (/ late 1d6) (< 9/10 busy) (round (* 100 busy))))
+          ((and (plan-rate plan) (< (run-count run) (* 100 capped)))
+           (format nil "~D of ~D calls waited since all workers were busy; their latencies count ~
+                        from when they were due, and a larger -c lets more begin"
+                   capped (run-count run)))
+          ((and (null (plan-rate plan)) (< 19/20 busy))
+           (format nil "the tool's event loops were busy ~D % of the time: more --loops may give ~
+                        more calls" (round (* 100 busy)))))))
+
+(defun finish-run (control plan measure-ns cpu-begin interrupted)
+  "The RUN that CONTROL's lanes have noted."
+  (let* ((lanes (control-lanes control))
+         (end-ns (reduce #'max lanes :key #'lane-last-end-ns :initial-value measure-ns))
+         (run (make-run :name (plan-name plan) :target (plan-target plan)
+                        :method (subseq (service:rpc-method-path (plan-method plan)) 1)
+                        :kind (plan-kind plan) :options (plan-options plan)
+                        :tags (plan-tags plan)
+                        :started-unix-ns (+ measure-ns (tally-real-offset-ns
+                                                        (lane-tally (first lanes))))
+                        :duration-ns (- end-ns measure-ns)
+                        :loop-kind (if (plan-rate plan) :open :closed)
+                        :connections (plan-connections plan)
+                        :cpu-ns (- (cpu-ns) cpu-begin)
+                        :ended-early (if interrupted :interrupted nil))))
+    (fill-run run (mapcar #'lane-tally lanes))
+    (when (plan-rate plan) (setf (run-intended-rps run) (mean-rate plan run)))
+    (setf (run-limited run) (why-limited run plan (reduce #'+ lanes :key #'lane-capped)))
+    run))
+
+(defun mean-rate (plan run)
+  "The calls a second that PLAN intended on average over the time of RUN."
+  (let ((rate (plan-rate plan)) (seconds (/ (run-duration-ns run) 1d9)))
+    (if (eq :const (schedule-kind rate))
+        (schedule-start rate)
+        (/ (loop for i below 1000 sum (schedule-value rate (* seconds (/ i 1000)))) 1000))))
+
+(defun perform-run (plan &key on-progress)
+  "Do what PLAN says and return the RUN. ON-PROGRESS, a function of a CONTROL, is called about ten
+times a second by this thread. If the user interrupts, what has been done so far is returned. Signal
+RUN-FAILED if not one connection could be made, or what a template gave was no message."
+  (let ((control (make-control)))
+    (unwind-protect
+         (progn
+           (dotimes (i (plan-lanes plan))
+             (let ((lane (prepare-lane plan i (make-load-loop i)
+                                       (lambda (lane)
+                                         (declare (ignore lane))
+                                         (sb-thread:signal-semaphore (control-event control))))))
+               (setf (control-lanes control) (append (control-lanes control) (list lane)))))
+           (connect-all control plan)
+           (let* ((begin-ns (+ (monotonic-ns) 2000000))
+                  (measure-ns (+ begin-ns (plan-warm-up-ns plan))))
+             (post-all control (lambda (lane) (begin-lane lane begin-ns)))
+             (multiple-value-bind (cpu interrupted)
+                 (await-run control begin-ns measure-ns on-progress)
+               (let ((trouble (some #'lane-trouble (control-lanes control))))
+                 (when trouble
+                   (error 'run-failed :text (string-right-trim "." (princ-to-string trouble)))))
+               (finish-run control plan measure-ns cpu interrupted))))
+      (dolist (lane (control-lanes control))
+        (loop:stop-event-loop (lane-loop lane)))
+      (dolist (lane (control-lanes control))
+        (loop:join-event-loop (lane-loop lane))))))
+
+(defun single-targets (target timeout-ns)
+  "A list of targets of one address each for all addresses that TARGET, a target, has, looked up
+within TIMEOUT-NS. Signal RUN-FAILED if it has none. Not on a loop."
+  (let ((addresses (loop:target-addresses target)))
+    (unless addresses
+      (let ((loop (loop:make-event-loop :name "clgrpc load look-up"))
+            (done (sb-thread:make-semaphore))
+            (failure nil))
+        (unwind-protect
+             (progn
+               (loop:launch-event-loop loop)
+               (loop:look-up loop target timeout-ns
+                             (lambda (found condition)
+                               (setf addresses found
+                                     failure condition)
+                               (sb-thread:signal-semaphore done)))
+               (sb-thread:wait-on-semaphore done))
+          (loop:stop-event-loop loop)
+          (loop:join-event-loop loop))
+        (when failure
+          (error 'run-failed :text (string-right-trim "." (princ-to-string failure))))))
+    (mapcar (lambda (address) (loop:parse-target (os:address-text address))) addresses)))

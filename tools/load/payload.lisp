@@ -1,0 +1,126 @@
+;;;; What calls send: messages as they go on the wire, with gRPC's prefix of five octets, and fields
+;;;; of metadata. Both are made once if they are constant, else for each call from templates.
+
+(in-package #:clgrpc.load)
+
+(deftype frames ()
+  "Messages in their order, each OCTETS that begin with the prefix."
+  'simple-vector)
+
+(defstruct (payload (:copier nil))
+  "The messages of calls."
+  (frames #() :type frames)             ; if they are constant
+  (maker nil :type (or null function))) ; (call-data) returns FRAMES; nil if they are constant
+
+(declaim (sb-ext:freeze-type payload))
+
+(defun frame-message (octets)
+  "The frame of a message of OCTETS, not compressed."
+  (let ((frame (make-octets (+ 5 (length octets)))))
+    (setf (u32be frame 1) (length octets))
+    (replace frame octets :start1 5)
+    frame))
+
+(defun split-json (text)
+  "The texts of the elements of TEXT if it is an array in JSON, else TEXT alone, each not looked
+into."
+  (let ((text (string-trim '(#\Space #\Tab #\Newline #\Return) text)))
+    (if (not (uiop:string-prefix-p "[" text))
+        (list text)
+        (let ((texts '()) (depth 0) (quoted nil) (start 1) (i 0))
+          (loop while (< i (length text))
+                do (let ((char (char text i)))
+                     (cond (quoted (case char
+                                     (#\\ (incf i))
+                                     (#\" (setf quoted nil))))
+                           ((char= char #\") (setf quoted t))
+                           ((find char "[{") (incf depth))
+                           ((find char "]}") (decf depth)))
+                     (when (and (not quoted)
+                                (or (and (= 1 depth) (char= char #\,))
+                                    (and (zerop depth) (char= char #\]))))
+                       (let ((element (string-trim '(#\Space #\Tab #\Newline #\Return)
+                                                   (subseq text start i))))
+                         (unless (and (zerop depth) (null texts) (string= "" element))
+                           (push element texts)))
+                       (setf start (1+ i)))
+                     (incf i)))
+          (if (and (zerop depth) (not quoted) (= start (length text)))
+              (nreverse texts)
+              (list text))))))           ; no array; the parser says why
+
+(defun json-frames (text type finder)
+  "The frames of the messages of TYPE that TEXT, an object or an array of such in JSON, says."
+  (map 'simple-vector
+       (lambda (text)
+         (frame-message (protobuf:serialize
+                         (protobuf:parse-json-message type text :finder finder))))
+       (split-json text)))
+
+(defun json-payload (text method finder)
+  "The payload of calls of METHOD that TEXT, JSON with templates, says. FINDER finds types by name."
+  (let ((template (compile-template text))
+        (type (service:rpc-method-request-type method)))
+    (flet ((frames (text)
+             (let ((frames (json-frames text type finder)))
+               (if (and (zerop (length frames)) (single-request-p method))
+                   (vector (frame-message (make-octets 0)))
+                   frames))))
+      (if (stringp template)
+          (make-payload :frames (frames template))
+          (make-payload :maker (lambda (data) (frames (expand-template template data))))))))
+
+(defun single-request-p (method)
+  (member (service:rpc-method-kind method) '(:unary :server-streaming)))
+
+(defun split-delimited (octets)
+  "The messages in OCTETS, each behind its length as a varint."
+  (let ((messages '()) (at 0))
+    (loop while (< at (length octets))
+          do (let ((length 0))
+               (loop for shift from 0 by 7
+                     do (when (or (= at (length octets)) (> shift 35))
+                          (fail-template "the data are no messages behind their lengths"))
+                        (let ((octet (aref octets at)))
+                          (incf at)
+                          (setf length (logior length (ash (logand octet 127) shift)))
+                          (when (< octet 128) (return))))
+               (unless (<= (+ at length) (length octets))
+                 (fail-template "the data end in the middle of a message"))
+               (push (subseq octets at (+ at length)) messages)
+               (incf at length)))
+    (nreverse messages)))
+
+(defun binary-payload (octets method)
+  "The payload of calls of METHOD that OCTETS are: one message, or of a stream of requests messages
+each behind its length as a varint."
+  (make-payload :frames (map 'simple-vector #'frame-message
+                             (if (single-request-p method)
+                                 (list octets)
+                                 (split-delimited octets)))))
+
+;;; Metadata
+
+(defun metadata-field (name value)
+  "The header field of metadata NAME; the VALUE of a name that ends in -bin is octets, which travel
+in base64."
+  (hpack:string-field name (if (stringp value)
+                               value
+                               (string-right-trim "=" (encode-base64 value)))))
+
+(defun compile-metadata (metadata)
+  "A vector of the fields of METADATA, an alist, and nil; or nil, and a function of CALL-DATA that
+returns such a vector, if its values have templates."
+  (let ((templates (loop for (name . value) in metadata
+                         collect (cons name (if (stringp value)
+                                                (compile-template value)
+                                                value)))))
+    (flet ((fields (data)
+             (coerce (loop for (name . value) in templates
+                           collect (metadata-field name (if (consp value)
+                                                            (expand-template value data)
+                                                            value)))
+                     'simple-vector)))
+      (if (some (lambda (row) (consp (cdr row))) templates)
+          (values nil #'fields)
+          (values (fields nil) nil)))))

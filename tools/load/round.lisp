@@ -1,0 +1,72 @@
+;;;; Several runs as one: what was counted is added up, histograms are merged, and the runs
+;;;; themselves stand in RUN-ROUNDS, for who asks how much they differ.
+
+(in-package #:clgrpc.load)
+
+(defun merge-rows (owners rows key merge)
+  "The rows of OWNERS, each one's those that ROWS returns, merged by MERGE, a function of a list of
+rows, where KEY is the same."
+  (let ((groups '()))
+    (dolist (row (loop for owner in owners append (funcall rows owner)))
+      (let ((group (assoc (funcall key row) groups :test #'equal)))
+        (if group
+            (push row (cdr group))
+            (push (list (funcall key row) row) groups))))
+    (loop for (nil . group) in (reverse groups)
+          collect (funcall merge (reverse group)))))
+
+(defun merge-status-rows (rows)
+  (let ((messages '()))
+    (loop for (text . count) in (loop for row in rows append (status-row-messages row))
+          for known = (assoc text messages :test #'string=)
+          do (if known (incf (cdr known) count) (push (cons text count) messages)))
+    (make-status-row :name (status-row-name (first rows)) :code (status-row-code (first rows))
+                     :count (reduce #'+ rows :key #'status-row-count)
+                     :latency (merge-histograms (mapcar #'status-row-latency rows))
+                     :messages (sort messages #'> :key #'cdr))))
+
+(defun merge-backend-rows (rows)
+  (make-backend-row :address (backend-row-address (first rows))
+                    :count (reduce #'+ rows :key #'backend-row-count)
+                    :errors (reduce #'+ rows :key #'backend-row-errors)
+                    :latency (merge-histograms (mapcar #'backend-row-latency rows))))
+
+(defun merge-rounds (runs)
+  "RUNS, one behind the other, as one RUN: the only one itself, or a new one that has them as its
+rounds. Its seconds are theirs in their order, its duration is the sum."
+  (if (null (rest runs))
+      (first runs)
+      (flet ((sum (reader) (reduce #'+ runs :key reader))
+             (merged (reader) (merge-histograms (mapcar reader runs)))
+             (most-frequent (rows reader) (sort rows #'> :key reader)))
+        (let ((whole (copy-structure (first runs))))
+          (setf (run-duration-ns whole) (sum #'run-duration-ns)
+                (run-count whole) (sum #'run-count)
+                (run-latency whole) (merged #'run-latency)
+                (run-all-latency whole) (merged #'run-all-latency)
+                (run-lateness whole) (merged #'run-lateness)
+                (run-statuses whole)
+                (most-frequent (merge-rows runs #'run-statuses #'status-row-code
+                                           #'merge-status-rows)
+                               #'status-row-count)
+                (run-backends whole)
+                (most-frequent (merge-rows runs #'run-backends #'backend-row-address
+                                           #'merge-backend-rows)
+                               #'backend-row-count)
+                (run-seconds whole) (reduce (lambda (a b) (concatenate 'vector a b)) runs
+                                            :key #'run-seconds)
+                (run-stages whole)
+                (merge-rows runs #'run-stages #'car
+                            (lambda (rows)
+                              (cons (car (first rows)) (merge-histograms (mapcar #'cdr rows)))))
+                (run-octets-sent whole) (sum #'run-octets-sent)
+                (run-octets-received whole) (sum #'run-octets-received)
+                (run-messages-sent whole) (sum #'run-messages-sent)
+                (run-messages-received whole) (sum #'run-messages-received)
+                (run-connects whole) (sum #'run-connects)
+                (run-cpu-ns whole) (sum #'run-cpu-ns)
+                (run-limited whole) (some #'run-limited runs)
+                (run-ended-early whole) (some #'run-ended-early runs)
+                (run-samples whole) (loop for run in runs append (run-samples run))
+                (run-rounds whole) runs)
+          whole))))

@@ -1,0 +1,118 @@
+;;;; When calls are to begin. A SCHEDULE is a quantity, a rate or a number of workers, as a function
+;;;; of the time since the run began, in ghz's terms: const, step and line. A PACER gives the times
+;;;; of an open loop one by one: evenly spaced, or by chance as a Poisson process has them. Times
+;;;; are the run's own plan and never depend on how calls fare, which is what makes the loop open.
+;;;;
+;;;; Calls that are due within a GROUP, a millisecond unless the user says otherwise, are due
+;;;; together, at its end. At 5,000 a second that is five calls with one waking of the thread and
+;;;; one packet, for a third of the CPU time, and below 1,000 a second it changes nothing.
+;;;;
+;;;; Everything here is pure.
+
+(in-package #:clgrpc.load)
+
+(defstruct (schedule (:copier nil))
+  "A quantity that may change with time."
+  (kind :const :type (member :const :step :line)) ; how it changes
+  (start 0d0 :type double-float)        ; its first value, the only one of :CONST
+  (step 0d0 :type double-float)         ; what a step, or a second of a line, adds
+  (end nil :type (or null double-float)) ; its last value; NIL for no limit
+  (step-seconds 1d0 :type double-float) ; how long a step takes
+  (max-seconds nil :type (or null double-float))) ; after which it changes no more
+
+(declaim (sb-ext:freeze-type schedule))
+
+(defun schedule-value (schedule seconds)
+  "The value of SCHEDULE, a double float, SECONDS after the begin."
+  (let* ((max (schedule-max-seconds schedule))
+         (end (schedule-end schedule))
+         (step (schedule-step schedule))
+         (at (float (if max (min seconds max) seconds) 1d0))
+         (value (ecase (schedule-kind schedule)
+                  (:const (schedule-start schedule))
+                  (:step (+ (schedule-start schedule)
+                            (* step (ffloor at (schedule-step-seconds schedule)))))
+                  (:line (+ (schedule-start schedule) (* step at))))))
+    (cond ((eq :const (schedule-kind schedule)) value)
+          ((null end) (max 0d0 value))
+          ((and max (<= max seconds)) end)
+          ((minusp step) (max 0d0 end value))
+          (t (max 0d0 (min end value))))))
+
+(defconstant +never-ns+ (ash 1 61) "A time that does not come.")
+
+(defstruct (pacer (:copier nil) (:constructor %make-pacer))
+  "The times of one lane's calls."
+  (schedule nil :type schedule)         ; the rate of all lanes together, in calls a second
+  (share 1d0 :type double-float)        ; of it that is this lane's
+  (arrival :constant :type (member :constant :poisson)) ; how calls are spread
+  (group-ns 0 :type (unsigned-byte 40)) ; within which calls are due together
+  (group 1 :type (and quantity (integer 1))) ; how many that are, if the rate is constant
+  (interval-ns 0d0 :type double-float)  ; between two calls, if the rate is constant
+  (offset-ns 0d0 :type double-float)    ; of this lane's calls among those of all lanes
+  (count 0 :type quantity) ; calls so far
+  (at 0d0 :type double-float)           ; seconds: the time of the next, if the rate changes
+  (random nil :type (or null random-state))) ; of a Poisson process
+
+(declaim (sb-ext:freeze-type pacer))
+
+(defun make-pacer (schedule &key (lanes 1) (lane 0) (arrival :constant) (group-ns 1000000)
+                              (random (sb-ext:seed-random-state 1)))
+  "A pacer for the number LANE of LANES that share the rate SCHEDULE."
+  (let* ((even (and (eq :constant arrival) (eq :const (schedule-kind schedule))))
+         (rate (/ (schedule-start schedule) lanes))
+         (pacer (%make-pacer :schedule schedule :share (/ 1d0 lanes) :arrival arrival
+                             :group-ns group-ns :random random)))
+    (when even
+      (setf (pacer-interval-ns pacer) (/ 1d9 rate)
+            (pacer-group pacer) (max 1 (floor (* rate group-ns) 1000000000))
+            (pacer-offset-ns pacer) (* lane (/ 1d9 (schedule-start schedule)))))
+    (when (eq :poisson arrival) (advance-pacer pacer))
+    pacer))
+
+(defconstant +look-seconds+ 0.01d0 "For so long a rate that changes is taken for constant.")
+(defconstant +most-looks+ 360000 "After an hour without a call there will be none.")
+
+(defun advance-pacer (pacer)
+  "Move AT on to the next call: to where the rate, added up over time, has given one more, or as
+many as an exponential distribution of mean 1 draws."
+  (let ((wanted (if (eq :poisson (pacer-arrival pacer))
+                    (- (log (- 1d0 (random 1d0 (pacer-random pacer)))))
+                    1d0)))
+    (loop repeat +most-looks+
+          do (let* ((rate (* (pacer-share pacer)
+                             (schedule-value (pacer-schedule pacer) (pacer-at pacer))))
+                    (given (* rate +look-seconds+)))
+               (when (<= wanted given)
+                 (incf (pacer-at pacer) (/ wanted rate))
+                 (return))
+               (decf wanted given)
+               (incf (pacer-at pacer) +look-seconds+))
+          finally (setf (pacer-at pacer) 2d9))
+    nil))
+
+(define-hot next-due ((pacer pacer)) nanoseconds
+  "When the next call of PACER is due, in nanoseconds after the begin."
+  (let ((count (pacer-count pacer)))
+    (setf (pacer-count pacer) (1+ count))
+    (if (plusp (pacer-interval-ns pacer))
+        (let ((first (- count (mod count (pacer-group pacer)))))
+          (values (truncate (the (double-float 0d0 1d18)
+                                 (+ (pacer-offset-ns pacer)
+                                    (* (pacer-interval-ns pacer) (float first 1d0)))))))
+        (due-by-chance pacer))))
+
+(defun due-by-chance (pacer)
+  "NEXT-DUE where the rate changes, or chance spreads the calls."
+  (when (and (eq :constant (pacer-arrival pacer)) (< 1 (pacer-count pacer)))
+    (advance-pacer pacer))
+  (let* ((ns (min +never-ns+ (floor (* 1d9 (pacer-at pacer)))))
+         (group (pacer-group-ns pacer)))
+    (when (eq :poisson (pacer-arrival pacer)) (advance-pacer pacer))
+    (if (zerop group)
+        ns
+        (if (< (* 1d-9 group (pacer-share pacer)
+                  (schedule-value (pacer-schedule pacer) (* 1d-9 ns)))
+               1d0)
+            ns
+            (* group (ceiling ns group))))))

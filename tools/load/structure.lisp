@@ -1,0 +1,112 @@
+;;;; The structures of a run under way. A LANE is an event loop with its thread and what runs on it.
+;;;; A lane has LINES: places for one connection each, which is made anew when it is lost. A FLIGHT
+;;;; is one call, from when it is due until it has ended; flights are used again.
+;;;;
+;;;; Everything of a lane is touched on its loop only, but for a few counters that the main thread
+;;;; reads for its progress line.
+
+(in-package #:clgrpc.load)
+
+(defstruct (flight (:constructor %make-flight (lane)) (:copier nil))
+  "A call."
+  (lane nil)                            ; whose it is
+  (line nil)                            ; where it goes
+  (connection nil)                      ; that it has a stream of
+  (stream nil :type (or null http2:stream)) ; that it has
+  (number 0 :type quantity) ; of the request, over all lanes
+  (intended-ns 0 :type nanoseconds)     ; when it was to begin; its latency counts from then
+  (made-ns 0 :type nanoseconds)         ; when it was made; its timeout counts from then
+  (begun-ns 0 :type nanoseconds)        ; when it got its stream
+  (sent-ns 0 :type nanoseconds)         ; when its first octets went to the kernel; 0 before
+  (counted nil :type boolean)           ; it is no part of a warm-up
+  (waited nil :type boolean)            ; it had to wait for a connection
+  (retried nil :type boolean)           ; the peer has not processed it once
+  (frames #() :type frames)             ; its requests
+  (next-frame 0 :type quantity) ; how many requests it has sent
+  (prefix 0 :type (integer 0 5))        ; octets seen of the prefix of a response under way
+  (left 0 :type (unsigned-byte 32))     ; octets that this response still lacks
+  (responses 0 :type quantity) ; whole ones
+  (timer nil :type (or null timer))     ; of a stream's pace or end; made when first needed
+  (ended nil :type boolean)             ; it is used again once neither of the next two holds it
+  (queued nil :type boolean)            ; in its line's queue
+  (chained nil :type boolean)           ; among those that its connection has not flushed
+  (later nil :type (or null flight))    ; in one of these two
+  (next nil :type (or null flight))     ; among the lane's, by MADE-NS, or those to be used again
+  (previous nil :type (or null flight))) ; among the lane's
+
+(defstruct (connection (:copier nil))
+  "A connection of a line."
+  (line nil)                            ; whose it is
+  (http2 nil :type (or null http2:connection)) ; the core
+  (socket nil :type (or null loop:connection)) ; the loop's
+  (backend nil :type (or null backend-row)) ; what is counted of its peer
+  (unflushed nil :type (or null flight)) ; calls whose first octets are in the output, chained
+  (ready nil :type boolean)             ; the peer's SETTINGS have come
+  (stopped nil :type boolean)           ; it is not read until output has left
+  (failure nil :type (or null string))) ; why it has ended
+
+(defstruct (line (:copier nil))
+  "A place for a connection."
+  (lane nil)                            ; whose it is
+  (number 0 :type index)                ; over all lanes
+  (target "" :type t)                   ; what it connects to, a target of the loop's
+  (connection nil :type (or null connection)) ; for new calls
+  ;; :WAITING is for the next attempt to connect, after one that failed
+  (state :connecting :type (member :connecting :ready :waiting :closed))
+  (failure "no connection yet" :type string) ; why the last attempt failed
+  (backend nil :type (or null backend-row)) ; of calls that fail without a connection
+  (failures 0 :type index)              ; attempts to connect that failed, one after the other
+  (quota 0 :type fixnum)                ; calls that may be under way
+  (flying 0 :type fixnum)               ; calls that are due and have not ended
+  (begun 0 :type fixnum)                ; of these, those with a stream
+  (queue-head nil :type (or null flight)) ; of those without one, in order
+  (queue-tail nil :type (or null flight)) ; the last of them
+  (timer nil :type (or null timer)))    ; ends :WAITING
+
+(defstruct (lane (:copier nil))
+  "An event loop and what runs on it."
+  (plan nil :type plan)                 ; what is to be done
+  (number 0 :type index)                ; which lane it is
+  (loop nil :type loop:event-loop)      ; where all is done
+  (tally (make-tally) :type tally)      ; what is noted of calls that count
+  (pool (http2:make-pool))              ; shared by its connections
+  (lines #() :type simple-vector)       ; its LINES
+  (next-line 0 :type index)             ; which has the next call of an open loop
+  (data nil :type (or null call-data))  ; for templates
+  (now 0 :type nanoseconds)             ; when the event under way came
+  ;; when what happens
+  (begin-ns 0 :type nanoseconds)        ; the run began; 0 before
+  (measure-ns 0 :type nanoseconds)      ; the warm-up ends
+  (end-ns +never-ns+ :type nanoseconds) ; no call begins from then on
+  (last-end-ns 0 :type nanoseconds)     ; the last call that counts ended
+  (measuring nil :type boolean)         ; calls that count have begun
+  (pacer nil :type (or null pacer))     ; of an open loop
+  (due-ns 0 :type nanoseconds)          ; when the next call of it is due
+  (pace-timer nil :type (or null timer)) ; rings then
+  (tick-timer nil :type (or null timer)) ; rings ten times a second
+  (expiry-timer nil :type (or null timer)) ; rings when the oldest call has had its time
+  ;; calls
+  (made 0 :type quantity) ; so far
+  (counted 0 :type quantity) ; of these, those behind the warm-up
+  (left +never-ns+ :type quantity) ; that are still to be made
+  (skip 0 :type quantity) ; of those behind the warm-up that do not count
+  (capped 0 :type quantity) ; calls that waited since all workers were busy
+  (flying 0 :type fixnum)               ; due and not ended
+  (oldest nil :type (or null flight))   ; of them
+  (youngest nil :type (or null flight)) ; of them
+  (free nil :type (or null flight))     ; to be used again
+  (ready-p nil :type boolean)           ; each line has tried to connect
+  (stopping nil :type boolean)          ; no more calls are made
+  (dropping nil :type boolean)          ; what ends now does not count
+  (done nil :type boolean)              ; all has ended
+  (trouble nil :type (or null condition)) ; an error of ours that has ended the run
+  (on-event nil :type (or null function))) ; (lane) is called when READY-P or DONE becomes true
+
+(declaim (sb-ext:freeze-type flight connection line lane))
+
+(defun lane-wheel (lane)
+  (loop:event-loop-wheel (lane-loop lane)))
+
+(define-hot note-now ((lane lane)) nanoseconds
+  "What happens to LANE now happens at this time; return it."
+  (setf (lane-now lane) (loop:read-clock (lane-loop lane))))

@@ -1,0 +1,197 @@
+;;;; What a lane notes of its calls while it runs, and how the notes of all lanes become a RUN.
+;;;; Noting a call that ended with OK costs some increments and no allocation.
+
+(in-package #:clgrpc.load)
+
+(defconstant +most-messages+ 50 "How many different status messages are kept of each status.")
+(defconstant +most-samples+ 4096 "How many calls a lane keeps one by one.")
+(defconstant +most-seconds+ 200000 "Later seconds of a run are counted as its last.")
+
+(defstruct (tally (:copier nil))
+  "What one lane has seen of the calls that count."
+  (count 0 :type quantity) ; calls that ended
+  (statuses (make-array 17 :initial-element nil) :type (simple-vector 17)) ; STATUS-ROWs, by code
+  (backends '() :type list)             ; BACKEND-ROWs
+  (wait (make-histogram) :type histogram) ; from when a request was sent until its call ended
+  (send (make-histogram) :type histogram) ; from when it had a stream until it was sent
+  (queue (make-histogram) :type histogram) ; from when it was due until it had one
+  (connect (make-histogram) :type histogram) ; the same, of those that waited for a connection
+  (lateness (make-histogram) :type histogram) ; how late calls were begun
+  (seconds (make-array 64 :adjustable t :fill-pointer 0) :type vector) ; SECOND-ROWs, the last open
+  (second (make-second-row) :type second-row) ; the last of them
+  (second-end-ns 0 :type nanoseconds)   ; when that ends
+  (samples '() :type list)              ; SAMPLEs, the latest first
+  (sample-count 0 :type index)          ; how many these are
+  (sample-every 1 :type (and quantity (integer 1))) ; of so many calls one is kept
+  (messages-sent 0 :type quantity) ; requests
+  (messages-received 0 :type quantity) ; responses
+  (sent-octets 0 :type quantity) ; of all connections
+  (received-octets 0 :type quantity) ; of all connections
+  (sent-before 0 :type quantity) ; of these, before the second under way
+  (received-before 0 :type quantity) ; likewise
+  (base-sent 0 :type quantity) ; of these, before anything counted
+  (base-received 0 :type quantity) ; likewise
+  (connects 0 :type index)              ; connections made
+  (ready 0 :type index)                 ; connections that are ready now
+  (real-offset-ns 0 :type (unsigned-byte 62))) ; what makes a time of the loop's a calendar's
+
+(declaim (sb-ext:freeze-type tally))
+
+(defparameter *status-names*
+  #("OK" "Canceled" "Unknown" "InvalidArgument" "DeadlineExceeded" "NotFound" "AlreadyExists"
+    "PermissionDenied" "ResourceExhausted" "FailedPrecondition" "Aborted" "OutOfRange"
+    "Unimplemented" "Internal" "Unavailable" "DataLoss" "Unauthenticated")
+  "The statuses by their codes, as grpc-go and ghz write them.")
+
+(defun begin-tally (tally begin-ns)
+  "What is noted from now on counts; the run's first second begins at BEGIN-NS."
+  (setf (tally-base-sent tally) (tally-sent-octets tally)
+        (tally-base-received tally) (tally-received-octets tally)
+        (tally-second-end-ns tally) begin-ns)
+  (next-second tally))
+
+(defun next-second (tally)
+  "Close the second under way, if one is, and open the next."
+  (close-second tally)
+  (when (< (length (tally-seconds tally)) +most-seconds+)
+    (setf (tally-second tally) (make-second-row)
+          (tally-sent-before tally) (tally-sent-octets tally)
+          (tally-received-before tally) (tally-received-octets tally))
+    (vector-push-extend (tally-second tally) (tally-seconds tally)))
+  (incf (tally-second-end-ns tally) +ns-per-second+)
+  nil)
+
+(defun close-second (tally)
+  (let ((second (tally-second tally)))
+    (setf (second-row-sent-octets second) (- (tally-sent-octets tally) (tally-sent-before tally))
+          (second-row-received-octets second) (- (tally-received-octets tally)
+                                                 (tally-received-before tally))
+          (second-row-connections second) (tally-ready tally))))
+
+(define-hot (keep-time :inline t) ((tally tally) (now nanoseconds)) null
+  "Go on to the second of NOW."
+  (loop while (<= (tally-second-end-ns tally) now)
+        do (next-second tally)))
+
+(defun find-backend (tally address)
+  "The BACKEND-ROW for ADDRESS, made if there is none."
+  (or (find address (tally-backends tally) :key #'backend-row-address :test #'string=)
+      (let ((row (make-backend-row :address address)))
+        (push row (tally-backends tally))
+        row)))
+
+(defun ensure-status (tally code)
+  (or (svref (tally-statuses tally) code)
+      (setf (svref (tally-statuses tally) code)
+            (make-status-row :name (aref *status-names* code) :code code))))
+
+(defun note-message (row text)
+  "Count TEXT among the messages of ROW, a STATUS-ROW; those beyond +MOST-MESSAGES+ as others."
+  (let* ((messages (status-row-messages row))
+         (known (assoc text messages :test #'string=)))
+    (cond (known (incf (cdr known)))
+          ((< (length messages) +most-messages+)
+           (setf (status-row-messages row) (append messages (list (cons text 1)))))
+          (t (let ((others (assoc "(other messages)" messages :test #'string=)))
+               (if others
+                   (incf (cdr others))
+                   (setf (status-row-messages row)
+                         (append messages (list (cons "(other messages)" 1))))))))))
+
+(defun keep-sample (tally intended-ns latency-ns code text)
+  "Keep the call just counted as a sample; if there are many now, keep every other of them only."
+  (push (make-sample :unix-ns (+ intended-ns (tally-real-offset-ns tally))
+                     :latency-ns latency-ns :status (aref *status-names* code) :error text)
+        (tally-samples tally))
+  (when (= +most-samples+ (incf (tally-sample-count tally)))
+    (setf (tally-samples tally) (loop for (sample) on (tally-samples tally) by #'cddr
+                                      collect sample)
+          (tally-sample-count tally) (length (tally-samples tally))
+          (tally-sample-every tally) (* 2 (tally-sample-every tally)))))
+
+(define-hot note-end ((tally tally) (backend backend-row) (intended-ns nanoseconds)
+                      (now nanoseconds) (code (integer 0 16)) (text (or null string)))
+    null
+  "A call that counts, which was to begin at INTENDED-NS, has ended with the status CODE, and TEXT
+if that is not OK, at NOW, at BACKEND."
+  (let* ((latency (max 0 (- now intended-ns)))
+         (row (or (svref (tally-statuses tally) code) (ensure-status tally code))))
+    (declare (type status-row row) (type nanoseconds latency))
+    (keep-time tally now)
+    (let ((second (tally-second tally)))
+      (incf (tally-count tally))
+      (incf (status-row-count row))
+      (incf (backend-row-count backend))
+      (incf (second-row-count second))
+      (record-value (status-row-latency row) latency)
+      (cond ((zerop code)
+             (record-value (backend-row-latency backend) latency)
+             (record-value (second-row-latency second) latency))
+            (t
+             (incf (backend-row-errors backend))
+             (incf (second-row-errors second))
+             (note-message row (or text "")))))
+    (when (zerop (mod (tally-count tally) (tally-sample-every tally)))
+      (keep-sample tally intended-ns latency code text))
+    nil))
+
+;;; From tallies to a run
+
+(defun merge-seconds (tallies)
+  "The SECOND-ROWs of all TALLIES together."
+  (let* ((count (reduce #'max tallies :key (lambda (tally) (length (tally-seconds tally)))
+                                      :initial-value 0))
+         (seconds (make-array count)))
+    (dotimes (i count seconds)
+      (let ((rows (loop for tally in tallies
+                        when (< i (length (tally-seconds tally)))
+                          collect (aref (tally-seconds tally) i))))
+        (flet ((sum (reader) (reduce #'+ rows :key reader)))
+          (setf (aref seconds i)
+                (make-second-row
+                 :count (sum #'second-row-count) :errors (sum #'second-row-errors)
+                 :latency (merge-histograms (mapcar #'second-row-latency rows))
+                 :sent-octets (sum #'second-row-sent-octets)
+                 :received-octets (sum #'second-row-received-octets)
+                 :connections (sum #'second-row-connections)
+                 :lateness-max-ns (reduce #'max rows :key #'second-row-lateness-max-ns))))))))
+
+(defun fill-run (run tallies)
+  "Put into RUN what TALLIES, those of all lanes, have noted. Return RUN."
+  (flet ((sum (reader) (reduce #'+ tallies :key reader))
+         (merged (reader) (merge-histograms (mapcar reader tallies))))
+    (mapc #'close-second tallies)
+    (let* ((statuses (sort (merge-rows tallies
+                                       (lambda (tally)
+                                         (remove nil (coerce (tally-statuses tally) 'list)))
+                                       #'status-row-code #'merge-status-rows)
+                           #'> :key #'status-row-count))
+           (ok (find 0 statuses :key #'status-row-code))
+           (stages (loop for (name reader) in `(("queue" ,#'tally-queue)
+                                                ("connect" ,#'tally-connect)
+                                                ("send" ,#'tally-send) ("wait" ,#'tally-wait))
+                         for histogram = (merged reader)
+                         when (plusp (histogram-count histogram))
+                           collect (cons name histogram))))
+      (setf (run-count run) (sum #'tally-count)
+            (run-latency run) (if ok (status-row-latency ok) (make-histogram))
+            (run-all-latency run) (merge-histograms (mapcar #'status-row-latency statuses))
+            (run-statuses run) statuses
+            (run-backends run)
+            (sort (delete 0 (merge-rows tallies #'tally-backends #'backend-row-address
+                                        #'merge-backend-rows)
+                          :key #'backend-row-count)
+                  #'> :key #'backend-row-count)
+            (run-seconds run) (merge-seconds tallies)
+            (run-stages run) stages
+            (run-lateness run) (merged #'tally-lateness)
+            (run-octets-sent run) (- (sum #'tally-sent-octets) (sum #'tally-base-sent))
+            (run-octets-received run) (- (sum #'tally-received-octets)
+                                         (sum #'tally-base-received))
+            (run-messages-sent run) (sum #'tally-messages-sent)
+            (run-messages-received run) (sum #'tally-messages-received)
+            (run-connects run) (sum #'tally-connects)
+            (run-samples run) (sort (mapcan (lambda (tally) (copy-list (tally-samples tally)))
+                                            tallies)
+                                    #'< :key #'sample-unix-ns)))
+    run))

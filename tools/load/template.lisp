@@ -1,0 +1,145 @@
+;;;; Templates in data and metadata, in ghz's terms: {{.RequestNumber}}, {{randomInt 1 10}} and so
+;;;; on. A text is compiled once to its pieces; a text without templates stays a string, so that
+;;;; what is constant is encoded only once.
+
+(in-package #:clgrpc.load)
+
+(define-condition template-error (clgrpc-error)
+  ((text :initarg :text :reader template-error-text)) ; what is wrong, in one line
+  (:report (lambda (condition stream) (write-string (template-error-text condition) stream)))
+  (:documentation "A template in data or metadata is none."))
+
+(defun fail-template (control &rest arguments)
+  (error 'template-error :text (format nil "~?" control arguments)))
+
+(defstruct (call-data (:copier nil))
+  "What templates may speak of."
+  (number 0 :type quantity) ; of the request, from 0 on
+  (worker 0 :type index)                ; of the connection's place in the run
+  (method nil :type (or null service:rpc-method)) ; that is called
+  (random *random-state* :type random-state)) ; the lane's
+
+(declaim (sb-ext:freeze-type call-data))
+
+(defun uuid-text (random)
+  "A UUID of version 4 (RFC 9562)."
+  (let ((bits (random (ash 1 128) random)))
+    (setf (ldb (byte 4 76) bits) 4
+          (ldb (byte 2 62) bits) 2)
+    (let ((hex (format nil "~(~32,'0X~)" bits)))
+      (format nil "~A-~A-~A-~A-~A" (subseq hex 0 8) (subseq hex 8 12) (subseq hex 12 16)
+              (subseq hex 16 20) (subseq hex 20)))))
+
+(defun random-text (length random)
+  "LENGTH random letters and digits, from 2 to 16 if that is not positive, as ghz has it."
+  (let ((letters "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"))
+    (coerce (loop repeat (if (plusp length) length (+ 2 (random 15 random)))
+                  collect (char letters (random (length letters) random)))
+            'string)))
+
+(defun time-text (ns)
+  "NS, nanoseconds of the Unix epoch, as RFC 3339 has it, to the second."
+  (multiple-value-bind (second minute hour day month year)
+      (decode-universal-time (+ (floor ns +ns-per-second+) 2208988800) 0)
+    (format nil "~4,'0D-~2,'0D-~2,'0DT~2,'0D:~2,'0D:~2,'0DZ" year month day hour minute second)))
+
+(defun split-name (path)
+  "The service and the method of PATH, \"/package.Service/Method\"."
+  (let ((slash (position #\/ path :from-end t)))
+    (values (subseq path 1 slash) (subseq path (1+ slash)))))
+
+(defun variable-function (name)
+  "A function of CALL-DATA that returns the value of ghz's variable NAME, or nil if there is none."
+  (macrolet ((rows (&rest rows)
+               `(cond ,@(loop for (row form) in rows
+                              collect `((string= name ,row)
+                                        (lambda (data) (declare (ignorable data)) ,form))))))
+    (flet ((path (data) (service:rpc-method-path (call-data-method data)))
+           (kind (data) (service:rpc-method-kind (call-data-method data)))
+           (type-name (type) (protobuf:message-type-name type))
+           (truth (value) (if value "true" "false")))
+      (rows ("RequestNumber" (call-data-number data))
+            ("WorkerID" (call-data-worker data))
+            ("FullyQualifiedName" (substitute #\. #\/ (subseq (path data) 1)))
+            ("ServiceName" (values (split-name (path data))))
+            ("MethodName" (nth-value 1 (split-name (path data))))
+            ("InputName" (type-name (service:rpc-method-request-type (call-data-method data))))
+            ("OutputName" (type-name (service:rpc-method-response-type (call-data-method data))))
+            ("IsClientStreaming" (truth (member (kind data) '(:client-streaming :bidi))))
+            ("IsServerStreaming" (truth (member (kind data) '(:server-streaming :bidi))))
+            ("Timestamp" (time-text (real-time-ns)))
+            ("TimestampUnix" (floor (real-time-ns) +ns-per-second+))
+            ("TimestampUnixMilli" (floor (real-time-ns) 1000000))
+            ("TimestampUnixNano" (real-time-ns))
+            ("UUID" (uuid-text (call-data-random data)))))))
+
+(defun split-words (text)
+  "The words of TEXT, those in double quotes without them."
+  (let ((words '()) (i 0))
+    (loop
+      (setf i (or (position #\Space text :start i :test-not #'char=)
+                  (return (nreverse words))))
+      (let* ((quoted (char= #\" (char text i)))
+             (start (if quoted (1+ i) i))
+             (end (or (position (if quoted #\" #\Space) text :start start)
+                      (if quoted (fail-template "a quotation mark is not closed in ~S" text)
+                          (length text)))))
+        (push (subseq text start end) words)
+        (setf i (if quoted (1+ end) end))))))
+
+(defun action-function (text)
+  "A function of CALL-DATA that returns what stands for {{TEXT}}."
+  (destructuring-bind (&optional (name "") &rest words)
+      (split-words (string-trim "- " (substitute #\Space #\Tab text)))
+    (labels ((number-at (index)
+               (let ((word (nth index words)))
+                 (handler-case (parse-integer (or word ""))
+                   (error () (fail-template "~A wants an integer, not ~S" name word)))))
+             (takes (count)
+               (unless (= count (length words))
+                 (fail-template "~A takes ~D argument~:P, not ~D" name count (length words)))))
+      (cond ((and (uiop:string-prefix-p "." name) (null words)
+                  (variable-function (subseq name 1))))
+            ((string= name "newUUID")
+             (takes 0)
+             (lambda (data) (uuid-text (call-data-random data))))
+            ((string= name "randomString")
+             (takes 1)
+             (let ((length (number-at 0)))
+               (when (> length 1000000) (fail-template "randomString makes no ~D letters" length))
+               (lambda (data) (random-text length (call-data-random data)))))
+            ((string= name "randomInt")
+             (takes 2)
+             (let ((low (number-at 0)) (high (number-at 1)))
+               (unless (< low high)
+                 (fail-template "randomInt wants a smaller and a larger integer"))
+               (lambda (data) (+ low (random (- high low) (call-data-random data))))))
+            ((string= name "choice")
+             (unless words (fail-template "choice wants one text or more"))
+             (let ((words (coerce words 'simple-vector)))
+               (lambda (data) (svref words (random (length words) (call-data-random data))))))
+            (t (fail-template "there is no template {{~A}}; doc/load.md tells those there are"
+                              text))))))
+
+(defun compile-template (text)
+  "TEXT itself if it has no templates, else a list of its pieces: strings, and functions of a
+CALL-DATA that return what to print in their place. Signal TEMPLATE-ERROR."
+  (let ((pieces '()) (start 0))
+    (loop
+      (let ((open (search "{{" text :start2 start)))
+        (unless open
+          (push (subseq text start) pieces)
+          (return (if (rest pieces) (nreverse pieces) text)))
+        (let ((close (or (search "}}" text :start2 open)
+                         (fail-template "{{ is not closed in ~S" (subseq text open)))))
+          (push (subseq text start open) pieces)
+          (push (action-function (subseq text (+ open 2) close)) pieces)
+          (setf start (+ close 2)))))))
+
+(defun expand-template (template data)
+  "The text of TEMPLATE, as COMPILE-TEMPLATE returned it, for DATA, a CALL-DATA."
+  (if (stringp template)
+      template
+      (with-output-to-string (stream)
+        (dolist (piece template)
+          (princ (if (functionp piece) (funcall piece data) piece) stream)))))
