@@ -826,6 +826,7 @@
                (:file "profile")
                (:file "rehearsal")
                (:file "compare")
+               (:file "load")
                (:file "main")))
 
 ;;; Tests: a system per layer, each added to those that clgrpc/tests depends on

@@ -5,7 +5,7 @@
 
 (defparameter *headers*
   '("errno.h" "signal.h" "stddef.h" "stdio.h" "sys/types.h" "sys/socket.h" "netinet/in.h"
-    "netinet/tcp.h" "arpa/inet.h" "poll.h" "sys/epoll.h" "sys/prctl.h" "sys/syscall.h" "sys/eventfd.h"
+    "netinet/tcp.h" "arpa/inet.h" "poll.h" "sys/epoll.h" "sys/eventfd.h" "sys/prctl.h"
     "sys/resource.h" "linux/futex.h" "sys/syscall.h" "dlfcn.h" "netdb.h" "fcntl.h" "dirent.h"
     "sys/stat.h" "linux/stat.h" "unistd.h"))
 
