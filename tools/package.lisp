@@ -3,7 +3,7 @@
 (defpackage #:clgrpc.tools
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:grpc #:clgrpc) (#:rpc #:clgrpc.rpc) (#:service #:clgrpc.service)
-                    (#:loop #:clgrpc.loop) (#:config #:clgrpc.config)
+                    (#:loop #:clgrpc.loop) (#:http1 #:clgrpc.http1) (#:config #:clgrpc.config)
                     (#:load #:clgrpc.load) (#:report #:clgrpc.report)
                     (#:os #:clgrpc.os) (#:profile #:clgrpc.profile) (#:protobuf #:clgrpc.protobuf)
                     (#:console #:clgrpc.console) (#:examples #:clgrpc.examples)

@@ -1,6 +1,7 @@
 ;;;; The command `top`: a table of what the servers and channels of a process do, with rates, drawn
 ;;;; anew each second on a terminal, or once for a pipe. Rates are of what channelz counts: the
-;;;; difference between two looks by the time between them.
+;;;; difference between two looks by the time between them. Methods, with their latencies, come
+;;;; from what the process tells Prometheus (exposition.lisp), if it does.
 
 (in-package #:clgrpc.tools)
 
@@ -20,7 +21,8 @@
 (defstruct (look (:copier nil))
   "All that was known at one time."
   (ns 0 :type integer :read-only t)     ; when
-  (readings '() :type list :read-only t)) ; of what there is
+  (readings '() :type list :read-only t) ; of what there is
+  (methods '() :type list :read-only t)) ; METHOD-READINGs, if metrics are told
 
 (defun server-reading (channel server)
   (let ((data (channelz:server-data server)))
@@ -43,11 +45,32 @@
                   :succeeded (channelz:channel-data-calls-succeeded data)
                   :failed (channelz:channel-data-calls-failed data))))
 
-(defun take-look (channel)
+(defun read-channelz (channel)
+  (append (mapcar (lambda (server) (server-reading channel server)) (ask-for-servers channel))
+          (mapcar #'channel-reading (ask-for-channels channel))))
+
+(defun get-methods (url)
+  "The METHOD-READINGs of the metrics at URL, of PARSE-URL."
+  (multiple-value-bind (status octets)
+      (get-over-http url :accept "text/plain;version=0.0.4")
+    (unless (= 200 status) (fail-command "GET ~A is answered with ~D" (third url) status))
+    (read-methods octets)))
+
+(defun find-metrics (address)
+  "The URL of the metrics at ADDRESS, or nil if it does not tell of any."
+  (handler-case (let ((url (parse-url (format nil "http://~A/metrics" address))))
+                  (get-methods url)
+                  url)
+    ((or failure usage-error) () nil)))
+
+(defun take-look (channel url)
+  "A look at the process that CHANNEL leads to and whose metrics are at URL, or nil. With metrics it
+need not serve channelz."
   (make-look :ns (monotonic-ns)
-             :readings (append (mapcar (lambda (server) (server-reading channel server))
-                                       (ask-for-servers channel))
-                               (mapcar #'channel-reading (ask-for-channels channel)))))
+             :methods (and url (get-methods url))
+             :readings (handler-case (read-channelz channel)
+                         (grpc:unimplemented (error)
+                           (if url '() (error error))))))
 
 ;;; The table
 
@@ -77,7 +100,44 @@
                         (reading-connections reading)
                         (reading-state reading) (reading-name reading)))))
 
+(defun shown-latency (seconds)
+  "SECONDS, or nil, as milliseconds."
+  (if seconds (format nil "~,2F" (* 1000 seconds)) "-"))
+
+(defun same-method-p (a b)
+  (and (string= (method-reading-name a) (method-reading-name b))
+       (string= (method-reading-role a) (method-reading-role b))
+       (string= (method-reading-target a) (method-reading-target b))))
+
+(defun method-rows (new old)
+  "The rows of the table of methods for NEW, a look, after OLD, another or nil; the busiest first.
+Latencies are those of the calls between the two; or of all, if there was none."
+  (let* ((seconds (if old (/ (- (look-ns new) (look-ns old)) 1d9) 0))
+         (rows (loop for method in (look-methods new)
+                     for before = (and old (find method (look-methods old) :test #'same-method-p))
+                     for buckets = (buckets-since method before)
+                     collect (list (rate method before seconds #'method-reading-ended)
+                                   (rate method before seconds #'method-reading-failed)
+                                   (bucket-quantile 1/2 buckets) (bucket-quantile 99/100 buckets)
+                                   method))))
+    (loop for (calls failures p50 p99 method) in (stable-sort rows #'> :key #'first)
+          for started = (method-reading-started method)
+          collect (list (method-reading-role method)
+                        (if old (format nil "~,1F" calls) "-")
+                        (if old (format nil "~,1F" failures) "-")
+                        (shown-latency p50) (shown-latency p99)
+                        (if started (- started (method-reading-ended method)) "-")
+                        (method-reading-ended method) (method-reading-failed method)
+                        (format nil "~A~@[ ~A~]" (method-reading-name method)
+                                (and (string/= "" (method-reading-target method))
+                                     (method-reading-target method)))))))
+
 (defun write-look (new old)
+  (when (look-methods new)
+    (write-table '("KIND" "CALLS/S" "FAILED/S" "P50 MS" "P99 MS" "RUNNING" "CALLS" "FAILED"
+                   "METHOD")
+                 (method-rows new old))
+    (terpri))
   (write-table '("KIND" "ID" "CALLS/S" "FAILED/S" "RUNNING" "CALLS" "FAILED" "PEERS" "STATE" "NAME")
                (look-rows new old)))
 
@@ -102,12 +162,13 @@
     (unwind-protect (funcall function)
       (stty "icanon" "echo"))))
 
-(defun draw-looks (channel address interval)
-  "Draw a look at CHANNEL's process, at ADDRESS, each INTERVAL seconds until somebody types q."
+(defun draw-looks (channel url address interval)
+  "Draw a look at CHANNEL's process, at ADDRESS, whose metrics are at URL or nil, each INTERVAL
+seconds until somebody types q."
   (call-with-keys
    (lambda ()
      (loop with old = nil
-           for new = (take-look channel)
+           for new = (take-look channel url)
            do (format t "~C[H~C[2J~A, each ~A s, q quits~2%" #\Escape #\Escape (shown address)
                       (float interval))
               (write-look new old)
@@ -117,18 +178,23 @@
 
 (define-command "top"
     (((address "ADDRESS" (address-parser 1) "Where a server serves channelz."))
-     ((interval "SECONDS" #'parse-seconds 1 "How often to look.")
+     ((metrics "URL" #'parse-url nil
+               "Where it tells Prometheus of metrics, http://HOST:PORT/metrics; without this,
+      /metrics at ADDRESS if that answers. Without metrics there is no table of methods.")
+      (interval "SECONDS" #'parse-seconds 1 "How often to look.")
       (once "[true|false]" #'parse-boolean nil
             "Look twice, an interval apart, print one table and end; also where the output is no
       terminal.")
       client-tls))
     "Show how busy the servers and channels of a process are, live: calls and failures a second, how
-many run, connections of servers and subchannels of channels. Asks its channelz service."
+many run, latencies by method, connections of servers and subchannels of channels. Asks its
+channelz service, and reads its metrics."
   (grpc:with-channel (channel address
                       :credentials (client-credentials tls-ca tls-cert tls-key tls-name))
-    (if (or once (not (terminal-p)))
-        (let ((old (take-look channel)))
-          (sleep interval)
-          (write-look (take-look channel) old))
-        (draw-looks channel address interval)))
+    (let ((url (or metrics (find-metrics address))))
+      (if (or once (not (terminal-p)))
+          (let ((old (take-look channel url)))
+            (sleep interval)
+            (write-look (take-look channel url) old))
+          (draw-looks channel url address interval))))
   0)

@@ -1,0 +1,91 @@
+;;;; What a process tells Prometheus, read back, and what `top` makes of it.
+
+(in-package #:clgrpc.tests.tools)
+(in-suite :clgrpc.tools)
+
+(test samples-are-read
+  (flet ((read-line-of (line) (multiple-value-list (tools::parse-sample line))))
+    (is (equal '("a_total" (("b" . "c") ("d" . "")) 12)
+               (read-line-of "a_total{b=\"c\",d=\"\"} 12")))
+    (is (equal '("a" () 1) (read-line-of "a 1 1700000000")))
+    (is (equal (list "a" (list (cons "b" (format nil "x\"y\\z~%,}="))) 1)
+               (read-line-of "a{b=\"x\\\"y\\\\z\\n,}=\"} 1")))
+    (is (= 1500000 (third (read-line-of "a{b=\"c\"} 1.5e+06"))))
+    (dolist (wrong '("" "a" "a{" "a{b" "a{b=\"c" "a{b=\"c\"}" "a NaN" "a{b=\"c\"} +Inf" "a x"))
+      (is (equal '(nil) (read-line-of wrong)) "~S" wrong))))
+
+(defun told-methods (&rest counts)
+  "The METHOD-READING of a method that had COUNTS calls that took up to 0.1, 0.2 and more seconds,
+and one of up to 0.1 that failed."
+  (destructuring-bind (short long longer) counts
+    (first (tools::read-methods
+            (base:string-octets
+             (format nil "# TYPE x histogram~%~
+                          grpc_server_call_started_total{grpc_method=\"M\"} ~D~%~
+                          other{grpc_method=\"M\"} 7~%~
+                          grpc_server_call_duration_seconds_bucket{grpc_method=\"M\",~
+                          grpc_status=\"OK\",le=\"0.1\"} ~D~%~
+                          grpc_server_call_duration_seconds_bucket{grpc_method=\"M\",~
+                          grpc_status=\"OK\",le=\"0.2\"} ~D~%~
+                          grpc_server_call_duration_seconds_bucket{grpc_method=\"M\",~
+                          grpc_status=\"OK\",le=\"+Inf\"} ~D~%~
+                          grpc_server_call_duration_seconds_count{grpc_method=\"M\",~
+                          grpc_status=\"OK\"} ~D~%~
+                          grpc_server_call_duration_seconds_bucket{grpc_method=\"M\",~
+                          grpc_status=\"INTERNAL\",le=\"0.1\"} 1~%~
+                          grpc_server_call_duration_seconds_bucket{grpc_method=\"M\",~
+                          grpc_status=\"INTERNAL\",le=\"0.2\"} 1~%~
+                          grpc_server_call_duration_seconds_bucket{grpc_method=\"M\",~
+                          grpc_status=\"INTERNAL\",le=\"+Inf\"} 1~%~
+                          grpc_server_call_duration_seconds_count{grpc_method=\"M\",~
+                          grpc_status=\"INTERNAL\"} 1~%"
+                     (+ 3 short long longer) short (+ short long) (+ short long longer)
+                     (+ short long longer)))))))
+
+(test methods-are-added-up-over-statuses
+  (let ((method (told-methods 9 10 5)))
+    (is (string= "M" (tools::method-reading-name method)))
+    (is (= 27 (tools::method-reading-started method)))
+    (is (= 25 (tools::method-reading-ended method)))
+    (is (= 1 (tools::method-reading-failed method)))
+    (is (equal '(10 10 5) (mapcar #'cdr (tools::buckets-since method nil))))
+    (is (equal '(4 2 0) (mapcar #'cdr (tools::buckets-since method (told-methods 5 8 5)))))))
+
+(test quantiles-are-those-of-prometheus
+  (flet ((quantile (share &rest counts)
+           (tools::bucket-quantile share (mapcar #'cons '(1/10 2/10 nil) counts))))
+    (is (= 1/20 (quantile 1/2 100 0 0)))
+    (is (= 3/20 (quantile 3/4 50 50 0)))
+    (is (= 2/10 (quantile 99/100 50 0 50)) "beyond the last bound that is it")
+    (is (null (quantile 1/2 0 0 0)))))
+
+(test top-tells-methods
+  (flet ((look (seconds &rest counts)
+           (tools::make-look :ns (* seconds 1000000000)
+                             :methods (list (apply #'told-methods counts)))))
+    (is (equal '(("server" "10.0" "0.0" "50.00" "99.00" 2 41 1 "M"))
+               (tools::method-rows (look 3 30 5 5) (look 1 10 5 5))))
+    (is (equal '("-" "-") (subseq (first (tools::method-rows (look 3 30 5 5) nil)) 1 3)))))
+
+(test top-reads-metrics
+  "At the URL given, or at the address asked if it answers there; then it needs no channelz."
+  (let* ((metrics (grpc:make-metrics))
+         (server (grpc:start-server (list (make-instance 'clgrpc.examples:greeter))
+                                    :observer metrics
+                                    :http (list (grpc:metrics-handler metrics))))
+         (address (grpc:server-address server)))
+    (unwind-protect
+         (grpc:with-channel (channel address)
+           (helloworld.greeter:say-hello channel (helloworld:make-hello-request :name "Ada")
+                                         :timeout 10)
+           (dolist (arguments (list '() (list "--metrics" (format nil "http://~A/metrics"
+                                                                  address))))
+             (multiple-value-bind (code output)
+                 (apply #'run-line "top" address "--once" "--interval" "0.1" arguments)
+               (is (= 0 code))
+               (is (search "P99 MS" output))
+               (is (search "helloworld.Greeter/SayHello" output))))
+           (is (= 1 (run-line "top" address "--once" "--metrics"
+                              (format nil "http://~A/nothing" address))))
+           (is (= 2 (run-line "top" address "--metrics" "ftp://x"))))
+      (grpc:stop-server server :drain 0))))

@@ -1,0 +1,125 @@
+;;;; What a process tells Prometheus, read back: samples by name and labels, and what they say of
+;;;; the methods of gRPC.
+
+(in-package #:clgrpc.tools)
+
+;;; Samples
+
+(defun parse-labels (line start)
+  "The labels in LINE behind the brace at START, an alist, and where they end."
+  (let ((labels '()) (at (1+ start)))
+    (loop
+      (when (char= #\} (char line at)) (return (values (nreverse labels) (1+ at))))
+      (let* ((equals (position #\= line :start at))
+             (name (string-left-trim ", " (subseq line at equals)))
+             (value (make-string-output-stream)))
+        (setf at (+ 2 equals))          ; behind the quote
+        (loop for char = (char line at)
+              until (char= #\" char)
+              do (when (char= #\\ char)
+                   (incf at)
+                   (setf char (if (char= #\n (char line at)) #\Newline (char line at))))
+                 (write-char char value)
+                 (incf at))
+        (push (cons name (get-output-stream-string value)) labels)
+        (incf at)
+        (when (char= #\, (char line at)) (incf at))))))
+
+(defun parse-number (text)
+  "The number that TEXT is, or nil if it is none that JSON has, such as NaN."
+  (let ((number (handler-case (parse-json text) (clgrpc-error () nil))))
+    (and (realp number) number)))
+
+(defun parse-sample (line)
+  "The name, the labels and the number of LINE of a text for Prometheus; nil if it has none."
+  (handler-case
+      (let* ((end (position-if (lambda (char) (find char "{ ")) line))
+             (name (subseq line 0 end)))
+        (multiple-value-bind (labels at)
+            (if (char= #\{ (char line end)) (parse-labels line end) (values '() end))
+          (let* ((start (position #\Space line :start at :test #'char/=))
+                 (number (parse-number (subseq line start (position #\Space line :start start)))))
+            (and number (values name labels number)))))
+    ;; it ends too early, or is no sample
+    (error () nil)))
+
+;;; Methods
+
+(defstruct (method-reading (:copier nil))
+  "What is known of one method at one time."
+  (role "" :type string :read-only t)   ; server or client
+  (name "" :type string :read-only t)   ; of the method
+  (target "" :type string :read-only t) ; of a client's channels
+  (started nil :type (or null real))    ; calls, of servers
+  (ended 0 :type real)                  ; calls
+  (failed 0 :type real)                 ; those that ended with another status than OK
+  (buckets '() :type list))             ; from bound, nil for none, to how many calls took no longer
+
+(defparameter *method-metrics*
+  '(("grpc_server_call_started_total" "server" :started)
+    ("grpc_server_call_duration_seconds_count" "server" :ended)
+    ("grpc_server_call_duration_seconds_bucket" "server" :bucket)
+    ("grpc_client_call_duration_seconds_count" "client" :ended)
+    ("grpc_client_call_duration_seconds_bucket" "client" :bucket))
+  "Names, whose they are, and what they count.")
+
+(defun add-sample (reading what labels number)
+  "Add NUMBER, with LABELS, which counts WHAT, to READING."
+  (flet ((label (name) (cdr (assoc name labels :test #'string=))))
+    (ecase what
+      (:started (setf (method-reading-started reading)
+                      (+ number (or (method-reading-started reading) 0))))
+      (:ended (incf (method-reading-ended reading) number)
+       (unless (equal "OK" (label "grpc_status")) (incf (method-reading-failed reading) number)))
+      (:bucket (let* ((bound (parse-number (or (label "le") "")))
+                      (entry (assoc bound (method-reading-buckets reading) :test #'eql)))
+                 (if entry
+                     (incf (cdr entry) number)
+                     (push (cons bound number) (method-reading-buckets reading))))))))
+
+(defun read-methods (octets)
+  "The METHOD-READINGs that OCTETS, a text for Prometheus, tell of, in the order they come in."
+  (let ((readings (make-hash-table :test 'equal)) (order '()))
+    (with-input-from-string (stream (octets-string octets))
+      (loop for line = (read-line stream nil)
+            while line
+            when (uiop:string-prefix-p "grpc_" line)
+              do (multiple-value-bind (name labels number) (parse-sample line)
+                   (let ((row (assoc name *method-metrics* :test #'equal)))
+                     (when row
+                       (flet ((label (name) (or (cdr (assoc name labels :test #'string=)) "")))
+                         (let ((key (list (second row) (label "grpc_method")
+                                          (label "grpc_target"))))
+                           (add-sample (or (gethash key readings)
+                                           (let ((reading (make-method-reading
+                                                           :role (first key) :name (second key)
+                                                           :target (third key))))
+                                             (push reading order)
+                                             (setf (gethash key readings) reading)))
+                                       (third row) labels number))))))))
+    (nreverse order)))
+
+(defun buckets-since (new old)
+  "The buckets of NEW, a METHOD-READING, less those of OLD, one or nil: pairs of bound and number,
+ascending, not cumulative."
+  (let ((last 0))
+    (loop for (bound . count) in (sort (copy-list (method-reading-buckets new))
+                                       (lambda (a b) (and a (or (null b) (< a b)))) :key #'car)
+          for before = (or (and old (cdr (assoc bound (method-reading-buckets old) :test #'eql)))
+                           0)
+          for since = (- count before)
+          collect (cons bound (- since last))
+          do (setf last since))))
+
+(defun bucket-quantile (share buckets)
+  "The value below which SHARE of the numbers in BUCKETS, of BUCKETS-SINCE, are, as Prometheus's
+histogram_quantile estimates it; nil if there are none."
+  (let ((rank (* share (reduce #'+ buckets :key #'cdr))) (below 0) (last 0))
+    (when (plusp rank)
+      (loop for (bound . count) in buckets
+            do (when (and (plusp count) (<= rank (+ below count)))
+                 (return (if bound
+                             (+ last (* (- bound last) (/ (- rank below) count)))
+                             last)))
+               (incf below count)
+               (when bound (setf last bound))))))

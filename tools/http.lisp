@@ -1,0 +1,118 @@
+;;;; A small client of HTTP/1.1, for what processes tell about themselves: GET, without TLS, of a
+;;;; bounded answer, until a deadline. The parser and the writer are those of src/http1.
+
+(in-package #:clgrpc.tools)
+
+(defconstant +most-http-octets+ (expt 2 26) "More octets of an answer are refused.")
+
+(defun parse-url (string)
+  "STRING, \"http://HOST:PORT/PATH\", as its host, port and path."
+  (unless (uiop:string-prefix-p "http://" string)
+    (refuse "~S is no URL that begins with http://" string))
+  (let* ((start (length "http://"))
+         (slash (or (position #\/ string :start start) (length string)))
+         (colon (position #\: string :start start :end slash :from-end t))
+         (port (if colon
+                   (parse-integer string :start (1+ colon) :end slash :junk-allowed t)
+                   80)))
+    (unless (and (typep port '(integer 1 65535)) (< start (or colon slash)))
+      (refuse "~S has no host, or no port that can be" string))
+    (list (string-trim "[]" (subseq string start (or colon slash)))
+          port
+          (if (< slash (length string)) (subseq string slash) "/"))))
+
+(defun await-socket (socket flags end-ns)
+  "Wait until SOCKET has one of FLAGS of poll, at most until END-NS."
+  (let ((area (os:make-poll-area 1)))
+    (os:set-polled area 0 socket flags)
+    (loop for left = (- end-ns (monotonic-ns))
+          do (unless (plusp left) (fail-command "there is no answer in time"))
+          until (plusp (os:poll-descriptors area 1 (ceiling left 1000000))))))
+
+(defun check-result (result)
+  "RESULT of src/os; a failure if that is one."
+  (when (os:failed-p result) (fail-command "~A" (os:errno-text result)))
+  result)
+
+(defun connect-to (host port end-ns)
+  "A socket that is connected to HOST and PORT; whoever calls this closes it."
+  (multiple-value-bind (addresses why) (os:resolve-host host port)
+    (unless addresses (fail-command "~A cannot be found: ~A" host why))
+    (let ((socket (check-result (os:open-socket (os:address-family (first addresses)))))
+          (connected nil))
+      (unwind-protect
+           (let ((result (os:connect-socket socket (first addresses))))
+             (unless (= result (- os:+einprogress+)) (check-result result))
+             (await-socket socket os:+event-out+ end-ns)
+             (check-result (- (os:socket-option socket os:+sol-socket+ os:+so-error+)))
+             (setf connected t)
+             socket)
+        (unless connected (os:close-descriptor socket))))))
+
+(defun send-request (socket octets end-ns)
+  (loop with at = 0
+        while (< at (length octets))
+        do (let ((sent (os:send-octets socket octets at (length octets))))
+             (if (= sent (- os:+eagain+))
+                 (await-socket socket os:+event-out+ end-ns)
+                 (incf at (check-result sent))))))
+
+(defun receive-some (socket octets end-ns)
+  "How many octets have come into OCTETS; 0 at the end."
+  (loop for count = (os:receive-octets socket octets 0 (length octets))
+        unless (= count (- os:+eagain+)) return (check-result count)
+        do (await-socket socket os:+event-in+ end-ns)))
+
+(defun receive-answer (socket end-ns)
+  "The status and the body, octets, of the response that comes from SOCKET."
+  (let ((parser (http1:make-parser :client))
+        (octets (make-octets 65536))
+        (body (make-buffer)))
+    (http1:expect-response parser "GET")
+    (flet ((status () (http1:message-status (http1:parser-message parser)))
+           (take (start end)
+             (when (< +most-http-octets+ (+ (buffer-fill body) (- end start)))
+               (fail-command "the answer has more than ~D octets" +most-http-octets+))
+             (append-octets body octets :start start :end end)))
+      (loop
+        (let ((count (receive-some socket octets end-ns)) (at 0))
+          (when (and (zerop count) (not (eq :end (http1:parse-end parser))))
+            (fail-command "the connection has ended without an answer"))
+          (loop
+            (multiple-value-bind (next event)
+                (if (zerop count) (values 0 :end) (http1:parse parser octets at count))
+              (setf at next)
+              (case event
+                (:body (take (http1:parser-body-start parser) (http1:parser-body-end parser)))
+                (:end (unless (< (status) 200)
+                        (return-from receive-answer
+                          (values (status) (subseq-octets (buffer-octets body) (buffer-start body)
+                                                          (buffer-end body)))))
+                 (http1:next-message parser))
+                ((nil) (return))))))))))
+
+(defun get-over-http (url &key accept (timeout 5))
+  "What GET of URL, of PARSE-URL, answers within TIMEOUT seconds: a status and octets. ACCEPT is the
+header of that name, or nil. A failure if it cannot be had."
+  (destructuring-bind (host port path) url
+    (let* ((end-ns (+ (monotonic-ns) (seconds-ns timeout)))
+           (socket (connect-to host port end-ns))
+           (head (make-buffer)))
+      (unwind-protect
+           (handler-case
+               (progn
+                 (http1:write-request-head
+                  head "GET" path
+                  `(("host" . ,(format nil "~:[~A~;[~A]~]:~D" (find #\: host) host port))
+                    ("connection" . "close")
+                    ,@(when accept `(("accept" . ,accept))))
+                  nil)
+                 (send-request socket
+                           (subseq-octets (buffer-octets head) (buffer-start head)
+                                          (buffer-end head))
+                           end-ns)
+                 (receive-answer socket end-ns))
+             (http1:http1-error (error)
+               (fail-command "what answers speaks no HTTP/1.1: ~A"
+                             (http1:http1-error-text error))))
+        (os:close-descriptor socket)))))
