@@ -20,7 +20,7 @@
         do (is (string= text (page:octets-text octets))))
   (is (string= "20 MB" (page:octets-tick 20000000)))
   (loop for (share text) in '((0 "0 %") (1 "100 %") (123/1000 "12.3 %") (1/10000000 "< 0.001 %")
-                              (9985/10000 "99.850 %"))
+                              (9985/10000 "99.85 %"))
         do (is (string= text (page:share-text share))))
   (is (string= "300,000" (page:count-text 300000)))
   (is (equal '("45 s" "2:30") (mapcar #'page:seconds-tick '(45 150))))

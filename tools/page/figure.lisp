@@ -70,14 +70,14 @@ SHORT as in DIGITS-TEXT."
                          unit)))
 
 (defun octets-tick (octets)
-  "OCTETS on an axis: \"20 MB\"."
-  (octets-text octets :short t))
+  "OCTETS on an axis: \"20 MB\", \"0\"."
+  (if (zerop octets) "0" (octets-text octets :short t)))
 
 (defun share-text (share)
   "SHARE, a real of which 1 is all, in per cent: \"12.3 %\"; what is not nothing is not shown as
 that."
   (if (< 0 share 1/100000)
       "< 0.001 %"
-      (format nil "~A %" (digits-text (* 100 share) :short (or (zerop share) (= 1 share))
+      (format nil "~A %" (digits-text (* 100 share) :short (or (zerop share) (< 99/100 share))
                                                     ;; what is missing from all counts as well
                                                     :digits (if (< 99/100 share 1) 5 3)))))

@@ -150,10 +150,11 @@ that one slow call does not press all others into one, and the slowest."
 (defparameter *row-percentiles* '("p50" "p90" "p99" "p99.9"))
 
 (defun latency-cells (histogram)
-  "Percentiles and the maximum of HISTOGRAM as texts."
-  (append (loop for name in *row-percentiles*
-                collect (page:duration-text (load:histogram-quantile histogram (percentile name))))
-          (list (page:duration-text (load:histogram-max histogram)))))
+  "Percentiles and the maximum of HISTOGRAM as texts; dashes if it is empty."
+  (flet ((cell (ns) (if (zerop (load:histogram-count histogram)) "–" (page:duration-text ns))))
+    (append (loop for name in *row-percentiles*
+                  collect (cell (load:histogram-quantile histogram (percentile name))))
+            (list (cell (load:histogram-max histogram))))))
 
 (defun write-own-part (run stream)
   (format stream "~%Load:~%")
