@@ -182,10 +182,17 @@ def http_goals(results):
                ratio(row, "cpu_ns_per_request", "nginx"))
 
 
+def observed_goals(results):
+    sides = results["rows"][0]["sides"]
+    for name, bound in [("metrics", 1.05), ("metrics, 1 % traced and logged", 1.1)]:
+        yield ("server CPU at 10 × 100 with %s, to the same without" % name, bound,
+               sides["clgrpc, " + name]["median"]["ratio"])
+
+
 GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "matrix": matrix_goals, "openloop": openloop_goals, "bulk": bulk_goals,
          "allocation": allocation_goals, "protobuf": protobuf_goals,
          "tls": tls_goals, "inproc": inproc_goals,
          "connections": connections_goals, "live": live_goals, "echo": echo_goals,
          "http": http_goals,
-         "loops": loops_goals}
+         "loops": loops_goals, "observed": observed_goals}

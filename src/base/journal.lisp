@@ -18,6 +18,9 @@
 10,000 of those would be more than a heap has.")
 (defconstant +journal-idle-seconds+ 1/2
   "How long the thread of a journal waits for more.")
+(defconstant +journal-pause-seconds+ 1/100
+  "How long the thread of a journal lets entries gather after each time that it has taken some: to
+wake it for each would cost more than the entries.")
 
 (defstruct (journal (:copier nil))
   "A queue of entries and the thread that empties it."
@@ -25,6 +28,7 @@
   (limit +journal-entries+ :type fixnum :read-only t) ; the most entries that may wait
   (lock (sb-thread:make-mutex :name "clgrpc log") :read-only t) ; held to change the slots below
   (wake (sb-thread:make-semaphore) :read-only t) ; tells the thread that there is something to do
+  (hurry (sb-thread:make-semaphore) :read-only t) ; tells the thread to make no pause
   (entries '() :type list)              ; those that wait, newest first
   (count 0 :type fixnum)                ; how many these are
   (octets 0 :type fixnum)               ; what they take, about
@@ -62,19 +66,20 @@ be called in their turn. From any thread."
 
 (defun add-to-journal (journal entry &key insist)
   "Queue ENTRY for the thread of JOURNAL, unless too many wait; with INSIST even then."
-  (let ((start nil) (octets (entry-octets entry)))
+  (let ((start nil) (first nil) (octets (entry-octets entry)))
     (sb-thread:with-mutex ((journal-lock journal))
       (cond ((and (not insist)
                   (or (>= (journal-count journal) (journal-limit journal))
                       (> (+ octets (journal-octets journal)) +journal-octets+)))
              (incf (journal-dropped journal)))
-            (t (push entry (journal-entries journal))
+            (t (setf first (null (journal-entries journal)))
+               (push entry (journal-entries journal))
                (incf (journal-count journal))
                (incf (journal-octets journal) octets)
                (setf start (not (shiftf (journal-running journal) t))))))
-    (if start
-        (start-journal journal)
-        (sb-thread:signal-semaphore (journal-wake journal))))
+    (cond (start (start-journal journal))
+          (first (sb-thread:signal-semaphore (journal-wake journal))))
+    (when insist (sb-thread:signal-semaphore (journal-hurry journal))))
   nil)
 
 (defun start-journal (journal)
@@ -104,7 +109,10 @@ be called in their turn. From any thread."
       (multiple-value-bind (entries dropped) (take-entries journal)
         (when (or entries (plusp dropped))
           (handler-case (funcall (journal-consumer journal) entries dropped)
-            (serious-condition () nil)))
+            (serious-condition () nil))
+          (unless (journal-ending journal)
+            (sb-thread:wait-on-semaphore (journal-hurry journal)
+                                         :timeout +journal-pause-seconds+)))
         (unless (or entries
                     (and (not (journal-ending journal))
                          (sb-thread:wait-on-semaphore (journal-wake journal)
@@ -170,8 +178,16 @@ them; those that come meanwhile are dropped, and FUNCTION is told how many by th
   (multiple-value-bind (seconds rest) (floor ns +ns-per-second+)
     (multiple-value-bind (second minute hour day month year)
         (decode-universal-time (+ seconds (encode-universal-time 0 0 0 1 1 1970 0)) 0)
-      (format nil "~4,'0D-~2,'0D-~2,'0DT~2,'0D:~2,'0D:~2,'0D.~6,'0DZ"
-              year month day hour minute second (floor rest 1000)))))
+      (let ((text (copy-seq "0000-00-00T00:00:00.000000Z")))
+        (loop for (end number) on (list 3 year 6 month 9 day 12 hour 15 minute 18 second
+                                        25 (floor rest 1000))
+                by #'cddr
+              do (loop for i downfrom end
+                       while (plusp number)
+                       do (multiple-value-bind (more digit) (floor number 10)
+                            (setf (char text i) (digit-char digit)
+                                  number more))))
+        text))))
 
 (defun proper-list-p (list)
   "True if LIST, a cons, is neither dotted nor circular."
@@ -197,9 +213,29 @@ DEPTH levels deep."
                 (bounded-text value)))
       (t (bounded-text value)))))
 
+(define-hot plain-word-p ((text string)) boolean
+  "True if TEXT is a word of visible ASCII, no longer than a value may be, that needs no quotes."
+  (and (<= 1 (length text) +visible-characters+)
+       (sb-kernel:with-array-data ((text text) (start 0) (end nil))
+         (flet ((plain-p (char)
+                  (and (char<= #\! char #\~)
+                       (not (or (char= char #\") (char= char #\\) (char= char #\=))))))
+           (declare (inline plain-p))
+           (etypecase text
+             (simple-base-string
+              (loop for i of-type index from start below end always (plain-p (schar text i))))
+             ((simple-array character (*))
+              (loop for i of-type index from start below end always (plain-p (schar text i)))))))))
+
 (defun write-value (text stream)
   "Write TEXT to STREAM, between quotes unless it is a plain word; a peer may have sent it, so
 nothing in it may look like another line."
+  (if (plain-word-p text)
+      (write-string text stream)
+      (write-quoted text stream)))
+
+(defun write-quoted (text stream)
+  "Write TEXT, which is no plain word of ASCII, as WRITE-VALUE does."
   (write-visible text stream
                  :limit (1+ +visible-characters+)
                  :quoted (or (zerop (length text))
@@ -220,18 +256,37 @@ nothing in it may look like another line."
   "The event as a line of text, without what is nil; a backtrace comes behind it, each line of it
 indented."
   (with-output-to-string (stream)
-    (format stream "~A ~A ~(~@[~A ~]~A~)" (iso-time (real-time-ns)) level (getf plist :tracer)
-            event)
-    (multiple-value-bind (text cut)
-        (with-bounded-text (values +line-characters+)
-          (loop for (key value) on plist by #'cddr
-                unless (or (null value) (member key '(:tracer :backtrace)))
-                  do (format values " ~(~A~)=" key)
-                     (write-value (log-value-text value) values)))
-      (write-string text stream)
-      (when cut (write-string "…" stream)))
+    (flet ((write-name (name)
+             (write-string (string-downcase name) stream)))
+      (write-string (iso-time (real-time-ns)) stream)
+      (write-char #\Space stream)
+      (write-string (string level) stream)
+      (dolist (name (list (getf plist :tracer) event))
+        (when name
+          (write-char #\Space stream)
+          (write-name name)))
+      (let ((values (values-text plist)))
+        (write-string values stream :end (min (length values) +line-characters+))
+        (when (> (length values) +line-characters+) (write-string "…" stream))))
     (terpri stream)
     (write-backtrace (or (getf plist :backtrace) "") stream)))
+
+(defun values-text (plist)
+  "What TEXT-LINE writes of PLIST behind the event: more than +LINE-CHARACTERS+ if there is too much
+for a line."
+  (let ((room +line-characters+))
+    (with-output-to-string (stream)
+      (loop for (key value) on plist by #'cddr
+            while (>= room 0)
+            unless (or (null value) (member key '(:tracer :backtrace)))
+              do (let ((name (string-downcase key))
+                       (text (with-output-to-string (text)
+                               (write-value (log-value-text value) text))))
+                   (decf room (+ 2 (length name) (length text)))
+                   (write-char #\Space stream)
+                   (write-string name stream)
+                   (write-char #\= stream)
+                   (write-string text stream))))))
 
 (defun plist-p (value)
   "True if VALUE, a proper list, looks like a plist, and not like a list of keywords."

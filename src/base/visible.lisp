@@ -42,9 +42,14 @@ override of direction and so on."
 be seen is escaped: \\n, \\x1b, \\u{202e}. QUOTED puts it between quotation marks, and a backslash
 before those in it."
   (when quoted (write-char #\" stream))
-  (loop for char across text
-        repeat limit
-        do (write-visible-char char stream quoted))
+  (let ((end (min limit (length text))))
+    (if (loop for i below end
+              for char = (char text i)
+              always (and (char<= #\Space char #\~)
+                          (not (and quoted (or (char= char #\") (char= char #\\))))))
+        (write-string text stream :end end)
+        (loop for i below end
+              do (write-visible-char (char text i) stream quoted))))
   (when quoted (write-char #\" stream))
   (when (> (length text) limit) (write-string "…" stream))
   nil)

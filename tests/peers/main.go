@@ -22,7 +22,7 @@ func commands() []command {
 			"serve routeguide.RouteGuide", serveRouteGuide},
 		{"routeguide-client", "[-features FILE] ADDR",
 			"call the four methods of RouteGuide and check the answers", runRouteGuideClient},
-		{"bench-server", "[-listen ADDR] [-features FILE]",
+		{"bench-server", "[-listen ADDR] [-features FILE] [-metrics ADDR]",
 			"serve RouteGuide and grpc.testing.BenchmarkService for measurements", serveBench},
 		{"load", "[-method NAME] [-clients N] [-in-flight N] [-duration DURATION] … ADDR",
 			"load a RouteGuide server and print figures for each line of standard input", runLoad},

@@ -21,6 +21,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/orca"
 	reflectionservice "google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/stats/opentelemetry"
 )
 
 // serverFlags are the options all servers share.
@@ -131,6 +132,7 @@ func serveBench(arguments []string) int {
 	f := newServerFlags("bench-server")
 	records := f.set.Int("records", 0, "keep a table of so many small records")
 	renewals := f.set.Int("renewals", 1, "replace so many of them a second")
+	metrics := f.set.String("metrics", "", "where to tell Prometheus what OpenTelemetry has counted")
 	f.set.Parse(arguments)
 	if *records > 0 {
 		go live(*records, *renewals)
@@ -139,7 +141,15 @@ func serveBench(arguments []string) int {
 	if err != nil {
 		return complain(err)
 	}
-	server, err := f.newServer()
+	var options []grpc.ServerOption
+	if *metrics != "" {
+		counted, _, err := meter(*metrics, false)
+		if err != nil {
+			return complain(err)
+		}
+		options = append(options, opentelemetry.ServerOption(counted))
+	}
+	server, err := f.newServer(options...)
 	if err != nil {
 		return complain(err)
 	}
