@@ -744,19 +744,23 @@
 
 (defsystem "clgrpc/profile"
   :description "Where the time of a process goes: clgrpc profile."
-  :depends-on ("clgrpc")
+  :depends-on ("clgrpc" "clgrpc/page" "sb-sprof")
   :pathname "tools/profile/"
   :serial t
   :components ((:file "package")
                (:file "area")
                (:file "symbol")
                (:file "sample")
+               (:file "stack")
                (:file "event")
                (:file "agent")
                (:file "process")
                (:file "perf")
                (:file "run")
-               (:file "text")))
+               (:file "text")
+               (:file "compare")
+               (:file "flame")
+               (:file "html")))
 
 (defsystem "clgrpc/page"
   :description "Reports as web pages, with charts as SVG."
@@ -1515,8 +1519,11 @@
                (:file "area")
                (:file "symbol")
                (:file "sample")
+               (:file "stack")
                (:file "event")
-               (:file "run"))
+               (:file "run")
+               (:file "compare")
+               (:file "html"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.profile)))
 (defsystem "clgrpc/tests/page"

@@ -23,11 +23,24 @@ else nil."
                               '("--listen" "127.0.0.1:0")))))
     command))
 
-(defun write-profile-as (format profile stream)
+(defun write-profile-as (format profile before stream)
+  "Write PROFILE to STREAM in FORMAT, with BEFORE, another or nil, side by side."
   (ecase format
-    (:text (profile:write-profile profile stream))
-    (:json (write-json profile :stream stream)
-     (terpri stream))))
+    (:text (profile:write-profile profile stream)
+     (when before (profile:write-difference before profile stream)))
+    (:json (write-json (if before
+                           (append profile
+                                   (list (cons "differences"
+                                               (profile:difference-data before profile))))
+                           profile)
+                       :stream stream)
+     (terpri stream))
+    (:html (profile:write-profile-page profile stream :before before))))
+
+(defun call-for-profile (function &rest arguments)
+  "Call FUNCTION with ARGUMENTS; a PROFILE-ERROR is a FAILURE."
+  (handler-case (apply function arguments)
+    (profile:profile-error (error) (fail-command "~A" error))))
 
 (define-command "profile"
     (((what "PID or -- COMMAND…" #'identity
@@ -39,16 +52,21 @@ else nil."
       (in-flight "N" (integer-parser 1 10000) 100 "Calls at once of the load by default.")
       (seconds "SECONDS" #'parse-seconds 3 "How long CPU is sampled; system calls are followed for
       a second more.")
-      (output "FORMAT" (choice-parser :text :json) :text "How the report is written.")))
+      (sampler "NAME" (choice-parser :auto :perf :sbcl) :auto
+               "Who samples: perf, sbcl, which only goes for a command, or auto, perf if there.")
+      (compare "FILE" #'identity nil
+               "An earlier profile, JSON, to show the differences from.")
+      (output "FORMAT" (choice-parser :text :json :html) :text
+              "How the report is written; html is one page, with a flame graph.")))
     "Show where the time of a process goes: CPU by subsystem, by phase of a call and by function,
 system calls, waits and switches of thread, batons, allocation and collections. Samples with perf."
   (let* ((pid (and (null (rest what)) (parse-integer (first what) :junk-allowed t)))
          (command (and (null pid) (check-command what))))
-    (write-profile-as output
-                      (handler-case
-                          (profile:profile :pid pid :command command :in-flight in-flight
-                                           :seconds seconds
-                                           :load (or load (default-load command)))
-                        (profile:profile-error (error) (fail-command "~A" error)))
-                      *standard-output*))
+    (let ((before (and compare (call-for-profile #'profile:read-profile compare))))
+      (write-profile-as output
+                        (call-for-profile #'profile:profile
+                                          :pid pid :command command :in-flight in-flight
+                                          :seconds seconds :sampler sampler
+                                          :load (or load (default-load command)))
+                        before *standard-output*)))
   0)

@@ -45,6 +45,19 @@
   (let ((events (profile::count-events (recorded-events) (namer) 100000045000 (expt 10 12))))
     (is (equal '(0 1) (list (profile::events-slept events) (profile::events-preempted events))))))
 
+(test what-strace-counts
+  (let* ((events (profile::parse-strace
+                  (lines "% time     seconds  usecs/call     calls    errors syscall"
+                         "------ ----------- ----------- --------- --------- ----------------"
+                         " 60.00    0.060000           6     10000         3 epoll_wait"
+                         " 40.00    0.040000          20      2000           sendto"
+                         "------ ----------- ----------- --------- --------- ----------------"
+                         "100.00    0.100000           8     12000         3 total")))
+         (calls (profile::events-calls events)))
+    (is (= 2 (hash-table-count calls)))
+    (is (equal '(10000 3 60000000 0) (tally-list (gethash "epoll_wait" calls))))
+    (is (equal '(2000 0 40000000 0) (tally-list (gethash "sendto" calls))))))
+
 (test lines-that-are-no-events
   (dolist (line '("" "x" "12" "12 13" "12 13.5" "12 a.b: c: d" "	 37ecd08 [unknown] (/opt/clgrpc)"))
     (is (null (profile::parse-event line)) "~S" line)))

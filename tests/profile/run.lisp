@@ -11,12 +11,13 @@
 
 (test a-census-adds-up
   (let ((data (profile::census-data '(("calls" . 10) ("consed" . 1000)
-                                      ("kinds" . #((("kind" . "a") ("octets" . 1500)
-                                                    ("objects" . 15))
+                                      ("kinds" . #((("kind" . "structure clgrpc.wire:link")
+                                                    ("octets" . 1500) ("objects" . 15))
                                                    (("kind" . "b") ("octets" . 500)
                                                     ("objects" . 1))))))))
-    (is (equalp '("a" 75d0 0.75d0)
+    (is (equalp '("structure clgrpc.wire:link" 75d0 0.75d0)
                 (mapcar #'cdr (aref (profile::member-of data "kinds") 0))))
+    (is (equalp '("wire" 75d0) (mapcar #'cdr (aref (profile::member-of data "areas") 0))))
     (is (= 100 (profile::member-of data "octetsPerCall"))))
   (is (null (profile::census-data nil)))
   (is (null (profile::census-data '(("calls" . 0) ("consed" . 0) ("kinds" . #()))))))
@@ -36,10 +37,9 @@
 
 (defun run-profile (&rest words)
   "The data of `clgrpc profile` called with WORDS."
-  (base:parse-json (uiop:run-program (list* (support:clgrpc-program) "profile" "--output" "json"
-                                            words)
-                                     :output :string)
-                   :max-length (expt 2 27)))
+  (profile::parse-profile (uiop:run-program (list* (support:clgrpc-program) "profile"
+                                                   "--output" "json" words)
+                                            :output :string)))
 
 (defun share-of-sum (cpu name)
   (/ (profile::total-ns (profile::member-of cpu name)) (profile::member-of cpu "kernelNs")))
@@ -48,7 +48,8 @@
   (if (profile::perf-there-p)
       (let* ((profile (run-profile "--seconds" "2" "--" "serve" "bench"))
              (cpu (profile::member-of profile "cpu")))
-        (is (< 1000 (profile::member-of profile "calls")))
+        (is (string= "perf" (profile::member-of cpu "source")))
+        (is (< 1000 (profile::member-of cpu "calls")))
         (is (<= 0.98 (profile::member-of cpu "explained")))
         (is (<= (/ (profile::member-of cpu "unknownFrames") (profile::member-of cpu "frames"))
                 0.02))
@@ -67,3 +68,18 @@
                     (with-output-to-string (stream)
                       (profile:write-profile profile stream)))))
       (skip "perf is missing, or may not be used")))
+
+(test a-profile-without-perf
+  (let* ((profile (run-profile "--seconds" "1" "--sampler" "sbcl" "--" "serve" "bench"))
+         (cpu (profile::member-of profile "cpu"))
+         (allocation (profile::member-of profile "allocation")))
+    (is (string= "sb-sprof" (profile::member-of cpu "source")))
+    (is (< 10 (profile::member-of cpu "samples")))
+    (is (<= 0.98 (profile::member-of cpu "explained")))
+    (is (find "server" (profile::member-of cpu "areas")
+              :test #'string= :key (lambda (row) (profile::member-of row "name"))))
+    (is (search "make-server-call"
+                (profile::member-of (aref (profile::member-of allocation "functions") 0) "name")))
+    (is (<= 0.99 (reduce #'+ (profile::member-of allocation "functions")
+                         :key (lambda (row) (profile::member-of row "share")))
+            1.01))))

@@ -4,7 +4,10 @@
 ;;;;
 ;;;;   counters          what has been counted since the process began
 ;;;;   map PATH          where its functions lie, to a file
-;;;;   census SECONDS    what lies in the heap that was not there so long ago
+;;;;   census MS         what lies in the heap that was not there so long ago
+;;;;   sample MODE MS PATH
+;;;;                     which stacks SBCL's profiler has seen meanwhile, to a file; MODE is cpu or
+;;;;                     alloc
 
 (in-package #:clgrpc.profile)
 
@@ -184,6 +187,62 @@ collection came between again and again."
                  (return (list (cons "calls" calls) (cons "consed" consed)
                                (cons "kinds" (census-difference before after)))))))))
 
+;;; SBCL's profiler
+
+(defun trace-name (info)
+  "The label of what the profiler says of a frame; an empty one if it does not know it."
+  (typecase info
+    (sb-di:debug-fun (function-label (sb-di:debug-fun-name info)))
+    (string info)
+    (null "")
+    (symbol (function-label info))
+    (t "")))
+
+(defun profiler-traces ()
+  "What SBCL's profiler has recorded, a vector: for each sample (marker . end), the thread, and for
+each frame, from the inside, what it is and a place."
+  (let ((data (multiple-value-list (sb-sprof::convert-raw-data))))
+    (if (vectorp (first data)) (first data) (first (first data)))))
+
+(defun count-traces (traces)
+  "A table from lists of a thread's name and labels of frames, from the inside, to how often."
+  (let ((table (make-hash-table :test 'equal))
+        (labels (make-hash-table :test 'eq)))
+    (loop with start = 0
+          while (< start (length traces))
+          do (let ((end (cdr (aref traces start))))
+               (incf (gethash
+                      (cons (sb-thread:thread-name (aref traces (1+ start)))
+                            (loop for i from (+ start 2) below end by 2
+                                  for info = (aref traces i)
+                                  collect (or (gethash info labels)
+                                              (setf (gethash info labels) (trace-name info)))))
+                      table 0))
+               (setf start end)))
+    table))
+
+(defun sample-stacks (mode milliseconds path)
+  "Have SBCL's profiler sample all threads in MODE, :cpu or :alloc, for so long, and write to PATH a
+line for each stack: how often it was seen, the thread's name and the frames from the inside, with
+tabs between."
+  (sb-sprof:reset)
+  (sb-sprof:start-profiling :mode mode :threads :all :max-samples 200000
+                            :sample-interval 1/1000)
+  (let ((calls (count-calls)) (consed (sb-ext:get-bytes-consed)))
+    (sleep (/ milliseconds 1000))
+    (setf calls (- (count-calls) calls)
+          consed (- (sb-ext:get-bytes-consed) consed))
+    (sb-sprof:stop-profiling)
+    (with-open-file (stream path :direction :output :if-exists :supersede
+                                 :external-format :utf-8)
+      (maphash (lambda (stack count) (format stream "~D~{~C~A~}~%" count
+                                             (loop for name in stack
+                                                   collect #\Tab
+                                                   collect (substitute #\Space #\Tab name))))
+               (count-traces (profiler-traces))))
+    (sb-sprof:reset)
+    (list (cons "calls" calls) (cons "consed" consed))))
+
 ;;; The thread
 
 (defun answer-command (line)
@@ -193,6 +252,10 @@ collection came between again and again."
          (rest (string-trim " " (subseq line space))))
     (cond ((string= word "counters") (counters))
           ((string= word "map") (list (cons "path" (write-perf-map rest))))
+          ((string= word "sample")
+           (destructuring-bind (mode milliseconds path) (uiop:split-string rest :separator " ")
+             (sample-stacks (if (string= mode "alloc") :alloc :cpu) (parse-integer milliseconds)
+                            path)))
           ((string= word "census") (or (census (/ (parse-integer rest) 1000)) :null))
           (t (list (cons "error" (format nil "there is no command ~A" word)))))))
 

@@ -67,12 +67,23 @@
   '("alloc" "lisp_alloc" "alloc_tramp" "zero_" "os_preinit" "gencgc_alloc" "allocate_")
   "What the names of the allocator's functions in SBCL's runtime begin with.")
 
+(defparameter *system-call-areas*
+  (let ((table (make-hash-table :test 'equal)))
+    (loop for (area . names) in '(("kernel: tcp" "__send" "send" "__libc_send" "recv" "__recv"
+                                   "__libc_recv" "accept4" "connect" "__connect")
+                                  ("kernel: epoll" "epoll_wait" "epoll_ctl")
+                                  ("kernel: futex" "syscall"))
+          do (dolist (name names) (setf (gethash name table) area)))
+    table)
+  "The part of the kernel that functions of the C library call, for whom nothing shows the rest.")
+
 (defun native-area (name image)
   "What the function NAME of IMAGE, the path of a program or library, belongs to; nil if that of its
 caller counts."
   (let ((file (subseq image (1+ (or (position #\/ image :from-end t) -1)))))
     (flet ((library-p (prefix) (uiop:string-prefix-p prefix file)))
-      (cond ((or (library-p "libssl") (library-p "libcrypto")) "tls")
+      (cond ((gethash name *system-call-areas*))
+            ((or (library-p "libssl") (library-p "libcrypto")) "tls")
             ((or (library-p "libz") (library-p "libbrotli")) "compression")
             ((or (library-p "libc") (library-p "libm") (library-p "[vdso]") (library-p "ld-"))
              nil)

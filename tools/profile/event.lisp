@@ -16,8 +16,10 @@
   "What was counted of tracepoints."
   (calls (make-hash-table :test 'equal) :type hash-table :read-only t) ; of the system, to TALLYs
   (futexes (make-hash-table :test 'equal) :type hash-table :read-only t) ; by who waits, to TALLYs
-  (slept 0 :type unsigned-byte)         ; threads that gave up their processor since they waited
-  (preempted 0 :type unsigned-byte)     ; and since another was due
+  (source "perf" :type string :read-only t) ; who has followed them
+  ;; threads that gave up their processor since they waited, or nil if that was not followed
+  (slept 0 :type (or null unsigned-byte))
+  (preempted 0 :type (or null unsigned-byte)) ; and since another was due
   ;; from a thread's id to (ns name futex's tally or nil) of the system call that it is in
   (open (make-hash-table) :type hash-table :read-only t))
 
@@ -142,4 +144,23 @@ furthest in, or the furthest Lisp function."
                        (futex (let ((frame (parse-frame line namer)))
                                 (when frame (push frame frames)))))))
       (end-futex))
+    events))
+
+;;; strace, where perf may not follow
+
+(defun parse-strace (stream)
+  "EVENTS of the table that `strace -c` prints to STREAM: share, seconds, microseconds a call,
+calls, errors or nothing, name."
+  (let ((events (make-events :source "strace" :slept nil :preempted nil)))
+    (loop for line = (read-line stream nil)
+          while line
+          do (let* ((words (remove "" (uiop:split-string line :separator " ") :test #'string=))
+                    (seconds (and (<= 5 (length words) 6) (second words)))
+                    (ns (and seconds (parse-seconds-ns seconds 0 (length seconds))))
+                    (count (and ns (parse-integer (fourth words) :junk-allowed t)))
+                    (name (first (last words))))
+               (when (and count (string/= name "total"))
+                 (setf (gethash name (events-calls events))
+                       (make-tally :name name :count count :ns ns
+                                   :failed (if (sixth words) (parse-integer (fifth words)) 0))))))
     events))

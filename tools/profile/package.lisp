@@ -5,6 +5,7 @@
 (defpackage #:clgrpc.profile
   (:use #:cl #:clgrpc.base)
   (:local-nicknames (#:grpc #:clgrpc) (#:loop #:clgrpc.loop) (#:server #:clgrpc.server)
+                    (#:page #:clgrpc.page)
                     (#:client #:clgrpc.client))
   (:export
    ;; symbol.lisp
@@ -14,4 +15,8 @@
    ;; run.lisp
    #:profile #:profile-error
    ;; text.lisp
-   #:write-profile #:write-difference #:read-profile))
+   #:write-profile #:read-profile
+   ;; compare.lisp
+   #:write-difference #:difference-data
+   ;; html.lisp
+   #:write-profile-page))

@@ -105,3 +105,21 @@
                       (count-events stream namer (reading-ns (record-before record))
                                     (reading-ns (record-after record))))
                     record "tid,time,event,trace,ip,sym,dso" pid))
+
+;;; strace
+
+(defun strace (subject seconds path)
+  "Have strace count the system calls of SUBJECT for SECONDS and write a table to PATH; return the
+RECORD."
+  (let ((process (sb-ext:run-program "strace" (list "-f" "-q" "-c" "-o" path "-p"
+                                                    (princ-to-string (subject-pid subject)))
+                                     :search t :wait nil :input nil :output nil :error nil)))
+    (sleep 3/10)
+    (unless (sb-ext:process-alive-p process) (fail "strace has ended at once"))
+    (let ((before (take-reading subject)))
+      (sleep seconds)
+      (let ((after (take-reading subject)))
+        (sb-ext:process-kill process sb-unix:sigint)
+        (sb-ext:process-wait process)
+        (sb-ext:process-close process)
+        (make-record :path path :before before :after after)))))

@@ -34,6 +34,10 @@
 
 ;;; CPU
 
+(defun calls-between (record)
+  "The calls of the process during RECORD; nil if it has not told."
+  (counted "calls" (record-before record) (record-after record)))
+
 (defconstant +longest-switch-ns+ 3000
   "What a switch of threads may take that lies between samples. More is not explained by switches.")
 
@@ -67,8 +71,9 @@ switched no sample of it can be taken."
 
 (defun thread-rows (sums pid period-ns)
   (let ((names (make-hash-table :test 'equal)))
-    (maphash (lambda (tid samples)
-               (incf (gethash (thread-name pid tid) names 0) samples))
+    (maphash (lambda (thread samples)
+               (incf (gethash (if (stringp thread) thread (thread-name pid thread)) names 0)
+                     samples))
              (sums-threads sums))
     (rows names (lambda (name samples)
                   (object "name" name "ns" (* samples period-ns)
@@ -88,32 +93,55 @@ switched no sample of it can be taken."
                             (map 'vector (lambda (child) (node-data child period-ns least))
                                  children)))))
 
-(defun cpu-data (sums record pid calls)
-  "What SUMS, the samples of RECORD, say of the CPU of the process PID during so many CALLS."
+(defun cpu-data (sums record pid period-ns source)
+  "What SUMS, the samples of RECORD, taken each PERIOD-NS by SOURCE, say of the CPU of the process
+PID."
   (let* ((before (record-before record)) (after (record-after record))
+         (calls (calls-between record))
          (kernel-ns (- (reading-cpu-ns after) (reading-cpu-ns before)))
          (slept (- (reading-slept after) (reading-slept before)))
          (preempted (- (reading-preempted after) (reading-preempted before)))
-         (sampled-ns (* (sums-samples sums) +period-ns+))
+         (sampled-ns (* (sums-samples sums) period-ns))
          (unsampled-ns (unsampled-ns kernel-ns sampled-ns (+ slept preempted))))
     (object
+     "source" source
+     "seconds" (/ (- (reading-ns after) (reading-ns before)) 1d9)
+     "calls" calls
      "kernelNs" kernel-ns
      "sampledNs" sampled-ns
      "betweenNs" unsampled-ns
      "samples" (sums-samples sums)
-     "periodNs" +period-ns+
+     "periodNs" period-ns
      "explained" (- 1 (share (sums-unknown-samples sums) (sums-samples sums)))
      "frames" (sums-frames sums)
      "unknownFrames" (sums-unknown-frames sums)
      "slept" slept
      "preempted" preempted
-     "areas" (cpu-rows (sums-areas sums) +period-ns+ calls "kernel: switch" unsampled-ns
-                       kernel-ns)
-     "phases" (cpu-rows (sums-phases sums) +period-ns+ calls "switch" unsampled-ns kernel-ns)
-     "functions" (function-rows sums +period-ns+ calls)
-     "threads" (thread-rows sums pid +period-ns+)
-     "flame" (node-data (sums-root sums) +period-ns+
+     "areas" (cpu-rows (sums-areas sums) period-ns calls "kernel: switch" unsampled-ns kernel-ns)
+     "phases" (cpu-rows (sums-phases sums) period-ns calls "switch" unsampled-ns kernel-ns)
+     "functions" (function-rows sums period-ns calls)
+     "threads" (thread-rows sums pid period-ns)
+     "flame" (node-data (sums-root sums) period-ns
                         (max 1 (floor (sums-samples sums) 2000))))))
+
+;;; Allocation
+
+(defun octet-rows (table sums octets-per-call)
+  (rows table (lambda (name samples)
+                (object "name" name "share" (share samples (sums-samples sums))
+                        "octetsPerCall" (* octets-per-call (share samples (sums-samples sums)))))
+        :most 100))
+
+(defun allocation-data (sums answer)
+  "What SUMS, of allocations, say together with the agent's ANSWER; nil without calls. A region goes
+to the account of whose object did not fit into the one before, so of objects that are allocated in
+turn the larger are seen more often than it is their share."
+  (let ((calls (member-of answer "calls")) (consed (member-of answer "consed")))
+    (when (and calls (plusp calls) (plusp (sums-samples sums)))
+      (let ((octets-per-call (float (/ consed calls) 1d0)))
+        (object "samples" (sums-samples sums)
+                "octetsPerCall" octets-per-call
+                "functions" (octet-rows (sums-own sums) sums octets-per-call))))))
 
 ;;; The system's calls and waits
 
@@ -128,16 +156,19 @@ switched no sample of it can be taken."
                            "ns" (tally-ns tally) "longestNs" (tally-longest-ns tally)))
          tallies)))
 
-(defun event-data (events record calls)
-  (let ((switches (+ (events-slept events) (events-preempted events))))
-    (object "seconds" (/ (- (reading-ns (record-after record)) (reading-ns (record-before record)))
-                         1d9)
+(defun event-data (events record)
+  (let* ((calls (calls-between record))
+         (before (record-before record)) (after (record-after record))
+         (slept (events-slept events)) (preempted (events-preempted events)))
+    (object "source" (events-source events)
+            "seconds" (/ (- (reading-ns after) (reading-ns before)) 1d9)
             "calls" calls
             "systemCalls" (tally-rows (events-calls events) calls)
             "futexes" (tally-rows (events-futexes events) calls)
-            "slept" (events-slept events)
-            "preempted" (events-preempted events)
-            "switchesPerCall" (and calls (plusp calls) (float (/ switches calls) 1d0)))))
+            "slept" slept
+            "preempted" preempted
+            "switchesPerCall" (and slept calls (plusp calls)
+                                   (float (/ (+ slept preempted) calls) 1d0)))))
 
 ;;; What the process counts itself
 
@@ -167,6 +198,14 @@ switched no sample of it can be taken."
                   "batonTakenOver" takeovers
                   "batonGivenUp" releases))))))
 
+(defun kind-area (kind)
+  "The subsystem that objects of KIND, as the agent names it, belong to."
+  (flet ((begins-p (prefix) (uiop:string-prefix-p prefix kind)))
+    (cond ((begins-p "message ") "messages")
+          ((or (begins-p "structure ") (begins-p "closure "))
+           (or (lisp-area (subseq kind (1+ (position #\Space kind)))) "lisp"))
+          (t "conses, vectors, numbers"))))
+
 (defun census-data (census)
   "What the agent's CENSUS says, per call; nil without one or without calls. What was allocated
 while the heap was counted is in the kinds only, so they are made to add up to what was consed."
@@ -179,6 +218,13 @@ while the heap was counted is in the kinds only, so they are made to add up to w
                (float (/ (* (member-of row name) consed) octets calls) 1d0)))
         (object "calls" calls
                 "octetsPerCall" (float (/ consed calls) 1d0)
+                "areas" (let ((areas (make-hash-table :test 'equal)))
+                          (loop for row across kinds
+                                do (incf (gethash (kind-area (member-of row "kind")) areas 0d0)
+                                         (per-call row "octets")))
+                          (rows areas (lambda (name octets)
+                                        (object "name" name "octetsPerCall" octets))
+                                :least 1/10))
                 "kinds" (map 'vector
                              (lambda (row)
                                (object "name" (member-of row "kind")
@@ -254,9 +300,6 @@ for WARM-SECONDS."
                 :made (read-perf-map map)
                 :mappings (read-mappings pid))))
 
-(defun calls-between (record)
-  (counted "calls" (record-before record) (record-after record)))
-
 (defun call-with-directory (function)
   "Call FUNCTION with the path of a new directory, which is removed on the way out."
   (declare (type function function))
@@ -268,46 +311,103 @@ for WARM-SECONDS."
       (uiop:delete-directory-tree (uiop:ensure-directory-pathname directory)
                                   :validate (constantly t) :if-does-not-exist :ignore))))
 
-(defun take-profile (subject seconds directory)
-  "The profile of SUBJECT, which has its load, as data. CPU is sampled for SECONDS."
-  (unless (perf-there-p)
-    (fail "perf is missing, or the kernel does not allow it (/proc/sys/kernel/~
-           perf_event_paranoid is ~D)" (paranoia)))
-  (let* ((pid (subject-pid subject))
-         (sampled (record subject (sampling-arguments pid) seconds
-                          (format nil "~A/cpu.data" directory)))
-         (traced (and (tracepoints-there-p)
-                      (record subject (tracing-arguments pid) (min 1 seconds)
-                              (format nil "~A/events.data" directory))))
+(defun sample-cpu (subject seconds directory perf)
+  "Sample SUBJECT's CPU for SECONDS, with perf if PERF is true, else with SBCL's profiler. Return a
+function of a namer that makes data of the samples."
+  (let ((pid (subject-pid subject)))
+    (flet ((path (name) (format nil "~A/~A" directory name)))
+      (cond (perf
+             (let ((record (record subject (sampling-arguments pid) seconds (path "cpu.data"))))
+               (lambda (namer)
+                 (cpu-data (record-sums record pid namer) record pid +period-ns+ "perf"))))
+            ((subject-process subject)
+             (let* ((before (take-reading subject))
+                    (path (path "cpu.stacks"))
+                    (answer (ask-to-sample subject "cpu" seconds path))
+                    (record (make-record :path path :before before
+                                         :after (take-reading subject))))
+               (when (member-of answer "error")
+                 (fail "SBCL's profiler: ~A" (member-of answer "error")))
+               (lambda (namer)
+                 (declare (ignore namer))
+                 (let ((sums (file-stacks path)))
+                   ;; its timer ticks as the kernel's does, whatever it is asked for
+                   (cpu-data sums record pid
+                             (floor (- (reading-cpu-ns (record-after record))
+                                       (reading-cpu-ns before))
+                                    (max 1 (sums-samples sums)))
+                             "sb-sprof")))))
+            (t (fail "perf is missing, or the kernel does not allow it (/proc/sys/kernel/~
+                      perf_event_paranoid is ~D); a process that profile starts can be sampled ~
+                      without it" (paranoia)))))))
+
+(defun ask-to-sample (subject mode seconds path)
+  (ask subject (format nil "sample ~A ~D ~A" mode (ceiling (* 1000 seconds)) path)
+       :seconds (+ 60 (ceiling seconds))))
+
+(defun follow-events (subject seconds directory perf)
+  "A function of a namer that makes data of the system calls of SUBJECT in SECONDS, which are
+followed with perf, if PERF is true and the kernel allows it, or else strace; nil without either."
+  (let ((pid (subject-pid subject)))
+    (flet ((path (name) (format nil "~A/~A" directory name)))
+      (cond ((and perf (tracepoints-there-p))
+             (let ((record (record subject (tracing-arguments pid) seconds
+                                   (path "events.data"))))
+               (lambda (namer) (event-data (record-events record pid namer) record))))
+            ((program-there-p "strace")
+             (let ((record (strace subject seconds (path "strace"))))
+               (lambda (namer)
+                 (declare (ignore namer))
+                 (event-data (with-open-file (stream (record-path record))
+                               (parse-strace stream))
+                             record))))))))
+
+(defun allocation (subject seconds directory)
+  "What the agent of SUBJECT says, by SBCL's profiler, of who allocates; nil without one."
+  (when (subject-process subject)
+    (let* ((path (format nil "~A/alloc.stacks" directory))
+           (answer (ask-to-sample subject "alloc" seconds path)))
+      (and (member-of answer "consed")
+           (with-open-file (stream path :external-format :utf-8)
+             (allocation-data (sum-allocation stream) answer))))))
+
+(defun take-profile (subject seconds directory perf)
+  "The profile of SUBJECT, which has its load, as data. CPU is sampled for SECONDS, with perf if
+PERF is true."
+  (let* ((begin (take-reading subject))
+         (cpu (sample-cpu subject seconds directory perf))
+         (end (take-reading subject))
+         (events (follow-events subject (min 1 seconds) directory perf))
+         (allocation (allocation subject (min 1 seconds) directory))
          (census (ask subject "census 1000" :seconds 60))
          ;; last: code that was made meanwhile is in it
-         (namer (subject-namer subject directory))
-         (calls (calls-between sampled))
-         (before (record-before sampled)) (after (record-after sampled)))
+         (namer (subject-namer subject directory)))
     (object "clgrpcProfile" 1
             "version" **version**
-            "pid" pid
-            "seconds" (/ (- (reading-ns after) (reading-ns before)) 1d9)
-            "calls" calls
-            "cpu" (cpu-data (record-sums sampled pid namer) sampled pid calls)
-            "events" (and traced
-                          (event-data (record-events traced pid namer) traced
-                                      (calls-between traced)))
-            "counters" (agent-data before after)
+            "pid" (subject-pid subject)
+            "cpu" (funcall cpu namer)
+            "events" (and events (funcall events namer))
+            "counters" (agent-data begin end)
+            "allocation" allocation
             "census" (census-data census))))
 
-(defun profile (&key pid command load (in-flight 100) (seconds 3) (warm-seconds 1))
+(defun profile (&key pid command load (in-flight 100) (seconds 3) (warm-seconds 1)
+                  (sampler :auto))
   "Profile the process PID, or this program started with COMMAND, a list of strings, for SECONDS,
 while LOAD, a shell's command in which {address} stands for where it listens, or :bench, is on it
-and has been for WARM-SECONDS. Return what was found, data for WRITE-JSON. Signal a PROFILE-ERROR if
-it cannot be done."
+and has been for WARM-SECONDS. SAMPLER is :perf, :sbcl, which can only be asked of what is started
+here, or :auto, perf if it is there. Return what was found, data for WRITE-JSON. Signal a
+PROFILE-ERROR if it cannot be done."
   (call-with-directory
    (lambda (directory)
      (let ((subject (if pid (running-subject pid) (start-subject command))))
        (unwind-protect
             (call-with-load
              (lambda ()
-               (append (take-profile subject seconds directory)
+               (append (take-profile subject seconds directory
+                                    (case sampler
+                                      (:auto (perf-there-p))
+                                      (:perf (or (perf-there-p) (fail "perf is missing")))))
                        (object "command" (and command (coerce command 'vector))
                                "load" (if (stringp load) load (and load "bench-client")))))
              subject load in-flight warm-seconds)

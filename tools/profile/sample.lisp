@@ -125,14 +125,14 @@ each sample that STREAM, what `perf script -F tid,time,ip,sym,dso` prints, has."
   (or (gethash frame (node-children node))
       (setf (gethash frame (node-children node)) (make-node frame))))
 
-(defun add-stack (root frames)
-  "Count a sample whose stack FRAMES are, from the inside, in the tree below ROOT."
-  (incf (node-samples root))
+(defun add-stack (root frames count)
+  "Count COUNT samples whose stack FRAMES are, from the inside, in the tree below ROOT."
+  (incf (node-samples root) count)
   (let ((node root))
     (dolist (frame (reverse frames))
       (setf node (child-node node frame))
-      (incf (node-samples node)))
-    (incf (node-own node))))
+      (incf (node-samples node) count))
+    (incf (node-own node) count)))
 
 ;;; Sums
 
@@ -144,25 +144,27 @@ each sample that STREAM, what `perf script -F tid,time,ip,sym,dso` prints, has."
   (unknown-frames 0 :type unsigned-byte)  ; those without a name
   (areas (make-hash-table :test 'equal) :type hash-table :read-only t) ; from names to samples
   (phases (make-hash-table :test 'equal) :type hash-table :read-only t)
-  (threads (make-hash-table) :type hash-table :read-only t) ; from ids
+  (threads (make-hash-table :test 'equal) :type hash-table :read-only t) ; from ids or names
   (own (make-hash-table :test 'equal) :type hash-table :read-only t) ; of functions, innermost
   (whole (make-hash-table :test 'equal) :type hash-table :read-only t) ; of functions, anywhere
   (root (make-node nil) :type node :read-only t))
 
-(defun add-sample (sums tid frames)
-  (incf (sums-samples sums))
-  (incf (gethash tid (sums-threads sums) 0))
-  (incf (sums-frames sums) (length frames))
-  (incf (sums-unknown-frames sums) (count :unknown frames :key #'frame-kind))
-  (when (or (null frames) (eq :unknown (frame-kind (first frames))))
-    (incf (sums-unknown-samples sums)))
-  (incf (gethash (stack-area frames) (sums-areas sums) 0))
-  (incf (gethash (stack-phase frames) (sums-phases sums) 0))
-  (when frames (incf (gethash (frame-name (first frames)) (sums-own sums) 0)))
-  (loop for (frame . outer) on frames
-        unless (find (frame-name frame) outer :key #'frame-name :test #'string=)
-          do (incf (gethash (frame-name frame) (sums-whole sums) 0)))
-  (add-stack (sums-root sums) frames))
+(defun add-sample (sums thread frames &optional (count 1))
+  "Count COUNT samples of THREAD, an id or a name, whose stack FRAMES are, from the inside."
+  (flet ((add (key table) (incf (gethash key table 0) count)))
+    (incf (sums-samples sums) count)
+    (incf (sums-frames sums) (* count (length frames)))
+    (incf (sums-unknown-frames sums) (* count (count :unknown frames :key #'frame-kind)))
+    (when (or (null frames) (eq :unknown (frame-kind (first frames))))
+      (incf (sums-unknown-samples sums) count))
+    (add thread (sums-threads sums))
+    (add (stack-area frames) (sums-areas sums))
+    (add (stack-phase frames) (sums-phases sums))
+    (when frames (add (frame-name (first frames)) (sums-own sums)))
+    (loop for (frame . outer) on frames
+          unless (find (frame-name frame) outer :key #'frame-name :test #'string=)
+            do (add (frame-name frame) (sums-whole sums)))
+    (add-stack (sums-root sums) frames count)))
 
 (defun sum-samples (stream namer begin-ns end-ns)
   "SUMS of what STREAM, the output of perf script, has from BEGIN-NS to END-NS."

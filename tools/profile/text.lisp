@@ -47,18 +47,21 @@
 (defun write-cpu (stream profile)
   (let* ((cpu (member-of profile "cpu"))
          (kernel-ns (member-of cpu "kernelNs"))
-         (switches (+ (member-of cpu "slept") (member-of cpu "preempted"))))
+         (switches (+ (member-of cpu "slept") (member-of cpu "preempted")))
+         (calls (member-of cpu "calls")))
     (format stream "The kernel counted ~A ms of CPU in ~,2F s~@[, ~A µs for each of ~:D calls~].~%"
-            (milliseconds kernel-ns) (member-of profile "seconds")
-            (and (member-of profile "calls") (plusp (member-of profile "calls"))
-                 (microseconds (/ kernel-ns (member-of profile "calls"))))
-            (member-of profile "calls"))
-    (format stream "~:D samples make ~A of it; ~A lies between samples, in ~:D switches of ~
-                    thread.~%"
-            (member-of cpu "samples")
-            (percent (share (member-of cpu "sampledNs") kernel-ns))
-            (percent (share (member-of cpu "betweenNs") kernel-ns))
-            switches)
+            (milliseconds kernel-ns) (member-of cpu "seconds")
+            (and calls (plusp calls) (microseconds (/ kernel-ns calls)))
+            calls)
+    (if (string= "perf" (member-of cpu "source"))
+        (format stream "~:D samples make ~A of it; ~A lies between samples, in ~:D switches of ~
+                        thread.~%"
+                (member-of cpu "samples")
+                (percent (share (member-of cpu "sampledNs") kernel-ns))
+                (percent (share (member-of cpu "betweenNs") kernel-ns))
+                switches)
+        (format stream "~:D samples by ~A, which share it out; ~:D switches of thread.~%"
+                (member-of cpu "samples") (member-of cpu "source") switches))
     (format stream "Explained: ~A of the samples; ~:D of ~:D frames are unknown (~A).~2%"
             (percent (member-of cpu "explained"))
             (member-of cpu "unknownFrames") (member-of cpu "frames")
@@ -84,17 +87,18 @@
                                  (milliseconds (member-of row "ns"))
                                  (milliseconds (member-of row "longestNs"))))
                    (member-of events "systemCalls")))
-  (format stream "  Switches of thread: ~:D slept, ~:D were preempted~@[, ~A a call~].~2%"
-          (member-of events "slept") (member-of events "preempted")
-          (and (member-of events "switchesPerCall") (figure (member-of events "switchesPerCall"))))
-  (if (plusp (length (member-of events "futexes")))
-      (write-rows stream '("waits on a lock or condition" "count" "ms" "longest ms")
-                  (map 'list (lambda (row)
-                               (list (member-of row "name") (figure (member-of row "count"))
-                                     (milliseconds (member-of row "ns"))
-                                     (milliseconds (member-of row "longestNs"))))
-                       (member-of events "futexes")))
-      (format stream "  Nobody has waited on a lock.~2%")))
+  (when (member-of events "slept")
+    (format stream "  Switches of thread: ~:D slept, ~:D were preempted~@[, ~A a call~].~2%"
+            (member-of events "slept") (member-of events "preempted")
+            (and (member-of events "switchesPerCall")
+                 (figure (member-of events "switchesPerCall")))))
+  (when (plusp (length (member-of events "futexes")))
+    (write-rows stream '("waits on a lock or condition" "count" "ms" "longest ms")
+                (map 'list (lambda (row)
+                             (list (member-of row "name") (figure (member-of row "count"))
+                                   (milliseconds (member-of row "ns"))
+                                   (milliseconds (member-of row "longestNs"))))
+                     (member-of events "futexes")))))
 
 (defun write-counters (stream counters)
   (write-rows stream '("counted by the process" "")
@@ -111,7 +115,17 @@
           (milliseconds (member-of counters "collectionNs"))
           (milliseconds (member-of counters "longestCollectionNs"))))
 
+(defun write-octets (stream title rows most)
+  (write-rows stream (list title "octets a call")
+              (mapcar (lambda (row)
+                        (list (member-of row "name") (figure (member-of row "octetsPerCall"))))
+                      (first-rows rows most))))
+
+(defun write-allocation (stream allocation)
+  (write-octets stream "allocated, by function, as sampled" (member-of allocation "functions") 10))
+
 (defun write-census (stream census)
+  (write-octets stream "allocated, by subsystem" (member-of census "areas") 20)
   (write-rows stream '("allocated, by kind" "octets a call" "objects a call")
               (mapcar (lambda (row)
                         (list (member-of row "name") (figure (member-of row "octetsPerCall"))
@@ -129,13 +143,18 @@
            (when (member-of profile name) (funcall function stream (member-of profile name)))))
     (write-part "events" #'write-events)
     (write-part "counters" #'write-counters)
+    (write-part "allocation" #'write-allocation)
     (write-part "census" #'write-census)))
+
+(defun parse-profile (text)
+  "The profile that TEXT is in JSON. Each frame of a stack is two levels of it; perf's have 127 at
+most."
+  (parse-json text :max-depth 1000 :max-length (expt 2 27)))
 
 (defun read-profile (path)
   "The profile in the file at PATH, JSON that `clgrpc profile` has written."
-  (let ((data (handler-case (parse-json (uiop:read-file-string path :external-format :utf-8)
-                                        :max-length (expt 2 27))
+  (let ((data (handler-case (parse-profile (uiop:read-file-string path :external-format :utf-8))
                 (file-error () (fail "~A cannot be read" path))
-                (json-error (error) (fail "~A: ~A" path error)))))
+                (clgrpc-error (error) (fail "~A: ~A" path error)))))
     (unless (member-of data "clgrpcProfile") (fail "~A is no profile" path))
     data))

@@ -1,0 +1,99 @@
+;;;; A flame graph as SVG: the stacks of all samples, those who are called above their callers, as
+;;;; wide as the time spent in them. Places across are shares of the width, so it fits any page; a
+;;;; frame cuts its own name off. A click on a frame widens it to the whole width, a click on the
+;;;; lowest brings all back; without the script it still shows everything.
+
+(in-package #:clgrpc.profile)
+
+(defconstant +frame-height+ 17 "Of a frame of the flame graph, in pixels.")
+
+(defparameter *least-share* 1/1500 "Frames that are less wide than that are left out.")
+
+(defparameter *area-hues*
+  '(("loop" . 210) ("os" . 200) ("http2" . 150) ("hpack" . 120) ("http1" . 100)
+    ("protobuf" . 280) ("wire" . 180) ("server" . 45) ("client" . 60) ("rpc" . 75)
+    ("service" . 85) ("serving" . 65) ("calling" . 70) ("user code" . 330) ("allocation" . 300)
+    ("collector" . 0))
+  "Hues of subsystems, in degrees; the kernel's are those of 20.")
+
+(defun area-hue (area)
+  "The hue of AREA, or nil for what belongs to nobody."
+  (cond ((null area) nil)
+        ((uiop:string-prefix-p "kernel" area) 20)
+        (t (or (cdr (assoc area *area-hues* :test #'string=)) 240))))
+
+(defparameter *flame-style*
+  ".flame { display: block; width: 100%; margin: 6px 0; }
+.flame rect { stroke: var(--card); stroke-width: 1; cursor: pointer; }
+.flame .f rect { fill: hsl(var(--h) 62% 76%); }
+.flame .n rect { fill: var(--line); }
+.flame text { font-size: 11px; fill: #14181d; pointer-events: none; }
+.flame .n text { fill: var(--text); }
+.flame svg:hover rect { stroke: var(--text); }
+@media (prefers-color-scheme: dark) {
+  .flame .f rect { fill: hsl(var(--h) 42% 34%); }
+  .flame text { fill: #f2f5f8; }
+}
+"
+  "The style of flame graphs.")
+
+;; text of a page is escaped, so neither <, > nor & may be in it
+(defparameter *flame-script*
+  "for (const graph of document.querySelectorAll('.flame')) {
+  const frames = Array.from(graph.querySelectorAll('svg'));
+  const places = new Map(frames.map(function (f) {
+    return [f, [parseFloat(f.getAttribute('x')), parseFloat(f.getAttribute('width'))]];
+  }));
+  graph.addEventListener('click', function (event) {
+    const chosen = event.target.closest('svg.f, svg.n');
+    if (!places.has(chosen)) return;
+    const [left, width] = places.get(chosen);
+    for (const f of frames) {
+      const [x, w] = places.get(f);
+      f.setAttribute('x', (x - left) / width * 100 + '%');
+      f.setAttribute('width', w / width * 100 + '%');
+    }
+  });
+}
+"
+  "What a click on a frame does.")
+
+(defun node-depth (node least)
+  "How many frames are above NODE, JSON, that have LEAST nanoseconds, itself counted."
+  (1+ (reduce #'max (remove-if-not (lambda (child) (>= (member-of child "ns") least))
+                                   (member-of node "children"))
+              :key (lambda (child) (node-depth child least)) :initial-value 0)))
+
+(defun percent-attribute (share)
+  (format nil "~,3F%" (* 100 share)))
+
+(defun frame-markup (node share left top)
+  "The element of NODE, JSON, which is SHARE of the width, from LEFT, another share, at TOP pixels."
+  (let ((hue (area-hue (member-of node "area")))
+        (name (member-of node "name")))
+    `(:svg (:class ,(if hue "f" "n") :style ,(and hue (format nil "--h:~D" hue))
+            :x ,(percent-attribute left) :y ,top
+            :width ,(percent-attribute share) :height ,+frame-height+)
+      (:rect (:width "100%" :height ,+frame-height+))
+      ,(when (> share 1/100) `(:text (:x 4 :y 12) ,name))
+      (:title () ,(format nil "~A~@[, ~A~]: ~A ms, ~A" name (member-of node "area")
+                          (milliseconds (member-of node "ns")) (percent share))))))
+
+(defun flame-graph (root label)
+  "The flame graph of the tree ROOT, JSON, as an element, which LABEL says in words."
+  (let* ((whole (member-of root "ns"))
+         (least (* whole *least-share*))
+         (height (* +frame-height+ (node-depth root least)))
+         (elements '()))
+    (labels ((add (node left level)
+               (let ((share (/ (member-of node "ns") whole)))
+                 (push (frame-markup node share left (- height (* level +frame-height+)))
+                       elements)
+                 (let ((at left))
+                   (loop for child across (or (member-of node "children") #())
+                         when (>= (member-of child "ns") least)
+                           do (add child at (1+ level))
+                              (incf at (/ (member-of child "ns") whole)))))))
+      (when (plusp whole) (add root 0 1)))
+    `(:svg (:class "flame" :role "img" :aria-label ,label :height ,height)
+      ,@(nreverse elements))))
