@@ -1507,7 +1507,8 @@
                (:file "schedule")
                (:file "template")
                (:file "payload")
-               (:file "engine"))
+               (:file "engine")
+               (:file "misbehaviour"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.load)))
 

@@ -202,7 +202,13 @@
 ;;; Begin and end
 
 (defun begin-lane (lane begin-ns)
-  "The run begins at BEGIN-NS. On LANE's loop."
+  "Have LANE begin its run at BEGIN-NS. On its loop."
+  (schedule-timer (lane-wheel lane)
+                  (make-timer (lambda (lane) (begin-lane-now lane begin-ns)) lane)
+                  begin-ns))
+
+(defun begin-lane-now (lane begin-ns)
+  "The run of LANE, which was to begin at BEGIN-NS, begins."
   (let ((plan (lane-plan lane)))
     (note-now lane)
     (setf (lane-begin-ns lane) begin-ns
