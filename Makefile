@@ -13,7 +13,7 @@ BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls
                live echo http inproc loops
 
 .DEFAULT_GOAL := bin/clgrpc
-.PHONY: FORCE install test demo conformance simulate soak storm bench profile clean help $(BENCH_PARTS:%=bench-%)
+.PHONY: FORCE install test demo conformance simulate soak storm bench report profile clean help $(BENCH_PARTS:%=bench-%)
 
 bin/clgrpc: $(SOURCES) bin/lisp | install
 	@CLGRPC_OUTPUT=bin/clgrpc.new $(LISP) --load scripts/build.lisp >bin/build.log 2>&1 </dev/null \
@@ -61,6 +61,10 @@ $(BENCH_PARTS:%=bench-%): bench-%: bin/clgrpc
 	@scripts/install --bench
 	@python3 bench/run $(BENCH) $*
 
+report: bin/clgrpc
+	@scripts/install --bench
+	@python3 bench/experiment.py $(REPORT)
+
 profile: bin/clgrpc
 	@scripts/install --profile
 	@bin/clgrpc profile $(PROFILE) -- serve bench
@@ -86,6 +90,8 @@ help:
 	@echo '                  BENCH="--short" takes 3, BENCH="--help" lists more'
 	@echo 'make bench-PART   one part: unary, streams, client, matrix, openloop, bulk, allocation, protobuf, tls,'
 	@echo '                  connections, live, echo or inproc'
+	@echo 'make report       5,000 calls a second to our server, grpc-go and tonic from ghz and clgrpc load, and'
+	@echo '                  what these cost beside h2load: bench/results/report.*; REPORT="--short" is quick'
 	@echo 'make profile      show where the time of a call goes on the server'
 	@echo 'make clean        remove bin/'
 	@echo 'SBCL=/opt/sbcl/bin/sbcl, for any of them, chooses the Lisp'

@@ -42,6 +42,11 @@ def first_feature():
         return json.load(file)[0]
 
 
+def rate_of(text):
+    """Requests a second in TEXT, what h2load has printed."""
+    return float(re.search(r"finished in [^,]*, ([\d.]+) req/s", text)[1])
+
+
 class GetFeature:
     """The request for the first feature, and its answer; SCHEME is http or https."""
 
@@ -70,7 +75,6 @@ class GetFeature:
         if (not done or int(done[1]) != requests or not data
                 or int(data[1]) != requests * len(self.answer)):
             sys.exit("calls went wrong: %s\n%s" % (" ".join(command), text))
-        rate = re.search(r"finished in [^,]*, ([\d.]+) req/s", text)
         latency = re.search(r"time for request: +\S+ +\S+ +([\d.]+)(us|ms|s)", text)
-        return {"requests_per_second": float(rate[1]),
+        return {"requests_per_second": rate_of(text),
                 "mean_latency_us": float(latency[1]) * UNITS[latency[2]]}
