@@ -192,6 +192,33 @@ calls will be made, or nil."
 
 ;;; The command
 
+(defun report-run (run conditions format compare output)
+  "Write the report of RUN as the options of `load` want it; return the exit code."
+  (call-with-output (lambda (stream) (report:write-report format run stream :before compare))
+                    output)
+  (run-exit-code run conditions))
+
+(defun load-by-workers (workers target method rps concurrency connections duration data)
+  "The RUN of WORKERS, addresses, that call METHOD of grpc.testing.BenchmarkService at TARGET, as
+the options of `load` say."
+  (let* ((path (subseq (method-path method) 1))
+         (request (handler-case (grpc:parse-json-message 'testing:simple-request (or data "{}"))
+                    (grpc:protobuf-error (error) (refuse "the data of workers: ~A" error))))
+         (payload (testing:simple-request-payload request))
+         (service "grpc.testing.BenchmarkService/")
+         (streaming (string= path (concatenate 'string service "StreamingCall"))))
+    (unless (or streaming (string= path (concatenate 'string service "UnaryCall")))
+      (refuse "workers call ~AUnaryCall and ~:*~AStreamingCall only" service))
+    (unless (and duration (plusp duration))
+      (refuse "--workers goes with -z, for how long they are to call"))
+    (handler-case
+        (drive-workers workers target
+                       :streaming streaming :rate rps :connections connections
+                       :concurrency (or concurrency 50) :seconds (ceiling duration)
+                       :request-size (if payload (length (testing:payload-body payload)) 0)
+                       :response-size (testing:simple-request-response-size request))
+      (grpc:rpc-error (error) (fail-command "a worker: ~A" error)))))
+
 (defun nanoseconds-of (seconds)
   (if seconds (seconds-ns seconds) 0))
 
@@ -245,7 +272,8 @@ fared."
   "What a report tells of the options in PLIST: an alist from ghz's names to JSON of ghz's types,
 without those that were not given."
   (flet ((json (key value)
-           (cond ((member key '(:timeout :duration :warm-up)) (floor (* value +ns-per-second+)))
+           (cond ((member key '(:timeout :duration :warm-up :together))
+            (floor (* value +ns-per-second+)))
                  ((member key '(:data :metadata))
                   (handler-case (parse-json value) (clgrpc-error () value)))
                  ((eq t value) :true)
@@ -335,6 +363,10 @@ without those that were not given."
       (stream-call-duration "DURATION" #'parse-duration 0
                             "For how long a stream sends or, where only the server streams, receives
       before it is cancelled.")
+      (workers "ADDRESSES" (addresses-parser 1) nil
+               "Have these, each `clgrpc qps-worker` or that of another gRPC, call together:
+      UnaryCall or StreamingCall of grpc.testing.BenchmarkService, for -z, with -c, --connections
+      and --rps, which is by chance, of all; of -d only the sizes count.")
       (stream-dynamic-messages "[BOOLEAN]" #'parse-boolean nil
                                "Fill in templates for each message of a stream, not for each call.")
       ((tls-ca nil "--cacert") "FILE" #'identity nil
@@ -371,72 +403,76 @@ are wrong."
   (tune-collector)
   (when (and insecure (or tls-ca skip-tls))
     (refuse "--insecure, --tls-ca and --skip-tls exclude each other"))
-  (let* ((conditions (apply #'append fail-if))
-         (config (and service-config (config:parse-service-config service-config)))
-         (path (method-path method))
-         (timeout (progn (refuse-retries config path) (shorter-timeout timeout config path)))
-         (rate (load-schedule "load" load-schedule rps load-start load-step load-end
-                              load-step-duration load-max-duration))
-         (workers (if (and rate async)
-                      nil
-                      (load-schedule "concurrency" concurrency-schedule
-                                     (or concurrency
-                                         (and (null rate) (eq :const concurrency-schedule) 50))
-                                     concurrency-start concurrency-step concurrency-end
-                                     concurrency-step-duration concurrency-max-duration)))
-         (connections (if (and workers (eq :const concurrency-schedule)
-                               (< (load:schedule-value workers 0) connections))
-                          (refuse "there are more --connections than workers (-c)")
-                          connections))
-         (loops (min loops connections))
-         (total (cond (duration nil) (total) (t 200)))
-         (credentials (loads-credentials tls-ca tls-cert tls-key tls-name skip-tls))
-         (pool (load-pool target method proto protoset import-path
-                          (list :credentials credentials) headers))
-         (rpc-method (find-method-in pool method))
-         (parsed (loop:parse-target target))
-         (tags (and tags (parse-string-object tags "--tags"))))
-    (multiple-value-bind (fields maker)
-        (handler-case (load:compile-metadata (load-metadata metadata metadata-file headers))
-          (load:template-error (error) (refuse "~A" error)))
-      (let* ((plan (load:make-plan
-                    :name name :tags tags :target target
-                    :options (load-options
-                              :total total :rps rps :concurrency concurrency
-                              :connections connections :cpus loops :timeout timeout
-                              :duration duration :call (subseq path 1)
-                              :data data :metadata metadata :insecure (null credentials)
-                              :load-schedule load-schedule :async async :poisson poisson
-                              :warm-up warm-up :skip-first skip-first)
-                    :addresses (spread-targets target balance config connect-timeout)
-                    :method rpc-method
-                    :payload (load-payload rpc-method pool data data-file binary binary-file)
-                    :fields (load:request-fields path (or authority
-                                                          (loop:target-authority parsed))
-                                                 (nanoseconds-of timeout)
-                                                 (if credentials "https" "http") (or fields #()))
-                    :metadata-maker maker
-                    :credentials credentials :server-name (loop:target-host parsed)
-                    :timeout-ns (nanoseconds-of timeout)
-                    :connect-timeout-ns (seconds-ns connect-timeout)
-                    :options-of-http2 (make-channel-options)
-                    :lanes loops :connections connections :workers workers
-                    :rate rate :arrival (if poisson :poisson :constant)
-                    :group-ns (nanoseconds-of together)
-                    :total total
-                    :duration-ns (let ((seconds (or duration max-duration)))
-                                   (and seconds (seconds-ns seconds)))
-                    :stop duration-stop
-                    :warm-up-ns (nanoseconds-of warm-up) :skip-first skip-first
-                    :messages stream-call-count
-                    :interval-ns (nanoseconds-of stream-interval)
-                    :call-duration-ns (nanoseconds-of stream-call-duration)
-                    :fresh-messages stream-dynamic-messages))
-             (progress (and (not quiet)
-                            (interactive-stream-p sb-sys:*stderr*)
-                            (progress-function total)))
-             (run (unwind-protect (run-rounds plan rounds progress)
-                    (when progress (clear-progress)))))
-        (call-with-output (lambda (stream) (report:write-report format run stream :before compare))
-                          output)
-        (run-exit-code run conditions)))))
+  (if workers
+      (report-run (load-by-workers workers target method rps concurrency connections duration
+                                   data)
+                  (apply #'append fail-if) format compare output)
+      (let* ((conditions (apply #'append fail-if))
+             (config (and service-config (config:parse-service-config service-config)))
+             (path (method-path method))
+             (timeout (progn (refuse-retries config path) (shorter-timeout timeout config path)))
+             (rate (load-schedule "load" load-schedule rps load-start load-step load-end
+                                  load-step-duration load-max-duration))
+             (workers (if (and rate async)
+                          nil
+                          (load-schedule "concurrency" concurrency-schedule
+                                         (or concurrency
+                                             (and (null rate) (eq :const concurrency-schedule) 50))
+                                         concurrency-start concurrency-step concurrency-end
+                                         concurrency-step-duration concurrency-max-duration)))
+             (connections (if (and workers (eq :const concurrency-schedule)
+                                   (< (load:schedule-value workers 0) connections))
+                              (refuse "there are more --connections than workers (-c)")
+                              connections))
+             (loops (min loops connections))
+             (total (cond (duration nil) (total) (t 200)))
+             (credentials (loads-credentials tls-ca tls-cert tls-key tls-name skip-tls))
+             (pool (load-pool target method proto protoset import-path
+                              (list :credentials credentials) headers))
+             (rpc-method (find-method-in pool method))
+             (parsed (loop:parse-target target))
+             (tags (and tags (parse-string-object tags "--tags"))))
+        (multiple-value-bind (fields maker)
+            (handler-case (load:compile-metadata (load-metadata metadata metadata-file headers))
+              (load:template-error (error) (refuse "~A" error)))
+          (let* ((plan (load:make-plan
+                        :name name :tags tags :target target
+                        :options (load-options
+                                  :total total :rps rps :concurrency concurrency
+                                  :connections connections :cpus loops :timeout timeout
+                                  :duration duration :call (subseq path 1)
+                                  :data data :metadata metadata :insecure (null credentials)
+                                  :load-schedule load-schedule :async async :poisson poisson
+                                  :warm-up warm-up :skip-first skip-first
+                                  :together (and rate together))
+                        :addresses (spread-targets target balance config connect-timeout)
+                        :method rpc-method
+                        :payload (load-payload rpc-method pool data data-file binary binary-file)
+                        :fields (load:request-fields path (or authority
+                                                              (loop:target-authority parsed))
+                                                     (nanoseconds-of timeout)
+                                                     (if credentials "https" "http")
+                                                     (or fields #()))
+                        :metadata-maker maker
+                        :credentials credentials :server-name (loop:target-host parsed)
+                        :timeout-ns (nanoseconds-of timeout)
+                        :connect-timeout-ns (seconds-ns connect-timeout)
+                        :options-of-http2 (make-channel-options)
+                        :lanes loops :connections connections :workers workers
+                        :rate rate :arrival (if poisson :poisson :constant)
+                        :group-ns (nanoseconds-of together)
+                        :total total
+                        :duration-ns (let ((seconds (or duration max-duration)))
+                                       (and seconds (seconds-ns seconds)))
+                        :stop duration-stop
+                        :warm-up-ns (nanoseconds-of warm-up) :skip-first skip-first
+                        :messages stream-call-count
+                        :interval-ns (nanoseconds-of stream-interval)
+                        :call-duration-ns (nanoseconds-of stream-call-duration)
+                        :fresh-messages stream-dynamic-messages))
+                 (progress (and (not quiet)
+                                (interactive-stream-p sb-sys:*stderr*)
+                                (progress-function total)))
+                 (run (unwind-protect (run-rounds plan rounds progress)
+                        (when progress (clear-progress)))))
+            (report-run run conditions format compare output))))))

@@ -53,3 +53,17 @@
 (test a-worker-that-is-not-there-is-told-of
   (signals grpc:unavailable
     (tools::drive-workers '("127.0.0.1:1") "127.0.0.1:1" :seconds 1)))
+
+(test load-by-workers-reports
+  (call-with-workers
+   2
+   (lambda (workers target)
+     (multiple-value-bind (code output)
+         (run-line "load" "--workers" (format nil "~{~A~^,~}" workers) "-z" "1s" "-c" "4"
+                   "--connections" "2" "-d" "{\"responseSize\": 10}" "-O" "json" target
+                   "grpc.testing.BenchmarkService/UnaryCall")
+       (is (= 0 code))
+       (is (plusp (first (said (base:parse-json output) "count")))))
+     (is (= 2 (run-line "load" "--workers" (first workers) "-z" "1s" target "a.B/C")))
+     (is (= 2 (run-line "load" "--workers" (first workers) target
+                        "grpc.testing.BenchmarkService/UnaryCall"))))))

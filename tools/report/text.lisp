@@ -97,8 +97,11 @@ that one slow call does not press all others into one, and the slowest."
 
 (defun loop-words (run)
   (if (eq :open (load:run-loop-kind run))
-      (format nil "open~@[, ~A a second intended~]; latency counts from the intended time"
-              (and (load:run-intended-rps run) (page:digits-text (load:run-intended-rps run))))
+      (let ((together (cdr (assoc "together" (load:run-options run) :test #'string=))))
+        (format nil "open~@[, ~A a second intended~]~@[, those within ~A at once~]; latency counts ~
+                     from the intended time"
+                (and (load:run-intended-rps run) (page:digits-text (load:run-intended-rps run)))
+                (and (integerp together) (plusp together) (page:duration-text together))))
       "closed: each worker waits for the answer before the next call"))
 
 (defun per-call (run octets)
