@@ -52,6 +52,16 @@
 (defvar *event-loop* nil
   "The loop that this thread runs or ran last; others may run it since.")
 
+;;; How often; the thread that has the baton counts
+
+(define-hot (count-lent :inline t) ((loop event-loop)) (eql t)
+  (incf (event-loop-lent loop))
+  t)
+
+(define-hot (count-lost :inline t) ((loop event-loop)) (eql t)
+  (incf (event-loop-lost loop))
+  t)
+
 ;;; The steps. Reads of the loop come before the store that gives it away, as its writes do, hence
 ;;; the two barriers; on x86-64 they cost nothing.
 
@@ -75,10 +85,12 @@ has stopped."
   "Take the baton of LOOP, seen lent as BATON, away from the thread that lent it, unless it was
 taken back since."
   (and (= +lent+ (baton-state baton))
-       (seize loop baton)))
+       (seize loop baton)
+       (count-lost loop)))
 
 (define-hot (lend :inline t) ((loop event-loop)) null
   "Allow another thread to take the baton of LOOP, which this thread holds, while user code runs."
+  (count-lent loop)
   (sb-thread:barrier (:read))
   (sb-thread:barrier (:write))
   (setf (event-loop-baton loop) (next-baton (event-loop-baton loop) +lent+))

@@ -171,6 +171,7 @@ appended is lost. On the loop."
     (declare (type fixnum result))
     (when (and (tracing-p :tcp :http :flowctl :http-keepalive) (plusp result))
       (tell-written connection buffer result))
+    (when (plusp result) (incf (event-loop-octets-sent (connection-loop connection)) result))
     (cond ((= result (buffer-fill buffer))
            (clear-buffer buffer)
            :sent)
@@ -280,6 +281,7 @@ the turn. Not from the handler's FILL. On the loop."
   "Note what a read that had ROOM returned. Return true if it brought octets."
   (trace-event :tcp :octets-read :peer (connection-peer connection) :result result)
   (cond ((plusp result)
+         (incf (event-loop-octets-received (connection-loop connection)) result)
          (when (and (< result room) (not (connection-ended connection))
                     (not (transport-more (connection-transport connection))))
            (setf (connection-readable connection) nil))

@@ -64,6 +64,13 @@ gathering.lisp."
   (inbox (make-inbox) :type inbox :read-only t) ; what has been posted
   (now 0 :type nanoseconds)             ; when the turn began, or the last NOTE-TIME
   (turns 0 :type (unsigned-byte 62))    ; how many turns have been made
+  ;; what is counted for whoever looks at the loop
+  (lent 0 :type (unsigned-byte 62))     ; how often the baton was lent
+  (lost 0 :type (unsigned-byte 62))     ; how often another thread took it meanwhile
+  (octets-received 0 :type (unsigned-byte 62)) ; by connections
+  (octets-sent 0 :type (unsigned-byte 62)) ; by them
+  (timed nil :type boolean)             ; WAITED-NS is counted
+  (waited-ns 0 :type (unsigned-byte 62)) ; how long the loop has waited for events
   ;; life
   (state :new :type (member :new :running :stopped))
   (stopping nil :type boolean)          ; the loop ends after this turn
@@ -131,7 +138,13 @@ loop's clock. On the loop."
   event-loop-random "The random-state for what is left to chance on LOOP. On the loop."
   event-loop-reserve "The reserve whose threads run LOOP when its own cannot, or NIL."
   event-loop-turns "How many turns LOOP has made; it grows only when there is something to do."
-  event-loop-connections "How many connections LOOP has, with those just accepted for it.")
+  event-loop-connections "How many connections LOOP has, with those just accepted for it."
+  event-loop-lent "How often the baton of LOOP was lent to user code."
+  event-loop-lost "How often another thread has taken the baton of LOOP while it was lent."
+  event-loop-octets-received "How many octets connections of LOOP have received."
+  event-loop-octets-sent "How many octets connections of LOOP have sent."
+  event-loop-timed "Whether it is counted how long LOOP waits for events. SETFable, on the loop."
+  event-loop-waited-ns "How many nanoseconds LOOP has waited for events since it is timed.")
 
 (define-hot (driving-of :inline t) ((loop event-loop)) driving
   "What LOOP, a caller-driven one, knows of its callers."

@@ -82,7 +82,11 @@ all anew."
 (define-hot wait-and-dispatch ((loop event-loop)) boolean
   "Wait for events and note them. Return false if an interrupt has given the baton away meanwhile."
   (let* ((wait (wait-time-ns loop))
+         (begin (if (and (event-loop-timed loop) (/= 0 wait))
+                    (funcall (event-loop-clock loop))
+                    0))
          (count (fetch-events loop wait)))
+    (declare (type nanoseconds begin))
     (when (in-event-loop-p loop)
       (unless (zerop wait) (rouse-inbox (event-loop-inbox loop)))
       ;; woken by a post: other threads that are about to post get to do so, and share one send
@@ -90,6 +94,8 @@ all anew."
                  (not (inbox-empty-p (event-loop-inbox loop))))
         (sb-thread:thread-yield))
       (note-events loop count)
+      (when (plusp begin)               ; the turn began, and all output was sent, at FLUSHED-AT
+        (incf (event-loop-waited-ns loop) (max 0 (- (event-loop-flushed-at loop) begin))))
       t)))
 
 (defmacro do-work ((connection loop list count spare) &body body)

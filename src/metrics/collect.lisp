@@ -186,6 +186,22 @@ true."
 
 (define-reader loop-turns (metrics) (loop-points metrics #'loop:event-loop-turns))
 (define-reader loop-connections (metrics) (loop-points metrics #'loop:event-loop-connections))
+(define-reader loop-waiting (metrics)
+  (loop-points metrics (lambda (loop) (/ (loop:event-loop-waited-ns loop) +ns-per-second+))))
+(define-reader batons-lent (metrics) (loop-points metrics #'loop:event-loop-lent))
+(define-reader batons-lost (metrics) (loop-points metrics #'loop:event-loop-lost))
+(define-reader octets-received (metrics) (loop-points metrics #'loop:event-loop-octets-received))
+(define-reader octets-sent (metrics) (loop-points metrics #'loop:event-loop-octets-sent))
+
+(define-reader reserve-threads (metrics)
+  (let ((reserves (remove-duplicates (remove nil (mapcar #'loop:event-loop-reserve
+                                                         (live-loops metrics))))))
+    (when reserves
+      (let ((all (reduce #'+ reserves :key #'loop:reserve-thread-count))
+            (busy (reduce #'+ reserves :key #'loop:busy-thread-count)))
+        (flet ((point (state count)
+                 (make-point :attributes (list (cons "clgrpc.state" state)) :value count)))
+          (list (point "busy" busy) (point "idle" (max 0 (- all busy)))))))))
 
 ;;; The process
 

@@ -104,6 +104,7 @@ From any thread."
                    shard)))
       (when new
         (loop:run-or-post loop (lambda ()
+                                 (setf (loop:event-loop-timed loop) t)
                                  (loop:call-at-stop loop (lambda (loop)
                                                            (leave-shard metrics loop)))))))))
 

@@ -17,6 +17,8 @@
 
 (defparameter *baton-stubs*
   '((clgrpc.loop::wake-watchdog () (ask-value :write :asleep nil))
+    (clgrpc.loop::count-lent (loop) (progn loop t))
+    (clgrpc.loop::count-lost (loop) (progn loop t))
     (section () ; what only the holder of the baton may do
      (let ((data (ask-value :enter)))
        (ask-value :leave nil (1+ data))))

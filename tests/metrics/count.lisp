@@ -54,6 +54,37 @@
     (is (equal '((1)) (points client "grpc.subchannel.open_connections")))
     (is (equal '((1)) (points server "clgrpc.server.connections")))))
 
+(test loops-are-told-of
+  "What a loop receives, sends, waits and lends is in the metrics of its server."
+  (with-metrics (channel client server :ask #'double)
+    (flet ((number (name)
+             (reduce #'+ (metrics:family-points (family server name))
+                     :key #'metrics:point-value)))
+      (loop repeat 5 do (ask channel (note 4 :body 1000)))
+      (let ((received (number "clgrpc.loop.received")))
+        (is (< 5000 received 8000))
+        (is (< 0 (number "clgrpc.loop.sent")))
+        (ask channel (note 4 :body 1000))
+        (is (< 1000 (- (number "clgrpc.loop.received") received) 1500)))
+      (is (< 0 (number "clgrpc.loop.waiting") 60))
+      (is (<= 6 (number "clgrpc.loop.batons_lent")))
+      (is (<= 0 (number "clgrpc.loop.batons_lost") (number "clgrpc.loop.batons_lent")))
+      (is (equal '("busy" "idle")
+                 (mapcar (lambda (point) (cdr (first (metrics:point-attributes point))))
+                         (metrics:family-points (family server "clgrpc.reserve.threads"))))))))
+
+(test a-loop-that-is-held-up-loses-its-baton
+  (with-metrics (channel client server
+                         :ask (lambda (note call)
+                                (declare (ignore call))
+                                (sleep 1)
+                                note))
+    (let ((slow (sb-thread:make-thread (lambda () (ask channel (note 1))))))
+      (ask channel (note 2))
+      (sb-thread:join-thread slow))
+    (is (plusp (reduce #'+ (metrics:family-points (family server "clgrpc.loop.batons_lost"))
+                       :key #'metrics:point-value)))))
+
 (test calls-of-one-turn-that-end-alike-are-counted-together
   "Statuses come and go often enough that the runs of a turn do not suffice."
   (with-metrics (channel client server
