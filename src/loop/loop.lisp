@@ -208,6 +208,26 @@ does the rest. On the loop."
       0
       (next-due-ns (event-loop-wheel loop))))
 
+;;; What is told of a loop
+
+(defun event-loop-statistics (loop)
+  "A plist of what LOOP has counted: :turns; :connections it has now; :lent and :lost, how often its
+baton was lent to user code, and taken by another thread meanwhile; :octets-received and
+:octets-sent by its connections; :waited-ns, for how long it has waited for events while it was
+timed; :reserve, whose threads run it when its own cannot, or nil, with :busy-threads and
+:idle-threads. The counts are read while they change. From any thread."
+  (let* ((reserve (event-loop-reserve loop))
+         (threads (if reserve (reserve-thread-count reserve) 0))
+         (busy (if reserve (min threads (reserve-busy reserve)) 0)))
+    (list :turns (event-loop-turns loop)
+          :connections (event-loop-connections loop)
+          :lent (event-loop-lent loop)
+          :lost (event-loop-lost loop)
+          :octets-received (event-loop-octets-received loop)
+          :octets-sent (event-loop-octets-sent loop)
+          :waited-ns (event-loop-waited-ns loop)
+          :reserve reserve :busy-threads busy :idle-threads (- threads busy))))
+
 ;;; Signals
 
 ;; Each loop may have one function for a signal; all that have one are told. The list is replaced,

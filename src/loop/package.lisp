@@ -27,7 +27,7 @@
    #:share #:make-share #:share-running
    ;; reserve.lisp
    #:reserve #:make-reserve #:run-on-reserve #:leave-reserve #:share-open-p #:charge-thread
-   #:close-reserve #:reserve-root #:reserve-thread-count #:busy-thread-count
+   #:close-reserve #:reserve-root #:reserve-thread-count
    ;; poller.lisp
    #:poller #:make-poller #:make-epoll-poller #:make-poll-poller #:poller-tokens #:poller-flags
    #:poller-state
@@ -40,8 +40,7 @@
    #:limit-silence #:make-tcp-transport
    ;; structure.lisp
    #:event-loop #:event-loop-name #:event-loop-world #:event-loop-poller #:event-loop-now
-   #:event-loop-wheel #:event-loop-turns #:event-loop-lent #:event-loop-lost
-   #:event-loop-octets-received #:event-loop-octets-sent #:event-loop-timed #:event-loop-waited-ns
+   #:event-loop-wheel #:event-loop-turns #:event-loop-timed #:event-loop-statistics
    #:event-loop-reserve #:event-loop-random #:event-loop-connections #:event-loop-state
    #:event-loop-stopping
    #:event-loop-datum #:event-loop-running-p #:in-event-loop-p #:note-time

@@ -65,10 +65,6 @@ thread that had nothing to do for IDLE-SECONDS ends, in a simulated world at onc
   "How many threads RESERVE has now."
   (reserve-count reserve))
 
-(defun busy-thread-count (reserve)
-  "How many threads of RESERVE run a function now."
-  (reserve-busy reserve))
-
 ;;; Which thread does what; LOCK is held
 
 (defun free-threads (reserve)

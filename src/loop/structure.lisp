@@ -139,12 +139,7 @@ loop's clock. On the loop."
   event-loop-reserve "The reserve whose threads run LOOP when its own cannot, or NIL."
   event-loop-turns "How many turns LOOP has made; it grows only when there is something to do."
   event-loop-connections "How many connections LOOP has, with those just accepted for it."
-  event-loop-lent "How often the baton of LOOP was lent to user code."
-  event-loop-lost "How often another thread has taken the baton of LOOP while it was lent."
-  event-loop-octets-received "How many octets connections of LOOP have received."
-  event-loop-octets-sent "How many octets connections of LOOP have sent."
-  event-loop-timed "Whether it is counted how long LOOP waits for events. SETFable, on the loop."
-  event-loop-waited-ns "How many nanoseconds LOOP has waited for events since it is timed.")
+  event-loop-timed "Whether it is counted how long LOOP waits for events. SETFable, on the loop.")
 
 (define-hot (driving-of :inline t) ((loop event-loop)) driving
   "What LOOP, a caller-driven one, knows of its callers."

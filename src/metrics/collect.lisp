@@ -178,30 +178,28 @@ true."
 (defun live-loops (metrics)
   (remove nil (mapcar #'sb-ext:weak-pointer-value (metrics-loops metrics))))
 
-(defun loop-points (metrics reader)
-  "Points of what READER says of each loop, by its name."
+(defun loop-points (metrics key &optional (unit 1))
+  "Points of what the statistics of each loop have as KEY, in units of UNIT, by its name."
   (counter-points (loop for loop in (live-loops metrics)
                         collect (list (list (cons "clgrpc.loop" (loop:event-loop-name loop)))
-                                      (funcall reader loop)))))
+                                      (/ (getf (loop:event-loop-statistics loop) key) unit)))))
 
-(define-reader loop-turns (metrics) (loop-points metrics #'loop:event-loop-turns))
-(define-reader loop-connections (metrics) (loop-points metrics #'loop:event-loop-connections))
-(define-reader loop-waiting (metrics)
-  (loop-points metrics (lambda (loop) (/ (loop:event-loop-waited-ns loop) +ns-per-second+))))
-(define-reader batons-lent (metrics) (loop-points metrics #'loop:event-loop-lent))
-(define-reader batons-lost (metrics) (loop-points metrics #'loop:event-loop-lost))
-(define-reader octets-received (metrics) (loop-points metrics #'loop:event-loop-octets-received))
-(define-reader octets-sent (metrics) (loop-points metrics #'loop:event-loop-octets-sent))
+(define-reader loop-turns (metrics) (loop-points metrics :turns))
+(define-reader loop-connections (metrics) (loop-points metrics :connections))
+(define-reader loop-waiting (metrics) (loop-points metrics :waited-ns +ns-per-second+))
+(define-reader batons-lent (metrics) (loop-points metrics :lent))
+(define-reader batons-lost (metrics) (loop-points metrics :lost))
+(define-reader octets-received (metrics) (loop-points metrics :octets-received))
+(define-reader octets-sent (metrics) (loop-points metrics :octets-sent))
 
 (define-reader reserve-threads (metrics)
-  (let ((reserves (remove-duplicates (remove nil (mapcar #'loop:event-loop-reserve
-                                                         (live-loops metrics))))))
-    (when reserves
-      (let ((all (reduce #'+ reserves :key #'loop:reserve-thread-count))
-            (busy (reduce #'+ reserves :key #'loop:busy-thread-count)))
-        (flet ((point (state count)
-                 (make-point :attributes (list (cons "clgrpc.state" state)) :value count)))
-          (list (point "busy" busy) (point "idle" (max 0 (- all busy)))))))))
+  (let ((reserves (remove-duplicates (mapcar #'loop:event-loop-statistics (live-loops metrics))
+                                     :key (lambda (statistics) (getf statistics :reserve)))))
+    (flet ((point (state key)
+             (make-point :attributes (list (cons "clgrpc.state" state))
+                         :value (reduce #'+ reserves :key (lambda (statistics)
+                                                            (getf statistics key))))))
+      (and reserves (list (point "busy" :busy-threads) (point "idle" :idle-threads))))))
 
 ;;; The process
 
