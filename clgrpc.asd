@@ -1378,6 +1378,7 @@
                (:file "bucket")
                (:file "custom")
                (:file "count")
+               (:file "attempt")
                (:file "accept")
                (:file "text"))
   :perform (test-op (operation system)

@@ -127,7 +127,7 @@ gives none."
   "How many members of FLEET that are ready have told no load for too long."
   (count-if (lambda (subchannel)
               (let ((last-ns (note-last-ns (subchannel-note subchannel))))
-                (and (plusp last-ns)
+                (and last-ns
                      (>= (- now-ns last-ns) (weighting-expiration-ns (weighting fleet))))))
             (weighted-ready fleet)))
 
