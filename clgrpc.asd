@@ -1583,7 +1583,8 @@
                (:file "tls")
                (:file "storm-client")
                (:file "worker")
-               (:file "driver"))
+               (:file "driver")
+               (:file "load"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.tools)))
 

@@ -14,53 +14,12 @@
 
 (defpackage #:clgrpc.allocation
   (:use #:cl)
-  (:local-nicknames (#:grpc #:clgrpc) (#:tools #:clgrpc.tools)))
+  (:local-nicknames (#:grpc #:clgrpc) (#:tools #:clgrpc.tools)
+                    (#:profile #:clgrpc.profile)))
 
 (in-package #:clgrpc.allocation)
 
 ;;; A census
-
-(defun kind-of (object)
-  "A name for what OBJECT is."
-  (typecase object
-    (cons "cons")
-    (structure-object (structure-kind (type-of object)))
-    (simple-vector "simple-vector")
-    (string "string")
-    (array (format nil "vector of ~(~A~)" (array-element-type object)))
-    (function (format nil "closure ~(~A~)" (sb-kernel:%fun-name (sb-kernel:%fun-fun object))))
-    (t (format nil "~(~A~)" (type-of object)))))
-
-(defun structure-kind (type)
-  "What instances of TYPE are. Names of messages have a hash behind a dot, to tell definitions
-apart."
-  (let* ((name (format nil "~(~S~)" type))
-         (message (and (search "::%" name) (position #\. name :from-end t))))
-    (if message
-        (format nil "message ~A" (remove #\% (subseq name 0 message)))
-        (format nil "structure ~A" name))))
-
-(defun key-of (object)
-  "Something by which objects of one kind can be counted without making garbage."
-  (typecase object
-    (cons 'cons)
-    ((satisfies sb-kernel:%instancep) (sb-kernel:%instance-layout object))
-    (function (if (sb-kernel:closurep object) (sb-kernel:%closure-fun object) 'function))
-    (t (sb-kernel:widetag-of object))))
-
-(defun take-census ()
-  "A hash table from key to (an object, octets of all, how many)."
-  (let ((table (make-hash-table :test 'eq :size 4096)))
-    (sb-sys:without-gcing
-      (sb-vm:map-allocated-objects
-       (lambda (object type size)
-         (declare (ignore type))
-         (let ((entry (or (gethash (key-of object) table)
-                          (setf (gethash (key-of object) table) (list object 0 0)))))
-           (incf (the fixnum (second entry)) (the fixnum size))
-           (incf (the fixnum (third entry)))))
-       :dynamic))
-    table))
 
 (defun print-difference (name before after calls consed)
   "Print a line of JSON: what AFTER has more than BEFORE, per call."
@@ -74,7 +33,7 @@ apart."
                  (let ((more (/ (- octets had-octets) calls)))
                    (when (>= more 1/2)
                      (format t "~A{\"kind\":~S,\"octets\":~,1F,\"objects\":~,2F}" comma
-                             (kind-of object) more (/ (- count had-count) calls))
+                             (profile:kind-of object) more (/ (- count had-count) calls))
                      (setf comma ",")))))))
       (maphash #'print-kind after)))
   (format t "]}~%")
@@ -83,7 +42,7 @@ apart."
 (defun call-with-census (name calls-made function)
   "Call FUNCTION between two censuses; CALLS-MADE counts the calls so far."
   (declare (type function calls-made function))
-  (let* ((before (take-census))
+  (let* ((before (profile:take-census))
          (calls (funcall calls-made))
          (consed (sb-ext:get-bytes-consed))
          (collections sb-kernel::*gc-epoch*))
@@ -92,7 +51,7 @@ apart."
           (calls (- (funcall calls-made) calls)))
       (unless (eq collections sb-kernel::*gc-epoch*)
         (error "A garbage collection came between the two."))
-      (print-difference name before (take-census) (max calls 1) consed))))
+      (print-difference name before (profile:take-census) (max calls 1) consed))))
 
 ;;; Roles
 

@@ -217,7 +217,8 @@ ADD. From any thread."
      :name (custom-name custom) :kind (custom-kind custom) :unit (custom-unit custom)
      :text (custom-text custom)
      :points (if function
-                 (let ((number (handler-case (funcall function) (error () nil))))
+                 (let ((number (loop:guarding (:gauge-function-error :name (custom-name custom))
+                               (funcall function))))
                    (and (realp number) (list (make-point :value number))))
                  (loop for row being the hash-values of (custom-rows custom)
                        collect (custom-point custom row))))))

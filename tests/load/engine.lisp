@@ -50,6 +50,15 @@
                           (= (load:status-row-count row)
                              (reduce #'+ (load:status-row-messages row) :key #'cdr)))))))
 
+(test a-run-whose-time-is-over-says-so
+  (with-server (address (make-instance 'examples:route-guide))
+    (flet ((ended-early (&rest arguments)
+             (load:run-ended-early (load:perform-run (apply #'plan-for address :workers 2
+                                                            arguments)))))
+      (is (eq :deadline (ended-early :total 100000000 :duration-ns 200000000)))
+      (is (null (ended-early :total 20 :duration-ns 60000000000)))
+      (is (null (ended-early :duration-ns 200000000))))))
+
 (test closed-loop
   "All calls are made, over all connections and loops, and what is told adds up."
   (with-server (address (make-instance 'examples:route-guide))

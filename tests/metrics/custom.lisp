@@ -33,6 +33,17 @@
     (is (equal '((2.5)) (points metrics "level")))
     (is (equal '((42)) (points metrics "asked")))))
 
+(test a-gauge-s-function-that-fails-is-told
+  (with-log (:gauge-function-error)
+    (let ((metrics (grpc:make-metrics)))
+      (grpc:make-gauge metrics "broken" :function (lambda () (error "no number")))
+      (grpc:make-gauge metrics "whole" :function (lambda () 1))
+      (is (null (points metrics "broken")))
+      (is (equal '((1)) (points metrics "whole")))
+      (is (equal '("broken" "broken")      ; once a reading
+                 (mapcar (lambda (event) (getf event :name))
+                         (events-of :gauge-function-error)))))))
+
 (test too-many-attributes-overflow
   (let* ((metrics (grpc:make-metrics))
          (counter (grpc:make-counter metrics "c" :attributes '("a") :max-series 2)))

@@ -11,50 +11,16 @@
 
 (in-package #:clgrpc.profile)
 
-;;; How often batons change hands, counted by what is seldom called; how often one is lent follows
-;;; from its sequence number
+;;; Collections
 
 (defstruct (counts (:copier nil))
   "What is counted only where there is an agent."
-  (takes 0 :type sb-ext:word)           ; batons taken that were free; atomic
-  (takeovers 0 :type sb-ext:word)       ; batons taken that were lent; atomic
-  (releases 0 :type sb-ext:word)        ; batons given up or retired; atomic
   (collections 0 :type unsigned-byte)   ; and how long they took; collections are one at a time
   (collection-ns 0 :type unsigned-byte)
   (longest-collection-ns 0 :type unsigned-byte))
 
 (sb-ext:define-load-time-global **counts** (make-counts))
 (declaim (type counts **counts**))
-
-(defun count-baton-changes ()
-  "Have it counted from now on how batons are taken and given up."
-  (sb-int:encapsulate 'clgrpc.loop::take 'profile
-                      (lambda (function loop)
-                        (let ((taken (funcall function loop)))
-                          (when taken (sb-ext:atomic-incf (counts-takes **counts**)))
-                          taken)))
-  (sb-int:encapsulate 'clgrpc.loop::overtake 'profile
-                      (lambda (function loop baton)
-                        (let ((taken (funcall function loop baton)))
-                          (when taken (sb-ext:atomic-incf (counts-takeovers **counts**)))
-                          taken)))
-  (sb-int:encapsulate 'clgrpc.loop::give-up 'profile
-                      (lambda (function loop state)
-                        (sb-ext:atomic-incf (counts-releases **counts**))
-                        (funcall function loop state))))
-
-(defun event-loops ()
-  "The loops of the servers and channels of this process."
-  (remove-duplicates
-   (append (loop for server in (registered server:**servers**)
-                 append (mapcar #'server:hub-loop (server:server-hubs server)))
-           (mapcar #'clgrpc.client::core-loop (registered client:**cores**)))))
-
-(defun baton-numbers ()
-  "How often the batons of all loops have changed, but for having been taken back from user code."
-  (reduce #'+ (event-loops) :key (lambda (loop) (ash (clgrpc.loop::event-loop-baton loop) -3))))
-
-;;; Collections
 
 (defun note-collection (ns)
   (let ((counts **counts**))
@@ -82,23 +48,28 @@
      (loop for core in (registered client:**cores**)
            sum (client:core-calls-begun core))))
 
-(defun count-turns ()
-  (reduce #'+ (event-loops) :key #'loop:event-loop-turns))
+(defun event-loops ()
+  "The loops of the servers and channels of this process."
+  (remove-duplicates
+   (append (loop for server in (registered server:**servers**)
+                 append (mapcar #'server:hub-loop (server:server-hubs server)))
+           (mapcar #'clgrpc.client::core-loop (registered client:**cores**)))))
+
+(defun count-in-loops (key statistics)
+  (reduce #'+ statistics :key (lambda (plist) (getf plist key))))
 
 (defun counters ()
-  (let ((changes (baton-numbers)) (counts **counts**))
+  (let ((loops (mapcar #'loop:event-loop-statistics (event-loops))) (counts **counts**))
     (list (cons "ns" (monotonic-ns))
           (cons "calls" (count-calls))
-          (cons "turns" (count-turns))
+          (cons "turns" (count-in-loops :turns loops))
           (cons "consed" (sb-ext:get-bytes-consed))
           (cons "heap" (heap-used))
           (cons "collections" (counts-collections counts))
           (cons "collectionNs" (counts-collection-ns counts))
           (cons "longestCollectionNs" (counts-longest-collection-ns counts))
-          (cons "batonChanges" changes)
-          (cons "batonTakes" (counts-takes counts))
-          (cons "batonTakeovers" (counts-takeovers counts))
-          (cons "batonReleases" (counts-releases counts)))))
+          (cons "batonsLent" (count-in-loops :lent loops))
+          (cons "batonsLost" (count-in-loops :lost loops)))))
 
 ;;; A census of the heap
 
@@ -271,6 +242,5 @@ tabs between."
   "Start the thread that answers what `clgrpc profile` asks, if the environment has
 CLGRPC_PROFILE=1."
   (when (equal "1" (sb-ext:posix-getenv "CLGRPC_PROFILE"))
-    (count-baton-changes)
     (time-collections)
     (sb-thread:make-thread #'run-agent :name "clgrpc profile")))

@@ -96,8 +96,7 @@
 (defun counter-facts (counters)
   (page:facts
    (loop for (title name) in '(("turns" "turns") ("batons lent" "batonLent")
-                               ("taken over" "batonTakenOver") ("taken" "batonTaken")
-                               ("given up" "batonGivenUp") ("collections" "collections"))
+                               ("taken over" "batonTakenOver") ("collections" "collections"))
          collect (list title (figure (member-of counters name))))))
 
 (defun profile-cards (profile)

@@ -11,7 +11,7 @@
    ;; symbol.lisp
    #:write-perf-map
    ;; agent.lisp
-   #:start-agent-if-asked
+   #:start-agent-if-asked #:take-census #:kind-of
    ;; run.lisp
    #:profile #:profile-error
    ;; text.lisp

@@ -177,13 +177,7 @@ turn the larger are seen more often than it is their share."
   (let ((calls (counted "calls" before after)))
     (when calls
       (flet ((per-call (count) (and (plusp calls) (float (/ count calls) 1d0))))
-        (let* ((takes (counted "batonTakes" before after))
-               (takeovers (counted "batonTakeovers" before after))
-               (releases (counted "batonReleases" before after))
-               ;; taking a baton changes it twice
-               (lent (- (counted "batonChanges" before after)
-                        (* 2 (+ takes takeovers)) releases))
-               (consed (counted "consed" before after)))
+        (let ((consed (counted "consed" before after)))
           (object "calls" calls
                   "turns" (counted "turns" before after)
                   "consed" consed
@@ -193,10 +187,8 @@ turn the larger are seen more often than it is their share."
                   "longestCollectionNs" (member-of (reading-counters after)
                                                    "longestCollectionNs")
                   "heap" (member-of (reading-counters after) "heap")
-                  "batonLent" (max 0 lent)
-                  "batonTaken" takes
-                  "batonTakenOver" takeovers
-                  "batonGivenUp" releases))))))
+                  "batonLent" (counted "batonsLent" before after)
+                  "batonTakenOver" (counted "batonsLost" before after)))))))
 
 (defun kind-area (kind)
   "The subsystem that objects of KIND, as the agent names it, belong to."

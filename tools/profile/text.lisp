@@ -105,8 +105,6 @@
               (loop for (title name) in '(("calls" "calls") ("turns of its loops" "turns")
                                           ("batons lent to user code" "batonLent")
                                           ("batons taken over" "batonTakenOver")
-                                          ("batons taken" "batonTaken")
-                                          ("batons given up" "batonGivenUp")
                                           ("octets consed" "consed")
                                           ("octets consed a call" "octetsPerCall")
                                           ("collections" "collections"))
