@@ -652,6 +652,24 @@
                (:file "socket")
                (:file "service")))
 
+(defsystem "clgrpc/etcd"
+  :description "A client of etcd."
+  :depends-on ("clgrpc/client" "clgrpc/balance" "alexandria")
+  :pathname "src/etcd/"
+  :serial t
+  :components ((:static-file "../../proto/etcd/kv.proto")
+               (:static-file "../../proto/etcd/rpc.proto")
+               (:file "proto")
+               (:file "package")
+               (:file "condition")
+               (:file "key")
+               (:file "entry")
+               (:file "client")
+               (:file "lease")
+               (:file "store")
+               (:file "transaction")
+               (:file "watch")))
+
 (defsystem "clgrpc/otlp"
   :description "Metrics and spans told to an OpenTelemetry collector."
   :depends-on ("clgrpc/client" "clgrpc/metrics" "clgrpc/trace")
@@ -855,6 +873,7 @@
                "clgrpc/tests/channelz" "clgrpc/tests/console"
                "clgrpc/tests/sim" "clgrpc/tests/policy"
                "clgrpc/tests/abuse" "clgrpc/tests/promise" "clgrpc/tests/otlp"
+               "clgrpc/tests/etcd"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
   :serial t
@@ -1287,6 +1306,21 @@
   :serial t
   :components ((:file "package")
                (:file "service")))
+
+(defsystem "clgrpc/tests/etcd"
+  :depends-on ("clgrpc/etcd" "clgrpc/tests/support" "sb-bsd-sockets" "alexandria")
+  :pathname "tests/etcd/"
+  :serial t
+  :components ((:file "package")
+               (:file "server")
+               (:file "condition")
+               (:file "key")
+               (:file "store")
+               (:file "transaction")
+               (:file "lease")
+               (:file "watch"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.etcd)))
 
 (defsystem "clgrpc/tests/otlp"
   :depends-on ("clgrpc/otlp" "clgrpc/tests/server" "clgrpc/tests/support"

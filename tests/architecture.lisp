@@ -40,6 +40,7 @@
     ("channelz" "client" "server" :all-of)
     ("otlp" "client" "metrics" "trace" :all-of)
     ("console" "server" "metrics" "logs" :all-of)
+    ("etcd" "balance" :all-of)
     ("web" "inproc" "client" "server" :all-of)
     ("observe" "inproc" "client" "server" :all-of)
     ("cluster" "inproc" "client" "server" :all-of)

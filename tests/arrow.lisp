@@ -296,6 +296,8 @@ returns them, define to the names of the files that do."
     ("inproc" "serving" 30) ("inproc" "config" 10)
     ("metrics" "base" 20) ("metrics" "os" 10) ("metrics" "loop" 10) ("metrics" "rpc" 10)
     ("metrics" "service" 10) ("metrics" "status" 10)
+    ("etcd" "base" 30) ("etcd" "loop" 10) ("etcd" "protobuf" 10) ("etcd" "status" 10)
+    ("etcd" "rpc" 10) ("etcd" "calling" 10) ("etcd" "client" 10)
     ("otlp" "base" 20) ("otlp" "protobuf" 10) ("otlp" "loop" 10) ("otlp" "status" 10)
     ("otlp" "calling" 10) ("otlp" "client" 10) ("otlp" "metrics" 20) ("otlp" "trace" 40)
     ("services" "base" 10) ("services" "protobuf" 20) ("services" "status" 10)

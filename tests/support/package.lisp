@@ -6,7 +6,7 @@
   (:export #:root-file #:certificate-file #:peer-program #:clgrpc-program #:go-absence
            #:program #:program-process #:program-pid #:program-line #:program-exit-code
            #:signal-program
-           #:terminate-program #:kill-program
+           #:terminate-program #:start-program #:stop-program #:kill-program
            #:call-with-program #:with-program #:run-to-end #:server-address
            #:with-server-program #:set-descriptor-limit #:foreign-octets
            #:suite-tests #:patient-seconds #:exhausting-a-stack #:skip-on-slow-machine))

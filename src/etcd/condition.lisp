@@ -1,0 +1,86 @@
+;;;; What may go wrong, as conditions. etcd tells it by a gRPC status and a text, of which the text
+;;;; says more (etcd's api/v3rpc/rpctypes); what a program can do something about has a condition.
+
+(in-package #:clgrpc.etcd)
+
+(define-condition etcd-error (clgrpc-error)
+  ((text :initarg :text :reader etcd-error-text) ; what is wrong
+   (cause :initarg :cause :initform nil :reader etcd-error-cause) ; the RPC-ERROR, or nil
+   ;; true if the request may have been done all the same
+   (perhaps-done :initarg :perhaps-done :initform nil :reader etcd-error-perhaps-done-p))
+  (:report (lambda (condition stream)
+             (format stream "etcd: ~A~:[~; (it may have been done)~]" (etcd-error-text condition)
+                     (etcd-error-perhaps-done-p condition))))
+  (:documentation "etcd did not do what it was asked for."))
+
+(document-functions
+  etcd-error-text "What is wrong, as text."
+  etcd-error-cause "The RPC-ERROR that says so, or nil."
+  etcd-error-perhaps-done-p "True if nobody knows whether the request was done: it was sent, and no
+answer has come.")
+
+(define-condition compacted (etcd-error)
+  ((revision :initarg :revision :initform nil :reader compacted-revision)) ; see below
+  (:documentation "The revision that was asked for, or from which a watch was to go on, is no longer
+in the store: changes since then cannot be told one by one. Fetch the entries anew, and watch from
+the revision behind theirs."))
+
+(document-functions
+  compacted-revision "The oldest revision that the store still has, or nil if it did not say.")
+
+(defmacro define-etcd-errors (&body rows)
+  "Define conditions, each a row of NAME and documentation."
+  `(progn
+     ,@(loop for (name documentation) in rows
+             collect `(define-condition ,name (etcd-error) ()
+                        (:documentation ,documentation)))))
+
+(define-etcd-errors
+  (future-revision "The store has not come to the revision that was asked for.")
+  (lease-not-found "There is no such lease: it has ended, or there never was one.")
+  (lease-exists "There is a lease with this number.")
+  (invalid-request "etcd does not take such a request: an empty key, a key that a transaction
+changes twice, too many operations, too many octets.")
+  (access-denied "The user may not do this, or is not known, or has to say who he is.")
+  (space-exceeded "The store is full and takes no more until somebody makes room.")
+  (overloaded "etcd has more to do than it can.")
+  (unavailable "No member of etcd, or none that has a leader, has answered in time."))
+
+(defparameter *texts*
+  '(("required revision has been compacted" compacted)
+    ("required revision is a future revision" future-revision)
+    ("requested lease not found" lease-not-found)
+    ("lease already exists" lease-exists)
+    ("database space exceeded" space-exceeded)
+    ("too many requests" overloaded))
+  "Parts of etcd's texts, and the conditions that they stand for.")
+
+(defparameter *statuses*
+  '((:permission-denied access-denied) (:unauthenticated access-denied)
+    (:invalid-argument invalid-request) (:out-of-range invalid-request)
+    (:resource-exhausted overloaded)
+    (:unavailable unavailable) (:deadline-exceeded unavailable) (:cancelled unavailable))
+  "The conditions of statuses whose texts say no more.")
+
+(defun uncertain-p (error)
+  "True if the request that failed with ERROR, an RPC-ERROR, may have been done."
+  (and (status:rpc-error-sent-p error)
+       (member (status:rpc-error-status error)
+               '(:unavailable :deadline-exceeded :cancelled :unknown :internal))
+       t))
+
+(defun etcd-condition (error)
+  "The condition that ERROR, an RPC-ERROR, is of etcd's."
+  (let ((text (or (status:rpc-error-message error) "")))
+    (make-condition (or (second (find-if (lambda (row) (search (first row) text)) *texts*))
+                        (second (assoc (status:rpc-error-status error) *statuses*))
+                        'etcd-error)
+                    :text (if (string= "" text)
+                              (format nil "~(~A~)" (status:rpc-error-status error))
+                              text)
+                    :cause error :perhaps-done (uncertain-p error))))
+
+(defmacro with-etcd-errors (&body body)
+  "Evaluate BODY; an RPC-ERROR in it is signalled as the condition of etcd's that it is."
+  `(handler-case (progn ,@body)
+     (status:rpc-error (error) (error (etcd-condition error)))))

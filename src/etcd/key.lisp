@@ -1,0 +1,47 @@
+;;;; Keys and values are octets; strings stand for their UTF-8. A range of keys is its first one and
+;;;; the one behind its last, where a single zero octet means the end of all keys.
+
+(in-package #:clgrpc.etcd)
+
+(deftype text ()
+  "What a key or a value is given as."
+  '(or string octets))
+
+(defun text-octets (text)
+  "TEXT, a string or octets, as octets. Signal MISUSE if it is neither."
+  (typecase text
+    (string (string-octets text))
+    ((vector octet) (coerce text 'octets))
+    (t (misuse "Keys and values are strings or octets, not ~S." text))))
+
+(defun key-octets (key)
+  "KEY, a string or octets, as octets. Signal MISUSE if it is empty."
+  (let ((octets (text-octets key)))
+    (when (zerop (length octets)) (misuse "A key has at least one octet."))
+    octets))
+
+(defun prefix-end (prefix)
+  "The first key behind all that begin with PREFIX, octets."
+  (let ((last (position 255 prefix :test #'/= :from-end t)))
+    (if last
+        (let ((end (subseq-octets prefix 0 (1+ last))))
+          (incf (aref end last))
+          end)
+        (octets-of 0))))
+
+(defun next-key (key)
+  "The first key behind KEY, octets."
+  (concatenate 'octets key '(0)))
+
+(defun range-of (prefix from to)
+  "The first key, and the end, of the range that the arguments say: of all keys that begin with
+PREFIX, or of those from FROM, before TO, all that follow if it is nil. Signal MISUSE for both, or
+neither."
+  (cond ((and prefix (or from to)) (misuse "A range has a PREFIX, or FROM and TO, not both."))
+        (prefix (let ((octets (text-octets prefix)))
+                  (if (zerop (length octets))
+                      (values (octets-of 0) (octets-of 0))
+                      (values octets (prefix-end octets)))))
+        ((or from to) (values (if from (key-octets from) (octets-of 0))
+                              (if to (key-octets to) (octets-of 0))))
+        (t (misuse "A range has a PREFIX, or FROM or TO. That of all keys has the prefix \"\"."))))

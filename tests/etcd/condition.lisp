@@ -1,0 +1,28 @@
+;;;; Which condition stands for what etcd says.
+
+(in-package #:clgrpc.tests.etcd)
+(in-suite :clgrpc.etcd)
+
+(test conditions-of-etcd
+  (loop for (status text type)
+          in '((:out-of-range "etcdserver: mvcc: required revision has been compacted"
+                etcd:compacted)
+               (:out-of-range "etcdserver: mvcc: required revision is a future revision"
+                etcd:future-revision)
+               (:not-found "etcdserver: requested lease not found" etcd:lease-not-found)
+               (:failed-precondition "etcdserver: lease already exists" etcd:lease-exists)
+               (:resource-exhausted "etcdserver: mvcc: database space exceeded"
+                etcd:space-exceeded)
+               (:resource-exhausted "etcdserver: too many requests" etcd:overloaded)
+               (:invalid-argument "etcdserver: duplicate key given in txn request"
+                etcd:invalid-request)
+               (:permission-denied "etcdserver: permission denied" etcd:access-denied)
+               (:unauthenticated "etcdserver: invalid auth token" etcd:access-denied)
+               (:unavailable "etcdserver: no leader" etcd:unavailable)
+               (:data-loss "?" etcd:etcd-error))
+        for sent = (eq :unavailable status)
+        for condition = (clgrpc.etcd::etcd-condition
+                         (status:make-rpc-error status :message text :ended-by :peer :sent sent))
+        do (is (eq type (type-of condition)))
+           (is (string= text (etcd:etcd-error-text condition)))
+           (is (eq sent (etcd:etcd-error-perhaps-done-p condition)) "~A" status)))

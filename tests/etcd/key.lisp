@@ -1,0 +1,23 @@
+;;;; Keys and ranges of them.
+
+(in-package #:clgrpc.tests.etcd)
+(in-suite :clgrpc.etcd)
+
+(test ranges-of-keys
+  (flet ((range (&rest arguments)
+           (mapcar (lambda (octets) (coerce octets 'list))
+                   (multiple-value-list
+                    (destructuring-bind (&key prefix from to) arguments
+                      (clgrpc.etcd::range-of prefix from to))))))
+    (is (equal '((97 47) (97 48)) (range :prefix "a/")))
+    (is (equal '((97 255 255) (98)) (range :prefix (octets-of 97 255 255))))
+    (is (equal '((255 255) (0)) (range :prefix (octets-of 255 255))))
+    (is (equal '((0) (0)) (range :prefix "")))
+    (is (equal '((97) (98)) (range :from "a" :to "b")))
+    (is (equal '((97) (0)) (range :from "a")))
+    (is (equal '((0) (98)) (range :to "b")))
+    (signals misuse (range))
+    (signals misuse (range :prefix "a" :to "b")))
+  (is (equalp (octets-of 195 164) (clgrpc.etcd::key-octets "ä")))
+  (signals misuse (clgrpc.etcd::key-octets ""))
+  (signals misuse (clgrpc.etcd::key-octets :a)))

@@ -1,0 +1,65 @@
+;;;; Leases: what is put with one ends with it; kept alive, lost, revoked.
+
+(in-package #:clgrpc.tests.etcd)
+(in-suite :clgrpc.etcd)
+
+(test leases-end
+  "What is put with a lease ends with it: when it is revoked, and when nobody renews it."
+  (with-store (store)
+    (let ((lease (etcd:grant-lease *etcd* 60 :keep-alive nil)))
+      (is (= 60 (etcd:lease-seconds lease)))
+      (etcd:put *etcd* "a" "1" :lease lease)
+      (is (= (etcd:lease-id lease) (etcd:entry-lease (etcd:fetch *etcd* "a"))))
+      (etcd:put *etcd* "a" "2" :keep-lease t)
+      (is (= (etcd:lease-id lease) (etcd:entry-lease (etcd:fetch *etcd* "a"))))
+      (is (<= 58 (etcd:lease-seconds-left lease) 60))
+      (is (= 60 (etcd:renew-lease lease)))
+      (is-true (etcd:lease-alive-p lease))
+      (etcd:revoke-lease lease)
+      (is-false (etcd:lease-alive-p lease))
+      (is (null (etcd:fetch *etcd* "a")))
+      (is (null (etcd:lease-seconds-left lease)))
+      (signals etcd:lease-not-found (etcd:renew-lease lease))
+      (signals etcd:lease-not-found (etcd:put *etcd* "a" "1" :lease lease))
+      (etcd:revoke-lease lease))
+    (let ((lease (etcd:grant-lease *etcd* 2 :keep-alive nil)))
+      (etcd:put *etcd* "b" "1" :lease lease)
+      (is-true (wait-until (lambda () (null (etcd:fetch *etcd* "b")))))
+      (is-false (etcd:lease-alive-p lease)))))
+
+(test leases-are-kept-alive
+  "A lease lasts beyond its time, through a restart of etcd, too, until its client is closed."
+  (with-store (store)
+    (let ((lease nil))
+      (etcd:with-etcd (other (store-address store) :backoff-maximum-seconds 0.2)
+        (setf lease (etcd:grant-lease other 5))
+        (etcd:put other "a" "1" :lease lease)
+        (support:stop-program (store-program store))
+        (sleep 1)
+        (begin-store store)
+        (sleep 6)
+        (is-true (etcd:lease-alive-p lease))
+        (is-true (etcd:fetch *etcd* "a" :timeout +patience+)))
+      (is-true (wait-until (lambda () (null (etcd:fetch *etcd* "a"))))))))
+
+(test leases-are-lost
+  "Whoever keeps a lease is told that it may have ended: when somebody has revoked it, and when etcd
+has not answered for its time."
+  (with-store (store)
+    (let* ((lost '())
+           (note (lambda (condition) (push (type-of condition) lost)))
+           (lease (etcd:grant-lease *etcd* 3 :on-loss note)))
+      (etcd:with-etcd (other (store-address store))
+        (clgrpc.etcd::ask other #'etcdserverpb.lease:lease-revoke
+                          (pb:make-lease-revoke-request :id (etcd:lease-id lease)) nil))
+      (is-true (wait-until (lambda () lost)))
+      (is (equal '(etcd:lease-not-found) lost))
+      (is-false (etcd:lease-alive-p lease))
+      (setf lost '()
+            lease (etcd:grant-lease *etcd* 2 :on-loss note))
+      (support:signal-program (store-program store) sb-unix:sigstop)
+      (unwind-protect
+           (progn (is-true (wait-until (lambda () (not (etcd:lease-alive-p lease)))))
+                  (is-true (wait-until (lambda () lost)))
+                  (is (equal '(etcd:unavailable) lost)))
+        (support:signal-program (store-program store) sb-unix:sigcont)))))

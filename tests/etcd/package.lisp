@@ -1,0 +1,12 @@
+;;;; Tests of the client of etcd, against etcd itself. Skipped where it is missing.
+
+(defpackage #:clgrpc.tests.etcd
+  (:use #:cl #:fiveam)
+  (:import-from #:clgrpc.base #:octets-of #:misuse)
+  (:local-nicknames (#:etcd #:clgrpc.etcd) (#:support #:clgrpc.tests.support)
+                    (#:base #:clgrpc.base)
+                    (#:status #:clgrpc.status) (#:pb #:etcdserverpb)))
+
+(in-package #:clgrpc.tests.etcd)
+
+(def-suite :clgrpc.etcd :description "The client of etcd.")

@@ -1,0 +1,46 @@
+;;;; Transactions.
+
+(in-package #:clgrpc.tests.etcd)
+(in-suite :clgrpc.etcd)
+
+(test transactions
+  (with-store (store)
+    (multiple-value-bind (done results revision)
+        (etcd:transact *etcd* :when '((:absent "lock"))
+                              :then '((:put "lock" "mine") (:put "k/1" "a") (:put "k/2" "b"))
+                              :else '((:get "lock")))
+      (is-true done)
+      (is (equal '(nil nil nil) results))
+      (is (= revision (etcd:entry-changed (etcd:fetch *etcd* "k/2"))))
+      (is (= revision (etcd:entry-changed (etcd:fetch *etcd* "lock")))))
+    (multiple-value-bind (done results)
+        (etcd:transact *etcd* :when '((:absent "lock")) :then '((:put "lock" "yours"))
+                              :else '((:get "lock") (:get-all :prefix "k/") (:get "none")
+                                      (:remove "k/1") (:remove-all :from "k/" :to "l")
+                                      (:put "x" "y" :previous t)))
+      (is-false done)
+      (destructuring-bind (lock all none one rest put) results
+        (is (string= "mine" (etcd:entry-text lock)))
+        (is (equal '("k/1" "k/2") (mapcar #'etcd:entry-key all)))
+        (is (null none))
+        (is (= 1 one))
+        (is (= 1 rest))
+        (is (null put))))
+    (let ((changed (etcd:put *etcd* "c" "5")))
+      (flet ((so (&rest comparisons)
+               (values (etcd:transact *etcd* :when comparisons))))
+        (is-true (so '(:present "c") '(:value "c" = "5") '(:value "c" /= "6")
+                     '(:version "c" < 2) `(:changed "c" = ,changed) `(:created "c" > 0)
+                     '(:lease "c" = 0)))
+        (is-false (so '(:value "c" > "5")))
+        (is-false (so '(:present "c") '(:version "c" > 1)))
+        (is-false (so `(:changed "c" < ,changed)))))
+    (signals etcd:invalid-request
+      (etcd:transact *etcd* :then '((:put "a" "1") (:put "a" "2"))))))
+
+(test no-transactions
+  (dolist (form '(nil :absent (:absent) (:absent "a" = 1) (:value "a" = 1) (:value "a" ~ "b")
+                  (:version "a" = "1") (:version "a" = 1 2) (:size "a" = 1) (:lease "a" = "b")))
+    (signals misuse (clgrpc.etcd::comparison form)))
+  (dolist (form '(nil :get (:fetch "a") (:get "") (:get-all) (:put "" "a") (:put "a" 1)))
+    (signals misuse (clgrpc.etcd::operation form))))

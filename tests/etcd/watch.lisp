@@ -1,0 +1,132 @@
+;;;; Watches: every change once, in order, whatever breaks.
+
+(in-package #:clgrpc.tests.etcd)
+(in-suite :clgrpc.etcd)
+
+(defun told (change)
+  (list (etcd:change-kind change) (etcd:entry-key (etcd:change-entry change))
+        (etcd:entry-text (etcd:change-entry change))))
+
+(test changes-are-told
+  (with-store (store)
+    (etcd:put *etcd* "a/0" "before")
+    (let* ((heard '())
+           (watch (etcd:watch *etcd* (lambda (changes revision)
+                                       (push (list revision (mapcar #'told changes)) heard))
+                              :prefix "a/" :previous t))
+           (first (etcd:put *etcd* "a/1" "x")))
+      (etcd:put *etcd* "b" "elsewhere")
+      (etcd:transact *etcd* :then '((:put "a/2" "y") (:remove "a/1")))
+      (is-true (wait-until (lambda () (= 2 (length heard)))))
+      (is (equal `((,first ((:put "a/1" "x")))
+                   (,(+ 2 first) ((:put "a/2" "y") (:removal "a/1" ""))))
+                 (reverse heard)))
+      (is (= (+ 3 first) (etcd:watch-next-revision watch)))
+      (etcd:cancel-watch watch)
+      (is-false (etcd:watch-open-p watch))
+      (etcd:put *etcd* "a/3" "z")
+      (is (= 2 (length heard)))
+      ;; from a revision on, and only some
+      (let* ((texts '())
+             (watch (etcd:watch *etcd* (lambda (changes revision)
+                                         (declare (ignore revision))
+                                         (dolist (change changes) (push (told change) texts)))
+                                :key "a/1" :revision first :only :removals)))
+        (is-true (wait-until (lambda () texts)))
+        (is (equal '((:removal "a/1" "")) texts))
+        (etcd:cancel-watch watch)))))
+
+(test watches-resume
+  "While etcd is killed and comes back again and again each change that was acknowledged is told
+once, in its order."
+  (with-store (store)
+    (let* ((revisions '()) (written '()) (stop nil)
+           (watch (etcd:watch *etcd* (lambda (changes revision)
+                                       (dolist (change changes)
+                                         (declare (ignorable change))
+                                         (push revision revisions)))
+                              :prefix "n/"))
+           (writer (sb-thread:make-thread
+                    (lambda ()
+                      (etcd:with-etcd (etcd (store-address store) :backoff-maximum-seconds 0.2)
+                        (loop for i from 0
+                              until stop
+                              do (handler-case
+                                     (push (etcd:put etcd (format nil "n/~D" i) "x" :timeout 1)
+                                           written)
+                                   (etcd:etcd-error ()))))))))
+      (dotimes (i 3)
+        (sleep 0.5)
+        (support:stop-program (store-program store))
+        (begin-store store)
+        (is-true (wait-until (let ((before (length written)))
+                               (lambda () (< (+ 10 before) (length written)))))))
+      (setf stop t)
+      (sb-thread:join-thread writer)
+      (is-true (wait-until (lambda () (member (first written) revisions))))
+      (is-true (etcd:watch-open-p watch))
+      (is (apply #'> revisions) "each once, in order")
+      (is (null (set-difference written revisions))))))
+
+(test compaction-during-a-break
+  "A watch whose next change has been compacted says so, and ends."
+  (with-store (store)
+    (let* ((ended nil)
+           (first (etcd:put *etcd* "a" "1")))
+      (etcd:compact *etcd* (progn (etcd:put *etcd* "a" "2") (etcd:put *etcd* "a" "3")))
+      (handler-case
+          (progn (etcd:watch *etcd* (lambda (changes revision) (declare (ignore changes revision)))
+                             :key "a" :revision first
+                             :on-end (lambda (condition) (setf ended condition)))
+                 (is-true (wait-until (lambda () ended))))
+        (etcd:compacted (condition) (setf ended condition)))
+      (is (typep ended 'etcd:compacted))
+      (is (= (+ 2 first) (etcd:compacted-revision ended))))))
+
+(test watches-that-end
+  (with-store (store)
+    (let* ((ended nil)
+           (watch (etcd:watch *etcd* (lambda (changes revision)
+                                       (declare (ignore changes revision))
+                                       (error "This is a bug."))
+                              :key "a" :on-end (lambda (condition) (setf ended condition)))))
+      (etcd:put *etcd* "a" "1")
+      (is-true (wait-until (lambda () ended)))
+      (is (typep ended 'simple-error))
+      (is-false (etcd:watch-open-p watch))))
+  (etcd:with-etcd (etcd (format nil "127.0.0.1:~D" (free-port)))
+    (signals etcd:unavailable (etcd:watch etcd #'list :key "a" :timeout 0.3))))
+
+(defun response (revision &rest arguments &key changes &allow-other-keys)
+  "A WatchResponse at REVISION with CHANGES, revisions of puts."
+  (apply #'pb:make-watch-response
+         :header (pb:make-response-header :revision revision)
+         :events (loop for changed in changes
+                       collect (mvccpb:make-event
+                                :type :put
+                                :kv (mvccpb:make-key-value :key (octets-of 97)
+                                                           :mod-revision changed)))
+         (alexandria:remove-from-plist arguments :changes)))
+
+(test what-responses-mean
+  "Which revision is next, and that nothing is told twice."
+  (etcd:with-etcd (etcd "127.0.0.1:1")
+    (let ((watch (clgrpc.etcd::%make-watch :etcd etcd :start (octets-of 97) :end (octets-of 98)
+                                           :function #'list)))
+      (flet ((take (&rest arguments)
+               (list (mapcar (lambda (change) (etcd:entry-changed (etcd:change-entry change)))
+                             (clgrpc.etcd::note-response watch (apply #'response arguments)))
+                     (etcd:watch-next-revision watch))))
+        (is (equal '(nil 8) (take 7 :created t)))
+        ;; the store may be further than what is told
+        (is (equal '((8 8 9) 10) (take 20 :changes '(8 8 9))))
+        ;; a new stream, which begins with what is known
+        (is (equal '(nil 10) (take 20 :created t)))
+        (is (equal '((10 12) 13) (take 20 :changes '(9 10 12))))
+        (is (equal '(nil 13) (take 20 :changes '(12))))
+        ;; nothing up to 30
+        (is (equal '(nil 31) (take 30)))
+        (signals etcd:compacted (take 40 :canceled t :compact-revision 35))
+        (signals etcd:unavailable (take 40 :canceled t :cancel-reason "etcdserver: no leader"))
+        (signals etcd:access-denied (take 40 :canceled t :cancel-reason
+                                          "rpc error: etcdserver: permission denied"))))))
