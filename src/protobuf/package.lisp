@@ -40,6 +40,8 @@
    #:message= #:copy-message #:merge-message #:clear-message
    ;; json-writer.lisp, json-reader.lisp
    #:message-json #:parse-json-message
+   ;; well-known-text.lisp
+   #:timestamp-text #:parse-timestamp-text
    ;; text-writer.lisp, text-reader.lisp
    #:message-text #:parse-text-message
    ;; dynamic.lisp

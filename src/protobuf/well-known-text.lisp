@@ -39,7 +39,9 @@
         (t (format nil ".~9,'0D" nanos))))
 
 (defun timestamp-text (seconds nanos)
-  "The RFC 3339 text of the timestamp, or nil if it is out of range."
+  "The text of the time SECONDS, an integer, and NANOS, 0 to 999,999,999, after the begin of 1970,
+in UTC as RFC 3339 has it, with as many digits behind the point as it needs, in threes; nil if it is
+not in the years 1 to 9999."
   (when (and (<= +least-timestamp+ seconds +greatest-timestamp+) (<= 0 nanos 999999999))
     (multiple-value-bind (days second) (floor seconds 86400)
       (multiple-value-bind (year month day) (days-civil days)
@@ -105,7 +107,8 @@ part did not fit."
       (- (civil-days year (1+ month) 1) (civil-days year month 1))))
 
 (defun parse-timestamp-text (text)
-  "Seconds and nanos that TEXT, RFC 3339, means, or nil."
+  "The two integers of TIMESTAMP-TEXT that TEXT, a time with its zone as RFC 3339 has it, means, or
+nil if it is none."
   (reading-text (cursor text)
     (flet ((part (count low high before)
              (unless (or (null before) (pass-char cursor before)) (misfit))

@@ -35,8 +35,8 @@ skipped."
                "histogram 11 4970" "end normal date 2026-11-01T00:00:10Z"
                "options rps 500 total 5000 insecure true"
                "stored 5000 fail details 2 buckets 11"
-               "detail 1793491200123456789 181234 OK \"\""
-               ,(format nil "detail 1793491201000000000 5000000 Unavailable ~A"
+               "detail 1793491200123638023 181234 OK \"\""
+               ,(format nil "detail 1793491201005000000 5000000 Unavailable ~A"
                         "\"rpc error: code = Unavailable desc = <b>gone</b>, \\\"away\\\"\""))
              lines))))))
 

@@ -31,6 +31,15 @@ rows, where KEY is the same."
                     :errors (reduce #'+ rows :key #'backend-row-errors)
                     :latency (merge-histograms (mapcar #'backend-row-latency rows))))
 
+(defun join-seconds (runs)
+  "The SECOND-ROWs of RUNS one behind the other, and of how many seconds each is."
+  (let ((interval (reduce #'max runs :key #'run-interval-seconds)))
+    (fit-rows (apply #'concatenate 'vector
+                     (loop for run in runs
+                           collect (fit-rows (run-seconds run) (run-interval-seconds run)
+                                             interval)))
+              interval interval)))
+
 (defun merge-rounds (runs)
   "RUNS, one behind the other, as one RUN: the only one itself, or a new one that has them as its
 rounds. Its seconds are theirs in their order, its duration is the sum."
@@ -40,7 +49,8 @@ rounds. Its seconds are theirs in their order, its duration is the sum."
              (merged (reader) (merge-histograms (mapcar reader runs)))
              (most-frequent (rows reader) (sort rows #'> :key reader)))
         (let ((whole (copy-structure (first runs))))
-          (setf (run-duration-ns whole) (sum #'run-duration-ns)
+          (setf (values (run-seconds whole) (run-interval-seconds whole)) (join-seconds runs)
+                (run-duration-ns whole) (sum #'run-duration-ns)
                 (run-count whole) (sum #'run-count)
                 (run-latency whole) (merged #'run-latency)
                 (run-all-latency whole) (merged #'run-all-latency)
@@ -53,8 +63,6 @@ rounds. Its seconds are theirs in their order, its duration is the sum."
                 (most-frequent (merge-rows runs #'run-backends #'backend-row-address
                                            #'merge-backend-rows)
                                #'backend-row-count)
-                (run-seconds whole) (reduce (lambda (a b) (concatenate 'vector a b)) runs
-                                            :key #'run-seconds)
                 (run-stages whole)
                 (merge-rows runs #'run-stages #'car
                             (lambda (rows)

@@ -5,7 +5,6 @@
 
 (defconstant +most-messages+ 50 "How many different status messages are kept of each status.")
 (defconstant +most-samples+ 4096 "How many calls a lane keeps one by one.")
-(defconstant +most-seconds+ 200000 "Later seconds of a run are counted as its last.")
 
 (defstruct (tally (:copier nil))
   "What one lane has seen of the calls that count."
@@ -18,6 +17,7 @@
   (connect (make-histogram) :type histogram) ; the same, of those that waited for a connection
   (lateness (make-histogram) :type histogram) ; how late calls were begun
   (seconds (make-array 64 :adjustable t :fill-pointer 0) :type vector) ; SECOND-ROWs, the last open
+  (interval-seconds 1 :type (and quantity (integer 1))) ; how long each of them is
   (second (make-second-row) :type second-row) ; the last of them
   (second-end-ns 0 :type nanoseconds)   ; when that ends
   (samples '() :type list)              ; SAMPLEs, the latest first
@@ -50,15 +50,22 @@
         (tally-second-end-ns tally) begin-ns)
   (next-second tally))
 
+(defun halve-seconds (tally)
+  "Have two rows of TALLY, all closed, become one, so that there is room for as many again."
+  (let ((rows (pair-rows (tally-seconds tally))))
+    (setf (fill-pointer (tally-seconds tally)) (length rows)
+          (tally-interval-seconds tally) (* 2 (tally-interval-seconds tally)))
+    (replace (tally-seconds tally) rows)))
+
 (defun next-second (tally)
-  "Close the second under way, if one is, and open the next."
+  "Close the row under way, if one is, and open the next."
   (close-second tally)
-  (when (< (length (tally-seconds tally)) +most-seconds+)
-    (setf (tally-second tally) (make-second-row)
-          (tally-sent-before tally) (tally-sent-octets tally)
-          (tally-received-before tally) (tally-received-octets tally))
-    (vector-push-extend (tally-second tally) (tally-seconds tally)))
-  (incf (tally-second-end-ns tally) +ns-per-second+)
+  (when (= +most-rows+ (length (tally-seconds tally))) (halve-seconds tally))
+  (setf (tally-second tally) (make-second-row)
+        (tally-sent-before tally) (tally-sent-octets tally)
+        (tally-received-before tally) (tally-received-octets tally))
+  (vector-push-extend (tally-second tally) (tally-seconds tally))
+  (incf (tally-second-end-ns tally) (* (tally-interval-seconds tally) +ns-per-second+))
   nil)
 
 (defun close-second (tally)
@@ -138,23 +145,19 @@ if that is not OK, at NOW, at BACKEND."
 ;;; From tallies to a run
 
 (defun merge-seconds (tallies)
-  "The SECOND-ROWs of all TALLIES together."
-  (let* ((count (reduce #'max tallies :key (lambda (tally) (length (tally-seconds tally)))
-                                      :initial-value 0))
-         (seconds (make-array count)))
-    (dotimes (i count seconds)
-      (let ((rows (loop for tally in tallies
-                        when (< i (length (tally-seconds tally)))
-                          collect (aref (tally-seconds tally) i))))
-        (flet ((sum (reader) (reduce #'+ rows :key reader)))
-          (setf (aref seconds i)
-                (make-second-row
-                 :count (sum #'second-row-count) :errors (sum #'second-row-errors)
-                 :latency (merge-histograms (mapcar #'second-row-latency rows))
-                 :sent-octets (sum #'second-row-sent-octets)
-                 :received-octets (sum #'second-row-received-octets)
-                 :connections (sum #'second-row-connections)
-                 :lateness-max-ns (reduce #'max rows :key #'second-row-lateness-max-ns))))))))
+  "The SECOND-ROWs of all TALLIES together, and of how many seconds each is."
+  (let* ((interval (reduce #'max tallies :key #'tally-interval-seconds))
+         (columns (loop for tally in tallies
+                        collect (fit-rows (tally-seconds tally) (tally-interval-seconds tally)
+                                          interval)))
+         (count (reduce #'max columns :key #'length)))
+    (values (coerce (loop for i below count
+                          collect (merge-second-rows (loop for rows in columns
+                                                           when (< i (length rows))
+                                                             collect (aref rows i))
+                                                     :at-once t))
+                    'vector)
+            interval)))
 
 (defun fill-run (run tallies)
   "Put into RUN what TALLIES, those of all lanes, have noted. Return RUN."
@@ -173,7 +176,8 @@ if that is not OK, at NOW, at BACKEND."
                          for histogram = (merged reader)
                          when (plusp (histogram-count histogram))
                            collect (cons name histogram))))
-      (setf (run-count run) (sum #'tally-count)
+      (setf (values (run-seconds run) (run-interval-seconds run)) (merge-seconds tallies)
+            (run-count run) (sum #'tally-count)
             (run-latency run) (if ok (status-row-latency ok) (make-histogram))
             (run-all-latency run) (merge-histograms (mapcar #'status-row-latency statuses))
             (run-statuses run) statuses
@@ -182,7 +186,6 @@ if that is not OK, at NOW, at BACKEND."
                                         #'merge-backend-rows)
                           :key #'backend-row-count)
                   #'> :key #'backend-row-count)
-            (run-seconds run) (merge-seconds tallies)
             (run-stages run) stages
             (run-lateness run) (merged #'tally-lateness)
             (run-octets-sent run) (- (sum #'tally-sent-octets) (sum #'tally-base-sent))

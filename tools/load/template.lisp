@@ -39,9 +39,7 @@
 
 (defun time-text (ns)
   "NS, nanoseconds of the Unix epoch, as RFC 3339 has it, to the second."
-  (multiple-value-bind (second minute hour day month year)
-      (decode-universal-time (+ (floor ns +ns-per-second+) 2208988800) 0)
-    (format nil "~4,'0D-~2,'0D-~2,'0DT~2,'0D:~2,'0D:~2,'0DZ" year month day hour minute second)))
+  (protobuf:timestamp-text (floor ns +ns-per-second+) 0))
 
 (defun split-name (path)
   "The service and the method of PATH, \"/package.Service/Method\"."

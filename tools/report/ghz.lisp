@@ -19,17 +19,14 @@
 
 ;;; Times
 
-(defun write-utc (stream unix-seconds)
-  (multiple-value-bind (second minute hour day month year)
-      (decode-universal-time (+ unix-seconds (encode-universal-time 0 0 0 1 1 1970 0)) 0)
-    (format stream "~4,'0D-~2,'0D-~2,'0DT~2,'0D:~2,'0D:~2,'0D" year month day hour minute second)))
+(defun time-text (unix-ns)
+  "UNIX-NS, nanoseconds since 1970, as RFC 3339 has it, in UTC."
+  (multiple-value-bind (seconds ns) (floor unix-ns +ns-per-second+)
+    (or (protobuf:timestamp-text seconds ns) "")))
 
-(defun time-text (unix-ns &key fraction)
-  "UNIX-NS, nanoseconds since 1970, as RFC 3339 has it, in UTC; with FRACTION to the nanosecond."
-  (multiple-value-bind (seconds ns) (floor unix-ns 1000000000)
-    (with-output-to-string (stream)
-      (write-utc stream seconds)
-      (format stream "~:[~*~;.~9,'0D~]Z" fraction ns))))
+(defun second-text (unix-ns)
+  "The same to the second."
+  (time-text (- unix-ns (mod unix-ns +ns-per-second+))))
 
 ;;; Latencies
 
@@ -98,8 +95,10 @@ the greatest value, and more than the one before."
         #'> :key #'cdr))
 
 (defun ghz-detail (sample)
+  "SAMPLE as ghz has it, whose timestamp is the end of the call."
   (let ((status (load:sample-status sample)))
-    (object "timestamp" (time-text (load:sample-unix-ns sample) :fraction t)
+    (object "timestamp" (time-text (+ (load:sample-unix-ns sample)
+                                      (load:sample-latency-ns sample)))
             "latency" (load:sample-latency-ns sample)
             "error" (if (string= "OK" status)
                         ""
@@ -161,7 +160,7 @@ the greatest value, and more than the one before."
     (append
      (when (load:run-name run) (object "name" (load:run-name run)))
      (object "endReason" (end-reason run)
-             "date" (time-text (+ (load:run-started-unix-ns run) (load:run-duration-ns run))))
+             "date" (second-text (+ (load:run-started-unix-ns run) (load:run-duration-ns run))))
      (list (cons "options" (ghz-options run)))
      (object "count" (load:run-count run)
              "total" (load:run-duration-ns run)

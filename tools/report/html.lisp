@@ -491,7 +491,7 @@ that, until the answer is there (wait)."))))
           (load:run-target run)
           (format nil "~A~:[, ~A~;~]" (page:duration-text (load:run-duration-ns run))
                   (zerop (load:run-started-unix-ns run))
-                  (substitute #\Space #\T (time-text (load:run-started-unix-ns run))))))
+                  (substitute #\Space #\T (second-text (load:run-started-unix-ns run))))))
 
 (defun write-html (run before stream)
   "Write to STREAM a page about RUN, compared with the run BEFORE unless that is nil."

@@ -3,7 +3,8 @@
 
 (defpackage #:clgrpc.report
   (:use #:cl #:clgrpc.base)
-  (:local-nicknames (#:load #:clgrpc.load) (#:page #:clgrpc.page))
+  (:local-nicknames (#:load #:clgrpc.load) (#:page #:clgrpc.page)
+                    (#:protobuf #:clgrpc.protobuf))
   (:export
    ;; figure.lisp
    #:figure-value

@@ -1,6 +1,5 @@
-;;;; Runs back from JSON: from our reports all that was known but the calls told one by one; from
-;;;; ghz's, which tell every call, what can be made of these. What is missing or of another type is
-;;;; told with its name.
+;;;; Runs back from JSON: from our reports all that was known; from ghz's, which tell every call,
+;;;; what can be made of these. What is missing or of another type is told with its name.
 
 (in-package #:clgrpc.report)
 
@@ -60,6 +59,32 @@ where there is none or it is null, as Go writes what is empty."
                         :connections (whole-member json "connections")
                         :lateness-max-ns (whole-member json "latenessMax")))
 
+;;; Calls one by one
+
+(defun read-time (text)
+  "The nanoseconds since 1970 that TEXT, as RFC 3339 has it, means."
+  (multiple-value-bind (seconds ns) (protobuf:parse-timestamp-text text)
+    (if (and seconds (<= 0 seconds))
+        (+ ns (* +ns-per-second+ seconds))
+        (reject-run "~S is no time" text))))
+
+(defun error-message (text status)
+  "The message of a call that ended with STATUS, of which TEXT is what ERROR-TEXT returned."
+  (let ((prefix (error-text status "")))
+    (if (uiop:string-prefix-p prefix text)
+        (subseq text (length prefix))
+        text)))
+
+(defun read-detail (json)
+  "The call that JSON, an element of ghz's details, tells of."
+  (let ((latency (member-of json "latency" '(unsigned-byte 61)))
+        (status (member-of json "status" 'string))
+        (text (member-of json "timestamp" 'string nil)))
+    (load:make-sample :unix-ns (if text (max 0 (- (read-time text) latency)) 0)
+                      :latency-ns latency :status status
+                      :error (unless (string= "OK" status)
+                               (error-message (member-of json "error" 'string "") status)))))
+
 (defun read-kind (object name keywords)
   "The one of KEYWORDS that the member NAME of OBJECT names."
   (or (find (member-of object name 'string) keywords :test #'string-equal)
@@ -105,6 +130,7 @@ where there is none or it is null, as Go writes what is empty."
    :connections (whole-member own "connections") :connects (whole-member own "connects")
    :cpu-ns (whole-member own "cpu") :limited (member-of own "limited" 'string nil)
    :ended-early (read-end-reason json)
+   :samples (vector-of #'read-detail json "details")
    :rounds (vector-of #'parse-run-object own "rounds")))
 
 ;;; ghz's
@@ -125,27 +151,38 @@ where there is none or it is null, as Go writes what is empty."
                                       :latency (or (gethash name by-status)
                                                    (load:make-histogram)))))
 
+(defparameter *most-samples* 4096 "How many calls of ghz's report are kept one by one.")
+
+(defun spread-samples (samples)
+  "At most some thousands of SAMPLES, evenly among them, by time."
+  (let ((step (ceiling (length samples) *most-samples*)))
+    (loop for sample in (sort (copy-list samples) #'< :key #'load:sample-unix-ns)
+          for i from 0
+          when (zerop (mod i step)) collect sample)))
+
 (defun read-ghz-run (json)
   "The run of JSON, a report of ghz's, from what it tells of each call."
-  (let ((latency (load:make-histogram)) (all (load:make-histogram))
+  (let ((samples (vector-of #'read-detail json "details"))
+        (latency (load:make-histogram)) (all (load:make-histogram))
         (by-status (make-hash-table :test 'equal))
         (options (member-of json "options" 'list '())))
-    (loop for detail across (member-of json "details" 'simple-vector #())
-          for ns = (member-of detail "latency" '(unsigned-byte 62))
-          for status = (member-of detail "status" 'string)
-          do (load:record-value all ns)
-             (load:record-value (or (gethash status by-status)
-                                    (setf (gethash status by-status) (load:make-histogram)))
-                                ns)
-             (when (string= status "OK") (load:record-value latency ns)))
+    (dolist (sample samples)
+      (let ((ns (load:sample-latency-ns sample)) (status (load:sample-status sample)))
+        (load:record-value all ns)
+        (load:record-value (or (gethash status by-status)
+                               (setf (gethash status by-status) (load:make-histogram)))
+                           ns)
+        (when (string= status "OK") (load:record-value latency ns))))
     (load:make-run
      :name (member-of json "name" 'string nil)
      :target (member-of options "host" 'string "") :method (member-of options "call" 'string "")
+     :started-unix-ns (if samples (reduce #'min samples :key #'load:sample-unix-ns) 0)
      :duration-ns (member-of json "total" 'unsigned-byte)
      :options options :count (member-of json "count" 'unsigned-byte)
      :latency latency :all-latency all
      :statuses (read-ghz-statuses json by-status)
-     :ended-early (read-end-reason json))))
+     :ended-early (read-end-reason json)
+     :samples (spread-samples samples))))
 
 (defun parse-run-object (json)
   (let ((own (member-of json "clgrpc" 'list nil)))

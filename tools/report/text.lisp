@@ -245,7 +245,7 @@ that one slow call does not press all others into one, and the slowest."
                                      (format nil "~D calls" (load:run-count run))
                                      (if (zerop (load:run-started-unix-ns run))
                                          ""
-                                         (time-text (load:run-started-unix-ns run)))))
+                                         (second-text (load:run-started-unix-ns run)))))
                  :left '(0 1 2 4))
   (loop for (name was is) in (option-differences before after)
         do (format stream "  They differ in ~A: ~A and ~A.~%" name was is))
