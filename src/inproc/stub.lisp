@@ -191,16 +191,21 @@ host or route, the call of the line has ended with the status that says so."
     (setf (call-status (line-server line)) :cancelled)))
 
 (defun send-only-request (line request)
-  "Give the handler of LINE its only REQUEST."
-  (let ((client (line-client line)))
+  "Give the handler of LINE its only REQUEST. If that is left by an error or another non-local exit,
+the call has ended."
+  (let ((client (line-client line))
+        (passed nil))
     (unless (call-status client)
-      (handler-case (setf (line-request line)
-                          (pass client (calling:only-request (rpc:call-rpc-method client) request)))
-        (status:rpc-error (error)
-          ;; one that the server has refused has ended the call; the caller's own limit is his error
-          (unless (call-status client)
-            (operate leave client)
-            (error error)))))))
+      (unwind-protect
+           (handler-case
+               (setf (line-request line)
+                     (pass client (calling:only-request (rpc:call-rpc-method client) request))
+                     passed t)
+             (status:rpc-error (error)
+               ;; one that the server has refused has ended the call; the caller's own limit is his
+               ;; error
+               (if (call-status client) (setf passed t) (error error))))
+        (unless passed (operate leave client))))))
 
 (defun invoke-line (channel site method request deadline fields values async options)
   "INVOKE for all but the plainest calls."

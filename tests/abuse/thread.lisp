@@ -31,7 +31,8 @@
 another's are served at once, as are those of an address that comes last."
   (dolist (execution '(:auto :inline :blocking))
     (with-victim (address :server server :watched nil
-                          :options (list :execution execution :reserve-threads 64))
+                          :options (list :execution execution :reserve-threads 64
+                                         :reserve-wait-seconds 1))
       (with-attacker (attacker address)
         (dotimes (i 300) (demand attacker "/lab.Bench/Chat" (note-octets 1) :end nil))
         (is-true (wait-until (lambda () (<= 20 (most-running server)))))

@@ -301,7 +301,7 @@ ok."
                       (ask-and-pass-on channel (note (1- (number-of note))) :timeout 0.2))))
         (setf channel own)
         (let ((futures (loop repeat 200
-                             collect (grpc:call-async #'lab.bench:ask own (note 1) :timeout 10))))
+                             collect (grpc:call-async #'lab.bench:ask own (note 1) :timeout 3))))
           (dolist (future futures)
             (let ((error (caught (grpc:await future))))
               ;; with all threads waiting, a :blocking nested call waits for one until its time is

@@ -18,6 +18,18 @@
         (is (null (grpc:cancel call)))
         (is (eq :ok (grpc:call-status call)))))))
 
+(test requests-that-are-none-leave-no-call-behind
+  "However the call is made, the server has none under way once its request was refused."
+  (dolist (options '(() (:threads t)))
+    (with-inproc (channel :channel-options options)
+        (:ask (lambda (note call) (declare (ignore call)) note)
+         :watch (lambda (note call) (grpc:send call note)))
+      (signals grpc:misuse (ask channel 5))
+      (signals grpc:misuse (ask channel 5 :values '(:a 1)))
+      (signals grpc:misuse (watch channel 5))
+      (is-false (clgrpc.serving:entrance-busy-p
+                 (inproc::host-of (inproc::channel-site channel)))))))
+
 (test errors-say-what-calls-were-at
   "Without times, but with the stage."
   (with-inproc (channel)
