@@ -10,7 +10,7 @@ SOURCES := clgrpc.asd scripts/load.lisp scripts/build.lisp \
              -o -name '*.json' -o -name 'console.*' -o -name 'page.css')
 
 BENCH_PARTS := unary streams client matrix openloop bulk allocation protobuf tls connections \
-               live echo http inproc loops
+               live echo http inproc cluster loops
 
 .DEFAULT_GOAL := bin/clgrpc
 .PHONY: FORCE install test demo conformance simulate soak storm bench report profile clean help $(BENCH_PARTS:%=bench-%)
@@ -89,7 +89,7 @@ help:
 	@echo 'make bench        measure beside grpc-go (needs Go), tonic, nghttpd, grpchan: about 25 minutes;'
 	@echo '                  BENCH="--short" takes 3, BENCH="--help" lists more'
 	@echo 'make bench-PART   one part: unary, streams, client, matrix, openloop, bulk, allocation, protobuf, tls,'
-	@echo '                  connections, live, echo or inproc'
+	@echo '                  connections, live, echo, inproc or cluster'
 	@echo 'make report       5,000 calls a second to our server, grpc-go and tonic from ghz and clgrpc load, and'
 	@echo '                  what these cost beside h2load: bench/results/report.*; REPORT="--short" is quick'
 	@echo 'make profile      show where the time of a call goes on the server'

@@ -4,6 +4,7 @@ better everywhere."""
 
 import re
 
+import cluster
 import connections
 import echo
 import inproc
@@ -136,6 +137,19 @@ def inproc_goals(results):
         "clgrpc :share", "unary", "octets")
 
 
+def cluster_goals(results):
+    def worst_of(key, wanted):
+        return max(cluster.ratio(row, key) for row in results["rows"] if wanted(row))
+
+    long = {"append-1m"}
+    yield ("one by one, worst row but 1 MB, to grpc-go", 0.8,
+           worst_of("ns", lambda row: row["callers"] == 1 and row["case"] not in long))
+    yield ("at once, worst row but 1 MB, to grpc-go", 0.35,
+           worst_of("ns", lambda row: row["callers"] > 1 and row["case"] not in long))
+    yield "1 MB, worst row, to grpc-go", 0.6, worst_of("ns", lambda row: row["case"] in long)
+    yield "octets consed, worst row, to grpc-go", 0.2, worst_of("octets", lambda row: True)
+
+
 CONNECTION_OCTETS = {"gRPC": 4096, "plain TCP": 1536}
 
 
@@ -194,5 +208,5 @@ GOALS = {"unary": unary_goals, "streams": streams_goals, "client": client_goals,
          "allocation": allocation_goals, "protobuf": protobuf_goals,
          "tls": tls_goals, "inproc": inproc_goals,
          "connections": connections_goals, "live": live_goals, "echo": echo_goals,
-         "http": http_goals,
+         "http": http_goals, "cluster": cluster_goals,
          "loops": loops_goals, "observed": observed_goals}
