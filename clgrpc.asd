@@ -670,6 +670,21 @@
                (:file "transaction")
                (:file "watch")))
 
+(defsystem "clgrpc/discovery"
+  :description "Servers that register themselves in etcd, and channels that find them there."
+  :depends-on ("clgrpc/etcd" "clgrpc/server")
+  :pathname "src/discovery/"
+  :serial t
+  :components ((:file "package")
+               (:file "endpoint")
+               (:file "key")
+               (:file "place")
+               (:file "roster")
+               (:file "registration")
+               (:file "listing")
+               (:file "finder")
+               (:file "resolver")))
+
 (defsystem "clgrpc/otlp"
   :description "Metrics and spans told to an OpenTelemetry collector."
   :depends-on ("clgrpc/client" "clgrpc/metrics" "clgrpc/trace")
@@ -874,7 +889,7 @@
                "clgrpc/tests/channelz" "clgrpc/tests/console"
                "clgrpc/tests/sim" "clgrpc/tests/policy"
                "clgrpc/tests/abuse" "clgrpc/tests/promise" "clgrpc/tests/otlp"
-               "clgrpc/tests/etcd"
+               "clgrpc/tests/etcd" "clgrpc/tests/discovery"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
   :serial t
@@ -1322,6 +1337,22 @@
                (:file "watch"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.etcd)))
+
+(defsystem "clgrpc/tests/discovery"
+  :depends-on ("clgrpc/discovery" "clgrpc/tests/etcd" "clgrpc/examples" "alexandria")
+  :pathname "tests/discovery/"
+  :serial t
+  :components ((:file "package")
+               (:file "endpoint")
+               (:file "key")
+               (:file "place")
+               (:file "roster")
+               (:file "registration")
+               (:file "listing")
+               (:file "resolver")
+               (:file "finder"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.discovery)))
 
 (defsystem "clgrpc/tests/otlp"
   :depends-on ("clgrpc/otlp" "clgrpc/tests/server" "clgrpc/tests/support"

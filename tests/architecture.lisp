@@ -41,6 +41,7 @@
     ("otlp" "client" "metrics" "trace" :all-of)
     ("console" "server" "metrics" "logs" :all-of)
     ("etcd" "balance" :all-of)
+    ("discovery" "etcd" "server" :all-of)
     ("web" "inproc" "client" "server" :all-of)
     ("observe" "inproc" "client" "server" :all-of)
     ("cluster" "inproc" "client" "server" :all-of)

@@ -298,6 +298,8 @@ returns them, define to the names of the files that do."
     ("metrics" "service" 10) ("metrics" "status" 10)
     ("etcd" "base" 30) ("etcd" "loop" 10) ("etcd" "protobuf" 10) ("etcd" "status" 10)
     ("etcd" "rpc" 10) ("etcd" "calling" 10) ("etcd" "client" 10)
+    ("discovery" "base" 20) ("discovery" "os" 10) ("discovery" "loop" 15) ("discovery" "config" 10)
+    ("discovery" "client" 15) ("discovery" "server" 10) ("discovery" "etcd" 35)
     ("otlp" "base" 20) ("otlp" "protobuf" 10) ("otlp" "loop" 10) ("otlp" "status" 10)
     ("otlp" "calling" 10) ("otlp" "client" 10) ("otlp" "metrics" 20) ("otlp" "trace" 40)
     ("services" "base" 10) ("services" "protobuf" 20) ("services" "status" 10)

@@ -68,11 +68,13 @@ connections are closed. From any thread but that of a watch or a lease."
        (close-etcd ,variable))))
 
 (defun add-ending (etcd function)
-  "FUNCTION is to be called when ETCD is closed."
+  "Have FUNCTION called when ETCD is closed, before its channel is: it ends what uses that. From any
+thread."
   (sb-thread:with-mutex ((etcd-lock etcd))
     (push function (etcd-endings etcd))))
 
 (defun remove-ending (etcd function)
+  "Have FUNCTION, which ADD-ENDING was given, not be called any more. From any thread."
   (sb-thread:with-mutex ((etcd-lock etcd))
     (setf (etcd-endings etcd) (remove function (etcd-endings etcd)))))
 

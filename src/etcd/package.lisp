@@ -19,6 +19,7 @@
    #:entry-changed #:entry-version #:entry-lease
    ;; client.lisp
    #:etcd #:make-etcd #:close-etcd #:with-etcd #:etcd-channel #:list-members
+   #:add-ending #:remove-ending
    ;; lease.lisp
    #:lease #:grant-lease #:revoke-lease #:renew-lease #:lease-id #:lease-seconds #:lease-alive-p
    #:lease-seconds-left

@@ -77,7 +77,8 @@
    #:scheme #:register-scheme #:find-scheme #:scheme-name #:scheme-resolver #:scheme-open
    #:scheme-listen
    ;; target.lisp
-   #:target #:parse-target #:address-name #:target-text #:target-addresses #:target-host
+   #:target #:parse-target #:address-name #:split-authority
+   #:target-text #:target-addresses #:target-host
    #:target-server
    #:target-port #:target-authority
    ;; listener.lisp

@@ -30,7 +30,7 @@
   (:export
    #:wire-server #:start-server #:stop-server #:server-address #:server-addresses
    #:server-statistics #:server-running-p #:server-service-names #:note-server-started
-   #:note-server-stopping
+   #:note-server-stopping #:call-before-stop
    ;; for channelz
    #:**servers** #:server-chronicle #:server-hubs #:server-sockets
    #:hub-tally #:hub-links #:hub-loop

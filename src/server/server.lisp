@@ -255,15 +255,48 @@ admitted; so their limit is higher, and holds only when too many connections hav
 (defconstant +peer-seconds+ 1
   "How long peers may take to close their side of a connection that has drained.")
 
+;;; What is done before and after
+
+(defun call-before-stop (server function)
+  "Have STOP-SERVER call FUNCTION, before anything else, while SERVER still takes calls, on its own
+thread with the seconds that running calls will have: what sends clients here is to send them
+elsewhere. FUNCTION may wait for that, a part of these seconds. It returns nil, or a function to be
+called when SERVER has stopped. An error in either goes to the log. Signal MISUSE if SERVER does not
+run. From any thread."
+  (sb-thread:with-mutex ((server-lock server))
+    (unless (member (server-state server) '(:starting :serving))
+      (misuse "~A does not run." server))
+    (push function (server-farewells server)))
+  nil)
+
+(defun say-farewells (server drain)
+  "Call what is to be called before SERVER stops. Return what is to be called after."
+  (loop for function in (sb-thread:with-mutex ((server-lock server))
+                          (shiftf (server-farewells server) '()))
+        for after = (values (loop:guarding (:server-stop-error :server server)
+                              (funcall function drain)))
+        when after collect after))
+
+(defun call-after-stop (server functions)
+  (dolist (function functions)
+    (loop:guarding (:server-stop-error :server server) (funcall function))))
+
 (defun stop-server (server &key (drain (options-drain-seconds (server-options server))))
   "Stop SERVER: accept nothing more, tell the peers with GOAWAY, give running calls DRAIN seconds to
 end, end the rest with :unavailable, close every connection and thread. Return true if all calls
-ended by themselves. Always returns, shortly after DRAIN at the latest. Stopping again does nothing.
-Saving the image stops all servers, with a DRAIN of 0. Not from a handler of SERVER."
+ended by themselves. Always returns, shortly after DRAIN at the latest, unless a function that
+CALL-BEFORE-STOP was given takes longer. Stopping again does nothing. Saving the image stops all
+servers, with a DRAIN of 0. Not from a handler of SERVER."
+  (let ((after (say-farewells server drain)))
+    (unwind-protect (end-server server drain)
+      (call-after-stop server after))))
+
+(defun end-server (server drain)
+  "Stop SERVER, see STOP-SERVER."
   (let ((before (shiftf (server-state server) :draining)))
     (when (eq before :stopped)
       (setf (server-state server) :stopped)
-      (return-from stop-server t))
+      (return-from end-server t))
     (service:forget-watcher (server-watcher server))
     (note-server-event server "draining")
     (log-event :info :server-draining :addresses (server-addresses server) :seconds drain)

@@ -17,6 +17,7 @@
    (encoding :initarg :encoding :reader server-encoding) ; of answers, if nobody says otherwise
    (chronicle :initarg :chronicle :reader server-chronicle) ; its number and what has happened to it
    (sockets :initform '() :accessor server-sockets) ; an alist from number to listener
+   (farewells :initform '() :accessor server-farewells) ; functions of CALL-BEFORE-STOP; the lock's
    (watcher :initform nil :accessor server-watcher) ; the function that WATCH-SERVICES has
    ;; :starting, :serving, :draining or :stopped
    (state :initform :starting :accessor server-state))

@@ -5,7 +5,9 @@
   (:import-from #:clgrpc.base #:octets-of #:misuse)
   (:local-nicknames (#:etcd #:clgrpc.etcd) (#:support #:clgrpc.tests.support)
                     (#:base #:clgrpc.base)
-                    (#:status #:clgrpc.status) (#:pb #:etcdserverpb)))
+                    (#:status #:clgrpc.status) (#:pb #:etcdserverpb))
+  (:export #:with-store #:*etcd* #:store-address #:store-program #:begin-store #:wait-until
+           #:free-port #:+patience+))
 
 (in-package #:clgrpc.tests.etcd)
 

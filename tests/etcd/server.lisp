@@ -31,7 +31,8 @@
   (format nil "127.0.0.1:~D" (store-port store)))
 
 (defun begin-store (store)
-  "Start the program of STORE, over the data that it has."
+  "Start the program of STORE, over the data that it has; the one before, if there is one, ends."
+  (when (store-program store) (support:stop-program (store-program store)))
   (flet ((url (port) (format nil "http://127.0.0.1:~D" port)))
     (let ((client (url (store-port store))) (peer (url (store-peer-port store))))
       (setf (store-program store)

@@ -1,0 +1,97 @@
+;;;; What is said of a server in the store: the JSON of etcd's own Go package for it
+;;;; (go.etcd.io/etcd/client/v3/naming/endpoints), {"Op":0,"Addr":"HOST:PORT","Metadata":…}, so
+;;;; that each finds the servers of the other. What that package has no field for is in an object as
+;;;; Metadata: "weight", "zone", "hashKey" and "state", and what a user adds. Go's package reads the
+;;;; names of members in any case and ignores Op; so does this. All of it is a function of the text.
+
+(in-package #:clgrpc.discovery)
+
+(defconstant +longest-endpoint+ 65536 "So many octets a server's text has at most.")
+(defconstant +most-weight+ 65535 "The largest weight.")
+
+(defstruct (endpoint (:copier nil))
+  "What is said of a server."
+  (address "" :type string :read-only t) ; where it listens: HOST:PORT, or unix:PATH and so on
+  (weight nil :type (or null (integer 1 #.+most-weight+)) :read-only t) ; its share; nil: not said
+  (zone nil :type (or null string) :read-only t) ; where it is, or nil
+  (hash-key nil :type (or null string) :read-only t) ; names it in a ring, or nil
+  (state :serving :type (member :serving :draining) :read-only t) ; see below
+  (metadata '() :type list :read-only t)) ; what else is said, an alist from name to JSON
+
+(declaim (sb-ext:freeze-type endpoint))
+
+(document-functions
+  endpoint-p "True of endpoints."
+  endpoint-address "Where the server listens, as text."
+  endpoint-weight "Its share of the calls beside those of others, 1 to 65535, or nil."
+  endpoint-zone "The zone that it is in, a string, or nil."
+  endpoint-hash-key "What names it in the ring of ring_hash, a string, or nil for its address."
+  endpoint-state ":serving, or :draining if it will soon take no more calls."
+  endpoint-metadata "What else is said of it, an alist from names to JSON as PARSE-JSON returns it;
+under the name \"\" what is said in place of an object.")
+
+(defmethod print-object ((endpoint endpoint) stream)
+  (print-unreadable-object (endpoint stream :type t)
+    (write-visible (endpoint-address endpoint) stream :limit 80)
+    (format stream "~@[, weight ~D~]~@[, zone ~A~]~:[~;, draining~]" (endpoint-weight endpoint)
+            (endpoint-zone endpoint) (eq :draining (endpoint-state endpoint)))))
+
+(defparameter *own-members* '("weight" "zone" "hashKey" "state")
+  "The members of Metadata that have slots of their own.")
+
+(defun endpoint-json (endpoint)
+  "The text of ENDPOINT in the store."
+  (let ((own (append (and (endpoint-weight endpoint) `(("weight" . ,(endpoint-weight endpoint))))
+                     (and (endpoint-zone endpoint) `(("zone" . ,(endpoint-zone endpoint))))
+                     (and (endpoint-hash-key endpoint)
+                          `(("hashKey" . ,(endpoint-hash-key endpoint))))
+                     `(("state" . ,(string-downcase (endpoint-state endpoint)))))))
+    (write-json `(("Op" . 0) ("Addr" . ,(endpoint-address endpoint))
+                  ("Metadata" . ,(append own (endpoint-metadata endpoint)))))))
+
+(defun member-of (object name)
+  "What OBJECT, an alist, has as NAME in any case, or nil."
+  (cdr (assoc name object :test #'string-equal)))
+
+(defun string-member (object name)
+  "The string that OBJECT has as NAME, nil if that is none or empty."
+  (let ((value (member-of object name)))
+    (and (stringp value) (plusp (length value)) value)))
+
+(defun parse-endpoint (text)
+  "The endpoint that TEXT, octets or a string, says, or nil and why it says none. What is wrong in
+its Metadata counts as not said."
+  (handler-case
+      (let ((object (parse-json text :max-depth 20 :max-length +longest-endpoint+)))
+        (cond ((not (listp object)) (values nil "it is no object"))
+              ((null (string-member object "Addr")) (values nil "it has no Addr"))
+              (t (metadata-endpoint (string-member object "Addr")
+                                    (member-of object "Metadata")))))
+    (json-error (error) (values nil (princ-to-string error)))
+    (limit-exceeded (error) (values nil (princ-to-string error)))))
+
+(defun metadata-endpoint (address metadata)
+  "The endpoint at ADDRESS of which METADATA, JSON or nil, is said."
+  (if (listp metadata)
+      (let ((weight (member-of metadata "weight")))
+        (make-endpoint :address address
+                       :weight (and (typep weight `(integer 1 ,+most-weight+)) weight)
+                       :zone (string-member metadata "zone")
+                       :hash-key (string-member metadata "hashKey")
+                       :state (if (equal "draining" (member-of metadata "state"))
+                                  :draining
+                                  :serving)
+                       :metadata (remove-if (lambda (pair)
+                                              (member (car pair) *own-members*
+                                                      :test #'string-equal))
+                                            metadata)))
+      (make-endpoint :address address
+                     :metadata (if (eq :null metadata) '() `(("" . ,metadata))))))
+
+(defun endpoint-attributes (endpoint)
+  "What a balancer is told of ENDPOINT, a plist: :weight and :hash-key, which ring_hash knows; the
+zone as :zone, and as :path, by which weighted_target and priority have children."
+  (append (and (endpoint-weight endpoint) (list :weight (endpoint-weight endpoint)))
+          (and (endpoint-hash-key endpoint) (list :hash-key (endpoint-hash-key endpoint)))
+          (and (endpoint-zone endpoint)
+               (list :zone (endpoint-zone endpoint) :path (list (endpoint-zone endpoint))))))

@@ -1,0 +1,255 @@
+;;;; Finders: each follows a name in etcd, and tells the resolvers of all channels to that name.
+;;;;
+;;;; 1. The finder's thread fetches all entries of the name and its service config, at one revision;
+;;;;    then it watches both from the revision behind. So no change is lost.
+;;;; 2. A watch goes on by itself after each break. If it ends, since what it was to tell has been
+;;;;    compacted or for any other reason, the thread begins with 1; also, after a pause, if that
+;;;;    fails.
+;;;; 3. Changes are told at once; those of the next 20 ms together.
+;;;; 4. While etcd is away resolvers keep what they were told. They do so, too, when no server is
+;;;;    registered any more: a failure is told, which takes nothing from a channel that has servers.
+;;;; 5. An address may have a name of DNS for its host. Names are looked up by the system's resolver
+;;;;    on this thread, and again after +LOOK-UP-SECONDS+; all addresses of one are one server.
+
+(in-package #:clgrpc.discovery)
+
+(defconstant +settle-ms+ 20 "How long changes after the first are awaited before they are told.")
+(defconstant +look-up-seconds+ 30 "How long the addresses of a name count.")
+
+(defstruct (look-up (:constructor make-look-up (addresses until-ns)) (:copier nil))
+  "What is known of a host's name."
+  (addresses '() :type list :read-only t) ; texts
+  (until-ns 0 :type nanoseconds :read-only t)) ; when it is to be asked for again
+
+(defstruct (finder (:constructor %make-finder) (:copier nil))
+  "What follows a name."
+  (place nil :type (or string etcd:etcd) :read-only t) ; the client, or an authority that names it
+  (etcd nil :type etcd:etcd :read-only t) ; the client
+  (name "" :type string :read-only t)   ; of the service
+  (look-ups (make-hash-table :test #'equal) :type hash-table :read-only t) ; the thread's: from
+                                        ; address with a name in it to look-up
+  (thread nil)                          ; that follows the name
+  (ending nil :type (or null function)) ; ends the thread when ETCD is closed
+  (lock (sb-thread:make-mutex :name "clgrpc finder") :read-only t) ; of what follows
+  (bell (sb-thread:make-waitqueue :name "clgrpc finder") :read-only t) ; any of it has changed
+  (resolvers '() :type list)            ; that are to be told
+  (roster nil :type roster)             ; what the store says
+  (news nil :type boolean)              ; the resolvers have not been told of all of that
+  (broken nil :type boolean)            ; a watch has ended
+  (told nil :type list)                 ; what resolvers are told: (:addresses LIST CONFIG) or
+                                        ; (:failure TEXT); nil while nothing is known
+  (ended nil :type boolean))            ; it follows no longer
+
+(declaim (sb-ext:freeze-type look-up finder))
+
+(defmethod print-object ((finder finder) stream)
+  (print-unreadable-object (finder stream :type t)
+    (format stream "~A, for ~D resolver~:P" (finder-roster finder)
+            (length (finder-resolvers finder)))))
+
+(defmacro with-finder ((finder) &body body)
+  "Evaluate BODY, which changes FINDER, under its lock, and tell who waits."
+  (let ((it (gensym "FINDER")))
+    `(let ((,it ,finder))
+       (sb-thread:with-mutex ((finder-lock ,it))
+         (multiple-value-prog1 (progn ,@body)
+           (sb-thread:condition-broadcast (finder-bell ,it)))))))
+
+;;; Telling
+
+(defun tell-resolver (finder resolver)
+  "Tell RESOLVER what FINDER tells, if anything. Under its lock."
+  (destructuring-bind (&optional kind what config) (finder-told finder)
+    (ecase kind
+      ((nil))
+      (:addresses (client:push-addresses resolver what :service-config config))
+      (:failure (client:push-failure resolver what)))))
+
+(defun tell (finder &rest told)
+  "Have FINDER's resolvers, now and to come, be told TOLD. A failure is not told to those to come if
+addresses are known."
+  (sb-thread:with-mutex ((finder-lock finder))
+    (let ((before (finder-told finder)))
+      (setf (finder-told finder) told)
+      (dolist (resolver (finder-resolvers finder)) (tell-resolver finder resolver))
+      (when (and (eq :failure (first told)) (eq :addresses (first before)))
+        (setf (finder-told finder) before)))))
+
+(defun host-addresses (finder target)
+  "The addresses of TARGET, the loop's, as texts; '() if they cannot be found."
+  (let* ((text (loop:target-text target))
+         (known (gethash text (finder-look-ups finder)))
+         (now (loop:world-now)))
+    (if (and known (< now (look-up-until-ns known)))
+        (look-up-addresses known)
+        (multiple-value-bind (addresses failure)
+            (os:resolve-host (loop:target-host target) (loop:target-port target))
+          (when failure
+            (log-event :warning :discovery-look-up-failed :address text :reason failure))
+          (let ((texts (if (and failure known)
+                           (look-up-addresses known)
+                           (mapcar #'os:address-text addresses))))
+            (setf (gethash text (finder-look-ups finder))
+                  (make-look-up texts (+ now (seconds-ns +look-up-seconds+))))
+            texts)))))
+
+(defun backend-item (finder endpoint)
+  "What PUSH-ADDRESSES is given for ENDPOINT, or nil if it cannot be used."
+  (handler-case
+      (let* ((address (endpoint-address endpoint))
+             (target (loop:parse-target address))
+             (texts (if (loop:target-addresses target)
+                        (list address)
+                        (host-addresses finder target))))
+        (and texts (cons texts (endpoint-attributes endpoint))))
+    (misuse (error)
+      (log-event :warning :discovery-ignored :address (endpoint-address endpoint)
+                                             :reason (princ-to-string error))
+      nil)))
+
+(defun tell-news (finder)
+  "Tell what FINDER's roster says by now."
+  (multiple-value-bind (endpoints config)
+      (with-finder (finder)
+        (setf (finder-news finder) nil)
+        (values (serving-endpoints (finder-roster finder)) (roster-config (finder-roster finder))))
+    (let ((items (remove nil (mapcar (lambda (endpoint) (backend-item finder endpoint))
+                                     endpoints))))
+      (log-event :info :discovery :name (finder-name finder) :servers (length items))
+      (cond (items (tell finder :addresses items config))
+            (endpoints (tell finder :failure "no address of its servers can be used"))
+            (t (tell finder :failure "no server is registered"))))))
+
+;;; Its thread
+
+(defun await-finder (finder end-ns predicate)
+  "Wait until PREDICATE, called under FINDER's lock, is true, FINDER ends, or it is END-NS."
+  (sb-thread:with-mutex ((finder-lock finder))
+    (loop until (or (funcall predicate) (finder-ended finder))
+          while (loop:await-notice (finder-bell finder) (finder-lock finder) end-ns))))
+
+(defun pause-finder (finder milliseconds)
+  (await-finder finder (loop:notice-end (/ milliseconds 1000)) (constantly nil)))
+
+(defun fetch-roster (finder)
+  "Have FINDER's roster be what the store says now. Return the revision of that."
+  (let ((roster (make-roster (finder-name finder))) (etcd (finder-etcd finder)))
+    (let ((revision (etcd:map-entries (lambda (entry) (note-put roster entry)) etcd
+                                      :prefix (name-prefix (finder-name finder)))))
+      (note-config roster (etcd:fetch etcd (service-config-key (finder-name finder))
+                                      :revision revision))
+      (with-finder (finder)
+        (setf (finder-roster finder) roster
+              (finder-news finder) t
+              (finder-broken finder) nil))
+      revision)))
+
+(defun watch-name (finder revision)
+  "Watch FINDER's name, and its service config, behind REVISION. Return a list of watches."
+  (let ((watches '()) (opened nil))
+    (flet ((watch (function &rest range)
+             (push (apply #'etcd:watch (finder-etcd finder)
+                          (lambda (changes revision)
+                            (declare (ignore revision))
+                            (with-finder (finder)
+                              (dolist (change changes) (funcall function change))
+                              (setf (finder-news finder) t)))
+                          :revision (1+ revision)
+                          :on-end (lambda (condition)
+                                    (declare (ignore condition))
+                                    (with-finder (finder) (setf (finder-broken finder) t)))
+                          range)
+                   watches)))
+      (unwind-protect
+           (progn
+             (watch (lambda (change) (note-change (finder-roster finder) change))
+                    :prefix (name-prefix (finder-name finder)))
+             (watch (lambda (change)
+                      (note-config (finder-roster finder)
+                                   (and (eq :put (etcd:change-kind change))
+                                        (etcd:change-entry change))))
+                    :key (service-config-key (finder-name finder)))
+             (setf opened t))
+        (unless opened (mapc #'etcd:cancel-watch watches))))
+    watches))
+
+(defun follow-name (finder)
+  "Tell what FINDER's name is, and of its changes, until a watch of it or FINDER ends. Signal an
+ETCD-ERROR if it cannot be fetched."
+  (let ((revision (fetch-roster finder)))
+    (tell-news finder)
+    (let ((watches (watch-name finder revision)))
+      (unwind-protect
+           (loop
+             (await-finder finder (loop:notice-end +look-up-seconds+)
+                           (lambda () (or (finder-news finder) (finder-broken finder))))
+             (when (or (finder-ended finder) (finder-broken finder)) (return))
+             (when (or (finder-news finder) (plusp (hash-table-count (finder-look-ups finder))))
+               (tell-news finder)
+               (pause-finder finder +settle-ms+)))
+        (mapc #'etcd:cancel-watch watches)))))
+
+(defun run-finder (finder)
+  "What the thread of FINDER does."
+  (loop with pause-ms = +first-pause-ms+
+        until (finder-ended finder)
+        do (handler-case (progn (follow-name finder)
+                                (setf pause-ms +first-pause-ms+))
+             (etcd:etcd-error (condition)
+               (log-event :warning :discovery-failed :name (finder-name finder)
+                                                     :condition (princ-to-string condition))
+               (tell finder :failure (princ-to-string condition))
+               (setf pause-ms (min +longest-pause-ms+ (* 2 pause-ms)))))
+           (pause-finder finder pause-ms)))
+
+;;; Whose they are
+
+(sb-ext:defglobal **finders** '())
+
+(sb-ext:defglobal **finders-lock** (sb-thread:make-mutex :name "clgrpc finders"))
+
+(defun start-finder (place name)
+  "A new finder of NAME in PLACE, an etcd or the authority that says which."
+  (let* ((etcd (if (stringp place) (etcd:make-etcd (authority-endpoints place)
+                                                   :backoff-initial-seconds 1/4
+                                                   :backoff-maximum-seconds 2) place))
+         (finder (%make-finder :place place :etcd etcd :name name :roster (make-roster name))))
+    (setf (finder-ending finder) (lambda () (end-thread finder)))
+    (etcd:add-ending etcd (finder-ending finder))
+    (setf (finder-thread finder)
+          (sb-thread:make-thread #'run-finder :name "clgrpc finder" :arguments (list finder)))
+    finder))
+
+(defun end-thread (finder)
+  (with-finder (finder) (setf (finder-ended finder) t))
+  (sb-thread:join-thread (finder-thread finder) :default nil))
+
+(defun end-finder (finder)
+  "End FINDER, which nobody needs any more."
+  (end-thread finder)
+  (etcd:remove-ending (finder-etcd finder) (finder-ending finder))
+  (when (stringp (finder-place finder)) (etcd:close-etcd (finder-etcd finder))))
+
+(defun attach-resolver (resolver place name)
+  "Have RESOLVER be told of NAME in PLACE, now if something is known of it. Return the finder."
+  (sb-thread:with-mutex (**finders-lock**)
+    (let ((finder (or (find-if (lambda (finder)
+                                 (and (equal place (finder-place finder))
+                                      (string= name (finder-name finder))
+                                      (not (finder-ended finder))))
+                               **finders**)
+                      (first (push (start-finder place name) **finders**)))))
+      (sb-thread:with-mutex ((finder-lock finder))
+        (push resolver (finder-resolvers finder))
+        (tell-resolver finder resolver))
+      finder)))
+
+(defun detach-resolver (resolver finder)
+  "Tell RESOLVER nothing any more. FINDER ends with its last resolver."
+  (when (sb-thread:with-mutex (**finders-lock**)
+          (sb-thread:with-mutex ((finder-lock finder))
+            (setf (finder-resolvers finder) (remove resolver (finder-resolvers finder)))
+            (unless (finder-resolvers finder)
+              (setf **finders** (remove finder **finders**))
+              t)))
+    (end-finder finder)))

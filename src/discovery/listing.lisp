@@ -1,0 +1,21 @@
+;;;; What is asked of the store, and put there, besides registering.
+
+(in-package #:clgrpc.discovery)
+
+(defun list-endpoints (name &key (etcd (default-etcd)) timeout)
+  "Return the endpoints that are registered as NAME in ETCD, a list in the order of their keys, with
+those that drain. Signal an ETCD-ERROR. From any thread."
+  (let ((roster (make-roster (check-name name))))
+    (etcd:map-entries (lambda (entry) (note-put roster entry)) etcd :prefix (name-prefix name)
+                                                                    :timeout timeout)
+    (all-endpoints roster)))
+
+(defun put-service-config (name service-config &key (etcd (default-etcd)) timeout)
+  "Have the channels to etcd:///NAME use SERVICE-CONFIG, a text in JSON, in place of their own; nil
+for none. Signal SERVICE-CONFIG-ERROR if it is wrong, or an ETCD-ERROR. From any thread."
+  (check-type service-config (or null string))
+  (if service-config
+      (progn (config:parse-service-config service-config)
+             (etcd:put etcd (service-config-key name) service-config :timeout timeout))
+      (etcd:remove-entry etcd (service-config-key name) :timeout timeout))
+  nil)

@@ -1,0 +1,25 @@
+;;;; Servers that register themselves in etcd, and channels that find them there. The files, from
+;;;; the ground up: what is said of a server; keys; which etcd; what is known of a name;
+;;;; registrations; listings; what follows a name; the resolver of the scheme etcd.
+
+(defpackage #:clgrpc.discovery
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:os #:clgrpc.os) (#:etcd #:clgrpc.etcd)
+                    (#:config #:clgrpc.config) (#:client #:clgrpc.client)
+                    (#:server #:clgrpc.server))
+  (:export
+   ;; endpoint.lisp
+   #:endpoint #:endpoint-p #:endpoint-address #:endpoint-weight #:endpoint-zone
+   #:endpoint-hash-key #:endpoint-state #:endpoint-metadata
+   ;; key.lisp
+   #:service-config-key
+   ;; place.lisp
+   #:default-etcd
+   ;; registration.lisp
+   #:registration #:register #:withdraw #:drain-registration #:change-registration
+   #:registration-name #:registration-key #:registration-endpoint #:registration-state
+   #:await-registration
+   ;; listing.lisp
+   #:list-endpoints #:put-service-config
+   ;; resolver.lisp
+   #:etcd-resolver))

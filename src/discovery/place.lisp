@@ -1,0 +1,27 @@
+;;;; Which etcd a target names: etcd://HOST:PORT/NAME says it, with commas between several members;
+;;;; etcd:///NAME means the default one.
+
+(in-package #:clgrpc.discovery)
+
+(sb-ext:defglobal **default-etcd** nil)
+
+(defun default-etcd ()
+  "The etcd, as MAKE-ETCD returns it, that targets etcd:///NAME, REGISTER and others use unless they
+say another; nil at first. Set it with SETF; what is in use already keeps the one before. From any
+thread."
+  **default-etcd**)
+
+(defun (setf default-etcd) (etcd)
+  (check-type etcd (or null etcd:etcd))
+  (setf **default-etcd** etcd))
+
+(defun target-authority (target)
+  "The authority of TARGET, a text that begins with etcd:, or nil if it has none."
+  (let ((authority (loop:split-authority target (1+ (position #\: target)))))
+    (and (plusp (length authority)) authority)))
+
+(defun authority-endpoints (authority)
+  "The endpoints for MAKE-ETCD that AUTHORITY means."
+  (let ((endpoints (uiop:split-string authority :separator ",")))
+    (dolist (endpoint endpoints) (loop:parse-target endpoint))
+    (if (rest endpoints) endpoints (first endpoints))))

@@ -1,0 +1,285 @@
+;;;; Registrations: a server says in the store where it is, under a lease, so that it is gone from
+;;;; there soon after it has died.
+;;;;
+;;;; 1. The registration's thread puts what is to be said, under a lease that it has granted. The
+;;;;    lease's own thread keeps that alive (etcd/lease.lisp).
+;;;; 2. When the lease is lost, since etcd was away for too long or knows nothing of it, another is
+;;;;    granted and the key put anew, until that succeeds. The key is the same, so the end of the
+;;;;    former lease takes nothing away.
+;;;; 3. Once in the time of a lease the thread looks whether the key is there, and puts it if it is
+;;;;    not. A key that another has put under a lease of its own, such as a server that was started
+;;;;    later at the same address, is left to that one.
+;;;; 4. STOP-SERVER first says :draining and gives clients notice; calls are taken meanwhile. Once
+;;;;    the server has stopped the lease is revoked, and the key goes with it.
+
+(in-package #:clgrpc.discovery)
+
+(defconstant +write-seconds+ 2 "How long a request of a registration's may take.")
+(defconstant +first-pause-ms+ 50 "How long one waits before it is made again.")
+(defconstant +longest-pause-ms+ 2000 "The longest such wait.")
+
+(defstruct (registration (:constructor %make-registration) (:copier nil))
+  "A server's word in the store, see REGISTER."
+  (etcd nil :type etcd:etcd :read-only t) ; where it is
+  (name "" :type string :read-only t)   ; of the service
+  (key "" :type string :read-only t)    ; its key
+  (seconds 10 :type (integer 1) :read-only t) ; of its lease
+  (notice-seconds 1 :type (real 0) :read-only t) ; from :draining to the end of the server
+  (thread nil)                          ; that writes it
+  (ending nil :type (or null function)) ; ends the thread when ETCD is closed
+  (lock (sb-thread:make-mutex :name "clgrpc registration") :read-only t) ; of what follows
+  (bell (sb-thread:make-waitqueue :name "clgrpc registration") :read-only t) ; any of it has changed
+  (endpoint nil :type endpoint)         ; what is to be said
+  (version 1 :type (integer 1))         ; of ENDPOINT
+  (written 0 :type (integer 0))         ; the version that the store has; 0: none
+  (lease nil :type (or null etcd:lease)) ; that the key is put with
+  (leases 0 :type (integer 0))          ; how many it has asked for
+  (trouble nil :type (or null condition)) ; why the last attempt to write has failed
+  (ended nil :type boolean))            ; it is to be kept no longer
+
+(declaim (sb-ext:freeze-type registration))
+
+(document-functions
+  registration-name "The name of the service that the server of REGISTRATION serves."
+  registration-key "The key of REGISTRATION in the store."
+  registration-endpoint "What REGISTRATION says of its server, an endpoint.")
+
+(defun registration-state (registration)
+  "What the store says as far as it has answered: :registering if nothing yet, or nothing any more,
+since etcd is away; :serving; :draining; :withdrawn. From any thread."
+  (sb-thread:with-mutex ((registration-lock registration))
+    (cond ((registration-ended registration) :withdrawn)
+          ((/= (registration-written registration) (registration-version registration))
+           :registering)
+          (t (endpoint-state (registration-endpoint registration))))))
+
+(defmethod print-object ((registration registration) stream)
+  (print-unreadable-object (registration stream :type t)
+    (format stream "~A ~(~A~)" (registration-key registration)
+            (registration-state registration))))
+
+(defmacro with-registration ((registration) &body body)
+  "Evaluate BODY, which changes REGISTRATION, under its lock, and tell who waits."
+  (let ((it (gensym "REGISTRATION")))
+    `(let ((,it ,registration))
+       (sb-thread:with-mutex ((registration-lock ,it))
+         (multiple-value-prog1 (progn ,@body)
+           (sb-thread:condition-broadcast (registration-bell ,it)))))))
+
+(defun await (registration end-ns predicate)
+  "Wait until PREDICATE, which is called under REGISTRATION's lock, is true, REGISTRATION is to be
+kept no longer, or it is END-NS. Return what PREDICATE does."
+  (sb-thread:with-mutex ((registration-lock registration))
+    (loop for value = (funcall predicate)
+          until (or value (registration-ended registration))
+          while (loop:await-notice (registration-bell registration)
+                                   (registration-lock registration) end-ns)
+          finally (return value))))
+
+;;; What its thread does
+
+(defun lose-lease (registration number condition)
+  "The NUMBERth lease of REGISTRATION is lost, as CONDITION says."
+  (with-registration (registration)
+    (when (= number (registration-leases registration))
+      (setf (registration-lease registration) nil
+            (registration-written registration) 0
+            (registration-trouble registration) condition))))
+
+(defun ensure-lease (registration)
+  "The lease of REGISTRATION, a new one if it has none."
+  (or (registration-lease registration)
+      (let ((number (sb-thread:with-mutex ((registration-lock registration))
+                      (incf (registration-leases registration)))))
+        (let ((lease (etcd:grant-lease (registration-etcd registration)
+                                       (registration-seconds registration)
+                                       :timeout +write-seconds+
+                                       :on-loss (lambda (condition)
+                                                  (lose-lease registration number condition)))))
+          (with-registration (registration)
+            (when (etcd:lease-alive-p lease) (setf (registration-lease registration) lease)))
+          lease))))
+
+(defun put-own (registration text lease)
+  "Put TEXT under LEASE unless somebody else has put the key meanwhile. Return false if so."
+  (let ((etcd (registration-etcd registration)) (key (registration-key registration)))
+    (flet ((attempt (comparison)
+             (etcd:transact etcd :when (list comparison)
+                                 :then `((:put ,key ,text :lease ,lease))
+                                 :timeout +write-seconds+)))
+      (or (attempt `(:lease ,key = ,lease))
+          (attempt `(:absent ,key))))))
+
+(defun write-registration (registration)
+  "Have the store say what REGISTRATION is to say. Signal an ETCD-ERROR."
+  (multiple-value-bind (endpoint version written)
+      (sb-thread:with-mutex ((registration-lock registration))
+        (values (registration-endpoint registration) (registration-version registration)
+                (registration-written registration)))
+    (let ((lease (ensure-lease registration)) (text (endpoint-json endpoint)) (own t))
+      (handler-case
+          (if (zerop written)
+              (etcd:put (registration-etcd registration) (registration-key registration) text
+                        :lease lease :timeout +write-seconds+)
+              (setf own (put-own registration text lease)))
+        (etcd:lease-not-found (condition)
+          (lose-lease registration (registration-leases registration) condition)
+          (error condition)))
+      (with-registration (registration)
+        (when (eq lease (registration-lease registration))
+          (setf (registration-written registration) version
+                (registration-trouble registration) nil)))
+      (unless (= version written)
+        (log-event :info (if own :server-registered :server-registered-by-another)
+                   :key (registration-key registration)
+                   :state (endpoint-state endpoint))))))
+
+(defun await-work (registration)
+  "Wait until the store is to be asked for something. Return false if REGISTRATION is to end."
+  (await registration (loop:notice-end (registration-seconds registration))
+         (lambda ()
+           (/= (registration-version registration) (registration-written registration))))
+  (not (registration-ended registration)))
+
+(defun keep-registered (registration)
+  "What the thread of REGISTRATION does."
+  (loop with pause-ms = +first-pause-ms+
+        while (await-work registration)
+        do (handler-case (progn (write-registration registration)
+                                (setf pause-ms +first-pause-ms+))
+             (etcd:etcd-error (condition)
+               (with-registration (registration)
+                 (setf (registration-trouble registration) condition))
+               (log-event :warning :server-not-registered
+                          :key (registration-key registration)
+                          :condition (princ-to-string condition))
+               (await registration (loop:notice-end (/ pause-ms 1000)) (constantly nil))
+               (setf pause-ms (min +longest-pause-ms+ (* 2 pause-ms)))))))
+
+;;; What users do
+
+(defun check-address (address)
+  "Return ADDRESS, that of a server as clients are to be told it. Signal MISUSE if it is none, or
+tells nobody where it is."
+  (let ((target (loop:parse-target address)))
+    (when (member (loop:target-host target) '("0.0.0.0" "::" "") :test #'string=)
+      (unless (zerop (loop:target-port target))
+        (misuse "Clients cannot connect to ~A: give the :address by which they reach the server."
+                address)))
+    address))
+
+(defun register (server name &key (etcd (default-etcd)) address id weight zone hash-key metadata
+                               (lease-seconds 10) (notice-seconds 1))
+  "Have SERVER, which START-SERVER has returned, be found as etcd:///NAME, and return the
+REGISTRATION. In ETCD, at the key NAME/ID, ID being its address if it is not given, stands under a
+lease of LEASE-SECONDS, 1 to 86400, where SERVER is: at ADDRESS, by default its first one; and its
+WEIGHT, 1 to 65535, its ZONE and HASH-KEY, strings, and METADATA, an alist from names to JSON. If
+etcd cannot be reached now, or forgets it, SERVER is registered as soon as that is possible;
+AWAIT-REGISTRATION waits for it. STOP-SERVER has it say :draining, waits NOTICE-SECONDS, at most
+half of its own time, while clients turn to others, stops SERVER, and withdraws it. SERVER is nil
+for one that is not of this image; then ADDRESS is needed, and WITHDRAW ends it. Signal MISUSE for a
+wrong argument. From any thread."
+  (unless etcd (misuse "In which etcd? Give :etcd, or set DEFAULT-ETCD."))
+  (check-name name)
+  (check-type lease-seconds (integer 1 86400))
+  (check-type notice-seconds (real 0 3600))
+  (check-type metadata list)
+  (let* ((address (check-address (or address
+                                     (and server (server:server-address server))
+                                     (misuse "Without a server an :address is needed."))))
+         (endpoint (checked-endpoint :address address :weight weight :zone zone
+                                     :hash-key hash-key :metadata metadata))
+         (registration (%make-registration :etcd etcd :name name
+                                           :key (format nil "~A~A" (name-prefix name)
+                                                        (or id address))
+                                           :seconds lease-seconds :notice-seconds notice-seconds
+                                           :endpoint endpoint)))
+    (when server
+      (server:call-before-stop server (lambda (drain) (take-leave registration drain))))
+    (setf (registration-ending registration) (lambda () (stop-keeping registration)))
+    (etcd:add-ending etcd (registration-ending registration))
+    (setf (registration-thread registration)
+          (sb-thread:make-thread #'keep-registered :name "clgrpc registration"
+                                                   :arguments (list registration)))
+    registration))
+
+(defun checked-endpoint (&rest arguments &key weight zone hash-key &allow-other-keys)
+  "The endpoint that ARGUMENTS say. Signal MISUSE for a wrong one."
+  (unless (typep weight `(or null (integer 1 ,+most-weight+)))
+    (misuse "A weight is an integer from 1 to ~D, not ~S." +most-weight+ weight))
+  (dolist (text (list zone hash-key))
+    (unless (typep text '(or null string))
+      (misuse "Zones and hash keys are strings, not ~S." text)))
+  (let* ((endpoint (apply #'make-endpoint arguments))
+         (octets (string-octets (endpoint-json endpoint))))
+    (when (< +longest-endpoint+ (length octets))
+      (misuse "What is said of a server has at most ~D octets, not ~D." +longest-endpoint+
+              (length octets)))
+    endpoint))
+
+(defun await-registration (registration &key (timeout 5))
+  "Wait until the store says what REGISTRATION is to say, TIMEOUT seconds at most. Return true if it
+does. From any thread."
+  (await registration (loop:notice-end timeout)
+         (lambda ()
+           (= (registration-version registration) (registration-written registration)))))
+
+(defun say (registration &rest changes)
+  "Have REGISTRATION say what it does, but CHANGES, arguments of MAKE-ENDPOINT."
+  (with-registration (registration)
+    (let ((now (registration-endpoint registration)))
+      (setf (registration-endpoint registration)
+            (apply #'checked-endpoint
+                   (append changes
+                           (list :address (endpoint-address now) :weight (endpoint-weight now)
+                                 :zone (endpoint-zone now) :hash-key (endpoint-hash-key now)
+                                 :state (endpoint-state now)
+                                 :metadata (endpoint-metadata now)))))
+      (incf (registration-version registration))))
+  nil)
+
+(defun change-registration (registration &rest changes &key weight zone hash-key metadata)
+  "Have REGISTRATION say another WEIGHT, ZONE, HASH-KEY or METADATA, as REGISTER takes them; what is
+not given stays. Clients hear of it as soon as etcd does. Signal MISUSE for a wrong argument. From
+any thread."
+  (declare (ignore weight zone hash-key metadata))
+  (apply #'say registration changes))
+
+(defun drain-registration (registration)
+  "Have REGISTRATION say that its server is draining: channels turn to others, if there are any.
+From any thread."
+  (say registration :state :draining))
+
+(defun stop-keeping (registration)
+  "End the thread of REGISTRATION, and wait for it."
+  (with-registration (registration) (setf (registration-ended registration) t))
+  (let ((thread (registration-thread registration)))
+    (when thread (sb-thread:join-thread thread :default nil)))
+  (etcd:remove-ending (registration-etcd registration) (registration-ending registration)))
+
+(defun withdraw (registration)
+  "End REGISTRATION: the store says nothing of its server any more, at once if etcd can be reached,
+else when the lease ends. Return in two seconds or four. From any thread."
+  (stop-keeping registration)
+  (let ((lease (sb-thread:with-mutex ((registration-lock registration))
+                 (shiftf (registration-lease registration) nil))))
+    (when lease
+      (handler-case (etcd:revoke-lease lease :timeout +write-seconds+)
+        (etcd:etcd-error (condition)
+          (log-event :warning :server-not-withdrawn :key (registration-key registration)
+                                                    :condition (princ-to-string condition)))))
+    (log-event :info :server-withdrawn :key (registration-key registration)))
+  nil)
+
+(defun take-leave (registration drain-seconds)
+  "The server of REGISTRATION will be stopped, and has DRAIN-SECONDS for that: let its clients know.
+Return a function that withdraws it."
+  (let ((share (/ drain-seconds 2)))
+    (unless (registration-ended registration)
+      (drain-registration registration)
+      (when (and (plusp share)
+                 (await-registration registration :timeout (min share +write-seconds+)))
+        (await registration
+               (loop:notice-end (min share (registration-notice-seconds registration)))
+               (constantly nil)))))
+  (lambda () (withdraw registration)))

@@ -1,0 +1,39 @@
+;;;; The resolver of targets etcd:///NAME and etcd://HOST:PORT/NAME.
+
+(in-package #:clgrpc.discovery)
+
+(client:define-resolver etcd-resolver "etcd"
+    ((finder :initform nil :accessor resolver-finder
+             :documentation "What tells it, while it runs."))
+  (:documentation "Tells a channel of the servers that are registered in etcd under a name."))
+
+(defun authority-text (name)
+  "NAME as the :authority of calls: what cannot be in one is %XX."
+  (with-output-to-string (text)
+    (loop for octet across (string-octets name)
+          for char = (code-char octet)
+          do (if (or (and (< octet 128) (alphanumericp char)) (find char "-._~!$&'()*+,;=:[]@"))
+                 (write-char char text)
+                 (format text "%~2,'0X" octet)))))
+
+(defmethod initialize-instance :around ((resolver etcd-resolver) &rest arguments
+                                        &key target name &allow-other-keys)
+  (check-name name)
+  (let ((authority (target-authority target)))
+    (when authority (authority-endpoints authority)))
+  (apply #'call-next-method resolver :authority (authority-text name) arguments))
+
+(defmethod client:start-resolver ((resolver etcd-resolver))
+  (let ((place (or (target-authority (client:resolver-target resolver)) (default-etcd)))
+        (name (client:resolver-name resolver)))
+    (if place
+        (setf (resolver-finder resolver) (attach-resolver resolver place name))
+        (client:push-failure resolver (format nil "which etcd? Set DEFAULT-ETCD, or name it: ~
+                                                   etcd://HOST:PORT/~A" name)))))
+
+(defmethod client:resolve-now ((resolver etcd-resolver))
+  (unless (resolver-finder resolver) (client:start-resolver resolver)))
+
+(defmethod client:stop-resolver ((resolver etcd-resolver))
+  (let ((finder (shiftf (resolver-finder resolver) nil)))
+    (when finder (detach-resolver resolver finder))))

@@ -1,0 +1,67 @@
+;;;; What is known of a name: its servers by their keys, and its service config. Entries of the
+;;;; store go in, what channels are to be told comes out; nothing here asks anybody.
+
+(in-package #:clgrpc.discovery)
+
+(defconstant +most-endpoints+ 10000 "A name has so many servers at most; more are left out.")
+
+(defstruct (seat (:constructor make-seat (endpoint changed)) (:copier nil))
+  "A server of a roster."
+  (endpoint nil :type endpoint :read-only t) ; what is said of it
+  (changed 0 :type (signed-byte 64) :read-only t)) ; the revision that says so
+
+(defstruct (roster (:constructor make-roster (name)) (:copier nil))
+  "What is known of a name."
+  (name "" :type string :read-only t)   ; of the service
+  (seats (make-hash-table :test #'equal) :type hash-table :read-only t) ; from key to seat
+  (config nil :type (or null string)))  ; the service config's text, or nil
+
+(declaim (sb-ext:freeze-type seat roster))
+
+(defmethod print-object ((roster roster) stream)
+  (print-unreadable-object (roster stream :type t)
+    (format stream "~A, ~D server~:P~:[~;, with a service config~]" (roster-name roster)
+            (hash-table-count (roster-seats roster)) (roster-config roster))))
+
+(defun note-put (roster entry)
+  "ENTRY of the store is of ROSTER's name. One that says nothing of a server leaves none."
+  (let ((key (etcd:entry-key entry)) (seats (roster-seats roster)))
+    (multiple-value-bind (endpoint why) (parse-endpoint (etcd:entry-value entry))
+      (cond ((null endpoint)
+             (remhash key seats)
+             (log-event :warning :discovery-ignored :key key :reason why))
+            ((or (gethash key seats) (< (hash-table-count seats) +most-endpoints+))
+             (setf (gethash key seats) (make-seat endpoint (etcd:entry-changed entry))))
+            (t (log-event :warning :discovery-ignored :key key :reason "there are too many"))))))
+
+(defun note-change (roster change)
+  "CHANGE, of the store's, is of ROSTER's name."
+  (if (eq :put (etcd:change-kind change))
+      (note-put roster (etcd:change-entry change))
+      (remhash (etcd:entry-key (etcd:change-entry change)) (roster-seats roster))))
+
+(defun note-config (roster entry)
+  "ENTRY, or nil, is the service config of ROSTER's name."
+  (setf (roster-config roster) (and entry (etcd:entry-text entry))))
+
+(defun all-endpoints (roster)
+  "The endpoints of ROSTER in the order of their keys; of several with one address the one that was
+said last."
+  (let ((newest (make-hash-table :test #'equal)) (keys '()))
+    (maphash (lambda (key seat)
+               (push key keys)
+               (let* ((address (endpoint-address (seat-endpoint seat)))
+                      (known (gethash address newest)))
+                 (when (or (null known) (< (seat-changed known) (seat-changed seat)))
+                   (setf (gethash address newest) seat))))
+             (roster-seats roster))
+    (loop for key in (sort keys #'string<)
+          for seat = (gethash key (roster-seats roster))
+          for endpoint = (seat-endpoint seat)
+          when (eq seat (gethash (endpoint-address endpoint) newest))
+            collect endpoint)))
+
+(defun serving-endpoints (roster)
+  "The endpoints of ROSTER that channels are to use: those that drain only if there are no others."
+  (let ((all (all-endpoints roster)))
+    (or (remove :draining all :key #'endpoint-state) all)))

@@ -1,0 +1,145 @@
+;;;; Registrations, while etcd and the lease are there and when they are not.
+
+(in-package #:clgrpc.tests.discovery)
+(in-suite :clgrpc.discovery)
+
+(defun listed (name)
+  "What is registered as NAME: a list of (address state)."
+  (mapcar (lambda (endpoint)
+            (list (discovery:endpoint-address endpoint) (discovery:endpoint-state endpoint)))
+          (discovery:list-endpoints name :etcd *etcd*)))
+
+(defun register (address &rest options)
+  (let ((registration (apply #'discovery:register nil "greeter" :etcd *etcd* :address address
+                             options)))
+    (is-true (discovery:await-registration registration :timeout +patience+))
+    registration))
+
+(test registering-and-withdrawing
+  (with-store (store)
+    (let ((registration (register "127.0.0.1:5" :weight 3 :zone "a")))
+      (is (string= "greeter/127.0.0.1:5" (discovery:registration-key registration)))
+      (is (eq :serving (discovery:registration-state registration)))
+      (let ((entry (etcd:fetch *etcd* "greeter/127.0.0.1:5")))
+        (is (plusp (etcd:entry-lease entry)))
+        (is (string= (said "127.0.0.1:5" "{\"weight\":3,\"zone\":\"a\",\"state\":\"serving\"}")
+                     (etcd:entry-text entry))))
+      (discovery:change-registration registration :weight 4 :zone nil)
+      (is-true (discovery:await-registration registration :timeout +patience+))
+      (is (string= (said "127.0.0.1:5" "{\"weight\":4,\"state\":\"serving\"}")
+                   (etcd:entry-text (etcd:fetch *etcd* "greeter/127.0.0.1:5"))))
+      (signals misuse (discovery:change-registration registration :weight 0))
+      (discovery:drain-registration registration)
+      (is-true (discovery:await-registration registration :timeout +patience+))
+      (is (equal '(("127.0.0.1:5" :draining)) (listed "greeter")))
+      (is (eq :draining (discovery:registration-state registration)))
+      (discovery:withdraw registration)
+      (is (eq :withdrawn (discovery:registration-state registration)))
+      (is (null (listed "greeter"))))))
+
+(test wrong-registrations
+  (etcd:with-etcd (etcd "127.0.0.1:1")
+    (flet ((wrong (&rest arguments)
+             (signals misuse (apply #'discovery:register nil arguments))))
+      (wrong "greeter" :etcd etcd)
+      (wrong "" :etcd etcd :address "127.0.0.1:1")
+      (wrong "greeter" :etcd etcd :address "127.0.0.1")
+      (wrong "greeter" :etcd etcd :address "0.0.0.0:1")
+      (wrong "greeter" :etcd etcd :address "[::]:1")
+      (wrong "greeter" :etcd etcd :address "127.0.0.1:1" :weight 65536)
+      (wrong "greeter" :etcd etcd :address "127.0.0.1:1" :zone :a)
+      (wrong "greeter" :etcd etcd :address "127.0.0.1:1"
+                       :metadata `(("a" . ,(make-string 70000 :initial-element #\a)))))))
+
+(test registrations-are-made-anew
+  "When the lease was revoked, when the key was removed, when etcd was away for longer than the
+lease, and when it comes back without its data."
+  (with-store (store)
+    (let ((registration (register "127.0.0.1:5" :lease-seconds 2)))
+      (flet ((lease () (let ((entry (etcd:fetch *etcd* "greeter/127.0.0.1:5" :timeout +patience+)))
+                         (if entry (etcd:entry-lease entry) 0)))
+             (other-lease-p (before)
+               (let ((entry (ignore-errors (etcd:fetch *etcd* "greeter/127.0.0.1:5"))))
+                 (and entry (/= before (etcd:entry-lease entry))))))
+        (let ((before (lease)))
+          (clgrpc.etcd::ask *etcd* #'etcdserverpb.lease:lease-revoke
+                            (etcdserverpb:make-lease-revoke-request :id before) nil)
+          (is-true (wait-until (lambda () (other-lease-p before))) "the lease was revoked"))
+        (let ((before (lease)))
+          (etcd:remove-entry *etcd* "greeter/127.0.0.1:5")
+          (is-true (wait-until (lambda () (= before (lease)))) "the key was removed"))
+        (let ((before (lease)))
+          (support:signal-program (store-program store) sb-unix:sigstop)
+          (unwind-protect
+               (is-true (wait-until (lambda ()
+                                      (eq :registering
+                                          (discovery:registration-state registration)))))
+            (support:signal-program (store-program store) sb-unix:sigcont))
+          (is-true (wait-until (lambda () (other-lease-p before))) "etcd was away")
+          (is-true (discovery:await-registration registration :timeout +patience+))
+          (sleep 2)                     ; the former lease's end takes nothing away
+          (is-true (other-lease-p before)))
+        (support:kill-program (store-program store))
+        (uiop:delete-directory-tree (pathname (clgrpc.tests.etcd::store-folder store))
+                                    :validate t)
+        (begin-store store)
+        (is-true (wait-until (lambda () (other-lease-p 0))) "it has no data")
+        (discovery:withdraw registration)))))
+
+(test a-key-that-another-has
+  "A server that was started at the same address keeps its registration when the former one goes."
+  (with-store (store)
+    (let* ((old (register "127.0.0.1:5"))
+           (new (register "127.0.0.1:5" :weight 2)))
+      (discovery:drain-registration old)
+      (is-true (discovery:await-registration old :timeout +patience+))
+      (is (equal '(("127.0.0.1:5" :serving)) (listed "greeter")))
+      (discovery:withdraw old)
+      (is (equal '(("127.0.0.1:5" :serving)) (listed "greeter")))
+      (discovery:withdraw new)
+      (is (null (listed "greeter"))))))
+
+(test servers-take-their-leave
+  "A server that is stopped says that it drains while it still takes calls, and is gone afterwards."
+  (with-store (store)
+    (let* ((server (grpc:start-server '() :listen "127.0.0.1:0"))
+           (seen '())
+           (watch (etcd:watch *etcd* (lambda (changes revision)
+                                       (declare (ignore revision))
+                                       (dolist (change changes)
+                                         (push (list (etcd:change-kind change)
+                                                     (and (search "draining"
+                                                                  (etcd:entry-text
+                                                                   (etcd:change-entry change)))
+                                                          t)
+                                                     (grpc:server-running-p server))
+                                               seen)))
+                              :prefix "greeter/"))
+           (registration (discovery:register server "greeter" :etcd *etcd*)))
+      (is-true (discovery:await-registration registration :timeout +patience+))
+      (is-true (grpc:stop-server server))
+      (is-true (wait-until (lambda () (= 3 (length seen)))))
+      (is (equal '((:put nil t) (:put t t) (:removal nil nil)) (reverse seen)))
+      (etcd:cancel-watch watch)
+      (signals misuse (discovery:register server "greeter" :etcd *etcd* :address "127.0.0.1:9")))
+    ;; one that has no time, and one whose etcd is away
+    (let ((server (grpc:start-server '() :listen "127.0.0.1:0")))
+      (is-true (discovery:await-registration (discovery:register server "greeter" :etcd *etcd*)
+                                             :timeout +patience+))
+      (grpc:stop-server server :drain 0)
+      (is (null (listed "greeter"))))
+    (let ((server (grpc:start-server '() :listen "127.0.0.1:0")) (begin (get-internal-real-time)))
+      (is-true (discovery:await-registration (discovery:register server "greeter" :etcd *etcd*)
+                                             :timeout +patience+))
+      (support:kill-program (store-program store))
+      (grpc:stop-server server :drain 2)
+      (is (> 10 (/ (- (get-internal-real-time) begin) internal-time-units-per-second))))))
+
+(test etcd-that-is-closed
+  "Who closes the client ends what is registered with it."
+  (with-store (store)
+    (let ((registration nil))
+      (etcd:with-etcd (other (store-address store))
+        (setf registration (discovery:register nil "greeter" :etcd other :address "127.0.0.1:5"))
+        (is-true (discovery:await-registration registration :timeout +patience+)))
+      (is (eq :withdrawn (discovery:registration-state registration))))))

@@ -1,0 +1,198 @@
+;;;; Channels to etcd:///NAME.
+
+(in-package #:clgrpc.tests.discovery)
+(in-suite :clgrpc.discovery)
+
+(defclass answering (helloworld:greeter)
+  ((name :initarg :name :reader answering-name)))
+
+(defmethod helloworld.greeter:say-hello ((service answering) request &key)
+  (declare (ignore request))
+  (helloworld:make-hello-reply :message (answering-name service)))
+
+(defun call-with-servers (count function)
+  "Call FUNCTION with a list of COUNT servers that answer with their numbers, from 0."
+  (let ((servers '()))
+    (unwind-protect
+         (progn (dotimes (i count)
+                  (push (grpc:start-server (make-instance 'answering :name (princ-to-string i)))
+                        servers))
+                (setf servers (reverse servers))
+                (funcall function servers))
+      (dolist (server servers) (grpc:stop-server server :drain 0)))))
+
+(defmacro with-servers ((servers count) &body body)
+  `(call-with-servers ,count (lambda (,servers) ,@body)))
+
+(defun who (channel)
+  (values (parse-integer (helloworld:hello-reply-message
+                          (helloworld.greeter:say-hello channel (helloworld:make-hello-request)
+                                                        :timeout +patience+ :wait-for-ready t)))))
+
+(defun answering (channel &optional (calls 12))
+  "The numbers of the servers that answer CALLS on CHANNEL, sorted."
+  (sort (remove-duplicates (loop repeat calls collect (who channel))) #'<))
+
+(defun answers-p (channel numbers &key (seconds 1))
+  "Wait until just the servers of NUMBERS answer on CHANNEL, for SECONDS."
+  (wait-until (lambda () (equal numbers (answering channel)))
+              :seconds (support:patient-seconds seconds)))
+
+(defun target (store &optional (name "greeter"))
+  (format nil "etcd://~A/~A" (store-address store) name))
+
+(defun put-server (server &optional metadata)
+  "Register SERVER as another program would."
+  (let ((address (grpc:server-address server)))
+    (etcd:put *etcd* (format nil "greeter/~A" address) (said address metadata))))
+
+(defun remove-server (server)
+  (etcd:remove-entry *etcd* (format nil "greeter/~A" (grpc:server-address server))))
+
+(test changes-reach-channels
+  "Servers that come, drain and go are known to a channel within a second."
+  (with-store (store)
+    (with-servers (servers 3)
+      (destructuring-bind (first second third) servers
+        (put-server first)
+        (grpc:with-channel (channel (target store) :balance :round-robin)
+          (is (= 0 (who channel)))
+          (put-server second)
+          (is-true (answers-p channel '(0 1)))
+          (put-server third)
+          (is-true (answers-p channel '(0 1 2)))
+          (remove-server first)
+          (is-true (answers-p channel '(1 2)))
+          (put-server second "{\"state\":\"draining\"}")
+          (is-true (answers-p channel '(2)))
+          (put-server third "{\"state\":\"draining\"}")
+          (is-true (answers-p channel '(1 2)) "nothing else is there")
+          (put-server first)
+          (is-true (answers-p channel '(0))))))))
+
+(test names-are-whole
+  "What is of a longer name is none of a channel's."
+  (with-store (store)
+    (with-servers (servers 2)
+      (put-server (first servers))
+      (etcd:put *etcd* "greeter2/x" (said (grpc:server-address (second servers))))
+      (grpc:with-channel (channel (target store) :balance :round-robin)
+        (is (equal '(0) (answering channel))))
+      (grpc:with-channel (channel (target store "greeter2"))
+        (is (= 1 (who channel)))))))
+
+(test names-of-hosts
+  "An address may have a name for its host."
+  (with-store (store)
+    (with-servers (servers 1)
+      (let* ((address (grpc:server-address (first servers)))
+             (port (subseq address (position #\: address :from-end t))))
+        (etcd:put *etcd* "greeter/bad" (said "no-such-host.invalid:1"))
+        (etcd:put *etcd* "greeter/wrong" (said "no address"))
+        (etcd:put *etcd* "greeter/x" (said (format nil "localhost~A" port)))
+        (grpc:with-channel (channel (target store) :balance :round-robin)
+          (is (equal '(0) (answering channel))))))))
+
+(test the-default-etcd
+  (with-store (store)
+    (with-servers (servers 1)
+      (put-server (first servers))
+      (setf (discovery:default-etcd) *etcd*)
+      (unwind-protect
+           (dolist (target '("etcd:///greeter" "etcd:greeter"))
+             (grpc:with-channel (channel target)
+               (is (= 0 (who channel)))
+               (is (string= target (grpc:channel-target channel)))))
+        (setf (discovery:default-etcd) nil)))))
+
+(test channels-share-a-finder
+  "Channels to one name of one etcd have one thread that follows it; the last one ends it."
+  (with-store (store)
+    (with-servers (servers 1)
+      (put-server (first servers))
+      (let ((before (length clgrpc.discovery::**finders**)))
+        (grpc:with-channel (one (target store))
+          (is (= 0 (who one)))
+          (grpc:with-channel (other (target store))
+            (is (= 0 (who other)))
+            (is (= (1+ before) (length clgrpc.discovery::**finders**))))
+          (is (= (1+ before) (length clgrpc.discovery::**finders**))))
+        (is-true (wait-until (lambda () (= before (length clgrpc.discovery::**finders**)))))))))
+
+(test configs-come-from-a-key
+  "A service config comes into force when it is put, and the channel's own when it is removed; a
+wrong one changes nothing."
+  (with-store (store)
+    (with-servers (servers 2)
+      (mapc #'put-server servers)
+      (grpc:with-channel (channel (target store))
+        (is (= 1 (length (answering channel))) "pick_first")
+        (discovery:put-service-config "greeter" "{\"loadBalancingConfig\":[{\"round_robin\":{}}]}"
+                                      :etcd *etcd*)
+        (is-true (answers-p channel '(0 1)))
+        (etcd:put *etcd* (discovery:service-config-key "greeter") "{\"methodConfig\":5}")
+        (etcd:put *etcd* "greeter/more" (said "127.0.0.1:1"))
+        (is-true (answers-p channel '(0 1)))
+        (etcd:remove-entry *etcd* (discovery:service-config-key "greeter"))
+        (is-true (wait-until (lambda () (= 1 (length (answering channel))))))))))
+
+(test zones-are-children
+  "The zone is the child of priority that a server is of."
+  (with-store (store)
+    (with-servers (servers 2)
+      (put-server (first servers) "{\"zone\":\"a\"}")
+      (put-server (second servers) "{\"zone\":\"b\"}")
+      (grpc:with-channel (channel (target store) :service-config
+                                  "{\"loadBalancingConfig\":[{\"priority_experimental\":{
+                                    \"children\":{
+                                      \"b\":{\"config\":[{\"round_robin\":{}}]},
+                                      \"a\":{\"config\":[{\"round_robin\":{}}]}},
+                                    \"priorities\":[\"b\",\"a\"]}}]}")
+        (is (equal '(1) (answering channel)))
+        (remove-server (second servers))
+        (is-true (answers-p channel '(0)))))))
+
+(test empty-lists-take-nothing-away
+  "A channel whose servers are all gone from the store keeps them; one that never had any says why."
+  (with-store (store)
+    (with-servers (servers 1)
+      (grpc:with-channel (channel (target store))
+        (handler-case (progn (helloworld.greeter:say-hello channel (helloworld:make-hello-request)
+                                                           :timeout +patience+)
+                             (fail "there is a server"))
+          (grpc:unavailable (error)
+            (is (search "no server is registered" (grpc:rpc-error-message error)))))
+        (put-server (first servers))
+        (is (= 0 (who channel)))
+        (remove-server (first servers))
+        (sleep 0.3)
+        (is (= 0 (who channel)))))))
+
+(test etcd-goes-away
+  "While etcd is away a channel has the servers of before, and afterwards the changes made
+meanwhile."
+  (with-store (store)
+    (with-servers (servers 2)
+      (put-server (first servers))
+      (grpc:with-channel (channel (target store) :balance :round-robin)
+        (is (= 0 (who channel)))
+        (support:kill-program (store-program store))
+        (is (= 0 (who channel)))
+        (begin-store store)
+        (etcd:count-entries *etcd* :prefix "" :timeout +patience+)
+        (put-server (second servers))
+        (is-true (answers-p channel '(0 1) :seconds 10))))))
+
+(test etcd-comes-late
+  "A channel made while etcd is away finds its servers when it comes."
+  (with-store (store)
+    (with-servers (servers 1)
+      (put-server (first servers))
+      (support:kill-program (store-program store))
+      (grpc:with-channel (channel (target store))
+        (is-true (handler-case
+                     (helloworld.greeter:say-hello channel (helloworld:make-hello-request)
+                                                   :timeout 1 :wait-for-ready t)
+                   (grpc:deadline-exceeded () t)))
+        (begin-store store)
+        (is (= 0 (who channel)))))))
