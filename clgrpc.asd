@@ -1582,7 +1582,7 @@
              (symbol-call '#:fiveam '#:run! :clgrpc.load)))
 
 (defsystem "clgrpc/tests/profile"
-  :depends-on ("clgrpc/profile" "clgrpc/tests/support" "fiveam")
+  :depends-on ("clgrpc/profile" "clgrpc/tests/page" "clgrpc/tests/support" "fiveam")
   :pathname "tests/profile/"
   :serial t
   :components ((:file "package")

@@ -52,6 +52,8 @@ else nil."
       (in-flight "N" (integer-parser 1 10000) 100 "Calls at once of the load by default.")
       (seconds "SECONDS" #'parse-seconds 3 "How long CPU is sampled; system calls are followed for
       a second more.")
+      (rounds "N" (integer-parser 1 100) 1 "How often to measure under one load. Figures that are
+      compared are then means, and the noise is what the rounds differ by.")
       (sampler "NAME" (choice-parser :auto :perf :sbcl) :auto
                "Who samples: perf, sbcl, which only goes for a command, or auto, perf if there.")
       (compare "FILE" #'identity nil
@@ -66,7 +68,8 @@ system calls, waits and switches of thread, batons, allocation and collections. 
       (write-profile-as output
                         (call-for-profile #'profile:profile
                                           :pid pid :command command :in-flight in-flight
-                                          :seconds seconds :sampler sampler
+                                          :seconds seconds :rounds rounds
+                                          :sampler sampler
                                           :load (or load (default-load command)))
                         before *standard-output*)))
   0)

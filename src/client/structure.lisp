@@ -49,7 +49,7 @@
   (open t :type boolean)                ; until CLOSE-CHANNEL
   (dropped nil :type (or null function)) ; once nobody has the channel: called when a link has ended
   (lock (sb-thread:make-mutex :name "clgrpc channel") :read-only t) ; of CHANGED
-  (changed (sb-thread:make-waitqueue) :read-only t) ; STATE has
+  (changed (sb-thread:make-waitqueue :name "clgrpc channel state") :read-only t) ; STATE has
   (credentials nil :type (or null loop:tls-credentials) :read-only t) ; for TLS, or nil
   (sink nil :type (or null http2:sink) :read-only t) ; what links tell of their streams
   (pool (http2:make-pool) :type http2:pool :read-only t) ; of all links

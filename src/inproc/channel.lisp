@@ -8,7 +8,8 @@
    ;; of what follows, and of whether SITE is open
    (lock :initform (sb-thread:make-mutex :name "clgrpc in-process channel") :reader channel-lock)
    ;; threads that wait for another state wait on this
-   (closed :initform (sb-thread:make-waitqueue) :reader channel-closed))
+   (closed :initform (sb-thread:make-waitqueue :name "clgrpc channel closed")
+           :reader channel-closed))
   (:documentation "A channel whose calls stay in the image; made by SERVER-CHANNEL, or by
 MAKE-CHANNEL for a target inproc:NAME; ended by CLOSE-CHANNEL."))
 

@@ -11,7 +11,7 @@
 
 (defglobal **watchdog-lock** (sb-thread:make-mutex :name "clgrpc watchdog")
   "Guards what the watchdog knows.")
-(defglobal **watchdog-bell** (sb-thread:make-waitqueue))
+(defglobal **watchdog-bell** (sb-thread:make-waitqueue :name "clgrpc watchdog"))
 
 (defun wake-watchdog ()
   "Have the watchdog tick."

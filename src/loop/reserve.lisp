@@ -14,7 +14,8 @@
   "A thread of a reserve."
   (function nil :type (or null function)) ; what it is to do next
   (share nil :type (or null share))     ; whose that is, or what it does now
-  (woken (sb-thread:make-waitqueue) :read-only t)) ; told when an idle one has got FUNCTION
+  ;; told when an idle one has got FUNCTION
+  (woken (sb-thread:make-waitqueue :name "clgrpc reserve woken") :read-only t))
 
 (declaim (sb-ext:freeze-type worker))
 
@@ -25,7 +26,8 @@
   (max-queue 0 :type index :read-only t) ; functions that may wait
   (idle-seconds 0 :type real :read-only t) ; an idle thread ends after so long
   (lock (sb-thread:make-mutex :name "clgrpc reserve") :read-only t) ; for all that follows
-  (ended (sb-thread:make-waitqueue) :read-only t) ; told when a thread ends
+  ;; told when a thread ends
+  (ended (sb-thread:make-waitqueue :name "clgrpc reserve ended") :read-only t)
   (idle '() :type list)                 ; workers, the one that went idle last first
   (root (make-share) :type share :read-only t) ; the share of all its threads
   (count 0 :type index)                 ; threads, with those that are about to start

@@ -82,7 +82,8 @@ gathering.lisp."
   (overtaken nil :type boolean)         ; RUNNER is like any thread of RESERVE now
   (blind nil :type boolean)             ; events were fetched and then lost
   (lock (sb-thread:make-mutex :name "clgrpc loop") :read-only t) ; for STATE
-  (stopped (sb-thread:make-waitqueue) :read-only t) ; told when STATE changes
+  ;; told when STATE changes
+  (stopped (sb-thread:make-waitqueue :name "clgrpc loop stopped") :read-only t)
   ;; turns that take long; see watchdog.lisp
   (long-turn 0 :type (unsigned-byte 62)) ; the TURNS of a turn that two looks have seen
   (late-turn 0 :type (unsigned-byte 62)) ; the same, if both looks have seen the same function

@@ -16,7 +16,9 @@
    (entrances :initform '() :accessor server-entrances) ; by which calls within the image come
    ;; of the entrances, the routes and the end
    (lock :initform (sb-thread:make-mutex :name "clgrpc server") :reader server-lock)
-   (emptied :initform (sb-thread:make-waitqueue) :reader server-emptied)) ; see NOTE-EMPTIED
+   ;; see NOTE-EMPTIED
+   (emptied :initform (sb-thread:make-waitqueue :name "clgrpc server emptied")
+            :reader server-emptied))
   (:documentation "A gRPC server; made by START-SERVER, ended by STOP-SERVER."))
 
 (document-functions

@@ -47,6 +47,28 @@
     (is (equal "less" (cdr (assoc "tls" (verdicts other (some-profile) "subsystem")
                                   :test #'string=))))))
 
+(defun rounds-profile (&rest server-ns)
+  "A profile of a round for each of SERVER-NS, that of the middle one itself."
+  (profile::one-of-rounds (loop for ns in server-ns collect (some-profile :server-ns ns))))
+
+(test rounds-tell-what-is-noise
+  (let ((steady (rounds-profile 100000000 101000000 99000000)))
+    (is (= 3 (length (profile::member-of steady "rounds"))))
+    (is (= 150000000 (profile::member-of steady "cpu" "kernelNs")) "it is the middle one")
+    (is (null (profile::member-of (elt (profile::member-of steady "rounds") 0) "cpu" "flame")))
+    (is (profile::member-of steady "cpu" "flame"))
+    ;; three rounds have more samples than one
+    (is (equal '("more" "same")
+               (mapcar #'cdr (verdicts steady (rounds-profile 118000000 119000000 117000000)
+                                       "subsystem"))))
+    ;; as much more on average, but the rounds differ by more than that among themselves
+    (is (equal '("same" "same")
+               (mapcar #'cdr (verdicts steady (rounds-profile 60000000 118000000 176000000)
+                                       "subsystem"))))
+    ;; with one of a single round
+    (is (equal '("same" "same")
+               (mapcar #'cdr (verdicts (some-profile) steady "subsystem"))))))
+
 (test differences-as-text
   (let ((text (with-output-to-string (stream)
                 (profile:write-difference (some-profile) (some-profile :server-ns 130000000)

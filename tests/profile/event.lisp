@@ -37,9 +37,29 @@
     (progn
       (is (equal '(2 1 32005000 32000000) (tally-list (gethash "futex" calls))))
       (is (equal '(1 1 32000000 32000000)
-                 (tally-list (gethash "clgrpc.profile::find-range" futexes)))
+                 (tally-list (gethash '("clgrpc.profile::find-range" nil) futexes)))
           "who wakes does not wait"))
     (is (= 1 (hash-table-count futexes)))))
+
+(test waits-on-locks-by-name
+  (let ((mutex (sb-thread:make-mutex :name "a lock of tests")))
+    (uiop:with-temporary-file (:pathname path)
+      (profile::write-locks path)
+      (with-open-file (stream path :external-format :utf-8)
+        (is (find "mutex a lock of tests"
+                  (loop for name being the hash-values of (profile::read-locks (list stream))
+                        collect name)
+                  :test #'search)))
+      (is (string= "a lock of tests" (sb-thread:mutex-name mutex)))))
+  (let* ((locks (profile::read-locks
+                 (list (lines "1001057398 condition news" "10 mutex a")
+                       (lines "1001057398 condition news" "10 mutex b" "20 mutex a"))))
+         (events (profile::count-events (recorded-events) (namer) 0 (expt 10 12) locks)))
+    (is (string= "mutex a or mutex b" (gethash 16 locks)) "one has moved to where another was")
+    #+x86-64
+    (is (equal '(("clgrpc.profile::find-range" "condition news"))
+               (loop for key being the hash-keys of (profile::events-futexes events)
+                     collect key)))))
 
 (test events-of-a-time
   (let ((events (profile::count-events (recorded-events) (namer) 100000045000 (expt 10 12))))

@@ -33,7 +33,40 @@
     (dolist (part '("http://" "https://" "src="))
       (is (not (search part text)) "the page asks for ~A" part))))
 
+(defun some-whole-profile ()
+  "A profile that has something in each part."
+  (append
+   (some-profile)
+   (base:parse-json
+    (base:write-json
+     `(("command" . #("serve" "bench")) ("load" . "bench-client")
+       ("events"
+        ("source" . "perf") ("seconds" . 1d0) ("calls" . 1000) ("slept" . 20) ("preempted" . 1)
+        ("switchesPerCall" . 0.02d0)
+        ("systemCalls" . #((("name" . "epoll_wait") ("count" . 20) ("failed" . 0)
+                            ("perCall" . 0.02d0) ("ns" . 9000000) ("longestNs" . 1000000))))
+        ("futexes" . #((("name" . "clgrpc.server::wait-for-links") ("count" . 1) ("failed" . 0)
+                        ("lock" . "condition clgrpc server") ("perCall" . 0.001d0)
+                        ("ns" . 9000000) ("longestNs" . 9000000)))))
+       ("counters" ("calls" . 1000) ("turns" . 30) ("consed" . 200000) ("octetsPerCall" . 200d0)
+                   ("collections" . 1) ("collectionNs" . 4000000)
+                   ("longestCollectionNs" . 4000000) ("batonLent" . 10) ("batonTakenOver" . 0))
+       ("allocation" ("samples" . 10) ("octetsPerCall" . 200d0)
+                     ("functions" . #((("name" . "clgrpc.server::make-server-call")
+                                       ("share" . 0.9d0) ("octetsPerCall" . 180d0))))))))))
+
 (test scripts-and-styles-need-no-escapes
   "Text of a page is escaped, that of its script as well."
   (dolist (text (list profile::*flame-script* profile::*flame-style*))
     (is (null (find-if (lambda (char) (find char "<>&\"")) text)))))
+
+(test a-browser-shows-it
+  (let ((seen (look-with-browser
+               (with-output-to-string (stream)
+                 (profile:write-profile-page (some-whole-profile) stream
+                                             :before (some-profile :server-ns 50000000)))
+               "profile")))
+    (when seen
+      (check-page seen)
+      (is (find "Waits on locks and conditions" (cdr (assoc "headings" seen :test #'string=))
+                :test #'string=)))))

@@ -4,7 +4,8 @@
 (defpackage #:clgrpc.tests.profile
   (:use #:cl #:fiveam)
   (:local-nicknames (#:profile #:clgrpc.profile) (#:base #:clgrpc.base)
-                    (#:support #:clgrpc.tests.support)))
+                    (#:support #:clgrpc.tests.support))
+  (:import-from #:clgrpc.tests.page #:check-page #:look-with-browser))
 
 (in-package #:clgrpc.tests.profile)
 

@@ -4,6 +4,7 @@
 ;;;;
 ;;;;   counters          what has been counted since the process began
 ;;;;   map PATH          where its functions lie, to a file
+;;;;   locks PATH        where its locks and conditions lie, to a file
 ;;;;   census MS         what lies in the heap that was not there so long ago
 ;;;;   sample MODE MS PATH
 ;;;;                     which stacks SBCL's profiler has seen meanwhile, to a file; MODE is cpu or
@@ -158,6 +159,36 @@ collection came between again and again."
                  (return (list (cons "calls" calls) (cons "consed" consed)
                                (cons "kinds" (census-difference before after)))))))))
 
+;;; Locks
+
+(defun lock-address (object)
+  "Where the kernel has threads wait for OBJECT, if it is a mutex or a condition, else nil."
+  (typecase object
+    (sb-thread:mutex (sb-thread::mutex-state-address object))
+    (sb-thread:waitqueue (sb-thread::waitqueue-token-address object))))
+
+(defun lock-label (object)
+  (typecase object
+    (sb-thread:mutex (format nil "mutex ~A" (or (sb-thread:mutex-name object) "without a name")))
+    (t (format nil "condition ~A" (or (sb-thread:waitqueue-name object) "without a name")))))
+
+(defun write-locks (path)
+  "Write to PATH a line for each mutex and condition: its address in hexadecimal and its name.
+Return the path."
+  (let ((found '()))
+    (sb-sys:without-gcing
+      (sb-vm:map-allocated-objects (lambda (object type size)
+                                     (declare (ignore type size))
+                                     (let ((address (lock-address object)))
+                                       (when address (push (cons address object) found))))
+                                   :all))
+    (with-open-file (stream path :direction :output :if-exists :supersede
+                                 :external-format :utf-8)
+      (loop for (address . object) in found
+            do (format stream "~X ~A~%" address (substitute #\Space #\Newline
+                                                            (lock-label object)))))
+    path))
+
 ;;; SBCL's profiler
 
 (defun trace-name (info)
@@ -223,6 +254,7 @@ tabs between."
          (rest (string-trim " " (subseq line space))))
     (cond ((string= word "counters") (counters))
           ((string= word "map") (list (cons "path" (write-perf-map rest))))
+          ((string= word "locks") (list (cons "path" (write-locks rest))))
           ((string= word "sample")
            (destructuring-bind (mode milliseconds path) (uiop:split-string rest :separator " ")
              (sample-stacks (if (string= mode "alloc") :alloc :cpu) (parse-integer milliseconds)

@@ -1,7 +1,9 @@
 ;;;; Two profiles side by side: for each figure both, the difference, and whether it is more than
 ;;;; the noise of sampling. So many samples as N differ by the root of N from run to run by chance
 ;;;; alone; a difference counts as one if it is more than twice what that makes of both. What else
-;;;; differs from run to run, such as the load, no single pair of runs can tell.
+;;;; differs from run to run, such as the load, no single pair of runs can tell; profiles of several
+;;;; rounds can: then the figures are means, and the noise is what the rounds differ by, if that is
+;;;; more.
 
 (in-package #:clgrpc.profile)
 
@@ -27,72 +29,108 @@
   "By how much NS, made of samples each PERIOD-NS, may be off by chance: two deviations."
   (* 2 period-ns (sqrt (/ (max ns period-ns) period-ns))))
 
-(defun per-call (value calls)
-  (if (and calls (plusp calls)) (/ value calls) value))
+(defun rounds-of (profile)
+  "The rounds that PROFILE has, profiles; itself if it is of one."
+  (or (coerce (member-of profile "rounds") 'list) (list profile)))
 
-(defun named-rows (before after)
-  "Lists (name row-or-nil row-or-nil) of the rows of BEFORE and AFTER, vectors, by their names."
-  (let ((names (remove-duplicates
-                (map 'list (lambda (row) (member-of row "name"))
-                     (concatenate 'vector before after))
-                :test #'string= :from-end t)))
-    (flet ((named (name rows)
-             (find name rows :key (lambda (row) (member-of row "name")) :test #'string=)))
-      (mapcar (lambda (name) (list name (named name before) (named name after))) names))))
+(defun mean (values)
+  (/ (reduce #'+ values) (length values)))
+
+(defun root-of-squares (values)
+  (sqrt (reduce #'+ values :key (lambda (value) (* value value)))))
+
+(defun doubt (values)
+  "Two deviations of the mean of VALUES, figures of rounds; 0 of one."
+  (let ((count (length values)) (mean (mean values)))
+    (if (< count 2)
+        0
+        (* 2 (/ (root-of-squares (mapcar (lambda (value) (- value mean)) values))
+                (sqrt (* count (1- count))))))))
+
+(defun difference (name unit before after figure noise)
+  "How FIGURE, a function of a round, differs between the profiles BEFORE and AFTER; nil if one does
+not have it. NOISE is a function of a figure's mean and of the rounds: by how much that may be off
+by chance."
+  (declare (type function figure noise))
+  (flet ((figures (profile) (mapcar figure (rounds-of profile))))
+    (let ((old (figures before)) (new (figures after)))
+      (unless (or (member nil old) (member nil new))
+        (make-difference
+         :name name :unit unit :before (mean old) :after (mean new)
+         :noise (max (root-of-squares (list (doubt old) (doubt new)))
+                     (root-of-squares (list (funcall noise (mean old) (rounds-of before))
+                                            (funcall noise (mean new) (rounds-of after))))))))))
+
+(defun names-of (before after path)
+  "The names of the rows at PATH, names, of all rounds of the profiles BEFORE and AFTER."
+  (remove-duplicates
+   (loop for profile in (append (rounds-of before) (rounds-of after))
+         append (map 'list (lambda (row) (member-of row "name"))
+                     (apply #'member-of profile path)))
+   :test #'string= :from-end t))
+
+(defun row-figure (profile path name field)
+  "FIELD of the row NAME at PATH of PROFILE; 0 without such a row."
+  (let ((row (find name (apply #'member-of profile path) :test #'string=
+                   :key (lambda (row) (member-of row "name")))))
+    (or (and row (member-of row field)) 0)))
+
+(defun round-calls (profile)
+  "How many calls the CPU of PROFILE is of, or nil."
+  (let ((calls (member-of profile "cpu" "calls")))
+    (and calls (plusp calls) calls)))
 
 (defun cpu-differences (before after part)
-  "Differences of the rows PART of the CPU of the profiles BEFORE and AFTER, a call in µs if both
+  "Differences of the rows PART of the CPU of the profiles BEFORE and AFTER, a call in µs if all
 know their calls, else in all in ms."
-  (let* ((cpus (list (member-of before "cpu") (member-of after "cpu")))
-         (calls (mapcar (lambda (cpu) (member-of cpu "calls")) cpus))
-         (known (every (lambda (count) (and count (plusp count))) calls)))
-    (loop for (name . rows) in (named-rows (member-of (first cpus) part)
-                                           (member-of (second cpus) part))
-          collect (flet ((figure (row cpu count function)
-                           (/ (per-call (funcall function
-                                                 (or (and row (member-of row "ns")) 0)
-                                                 (member-of cpu "periodNs"))
-                                        (and known count))
-                              (if known 1d3 1d6))))
-                    (flet ((figures (function)
-                             (mapcar (lambda (row cpu count) (figure row cpu count function))
-                                     rows cpus calls)))
-                      (destructuring-bind (before after)
-                          (figures (lambda (ns period) (declare (ignore period)) ns))
-                        (make-difference :name name :unit (if known "µs/call" "ms")
-                                         :before before :after after
-                                         :noise (sqrt (reduce #'+ (figures #'sampling-noise)
-                                                              :key (lambda (x) (* x x)))))))))))
+  (let* ((path (list "cpu" part))
+         (known (every #'round-calls (append (rounds-of before) (rounds-of after)))))
+    (flet ((unit-ns (profile) (if known (* 1d3 (round-calls profile)) 1d6)))
+      (loop for name in (names-of before after path)
+            collect (let ((name name))
+                      (difference name (if known "µs/call" "ms") before after
+                                  (lambda (profile)
+                                    (/ (row-figure profile path name "ns") (unit-ns profile)))
+                                  (lambda (mean rounds)
+                                    (declare (ignore mean))
+                                    (/ (root-of-squares
+                                        (mapcar (lambda (profile)
+                                                  (/ (sampling-noise
+                                                      (row-figure profile path name "ns")
+                                                      (member-of profile "cpu" "periodNs"))
+                                                     (unit-ns profile)))
+                                                rounds))
+                                       (length rounds)))))))))
 
 (defun plain-differences (before after path field unit)
   "Differences of FIELD of the rows at PATH, names, in the profiles BEFORE and AFTER, which are
-counts a call and differ by chance by a twentieth, or a thousandth of one, at most."
-  (loop for (name . rows) in (named-rows (apply #'member-of before path)
-                                         (apply #'member-of after path))
-        for (old new) = (mapcar (lambda (row) (or (and row (member-of row field)) 0)) rows)
-        collect (make-difference :name name :unit unit :before old :after new
-                                 :noise (max (/ (max old new) 20) 1/1000))))
+counts a call and differ by chance by a thirtieth, or a thousandth of one, at most."
+  (loop for name in (names-of before after path)
+        collect (let ((name name))
+                  (difference name unit before after
+                              (lambda (profile) (row-figure profile path name field))
+                              (lambda (mean rounds)
+                                (declare (ignore rounds))
+                                (max (/ mean 30) 1/1500))))))
 
 (defun figure-differences (before after)
   "Differences of the figures that are one for a profile."
   (flet ((both (name unit function &optional (noise 1/100))
-           (let ((old (funcall function before)) (new (funcall function after)))
-             (when (and old new)
-               (list (make-difference :name name :unit unit :before old :after new
-                                      :noise (* noise (max old new)))))))
+           (difference name unit before after function
+                       (lambda (mean rounds) (declare (ignore rounds)) (* noise mean))))
          (of (&rest path) (lambda (profile) (apply #'member-of profile path))))
-    (append (both "CPU" "µs/call"
-                  (lambda (profile)
-                    (let ((calls (member-of profile "cpu" "calls")))
-                      (and calls (plusp calls)
-                           (/ (member-of profile "cpu" "kernelNs") calls 1d3))))
-                  3/100)
-            (both "calls" "/s" (lambda (profile)
-                                 (let ((calls (member-of profile "cpu" "calls")))
-                                   (and calls (/ calls (member-of profile "cpu" "seconds")))))
-                  3/100)
-            (both "octets consed" "/call" (of "counters" "octetsPerCall"))
-            (both "switches of thread" "/call" (of "events" "switchesPerCall") 5/100))))
+    (remove nil
+            (list (both "CPU" "µs/call"
+                        (lambda (profile)
+                          (let ((calls (round-calls profile)))
+                            (and calls (/ (member-of profile "cpu" "kernelNs") calls 1d3))))
+                        2/100)
+                  (both "calls" "/s" (lambda (profile)
+                                       (let ((calls (member-of profile "cpu" "calls")))
+                                         (and calls (/ calls (member-of profile "cpu" "seconds")))))
+                        2/100)
+                  (both "octets consed" "/call" (of "counters" "octetsPerCall"))
+                  (both "switches of thread" "/call" (of "events" "switchesPerCall") 4/100)))))
 
 (defun greatest (differences most)
   "The MOST of DIFFERENCES that changed most, if they did."

@@ -7,6 +7,7 @@
 (defstruct (tally (:copier nil))
   "What was counted of one system call, or of what waited at one place."
   (name "" :type string :read-only t)
+  (lock nil :type (or null string) :read-only t) ; what was waited on, if that is known
   (count 0 :type unsigned-byte)
   (failed 0 :type unsigned-byte)        ; how many of these returned an error
   (ns 0 :type unsigned-byte)            ; how long they took together, waiting included
@@ -15,7 +16,9 @@
 (defstruct (events (:copier nil))
   "What was counted of tracepoints."
   (calls (make-hash-table :test 'equal) :type hash-table :read-only t) ; of the system, to TALLYs
-  (futexes (make-hash-table :test 'equal) :type hash-table :read-only t) ; by who waits, to TALLYs
+  ;; from who waits and on what, a list, to TALLYs
+  (futexes (make-hash-table :test 'equal) :type hash-table :read-only t)
+  (locks (make-hash-table) :type hash-table :read-only t) ; from addresses of futexes to names
   (source "perf" :type string :read-only t) ; who has followed them
   ;; threads that gave up their processor since they waited, or nil if that was not followed
   (slept 0 :type (or null unsigned-byte))
@@ -52,6 +55,12 @@
   (or (gethash name table)
       (setf (gethash name table) (make-tally :name name))))
 
+(defun find-wait (name lock table)
+  "The tally of waits of NAME on LOCK, a name or nil."
+  (let ((key (list name lock)))
+    (or (gethash key table)
+        (setf (gethash key table) (make-tally :name name :lock lock)))))
+
 (defun parse-event (line)
   "The thread's id, the time in nanoseconds, the event's name and its text, if LINE begins an event;
 else nil."
@@ -76,17 +85,16 @@ else nil."
         (add (find-tally name (events-calls events)))
         (when futex (add futex))))))
 
-(defun text-number (text prefix)
+(defun text-number (text prefix &optional (radix 10))
   "The integer behind PREFIX in TEXT, or nil."
   (let ((place (search prefix text)))
-    (and place (parse-integer text :start (+ place (length prefix)) :junk-allowed t))))
+    (and place (parse-integer text :start (+ place (length prefix)) :radix radix
+                                   :junk-allowed t))))
 
 (defun futex-wait-p (text)
   "True if TEXT is that of a futex's system call which waits: its operation is WAIT, WAIT_BITSET or
 LOCK_PI, with or without flags."
-  (let* ((place (search "op: 0x" text))
-         (operation (and place (parse-integer text :start (+ place 6) :radix 16
-                                                   :junk-allowed t))))
+  (let ((operation (text-number text "op: 0x" 16)))
     (and operation (member (logand operation #x7f) '(0 6 9)) t)))
 
 (defun waiter (frames)
@@ -107,7 +115,10 @@ furthest in, or the furthest Lisp function."
   (when (futex-wait-p text)
     (let ((open (gethash tid (events-open events))))
       (when open
-        (setf (third open) (find-tally (waiter frames) (events-futexes events)))))))
+        (setf (third open)
+              (find-wait (waiter frames)
+                         (gethash (text-number text "uaddr: 0x" 16) (events-locks events))
+                         (events-futexes events)))))))
 
 (defun add-event (events tid ns name text)
   (cond ((uiop:string-suffix-p name "sys_enter")
@@ -123,9 +134,25 @@ furthest in, or the furthest Lisp function."
              (incf (events-preempted events))
              (incf (events-slept events))))))
 
-(defun count-events (stream namer begin-ns end-ns)
-  "EVENTS of what STREAM, the output of perf script, has from BEGIN-NS to END-NS."
-  (let ((events (make-events))
+(defun read-locks (streams)
+  "A hash table from address to name of what the agent has written to STREAMS, one after the other.
+A lock that was moved meanwhile has several addresses; an address at which there were several, all
+their names."
+  (let ((locks (make-hash-table)))
+    (dolist (stream streams locks)
+      (loop for line = (read-line stream nil)
+            while line
+            do (multiple-value-bind (address end) (parse-integer line :radix 16 :junk-allowed t)
+                 (let ((name (subseq line (1+ end))) (known (gethash address locks)))
+                   (setf (gethash address locks)
+                         (if (or (null known) (string= known name))
+                             name
+                             (format nil "~A or ~A" known name)))))))))
+
+(defun count-events (stream namer begin-ns end-ns &optional (locks (make-hash-table)))
+  "EVENTS of what STREAM, the output of perf script, has from BEGIN-NS to END-NS. LOCKS, a hash
+table, has the names of futexes by their addresses."
+  (let ((events (make-events :locks locks))
         (futex nil) (frames '()))
     (flet ((end-futex ()
              (when futex

@@ -36,6 +36,17 @@
                    rows)
               :label title))
 
+(defun wait-table (rows)
+  (page:table '(("who waits" :text) ("on which" :text) ("count" :number) ("ms" :number)
+                ("longest ms" :number :wide))
+              (map 'list (lambda (row)
+                           (list (member-of row "name") (or (member-of row "lock") "")
+                                 (figure (member-of row "count"))
+                                 (milliseconds (member-of row "ns"))
+                                 (milliseconds (member-of row "longestNs"))))
+                   rows)
+              :label "waits"))
+
 (defun octet-table (rows title most)
   (page:table `((,title :text) ("octets a call" :number) ,@(when (member-of (elt rows 0) "share")
                                                              '(("share" :number))))
@@ -128,7 +139,7 @@
                                                 (member-of events "preempted")))))
              (and (plusp (length (member-of events "futexes")))
                   (page:card "Waits on locks and conditions"
-                             (list (tally-table (member-of events "futexes") "who waits"))
+                             (list (wait-table (member-of events "futexes")))
                              :half t))
              (and allocation
                   (page:card "Allocation by function"

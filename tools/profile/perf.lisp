@@ -100,10 +100,10 @@
                                    (reading-ns (record-after record))))
                     record "tid,time,ip,sym,dso" pid))
 
-(defun record-events (record pid namer)
+(defun record-events (record pid namer locks)
   (call-with-script (lambda (stream)
                       (count-events stream namer (reading-ns (record-before record))
-                                    (reading-ns (record-after record))))
+                                  (reading-ns (record-after record)) locks))
                     record "tid,time,event,trace,ip,sym,dso" pid))
 
 ;;; strace

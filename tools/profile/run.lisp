@@ -149,7 +149,8 @@ turn the larger are seen more often than it is their share."
   (let ((tallies (sort (loop for tally being the hash-values of table collect tally) #'>
                        :key #'tally-ns)))
     (map 'vector (lambda (tally)
-                   (object "name" (tally-name tally) "count" (tally-count tally)
+                   (object "name" (tally-name tally) "lock" (tally-lock tally)
+                           "count" (tally-count tally)
                            "failed" (tally-failed tally)
                            "perCall" (and calls (plusp calls)
                                           (float (/ (tally-count tally) calls) 1d0))
@@ -337,15 +338,25 @@ function of a namer that makes data of the samples."
   (ask subject (format nil "sample ~A ~D ~A" mode (ceiling (* 1000 seconds)) path)
        :seconds (+ 60 (ceiling seconds))))
 
+(defun ask-for-locks (subject path)
+  "A list of a stream of where the agent of SUBJECT says that its locks lie, which it writes to
+PATH; nil without one."
+  (when (subject-process subject)
+    (ask subject (format nil "locks ~A" path))
+    (list (make-string-input-stream (uiop:read-file-string path :external-format :utf-8)))))
+
 (defun follow-events (subject seconds directory perf)
   "A function of a namer that makes data of the system calls of SUBJECT in SECONDS, which are
 followed with perf, if PERF is true and the kernel allows it, or else strace; nil without either."
   (let ((pid (subject-pid subject)))
     (flet ((path (name) (format nil "~A/~A" directory name)))
       (cond ((and perf (tracepoints-there-p))
-             (let ((record (record subject (tracing-arguments pid) seconds
-                                   (path "events.data"))))
-               (lambda (namer) (event-data (record-events record pid namer) record))))
+             (let* ((before (ask-for-locks subject (path "locks.before")))
+                    (record (record subject (tracing-arguments pid) seconds
+                                    (path "events.data")))
+                    (after (ask-for-locks subject (path "locks.after")))
+                    (locks (read-locks (append before after))))
+               (lambda (namer) (event-data (record-events record pid namer locks) record))))
             ((program-there-p "strace")
              (let ((record (strace subject seconds (path "strace"))))
                (lambda (namer)
@@ -383,23 +394,45 @@ PERF is true."
             "allocation" allocation
             "census" (census-data census))))
 
-(defun profile (&key pid command load (in-flight 100) (seconds 3) (warm-seconds 1)
+(defun without-flame (profile)
+  "PROFILE, a round of several, without its flame graph."
+  (flet ((without (name alist) (remove name alist :key #'car :test #'string=)))
+    (mapcar (lambda (entry)
+              (if (string= "cpu" (car entry))
+                  (cons "cpu" (without "flame" (cdr entry)))
+                  entry))
+            profile)))
+
+(defun cpu-per-call (profile)
+  (let ((calls (member-of profile "cpu" "calls")) (ns (member-of profile "cpu" "kernelNs")))
+    (if (and calls (plusp calls)) (/ ns calls) ns)))
+
+(defun one-of-rounds (profiles)
+  "Of PROFILES, rounds of one load, the one with the middle CPU a call; with several it has them all
+as its rounds."
+  (let ((middle (elt (sort (copy-list profiles) #'< :key #'cpu-per-call)
+                     (floor (1- (length profiles)) 2))))
+    (append middle
+            (when (rest profiles) (object "rounds" (map 'vector #'without-flame profiles))))))
+
+(defun profile (&key pid command load (in-flight 100) (seconds 3) (warm-seconds 1) (rounds 1)
                   (sampler :auto))
   "Profile the process PID, or this program started with COMMAND, a list of strings, for SECONDS,
-while LOAD, a shell's command in which {address} stands for where it listens, or :bench, is on it
-and has been for WARM-SECONDS. SAMPLER is :perf, :sbcl, which can only be asked of what is started
-here, or :auto, perf if it is there. Return what was found, data for WRITE-JSON. Signal a
-PROFILE-ERROR if it cannot be done."
+ROUNDS times, while LOAD, a shell's command in which {address} stands for where it listens, or
+:bench, is on it and has been for WARM-SECONDS. SAMPLER is :perf, :sbcl, which can only be asked of
+what is started here, or :auto, perf if it is there. Return what was found, data for WRITE-JSON: the
+round with the middle CPU a call, and all rounds. Signal a PROFILE-ERROR if it cannot be done."
   (call-with-directory
    (lambda (directory)
-     (let ((subject (if pid (running-subject pid) (start-subject command))))
+     (let ((subject (if pid (running-subject pid) (start-subject command)))
+           (perf (case sampler
+                   (:auto (perf-there-p))
+                   (:perf (or (perf-there-p) (fail "perf is missing"))))))
        (unwind-protect
             (call-with-load
              (lambda ()
-               (append (take-profile subject seconds directory
-                                    (case sampler
-                                      (:auto (perf-there-p))
-                                      (:perf (or (perf-there-p) (fail "perf is missing")))))
+               (append (one-of-rounds (loop repeat rounds
+                                            collect (take-profile subject seconds directory perf)))
                        (object "command" (and command (coerce command 'vector))
                                "load" (if (stringp load) load (and load "bench-client")))))
              subject load in-flight warm-seconds)
