@@ -827,7 +827,7 @@
 
 (defsystem "clgrpc/tools"
   :description "The command clgrpc."
-  :depends-on ("clgrpc/examples" "clgrpc/load" "clgrpc/report" "clgrpc/profile")
+  :depends-on ("clgrpc/examples" "clgrpc/load" "clgrpc/report" "clgrpc/profile" "clgrpc/discovery")
   :pathname "tools/"
   :serial t
   :components ((:file "protos")
@@ -1350,7 +1350,9 @@
                (:file "registration")
                (:file "listing")
                (:file "resolver")
-               (:file "finder"))
+               (:file "finder")
+               (:file "naming")
+               (:file "fleet"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.discovery)))
 

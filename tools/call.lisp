@@ -66,7 +66,7 @@ symbol."
               (funcall function symbol
                        (lambda () (ask-for-services reflector))
                        (lambda (symbols) (ask-for-symbols reflector symbols))))
-            (funcall (address-parser 1) address) (list :credentials credentials) headers
+            (parse-channel-target address) (list :credentials credentials) headers
             timeout))))
 
 ;;; JSON values, one after another
@@ -208,7 +208,7 @@ means."
      (or (protobuf:find-pool-type pool name) (fail-command "the type ~A is unknown" name)))))
 
 (define-command "call"
-    (((address "ADDRESS" (address-parser 1) "Where the server listens.")
+    (((address "ADDRESS" #'parse-channel-target "Where the server listens.")
       (method "METHOD" #'split-method "What to call: package.Service/Method."))
      ((d "JSON" #'identity nil
          "The request, or of a stream all requests, one after another; @ reads them from the

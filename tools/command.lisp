@@ -182,6 +182,15 @@ the ALIASES too. BODY returns the exit code."
       (misuse (error) (refuse "~A" (string-right-trim "." (princ-to-string error)))))
     string))
 
+(defun parse-channel-target (string)
+  "STRING, the target of a channel: an address, or what a resolver of its scheme takes."
+  (let ((scheme (loop:find-scheme string)))
+    (handler-case (if (and scheme (loop:scheme-resolver scheme))
+                      (funcall (loop:scheme-resolver scheme) string (make-channel-options))
+                      (loop:parse-target string))
+      (misuse (error) (refuse "~A" (string-right-trim "." (princ-to-string error)))))
+    string))
+
 (defun addresses-parser (minimum-port)
   "Return a parser of lists of such addresses, with commas between."
   (lambda (string)

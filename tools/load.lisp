@@ -285,7 +285,7 @@ without those that were not given."
             collect (cons (string-downcase key) (json key value)))))
 
 (define-command "load"
-    (((target "TARGET" (address-parser 1) "Where the server listens.")
+    (((target "TARGET" #'parse-channel-target "Where the server listens.")
       (method "METHOD" #'split-method "What to call: package.Service/Method."))
      (((total nil "-n") "N" (integer-parser 1 1000000000000) nil
        "How many calls; 200 without -z.")

@@ -6,6 +6,7 @@
                     (#:loop #:clgrpc.loop) (#:http1 #:clgrpc.http1) (#:config #:clgrpc.config)
                     (#:load #:clgrpc.load) (#:report #:clgrpc.report)
                     (#:os #:clgrpc.os) (#:profile #:clgrpc.profile) (#:protobuf #:clgrpc.protobuf)
+                    (#:etcd #:clgrpc.etcd) (#:discovery #:clgrpc.discovery)
                     (#:console #:clgrpc.console) (#:examples #:clgrpc.examples)
                     (#:testing #:grpc.testing)
                     (#:orca #:xds.service.orca.v3)

@@ -122,6 +122,37 @@ collector at OTLP, if that is not nil."
                           trace-sample otlp)))
           (when otlp (list (format nil "exporting metrics and spans to ~A" otlp)))))
 
+;;; In etcd
+
+(defstruct (place (:copier nil))
+  "ENDPOINTS, those of an etcd, for MAKE-ETCD; NAME, under which a server is registered there."
+  (endpoints nil :type (or string list))
+  (name "" :type string))
+
+(defun parse-place (string)
+  "The PLACE that STRING, a target such as etcd://127.0.0.1:2379/greeter, means."
+  (parse-channel-target string)
+  (handler-case
+      (multiple-value-bind (endpoints name) (discovery:parse-etcd-target string)
+        (unless endpoints (refuse "~A says of no etcd where it is" string))
+        (make-place :endpoints endpoints :name name))
+    (misuse (error) (refuse "~A" error))))
+
+(defun call-with-registration (server place address weight zone function)
+  "Call FUNCTION while SERVER is registered at PLACE, with a line that says so; with nil if PLACE is
+nil. FUNCTION stops SERVER. ADDRESS, WEIGHT and ZONE are as for DISCOVERY:REGISTER."
+  (if (null place)
+      (funcall function nil)
+      (etcd:with-etcd (etcd (place-endpoints place) :backoff-initial-seconds 1/4
+                                                    :backoff-maximum-seconds 2)
+        (let ((registration (discovery:register server (place-name place)
+                                                :etcd etcd :address address
+                                                :weight weight :zone zone)))
+          (funcall function
+                   (format nil "~:[to be registered~;registered~] as ~A"
+                           (discovery:await-registration registration :timeout 5)
+                           (discovery:registration-key registration)))))))
+
 (defun serve-until-signal (server lines)
   "Say where SERVER listens, and then LINES; return when the process is told to end."
   (await-ending-signal (lambda ()
@@ -198,6 +229,13 @@ collector at OTLP, if that is not nil."
       (console "ADDRESSES" (addresses-parser 0) nil
                "Show in a browser what the process does, where these are; prints the address to
       open, which has a secret in it. If others than this machine reach ADDRESSES, they may look.")
+      (register "TARGET" #'parse-place nil
+                "Register the server in etcd: etcd://HOST:PORT/NAME is also the target by which
+      clients find it. At the end it is said to drain there before it stops, and then withdrawn.")
+      (register-as "ADDRESS" (address-parser 1) nil
+                   "The address by which clients reach it, if it is not the first it listens on.")
+      (weight "N" (integer-parser 1 65535) nil "The weight with which it is registered.")
+      (zone "NAME" #'identity nil "The zone with which it is registered.")
       server-tls))
     "Serve gRPC, with health and reflection beside the services named. At SIGTERM or SIGINT lets
 running calls end and exits with 0. Prints `listening on ADDRESS` for each when ready, and at
@@ -236,15 +274,19 @@ SIGUSR1 a line `turns=N calls=N`: the turns of the event loops and the calls ser
                                                                   :tracing tracing))))
            (when collect
              (sb-thread:make-thread #'collect-at-each-line :name "clgrpc collect"))
-           (unwind-protect
-                (serve-until-signal
-                 server
-                 (append (when channelz
-                           (list (format nil "channelz on ~A" (grpc:server-address server))))
-                         (when metrics-url (list (format nil "metrics at ~A" metrics-url)))
-                         (when console-url (list (format nil "console at ~A" console-url)))
-                         (telemetry-lines trace-sample otlp)))
-             (grpc:stop-server server)
-             (when binary-log (grpc:close-binary-log binary-log))
-             (when exporter (grpc:stop-exporter exporter :timeout 5))))))))
+           (call-with-registration
+            server register register-as weight zone
+            (lambda (registered)
+              (unwind-protect
+                   (serve-until-signal
+                    server
+                    (append (when registered (list registered))
+                            (when channelz
+                              (list (format nil "channelz on ~A" (grpc:server-address server))))
+                            (when metrics-url (list (format nil "metrics at ~A" metrics-url)))
+                            (when console-url (list (format nil "console at ~A" console-url)))
+                            (telemetry-lines trace-sample otlp)))
+                (grpc:stop-server server)
+                (when binary-log (grpc:close-binary-log binary-log))
+                (when exporter (grpc:stop-exporter exporter :timeout 5))))))))))
   0)

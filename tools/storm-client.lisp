@@ -95,7 +95,7 @@ than GRACE seconds after the first was known."
         ("failures" . ,(told-failures storm failures))))))
 
 (define-command "storm-client"
-    (((address "ADDRESS" (address-parser 1) "Where servers of BenchmarkService listen."))
+    (((address "ADDRESS" #'parse-channel-target "Where servers of BenchmarkService listen."))
      ((rate "N" (integer-parser 1 1000000) 2000 "How many calls are begun a second.")
       (seconds "SECONDS" #'parse-seconds 30 "For how long.")
       (timeout "SECONDS" #'parse-seconds 2 "The time-out of each call.")

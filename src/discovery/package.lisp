@@ -14,7 +14,7 @@
    ;; key.lisp
    #:service-config-key
    ;; place.lisp
-   #:default-etcd
+   #:default-etcd #:parse-etcd-target
    ;; registration.lisp
    #:registration #:register #:withdraw #:drain-registration #:change-registration
    #:registration-name #:registration-key #:registration-endpoint #:registration-state

@@ -25,3 +25,12 @@ thread."
   (let ((endpoints (uiop:split-string authority :separator ",")))
     (dolist (endpoint endpoints) (loop:parse-target endpoint))
     (if (rest endpoints) endpoints (first endpoints))))
+
+(defun parse-etcd-target (target)
+  "Return what TARGET, etcd://HOST:PORT/NAME or etcd:///NAME, says: the endpoints of an etcd as
+MAKE-ETCD takes them, nil for the default one; and NAME. Signal MISUSE if it says something else."
+  (unless (and (stringp target) (eql 5 (mismatch "etcd:" target :test #'char-equal)))
+    (misuse "~S does not begin with etcd:" target))
+  (let ((authority (target-authority target)))
+    (values (and authority (authority-endpoints authority))
+            (check-name (loop:address-name target)))))

@@ -18,9 +18,7 @@
 
 (defmethod initialize-instance :around ((resolver etcd-resolver) &rest arguments
                                         &key target name &allow-other-keys)
-  (check-name name)
-  (let ((authority (target-authority target)))
-    (when authority (authority-endpoints authority)))
+  (parse-etcd-target target)
   (apply #'call-next-method resolver :authority (authority-text name) arguments))
 
 (defmethod client:start-resolver ((resolver etcd-resolver))

@@ -11,7 +11,12 @@
   (is (equal '("10.0.0.1:2379" "10.0.0.2:2379")
              (clgrpc.discovery::authority-endpoints "10.0.0.1:2379,10.0.0.2:2379")))
   (is (equal "store:2379" (clgrpc.discovery::authority-endpoints "store:2379")))
-  (signals misuse (clgrpc.discovery::authority-endpoints "store:x")))
+  (signals misuse (clgrpc.discovery::authority-endpoints "store:x"))
+  (flet ((parsed (text) (multiple-value-list (discovery:parse-etcd-target text))))
+    (is (equal '(nil "prod/greeter") (parsed "etcd:///prod/greeter")))
+    (is (equal '("store:2379" "greeter") (parsed "ETCD://store:2379/greeter")))
+    (dolist (text '("dns:///greeter" "greeter" "etcd://store:2379" nil))
+      (signals misuse (parsed text)))))
 
 (test wrong-targets
   "A target that can mean nothing is refused when the channel is made; one that needs a default etcd
