@@ -1568,7 +1568,8 @@
              (symbol-call '#:fiveam '#:run! :clgrpc.examples)))
 
 (defsystem "clgrpc/tests/load"
-  :depends-on ("clgrpc/load" "clgrpc/examples" "clgrpc/tests/support" "fiveam")
+  :depends-on ("clgrpc/load" "clgrpc/examples" "clgrpc/tests/abuse" "clgrpc/tests/support"
+               "fiveam")
   :pathname "tests/load/"
   :serial t
   :components ((:file "package")

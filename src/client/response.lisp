@@ -139,12 +139,6 @@ asked."
   (let ((call (http2:stream-user stream)))
     (when (and (client-call-p call) (not (call-status call))) (end-with-trailers call list))))
 
-(defun status-number (value)
-  "The number that VALUE of grpc-status is, or nil if it is none."
-  (and (<= 1 (length value) 8)
-       (every #'digit-char-p value)
-       (parse-integer value)))
-
 (defun end-with-trailers (call list)
   "End CALL as the trailers LIST says. A block that the server repeats remembers that it means no
 more than :ok."
@@ -167,7 +161,7 @@ more than :ok."
 (defun trailers-setback (list)
   "How the trailers LIST say that a call has failed, or nil if it has not; and their metadata."
   (let* ((status-field (hpack:find-field list "grpc-status"))
-         (code (and status-field (status-number (hpack:field-value-string status-field))))
+         (code (and status-field (wire:status-number (hpack:field-value-string status-field))))
          (message (hpack:find-field list "grpc-message"))
          (details (hpack:find-field list "grpc-status-details-bin"))
          (fields (wire:list-custom-fields list #())))

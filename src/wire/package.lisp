@@ -62,7 +62,8 @@
    #:metadata-fields #:metadata-octets #:open-link #:parcel #:parcel-end #:parcel-octets
    #:parcel-taken
    #:parse-encoding #:parse-incoming #:queue-incoming #:quoted-octets #:read-clock-for-call
-   #:receive-data #:release-call #:seal-batch #:sound-metadata-p #:start-deadline #:stop-timers
+   #:receive-data #:release-call #:seal-batch #:sound-metadata-p #:start-deadline #:status-number
+   #:stop-timers
    #:stop-waiting #:to-keep-p #:total-held-limit #:undecoded-p #:unknown-encoding-text #:unmarked
    #:unparsable-condition #:wait-clock-since-ns #:wait-clock-stage
    #:wake-callbacks #:wire-call

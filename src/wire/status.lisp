@@ -14,6 +14,12 @@
     ((429 502 503 504) :unavailable)
     (t :unknown)))
 
+(defun status-number (value)
+  "The number that VALUE of grpc-status is, or nil if it is none."
+  (and (<= 1 (length value) 8)
+       (every #'digit-char-p value)
+       (parse-integer value)))
+
 (defun status-http-status (status)
   "The HTTP status for a call that has ended with STATUS, in a response that says nothing else of
 it."

@@ -187,9 +187,22 @@ end it. The other KEYS are those of REQUEST-FIELDS. Return the stream's identifi
 
 ;;; A server
 
+(defun close-by-reset (socket)
+  "Close SOCKET so that its peer gets a RST: SO_LINGER with no time."
+  (let ((linger (octets-of 1 0 0 0 0 0 0 0)))
+    (sb-sys:with-pinned-objects (linger)
+      (sb-alien:alien-funcall
+       (sb-alien:extern-alien "setsockopt" (function sb-alien:int sb-alien:int sb-alien:int
+                                                     sb-alien:int sb-sys:system-area-pointer
+                                                     sb-alien:int))
+       (sb-bsd-sockets:socket-file-descriptor socket) os:+sol-socket+ os:+so-linger+
+       (sb-sys:vector-sap linger) 8))
+    (close-socket socket)))
+
 (defun serve-script (attacker opening answer)
   "Send OPENING, octets, then for each request what ANSWER, nil or a function of the stream's
-identifier that returns frames or octets, says; :close among the frames closes the connection."
+identifier that returns frames or octets, says; :close among the frames closes the connection,
+:reset has the kernel reset it."
   (throw-octets attacker opening)
   (let ((beginning t))
     (loop
@@ -201,26 +214,35 @@ identifier that returns frames or octets, says; :close among the frames closes t
                (let ((speech (funcall answer (third frame))))
                  (if (typep speech 'octets)
                      (throw-octets attacker speech)
-                     (apply #'throw-frames attacker (remove :close speech)))
-                 (when (find :close speech) (return))))
+                     (apply #'throw-frames attacker (remove-if #'keywordp speech)))
+                 (when (find :reset speech) (close-by-reset (attacker-socket attacker)))
+                 (when (find-if #'keywordp speech) (return))))
               (frame)
               ((attacker-closed attacker) (return))
               ((not (read-input attacker +patience+)) (return)))))))
 
+(defun serve-connection (socket opening answer)
+  "Serve the connection SOCKET as OPENING and ANSWER say. Close it."
+  (let ((attacker (make-attacker :socket socket)))
+    (unwind-protect
+         (when (and (read-input attacker +patience+) (not (eq opening :close)))
+           (serve-script attacker opening answer))
+      (close-socket socket))))
+
 (defun accept-scripted (listener opening answer)
-  "Serve one connection after the other until one asks for the end by sending nothing but a Q."
-  (loop
-    (let* ((socket (sb-bsd-sockets:socket-accept listener))
-           (attacker (make-attacker :socket socket)))
-      (setf (sb-bsd-sockets:non-blocking-mode socket) t)
-      (unwind-protect
-           (progn
-             (when (read-input attacker +patience+)
-               (when (= (char-code #\Q) (aref (buffer-octets (attacker-input attacker)) 0))
-                 (return)))
-             (unless (eq opening :close)
-               (serve-script attacker opening answer)))
-        (close-socket socket)))))
+  "Serve each connection on a thread of its own until LISTENER is shut down, and all of these end."
+  (let ((threads '()))
+    (unwind-protect
+         (loop
+           (let ((socket (handler-case (sb-bsd-sockets:socket-accept listener)
+                           (sb-bsd-sockets:socket-error () (return)))))
+             (setf (sb-bsd-sockets:non-blocking-mode socket) t)
+             (push (sb-thread:make-thread #'serve-connection
+                                          :name "evil connection"
+                                          :arguments (list socket opening answer))
+                   threads)))
+      (dolist (thread threads)
+        (sb-thread:join-thread thread :timeout (* 3 +patience+) :default nil)))))
 
 (defun call-with-evil-server (function opening answer)
   (let ((listener (make-socket)))
@@ -231,9 +253,8 @@ identifier that returns frames or octets, says; :close among the frames closes t
                                                             :arguments (list listener opening
                                                                              answer))))
       (unwind-protect (funcall function address)
-        (with-attacker (attacker address :polite nil)
-          (throw-octets attacker (ascii-octets "Q"))
-          (sb-thread:join-thread thread :timeout (* 3 +patience+) :default nil))
+        (sb-bsd-sockets:socket-shutdown listener :direction :io)
+        (sb-thread:join-thread thread :timeout (* 3 +patience+) :default nil)
         (close-socket listener)))))
 
 (defun opening-octets (&rest forms)

@@ -16,7 +16,12 @@
   (:import-from #:clgrpc.tests.server
                 #:+patience+ #:make-signal #:signal-it #:await-signal #:wait-until #:note
                 #:note-octets #:number-of #:numbers #:with-log #:events-of #:elapsed-seconds
-                #:caught #:framed #:start-probe #:with-probe #:ask #:watch #:collect #:chat))
+                #:caught #:framed #:start-probe #:with-probe #:ask #:watch #:collect #:chat)
+  (:export
+   ;; attacker.lisp
+   #:with-evil-server #:opening-octets
+   ;; client.lisp
+   #:response-fields #:frames #:ok-and-then #:answered-by-fields #:flood-of))
 
 (in-package #:clgrpc.tests.abuse)
 

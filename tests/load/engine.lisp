@@ -8,7 +8,8 @@
 
 (defun plan-for (address &rest arguments
                  &key (method 'routeguide.route-guide:get-feature) (data "{}") rate workers
-                   (timeout-ns 5000000000) &allow-other-keys)
+                   (timeout-ns 5000000000)
+                   (options-of-http2 (base:make-channel-options)) &allow-other-keys)
   (let* ((method (route-method method))
          (target (loop:parse-target address)))
     (apply #'load:make-plan
@@ -17,11 +18,12 @@
            :fields (load:request-fields (service:rpc-method-path method)
                                         (loop:target-authority target) timeout-ns "http" #())
            :timeout-ns timeout-ns :connect-timeout-ns 2000000000
-           :options-of-http2 (base:make-channel-options)
+           :options-of-http2 options-of-http2
            :rate (and rate (load:make-schedule :start (float rate 1d0)))
            :workers (and workers (load:make-schedule :start (float workers 1d0)))
            (loop for (key value) on arguments by #'cddr
-                 unless (member key '(:method :data :rate :workers :timeout-ns))
+                 unless (member key '(:method :data :rate :workers :timeout-ns
+                                         :options-of-http2))
                    collect key and collect value))))
 
 (defmacro with-server ((address service &rest arguments) &body body)

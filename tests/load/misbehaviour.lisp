@@ -99,3 +99,207 @@ ms down to nothing, though its answers are quick otherwise."
         (is (< 150 (/ (load:histogram-quantile latency 80/100) 1000000) 260))
         (is (< 350 (/ (load:histogram-quantile latency 99/100) 1000000) 450))
         (is (< (/ (load:histogram-quantile latency 50/100) 1000000) 50))))))
+
+;;; Servers that break the protocol, by scripts
+
+(defun seconds-of (function)
+  "How long FUNCTION takes, in seconds."
+  (let ((begin (base:monotonic-ns)))
+    (funcall function)
+    (/ (- (base:monotonic-ns) begin) 1d9)))
+
+(defun check-runs (name wanted address &key (count 20) (timeout-ns 5000000000) (within-seconds 10))
+  "Check that a closed loop and an open one of COUNT calls at ADDRESS end in time, and that all of
+their calls ended with the status WANTED, a name, or as WANTED, a function of the run, checks."
+  (loop for loop in '((:workers 4) (:rate 1000))
+        do (let* ((run nil)
+                  (seconds (seconds-of
+                            (lambda ()
+                              (setf run (load:perform-run
+                                         (apply #'plan-for address :total count
+                                                :timeout-ns timeout-ns loop)))))))
+             (is (< seconds (support:patient-seconds within-seconds)) "~A: ~A s" name seconds)
+             (is (= count (load:run-count run)) "~A: ~D calls" name (load:run-count run))
+             (is (consistent-p run) "~A: ~A" name (statuses-of run))
+             (if (functionp wanted)
+                 (funcall wanted run)
+                 (is (equal (list wanted count) (statuses-of run)) "~A: ~A, not ~A" name
+                     (statuses-of run) wanted)))))
+
+(defun check-script (name wanted answer &rest arguments &key opening &allow-other-keys)
+  "CHECK-RUNS of a server that begins with OPENING and answers as ANSWER says, see
+WITH-EVIL-SERVER."
+  (with-evil-server (address :opening (or opening (opening-octets '(:settings) '(:settings-ack))))
+      answer
+    (apply #'check-runs name wanted address
+           (loop for (key value) on arguments by #'cddr
+                 unless (eq key :opening) collect key and collect value))))
+
+(defun trailers-only (&rest fields)
+  (apply #'answered-by-fields (apply #'response-fields fields)))
+
+(test what-a-script-should-answer
+  "So that what follows fails for the right reason."
+  (check-script "good" "OK" (ok-and-then '("grpc-status" "0")))
+  (check-script "bad" "NotFound" (trailers-only '("grpc-status" "5"))))
+
+(test statuses-of-scripts
+  (loop for (wanted . fields) in '(("Unknown" ("grpc-status" "17")) ("Unknown" ("grpc-status" "x"))
+                                   ("Unknown" ("grpc-status" "5x")) ("Unknown" ("grpc-status" "+5"))
+                                   ("Unknown" ("grpc-status" "")) ("Unknown" ("x" "y"))
+                                   ("Unauthenticated" ("grpc-status" "16")))
+        do (check-script fields wanted (apply #'ok-and-then fields)))
+  (loop for (code . wanted) in '((301 . "Unknown") (400 . "Internal") (401 . "Unauthenticated")
+                                 (403 . "PermissionDenied") (404 . "Unimplemented")
+                                 (429 . "Unavailable") (500 . "Unknown") (503 . "Unavailable"))
+        for fields = `((":status" ,(princ-to-string code)) ("content-type" "text/html"))
+        do (check-script code wanted (apply #'answered-by-fields fields))
+           (check-script code wanted (let ((fields fields))
+                                       (frames (id) `(:headers ,id ,fields)
+                                         `(:data ,id "<html>sorry" :end-stream)))))
+  (check-script "no gRPC" "Unknown"
+                (frames (id) `(:headers ,id ((":status" "200") ("content-type" "text/html")))
+                  `(:data ,id "<html>" :end-stream))))
+
+(test responses-that-are-none
+  (flet ((answer (&rest octets)
+           (frames (id) `(:headers ,id ,(response-fields))
+             `(:data ,id ,(apply #'base:octets-of octets))
+             `(:headers ,id (("grpc-status" "0")) :end-stream))))
+    (check-script "no message" "Unimplemented" (answer))
+    (check-script "two messages" "Unimplemented" (answer 0 0 0 0 0 0 0 0 0 0))
+    (check-script "half a message" "Internal" (answer 0 0 0 0 9 1))
+    (check-script "half a prefix" "Internal" (answer 0 0))
+    (check-script "compressed, without a word of how" "Internal" (answer 1 0 0 0 0))
+    (check-script "a prefix that is none" "Internal" (answer 255 0 0 0 0))
+    (check-script "no trailers" "Internal"
+                  (frames (id) `(:headers ,id ,(response-fields))
+                    `(:data ,id ,(base:octets-of 0 0 0 0 0) :end-stream)))
+    (check-script "too large a header" "ResourceExhausted"
+                  (apply #'trailers-only '("grpc-status" "0")
+                         (loop repeat 10
+                               collect (list "x" (make-string 3000 :initial-element #\v)))))))
+
+(test resets-of-streams
+  "A stream that was refused is tried again, once; other resets end their calls."
+  (loop for code in '(0 1 2 5 7 8 11 12 13 255)
+        for wanted = (case code
+                       (7 "Unavailable") (8 "Canceled") (11 "ResourceExhausted")
+                       (12 "PermissionDenied") (t "Internal"))
+        do (let ((code code))
+             (check-script (list :reset code) wanted (frames (id) `(:rst-stream ,id ,code)))
+             (unless (= 7 code)
+               (check-script (list :reset-in-response code) wanted
+                             (frames (id) `(:headers ,id ,(response-fields))
+                               `(:rst-stream ,id ,code))))))
+  (let ((good (ok-and-then '("grpc-status" "0"))) (seen (list 0)))
+    (check-script "every other refused"
+                  (lambda (run)
+                    (let ((statuses (statuses-of run)))
+                      ;; a second try is refused as well if others came between
+                      (is (<= 10 (getf-name "OK" statuses)))
+                      (is (subsetp (remove-if #'integerp statuses) '("OK" "Unavailable")
+                                   :test #'string=))))
+                  (lambda (id)
+                    (if (evenp (sb-ext:atomic-incf (car seen)))
+                        `((:rst-stream ,id :refused-stream))
+                        (funcall good id))))))
+
+(defun getf-name (name plist)
+  "What PLIST has for NAME, a string; 0 without it."
+  (loop for (key value) on plist by #'cddr
+        when (string= key name) return value
+        finally (return 0)))
+
+(test goaways
+  (let ((good (ok-and-then '("grpc-status" "0"))))
+    (check-script "each call is told that it was not processed" "Unavailable"
+                  (frames (id) '(:goaway 0 :no-error)))
+    (check-script "with an error" "Unavailable" (frames (id) '(:goaway 0 11) :close))
+    (check-script "the first call of all that is processed is the last"
+                  (lambda (run)
+                    (is (< 1 (load:run-connects run)))
+                    (is (<= 1 (getf-name "OK" (statuses-of run)))))
+                  (lambda (id) (append (funcall good id) `((:goaway ,id :no-error)))))
+    (check-script "each tenth call is the last of its connection, and processed" "OK"
+                  (lambda (id)
+                    (if (zerop (mod (1+ id) 20))
+                        (append `((:goaway ,id :no-error)) (funcall good id))
+                        (funcall good id)))
+                  :count 15)
+    (with-evil-server (address :opening (opening-octets '(:settings) '(:settings-ack)
+                                                        '(:goaway 0 :no-error)))
+        nil
+      (let ((complaint (complaint-of address)))
+        (is (search "GOAWAY from the server: NO_ERROR" complaint) "~A" complaint)))))
+
+(test connections-that-end
+  (check-script "reset" "Unavailable" (frames (id) :reset))
+  (check-script "closed" "Unavailable" (frames (id) :close))
+  (check-script "closed behind headers" "Unavailable"
+                (frames (id) `(:headers ,id ,(response-fields)) :close))
+  (check-script "reset in the middle of a message" "Unavailable"
+                (frames (id) `(:headers ,id ,(response-fields))
+                  `(:data ,id ,(base:octets-of 0 0 0 0 9 1)) :reset))
+  (check-script "closed in the middle of a message" "Unavailable"
+                (frames (id) `(:headers ,id ,(response-fields))
+                  `(:data ,id ,(base:octets-of 0 0 0 0 9 1)) :close)))
+
+(test broken-http2
+  "What is wrong with a stream ends its call, what is wrong with the connection the calls on it."
+  (loop for (wanted . answer)
+          in (list
+              (cons "Internal" (frames (id) `(:data ,id "x")))
+              (cons "Internal" (frames (id) `(:headers ,id (("content-type" "application/grpc")))))
+              (cons "Internal" (frames (id) `(:headers ,id ,(response-fields '("X" "y")))))
+              (cons "Internal" (frames (id) `(:window-update ,id 0)))
+              (cons "Unavailable" (frames (id) '(:window-update 0 #x7FFFFFFF)))
+              (cons "Unavailable" (frames (id) `(:headers 2 ,(response-fields))))
+              (cons "Unavailable" (frames (id) `(:headers ,id ,(base:octets-of 128))))
+              (cons "Unavailable" (frames (id) `(:frame 5 4 ,id ,(base:octets-of 0 0 0 2))))
+              (cons "Unavailable" (frames (id) `(:frame 0 0 0 ,(base:octets-of 1))))
+              (cons "Unavailable" (frames (id) `(:frame 0 0 ,id ,(base:make-octets 16385))))
+              (cons "Unavailable" (frames (id) `(:headers ,id ,(response-fields) :open)
+                                    '(:ping 1)))
+              (cons "Unavailable" (lambda (id) (declare (ignore id))
+                                    (flood-of 20000 '(:ping 7) '(:ping 7)))))
+        for i from 0
+        do (check-script i wanted answer)))
+
+(test silence
+  "Servers that never answer, or answer without end: deadlines end the calls."
+  (loop for (name opening answer)
+          in (list (list "only settings" nil nil)
+                   (list "no streams" (opening-octets '(:settings (:max-concurrent-streams 0))) nil)
+                   (list "no window" (opening-octets '(:settings (:initial-window-size 0))) nil)
+                   (list "only headers" nil (frames (id) `(:headers ,id ,(response-fields))))
+                   (list "half a message" nil
+                         (frames (id) `(:headers ,id ,(response-fields))
+                           `(:data ,id ,(base:octets-of 0 0 0 0 9 1))))
+                   (list "some empty data" nil
+                         (lambda (id)
+                           (flood-of 5 `(:headers ,id ,(response-fields)) `(:data ,id "")))))
+        do (check-script name "DeadlineExceeded" answer :opening opening :timeout-ns 100000000
+                                                        :count 12)))
+
+(defun complaint-of (address)
+  "Why there is no run of calls at ADDRESS; \"\" if there is one."
+  (handler-case (progn (load:perform-run (plan-for address :total 1 :workers 1)) "")
+    (load:run-failed (error) (princ-to-string error))))
+
+(test no-http2
+  "What does not begin HTTP/2 makes no run, and its report says why."
+  (loop for (opening . text) in `((,(base:ascii-octets "HTTP/1.1 400 Bad Request") . "HTTP/1.1")
+                                  (:close . "closed")
+                                  (,(opening-octets '(:ping 1)) . "PROTOCOL_ERROR"))
+        do (with-evil-server (address :opening opening) nil
+             (let ((complaint (complaint-of address)))
+               (is (search text complaint) "~A: ~A" text complaint)
+               (is (search address complaint)))))
+  (with-evil-server (address :opening (base:octets-of)) nil
+    (let ((options (base:make-channel-options :preface-timeout-seconds 1/5)))
+      (is (< (seconds-of (lambda ()
+                           (signals load:run-failed
+                             (load:perform-run (plan-for address :total 1 :workers 1
+                                                                 :options-of-http2 options)))))
+             2)))))

@@ -5,8 +5,11 @@
   (:local-nicknames (#:grpc #:clgrpc) (#:base #:clgrpc.base) (#:load #:clgrpc.load)
                     (#:service #:clgrpc.service) (#:protobuf #:clgrpc.protobuf)
                     (#:hpack #:clgrpc.hpack) (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop)
-                    (#:examples #:clgrpc.examples)
-                    (#:support #:clgrpc.tests.support)))
+                    (#:examples #:clgrpc.examples) (#:wire #:clgrpc.wire)
+                    (#:support #:clgrpc.tests.support))
+  (:import-from #:clgrpc.tests.abuse
+                #:with-evil-server #:opening-octets #:response-fields #:frames #:ok-and-then
+                #:answered-by-fields #:flood-of))
 
 (in-package #:clgrpc.tests.load)
 

@@ -10,6 +10,8 @@
 (defconstant +code-cancelled+ 1)
 (defconstant +code-unknown+ 2)
 (defconstant +code-deadline-exceeded+ 4)
+(defconstant +code-resource-exhausted+ 8)
+(defconstant +code-unimplemented+ 12)
 (defconstant +code-internal+ 13)
 (defconstant +code-unavailable+ 14)
 
@@ -235,7 +237,9 @@ the last."
             (flight-next-frame flight) 0
             (flight-prefix flight) 0
             (flight-left flight) 0
-            (flight-responses flight) 0)
+            (flight-responses flight) 0
+            (flight-encoded flight) nil
+            (connection-used connection) t)
       (incf (line-begun (the line (flight-line flight))))
       (multiple-value-bind (encoder buffer) (http2:begin-headers stream)
         (hpack:encode-fields encoder buffer (plan-fields plan))
@@ -266,11 +270,12 @@ the last."
                                                         (hpack:field-value-string content-type))))
            (values +code-unknown+ "the content-type is not application/grpc")))))
 
+(declaim (ftype (function (hpack:field-list) (values (integer 0 16) string)) status-of-trailers))
 (defun status-of-trailers (list)
   "The code and the message that the trailers LIST say."
   (let* ((field (hpack:find-field list "grpc-status"))
          (message (hpack:find-field list "grpc-message"))
-         (code (and field (parse-integer (hpack:field-value-string field) :junk-allowed t))))
+         (code (and field (wire:status-number (hpack:field-value-string field)))))
     (cond ((null code) (values +code-unknown+ "the response has no valid grpc-status"))
           ((not (<= 0 code 16)) (values +code-unknown+ (format nil "grpc-status ~D" code)))
           (t (values code (if message
@@ -282,7 +287,6 @@ the last."
   (if (eq :ok (hpack:field-list-memo list))
       (end-with-ok flight)
       (multiple-value-bind (code text) (status-of-trailers list)
-        (declare (type (integer 0 16) code))
         (cond ((zerop code)
                (setf (hpack:field-list-memo list) :ok)
                (end-with-ok flight))
@@ -291,35 +295,44 @@ the last."
 (define-hot end-with-ok ((flight flight)) null
   (let ((single (member (plan-kind (lane-plan (the lane (flight-lane flight))))
                         '(:unary :client-streaming))))
-    (cond ((and single (/= 1 (flight-responses flight)))
-           (end-flight flight +code-internal+
+    (cond ((or (plusp (flight-left flight)) (plusp (flight-prefix flight)))
+           (end-flight flight +code-internal+ "the response ends in the middle of a message"))
+          ((and single (/= 1 (flight-responses flight)))
+           (end-flight flight +code-unimplemented+
                        (format nil "OK with ~D responses instead of one"
                                (flight-responses flight))))
-          ((or (plusp (flight-left flight)) (plusp (flight-prefix flight)))
-           (end-flight flight +code-internal+ "the response ends in the middle of a message"))
           (t (end-flight flight 0 nil)))))
 
 (define-hot take-headers ((stream http2:stream) (list hpack:field-list) (ended boolean)) null
   "The sink's ON-HEADERS."
   (let ((flight (http2:stream-user stream)))
     (when flight
-      (unless (member (hpack:field-list-memo list) '(:good :ok))
+      (unless (member (hpack:field-list-memo list) '(:good :encoded :ok))
         (multiple-value-bind (code text) (problem-of-headers list)
           (when code
             (end-flight flight code text)
             (return-from take-headers nil)))
-        (unless ended (setf (hpack:field-list-memo list) :good)))
+        (unless ended
+          (setf (hpack:field-list-memo list)
+                (if (hpack:find-field list "grpc-encoding") :encoded :good))))
+      (when (eq :encoded (hpack:field-list-memo list)) (setf (flight-encoded flight) t))
       (when ended (end-with-trailers flight list)))
     nil))
 
-(define-hot count-responses ((flight flight) (octets octets) (start index) (end index)) null
-  "Count the responses in OCTETS from START to END; one may have begun before and go on behind."
-  (let ((at start) (prefix (flight-prefix flight)) (left (flight-left flight)))
-    (declare (type index at) (type (unsigned-byte 32) left) (type (integer 0 5) prefix))
+(define-hot count-responses ((flight flight) (octets octets) (start index) (end index)) boolean
+  "Count the responses in OCTETS from START to END; one may have begun before and go on behind.
+Return false if one has a prefix that is none: it says that it is compressed though nothing said
+how, or something else."
+  (let ((at start) (prefix (flight-prefix flight)) (left (flight-left flight))
+        (compressed (if (flight-encoded flight) 1 0)) (sound t))
+    (declare (type index at) (type (unsigned-byte 32) left) (type (integer 0 5) prefix)
+             (type bit compressed))
     (loop while (< at end)
           do (cond ((< prefix 5)
                     (setf left (logior (ldb (byte 32 0) (ash left 8)) (aref octets at)))
-                    (when (zerop prefix) (setf left 0)) ; whether it is compressed
+                    (when (zerop prefix) ; whether it is compressed
+                      (when (< compressed left) (setf sound nil))
+                      (setf left 0))
                     (incf prefix)
                     (incf at))
                    (t (let ((taken (min left (- end at))))
@@ -330,7 +343,7 @@ the last."
                (setf prefix 0)))
     (setf (flight-prefix flight) prefix
           (flight-left flight) left)
-    nil))
+    sound))
 
 (define-hot take-data ((stream http2:stream) (octets octets) (start index) (end index)
                        (ended boolean))
@@ -341,8 +354,10 @@ the last."
     (when flight
       (let ((flight flight))
         (declare (type flight flight))
-        (count-responses flight octets start end)
-        (cond (ended (end-flight flight +code-internal+ "the response has no trailers"))
+        (cond ((not (count-responses flight octets start end))
+               (end-flight flight +code-internal+
+                           "a response is compressed though there is no grpc-encoding"))
+              (ended (end-flight flight +code-internal+ "the response has no trailers"))
               ((eq :server-streaming (plan-kind (lane-plan (the lane (flight-lane flight)))))
                (let ((most (plan-messages (lane-plan (the lane (flight-lane flight))))))
                  (when (and most (<= most (flight-responses flight)))
@@ -372,6 +387,9 @@ the last."
                            (or (connection-failure connection) "the connection was lost")))
               ((eq :goaway source)
                (end-flight flight +code-unavailable+ "the server is going away"))
+              ((and (eq :local source) (= error-code http2:+enhance-your-calm+))
+               (end-flight flight +code-resource-exhausted+
+                           "the response's header list is too large"))
               (t (end-flight flight (status:status-code (wire:error-code-status error-code))
                              (format nil "the stream was reset~:[ for a fault of the peer's~;~]: ~A"
                                      (eq :peer source)

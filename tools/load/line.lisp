@@ -1,6 +1,6 @@
 ;;;; Lines and their connections: connecting, what comes and goes, what is done when a connection is
-;;;; lost. A line connects again at once when it has lost a connection that worked; after an attempt
-;;;; that failed it waits, and calls that are due meanwhile fail with UNAVAILABLE, as gRPC's
+;;;; lost. A line connects again at once when it has lost a connection that had calls; after an
+;;;; attempt that failed it waits, and calls that are due meanwhile fail with UNAVAILABLE, as gRPC's
 ;;;; document on connection back-off has it.
 
 (in-package #:clgrpc.load)
@@ -68,19 +68,17 @@
       (setf (connection-ready connection) t)
       (incf (tally-ready (lane-tally (line-lane line))))
       (incf (tally-connects (lane-tally (line-lane line))))
-      (setf (line-state line) :ready
-            (line-failures line) 0))))
+      (setf (line-state line) :ready))))
 
 (defun take-goaway (http2 last-id error-code debug)
   "The sink's ON-GOAWAY: new calls need a new connection; those under way go on."
   (declare (ignore last-id))
   (let* ((connection (http2:connection-user http2))
          (line (connection-line connection)))
-    (unless (= error-code http2:+no-error+)
-      (setf (connection-failure connection)
-            (format nil "GOAWAY from the server: ~A~@[, ~A~]"
-                    (http2:error-code-name error-code)
-                    (and (plusp (length debug)) (octets-text debug)))))
+    (setf (connection-failure connection)
+          (format nil "GOAWAY from the server: ~A~@[, ~A~]"
+                  (http2:error-code-name error-code)
+                  (and (plusp (length debug)) (octets-text debug))))
     (leave-connection line connection)
     (finish-drained connection)))
 
@@ -229,10 +227,17 @@
         (connecting-failed line (string-right-trim "." (princ-to-string error)))))))
 
 (defun leave-connection (line connection)
-  "LINE makes no more calls on CONNECTION, which worked, and connects anew."
+  "LINE makes no more calls on CONNECTION, which worked, and connects anew: at once, but for a peer
+that has sent away one before this, and this, before they had a call."
   (when (eq connection (line-connection line))
     (setf (line-connection line) nil)
-    (unless (eq :closed (line-state line)) (connect-line line))))
+    (when (connection-used connection) (setf (line-failures line) 0))
+    (cond ((eq :closed (line-state line)))
+          ((plusp (line-failures line))
+           (connecting-failed line (connection-failure connection)))
+          (t
+           (unless (connection-used connection) (incf (line-failures line)))
+           (connect-line line)))))
 
 (defun connecting-failed (line text)
   "An attempt to connect LINE has failed because of TEXT: its calls that wait fail, and it waits

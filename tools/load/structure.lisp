@@ -26,6 +26,7 @@
   (prefix 0 :type (integer 0 5))        ; octets seen of the prefix of a response under way
   (left 0 :type (unsigned-byte 32))     ; octets that this response still lacks
   (responses 0 :type quantity) ; whole ones
+  (encoded nil :type boolean)           ; its response has a grpc-encoding
   (timer nil :type (or null timer))     ; of a stream's pace or end; made when first needed
   (ended nil :type boolean)             ; it is used again once neither of the next two holds it
   (queued nil :type boolean)            ; in its line's queue
@@ -42,6 +43,7 @@
   (backend nil :type (or null backend-row)) ; what is counted of its peer
   (unflushed nil :type (or null flight)) ; calls whose first octets are in the output, chained
   (ready nil :type boolean)             ; the peer's SETTINGS have come
+  (used nil :type boolean)              ; a call has begun on it
   (stopped nil :type boolean)           ; it is not read until output has left
   (failure nil :type (or null string))) ; why it has ended
 
@@ -55,7 +57,8 @@
   (state :connecting :type (member :connecting :ready :waiting :closed))
   (failure "no connection yet" :type string) ; why the last attempt failed
   (backend nil :type (or null backend-row)) ; of calls that fail without a connection
-  (failures 0 :type index)              ; attempts to connect that failed, one after the other
+  ;; connections that failed or went before they had a call, one after the other
+  (failures 0 :type index)
   (quota 0 :type fixnum)                ; calls that may be under way
   (flying 0 :type fixnum)               ; calls that are due and have not ended
   (begun 0 :type fixnum)                ; of these, those with a stream
