@@ -40,7 +40,9 @@
    #:waited-p
    ;; resolver.lisp
    #:resolver #:define-resolver #:resolver-target #:resolver-name #:start-resolver #:resolve-now
-   #:stop-resolver #:push-addresses #:push-failure
+   #:stop-resolver #:push-addresses #:push-failure #:resolver-authority #:resolver-host
+   #:resolver-loop #:begin-resolving #:resolve-again #:end-resolving #:answers-p #:run-resolver
+   #:quit-resolver #:deliver #:make-resolver
    #:backend #:backend-addresses #:backend-key #:backend-attributes #:make-backend #:backend-with
    #:first-address
    ;; back-off.lisp

@@ -80,7 +80,10 @@ PARSE-SERVICE-CONFIG returns it, the error that it is none, or :none."))
 (document-functions
   resolver-target "The target of the channel that RESOLVER is for, as text."
   resolver-name "What of RESOLVER's target follows the scheme, and the authority if there is one,
-without slashes before it and with each %XX decoded.")
+without slashes before it and with each %XX decoded."
+  resolver-authority "What calls to the servers of RESOLVER have as :authority, text."
+  resolver-host "The name that a certificate of RESOLVER's servers must have, text."
+  resolver-loop "The event loop of RESOLVER's channel, once it has begun; nil before that.")
 
 (defmethod print-object ((resolver resolver) stream)
   (print-unreadable-object (resolver stream :type t)

@@ -159,7 +159,7 @@ acknowledge what we send in the time that it has for an answer (gRFC A18)."
                                         :peer (loop:transport-peer transport))
     (limit-silence core transport)
     (handler-case
-        (push (wire:open-link trunk (core-loop core) (secure-transport core transport) :client
+        (push (wire:open-link trunk (core-loop core) (secure-transport trunk transport) :client
                              (core-sink core) (core-options core) (core-pool core)
                              :ledger (core-ledger core)
                              :keepalive-ns (keepalive-ns core))
@@ -169,13 +169,21 @@ acknowledge what we send in the time that it has for an answer (gRFC A18)."
         (loop:candidate-failed (endeavour-connector endeavour) (loop:transport-peer transport)
                                (string-right-trim "." (princ-to-string error)))))))
 
-(defun secure-transport (core transport)
-  "TRANSPORT, with TLS if CORE has credentials."
-  (let ((credentials (core-credentials core)))
+(defun secure-transport (trunk transport)
+  "TRANSPORT, one of TRUNK's, with TLS if its channel has credentials."
+  (let* ((core (trunk-core trunk))
+         (credentials (core-credentials core)))
     (if credentials
         (loop:make-tls-transport (core-loop core) transport credentials :client
-                                 :server-name (resolver-host (core-resolver core)))
+                                 :server-name (server-name trunk))
         transport)))
+
+(defun server-name (trunk)
+  "The name that the certificate of TRUNK's server must have, unless credentials say: the host of
+the target, or what a resolver says of this server as :server-name."
+  (let ((owner (first (owners trunk))))
+    (or (and owner (getf (subchannel-attributes owner) :server-name))
+        (resolver-host (core-resolver (trunk-core trunk))))))
 
 (defun endeavour-of (trunk link)
   "The endeavour of TRUNK's that LINK is a candidate of, or nil."

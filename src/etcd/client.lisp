@@ -1,65 +1,110 @@
-;;;; The client: a channel to the members of etcd. Each call has a deadline, and waits for a member
-;;;; until then. What only reads is asked again, of whatever member can be reached; what writes is
-;;;; not once it may have been done, since it would perhaps be done twice.
+;;;; The client: a channel to the members of etcd, who its user is, and what is to be ended with it.
 
 (in-package #:clgrpc.etcd)
 
 (defclass etcd ()
   ((channel :initarg :channel :reader etcd-channel) ; to the members
    (timeout :initarg :timeout :reader etcd-timeout) ; of each call, in seconds
+   ;; whose rights calls have, a string; nil if no call says who makes it
+   (user :initarg :user :initform nil :reader etcd-user)
+   ;; the user's, a string or a function that returns it
+   (password :initarg :password :initform nil :reader etcd-password)
+   ;; what calls say who makes them by; nil until etcd was asked for it, "" if it wants none
+   (token :initform nil :accessor etcd-token)
+   (token-lock :initform (sb-thread:make-mutex :name "clgrpc etcd token")
+               :reader etcd-token-lock) ; one thread at a time asks for a token
+   (parent :initarg :parent :initform nil :reader etcd-parent) ; whose channel this uses, or nil
+   (options :initarg :options :initform '() :reader etcd-options) ; of MAKE-ETCD
    ;; functions that end its leases' and watches' threads
    (endings :initform '() :accessor etcd-endings)
    (lock :initform (sb-thread:make-mutex :name "clgrpc etcd") :reader etcd-lock)) ; of ENDINGS
   (:documentation "A client of etcd, see MAKE-ETCD."))
 
 (document-functions
-  etcd-channel "The channel of ETCD, for other services of its members.")
+  etcd-channel "The channel of ETCD, for other services of its members."
+  etcd-user "The user whose rights the calls of ETCD have, a string, or nil.")
+
+(defmethod print-object ((etcd etcd) stream)
+  (print-unreadable-object (etcd stream :type t)
+    (when (slot-boundp etcd 'channel)
+      (format stream "~A~@[ as ~A~]" (calling:channel-target (etcd-channel etcd))
+              (etcd-user etcd)))))
 
 (defparameter *service-config*
   '(:method-config
     ((:name ((:service "etcdserverpb.KV" :method "Range")
              (:service "etcdserverpb.Lease" :method "LeaseTimeToLive")
-             (:service "etcdserverpb.Cluster" :method "MemberList"))
+             (:service "etcdserverpb.Lease" :method "LeaseLeases")
+             (:service "etcdserverpb.Cluster" :method "MemberList")
+             (:service "etcdserverpb.Maintenance" :method "Status")
+             (:service "etcdserverpb.Auth" :method "Authenticate")
+             (:service "etcdserverpb.Auth" :method "UserGet")
+             (:service "etcdserverpb.Auth" :method "UserList")
+             (:service "etcdserverpb.Auth" :method "RoleGet")
+             (:service "etcdserverpb.Auth" :method "RoleList"))
       :retry-policy (:max-attempts 5 :initial-backoff 0.05 :max-backoff 1 :backoff-multiplier 2
                      :retryable-status-codes (:unavailable)))))
   "What only reads is asked again.")
 
-(defun endpoints-target (endpoints)
-  "The target of a channel to ENDPOINTS, a string or a list of strings."
-  (let ((endpoints (if (listp endpoints) endpoints (list endpoints))))
-    (cond ((or (null endpoints) (notevery #'stringp endpoints))
-           (misuse "An endpoint is a string such as \"127.0.0.1:2379\"."))
-          ((null (rest endpoints)) (first endpoints))
-          ((every (lambda (endpoint) (char= #\[ (char endpoint 0))) endpoints)
-           (format nil "ipv6:~{~A~^,~}" endpoints))
-          ((every (lambda (endpoint) (digit-char-p (char endpoint 0))) endpoints)
-           (format nil "ipv4:~{~A~^,~}" endpoints))
-          (t (misuse "Several endpoints are numeric addresses of one kind; or give one name that ~
-                      has several addresses.")))))
+(defun check-user (user password)
+  "Signal MISUSE unless USER and PASSWORD say who somebody is, or both are nil."
+  (unless (and (typep user '(or null (and string (not (string 0)))))
+               (typep password '(or null string function))
+               (eq (null user) (null password)))
+    (misuse "USER and PASSWORD are given together: a name, and a string or a function that ~
+             returns one.")))
 
-(defun make-etcd (endpoints &rest options &key (timeout 5) (keepalive-seconds 10)
+(defun make-etcd (endpoints &rest options &key user password channel (timeout 5)
+                                            (keepalive-seconds 10)
                                             (max-receive-octets 268435456) &allow-other-keys)
-  "Return a client of etcd's members at ENDPOINTS, a string \"HOST:PORT\", or a list of numeric
-addresses with ports. Calls go to all that can be reached, by turns. TIMEOUT is the seconds that a
-call may take unless it says otherwise. All else is as for MAKE-CHANNEL: :credentials for TLS,
-KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS and so on. Connects nothing yet. Signal MISUSE for wrong
-arguments. From any thread; end it with CLOSE-ETCD, or use WITH-ETCD."
+  "Return a client of etcd's members at ENDPOINTS, a string \"HOST:PORT\", or a list of such; names
+and numeric addresses may be mixed. Calls go to all that can be reached, by turns. TIMEOUT is the
+seconds that a call may take unless it says otherwise. USER, a string, and PASSWORD, a string or a
+function that returns it, say whose rights calls have; the token that stands for them is fetched
+when it is needed, and again when etcd takes it no more. With CHANNEL, another way to the services
+of etcd, ENDPOINTS are nil; it is closed with the client. All else is as for MAKE-CHANNEL:
+:credentials for TLS, :observer for metrics and traces, KEEPALIVE-SECONDS, MAX-RECEIVE-OCTETS and so
+on. Connects nothing yet. Signal MISUSE for wrong arguments. From any thread; end it with
+CLOSE-ETCD, or use WITH-ETCD."
   (check-type timeout (real (0)))
+  (check-user user password)
+  (when (and endpoints channel) (misuse "An etcd has ENDPOINTS or a CHANNEL, not both."))
   (make-instance 'etcd
-                 :timeout timeout
-                 :channel (apply #'client:make-channel (endpoints-target endpoints)
-                                 :balance :round-robin :service-config *service-config*
-                                 :keepalive-seconds keepalive-seconds
-                                 :max-receive-octets max-receive-octets
-                                 (alexandria:remove-from-plist options :timeout :keepalive-seconds
-                                                               :max-receive-octets))))
+                 :timeout timeout :user user :password password :options options
+                 :channel (or channel
+                              (apply #'client:make-channel (endpoints-target endpoints)
+                                     :balance :round-robin :service-config *service-config*
+                                     :keepalive-seconds keepalive-seconds
+                                     :max-receive-octets max-receive-octets
+                                     (alexandria:remove-from-plist
+                                      options :user :password :channel :timeout
+                                      :keepalive-seconds :max-receive-octets)))))
+
+(defun as-user (etcd user password)
+  "Return a client that is as ETCD and uses its channel, and whose calls have the rights of USER, a
+string, whose PASSWORD is a string or a function that returns it. It is closed with ETCD; CLOSE-ETCD
+before that ends its leases and watches. From any thread."
+  (check-user user password)
+  (unless user (misuse "A user has a name."))
+  (let ((client (make-instance 'etcd :channel (etcd-channel etcd) :timeout (etcd-timeout etcd)
+                                     :user user :password password :parent etcd
+                                     :options (list* :user user :password password
+                                                     (etcd-options etcd)))))
+    (add-ending etcd client)
+    client))
+
+(defun run-ending (ending)
+  "ENDING is one of ETCD-ENDINGS: a function, or a client that uses the same channel."
+  (if (functionp ending) (funcall ending) (close-etcd ending)))
 
 (defun close-etcd (etcd)
   "End ETCD: its watches end, its leases are kept alive no longer and end by themselves, its
 connections are closed. From any thread but that of a watch or a lease."
-  (mapc #'funcall (sb-thread:with-mutex ((etcd-lock etcd))
-                    (shiftf (etcd-endings etcd) '())))
-  (calling:close-channel (etcd-channel etcd)))
+  (mapc #'run-ending (sb-thread:with-mutex ((etcd-lock etcd))
+                       (shiftf (etcd-endings etcd) '())))
+  (if (etcd-parent etcd)
+      (remove-ending (etcd-parent etcd) etcd)
+      (calling:close-channel (etcd-channel etcd))))
 
 (defmacro with-etcd ((variable endpoints &rest options) &body body)
   "Evaluate BODY with VARIABLE bound to a client made as MAKE-ETCD makes it, closed on the way out."
@@ -67,42 +112,27 @@ connections are closed. From any thread but that of a watch or a lease."
      (unwind-protect (progn ,@body)
        (close-etcd ,variable))))
 
-(defun add-ending (etcd function)
-  "Have FUNCTION called when ETCD is closed, before its channel is: it ends what uses that. From any
-thread."
+(defun add-ending (etcd ending)
+  "Have ENDING, a function, be called when ETCD is closed, before its channel is: it ends what uses
+that. From any thread."
   (sb-thread:with-mutex ((etcd-lock etcd))
-    (push function (etcd-endings etcd))))
+    (push ending (etcd-endings etcd))))
 
-(defun remove-ending (etcd function)
-  "Have FUNCTION, which ADD-ENDING was given, not be called any more. From any thread."
+(defun remove-ending (etcd ending)
+  "Have ENDING, which ADD-ENDING was given, not be called any more. From any thread."
   (sb-thread:with-mutex ((etcd-lock etcd))
-    (setf (etcd-endings etcd) (remove function (etcd-endings etcd)))))
+    (setf (etcd-endings etcd) (remove ending (etcd-endings etcd)))))
 
-(defun ask (etcd stub request timeout)
-  "What STUB, a unary one, answers to REQUEST, within TIMEOUT seconds or, if it is nil, those of
-ETCD. Signal an ETCD-ERROR."
-  (with-etcd-errors
-    (values (funcall stub (etcd-channel etcd) request
-                     :timeout (or timeout (etcd-timeout etcd)) :wait-for-ready t))))
+(defun call-with-endpoint (etcd endpoint function)
+  "Call FUNCTION with ETCD; or with a client of the same kind that asks only the member at ENDPOINT,
+unless it is nil."
+  (cond ((null endpoint) (funcall function etcd))
+        ((getf (etcd-options etcd) :channel)
+         (misuse "A client with a channel of its own has no ENDPOINT."))
+        (t (let ((one (apply #'make-etcd endpoint (etcd-options etcd))))
+             (unwind-protect (funcall function one)
+               (close-etcd one))))))
 
-(defun list-members (etcd &key timeout)
-  "Return the members of ETCD's cluster, a list of plists with :NAME, a string, empty before it has
-started, :ID, :PEERS and :CLIENTS, lists of URLs, and :LEARNER, true if it has no vote. Signal an
-ETCD-ERROR. From any thread."
-  (map 'list
-       (lambda (member)
-         (list :name (pb:member-name member) :id (pb:member-id member)
-               :peers (coerce (pb:member-peer-ur-ls member) 'list)
-               :clients (coerce (pb:member-client-ur-ls member) 'list)
-               :learner (pb:member-is-learner member)))
-       (pb:member-list-response-members
-        (ask etcd #'cluster:member-list (pb:make-member-list-request) timeout))))
-
-(defparameter *require-leader* '(("hasleader" . "true"))
-  "Has a member that has lost the leader end a stream, so that another can be asked.")
-
-;;; Waiting in threads of our own
-
-(defun now-ns ()
-  "The time by the clock of the loops."
-  (funcall (the function (loop:world-clock loop:*world*))))
+(defmacro with-endpoint ((variable etcd endpoint) &body body)
+  "Evaluate BODY with VARIABLE bound to ETCD, or to a client of ENDPOINT, see CALL-WITH-ENDPOINT."
+  `(call-with-endpoint ,etcd ,endpoint (lambda (,variable) ,@body)))

@@ -5,18 +5,18 @@
 
 (in-package #:clgrpc.etcd)
 
-(defstruct (lease (:constructor %make-lease (etcd id seconds until-ns on-loss)) (:copier nil))
+(defstruct (lease (:constructor %make-lease (etcd id seconds until-ns)) (:copier nil))
   "A lease of the store, see GRANT-LEASE."
   (etcd nil :type etcd :read-only t)    ; whose
   (id 0 :type (signed-byte 64) :read-only t) ; its number
   (seconds 0 :type (integer 0) :read-only t) ; how long it lasts unless it is renewed
   (until-ns 0 :type nanoseconds)        ; when it has ended unless it is renewed, by our clock
-  ;; called when it has ended without being revoked
-  (on-loss nil :type (or null function) :read-only t)
+  (mourners '() :type list)             ; functions that are called when it is lost
+  (loss nil :type (or null condition))  ; how it has ended without being revoked
   (ended nil :type boolean)             ; it was revoked, or lost, or nobody renews it
   (ending nil :type (or null function)) ; ends its thread
   (thread nil)                          ; that keeps it alive, or nil
-  (lock (sb-thread:make-mutex :name "clgrpc lease") :read-only t) ; of ENDED
+  (lock (sb-thread:make-mutex :name "clgrpc lease") :read-only t) ; of MOURNERS, LOSS, ENDED
   (bell (sb-thread:make-waitqueue :name "clgrpc lease") :read-only t)) ; ENDED has become true
 
 (declaim (sb-ext:freeze-type lease))
@@ -36,12 +36,30 @@ since it was renewed last. From any thread."
   (and (not (lease-ended lease))
        (< (now-ns) (lease-until-ns lease))))
 
-(defun end-lease (lease)
-  "LEASE is to be kept alive no longer. Return false if that was so."
+(defun end-lease (lease &optional loss)
+  "LEASE is to be kept alive no longer; LOSS is the condition that it is lost by, or nil. Return
+false if it had ended."
   (sb-thread:with-mutex ((lease-lock lease))
     (unless (shiftf (lease-ended lease) t)
+      (setf (lease-loss lease) loss)
       (sb-thread:condition-broadcast (lease-bell lease))
       t)))
+
+(defun on-lease-loss (lease function)
+  "Have FUNCTION called with an ETCD-ERROR when LEASE is lost: when etcd says that it has ended, or
+has not renewed it for so long that it may have ended; at once if that is so. One that is revoked is
+not lost, and of one that is not kept alive nobody learns. FUNCTION runs on the lease's thread, and
+may wait, but calls no CLOSE-ETCD. From any thread."
+  (let ((loss (sb-thread:with-mutex ((lease-lock lease))
+                (unless (lease-ended lease) (push function (lease-mourners lease)))
+                (lease-loss lease))))
+    (when loss (funcall function loss))
+    nil))
+
+(defun forget-mourner (lease function)
+  "FUNCTION of ON-LEASE-LOSS is not to be called any more."
+  (sb-thread:with-mutex ((lease-lock lease))
+    (setf (lease-mourners lease) (remove function (lease-mourners lease)))))
 
 (defun renew-lease (lease &key timeout)
   "Renew LEASE, and return the seconds that it lasts from now on. Signal LEASE-NOT-FOUND if it has
@@ -49,13 +67,15 @@ ended, or another ETCD-ERROR. From any thread."
   (let* ((etcd (lease-etcd lease))
          (asked (now-ns))
          (response
-           (with-etcd-errors
-             (rpc:with-call (call (leases:lease-keep-alive
-                                   (etcd-channel etcd)
-                                   (list (pb:make-lease-keep-alive-request :id (lease-id lease)))
-                                   :timeout (or timeout (etcd-timeout etcd)) :wait-for-ready t
-                                   :metadata *require-leader*))
-               (rpc:receive call))))
+           (call-etcd
+            etcd timeout
+            (lambda (seconds metadata)
+              (rpc:with-call (call (leases:lease-keep-alive
+                                    (etcd-channel etcd)
+                                    (list (pb:make-lease-keep-alive-request :id (lease-id lease)))
+                                    :timeout seconds :wait-for-ready t
+                                    :metadata (append metadata *require-leader*)))
+                (rpc:receive call)))))
          (seconds (if response (pb:lease-keep-alive-response-ttl response) 0)))
     (unless (plusp seconds)
       (error 'lease-not-found :text (format nil "the lease ~(~X~) has ended" (lease-id lease))))
@@ -72,11 +92,14 @@ ended, or another ETCD-ERROR. From any thread."
 
 (defun lose-lease (lease condition)
   "LEASE has ended, as CONDITION says, though nobody has revoked it."
-  (when (end-lease lease)
+  (when (end-lease lease condition)
     (remove-ending (lease-etcd lease) (lease-ending lease))
     (log-event :warning :etcd-lease-lost :lease (format nil "~(~X~)" (lease-id lease))
                                          :condition (princ-to-string condition))
-    (when (lease-on-loss lease) (funcall (lease-on-loss lease) condition))))
+    (dolist (function (reverse (sb-thread:with-mutex ((lease-lock lease))
+                                 (shiftf (lease-mourners lease) '()))))
+      (loop:guarding (:etcd-lease-error :lease (format nil "~(~X~)" (lease-id lease)))
+        (funcall (the function function) condition)))))
 
 (defun seconds-until (lease)
   (ns-seconds (max 0 (- (lease-until-ns lease) (now-ns)))))
@@ -96,24 +119,52 @@ ended, or another ETCD-ERROR. From any thread."
                     (min 1/2 (/ third 4))
                     (return (lose-lease lease error)))))))))
 
-(defun grant-lease (etcd seconds &key (keep-alive t) on-loss timeout)
-  "Return a new lease of at least SECONDS, an integer, 2 at least unless etcd says otherwise. With
-KEEP-ALIVE, the default, a thread renews it until it is revoked or ETCD is closed. If that fails for
-so long that it may have ended, or etcd says that it has, ON-LOSS is called with an ETCD-ERROR, on
-that thread. Signal an ETCD-ERROR. From any thread."
+(defun begin-keeping (lease)
+  "Have a thread keep LEASE alive until it is to end."
+  (let ((etcd (lease-etcd lease)))
+    (setf (lease-ending lease) (lambda () (stop-keeping lease))
+          (lease-thread lease) (sb-thread:make-thread #'keep-alive :name "clgrpc lease"
+                                                                   :arguments (list lease)))
+    (add-ending etcd (lease-ending lease))))
+
+(defun grant-lease (etcd seconds &key (keep-alive t) id on-loss timeout)
+  "Return a new lease of at least SECONDS, an integer, 2 at least unless etcd says otherwise. ID is
+its number, by default one that etcd chooses. With KEEP-ALIVE, the default, a thread renews it until
+it is revoked or ETCD is closed. If that fails for so long that it may have ended, or etcd says that
+it has, ON-LOSS is called with an ETCD-ERROR, on that thread; see ON-LEASE-LOSS. Signal an
+ETCD-ERROR, LEASE-EXISTS if there is one with this ID. From any thread."
   (check-type seconds (integer 1 9000000000))
   (let* ((asked (now-ns))
-         (response (ask etcd #'leases:lease-grant (pb:make-lease-grant-request :ttl seconds)
+         (response (ask etcd #'leases:lease-grant
+                        (pb:make-lease-grant-request :ttl seconds :id (or id 0))
                         timeout))
          (granted (pb:lease-grant-response-ttl response))
          (lease (%make-lease etcd (pb:lease-grant-response-id response) granted
-                             (+ asked (seconds-ns granted)) on-loss)))
-    (when keep-alive
-      (setf (lease-ending lease) (lambda () (stop-keeping lease))
-            (lease-thread lease) (sb-thread:make-thread #'keep-alive :name "clgrpc lease"
-                                                                     :arguments (list lease)))
-      (add-ending etcd (lease-ending lease)))
+                             (+ asked (seconds-ns granted)))))
+    (when on-loss (on-lease-loss lease on-loss))
+    (when keep-alive (begin-keeping lease))
     lease))
+
+(defun adopt-lease (etcd id &key (keep-alive t) on-loss timeout)
+  "Return the lease with the number ID that somebody has been granted before, such as this program
+before it was restarted. KEEP-ALIVE and ON-LOSS are as for GRANT-LEASE. Signal LEASE-NOT-FOUND if it
+has ended, or another ETCD-ERROR. From any thread."
+  (let* ((asked (now-ns))
+         (response (time-to-live etcd id nil timeout))
+         (seconds (pb:lease-time-to-live-response-ttl response)))
+    (when (minusp seconds)
+      (error 'lease-not-found :text (format nil "the lease ~(~X~) has ended" id)))
+    (let ((lease (%make-lease etcd id (pb:lease-time-to-live-response-granted-ttl response)
+                              (+ asked (seconds-ns seconds)))))
+      (renew-lease lease :timeout timeout)
+      (when on-loss (on-lease-loss lease on-loss))
+      (when keep-alive (begin-keeping lease))
+      lease)))
+
+(defun time-to-live (etcd id keys timeout)
+  "What etcd tells of the lease with the number ID, and if KEYS is true of its keys."
+  (ask etcd #'leases:lease-time-to-live
+       (pb:make-lease-time-to-live-request :id id :keys keys) timeout))
 
 (defun stop-keeping (lease)
   "Keep LEASE alive no longer, and wait for its thread unless it is this one."
@@ -136,6 +187,18 @@ signals an ETCD-ERROR; one that has ended is no error. From any thread."
   "Ask etcd how many seconds LEASE has left; nil if it has ended. Signal an ETCD-ERROR. From any
 thread."
   (let ((seconds (pb:lease-time-to-live-response-ttl
-                  (ask (lease-etcd lease) #'leases:lease-time-to-live
-                       (pb:make-lease-time-to-live-request :id (lease-id lease)) timeout))))
+                  (time-to-live (lease-etcd lease) (lease-id lease) nil timeout))))
     (if (minusp seconds) nil seconds)))
+
+(defun lease-keys (lease &key timeout)
+  "Ask etcd for the keys of the entries that end with LEASE: a list of octets, empty if it has
+ended. Signal an ETCD-ERROR. From any thread."
+  (coerce (pb:lease-time-to-live-response-keys
+           (time-to-live (lease-etcd lease) (lease-id lease) t timeout))
+          'list))
+
+(defun list-leases (etcd &key timeout)
+  "Return the numbers of all leases that there are. Signal an ETCD-ERROR. From any thread."
+  (map 'list #'pb:lease-status-id
+       (pb:lease-leases-response-leases
+        (ask etcd #'leases:lease-leases (pb:make-lease-leases-request) timeout))))

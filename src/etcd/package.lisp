@@ -1,6 +1,7 @@
-;;;; A client of etcd, version 3: entries, transactions, leases, watches. The files, from the ground
-;;;; up: conditions; keys and ranges of them; entries; the client itself; leases; what it does with
-;;;; entries; transactions; watches.
+;;;; A client of etcd, version 3. The files, from the ground up: conditions; keys and ranges of
+;;;; them; entries; several endpoints; the client itself; how it calls, and who its user is; leases;
+;;;; what it does with entries; transactions; watches; mirrors of a range; places in queues, and the
+;;;; locks and elections that consist of them; members; users and roles; upkeep.
 
 (defpackage #:clgrpc.etcd
   (:use #:cl #:clgrpc.base)
@@ -8,26 +9,45 @@
                     (#:calling #:clgrpc.calling) (#:client #:clgrpc.client)
                     (#:pb #:etcdserverpb) (#:kv #:etcdserverpb.kv)
                     (#:leases #:etcdserverpb.lease) (#:watches #:etcdserverpb.watch)
-                    (#:cluster #:etcdserverpb.cluster))
+                    (#:cluster #:etcdserverpb.cluster) (#:auth #:etcdserverpb.auth)
+                    (#:maintenance #:etcdserverpb.maintenance))
   (:export
    ;; condition.lisp
    #:etcd-error #:etcd-error-text #:etcd-error-cause #:etcd-error-perhaps-done-p #:compacted
    #:compacted-revision #:future-revision #:lease-not-found #:lease-exists #:invalid-request
-   #:access-denied #:space-exceeded #:overloaded #:unavailable
+   #:access-denied #:space-exceeded #:not-found #:already-exists #:not-ready #:not-obtained
+   #:ownership-lost #:overloaded #:unavailable
    ;; entry.lisp
    #:entry #:entry-p #:entry-key #:entry-key-octets #:entry-value #:entry-text #:entry-created
    #:entry-changed #:entry-version #:entry-lease
    ;; client.lisp
-   #:etcd #:make-etcd #:close-etcd #:with-etcd #:etcd-channel #:list-members
+   #:etcd #:make-etcd #:close-etcd #:with-etcd #:as-user #:etcd-channel #:etcd-user
    #:add-ending #:remove-ending
    ;; lease.lisp
-   #:lease #:grant-lease #:revoke-lease #:renew-lease #:lease-id #:lease-seconds #:lease-alive-p
-   #:lease-seconds-left
+   #:lease #:grant-lease #:adopt-lease #:revoke-lease #:renew-lease #:on-lease-loss #:lease-id
+   #:lease-seconds #:lease-alive-p #:lease-seconds-left #:lease-keys #:list-leases
    ;; store.lisp
    #:fetch #:map-entries #:fetch-entries #:count-entries #:put #:remove-entry #:remove-entries
    #:compact
    ;; transaction.lisp
    #:transact
    ;; watch.lisp
-   #:watch #:cancel-watch #:watch-open-p #:watch-next-revision #:change #:change-kind
-   #:change-entry #:change-previous))
+   #:watch #:cancel-watch #:watch-open-p #:watch-next-revision #:await-progress #:change
+   #:change-kind #:change-entry #:change-previous
+   ;; mirror.lisp
+   #:mirror #:cancel-mirror
+   ;; lock.lisp
+   #:lock #:acquire-lock #:request-lock #:await-lock #:release-lock #:with-lock #:lock-held-p
+   #:lock-guard #:lock-name #:lock-key #:lock-revision #:lock-lease
+   ;; election.lisp
+   #:leadership #:campaign #:proclaim-value #:resign #:leader #:observe #:leadership-held-p
+   #:leadership-guard #:leadership-name #:leadership-key #:leadership-revision #:leadership-lease
+   ;; member.lisp
+   #:list-members #:add-member #:remove-member #:update-member #:promote-member
+   ;; user.lisp
+   #:enable-authentication #:disable-authentication #:authentication-enabled-p #:add-user
+   #:remove-user #:change-password #:list-users #:user-roles #:grant-role #:revoke-role #:add-role
+   #:remove-role #:list-roles #:role-permissions #:grant-permission #:revoke-permission
+   ;; maintenance.lisp
+   #:member-status #:defragment #:hash-entries #:list-alarms #:disarm #:move-leader
+   #:save-snapshot))

@@ -6,10 +6,32 @@
 (defun header-revision (header)
   (if header (pb:response-header-revision header) 0))
 
-(defun range-request (key end &key revision stale limit keys-only count-only)
-  (pb:make-range-request :key key :range-end (or end (make-octets 0)) :revision (or revision 0)
-                         :serializable (and stale t) :limit (or limit 0)
-                         :keys-only (and keys-only t) :count-only (and count-only t)))
+(defun order-words (order)
+  "The direction and the target, as the messages have them, of ORDER, see MAP-ENTRIES."
+  (destructuring-bind (target &optional (direction :ascending))
+      (if (listp order) order (list order))
+    (values (case direction
+              (:ascending :ascend)
+              (:descending :descend)
+              (t (misuse "An order is :ascending or :descending, not ~S." direction)))
+            (case target
+              ((:key :version :value) target)
+              (:created :create)
+              (:changed :mod)
+              (t (misuse "Entries are ordered by :key, :version, :created, :changed or :value, not ~
+                          ~S." target))))))
+
+(defun range-request (key end &key revision stale limit keys-only count-only order
+                                min-created max-created min-changed max-changed)
+  (multiple-value-bind (direction target) (if order (order-words order) (values :none :key))
+    (pb:make-range-request :key key :range-end (or end (make-octets 0)) :revision (or revision 0)
+                           :serializable (and stale t) :limit (or limit 0)
+                           :sort-order direction :sort-target target
+                           :min-create-revision (or min-created 0)
+                           :max-create-revision (or max-created 0)
+                           :min-mod-revision (or min-changed 0)
+                           :max-mod-revision (or max-changed 0)
+                           :keys-only (and keys-only t) :count-only (and count-only t))))
 
 (defun fetch (etcd key &key revision stale timeout)
   "Return the entry of KEY, a string or octets, at REVISION, by default the newest, or nil if there
@@ -22,33 +44,47 @@ another. From any thread."
     (values (first (entries-of (pb:range-response-kvs response)))
             (header-revision (pb:range-response-header response)))))
 
-(defun map-entries (function etcd &key prefix from to revision stale keys-only (page 1000)
-                                    timeout)
-  "Call FUNCTION with each entry of a range, in the order of their keys: of the keys that begin with
-PREFIX, or of those from FROM on, before TO. They are fetched in pages of PAGE entries, each within
-TIMEOUT seconds, all at REVISION, by default the newest when this begins, which is returned. With
-KEYS-ONLY their values are empty; STALE is as for FETCH. Signal an ETCD-ERROR; COMPACTED if the
+(defun map-entries (function etcd &rest options
+                    &key prefix from to revision stale keys-only limit order min-created max-created
+                      min-changed max-changed (page 1000) timeout)
+  "Call FUNCTION with each entry of a range: of the keys that begin with PREFIX, or of those from
+FROM on, before TO. They are as they were at REVISION, by default the newest when this begins, which
+is returned. LIMIT is the most entries that are told. ORDER is what they are sorted by: :key, the
+default, :created or :changed (the revisions), :version or :value, or a list of that and :ascending
+or :descending. Only those are told which were made at the revision MIN-CREATED or later, at
+MAX-CREATED or before, and changed between MIN-CHANGED and MAX-CHANGED. With KEYS-ONLY their values
+are empty; STALE is as for FETCH. In the default order they are fetched in pages of PAGE entries,
+each within TIMEOUT seconds; in another one all at once. Signal an ETCD-ERROR; COMPACTED if the
 revision is compacted meanwhile. From any thread."
+  (declare (ignore keys-only min-created max-created min-changed max-changed))
   (check-type page (integer 1))
-  (multiple-value-bind (start end) (range-of prefix from to)
-    (loop
-      (let* ((response (ask etcd #'kv:range
-                            (range-request start end :revision revision :stale stale :limit page
-                                                     :keys-only keys-only)
-                            timeout))
-             (entries (pb:range-response-kvs response)))
-        (unless revision
-          (setf revision (header-revision (pb:range-response-header response))))
-        (map nil (lambda (message) (funcall function (entry-of message))) entries)
-        (unless (and (pb:range-response-more response) (plusp (length entries)))
-          (return revision))
-        (setf start (next-key (mvccpb:key-value-key (elt entries (1- (length entries))))))))))
+  (check-type limit (or null (integer 1)))
+  (let ((filters (alexandria:remove-from-plist options :prefix :from :to :revision :stale :limit
+                                                       :page :timeout))
+        (page (cond ((and order limit) limit)
+                    (order 0)
+                    (t page))))
+    (multiple-value-bind (start end) (range-of prefix from to)
+      (loop
+        (let* ((response (ask etcd #'kv:range
+                              (apply #'range-request start end :revision revision :stale stale
+                                                               :limit (if limit (min page limit)
+                                                                          page)
+                                                               filters)
+                              timeout))
+               (entries (pb:range-response-kvs response)))
+          (unless revision
+            (setf revision (header-revision (pb:range-response-header response))))
+          (map nil (lambda (message) (funcall function (entry-of message))) entries)
+          (when limit (decf limit (length entries)))
+          (unless (and (pb:range-response-more response) (null order) (plusp (length entries))
+                       (not (eql 0 limit)))
+            (return revision))
+          (setf start (next-key (mvccpb:key-value-key (elt entries (1- (length entries)))))))))))
 
-(defun fetch-entries (etcd &rest arguments &key prefix from to revision stale keys-only page
-                                              timeout)
+(defun fetch-entries (etcd &rest arguments &key &allow-other-keys)
   "Return a list of the entries of a range, and the revision they are of; the arguments are those of
 MAP-ENTRIES. From any thread."
-  (declare (ignore prefix from to revision stale keys-only page timeout))
   (let* ((entries '())
          (revision (apply #'map-entries (lambda (entry) (push entry entries)) etcd arguments)))
     (values (nreverse entries) revision)))
@@ -104,8 +140,10 @@ the store. Signal an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread.
       (values (pb:delete-range-response-deleted response)
               (header-revision (pb:delete-range-response-header response))))))
 
-(defun compact (etcd revision &key timeout)
+(defun compact (etcd revision &key physical timeout)
   "Have ETCD forget what was so before REVISION. Who asks for it, or watches from there, is told
-COMPACTED. Signal an ETCD-ERROR. From any thread."
-  (ask etcd #'kv:compact (pb:make-compaction-request :revision revision) timeout)
+COMPACTED. With PHYSICAL this returns when it is out of the file, too, whose room is used again.
+Signal an ETCD-ERROR. From any thread."
+  (ask etcd #'kv:compact (pb:make-compaction-request :revision revision :physical (and physical t))
+       timeout)
   nil)

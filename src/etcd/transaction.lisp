@@ -13,23 +13,37 @@
         ((string= "<" operator) :less)
         ((string= ">" operator) :greater)))
 
-(defun compare-entry (key target result operand)
-  "The comparison of TARGET, a word of COMPARISON, of KEY's entry with OPERAND."
-  (let ((key (key-octets key)))
-    (ecase target
-      (:value (pb:make-compare :key key :result result :target :value
-                               :value (text-octets operand)))
-      (:version (pb:make-compare :key key :result result :target :version :version operand))
-      (:created (pb:make-compare :key key :result result :target :create
-                                 :create-revision operand))
-      (:changed (pb:make-compare :key key :result result :target :mod :mod-revision operand))
-      (:lease (pb:make-compare :key key :result result :target :lease
-                               :lease (lease-number operand))))))
+(defun ranged (function options)
+  "Call FUNCTION with first key and end of the range that OPTIONS, a plist, say, and the rest of
+these. Signal MISUSE if there is none."
+  (unless (and (listp options) (evenp (length options)))
+    (misuse "~S is no range of keys." options))
+  (multiple-value-bind (start end) (range-of (getf options :prefix) (getf options :from)
+                                             (getf options :to))
+    (apply function start end (alexandria:remove-from-plist options :prefix :from :to))))
+
+(defun keys-of (keys)
+  "The first key, and the end, of what KEYS, a key or a plist that says a range, means."
+  (if (consp keys)
+      (ranged #'values keys)
+      (values (key-octets keys) (make-octets 0))))
+
+(defun compare-entry (keys target result operand)
+  "The comparison of TARGET, a word of COMPARISON, of the entries of KEYS with OPERAND."
+  (multiple-value-bind (key end) (keys-of keys)
+    (flet ((compare (target &rest union)
+             (apply #'pb:make-compare :key key :range-end end :result result :target target union)))
+      (ecase target
+        (:value (compare :value :value (text-octets operand)))
+        (:version (compare :version :version operand))
+        (:created (compare :create :create-revision operand))
+        (:changed (compare :mod :mod-revision operand))
+        (:lease (compare :lease :lease (lease-number operand)))))))
 
 (defun comparison (form)
   "The message that FORM, a comparison of a transaction, stands for. Signal MISUSE if it is none."
   (flet ((wrong () (misuse "~S is no comparison of a transaction." form)))
-    (unless (and (consp form) (typep (second form) 'text)) (wrong))
+    (unless (and (consp form) (typep (second form) '(or text cons))) (wrong))
     (destructuring-bind (target key &optional operator operand &rest more) form
       (let ((result (comparison-result operator)))
         (cond ((and (member target '(:absent :present)) (null (cddr form)))
@@ -43,38 +57,57 @@
                (compare-entry key target result operand))
               (t (wrong)))))))
 
-(defun ranged (function options)
-  "Call FUNCTION with first key and end of the range that OPTIONS, a plist, say."
-  (destructuring-bind (&key prefix from to) options
-    (multiple-value-call function (range-of prefix from to))))
+(defun deletion (start end)
+  (pb:make-delete-range-request :key start :range-end end))
 
 (defun operation (form)
   "The message that FORM, an operation of a transaction, stands for. Signal MISUSE if it is none."
-  (unless (consp form) (misuse "~S is no operation of a transaction." form))
-  (destructuring-bind (verb &rest arguments) form
-    (case verb
-      (:get (pb:make-request-op
-             :request-range (range-request (key-octets (first arguments)) nil)))
-      (:get-all (pb:make-request-op :request-range (ranged #'range-request arguments)))
-      (:put (pb:make-request-op :request-put (apply #'put-request arguments)))
-      (:remove (pb:make-request-op
-                :request-delete-range
-                (pb:make-delete-range-request :key (key-octets (first arguments)))))
-      (:remove-all (pb:make-request-op
-                    :request-delete-range
-                    (ranged (lambda (start end)
-                              (pb:make-delete-range-request :key start :range-end end))
-                            arguments)))
-      (t (misuse "~S is no operation of a transaction." form)))))
+  (flet ((wrong () (misuse "~S is no operation of a transaction." form)))
+    (unless (consp form) (wrong))
+    (destructuring-bind (verb &rest arguments) form
+      (handler-case
+          (ecase verb
+            (:get (pb:make-request-op
+                   :request-range (apply #'range-request (key-octets (first arguments)) nil
+                                         (rest arguments))))
+            (:get-all (pb:make-request-op :request-range (ranged #'range-request arguments)))
+            (:count (pb:make-request-op
+                     :request-range (ranged #'range-request
+                                            (append arguments '(:count-only t)))))
+            (:put (pb:make-request-op :request-put (apply #'put-request arguments)))
+            (:remove (pb:make-request-op
+                      :request-delete-range
+                      (deletion (key-octets (first arguments)) (make-octets 0))))
+            (:remove-all (pb:make-request-op :request-delete-range (ranged #'deletion arguments)))
+            (:transact (pb:make-request-op :request-txn (apply #'txn-request arguments))))
+        ((and error (not clgrpc-error)) () (wrong))))))
+
+(defun txn-request (&key when then else)
+  "The message of a transaction."
+  (pb:make-txn-request :compare (mapcar #'comparison when)
+                       :success (mapcar #'operation then)
+                       :failure (mapcar #'operation else)))
 
 (defun operation-value (form response)
   "What RESPONSE, a response to the operation FORM, is to the user."
   (ecase (first form)
     (:get (first (entries-of (pb:range-response-kvs (pb:response-op-response-range response)))))
     (:get-all (entries-of (pb:range-response-kvs (pb:response-op-response-range response))))
+    (:count (pb:range-response-count (pb:response-op-response-range response)))
     (:put (entry-of (pb:put-response-prev-kv (pb:response-op-response-put response))))
     ((:remove :remove-all)
-     (pb:delete-range-response-deleted (pb:response-op-response-delete-range response)))))
+     (pb:delete-range-response-deleted (pb:response-op-response-delete-range response)))
+    (:transact (multiple-value-call #'cons
+                 (apply #'txn-values (pb:response-op-response-txn response) (rest form))))))
+
+(defun txn-values (response &key when then else)
+  "Whether the comparisons of a transaction were so, as RESPONSE says, and what its operations have
+returned, a list."
+  (declare (ignore when))
+  (let ((succeeded (pb:txn-response-succeeded response)))
+    (values succeeded
+            (map 'list #'operation-value (if succeeded then else)
+                 (pb:txn-response-responses response)))))
 
 (defun transact (etcd &key when then else timeout)
   "Do THEN if all of WHEN is so, else ELSE, as one: nobody sees a part of it. Return whether it was
@@ -82,19 +115,16 @@ so; a list of what the operations that were done have returned; and the revision
 WHEN is a list of comparisons of the entries of keys: (:absent KEY), (:present KEY), and with =, /=,
 < or > as OPERATOR (:value KEY OPERATOR TEXT), (:version KEY OPERATOR NUMBER), (:created KEY
 OPERATOR REVISION), (:changed KEY OPERATOR REVISION), (:lease KEY OPERATOR LEASE). What is not
-there has version and revisions 0.
+there has version and revisions 0. In place of KEY there may be a list such as (:prefix PREFIX) or
+(:from KEY :to KEY): all entries of that range must be so; if there are none, what is not there.
 THEN and ELSE are lists of operations: (:get KEY), which returns an entry or nil; (:get-all :prefix
-PREFIX) or with :from and :to, a list of entries; (:put KEY VALUE) with :lease, :keep-lease,
-:previous as for PUT, nil or the previous entry; (:remove KEY) and (:remove-all :prefix PREFIX),
-how many entries that removed. No key may be put twice. Signal MISUSE for what is none of these, or
-an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
-  (let* ((response (ask etcd #'kv:txn
-                        (pb:make-txn-request :compare (mapcar #'comparison when)
-                                             :success (mapcar #'operation then)
-                                             :failure (mapcar #'operation else))
-                        timeout))
-         (succeeded (pb:txn-response-succeeded response)))
-    (values succeeded
-            (map 'list #'operation-value (if succeeded then else)
-                 (pb:txn-response-responses response))
-            (header-revision (pb:txn-response-header response)))))
+PREFIX) or with :from and :to, a list of entries, with further keywords of MAP-ENTRIES (:limit,
+:order, :keys-only, :min-created and so on); (:count :prefix PREFIX), how many there are; (:put KEY
+VALUE) with :lease, :keep-lease, :previous as for PUT, nil or the previous entry; (:remove KEY) and
+(:remove-all :prefix PREFIX), how many entries that removed; (:transact :when … :then … :else …),
+another transaction, done at its place, which returns a list of whether its comparisons were so and
+of what its operations returned. No key may be put twice. Signal MISUSE for what is none of these,
+or an ETCD-ERROR, see ETCD-ERROR-PERHAPS-DONE-P. From any thread."
+  (let ((response (ask etcd #'kv:txn (txn-request :when when :then then :else else) timeout)))
+    (multiple-value-bind (succeeded results) (txn-values response :then then :else else)
+      (values succeeded results (header-revision (pb:txn-response-header response))))))

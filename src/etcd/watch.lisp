@@ -2,6 +2,9 @@
 ;;;; breaks meanwhile. A watch knows the revision that the next change may have; it asks for the
 ;;;; changes from there when its stream has broken, of whatever member can be reached, and passes by
 ;;;; what it has told before. Only compaction can come between, which is told and ends the watch.
+;;;; A response of many changes may come in fragments, which are gathered until the last is there.
+;;;; etcd says that a watch is denied both for want of rights and for want of a valid token: so a
+;;;; watch whose client has a user goes on once with a new token before it believes that.
 ;;;;
 ;;;; What the responses mean is a function of the watch and the response (NOTE-RESPONSE); the thread
 ;;;; around it opens streams, waits between them and calls the user.
@@ -40,6 +43,9 @@ compacted; nil if it was not there.")
   (function nil :type function :read-only t) ; of a list of changes and their revision
   (on-end nil :type (or null function) :read-only t) ; of the ETCD-ERROR that has ended it
   (next-revision 0 :type (signed-byte 64)) ; that the next change has at least; 0: not known yet
+  (fragments '() :type list)            ; changes of a response whose last fragment is not there
+  (token nil :type (or null string))    ; that its stream was opened with
+  (denied nil :type boolean)            ; since it was last open etcd has denied it
   (pause-ms +first-pause-ms+ :type (integer 0 10000)) ; before the next stream
   (random (make-random-state t) :type random-state :read-only t) ; for pauses
   (thread nil)                          ; that runs it
@@ -47,6 +53,7 @@ compacted; nil if it was not there.")
   (lock (sb-thread:make-mutex :name "clgrpc watch") :read-only t) ; of what follows
   (bell (sb-thread:make-waitqueue :name "clgrpc watch") :read-only t) ; any of that has changed
   (state :opening :type (member :opening :open :ended)) ; :open once etcd has begun it
+  (progress 0 :type (signed-byte 64))   ; the revision that the last progress is of; 0: wanted
   (trouble nil :type (or null condition)) ; what has ended it, or keeps it from being opened
   (call nil))                           ; its stream, while it has one
 
@@ -82,14 +89,20 @@ before, a list. Signal COMPACTED if etcd has no more what it would tell next, or
 if it has ended the stream."
   (let* ((next (watch-next-revision watch))
          (revision (header-revision (pb:watch-response-header response)))
-         (changes (remove-if (lambda (change) (< (entry-changed (change-entry change)) next))
-                             (map 'list #'change-of (pb:watch-response-events response)))))
-    (cond ((plusp (pb:watch-response-compact-revision response))
+         (events (remove-if (lambda (change) (< (entry-changed (change-entry change)) next))
+                            (map 'list #'change-of (pb:watch-response-events response))))
+         (changes (append (shiftf (watch-fragments watch) '()) events)))
+    (cond ((pb:watch-response-fragment response)
+           (setf (watch-fragments watch) (shiftf changes '())))
+          ((plusp (pb:watch-response-compact-revision response))
            (error 'compacted :text (format nil "the changes from revision ~D on are compacted" next)
                              :revision (pb:watch-response-compact-revision response)))
           ((pb:watch-response-canceled response)
            (let ((reason (pb:watch-response-cancel-reason response)))
-             (error (if (search "permission denied" reason) 'access-denied 'unavailable)
+             (error (if (or (search "permission denied" reason)
+                            (some (lambda (text) (search text reason)) *stale-token-texts*))
+                        'access-denied
+                        'unavailable)
                     :text (format nil "etcd has ended the watch: ~A" reason))))
           (changes
            (setf (watch-next-revision watch)
@@ -98,6 +111,10 @@ if it has ended the stream."
           ;; etcd begins behind the revision of this response, unless it was told where
           ((pb:watch-response-created response)
            (when (zerop next) (setf (watch-next-revision watch) (1+ revision))))
+          ;; the answer to AWAIT-PROGRESS, which is for all watches of a stream; etcd before 3.4.25
+          ;; and 3.5.8 may give it before the changes that it is about, so no stream begins there
+          ((minusp (pb:watch-response-watch-id response))
+           (setf (watch-progress watch) (max revision (watch-progress watch))))
           ;; there was nothing up to this revision
           ((zerop (length (pb:watch-response-events response)))
            (setf (watch-next-revision watch) (max next (1+ revision)))))
@@ -108,7 +125,7 @@ if it has ended the stream."
   (pb:make-watch-request
    :create-request (pb:make-watch-create-request
                     :key (watch-start watch) :range-end (watch-end watch)
-                    :start-revision (watch-next-revision watch) :progress-notify t
+                    :start-revision (watch-next-revision watch) :progress-notify t :fragment t
                     :filters (watch-filters watch) :prev-kv (watch-previous watch))))
 
 ;;; Its thread
@@ -138,20 +155,41 @@ ended, and return false."
              (funcall (watch-function watch) (subseq changes 0 end) revision)
              (setf changes (and end (nthcdr end changes))))))
 
+(defun open-stream (watch)
+  "A new stream for WATCH, with a token of its user's if it has one."
+  (let* ((etcd (watch-etcd watch))
+         (token (current-token etcd (loop:notice-end (etcd-timeout etcd)))))
+    (setf (watch-token watch) token
+          (watch-fragments watch) '())
+    (watches:watch (etcd-channel etcd) :open
+                   :wait-for-ready t
+                   :metadata (append (token-metadata token) *require-leader*))))
+
 (defun follow-stream (watch)
   "Tell what one stream brings, until it breaks or WATCH ends. Signal an ETCD-ERROR in any case."
   (with-etcd-errors
-    (rpc:with-call (call (watches:watch (etcd-channel (watch-etcd watch)) :open
-                                        :wait-for-ready t :metadata *require-leader*))
+    (rpc:with-call (call (open-stream watch))
       (when (set-watch watch (lambda () (setf (watch-call watch) call)))
         (rpc:send call (creation watch))
         (loop for response = (rpc:receive call)
               while (and response (watch-open-p watch))
               do (let ((changes (note-response watch response)))
-                   (setf (watch-pause-ms watch) +first-pause-ms+)
+                   (setf (watch-pause-ms watch) +first-pause-ms+
+                         (watch-denied watch) nil)
                    (set-watch watch (lambda () (setf (watch-state watch) :open)))
                    (tell-changes watch changes)))))
     (error 'unavailable :text "the stream of a watch has ended")))
+
+(defun denied-once-p (watch condition)
+  "True if WATCH, which CONDITION has come to, may go on with a new token, which it then has."
+  (let ((etcd (watch-etcd watch)))
+    (when (and (etcd-user etcd) (typep condition 'access-denied) (not (watch-denied watch)))
+      (setf (watch-denied watch) t)
+      (handler-case (renew-token etcd (watch-token watch)
+                                 (loop:notice-end (etcd-timeout etcd)))
+        ;; the next stream asks again
+        ((or unavailable overloaded) () t)
+        (etcd-error () nil)))))
 
 (defun pause-watch (watch)
   "Wait before the next stream of WATCH, longer each time, or until it ends."
@@ -171,7 +209,8 @@ ended, and return false."
   (loop while (watch-open-p watch)
         do (handler-case (follow-stream watch)
              (error (condition)
-               (cond ((passing-p condition)
+               (cond ((denied-once-p watch condition))
+                     ((passing-p condition)
                       (set-watch watch (lambda ()
                                          (setf (watch-trouble watch) condition
                                                (watch-call watch) nil)))
@@ -234,3 +273,32 @@ function, that call is the last."
     (unless (or (null thread) (eq thread sb-thread:*current-thread*))
       (sb-thread:join-thread thread :default nil))
     nil))
+
+(defun ask-for-progress (watch end-ns)
+  "Ask for the progress of WATCH once it is open, until END-NS. Signal an ETCD-ERROR if it is not."
+  (let ((call (sb-thread:with-mutex ((watch-lock watch))
+                (loop until (or (and (eq :open (watch-state watch)) (watch-call watch))
+                                (not (watch-open-p watch))
+                                (<= end-ns (now-ns)))
+                      do (loop:await-notice (watch-bell watch) (watch-lock watch) end-ns))
+                (and (watch-open-p watch) (watch-call watch)))))
+    (unless call (error 'unavailable :text "the watch is not open"))
+    (with-etcd-errors
+      (rpc:send call (pb:make-watch-request
+                      :progress-request (pb:make-watch-progress-request))))))
+
+(defun await-progress (watch &key timeout)
+  "Ask how far WATCH is, and return a revision: all changes up to it have been told. (Of etcd before
+3.4.25, or 3.5.8, changes may still follow that were made just before.) Signal an ETCD-ERROR if that
+is not known within TIMEOUT seconds, by default those of its client, or the stream breaks meanwhile.
+From any thread but the watch's own."
+  (let ((end (loop:notice-end (or timeout (etcd-timeout (watch-etcd watch))))))
+    (setf (watch-progress watch) 0)
+    (ask-for-progress watch end)
+    (sb-thread:with-mutex ((watch-lock watch))
+      (loop while (and (zerop (watch-progress watch)) (watch-open-p watch) (< (now-ns) end))
+            do (loop:await-notice (watch-bell watch) (watch-lock watch) end)))
+    (let ((revision (watch-progress watch)))
+      (when (zerop revision)
+        (error 'unavailable :text "etcd has not told the progress of the watch in time"))
+      revision)))

@@ -34,7 +34,7 @@
       (etcd:with-etcd (other (store-address store) :backoff-maximum-seconds 0.2)
         (setf lease (etcd:grant-lease other 5))
         (etcd:put other "a" "1" :lease lease)
-        (support:stop-program (store-program store))
+        (end-store store)
         (sleep 1)
         (begin-store store)
         (sleep 6)

@@ -6,7 +6,8 @@
   (:local-nicknames (#:etcd #:clgrpc.etcd) (#:support #:clgrpc.tests.support)
                     (#:base #:clgrpc.base)
                     (#:status #:clgrpc.status) (#:pb #:etcdserverpb))
-  (:export #:with-store #:*etcd* #:store-address #:store-program #:begin-store #:wait-until
+  (:export #:with-store #:with-cluster #:end-store #:*etcd* #:store-address #:store-program
+           #:begin-store #:wait-until
            #:free-port #:+patience+))
 
 (in-package #:clgrpc.tests.etcd)

@@ -9,9 +9,12 @@
 
 (defstruct (store (:copier nil))
   "An etcd that runs, or has run."
+  (name "lab")
   (folder nil)
   (port 0)
   (peer-port 0)
+  (cluster nil)                         ; what --initial-cluster says of others, or nil
+  (arguments '())                       ; further ones of its program
   (program nil))
 
 (defun etcd-program ()
@@ -30,36 +33,90 @@
 (defun store-address (store)
   (format nil "127.0.0.1:~D" (store-port store)))
 
+(defun peer-url (store)
+  (format nil "http://127.0.0.1:~D" (store-peer-port store)))
+
+(defun end-store (store)
+  "End the program of STORE at once."
+  (support:stop-program (store-program store)))
+
 (defun begin-store (store)
   "Start the program of STORE, over the data that it has; the one before, if there is one, ends."
-  (when (store-program store) (support:stop-program (store-program store)))
-  (flet ((url (port) (format nil "http://127.0.0.1:~D" port)))
-    (let ((client (url (store-port store))) (peer (url (store-peer-port store))))
-      (setf (store-program store)
-            (support:start-program
-             (etcd-program)
-             (list "--name" "lab" "--data-dir" (store-folder store)
-                   "--listen-client-urls" client "--advertise-client-urls" client
-                   "--listen-peer-urls" peer "--initial-advertise-peer-urls" peer
-                   "--initial-cluster" (format nil "lab=~A" peer)))))))
+  (when (store-program store) (end-store store))
+  (let ((client (format nil "http://~A" (store-address store))) (peer (peer-url store)))
+    (setf (store-program store)
+          (support:start-program
+           (etcd-program)
+           (list* "--name" (store-name store) "--data-dir" (store-folder store)
+                  "--listen-client-urls" client "--advertise-client-urls" client
+                  "--listen-peer-urls" peer "--initial-advertise-peer-urls" peer
+                  "--initial-cluster" (or (store-cluster store)
+                                          (format nil "~A=~A" (store-name store) peer))
+                  (store-arguments store))))))
 
-(defun call-with-store (function)
-  (let* ((folder (format nil "/tmp/clgrpc-etcd-~36R/" (random (expt 36 8)
-                                                              (make-random-state t))))
-         (store (make-store :folder folder :port (free-port) :peer-port (free-port))))
-    (begin-store store)
-    (unwind-protect
-         (etcd:with-etcd (etcd (store-address store) :backoff-maximum-seconds 0.5)
-           (etcd:count-entries etcd :prefix "" :timeout +patience+)
-           (let ((*etcd* etcd)) (funcall function store)))
-      (support:stop-program (store-program store))
-      (uiop:delete-directory-tree (pathname folder) :validate t :if-does-not-exist :ignore))))
+(defun new-store (&rest arguments)
+  "A store that has not begun, in a folder of its own."
+  (apply #'make-store :folder (format nil "/tmp/clgrpc-etcd-~36R/"
+                                      (random (expt 36 8) (make-random-state t)))
+                      :port (free-port) :peer-port (free-port) arguments))
 
-(defmacro with-store ((store) &body body)
-  "Evaluate BODY with STORE an etcd of its own, and *ETCD* its client; skip the test without etcd."
+(defun call-with-stores (function stores)
+  "Call FUNCTION while STORES run, with *ETCD* bound to a client of all of them."
+  (mapc #'begin-store stores)
+  (unwind-protect
+       (etcd:with-etcd (etcd (mapcar #'store-address stores) :backoff-maximum-seconds 0.5)
+         (etcd:count-entries etcd :prefix "" :timeout +patience+)
+         (let ((*etcd* etcd)) (funcall function)))
+    (mapc #'end-store stores)
+    (dolist (store stores)
+      (uiop:delete-directory-tree (pathname (store-folder store))
+                                  :validate t :if-does-not-exist :ignore))))
+
+(defmacro with-store ((store &rest arguments) &body body)
+  "Evaluate BODY with STORE an etcd of its own, which has further ARGUMENTS on its command line, and
+*ETCD* its client; skip the test without etcd."
   `(if (etcd-program)
-       (call-with-store (lambda (,store) (declare (ignorable ,store)) ,@body))
+       (let ((,store (new-store :arguments (list ,@arguments))))
+         (declare (ignorable ,store))
+         (call-with-stores (lambda () ,@body) (list ,store)))
        (skip "etcd is not installed")))
+
+(defmacro with-cluster ((stores) &body body)
+  "Evaluate BODY with STORES a list of three etcds that are one cluster, and *ETCD* a client of all;
+skip the test without etcd."
+  `(if (etcd-program)
+       (let ((,stores (new-cluster)))
+         (call-with-stores (lambda () ,@body) ,stores))
+       (skip "etcd is not installed")))
+
+(defun new-cluster ()
+  "Three stores that have not begun, of one cluster."
+  (let* ((stores (loop for name in '("one" "two" "three")
+                       collect (new-store :name name
+                                          ;; as on one machine nothing is far away
+                                          :arguments (list "--heartbeat-interval" "50"
+                                                           "--election-timeout" "500"))))
+         (cluster (format nil "~{~A=~A~^,~}"
+                          (loop for store in stores
+                                collect (store-name store) collect (peer-url store)))))
+    (dolist (store stores stores)
+      (setf (store-cluster store) cluster))))
+
+(defun etcdctl-arguments (store arguments)
+  (list* "ETCDCTL_API=3" "etcdctl" "--endpoints" (store-address store) arguments))
+
+(defun etcdctl (store &rest arguments)
+  "What etcdctl with ARGUMENTS says of STORE, and its exit code."
+  (multiple-value-bind (output errors code)
+      (uiop:run-program (cons "env" (etcdctl-arguments store arguments))
+                        :output '(:string :stripped t) :error-output :output
+                        :ignore-error-status t)
+    (declare (ignore errors))
+    (values output code)))
+
+(defun etcdctl-p ()
+  "True if etcdctl is installed."
+  (zerop (nth-value 2 (uiop:run-program "command -v etcdctl" :ignore-error-status t))))
 
 (defun wait-until (predicate &key (seconds +patience+))
   "Wait until PREDICATE is true; return its value."

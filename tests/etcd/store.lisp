@@ -53,14 +53,6 @@
       (signals etcd:compacted (etcd:fetch *etcd* "a" :revision first))
       (is (string= "3" (etcd:entry-text (etcd:fetch *etcd* "a")))))))
 
-(test members
-  (with-store (store)
-    (let ((members (etcd:list-members *etcd*)))
-      (is (= 1 (length members)))
-      (is (string= "lab" (getf (first members) :name)))
-      (is (equal (list (format nil "http://~A" (store-address store)))
-                 (getf (first members) :clients))))))
-
 (test etcd-that-does-not-answer
   "A call ends with its deadline; one that never left was not done."
   (etcd:with-etcd (etcd (format nil "127.0.0.1:~D" (free-port)))
@@ -68,20 +60,46 @@
       (etcd:unavailable (error)
         (is-false (etcd:etcd-error-perhaps-done-p error))))))
 
+(test ranges-are-sorted-and-filtered
+  "In each order, and between revisions, without pages and with."
+  (with-store (store)
+    (let* ((first (etcd:put *etcd* "k/c" "1"))
+           (second (etcd:put *etcd* "k/a" "3"))
+           (third (etcd:put *etcd* "k/b" "2"))
+           (fourth (etcd:put *etcd* "k/c" "0")))
+      (flet ((keys (&rest options)
+               (mapcar #'etcd:entry-key
+                       (apply #'etcd:fetch-entries *etcd* :prefix "k/" options))))
+        (is (equal '("k/a" "k/b" "k/c") (keys)))
+        (is (equal '("k/c" "k/b" "k/a") (keys :order '(:key :descending))))
+        (is (equal '("k/c" "k/a" "k/b") (keys :order :created)))
+        (is (equal '("k/b" "k/a") (keys :order '(:created :descending) :limit 2)))
+        (is (equal '("k/a" "k/b" "k/c") (keys :order :changed)))
+        (is (equal '("k/c" "k/b" "k/a") (keys :order :value)))
+        (is (equal "k/c" (first (keys :order '(:version :descending)))))
+        (is (equal '("k/a" "k/b") (keys :min-created second)))
+        (is (equal '("k/a" "k/c") (keys :max-created second)))
+        (is (equal '("k/b" "k/c") (keys :min-changed third)))
+        (is (equal '("k/a" "k/b") (keys :max-changed third :page 1)))
+        (is (equal '("k/b") (keys :min-changed third :max-changed third)))
+        (is (equal '("k/a" "k/b") (keys :limit 2 :page 1)))
+        (is (equal '("k/a" "k/b" "k/c") (keys :limit 5 :page 2)))
+        (is (= 4 (- fourth first -1)))
+        (signals misuse (keys :order :size))
+        (signals misuse (keys :order '(:key :down)))))))
+
+(test revision-zero-is-the-newest
+  (with-store (store)
+    (etcd:put *etcd* "a" "1")
+    (etcd:put *etcd* "a" "2")
+    (is (string= "2" (etcd:entry-text (etcd:fetch *etcd* "a" :revision 0))))
+    (is (= 1 (length (etcd:fetch-entries *etcd* :prefix "" :revision 0))))))
+
 (test etcdctl-sees-the-same
   (with-store (store)
     (etcd:put *etcd* "a/b" "text")
-    (if (zerop (nth-value 2 (uiop:run-program "command -v etcdctl" :ignore-error-status t)))
-        (is (string= (format nil "a/b~%text")
-                     (uiop:run-program (list "env" "ETCDCTL_API=3" "etcdctl" "--endpoints"
-                                             (store-address store) "get" "a/b")
-                                       :output '(:string :stripped t))))
+    (if (etcdctl-p)
+        (progn (is (string= (format nil "a/b~%text") (etcdctl store "get" "a/b")))
+               (etcdctl store "put" "a/c" "other")
+               (is (string= "other" (etcd:entry-text (etcd:fetch *etcd* "a/c")))))
         (skip "etcdctl is not installed"))))
-
-(test endpoints
-  (flet ((target (&rest endpoints) (clgrpc.etcd::endpoints-target endpoints)))
-    (is (string= "a:1" (target "a:1")))
-    (is (string= "ipv4:1.2.3.4:1,5.6.7.8:2" (target "1.2.3.4:1" "5.6.7.8:2")))
-    (is (string= "ipv6:[::1]:1,[::2]:2" (target "[::1]:1" "[::2]:2")))
-    (signals misuse (target "a:1" "b:2"))
-    (signals misuse (target))))

@@ -38,9 +38,43 @@
     (signals etcd:invalid-request
       (etcd:transact *etcd* :then '((:put "a" "1") (:put "a" "2"))))))
 
+(test transactions-of-ranges-and-within-transactions
+  (with-store (store)
+    (let ((first (etcd:put *etcd* "k/a" "1")))
+      (etcd:put *etcd* "k/b" "2")
+      (flet ((so (&rest comparisons)
+               (values (etcd:transact *etcd* :when comparisons))))
+        (is-true (so '(:version (:prefix "k/") = 1)))
+        (is-false (so `(:created (:from "k/" :to "l") = ,first)))
+        (is-true (so '(:version (:prefix "none/") = 0)))
+        (is-false (so '(:value (:prefix "none/") = "x")))
+        (is-true (so '(:present (:prefix "k/")))))
+      (multiple-value-bind (done results)
+          (etcd:transact *etcd*
+                         :then `((:count :prefix "k/")
+                                 (:get-all :prefix "k/" :order (:key :descending) :limit 1)
+                                 (:get-all :prefix "k/" :max-created ,first)
+                                 (:transact :when ((:value "k/a" = "1"))
+                                            :then ((:put "k/a" "one" :previous t) (:get "k/b"))
+                                            :else ((:put "k/a" "other")))
+                                 (:transact :when ((:absent "k/b")) :else ((:remove "k/b")))))
+        (is-true done)
+        (destructuring-bind (count last early inner other) results
+          (is (= 2 count))
+          (is (equal '("k/b") (mapcar #'etcd:entry-key last)))
+          (is (equal '("k/a") (mapcar #'etcd:entry-key early)))
+          (destructuring-bind (so was b) inner
+            (is-true so)
+            (is (string= "1" (etcd:entry-text was)))
+            (is (string= "2" (etcd:entry-text b))))
+          (is (equal '(nil 1) other))))
+      (is (string= "one" (etcd:entry-text (etcd:fetch *etcd* "k/a")))))))
+
 (test no-transactions
   (dolist (form '(nil :absent (:absent) (:absent "a" = 1) (:value "a" = 1) (:value "a" ~ "b")
-                  (:version "a" = "1") (:version "a" = 1 2) (:size "a" = 1) (:lease "a" = "b")))
+                  (:version "a" = "1") (:version "a" = 1 2) (:size "a" = 1) (:lease "a" = "b")
+                  (:version (:prefix) = 1) (:version ("a" "b") = 1)))
     (signals misuse (clgrpc.etcd::comparison form)))
-  (dolist (form '(nil :get (:fetch "a") (:get "") (:get-all) (:put "" "a") (:put "a" 1)))
+  (dolist (form '(nil :get (:fetch "a") (:get "") (:get-all) (:put "" "a") (:put "a" 1) (:put)
+                  (:count) (:get-all :prefix "a" :order :size) (:transact :if nil)))
     (signals misuse (clgrpc.etcd::operation form))))

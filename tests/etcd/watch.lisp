@@ -57,7 +57,7 @@ once, in its order."
                                    (etcd:etcd-error ()))))))))
       (dotimes (i 3)
         (sleep 0.5)
-        (support:stop-program (store-program store))
+        (end-store store)
         (begin-store store)
         (is-true (wait-until (let ((before (length written)))
                                (lambda () (< (+ 10 before) (length written)))))))
@@ -82,6 +82,87 @@ once, in its order."
         (etcd:compacted (condition) (setf ended condition)))
       (is (typep ended 'etcd:compacted))
       (is (= (+ 2 first) (etcd:compacted-revision ended))))))
+
+(test compaction-while-etcd-cannot-be-reached
+  "A watch whose next changes are made and compacted while etcd is elsewhere says so when it is
+back."
+  (with-store (store)
+    (let* ((ended nil) (heard 0)
+           (first (etcd:put *etcd* "a" "1"))
+           (watch (etcd:watch *etcd* (lambda (changes revision)
+                                       (declare (ignore changes revision))
+                                       (incf heard))
+                              :key "a" :on-end (lambda (condition) (setf ended condition))))
+           (port (store-port store)))
+      (end-store store)
+      (setf (store-port store) (free-port))
+      (begin-store store)
+      (etcd:with-etcd (etcd (store-address store))
+        (loop repeat 5 do (etcd:put etcd "a" "2" :timeout +patience+))
+        (etcd:compact etcd (+ 4 first)))
+      (end-store store)
+      (setf (store-port store) port)
+      (begin-store store)
+      (is-true (wait-until (lambda () ended)))
+      (is (typep ended 'etcd:compacted))
+      (is (= (+ 4 first) (etcd:compacted-revision ended)))
+      (is (zerop heard))
+      (is-false (etcd:watch-open-p watch)))))
+
+(test watches-of-other-revisions
+  "Revision 0 is from now on; one that is to come is waited for."
+  (with-store (store)
+    (let* ((first (etcd:put *etcd* "a" "1")) (now '()) (later '()))
+      (flet ((note (function)
+               (lambda (changes revision)
+                 (declare (ignore changes))
+                 (funcall function revision))))
+        (etcd:watch *etcd* (note (lambda (revision) (push revision now))) :key "a" :revision 0)
+        (let ((watch (etcd:watch *etcd* (note (lambda (revision) (push revision later)))
+                                 :key "a" :revision (+ 3 first))))
+          (loop for i from 2 to 5 do (etcd:put *etcd* "a" (format nil "~D" i)))
+          (is-true (wait-until (lambda () (and (= 4 (length now)) (= 2 (length later))))))
+          (is (equal (loop for i from 1 to 4 collect (+ i first)) (reverse now)))
+          (is (equal (list (+ 3 first) (+ 4 first)) (reverse later)))
+          (is (= (+ 5 first) (etcd:watch-next-revision watch))))))))
+
+(test large-responses-come-in-fragments
+  "What one revision has changed is told at once, though it is more than etcd puts in one response."
+  (with-store (store "--max-request-bytes" "262144")
+    (let* ((first (etcd:put *etcd* "f/first" "1"))
+           (value (make-array 60000 :element-type '(unsigned-byte 8) :initial-element 1))
+           (fragments 0) (heard '()))
+      (loop repeat 5
+            do (etcd:transact *etcd* :then (loop for i below 4
+                                                 collect `(:put ,(format nil "f/~D" i) ,value))))
+      (etcd:compact *etcd* first)
+      (sb-int:encapsulate 'clgrpc.etcd::note-response 'count
+                          (lambda (function watch response)
+                            (when (pb:watch-response-fragment response) (incf fragments))
+                            (funcall function watch response)))
+      (unwind-protect
+           (progn
+             (etcd:watch *etcd* (lambda (changes revision) (push (cons revision changes) heard))
+                         :prefix "f/" :revision first)
+             (is-true (wait-until (lambda () (= 6 (length heard))))))
+        (sb-int:unencapsulate 'clgrpc.etcd::note-response 'count))
+      (is (plusp fragments))
+      (is (equal '(1 4 4 4 4 4) (mapcar #'length (mapcar #'rest (reverse heard)))))
+      (is (equal (loop for i to 5 collect (+ i first)) (reverse (mapcar #'first heard)))))))
+
+(test progress-is-asked-for
+  (with-store (store)
+    (let* ((heard '())
+           (watch (etcd:watch *etcd* (lambda (changes revision)
+                                       (declare (ignore changes))
+                                       (push revision heard))
+                              :key "a"))
+           (last (progn (etcd:put *etcd* "a" "1") (etcd:put *etcd* "b" "1"))))
+      (is-true (wait-until (lambda () heard)))
+      (is (= last (etcd:await-progress watch :timeout +patience+)))
+      (is (= last (etcd:await-progress watch :timeout +patience+)))
+      (etcd:cancel-watch watch)
+      (signals etcd:unavailable (etcd:await-progress watch)))))
 
 (test watches-that-end
   (with-store (store)
@@ -126,6 +207,11 @@ once, in its order."
         (is (equal '(nil 13) (take 20 :changes '(12))))
         ;; nothing up to 30
         (is (equal '(nil 31) (take 30)))
+        ;; progress that was asked for says nothing of where to go on
+        (is (equal '(nil 31) (take 35 :watch-id -1)))
+        ;; fragments are told together; what a stream has brought when it breaks is forgotten
+        (is (equal '(nil 31) (take 40 :changes '(31) :fragment t)))
+        (is (equal '((31 31 32) 33) (take 40 :changes '(31 32))))
         (signals etcd:compacted (take 40 :canceled t :compact-revision 35))
         (signals etcd:unavailable (take 40 :canceled t :cancel-reason "etcdserver: no leader"))
         (signals etcd:access-denied (take 40 :canceled t :cancel-reason

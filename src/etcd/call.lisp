@@ -1,0 +1,97 @@
+;;;; How etcd is called. Each call has a deadline, and waits for a member until then. What only
+;;;; reads is asked again, of whatever member can be reached; what writes is not once it may have
+;;;; been done, since it would perhaps be done twice.
+;;;;
+;;;; If the client has a user, calls have a token in their metadata. It is fetched by Authenticate
+;;;; when it is first needed, and kept. etcd forgets tokens (when it has not seen one for five
+;;;; minutes, when it is restarted; those of the kind jwt have an end), and takes none from before
+;;;; a change of users and roles: a call that it refuses for that is made again with a new one. That
+;;;; is no repetition, since it was not done.
+
+(in-package #:clgrpc.etcd)
+
+(defparameter *require-leader* '(("hasleader" . "true"))
+  "Has a member that has lost the leader end a stream, so that another can be asked.")
+
+(defun now-ns ()
+  "The time by the clock of the loops."
+  (funcall (the function (loop:world-clock loop:*world*))))
+
+(defun seconds-left (end-ns)
+  "The seconds until END-NS, at least a millisecond."
+  (max 1/1000 (ns-seconds (max 0 (- end-ns (now-ns))))))
+
+;;; Tokens
+
+(defparameter *stale-token-texts*
+  '("invalid auth token" "revision of auth store is old" "user name is empty")
+  "Parts of what etcd says of a call that was not done because of its token.")
+
+(defun stale-token-p (condition)
+  "True if CONDITION, an ETCD-ERROR, says that a new token may help."
+  (some (lambda (text) (search text (etcd-error-text condition))) *stale-token-texts*))
+
+(defun authenticate (etcd end-ns)
+  "Ask for a token of ETCD's user until END-NS. It is empty if etcd wants none."
+  (let ((password (etcd-password etcd)))
+    (handler-case
+        (with-etcd-errors
+          (pb:authenticate-response-token
+           (auth:authenticate
+            (etcd-channel etcd)
+            (pb:make-authenticate-request
+             :name (etcd-user etcd)
+             :password (if (functionp password) (funcall password) password))
+            :timeout (seconds-left end-ns) :wait-for-ready t)))
+      (not-ready (error)
+        (if (search "authentication is not enabled" (etcd-error-text error))
+            (make-string 0)             ; one that is not EQ to the one before
+            (error error))))))
+
+(defun renew-token (etcd old end-ns)
+  "Return a token of ETCD's user that is not OLD. Whoever asks first fetches it, until END-NS; the
+others wait for him."
+  (or (sb-thread:with-mutex ((etcd-token-lock etcd) :timeout (seconds-left end-ns))
+        (if (eq old (etcd-token etcd))
+            (setf (etcd-token etcd) (authenticate etcd end-ns))
+            (etcd-token etcd)))
+      (error 'unavailable :text "no token has come in time")))
+
+(defun current-token (etcd end-ns)
+  "A token of ETCD's user, or nil if it has none; one that is fetched comes until END-NS."
+  (and (etcd-user etcd)
+       (or (etcd-token etcd) (renew-token etcd nil end-ns))))
+
+(defun token-metadata (token)
+  (if (plusp (length token))
+      (list (cons "token" token))
+      '()))
+
+;;; Calls
+
+(defun call-etcd (etcd timeout function)
+  "Call FUNCTION with how many seconds it may take, of TIMEOUT or, if that is nil, of those of ETCD,
+and with the metadata that says whose rights it has; once more if etcd wants a new token for that.
+Return its first value. Signal an ETCD-ERROR."
+  (declare (type function function))
+  (let ((timeout (or timeout (etcd-timeout etcd))))
+    (if (null (etcd-user etcd))
+        (with-etcd-errors (values (funcall function timeout '())))
+        (let* ((end (loop:notice-end timeout))
+               (token (current-token etcd end)))
+          (flet ((attempt (token)
+                   (with-etcd-errors
+                     (values (funcall function (seconds-left end) (token-metadata token))))))
+            (handler-case (attempt token)
+              (etcd-error (error)
+                (if (stale-token-p error)
+                    (attempt (renew-token etcd token end))
+                    (error error)))))))))
+
+(defun ask (etcd stub request timeout)
+  "What STUB, a unary one, answers to REQUEST; see CALL-ETCD."
+  (declare (type function stub))
+  (call-etcd etcd timeout
+             (lambda (seconds metadata)
+               (funcall stub (etcd-channel etcd) request
+                        :timeout seconds :metadata metadata :wait-for-ready t))))

@@ -1,0 +1,106 @@
+;;;; Elections: of those who stand for the leadership of a name, one leads, and says something that
+;;;; all may read, such as his address. Who stands has a place in a queue (place.lisp), the same
+;;;; that `etcdctl elect` takes; the entry at its head is the leader's, its value what he says.
+
+(in-package #:clgrpc.etcd)
+
+(defstruct (leadership (:include place) (:constructor %make-leadership) (:copier nil))
+  "A leadership that somebody has; see CAMPAIGN.")
+
+(document-functions
+  leadership-name "The name of what is led, a string."
+  leadership-lease "The lease that LEADERSHIP ends with."
+  leadership-revision "The revision at which the leader has begun to stand. Whoever leads later has
+a greater one.")
+
+(defun leadership-key (leadership)
+  "The key whose value the leader says, a string."
+  (place-key leadership))
+
+(defun leadership-guard (leadership)
+  "A comparison for :when of TRANSACT that is so only while LEADERSHIP is there; see LOCK-GUARD."
+  (place-guard leadership))
+
+(defun leadership-held-p (leadership)
+  "True if LEADERSHIP is ours for certain: its lease was renewed in time, by our clock. From any
+thread."
+  (place-held-p leadership))
+
+(defun campaign (etcd name value &key lease (seconds +place-seconds+) on-loss timeout)
+  "Stand for the leadership of NAME, a string, and return it when it is ours. VALUE, a string or
+octets, is what the leader says, see LEADER. It is bound to LEASE, or else to a lease of its own,
+which ends SECONDS after the leader is not heard of any more; with a lease that stands already it is
+the same leadership, with this VALUE. If the lease is lost ON-LOSS is called with an ETCD-ERROR, on
+the lease's thread. Signal NOT-OBTAINED if others lead for TIMEOUT seconds, by default those of
+ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another ETCD-ERROR; then we stand no longer.
+From any thread; end it with RESIGN."
+  (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
+         (leadership (make-place #'%make-leadership etcd name lease seconds on-loss end)))
+    (with-place-kept (leadership)
+      (unless (enter-queue leadership value end)
+        (proclaim-value leadership value :timeout (seconds-left end)))
+      (await-head leadership end))))
+
+(defun proclaim-value (leadership value &key timeout)
+  "Say VALUE, a string or octets, in place of what the leader said before. Signal OWNERSHIP-LOST if
+LEADERSHIP is not ours any more, or another ETCD-ERROR. From any thread."
+  (unless (transact (leadership-etcd leadership)
+                    :when (list (leadership-guard leadership))
+                    :then `((:put ,(leadership-key leadership) ,value
+                                  :lease ,(leadership-lease leadership)))
+                    :timeout timeout)
+    (let ((condition (lost-error leadership)))
+      (lose-place leadership condition)
+      (error condition)))
+  nil)
+
+(defun resign (leadership &key timeout)
+  "Give LEADERSHIP up; the next who stands leads. One that is lost is no error. Signal an ETCD-ERROR
+if etcd does not answer; then it ends with its lease, which nobody renews if it is its own. From any
+thread."
+  (leave-queue leadership timeout))
+
+(defun leader (etcd name &key timeout)
+  "Return the entry of the leader of NAME, a string, whose value is what he says, or nil if nobody
+leads. Signal an ETCD-ERROR. From any thread."
+  (values (first (fetch-entries etcd :prefix (format nil "~A/" name) :order :created :limit 1
+                                     :timeout timeout))))
+
+;;; Observing
+
+(defun first-standing (standing)
+  "The entry of STANDING, a table of entries by key, that was made first, or nil."
+  (let ((first nil))
+    (loop for entry being the hash-values of standing
+          do (when (or (null first) (< (entry-created entry) (entry-created first)))
+               (setf first entry)))
+    first))
+
+(defun note-standing (standing kind items)
+  "Bring STANDING, a table of entries by key, up to date with KIND and ITEMS, as a mirror has them."
+  (flet ((note (entry)
+           (setf (gethash (entry-key entry) standing) entry)))
+    (ecase kind
+      (:entries (clrhash standing)
+       (mapc #'note items))
+      (:changes
+       (dolist (change items)
+         (if (eq :put (change-kind change))
+             (note (change-entry change))
+             (remhash (entry-key (change-entry change)) standing)))))))
+
+(defun observe (etcd name function &key on-end timeout)
+  "Have FUNCTION called with the entry of the leader of NAME, a string, or nil if nobody leads: now,
+and whenever somebody else leads, nobody does, or the leader says something else; in this order.
+Return a mirror, which CANCEL-MIRROR ends; threads, ON-END and TIMEOUT are as for MIRROR. Signal an
+ETCD-ERROR. From any thread."
+  (let ((standing (make-hash-table :test #'equal)) (told :nothing))
+    (mirror etcd
+            (lambda (kind items revision)
+              (declare (ignore revision))
+              (note-standing standing kind items)
+              (let* ((leader (first-standing standing))
+                     (now (and leader (entry-changed leader))))
+                (unless (eql now (shiftf told now))
+                  (funcall function leader))))
+            :prefix (format nil "~A/" name) :on-end on-end :timeout timeout)))

@@ -1,0 +1,81 @@
+;;;; Locks: one at a time has the lock of a name, those who wait get it in their order. It is a
+;;;; place at the head of a queue (place.lisp), the same that `etcdctl lock` takes.
+
+(in-package #:clgrpc.etcd)
+
+(defstruct (lock (:include place) (:constructor %make-lock) (:copier nil))
+  "A lock that somebody has, or waits for; see ACQUIRE-LOCK.")
+
+(document-functions
+  lock-name "The name of LOCK, a string."
+  lock-lease "The lease that LOCK ends with."
+  lock-revision "The fencing number of LOCK: the revision of the store at which its owner has asked
+for it. Whoever has the lock later has a greater one.")
+
+(defun lock-key (lock)
+  "The key that stands for LOCK's owner while he has it or waits, a string."
+  (place-key lock))
+
+(defun lock-guard (lock)
+  "A comparison for :when of TRANSACT that is so only while LOCK is its owner's: what is written
+under it is not written beside what the next owner writes, however late it comes."
+  (place-guard lock))
+
+(defun lock-held-p (lock)
+  "True if LOCK is had for certain: its lease was renewed in time, by our clock. From any thread."
+  (place-held-p lock))
+
+(defun request-lock (etcd name &key lease (seconds +place-seconds+) on-loss timeout)
+  "Join those who wait for the lock NAME, a string, and return it at once; AWAIT-LOCK waits for it,
+RELEASE-LOCK gives it up. It is bound to LEASE, or else to a lease of its own, which ends SECONDS
+after its owner is not heard of any more. With a lease that has the lock, or waits for it, it is the
+same lock. If the lease is lost ON-LOSS is called with an ETCD-ERROR, on the lease's thread. Signal
+an ETCD-ERROR if that takes more than TIMEOUT seconds, by default those of ETCD. From any thread."
+  (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
+         (lock (make-place #'%make-lock etcd name lease seconds on-loss end)))
+    (with-place-kept (lock)
+      (enter-queue lock "" end))
+    lock))
+
+(defun await-lock (lock &key timeout)
+  "Wait until LOCK, which REQUEST-LOCK has returned, is ours, and return it. Signal NOT-OBTAINED if
+it is not within TIMEOUT seconds, by default those of its client, or RELEASE-LOCK is called
+meanwhile; OWNERSHIP-LOST if its lease has ended; or another ETCD-ERROR. In any of these cases its
+owner still waits, until RELEASE-LOCK. From any thread."
+  (await-head lock (loop:notice-end (or timeout (etcd-timeout (lock-etcd lock))))))
+
+(defun acquire-lock (etcd name &rest options &key lease seconds on-loss timeout)
+  "Return the lock NAME, a string, once it is ours. Signal NOT-OBTAINED if others have it for
+TIMEOUT seconds, by default those of ETCD, OWNERSHIP-LOST if its lease ends meanwhile, or another
+ETCD-ERROR; then we wait no longer. The other arguments are those of REQUEST-LOCK. From any thread;
+end it with RELEASE-LOCK, or use WITH-LOCK."
+  (declare (ignore lease seconds on-loss))
+  (let* ((end (loop:notice-end (or timeout (etcd-timeout etcd))))
+         (lock (apply #'request-lock etcd name options)))
+    (with-place-kept (lock)
+      (await-lock lock :timeout (seconds-left end)))))
+
+(defun release-lock (lock &key timeout)
+  "Give LOCK up, or wait for it no longer: who waits in AWAIT-LOCK is told NOT-OBTAINED. One that is
+lost, or was released, is no error. Signal an ETCD-ERROR if etcd does not answer; then it ends with
+its lease, which nobody renews if it is its own. From any thread."
+  (leave-queue lock timeout))
+
+(defun call-with-lock (function etcd name &rest options)
+  "See WITH-LOCK."
+  (let ((lock (apply #'acquire-lock etcd name options)))
+    (multiple-value-prog1 (with-place-kept (lock) (funcall function lock))
+      (let ((held (lock-held-p lock)))
+        (handler-case (release-lock lock)
+          (etcd-error ()))
+        (unless held (error (lost-error lock)))))))
+
+(defmacro with-lock ((variable etcd name &rest options) &body body)
+  "Evaluate BODY while we have the lock NAME, with VARIABLE bound to it; OPTIONS are those of
+ACQUIRE-LOCK. It is released on the way out, as far as etcd can be reached. Signal what ACQUIRE-LOCK
+signals; and OWNERSHIP-LOST after BODY if the lock was lost meanwhile: what BODY has done under
+LOCK-GUARD is right then, other things may have been done beside another owner."
+  `(call-with-lock (lambda (,variable)
+                     (declare (ignorable ,variable))
+                     ,@body)
+                   ,etcd ,name ,@options))

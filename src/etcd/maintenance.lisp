@@ -1,0 +1,129 @@
+;;;; The upkeep of etcd: how its members are, alarms, defragmenting, backups, checks. Most of it is
+;;;; about one member: the one at :endpoint, or whichever is asked.
+
+(in-package #:clgrpc.etcd)
+
+(defun member-status (etcd &key endpoint timeout)
+  "Return how the member at ENDPOINT, \"HOST:PORT\", is, or any if that is nil: a plist of :MEMBER
+and :LEADER, numbers of members, the latter nil if it knows of no leader; :VERSION, a string;
+:OCTETS, the size of its file; :OCTETS-IN-USE, what defragmenting would leave; :REVISION of the
+store; :TERM, :INDEX and :APPLIED of Raft's log; :LEARNER, true if it has no vote; and :ERRORS,
+texts. Signal an ETCD-ERROR. From any thread."
+  (with-endpoint (etcd etcd endpoint)
+    (let* ((response (ask etcd #'maintenance:status (pb:make-status-request) timeout))
+           (header (pb:status-response-header response))
+           (leader (pb:status-response-leader response)))
+      (list :member (pb:response-header-member-id header)
+            :leader (if (zerop leader) nil leader)
+            :version (pb:status-response-version response)
+            :octets (pb:status-response-db-size response)
+            :octets-in-use (pb:status-response-db-size-in-use response)
+            :revision (header-revision header)
+            :term (pb:status-response-raft-term response)
+            :index (pb:status-response-raft-index response)
+            :applied (pb:status-response-raft-applied-index response)
+            :learner (pb:status-response-is-learner response)
+            :errors (coerce (pb:status-response-errors response) 'list)))))
+
+(defun defragment (etcd &key endpoint timeout)
+  "Have the member at ENDPOINT, or any, give the room in its file that is free back. It answers
+nothing else meanwhile, so do one after the other. Signal an ETCD-ERROR. From any thread."
+  (with-endpoint (etcd etcd endpoint)
+    (ask etcd #'maintenance:defragment (pb:make-defragment-request) timeout)
+    nil))
+
+(defun hash-entries (etcd &key revision endpoint timeout)
+  "Return a hash of the entries up to REVISION, by default the newest, that the member at ENDPOINT,
+or any, has: those of members that agree are equal. As second and third value return that revision
+and the one of the last compaction, which must be equal, too. Signal an ETCD-ERROR. From any
+thread."
+  (with-endpoint (etcd etcd endpoint)
+    (let ((response (ask etcd #'maintenance:hash-kv
+                         (pb:make-hash-kv-request :revision (or revision 0)) timeout)))
+      (values (pb:hash-kv-response-hash response)
+              (or revision (header-revision (pb:hash-kv-response-header response)))
+              (pb:hash-kv-response-compact-revision response)))))
+
+;;; Alarms
+
+(defun alarms-of (response)
+  (map 'list (lambda (alarm)
+               (list :member (pb:alarm-member-member-id alarm)
+                     :alarm (pb:alarm-member-alarm alarm)))
+       (pb:alarm-response-alarms response)))
+
+(defun list-alarms (etcd &key timeout)
+  "Return the alarms that there are: a list of plists of :MEMBER, the number of a member, and
+:ALARM, which is :nospace if its quota is used up, so that etcd takes nothing more, or :corrupt if
+it has other entries than the rest. Signal an ETCD-ERROR. From any thread."
+  (alarms-of (ask etcd #'maintenance:alarm (pb:make-alarm-request :action :get :alarm :none)
+                  timeout)))
+
+(defun disarm (etcd &key member alarm timeout)
+  "End the alarms of the member with the number MEMBER, or of all, that are ALARM, or any; see
+LIST-ALARMS, whose kind of list of those that were ended is returned. Make room before: COMPACT,
+then DEFRAGMENT each member. Signal an ETCD-ERROR. From any thread."
+  (loop for row in (list-alarms etcd :timeout timeout)
+        when (and (member member (list nil (getf row :member)))
+                  (member alarm (list nil (getf row :alarm))))
+          append (alarms-of (ask etcd #'maintenance:alarm
+                                 (pb:make-alarm-request :action :deactivate
+                                                        :member-id (getf row :member)
+                                                        :alarm (getf row :alarm))
+                                 timeout))))
+
+;;; Leadership
+
+(defun url-endpoint (url)
+  "The endpoint that URL, of a member's clients, is for."
+  (let ((start (search "://" url)))
+    (if start (subseq url (+ start 3)) url)))
+
+(defun leader-endpoint (etcd timeout)
+  "An endpoint of the member that leads. Signal UNAVAILABLE if none does."
+  (let* ((id (getf (member-status etcd :timeout timeout) :leader))
+         (leader (find id (list-members etcd :timeout timeout)
+                       :key (lambda (member) (getf member :id)))))
+    (if (getf leader :clients)
+        (url-endpoint (first (getf leader :clients)))
+        (error 'unavailable :text "no member leads"))))
+
+(defun move-leader (etcd member &key endpoint timeout)
+  "Have the member with the number MEMBER lead. Only the leader can do that: it is asked at
+ENDPOINT, or by default where it says that its clients reach it. Signal NOT-READY if whoever is
+asked does not lead, or MEMBER cannot, or another ETCD-ERROR. From any thread."
+  (with-endpoint (leader etcd (or endpoint (leader-endpoint etcd timeout)))
+    (ask leader #'maintenance:move-leader (pb:make-move-leader-request :target-id member) timeout)
+    nil))
+
+;;; Backups
+
+(defun map-snapshot (function etcd timeout)
+  "Call FUNCTION with each part of a snapshot, octets. Signal an ETCD-ERROR if it is not whole."
+  (let ((left nil))
+    (call-etcd etcd timeout
+               (lambda (seconds metadata)
+                 (rpc:with-call (call (maintenance:snapshot
+                                       (etcd-channel etcd) (pb:make-snapshot-request)
+                                       :timeout seconds :metadata metadata :wait-for-ready t))
+                   (loop for response = (rpc:receive call)
+                         while response
+                         do (funcall function (pb:snapshot-response-blob response))
+                            (setf left (pb:snapshot-response-remaining-bytes response))))))
+    (unless (eql 0 left)
+      (error 'unavailable :text "the snapshot has ended before it was whole"))))
+
+(defun save-snapshot (etcd path &key endpoint (timeout 600))
+  "Write all that the member at ENDPOINT, or any, stores to the file PATH, replacing it when it is
+whole, and return its size in octets. etcdctl snapshot restore makes a member of it; its last 32
+octets are the SHA-256 of the others. Signal an ETCD-ERROR if it has not come within TIMEOUT
+seconds, or a FILE-ERROR. From any thread."
+  (let ((size 0))
+    (with-endpoint (etcd etcd endpoint)
+      (with-open-file (out path :direction :output :if-exists :supersede
+                                :element-type 'octet)
+        (map-snapshot (lambda (blob)
+                        (write-sequence blob out)
+                        (incf size (length blob)))
+                      etcd timeout)))
+    size))

@@ -1,0 +1,64 @@
+;;;; The members of etcd's cluster: who they are, and how their number changes. A cluster of N
+;;;; members works while more than half of them do; learners have no vote until they are promoted.
+
+(in-package #:clgrpc.etcd)
+
+(defun member-plist (member)
+  "What LIST-MEMBERS tells of MEMBER, a message."
+  (list :name (pb:member-name member) :id (pb:member-id member)
+        :peers (coerce (pb:member-peer-ur-ls member) 'list)
+        :clients (coerce (pb:member-client-ur-ls member) 'list)
+        :learner (pb:member-is-learner member)))
+
+(defun list-members (etcd &key timeout)
+  "Return the members of ETCD's cluster, a list of plists with :NAME, a string, empty before it has
+started, :ID, :PEERS and :CLIENTS, lists of URLs, and :LEARNER, true if it has no vote. Signal an
+ETCD-ERROR. From any thread."
+  (map 'list #'member-plist
+       (pb:member-list-response-members
+        (ask etcd #'cluster:member-list (pb:make-member-list-request :linearizable t) timeout))))
+
+(defun url-list (urls)
+  "URLS, a URL or a list of such, as a list. Signal MISUSE if it is none."
+  (let ((urls (if (listp urls) urls (list urls))))
+    (unless (and urls (every #'stringp urls))
+      (misuse "A member has URLs for its peers, such as \"http://10.0.0.1:2380\"."))
+    urls))
+
+(defun add-member (etcd peers &key learner timeout)
+  "Add a member that its peers reach at PEERS, a URL or a list of such, to ETCD's cluster, with
+LEARNER as one that has no vote. Return its plist, see LIST-MEMBERS, and as second value that of all
+members. It is to be started afterwards, with --initial-cluster-state existing. Signal
+ALREADY-EXISTS if a member has such a URL, NOT-READY if too few have started, or another ETCD-ERROR.
+From any thread."
+  (let ((response (ask etcd #'cluster:member-add
+                       (pb:make-member-add-request :peer-ur-ls (url-list peers)
+                                                   :is-learner (and learner t))
+                       timeout)))
+    (values (member-plist (pb:member-add-response-member response))
+            (map 'list #'member-plist (pb:member-add-response-members response)))))
+
+(defun remove-member (etcd id &key timeout)
+  "Remove the member with the number ID from ETCD's cluster, for good. Return the plists of those
+that are left, see LIST-MEMBERS. Signal NOT-FOUND if there is none, NOT-READY if the others could
+not decide anything, or another ETCD-ERROR. From any thread."
+  (map 'list #'member-plist
+       (pb:member-remove-response-members
+        (ask etcd #'cluster:member-remove (pb:make-member-remove-request :id id) timeout))))
+
+(defun update-member (etcd id peers &key timeout)
+  "Say that the member with the number ID is reached by its peers at PEERS, a URL or a list of such.
+Return the plists of all members, see LIST-MEMBERS. Signal NOT-FOUND or another ETCD-ERROR. From any
+thread."
+  (map 'list #'member-plist
+       (pb:member-update-response-members
+        (ask etcd #'cluster:member-update
+             (pb:make-member-update-request :id id :peer-ur-ls (url-list peers)) timeout))))
+
+(defun promote-member (etcd id &key timeout)
+  "Give the learner with the number ID a vote. Return the plists of all members, see LIST-MEMBERS.
+Signal NOT-FOUND, NOT-READY if it is no learner or does not know enough yet, or another ETCD-ERROR.
+From any thread."
+  (map 'list #'member-plist
+       (pb:member-promote-response-members
+        (ask etcd #'cluster:member-promote (pb:make-member-promote-request :id id) timeout))))

@@ -1,0 +1,90 @@
+;;;; Mirrors: all entries of a range, then each change of them. A watch alone ends when the changes
+;;;; that it would tell next are compacted; a mirror then fetches all entries again and watches from
+;;;; there, so that whoever keeps a copy of the range has only to replace it.
+
+(in-package #:clgrpc.etcd)
+
+(defconstant +mirror-pause-seconds+ 1/2 "How long a mirror waits before it fetches entries again.")
+
+(defstruct (mirror (:constructor %make-mirror (etcd function range on-end)) (:copier nil))
+  "What MIRROR returns."
+  (etcd nil :type etcd :read-only t)    ; whose
+  (function nil :type function :read-only t) ; of :entries or :changes, a list of these, a revision
+  (range '() :type list :read-only t)   ; which keys, a plist
+  (on-end nil :type (or null function) :read-only t) ; of the condition that has ended it
+  (lock (sb-thread:make-mutex :name "clgrpc mirror") :read-only t) ; of what follows
+  (bell (sb-thread:make-waitqueue :name "clgrpc mirror") :read-only t) ; it has ended
+  (watch nil :type (or null watch))     ; its present one
+  (ended nil :type boolean))            ; it was cancelled, or has failed
+
+(declaim (sb-ext:freeze-type mirror))
+
+(defmethod print-object ((mirror mirror) stream)
+  (print-unreadable-object (mirror stream :type t)
+    (format stream "~{~(~S~) ~S~^ ~}~:[~;, ended~]" (mirror-range mirror) (mirror-ended mirror))))
+
+(defun end-mirror (mirror)
+  "MIRROR tells nothing any more. Return false if it had ended; and its watch."
+  (sb-thread:with-mutex ((mirror-lock mirror))
+    (values (not (shiftf (mirror-ended mirror) t))
+            (progn (sb-thread:condition-broadcast (mirror-bell mirror))
+                   (mirror-watch mirror)))))
+
+(defun begin-mirror (mirror timeout)
+  "Tell all entries of MIRROR, and begin to watch them. Signal an ETCD-ERROR within some TIMEOUT
+seconds."
+  (multiple-value-bind (entries revision)
+      (apply #'fetch-entries (mirror-etcd mirror) :timeout timeout (mirror-range mirror))
+    (unless (mirror-ended mirror)
+      (funcall (mirror-function mirror) :entries entries revision)
+      (let ((watch (apply #'watch (mirror-etcd mirror)
+                          (lambda (changes revision)
+                            (funcall (mirror-function mirror) :changes changes revision))
+                          :revision (1+ revision) :timeout timeout
+                          :on-end (lambda (condition) (mend-mirror mirror condition))
+                          (mirror-range mirror))))
+        (when (sb-thread:with-mutex ((mirror-lock mirror))
+                (setf (mirror-watch mirror) watch)
+                (mirror-ended mirror))
+          (cancel-watch watch))))))
+
+(defun pause-mirror (mirror)
+  (let ((end (loop:notice-end +mirror-pause-seconds+)))
+    (sb-thread:with-mutex ((mirror-lock mirror))
+      (loop until (or (mirror-ended mirror) (<= end (now-ns)))
+            do (loop:await-notice (mirror-bell mirror) (mirror-lock mirror) end)))))
+
+(defun mend-mirror (mirror condition)
+  "The watch of MIRROR has ended with CONDITION: begin anew if changes were compacted, else end it.
+On the thread of that watch."
+  (loop while (typep condition '(or compacted unavailable overloaded))
+        do (handler-case (return-from mend-mirror
+                           (unless (mirror-ended mirror) (begin-mirror mirror nil)))
+             (error (error) (setf condition error)))
+           (pause-mirror mirror))
+  (when (and (end-mirror mirror) (mirror-on-end mirror))
+    (funcall (mirror-on-end mirror) condition)))
+
+(defun mirror (etcd function &key prefix from to on-end timeout)
+  "Have FUNCTION called with :entries, a list of all entries of a range (see MAP-ENTRIES) and the
+revision that they are of; then for each revision that changes some of them with :changes, the list
+of these, and the revision. If changes that were to be told are compacted, since no member could be
+reached for so long, all follows anew from :entries on. Return the mirror; the first call of
+FUNCTION has returned then, the others come one at a time on a thread of its own. If it ends but by
+CANCEL-MIRROR or CLOSE-ETCD, since FUNCTION has failed or the rights are gone, ON-END is called
+there with the condition. Signal an ETCD-ERROR if it cannot begin within TIMEOUT seconds for each
+request, by default those of ETCD. From any thread."
+  (let ((mirror (%make-mirror etcd function
+                              (append (when prefix (list :prefix prefix))
+                                      (when from (list :from from))
+                                      (when to (list :to to)))
+                              on-end)))
+    (begin-mirror mirror timeout)
+    mirror))
+
+(defun cancel-mirror (mirror)
+  "End MIRROR: its function is called no more once this has returned. From any thread; in its
+function, that call is the last."
+  (let ((watch (nth-value 1 (end-mirror mirror))))
+    (when watch (cancel-watch watch))
+    nil))

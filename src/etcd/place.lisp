@@ -1,0 +1,205 @@
+;;;; Places in a queue, of which locks and elections consist, as etcd's own package for these
+;;;; (client/v3/concurrency), its services V3Lock and V3Election, and `etcdctl lock` and `etcdctl
+;;;; elect` have them, so that all of them wait for each other.
+;;;;
+;;;; 1. Whoever waits puts the key NAME/LEASE, his lease's number in hexadecimal, with that lease.
+;;;; 2. The key that was made first is at the head: its owner has the lock, or leads.
+;;;; 3. Who is behind watches the key just before his own, and looks again when that is gone, so
+;;;;    that of a thousand who wait one wakes up.
+;;;; 4. A place ends when its key is removed, or with its lease. Its owner may learn of that late:
+;;;;    so what he writes has the comparison PLACE-GUARD as a condition, which etcd checks.
+
+(in-package #:clgrpc.etcd)
+
+(defconstant +place-pause-seconds+ 1/10 "How long a place waits before it asks a member again.")
+(defconstant +place-seconds+ 10 "How long the lease of a place lasts unless its user says.")
+
+(defstruct (place (:constructor nil) (:copier nil))
+  "A place in a queue."
+  (etcd nil :type etcd :read-only t)    ; whose
+  (name "" :type string :read-only t)   ; of the queue
+  (lease nil :type lease :read-only t)  ; with which it ends
+  (own-lease nil :type boolean :read-only t) ; that lease is for this place alone
+  (revision 0 :type (signed-byte 64))   ; at which its key was made; 0 before that
+  (on-loss nil :type (or null function) :read-only t) ; called when it is lost
+  (mourner nil :type (or null function)) ; hears of its lease's loss
+  (lock (sb-thread:make-mutex :name "clgrpc place") :read-only t) ; of what follows
+  (bell (sb-thread:make-waitqueue :name "clgrpc place") :read-only t) ; any of that has changed
+  ;; :held at the head of the queue; :lost since its lease has ended; :left by its user
+  (state :waiting :type (member :waiting :held :lost :left))
+  (stirred nil :type boolean))          ; the key before its own may be gone
+
+(defun place-prefix (place)
+  (format nil "~A/" (place-name place)))
+
+(defun place-key (place)
+  "The key of PLACE, a string."
+  (format nil "~A/~(~X~)" (place-name place) (lease-id (place-lease place))))
+
+(defun place-guard (place)
+  "The comparison that is so while PLACE is there."
+  `(:created ,(place-key place) = ,(place-revision place)))
+
+(defun place-held-p (place)
+  "True if PLACE is at the head of its queue for certain."
+  (and (eq :held (place-state place)) (lease-alive-p (place-lease place))))
+
+(defmethod print-object ((place place) stream)
+  (print-unreadable-object (place stream :type t)
+    (write-visible (place-name place) stream :quoted t :limit 80)
+    (format stream " ~(~A~), revision ~D" (place-state place) (place-revision place))))
+
+(defun set-place (place state)
+  "PLACE comes to STATE, unless it is lost or left: then return false."
+  (sb-thread:with-mutex ((place-lock place))
+    (when (member (place-state place) '(:waiting :held))
+      (setf (place-state place) state)
+      (sb-thread:condition-broadcast (place-bell place))
+      t)))
+
+(defun lose-place (place condition)
+  "PLACE is lost, as CONDITION says."
+  (when (and (set-place place :lost) (place-on-loss place))
+    (funcall (place-on-loss place) condition)))
+
+(defun lost-error (place)
+  (make-condition 'ownership-lost
+                  :text (format nil "the lease of ~A has ended, or somebody has removed its entry"
+                                (place-key place))))
+
+(defun check-waiting (place end-ns)
+  "Signal why PLACE waits no longer: it was left or lost, or END-NS is past."
+  (case (place-state place)
+    (:left (error 'not-obtained :text (format nil "~A was given up" (place-key place))))
+    (:lost (error (lost-error place))))
+  (unless (lease-alive-p (place-lease place)) (error (lost-error place)))
+  (when (<= end-ns (now-ns))
+    (error 'not-obtained :text (format nil "others were before ~A until the time was over"
+                                       (place-key place)))))
+
+(defun pause-place (place end-ns)
+  "Wait until END-NS, or until PLACE is stirred, left or lost."
+  (sb-thread:with-mutex ((place-lock place))
+    (loop while (and (eq :waiting (place-state place)) (not (place-stirred place))
+                     (< (now-ns) end-ns))
+          do (loop:await-notice (place-bell place) (place-lock place) end-ns))))
+
+(defun stir-place (place)
+  (sb-thread:with-mutex ((place-lock place))
+    (setf (place-stirred place) t)
+    (sb-thread:condition-broadcast (place-bell place))))
+
+(defun step-timeout (place end-ns)
+  "How long one request for PLACE may take, of the time until END-NS."
+  (min (etcd-timeout (place-etcd place)) (seconds-left end-ns)))
+
+(defun call-patiently (place end-ns function)
+  "What FUNCTION, which may be called again, returns, though members may be missing meanwhile; until
+END-NS."
+  (loop
+    (handler-case (return (funcall function (step-timeout place end-ns)))
+      ((or unavailable overloaded) (error)
+        (let ((next (loop:notice-end +place-pause-seconds+)))
+          (when (<= end-ns next) (error error))
+          (pause-place place next)
+          (check-waiting place end-ns))))))
+
+;;; Joining the queue, and leaving it
+
+(defun enter-queue (place value end-ns)
+  "Put PLACE's key with VALUE, until END-NS. If it is there, since its lease has this place already,
+have it as it is; return false then if its value is another."
+  (call-patiently
+   place end-ns
+   (lambda (timeout)
+     (multiple-value-bind (new results revision)
+         (transact (place-etcd place)
+                   :when `((:absent ,(place-key place)))
+                   :then `((:put ,(place-key place) ,value :lease ,(place-lease place)))
+                   :else `((:get ,(place-key place)))
+                   :timeout timeout)
+       (let ((entry (first results)))
+         (setf (place-revision place) (if new revision (entry-created entry)))
+         (or new (equalp (text-octets value) (entry-value entry))))))))
+
+(defun make-place (constructor etcd name lease seconds on-loss end-ns)
+  "A place in the queue NAME that CONSTRUCTOR makes, with LEASE or one of its own for SECONDS."
+  (check-type name string)
+  (let* ((lease-of-its-own (null lease))
+         (lease (or lease (grant-lease etcd seconds :timeout (seconds-left end-ns))))
+         (place (funcall constructor :etcd etcd :name name :lease lease :on-loss on-loss
+                                     :own-lease lease-of-its-own))
+         (mourner (lambda (condition) (lose-place place condition))))
+    (setf (place-mourner place) mourner)
+    (on-lease-loss lease mourner)
+    place))
+
+(defun leave-queue (place timeout)
+  "Leave PLACE: end its lease if that is its own, else remove its key. Signal an ETCD-ERROR if that
+was not to be done; a lease of its own then ends by itself."
+  (set-place place :left)
+  (forget-mourner (place-lease place) (place-mourner place))
+  (cond ((place-own-lease place) (revoke-lease (place-lease place) :timeout timeout))
+        ((plusp (place-revision place))
+         (transact (place-etcd place) :when (list (place-guard place))
+                                      :then `((:remove ,(place-key place))) :timeout timeout)))
+  nil)
+
+(defmacro with-place-kept ((place) &body body)
+  "Evaluate BODY; if it is left by an error, PLACE's, leave the queue, as far as that can be done."
+  (let ((kept (gensym "KEPT")))
+    `(let ((,kept nil))
+       (unwind-protect (multiple-value-prog1 (progn ,@body)
+                         (setf ,kept t))
+         (unless ,kept
+           (handler-case (leave-queue ,place nil)
+             (etcd-error ())))))))
+
+;;; Waiting
+
+(defun place-before (place timeout)
+  "The entry just before PLACE in the queue, or nil if it is at its head, and the revision at which
+that is so. Signal OWNERSHIP-LOST if PLACE's own is gone."
+  (multiple-value-bind (there results revision)
+      (transact (place-etcd place)
+                :when (list (place-guard place))
+                :then `((:get-all :prefix ,(place-prefix place) :keys-only t :limit 1
+                                  :order (:created :descending)
+                                  :max-created ,(1- (place-revision place))))
+                :timeout timeout)
+    (unless there
+      (let ((condition (lost-error place)))
+        (lose-place place condition)
+        (error condition)))
+    (values (first (first results)) revision)))
+
+(defun await-removal (place key revision end-ns)
+  "Wait until the entry of KEY is removed after REVISION, until END-NS, or until PLACE is left or
+lost."
+  (setf (place-stirred place) nil)
+  (let ((watch (watch (place-etcd place)
+                      (lambda (changes revision)
+                        (declare (ignore changes revision))
+                        (stir-place place))
+                      :key key :revision (1+ revision) :only :removals
+                      :on-end (lambda (condition)
+                                (declare (ignore condition))
+                                (stir-place place))
+                      :timeout (step-timeout place end-ns))))
+    (unwind-protect
+         (pause-place place (min end-ns (lease-until-ns (place-lease place))))
+      (cancel-watch watch))))
+
+(defun await-head (place end-ns)
+  "Wait until PLACE is at the head of its queue. Signal NOT-OBTAINED if it is not by END-NS or was
+left, OWNERSHIP-LOST if it is lost, or another ETCD-ERROR."
+  (loop
+    (check-waiting place end-ns)
+    (when (eq :held (place-state place)) (return place))
+    (call-patiently
+     place end-ns
+     (lambda (timeout)
+       (multiple-value-bind (before revision) (place-before place timeout)
+         (if before
+             (await-removal place (entry-key-octets before) revision end-ns)
+             (set-place place :held)))))))

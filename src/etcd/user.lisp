@@ -1,0 +1,145 @@
+;;;; Users, roles and permissions. Users have roles, roles have permissions for keys and ranges of
+;;;; them. The user and the role "root" may do anything. Once authentication is enabled each call is
+;;;; to say who makes it: by :user and :password of MAKE-ETCD, or by a certificate whose common name
+;;;; is the user's, if etcd runs with --client-cert-auth.
+
+(in-package #:clgrpc.etcd)
+
+(defun enable-authentication (etcd &key timeout)
+  "Have etcd do nothing from now on but for users, and for them only what their roles permit. There
+is to be a user root with the role root; NOT-READY is signalled if not, or another ETCD-ERROR. A
+client without user can do nothing then. From any thread."
+  (ask etcd #'auth:auth-enable (pb:make-auth-enable-request) timeout)
+  nil)
+
+(defun disable-authentication (etcd &key timeout)
+  "Have etcd ask nobody who he is. Only root may. Signal an ETCD-ERROR. From any thread."
+  (ask etcd #'auth:auth-disable (pb:make-auth-disable-request) timeout)
+  nil)
+
+(defun authentication-enabled-p (etcd &key timeout)
+  "True if etcd does nothing but for users. etcd before 3.5 does not tell: an ETCD-ERROR is
+signalled then, as for any other failure. From any thread."
+  (pb:auth-status-response-enabled
+   (ask etcd #'auth:auth-status (pb:make-auth-status-request) timeout)))
+
+;;; Users
+
+(defun add-user (etcd name password &key timeout)
+  "Add a user called NAME with PASSWORD, strings; if that is nil, only a certificate can say that
+somebody is he. Signal ALREADY-EXISTS or another ETCD-ERROR. From any thread."
+  (ask etcd #'auth:user-add
+       (pb:make-auth-user-add-request
+        :name name :password (or password "")
+        :options (authpb:make-user-add-options :no-password (null password)))
+       timeout)
+  nil)
+
+(defun remove-user (etcd name &key timeout)
+  "Remove the user NAME. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
+  (ask etcd #'auth:user-delete (pb:make-auth-user-delete-request :name name) timeout)
+  nil)
+
+(defun change-password (etcd name password &key timeout)
+  "Have the user NAME have the PASSWORD from now on. Tokens that he has are invalid then. Signal
+NOT-FOUND or another ETCD-ERROR. From any thread."
+  (ask etcd #'auth:user-change-password
+       (pb:make-auth-user-change-password-request :name name :password password)
+       timeout)
+  nil)
+
+(defun list-users (etcd &key timeout)
+  "Return the names of all users, a list of strings. Signal an ETCD-ERROR. From any thread."
+  (coerce (pb:auth-user-list-response-users
+           (ask etcd #'auth:user-list (pb:make-auth-user-list-request) timeout))
+          'list))
+
+(defun user-roles (etcd name &key timeout)
+  "Return the names of the roles of the user NAME, a list of strings. Signal NOT-FOUND or another
+ETCD-ERROR. From any thread."
+  (coerce (pb:auth-user-get-response-roles
+           (ask etcd #'auth:user-get (pb:make-auth-user-get-request :name name) timeout))
+          'list))
+
+(defun grant-role (etcd user role &key timeout)
+  "Give USER the ROLE, names of these. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
+  (ask etcd #'auth:user-grant-role
+       (pb:make-auth-user-grant-role-request :user user :role role) timeout)
+  nil)
+
+(defun revoke-role (etcd user role &key timeout)
+  "Take the ROLE from USER, names of these. Signal NOT-FOUND if there is no such user, NOT-READY if
+he does not have it, or another ETCD-ERROR. From any thread."
+  (ask etcd #'auth:user-revoke-role
+       (pb:make-auth-user-revoke-role-request :name user :role role) timeout)
+  nil)
+
+;;; Roles
+
+(defun add-role (etcd name &key timeout)
+  "Add a role called NAME, a string, that permits nothing. Signal ALREADY-EXISTS or another
+ETCD-ERROR. From any thread."
+  (ask etcd #'auth:role-add (pb:make-auth-role-add-request :name name) timeout)
+  nil)
+
+(defun remove-role (etcd name &key timeout)
+  "Remove the role NAME, from all users as well. Signal NOT-FOUND or another ETCD-ERROR. From any
+thread."
+  (ask etcd #'auth:role-delete (pb:make-auth-role-delete-request :role name) timeout)
+  nil)
+
+(defun list-roles (etcd &key timeout)
+  "Return the names of all roles, a list of strings. Signal an ETCD-ERROR. From any thread."
+  (coerce (pb:auth-role-list-response-roles
+           (ask etcd #'auth:role-list (pb:make-auth-role-list-request) timeout))
+          'list))
+
+(defun permission-plist (permission)
+  "What ROLE-PERMISSIONS tells of PERMISSION, a message."
+  (list :access (ecase (authpb:permission-perm-type permission)
+                  (:read :read)
+                  (:write :write)
+                  (:readwrite :read-write))
+        :from (authpb:permission-key permission)
+        :to (let ((end (authpb:permission-range-end permission)))
+              (if (zerop (length end)) nil end))))
+
+(defun role-permissions (etcd name &key timeout)
+  "Return the permissions of the role NAME: a list of plists of :ACCESS, which is :read, :write or
+:read-write, :FROM, a key, and :TO, the end of a range that begins there, a single zero octet if
+that is the end of all keys, or nil for that key alone. Keys are octets. Signal NOT-FOUND or another
+ETCD-ERROR. From any thread."
+  (map 'list #'permission-plist
+       (pb:auth-role-get-response-perm
+        (ask etcd #'auth:role-get (pb:make-auth-role-get-request :role name) timeout))))
+
+(defun key-or-range (key prefix from to)
+  "The first key, and the end, of KEY alone, or of a range, see RANGE-OF."
+  (cond ((and key (or prefix from to)) (misuse "This is for a KEY or a range, not both."))
+        (key (values (key-octets key) (make-octets 0)))
+        (t (range-of prefix from to))))
+
+(defun grant-permission (etcd role access &key key prefix from to timeout)
+  "Have the ROLE called so permit ACCESS, :read, :write or :read-write, to KEY, or to a range of
+keys as MAP-ENTRIES has it. Signal NOT-FOUND or another ETCD-ERROR. From any thread."
+  (multiple-value-bind (start end) (key-or-range key prefix from to)
+    (ask etcd #'auth:role-grant-permission
+         (pb:make-auth-role-grant-permission-request
+          :name role
+          :perm (authpb:make-permission :perm-type (case access
+                                                     ((:read :write) access)
+                                                     (:read-write :readwrite)
+                                                     (t (misuse "~S is no access." access)))
+                                        :key start :range-end end))
+         timeout))
+  nil)
+
+(defun revoke-permission (etcd role &key key prefix from to timeout)
+  "Take from the ROLE called so the permission for KEY, or for a range of keys, that it was given
+for just that. Signal NOT-FOUND if there is no such role, NOT-READY if it has no such permission, or
+another ETCD-ERROR. From any thread."
+  (multiple-value-bind (start end) (key-or-range key prefix from to)
+    (ask etcd #'auth:role-revoke-permission
+         (pb:make-auth-role-revoke-permission-request :role role :key start :range-end end)
+         timeout))
+  nil)

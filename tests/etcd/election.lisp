@@ -1,0 +1,70 @@
+;;;; Elections: one leads, and says something; with etcdctl's.
+
+(in-package #:clgrpc.tests.etcd)
+(in-suite :clgrpc.etcd)
+
+(defun says (entry)
+  (and entry (etcd:entry-text entry)))
+
+(test elections
+  (with-store (store)
+    (is (null (etcd:leader *etcd* "chair")))
+    (let* ((told '())
+           (mirror (etcd:observe *etcd* "chair" (lambda (leader) (push (says leader) told))))
+           (ada (etcd:campaign *etcd* "chair" "ada")))
+      (is-true (etcd:leadership-held-p ada))
+      (is (string= "ada" (says (etcd:leader *etcd* "chair"))))
+      (signals etcd:not-obtained (etcd:campaign *etcd* "chair" "eve" :timeout 0.2))
+      (is (= 1 (etcd:count-entries *etcd* :prefix "chair/")))
+      (let ((bob (sb-thread:make-thread
+                  (lambda (etcd) (etcd:campaign etcd "chair" "bob" :timeout +patience+))
+                  :arguments (list *etcd*))))
+        (is-true (wait-until (lambda () (= 2 (etcd:count-entries *etcd* :prefix "chair/")))))
+        (etcd:proclaim-value ada "ada 2")
+        (is (string= "ada 2" (says (etcd:leader *etcd* "chair"))))
+        (etcd:resign ada)
+        (is-false (etcd:leadership-held-p ada))
+        (signals etcd:ownership-lost (etcd:proclaim-value ada "ada 3"))
+        (let ((bob (sb-thread:join-thread bob)))
+          (is (string= "bob" (says (etcd:leader *etcd* "chair"))))
+          (is-false (etcd:transact *etcd* :when (list (etcd:leadership-guard ada))))
+          (is-true (etcd:transact *etcd* :when (list (etcd:leadership-guard bob))))
+          (is (< (etcd:leadership-revision ada) (etcd:leadership-revision bob)))
+          (etcd:resign bob)))
+      (is-true (wait-until (lambda () (= 5 (length told)))))
+      (is (equal '(nil "ada" "ada 2" "bob" nil) (reverse told)))
+      (etcd:cancel-mirror mirror))))
+
+(test a-lease-stands-once
+  "Who stands again with the same lease says something else."
+  (with-store (store)
+    (let* ((lease (etcd:grant-lease *etcd* 10))
+           (one (etcd:campaign *etcd* "chair" "one" :lease lease))
+           (two (etcd:campaign *etcd* "chair" "two" :lease lease)))
+      (is (= (etcd:leadership-revision one) (etcd:leadership-revision two)))
+      (is (string= "two" (says (etcd:leader *etcd* "chair"))))
+      (etcd:resign two)
+      (is (null (etcd:leader *etcd* "chair")))
+      (is-true (etcd:lease-alive-p lease)))))
+
+(test etcdctl-stands-with-us
+  (with-store (store)
+    (if (etcdctl-p)
+        (let* ((ours (etcd:campaign *etcd* "chair" "ours"))
+               (program (support:start-program
+                         "/usr/bin/env" (etcdctl-arguments store '("elect" "chair" "theirs")))))
+          (unwind-protect
+               (progn
+                 (is-true (wait-until (lambda ()
+                                        (= 2 (etcd:count-entries *etcd* :prefix "chair/")))))
+                 (is (string= "ours" (says (etcd:leader *etcd* "chair"))))
+                 (etcd:resign ours)
+                 (is-true (wait-until (lambda ()
+                                        (equal "theirs" (says (etcd:leader *etcd* "chair"))))))
+                 (signals etcd:not-obtained
+                   (etcd:campaign *etcd* "chair" "ours" :timeout 0.3))
+                 (support:signal-program program sb-unix:sigint)
+                 (is-true (etcd:leadership-held-p
+                           (etcd:campaign *etcd* "chair" "ours" :timeout +patience+))))
+            (support:stop-program program)))
+        (skip "etcdctl is not installed"))))

@@ -1,0 +1,152 @@
+;;;; Locks: one at a time, in turn, with etcdctl's; lost with their leases.
+
+(in-package #:clgrpc.tests.etcd)
+(in-suite :clgrpc.etcd)
+
+(defun count-up (etcd)
+  "Read the number at the key count, and write the next one."
+  (let ((number (parse-integer (etcd:entry-text (etcd:fetch etcd "count")))))
+    (etcd:put etcd "count" (format nil "~D" (1+ number)))))
+
+(test locks-exclude
+  "Threads with clients of their own count up an entry that they read and then write: no count is
+lost, and fencing numbers grow."
+  (with-store (store)
+    (etcd:put *etcd* "count" "0")
+    (let* ((numbers '())
+           (threads
+             (loop repeat 4
+                   collect (sb-thread:make-thread
+                            (lambda ()
+                              (etcd:with-etcd (etcd (store-address store))
+                                (loop repeat 5
+                                      do (etcd:with-lock (lock etcd "lab/lock" :timeout +patience+)
+                                           (push (etcd:lock-revision lock) numbers)
+                                           (count-up etcd)))))))))
+      (mapc #'sb-thread:join-thread threads)
+      (is (string= "20" (etcd:entry-text (etcd:fetch *etcd* "count"))))
+      (is (= 20 (length numbers)))
+      (is (apply #'> numbers))
+      (is (zerop (etcd:count-entries *etcd* :prefix "lab/")))
+      (is (null (etcd:list-leases *etcd*))))))
+
+(test locks-are-not-obtained
+  "Whoever waits gives up in time, or when he is told to, and leaves nothing behind."
+  (with-store (store)
+    (let ((lock (etcd:acquire-lock *etcd* "l")))
+      (is-true (etcd:lock-held-p lock))
+      (is (string= (etcd:lock-key lock)
+                   (format nil "l/~(~X~)" (etcd:lease-id (etcd:lock-lease lock)))))
+      (signals etcd:not-obtained (etcd:acquire-lock *etcd* "l" :timeout 0.2))
+      (is (= 1 (etcd:count-entries *etcd* :prefix "l/")))
+      (let* ((other (etcd:request-lock *etcd* "l"))
+             (waiting (sb-thread:make-thread
+                       (lambda ()
+                         (handler-case (etcd:await-lock other :timeout +patience+)
+                           (etcd:not-obtained () :given-up))))))
+        (is (= 2 (etcd:count-entries *etcd* :prefix "l/")))
+        (is-false (etcd:lock-held-p other))
+        (etcd:release-lock other)
+        (is (eq :given-up (sb-thread:join-thread waiting)))
+        (is (= 1 (etcd:count-entries *etcd* :prefix "l/"))))
+      ;; who waits has it when it is released
+      (let ((other (etcd:request-lock *etcd* "l")))
+        (etcd:release-lock lock)
+        (is-false (etcd:lock-held-p lock))
+        (is (eq other (etcd:await-lock other :timeout +patience+)))
+        (is-true (etcd:lock-held-p other))
+        (etcd:release-lock other)
+        (etcd:release-lock other)))))
+
+(test locks-with-a-lease-of-ones-own
+  "A lease has a lock once; several locks end with it; releasing leaves it alive."
+  (with-store (store)
+    (let* ((lease (etcd:grant-lease *etcd* 10))
+           (one (etcd:acquire-lock *etcd* "one" :lease lease))
+           (again (etcd:acquire-lock *etcd* "one" :lease lease))
+           (two (etcd:acquire-lock *etcd* "two" :lease lease)))
+      (is (= (etcd:lock-revision one) (etcd:lock-revision again)))
+      (etcd:release-lock one)
+      (is (null (etcd:fetch *etcd* (etcd:lock-key one))))
+      (is-true (etcd:lease-alive-p lease))
+      (is-true (etcd:lock-held-p two))
+      (etcd:revoke-lease lease)
+      (is-false (etcd:lock-held-p two))
+      (is (zerop (etcd:count-entries *etcd* :prefix "two/"))))))
+
+(test locks-are-lost-with-their-lease
+  "Who has lost a lock is told, and what he writes under its guard is not done; who waits behind has
+it."
+  (with-store (store)
+    (let* ((lost nil)
+           (lock (etcd:acquire-lock *etcd* "l" :seconds 2
+                                               :on-loss (lambda (condition) (push condition lost))))
+           (guard (list (etcd:lock-guard lock))))
+      (is-true (etcd:transact *etcd* :when guard :then '((:put "a" "mine"))))
+      (let ((next (etcd:request-lock *etcd* "l")))
+        (etcdctl store "lease" "revoke" (format nil "~(~X~)" (etcd:lease-id
+                                                             (etcd:lock-lease lock))))
+        (etcd:await-lock next :timeout +patience+)
+        (is (< (etcd:lock-revision lock) (etcd:lock-revision next)))
+        (is-false (etcd:transact *etcd* :when guard :then '((:put "a" "mine still"))))
+        (is (string= "mine" (etcd:entry-text (etcd:fetch *etcd* "a"))))
+        (is-true (wait-until (lambda () lost)))
+        (is (typep (first lost) 'etcd:lease-not-found))
+        (is-false (etcd:lock-held-p lock))
+        (etcd:release-lock lock)
+        (is-true (etcd:lock-held-p next))
+        (etcd:release-lock next)))
+    ;; while it waits, and within WITH-LOCK
+    (let* ((lock (etcd:acquire-lock *etcd* "l"))
+           (waiting (etcd:request-lock *etcd* "l")))
+      (etcd:remove-entry *etcd* (etcd:lock-key waiting))
+      (etcd:release-lock lock)
+      (signals etcd:ownership-lost (etcd:await-lock waiting :timeout +patience+))
+      (etcd:release-lock waiting))
+    (signals etcd:ownership-lost
+      (etcd:with-lock (lock *etcd* "l")
+        (etcd:revoke-lease (etcd:lock-lease lock))))
+    (signals simple-error
+      (etcd:with-lock (lock *etcd* "l") (error "This goes through.")))
+    (is (zerop (etcd:count-entries *etcd* :prefix "l/")))
+    (is (equal '(1 2) (multiple-value-list (etcd:with-lock (lock *etcd* "l") (values 1 2)))))))
+
+(test locks-are-waited-for-through-restarts
+  "etcd is killed while somebody waits for a lock: he has it once it is back and the lock is free."
+  (with-store (store)
+    (etcd:with-etcd (etcd (store-address store) :backoff-maximum-seconds 0.2)
+      (let* ((lock (etcd:acquire-lock etcd "l" :seconds 60))
+             (next (etcd:request-lock etcd "l" :seconds 60))
+             (waiting (sb-thread:make-thread
+                       (lambda () (etcd:await-lock next :timeout (* 2 +patience+))))))
+        (sleep 0.2)
+        (end-store store)
+        (begin-store store)
+        (etcd:release-lock lock :timeout +patience+)
+        (is (eq next (sb-thread:join-thread waiting)))
+        (is-true (etcd:lock-held-p next))
+        (etcd:release-lock next)))))
+
+(test etcdctl-waits-for-our-locks-and-we-for-its
+  (with-store (store)
+    (if (etcdctl-p)
+        (let* ((lock (etcd:acquire-lock *etcd* "shared"))
+               (program (support:start-program "/usr/bin/env"
+                                               (etcdctl-arguments store '("lock" "shared")))))
+          (unwind-protect
+               (progn
+                 (is-true (wait-until (lambda ()
+                                        (= 2 (etcd:count-entries *etcd* :prefix "shared/")))))
+                 (is-true (etcd:lock-held-p lock))
+                 (etcd:release-lock lock)
+                 ;; etcdctl prints its key once it has the lock
+                 (let ((line (support:program-line program)))
+                   (is (string= "shared/" line :end2 7))
+                   (is-true (etcd:fetch *etcd* line)))
+                 (signals etcd:not-obtained (etcd:acquire-lock *etcd* "shared" :timeout 0.3))
+                 (let ((next (etcd:request-lock *etcd* "shared")))
+                   (support:signal-program program sb-unix:sigint)
+                   (etcd:await-lock next :timeout +patience+)
+                   (is-true (etcd:lock-held-p next))))
+            (support:stop-program program)))
+        (skip "etcdctl is not installed"))))

@@ -1,0 +1,123 @@
+;;;; Members: listed, added as learners, promoted, removed; three, one of which is killed.
+
+(in-package #:clgrpc.tests.etcd)
+(in-suite :clgrpc.etcd)
+
+(test members
+  (with-store (store)
+    (let ((members (etcd:list-members *etcd*)))
+      (is (= 1 (length members)))
+      (is (string= "lab" (getf (first members) :name)))
+      (is (equal (list (format nil "http://~A" (store-address store)))
+                 (getf (first members) :clients)))
+      (signals misuse (etcd:add-member *etcd* nil))
+      (signals etcd:not-found (etcd:remove-member *etcd* 1))
+      (signals etcd:not-found (etcd:promote-member *etcd* 1))
+      (signals etcd:not-ready (etcd:promote-member *etcd* (getf (first members) :id)))
+      (signals etcd:already-exists (etcd:add-member *etcd* (peer-url store) :learner t))
+      (let ((urls (list (peer-url store) "http://127.0.0.1:1")))
+        (is (equal urls (sort (getf (first (etcd:update-member
+                                            *etcd* (getf (first members) :id) urls))
+                                    :peers)
+                              #'> :key #'length)))))))
+
+(test members-come-and-go
+  "A learner is added and removed; another one is added, started, and promoted."
+  (with-store (store)
+    (let ((never-started (etcd:add-member *etcd* "http://127.0.0.1:1" :learner t)))
+      (signals etcd:not-ready (etcd:promote-member *etcd* (getf never-started :id)))
+      (is (equal '("lab") (mapcar (lambda (member) (getf member :name))
+                                  (etcd:remove-member *etcd* (getf never-started :id))))))
+    (let ((new (new-store :name "new"
+                          :arguments (list "--initial-cluster-state" "existing"))))
+      (multiple-value-bind (member all) (etcd:add-member *etcd* (peer-url new) :learner t)
+        (is (= 2 (length all)))
+        (is-true (getf member :learner))
+        (is (equal (list (peer-url new)) (getf member :peers)))
+        (let ((id (getf member :id)))
+          (setf (store-cluster new) (format nil "lab=~A,new=~A" (peer-url store) (peer-url new)))
+          (begin-store new)
+          (unwind-protect
+               (progn
+                 (is-true (wait-until (lambda ()
+                                        (handler-case (etcd:promote-member *etcd* id)
+                                          (etcd:etcd-error () (sleep 0.1))))))
+                 (is (notany (lambda (member) (getf member :learner)) (etcd:list-members *etcd*)))
+                 (etcd:put *etcd* "a" "1" :timeout +patience+)
+                 (etcd:with-etcd (etcd (store-address new))
+                   (is (string= "1" (etcd:entry-text (etcd:fetch etcd "a" :timeout +patience+))))))
+            (end-store new)
+            (uiop:delete-directory-tree (pathname (store-folder new)) :validate t)))))))
+
+(defun leader-of (stores)
+  "That of STORES which leads, or nil."
+  (let* ((id (getf (etcd:member-status *etcd* :timeout +patience+) :leader))
+         (leader (find id (etcd:list-members *etcd* :timeout +patience+)
+                       :key (lambda (member) (getf member :id)))))
+    (find (getf leader :name) stores :key #'store-name :test #'equal)))
+
+(test the-leader-of-three-is-killed
+  "Writes go on, a watch loses and repeats nothing, a lease lives, and so does a lock; once the
+killed one is back all three have the same."
+  (with-cluster (stores)
+    (let* ((revisions '()) (written '()) (stop nil) (lost nil)
+           (lease (etcd:grant-lease *etcd* 5 :on-loss (lambda (condition) (setf lost condition))))
+           (lock (etcd:acquire-lock *etcd* "lock" :seconds 10))
+           (watch (etcd:watch *etcd* (lambda (changes revision)
+                                       (dolist (change changes)
+                                         (declare (ignorable change))
+                                         (push revision revisions)))
+                              :prefix "n/"))
+           (writer (sb-thread:make-thread
+                    (lambda (etcd)
+                      (loop for i from 0
+                            until stop
+                            do (handler-case
+                                   (push (etcd:put etcd (format nil "n/~D" i) "x" :timeout 1)
+                                         written)
+                                 (etcd:etcd-error ()))))
+                    :arguments (list *etcd*)))
+           (killed (leader-of stores)))
+      (etcd:put *etcd* "lease" "1" :lease lease)
+      (is-true killed)
+      (end-store killed)
+      (let ((before (length written)))
+        (is-true (wait-until (lambda () (< (+ 50 before) (length written))))))
+      (is-true (wait-until (lambda ()
+                             (let ((leader (leader-of stores)))
+                               (and leader (not (eq leader killed)))))))
+      (sleep 5)
+      (is-true (etcd:lease-alive-p lease))
+      (is (null lost))
+      (is-true (etcd:fetch *etcd* "lease"))
+      (is-true (etcd:lock-held-p lock))
+      (is-true (etcd:transact *etcd* :when (list (etcd:lock-guard lock))))
+      (setf stop t)
+      (sb-thread:join-thread writer)
+      (is-true (wait-until (lambda () (member (first written) revisions))))
+      (is-true (etcd:watch-open-p watch))
+      (is (apply #'> revisions) "each once, in order")
+      (is (null (set-difference written revisions)))
+      ;; the killed one comes back, and is made the leader
+      (begin-store killed)
+      (is-true (etcd:member-status *etcd* :endpoint (store-address killed) :timeout +patience+))
+      (let ((id (getf (find (store-name killed) (etcd:list-members *etcd*)
+                            :key (lambda (member) (getf member :name)) :test #'equal)
+                      :id)))
+        (is-true (wait-until (lambda ()
+                               (handler-case (progn (etcd:move-leader *etcd* id) t)
+                                 (etcd:etcd-error () (sleep 0.1))))))
+        (is-true (wait-until (lambda () (eq killed (leader-of stores)))))
+        (is (= id (getf (etcd:member-status *etcd* :endpoint (store-address killed)) :member)))
+        (signals etcd:not-ready
+          (etcd:move-leader *etcd* id
+                            :endpoint (store-address (find killed stores :test-not #'eq)))))
+      (let ((revision (etcd:put *etcd* "end" "1" :timeout +patience+)))
+        (flet ((hash (store)
+                 (is-true (wait-until
+                           (lambda ()
+                             (<= revision
+                                 (getf (etcd:member-status *etcd* :endpoint (store-address store))
+                                       :revision)))))
+                 (etcd:hash-entries *etcd* :revision revision :endpoint (store-address store))))
+          (is (= 1 (length (remove-duplicates (mapcar #'hash stores))))))))))

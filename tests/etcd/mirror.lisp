@@ -1,0 +1,75 @@
+;;;; Mirrors: all entries, then each change; all again after a compaction.
+
+(in-package #:clgrpc.tests.etcd)
+(in-suite :clgrpc.etcd)
+
+(defun copy-of (events)
+  "What a table is, as an alist of keys and values sorted by key, that EVENTS of a mirror, the
+newest first, were applied to."
+  (let ((table (make-hash-table :test #'equal)))
+    (loop for (kind items) in (reverse events)
+          do (when (eq :entries kind) (clrhash table))
+             (dolist (item items)
+               (cond ((eq :entries kind)
+                      (setf (gethash (etcd:entry-key item) table) (etcd:entry-text item)))
+                     ((eq :put (etcd:change-kind item))
+                      (setf (gethash (etcd:entry-key (etcd:change-entry item)) table)
+                            (etcd:entry-text (etcd:change-entry item))))
+                     (t (remhash (etcd:entry-key (etcd:change-entry item)) table)))))
+    (sort (alexandria:hash-table-alist table) #'string< :key #'car)))
+
+(test mirrors
+  (with-store (store)
+    (etcd:put *etcd* "m/a" "1")
+    (etcd:put *etcd* "n" "1")
+    (let* ((events '())
+           (mirror (etcd:mirror *etcd*
+                                (lambda (kind items revision)
+                                  (push (list kind items revision) events))
+                                :prefix "m/"))
+           (first (third (first events))))
+      (is (equal '(("m/a" . "1")) (copy-of events)))
+      (etcd:put *etcd* "m/b" "2")
+      (etcd:transact *etcd* :then '((:put "m/c" "3") (:remove "m/a")))
+      (is-true (wait-until (lambda () (= 3 (length events)))))
+      (is (equal '(("m/b" . "2") ("m/c" . "3")) (copy-of events)))
+      (is (equal (list first (+ 1 first) (+ 2 first)) (reverse (mapcar #'third events))))
+      (etcd:cancel-mirror mirror)
+      (etcd:put *etcd* "m/d" "4")
+      (is (= 3 (length events))))))
+
+(test mirrors-begin-anew-after-compaction
+  "While etcd is elsewhere changes that a mirror would tell are made and compacted."
+  (with-store (store)
+    (etcd:put *etcd* "m/a" "1")
+    (let ((events '()) (port (store-port store)))
+      (etcd:mirror *etcd* (lambda (kind items revision)
+                            (declare (ignore revision))
+                            (push (list kind items) events))
+                   :prefix "m/")
+      (end-store store)
+      (setf (store-port store) (free-port))
+      (begin-store store)
+      (etcd:with-etcd (etcd (store-address store) :timeout +patience+)
+        (etcd:put etcd "m/b" "2")
+        (etcd:remove-entry etcd "m/a")
+        (etcd:compact etcd (etcd:put etcd "m/c" "3")))
+      (end-store store)
+      (setf (store-port store) port)
+      (begin-store store)
+      (is-true (wait-until (lambda () (equal '(:entries :entries) (mapcar #'first events)))))
+      (is (equal '(("m/b" . "2") ("m/c" . "3")) (copy-of events)))
+      (etcd:put *etcd* "m/d" "4" :timeout +patience+)
+      (is-true (wait-until (lambda () (assoc "m/d" (copy-of events) :test #'string=)))))))
+
+(test mirrors-end
+  "A mirror whose function fails ends, and says why."
+  (with-store (store)
+    (let ((ended nil))
+      (etcd:mirror *etcd* (lambda (kind items revision)
+                            (declare (ignore items revision))
+                            (when (eq :changes kind) (error "This is a bug.")))
+                   :prefix "m/" :on-end (lambda (condition) (setf ended condition)))
+      (etcd:put *etcd* "m/a" "1")
+      (is-true (wait-until (lambda () ended)))
+      (is (typep ended 'simple-error)))))

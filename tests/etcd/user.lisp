@@ -1,0 +1,169 @@
+;;;; Users, roles and permissions; tokens that end, in calls, watches and leases.
+
+(in-package #:clgrpc.tests.etcd)
+(in-suite :clgrpc.etcd)
+
+(defun enable-users (&key (root "secret"))
+  "Give *ETCD* a root with that password, and ada (password \"countess\"), whose role permits all of
+a/ and to read b; from then on it wants to know who asks."
+  (etcd:add-user *etcd* "root" root)
+  (etcd:add-role *etcd* "root")
+  (etcd:grant-role *etcd* "root" "root")
+  (etcd:add-user *etcd* "ada" "countess")
+  (etcd:add-role *etcd* "writer")
+  (etcd:grant-permission *etcd* "writer" :read-write :prefix "a/")
+  (etcd:grant-permission *etcd* "writer" :read :key "b")
+  (etcd:grant-role *etcd* "ada" "writer")
+  (etcd:enable-authentication *etcd*))
+
+(test users-and-roles
+  (with-store (store "--bcrypt-cost" "4")
+    (signals etcd:not-ready (etcd:enable-authentication *etcd*))
+    (enable-users)
+    (signals etcd:access-denied (etcd:fetch *etcd* "a/x"))
+    (etcd:with-etcd (root (store-address store) :user "root" :password "secret")
+      (is (equal '("ada" "root") (sort (etcd:list-users root) #'string<)))
+      (is (equal '("root" "writer") (sort (etcd:list-roles root) #'string<)))
+      (is (equal '("writer") (etcd:user-roles root "ada")))
+      (is (equalp (list (list :access :read-write :from (octets-of 97 47) :to (octets-of 97 48))
+                        (list :access :read :from (octets-of 98) :to nil))
+                  (etcd:role-permissions root "writer")))
+      (etcd:put root "b" "1")
+      (let ((ada (etcd:as-user root "ada" "countess")))
+        (is (string= "ada" (etcd:etcd-user ada)))
+        (etcd:put ada "a/x" "1")
+        (is (string= "1" (etcd:entry-text (etcd:fetch ada "b"))))
+        (signals etcd:access-denied (etcd:put ada "b" "2"))
+        (signals etcd:access-denied (etcd:fetch ada "c"))
+        (signals etcd:access-denied (etcd:add-user ada "eve" "x"))
+        (signals etcd:access-denied (etcd:watch ada #'list :key "c"))
+        (signals etcd:access-denied (etcd:transact ada :then '((:put "a/y" "1") (:put "b" "2"))))
+        (is (null (etcd:fetch ada "a/y")))
+        (etcd:close-etcd ada))
+      (signals etcd:access-denied
+        (etcd:fetch (etcd:as-user root "ada" "baroness") "a/x"))
+      (signals etcd:access-denied
+        (etcd:fetch (etcd:as-user root "nobody" "x") "a/x"))
+      (signals etcd:already-exists (etcd:add-user root "ada" "x"))
+      (signals etcd:already-exists (etcd:add-role root "writer"))
+      (signals etcd:not-found (etcd:user-roles root "nobody"))
+      (signals etcd:not-found (etcd:role-permissions root "nothing"))
+      (signals etcd:not-found (etcd:grant-role root "ada" "nothing"))
+      (etcd:revoke-permission root "writer" :key "b")
+      (signals etcd:not-ready (etcd:revoke-permission root "writer" :key "b"))
+      (etcd:revoke-role root "ada" "writer")
+      (signals etcd:access-denied (etcd:fetch (etcd:as-user root "ada" "countess") "a/x"))
+      (signals etcd:not-ready (etcd:revoke-role root "ada" "writer"))
+      (etcd:remove-role root "writer")
+      (etcd:remove-user root "ada")
+      (is (equal '("root") (etcd:list-users root)))
+      (etcd:disable-authentication root)
+      ;; nobody is asked who he is, and who says so all the same is heard
+      (is (string= "1" (etcd:entry-text (etcd:fetch root "b"))))
+      (is (string= "1" (etcd:entry-text (etcd:fetch *etcd* "b")))))
+    (signals misuse (etcd:make-etcd "a:1" :user "ada"))
+    (signals misuse (etcd:make-etcd "a:1" :password "x"))
+    (signals misuse (etcd:make-etcd "a:1" :user "" :password "x"))
+    (signals misuse (etcd:as-user *etcd* nil nil))))
+
+(test users-are-asked-for-while-a-client-runs
+  "A client with a user works before authentication is enabled, after that, and after it is
+disabled; a password may be fetched anew."
+  (with-store (store "--bcrypt-cost" "4")
+    (let ((password "countess") (asked 0))
+      (etcd:with-etcd (ada (store-address store)
+                       :user "ada" :password (lambda () (incf asked) password))
+        (etcd:put ada "c" "free")
+        (is (= 1 asked))
+        (enable-users)
+        (etcd:put ada "a/x" "1")
+        (is (= 2 asked))
+        (etcd:with-etcd (root (store-address store) :user "root" :password "secret")
+          (etcd:change-password root "ada" (setf password "lady"))
+          (etcd:put ada "a/x" "2")
+          (is (= 3 asked))
+          (etcd:disable-authentication root)
+          (etcd:put ada "c" "free again"))))))
+
+(defun exercise-token (ada restart)
+  "Have ADA watch, keep a lease and put entries; call RESTART, since when her token is not valid;
+all of it goes on."
+  (let* ((heard '()) (lost nil) (ended nil)
+         (watch (etcd:watch ada (lambda (changes revision)
+                                  (declare (ignore revision))
+                                  (dolist (change changes)
+                                    (push (etcd:entry-key (etcd:change-entry change)) heard)))
+                            :prefix "a/" :on-end (lambda (condition) (setf ended condition))))
+         (lease (etcd:grant-lease ada 3 :on-loss (lambda (condition) (setf lost condition)))))
+    (etcd:put ada "a/lease" "1" :lease lease)
+    (etcd:put ada "a/1" "1")
+    (let ((before (clgrpc.etcd::etcd-token ada)))
+      (funcall restart)
+      (etcd:put ada "a/2" "1" :timeout +patience+)
+      (is (string/= before (clgrpc.etcd::etcd-token ada))))
+    (etcd:put ada "a/3" "1" :timeout +patience+)
+    (is-true (wait-until (lambda () (= 4 (length heard)))))
+    (is (equal '("a/lease" "a/1" "a/2" "a/3") (reverse heard)))
+    (sleep 3.5)
+    (is-true (etcd:lease-alive-p lease))
+    (is-true (etcd:fetch ada "a/lease"))
+    (is (null lost))
+    (is (null ended))
+    (is-true (etcd:watch-open-p watch))))
+
+(test tokens-that-etcd-forgets
+  "etcd forgets a user's simple tokens when his password is changed; calls, watches and leases get
+new ones, through a restart, too."
+  (with-store (store "--bcrypt-cost" "4")
+    (enable-users)
+    (etcd:with-etcd (ada (store-address store) :user "ada" :password "countess"
+                                               :backoff-maximum-seconds 0.2)
+      (exercise-token ada (lambda ()
+                            (etcd:change-password (etcd:as-user ada "root" "secret")
+                                                  "ada" "countess")
+                            (end-store store)
+                            (begin-store store))))))
+
+(test tokens-that-end
+  "Signed tokens (JWT) end after a second; calls, watches and leases get new ones."
+  (let* ((folder (format nil "/tmp/clgrpc-etcd-key-~36R/" (random (expt 36 8)
+                                                                  (make-random-state t))))
+         (private (format nil "~Aprivate.pem" folder))
+         (public (format nil "~Apublic.pem" folder)))
+    (ensure-directories-exist folder)
+    (unwind-protect
+         (progn
+           (uiop:run-program (list "openssl" "genrsa" "-traditional" "-out" private "2048"))
+           (uiop:run-program (list "openssl" "rsa" "-in" private "-pubout" "-out" public))
+           (with-store (store "--bcrypt-cost" "4" "--auth-token"
+                              (format nil "jwt,pub-key=~A,priv-key=~A,sign-method=RS256,ttl=1s"
+                                      public private))
+             (enable-users)
+             (etcd:with-etcd (ada (store-address store) :user "ada" :password "countess"
+                                                        :backoff-maximum-seconds 0.2)
+               (exercise-token ada (lambda () (sleep 1.5)))
+               ;; a watch is begun with a token that has ended
+               (sleep 1.2)
+               (is-true (etcd:watch ada (constantly nil) :prefix "a/"))
+               ;; users and roles have changed since the token was made
+               (etcd:with-etcd (root (store-address store) :user "root" :password "secret")
+                 (etcd:put ada "a/4" "1")
+                 (etcd:add-user root "bob" "x")
+                 (etcd:put ada "a/5" "1")))))
+      (uiop:delete-directory-tree (pathname folder) :validate t))))
+
+(test many-ask-for-a-token-once
+  "Threads that find the token invalid at one time fetch one new token."
+  (with-store (store "--bcrypt-cost" "4")
+    (enable-users)
+    (let ((asked 0) (lock (sb-thread:make-mutex)))
+      (etcd:with-etcd (ada (store-address store)
+                       :user "ada" :password (lambda ()
+                                               (sb-thread:with-mutex (lock) (incf asked))
+                                               "countess"))
+        (etcd:put ada "a/1" "1")
+        (setf (clgrpc.etcd::etcd-token ada) "invalid")
+        (mapc #'sb-thread:join-thread
+              (loop repeat 8
+                    collect (sb-thread:make-thread (lambda () (etcd:put ada "a/1" "2")))))
+        (is (= 2 asked))))))
