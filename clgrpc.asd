@@ -695,6 +695,21 @@
                (:file "finder")
                (:file "resolver")))
 
+(defsystem "clgrpc/memory"
+  :description "An engine in memory that serves etcd's services, for demonstrations and tests."
+  :depends-on ("clgrpc/etcd" "clgrpc/inproc")
+  :pathname "src/memory/"
+  :serial t
+  :components ((:file "package")
+               (:file "tree")
+               (:file "store")
+               (:file "lease")
+               (:file "range")
+               (:file "transaction")
+               (:file "engine")
+               (:file "watch")
+               (:file "service")))
+
 (defsystem "clgrpc/otlp"
   :description "Metrics and spans told to an OpenTelemetry collector."
   :depends-on ("clgrpc/client" "clgrpc/metrics" "clgrpc/trace")
@@ -888,7 +903,7 @@
                "clgrpc/tests/hpack" "clgrpc/tests/http1" "clgrpc/tests/http2"
                "clgrpc/tests/dialogue"
                "clgrpc/tests/protobuf" "clgrpc/tests/fuzz" "clgrpc/tests/rpc"
-               "clgrpc/tests/memory" "clgrpc/tests/wire" "clgrpc/tests/status"
+               "clgrpc/tests/world" "clgrpc/tests/wire" "clgrpc/tests/status"
                "clgrpc/tests/service" "clgrpc/tests/calling" "clgrpc/tests/serving"
                "clgrpc/tests/examples"
                "clgrpc/tests/profile" "clgrpc/tests/tools" "clgrpc/tests/load" "clgrpc/tests/page"
@@ -899,7 +914,7 @@
                "clgrpc/tests/channelz" "clgrpc/tests/console"
                "clgrpc/tests/sim" "clgrpc/tests/policy"
                "clgrpc/tests/abuse" "clgrpc/tests/promise" "clgrpc/tests/otlp"
-               "clgrpc/tests/etcd" "clgrpc/tests/discovery"
+               "clgrpc/tests/etcd" "clgrpc/tests/discovery" "clgrpc/tests/memory"
                "sb-posix" "sb-introspect")
   :pathname "tests/"
   :serial t
@@ -1210,7 +1225,7 @@
                (:file "server")))
 
 (defsystem "clgrpc/tests/wire"
-  :depends-on ("clgrpc/wire" "clgrpc/tests/memory" "fiveam")
+  :depends-on ("clgrpc/wire" "clgrpc/tests/world" "fiveam")
   :pathname "tests/wire/"
   :serial t
   :components ((:file "proto")
@@ -1235,7 +1250,7 @@
                (:file "stage")))
 
 (defsystem "clgrpc/tests/server"
-  :depends-on ("clgrpc" "clgrpc/tests/support" "clgrpc/tests/memory" "sb-bsd-sockets" "fiveam")
+  :depends-on ("clgrpc" "clgrpc/tests/support" "clgrpc/tests/world" "sb-bsd-sockets" "fiveam")
   :pathname "tests/server/"
   :serial t
   :components ((:static-file "bench.proto")
@@ -1372,6 +1387,24 @@
                (:file "fleet"))
   :perform (test-op (operation system)
              (symbol-call '#:fiveam '#:run! :clgrpc.discovery)))
+
+(defsystem "clgrpc/tests/memory"
+  :depends-on ("clgrpc/memory" "clgrpc/server" "clgrpc/tests/etcd" "clgrpc/tests/support"
+               "alexandria")
+  :pathname "tests/memory/"
+  :serial t
+  :components ((:file "package")
+               (:file "tree")
+               (:file "store")
+               (:file "lease")
+               (:file "range")
+               (:file "transaction")
+               (:file "engine")
+               (:file "watch")
+               (:file "service")
+               (:file "likeness"))
+  :perform (test-op (operation system)
+             (symbol-call '#:fiveam '#:run! :clgrpc.memory)))
 
 (defsystem "clgrpc/tests/otlp"
   :depends-on ("clgrpc/otlp" "clgrpc/tests/server" "clgrpc/tests/support"
@@ -1549,10 +1582,10 @@
                (:file "client")
                (:file "tls")))
 
-(defsystem "clgrpc/tests/memory"
+(defsystem "clgrpc/tests/world"
   :description "Connections within memory, for tests of what is above HTTP/2."
   :depends-on ("clgrpc/loop" "clgrpc/tests/dialogue" "fiveam")
-  :pathname "tests/memory/"
+  :pathname "tests/world/"
   :serial t
   :components ((:file "package")
                (:file "world")

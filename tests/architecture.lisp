@@ -42,6 +42,7 @@
     ("console" "server" "metrics" "logs" :all-of)
     ("etcd" "balance" :all-of)
     ("discovery" "etcd" "server" :all-of)
+    ("memory" "etcd" "inproc" :all-of)
     ("web" "inproc" "client" "server" :all-of)
     ("observe" "inproc" "client" "server" :all-of)
     ("cluster" "inproc" "client" "server" :all-of)

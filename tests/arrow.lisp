@@ -300,6 +300,8 @@ returns them, define to the names of the files that do."
     ("etcd" "rpc" 10) ("etcd" "calling" 10) ("etcd" "client" 20)
     ("discovery" "base" 20) ("discovery" "os" 10) ("discovery" "loop" 15) ("discovery" "config" 10)
     ("discovery" "client" 15) ("discovery" "server" 10) ("discovery" "etcd" 35)
+    ("memory" "base" 30) ("memory" "loop" 10) ("memory" "protobuf" 10) ("memory" "status" 10)
+    ("memory" "service" 10) ("memory" "rpc" 10) ("memory" "inproc" 10) ("memory" "etcd" 10)
     ("otlp" "base" 20) ("otlp" "protobuf" 10) ("otlp" "loop" 10) ("otlp" "status" 10)
     ("otlp" "calling" 10) ("otlp" "client" 10) ("otlp" "metrics" 20) ("otlp" "trace" 40)
     ("services" "base" 10) ("services" "protobuf" 20) ("services" "status" 10)

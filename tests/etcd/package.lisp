@@ -6,9 +6,9 @@
   (:local-nicknames (#:etcd #:clgrpc.etcd) (#:support #:clgrpc.tests.support)
                     (#:base #:clgrpc.base)
                     (#:status #:clgrpc.status) (#:pb #:etcdserverpb))
-  (:export #:with-store #:with-cluster #:end-store #:*etcd* #:store-address #:store-program
-           #:begin-store #:wait-until
-           #:free-port #:+patience+))
+  ;; server.lisp, for tests of what stands on etcd
+  (:export #:with-store #:with-cluster #:end-store #:*etcd* #:*store-function* #:store-address
+           #:store-program #:begin-store #:wait-until #:etcd-program #:free-port #:+patience+))
 
 (in-package #:clgrpc.tests.etcd)
 

@@ -1,14 +1,57 @@
-;;;; Connections within memory, for tests of what is above HTTP/2 without a socket: a loop that the
-;;;; thread of the test runs turn by turn, on a clock that stands until the test says otherwise, and
-;;;; peers that speak in the words of tests/dialogue.
+;;;; Tests of the engine in memory. What etcd itself says to the same is in service.lisp and
+;;;; likeness.lisp.
 
 (defpackage #:clgrpc.tests.memory
-  (:use #:cl #:clgrpc.base #:fiveam)
-  (:local-nicknames (#:loop #:clgrpc.loop) (#:dialogue #:clgrpc.tests.dialogue))
-  (:export
-   ;; world.lisp
-   #:world #:make-world #:world-loop #:world-now #:world-errors #:start-world #:run-turns
-   #:call-in-world #:end #:end-shut #:end-closed #:end-ended #:new-end #:say #:stop-talking
-   #:forget-end #:take-said #:end-transport #:end-full
-   ;; script.lisp
-   #:*world* #:*end* #:passes #:hears #:says #:said #:silent #:answers-to #:connects #:hangs-up))
+  (:use #:cl #:fiveam)
+  (:import-from #:clgrpc.base #:octets-of #:misuse #:string-octets #:octets-string)
+  (:import-from #:clgrpc.tests.etcd #:*etcd* #:wait-until #:with-store)
+  (:local-nicknames (#:memory #:clgrpc.memory) (#:etcd #:clgrpc.etcd) (#:base #:clgrpc.base)
+                    (#:loop #:clgrpc.loop) (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status)
+                    (#:calling #:clgrpc.calling) (#:inproc #:clgrpc.inproc)
+                    (#:server #:clgrpc.server) (#:support #:clgrpc.tests.support)
+                    (#:shared #:clgrpc.tests.etcd)
+                    (#:protobuf #:clgrpc.protobuf)
+                    (#:pb #:etcdserverpb) (#:kv #:etcdserverpb.kv)
+                    (#:leases #:etcdserverpb.lease) (#:watches #:etcdserverpb.watch)))
+
+(in-package #:clgrpc.tests.memory)
+
+(def-suite :clgrpc.memory :description "The engine in memory.")
+(in-suite :clgrpc.memory)
+
+(defun call-with-engine (function &rest options)
+  (let ((engine (let ((base:*log-function* nil)) (apply #'memory:make-engine options))))
+    (unwind-protect
+         (let ((*etcd* (memory:connect engine)))
+           (unwind-protect (funcall function engine)
+             (etcd:close-etcd *etcd*)))
+      (memory:close-engine engine))))
+
+(defmacro with-engine ((engine &rest options) &body body)
+  "Evaluate BODY with ENGINE a new one, and *ETCD* its client."
+  `(call-with-engine (lambda (,engine) (declare (ignorable ,engine)) ,@body) ,@options))
+
+(defun new-store (&key (octets 1000000) (revisions 100) (leases 10))
+  (memory::make-store (memory::make-limits :octets octets :revisions revisions :leases leases)))
+
+(defun put (store key &key (value "x") (lease 0))
+  "Put VALUE at KEY, strings, and return the revision."
+  (memory::answer-put store (pb:make-put-request :key (string-octets key)
+                                                 :value (string-octets value) :lease lease))
+  (memory::store-revision store))
+
+(defun item-text (item)
+  (octets-string (memory::item-key item)))
+
+(defun keys-of (tree)
+  "The keys of TREE, as strings."
+  (let ((keys '()))
+    (memory::map-range (lambda (item) (push (item-text item) keys)) tree (octets-of) nil)
+    (nreverse keys)))
+
+(defmacro refused-with ((status text) &body body)
+  "Check that BODY ends with STATUS and TEXT."
+  `(handler-case (progn ,@body (fail "not refused: ~A" ,text))
+     (status:rpc-error (error)
+       (is (eq ,status (status:rpc-error-status error)))
+       (is (string= ,text (status:rpc-error-message error))))))

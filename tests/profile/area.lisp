@@ -19,7 +19,7 @@
                ("my-app::handle" "user code")
                ("sb-vm::alloc-tramp" "allocation")
                ("sb-kernel::sub-gc" "collector")
-               ("clgrpc.tests.memory::run" "tests"))
+               ("clgrpc.tests.world::run" "tests"))
         do (is (equal area (profile::lisp-area name)) "~A is ~S's" name (profile::lisp-area name))))
 
 (test areas-of-the-kernel

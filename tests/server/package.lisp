@@ -9,7 +9,7 @@
                     (#:server #:clgrpc.server)
                     (#:client #:clgrpc.client) (#:loop #:clgrpc.loop) (#:http2 #:clgrpc.http2)
                     (#:hpack #:clgrpc.hpack) (#:os #:clgrpc.os)
-                    (#:support #:clgrpc.tests.support) (#:memory #:clgrpc.tests.memory)
+                    (#:support #:clgrpc.tests.support) (#:memory #:clgrpc.tests.world)
                     (#:dialogue #:clgrpc.tests.dialogue))
   (:export
    ;; support.lisp

@@ -1,4 +1,4 @@
-;;;; A hub without a socket: its loop is in memory, its peers speak in the words of tests/memory,
+;;;; A hub without a socket: its loop is in memory, its peers speak in the words of tests/world,
 ;;;; and time passes when a test says so.
 
 (in-package #:clgrpc.tests.server)

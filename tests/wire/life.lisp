@@ -94,7 +94,7 @@ is closed in time; who has said a part of anything, or can only speak HTTP/2, he
                    (memory:silent)
                    (is (equal '(:settings :goaway)
                               (remove :window-update (mapcar #'first (memory:said))))))
-               (is-true (clgrpc.tests.memory::end-shut memory:*end*))
+               (is-true (clgrpc.tests.world::end-shut memory:*end*))
                (memory:hangs-up)
                (memory:passes 1)
                (destructuring-bind ((event reason)) (told)

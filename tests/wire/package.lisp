@@ -3,7 +3,7 @@
   (:local-nicknames (#:rpc #:clgrpc.rpc) (#:status #:clgrpc.status) (#:service #:clgrpc.service)
                     (#:wire #:clgrpc.wire) (#:hpack #:clgrpc.hpack)
                     (#:http2 #:clgrpc.http2) (#:loop #:clgrpc.loop)
-                    (#:memory #:clgrpc.tests.memory) (#:dialogue #:clgrpc.tests.dialogue)))
+                    (#:memory #:clgrpc.tests.world) (#:dialogue #:clgrpc.tests.dialogue)))
 
 (in-package #:clgrpc.tests.wire)
 

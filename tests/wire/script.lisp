@@ -1,5 +1,5 @@
 ;;;; A real link and real calls on it, without a socket and with next to nothing above: an END whose
-;;;; calls queue what comes and note how they end. The peer speaks in the words of tests/memory.
+;;;; calls queue what comes and note how they end. The peer speaks in the words of tests/world.
 
 (in-package #:clgrpc.tests.wire)
 

@@ -2,7 +2,7 @@
 ;;;; test: (connects TRANSPORT-FUNCTION), (hears FRAME…), (says FRAME…), (silent), (passes SECONDS),
 ;;;; (hangs-up).
 
-(in-package #:clgrpc.tests.memory)
+(in-package #:clgrpc.tests.world)
 
 (defvar *world* nil "The world of the test.")
 (defvar *end* nil "The peer's end that the words are of.")

@@ -1,7 +1,7 @@
 ;;;; A loop, its clock and its connections, all in memory. An END is the peer's end of a connection:
 ;;;; what it says the loop reads, what the loop writes it keeps.
 
-(in-package #:clgrpc.tests.memory)
+(in-package #:clgrpc.tests.world)
 
 (defstruct (end (:copier nil))
   "The peer's end of a connection."

@@ -1,0 +1,101 @@
+;;;; Leases of a store. The store's clock is an argument: whoever uses the store ends those first
+;;;; whose time is over. A draft becomes the newest revision here, since leases know their items.
+
+(in-package #:clgrpc.memory)
+
+(defconstant +shortest-lease-seconds+ 2 "The TTL of leases for which less was asked, as of etcd.")
+(defconstant +longest-lease-seconds+ 9000000000 "No lease has a longer TTL, as of etcd.")
+
+(defstruct (lease (:constructor make-lease (number seconds end-ns)) (:copier nil))
+  "A lease of a store."
+  (number 0 :type (signed-byte 64) :read-only t) ; by which its users know it
+  (seconds 0 :type (integer 0) :read-only t) ; how long it lasts unless it is renewed
+  (end-ns 0 :type (integer 0))          ; when it ends unless it is renewed
+  (items nil :type (or null node)))     ; the tree of the items that end with it
+
+(declaim (sb-ext:freeze-type lease))
+
+(defun find-lease (store number)
+  "The lease of STORE that has NUMBER, or nil."
+  (values (gethash number (store-leases store))))
+
+(defun note-change (store change)
+  "Have the leases of STORE know of CHANGE."
+  (flet ((lease-of (item)
+           (and item (plusp (item-version item)) (find-lease store (item-lease item)))))
+    (let* ((item (change-item change))
+           (before (lease-of (change-previous change)))
+           (now (lease-of item)))
+      (when before
+        (setf (lease-items before) (tree-without (lease-items before) (item-key item))))
+      (when now
+        (setf (lease-items now) (tree-with (lease-items now) item))))))
+
+(defun commit (draft)
+  "Have DRAFT be the newest revision of its store, if it has changes. Return the revision then."
+  (let ((store (draft-store draft)) (changes (nreverse (draft-changes draft))))
+    (when changes
+      (vector-push-extend (make-record (draft-tree draft) (coerce changes 'simple-vector))
+                          (store-records store))
+      (setf (store-revision store) (draft-revision draft))
+      (dolist (change changes)
+        (unless (removal-p change) (incf (store-octets store) (item-cost (change-item change))))
+        (note-change store change))
+      (let ((most (limits-revisions (store-limits store))))
+        ;; seldom, since the vector of records is moved then
+        (when (> (length (store-records store)) (+ most (ceiling most 4)))
+          (forget-before store (- (store-revision store) most -1)))))
+    (store-revision store)))
+
+(defun new-lease-number (store)
+  (loop (let ((number (incf (store-lease-number store))))
+          (unless (find-lease store number) (return number)))))
+
+(defun grant-lease (store number seconds now-ns)
+  "Return a new lease of STORE, with NUMBER unless that is 0, of SECONDS from NOW-NS on."
+  (let ((leases (store-leases store)))
+    (when (> seconds +longest-lease-seconds+) (refuse :lease-too-long))
+    (when (and (/= 0 number) (find-lease store number)) (refuse :lease-exists))
+    (when (>= (hash-table-count leases) (limits-leases (store-limits store)))
+      (refuse :too-many-leases))
+    (let* ((seconds (max seconds +shortest-lease-seconds+))
+           (number (if (zerop number) (new-lease-number store) number))
+           (end-ns (+ now-ns (seconds-ns seconds))))
+      (setf (store-quiet-until-ns store) (min end-ns (store-quiet-until-ns store))
+            (gethash number leases) (make-lease number seconds end-ns)))))
+
+(defun revoke-lease (store lease)
+  "End LEASE, and with it its items, all at one revision of STORE."
+  (let ((draft (draft-of store)))
+    (map-range (lambda (item) (remove-item draft item)) (lease-items lease) (make-octets 0) nil)
+    (commit draft)
+    (remhash (lease-number lease) (store-leases store))))
+
+(defun renew-lease (lease now-ns)
+  "Have LEASE last its time from NOW-NS on. Return its seconds."
+  (setf (lease-end-ns lease) (+ now-ns (seconds-ns (lease-seconds lease))))
+  (lease-seconds lease))
+
+(defun leases-in-order (store)
+  "The leases of STORE, those that end first first."
+  (sort (loop for lease being the hash-values of (store-leases store) collect lease)
+        (lambda (a b)
+          (if (= (lease-end-ns a) (lease-end-ns b))
+              (< (lease-number a) (lease-number b))
+              (< (lease-end-ns a) (lease-end-ns b))))))
+
+(defun first-end-ns (store)
+  "When the first of the leases of STORE ends, or nil."
+  (loop for lease being the hash-values of (store-leases store)
+        minimize (lease-end-ns lease) into first
+        finally (return (if (plusp (hash-table-count (store-leases store))) first nil))))
+
+(defun end-leases (store now-ns)
+  "End the leases of STORE whose time is over at NOW-NS, each at a revision of its own. Return true
+if there were any."
+  (unless (< now-ns (store-quiet-until-ns store))
+    (let ((over (loop for lease in (leases-in-order store)
+                      while (<= (lease-end-ns lease) now-ns) collect lease)))
+      (dolist (lease over) (revoke-lease store lease))
+      (setf (store-quiet-until-ns store) (or (first-end-ns store) now-ns))
+      (and over t))))

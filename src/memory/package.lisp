@@ -1,0 +1,21 @@
+;;;; An engine in memory: it serves etcd's own services, so that all that stands on clgrpc.etcd runs
+;;;; without etcd, in demonstrations and tests. It keeps nothing: what is in it is gone with its
+;;;; process. The files, from the ground up: an ordered tree of items that is never changed; the
+;;;; store, which has such a tree for each of its revisions; leases; ranges; transactions; the
+;;;; engine around it, with lock and clock; watches; the methods of the services.
+;;;;
+;;;; Up to transactions all of it is a data structure and functions of that, requests and the time.
+
+(defpackage #:clgrpc.memory
+  (:use #:cl #:clgrpc.base)
+  (:local-nicknames (#:loop #:clgrpc.loop) (#:status #:clgrpc.status) (#:rpc #:clgrpc.rpc)
+                    (#:protobuf #:clgrpc.protobuf) (#:inproc #:clgrpc.inproc)
+                    (#:etcd #:clgrpc.etcd) (#:pb #:etcdserverpb) (#:kv #:etcdserverpb.kv)
+                    (#:leases #:etcdserverpb.lease) (#:watches #:etcdserverpb.watch)
+                    (#:cluster #:etcdserverpb.cluster))
+  (:import-from #:sb-ext #:compare-and-swap)
+  (:export
+   ;; engine.lisp
+   #:engine #:make-engine #:close-engine #:engine-revision
+   ;; service.lisp
+   #:connect))

@@ -1,0 +1,98 @@
+;;;; The methods of etcd's services, and the client within the image.
+
+(in-package #:clgrpc.memory)
+
+(defconstant +longest-request+ 1572864 "A request that changes something has at most these octets.")
+
+(defun check-size (request)
+  "Refuse REQUEST, a message, if it is too long."
+  (when (> (protobuf:measure (protobuf:message-type-of request) request) +longest-request+)
+    (refuse :too-large)))
+
+(defmethod kv:range ((engine engine) request &key)
+  (on-store (engine store) (answer-range store request)))
+
+(defmethod kv:put ((engine engine) request &key)
+  (check-size request)
+  (on-store (engine store) (answer-put store request)))
+
+(defmethod kv:delete-range ((engine engine) request &key)
+  (on-store (engine store) (answer-removal store request)))
+
+(defmethod kv:txn ((engine engine) request &key)
+  (check-size request)
+  (on-store (engine store) (answer-transaction store request)))
+
+(defmethod kv:compact ((engine engine) request &key)
+  (on-store (engine store) (answer-compaction store request)))
+
+;;; Leases
+
+(defmethod leases:lease-grant ((engine engine) request &key)
+  (on-store (engine store now)
+    (let ((lease (grant-lease store (pb:lease-grant-request-id request)
+                              (pb:lease-grant-request-ttl request) now)))
+      (ensure-thread engine)
+      (sb-thread:condition-broadcast (engine-bell engine))
+      (pb:make-lease-grant-response :header (header (store-revision store))
+                                    :id (lease-number lease) :ttl (lease-seconds lease)))))
+
+(defmethod leases:lease-revoke ((engine engine) request &key)
+  (on-store (engine store)
+    (revoke-lease store (or (find-lease store (pb:lease-revoke-request-id request))
+                            (refuse :lease-not-found)))
+    (pb:make-lease-revoke-response :header (header (store-revision store)))))
+
+(defun answer-keep-alive (engine request)
+  (on-store (engine store now)
+    (let ((lease (find-lease store (pb:lease-keep-alive-request-id request))))
+      (pb:make-lease-keep-alive-response :header (header (store-revision store))
+                                         :id (pb:lease-keep-alive-request-id request)
+                                         :ttl (if lease (renew-lease lease now) 0)))))
+
+(defmethod leases:lease-keep-alive ((engine engine) requests &key call)
+  (declare (ignore requests))
+  (rpc:on-half-close call (lambda () (rpc:finish call)))
+  ;; its requests wait while it has answers that were not taken
+  (rpc:on-message call (lambda (request) (rpc:try-send call (answer-keep-alive engine request))))
+  call)
+
+(defmethod leases:lease-time-to-live ((engine engine) request &key)
+  (on-store (engine store now)
+    (let* ((number (pb:lease-time-to-live-request-id request))
+           (lease (find-lease store number))
+           (header (header (store-revision store))))
+      (if (null lease)
+          (pb:make-lease-time-to-live-response :header header :id number :ttl -1)
+          (pb:make-lease-time-to-live-response
+           :header header :id number :granted-ttl (lease-seconds lease)
+           :ttl (floor (- (lease-end-ns lease) now) (seconds-ns 1))
+           :keys (and (pb:lease-time-to-live-request-keys request)
+                      (mapcar #'item-key
+                              (range-items (lease-items lease) (octets-of 0) (octets-of 0)))))))))
+
+(defmethod leases:lease-leases ((engine engine) request &key)
+  (declare (ignore request))
+  (on-store (engine store)
+    (pb:make-lease-leases-response
+     :header (header (store-revision store))
+     :leases (loop for lease in (leases-in-order store)
+                   collect (pb:make-lease-status :id (lease-number lease))))))
+
+;;; Watches and members
+
+(defmethod watches:watch ((engine engine) requests &key call)
+  (declare (ignore requests))
+  (begin-watching engine call))
+
+(defmethod cluster:member-list ((engine engine) request &key)
+  (declare (ignore request))
+  (on-store (engine store)
+    (pb:make-member-list-response :header (header (store-revision store))
+                                  :members (list (pb:make-member :id 1 :name "memory")))))
+
+(defun connect (engine &key (timeout 5))
+  "Return a client of ENGINE within the image, an ETCD as of CLGRPC.ETCD:MAKE-ETCD, whose calls may
+take TIMEOUT seconds unless they say otherwise. From any thread; end it with CLOSE-ETCD."
+  (etcd:make-etcd nil :timeout timeout
+                      :channel (inproc:service-channel engine :max-receive-octets 268435456)))

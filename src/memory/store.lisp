@@ -1,0 +1,165 @@
+;;;; The store: for each of its revisions a tree of items, and the changes that made it. A revision
+;;;; is made from a DRAFT, which begins as the newest tree, and is entered as a whole or not at all.
+;;;; Revisions are numbered from 1, the empty store; what is older than the last compaction is not
+;;;; kept.
+;;;;
+;;;; It has limits: of the octets of the items that it keeps, old ones as well, and of the
+;;;; revisions. With more revisions than that the oldest are compacted, as an operator of etcd would
+;;;; have it do.
+;;;;
+;;;; What it does not do is a REFUSAL: a status and a text, which are etcd's own.
+
+(in-package #:clgrpc.memory)
+
+(defstruct (change (:constructor make-change (item previous)) (:copier nil))
+  "What a revision has changed at one key."
+  (item nil :type item :read-only t)    ; as it is since; of version 0 if it was removed
+  (previous nil :type (or null item)))  ; as it was; nil too if that is compacted
+
+(defstruct (record (:constructor make-record (tree changes)) (:copier nil))
+  "A revision."
+  (tree nil :type (or null node) :read-only t) ; its items
+  (changes nil :type simple-vector :read-only t)) ; of which it consists, in their order
+
+(defstruct (limits (:copier nil))
+  "How much a store takes."
+  (octets 0 :type (integer 1) :read-only t) ; of all that it keeps
+  (revisions 0 :type (integer 1) :read-only t) ; that it keeps
+  (leases 0 :type (integer 1) :read-only t)) ; at a time
+
+(defstruct (store (:constructor %make-store) (:copier nil))
+  "See above."
+  (limits nil :type limits :read-only t) ; how much it takes
+  (revision 1 :type (signed-byte 64))   ; the newest
+  (compacted -1 :type (signed-byte 64)) ; the oldest that can be read; -1: all
+  (records nil :type (and vector (not simple-array)) :read-only t) ; that are kept, the oldest first
+  (first 1 :type (signed-byte 64))      ; the revision of the first of RECORDS
+  (octets 0 :type (integer 0))          ; that ITEM-COST says of the items in RECORDS
+  (leases (make-hash-table) :type hash-table :read-only t) ; by number
+  (quiet-until-ns 0 :type (integer 0))  ; no lease ends before this
+  (lease-number 7587000000000000000 :type (signed-byte 64))) ; that a lease got last
+
+(defstruct (draft (:constructor make-draft (store tree revision)) (:copier nil))
+  "What a store is to become."
+  (store nil :type store :read-only t)  ; of which it is to be a revision
+  (tree nil :type (or null node))       ; its items
+  (revision 0 :type (signed-byte 64) :read-only t) ; that it would be
+  (changes '() :type list))             ; from the newest revision to this, the last first
+
+(declaim (sb-ext:freeze-type change record limits store draft))
+
+(defun make-store (limits)
+  (%make-store :limits limits
+               :records (make-array 64 :adjustable t :fill-pointer 1
+                                       :initial-element (make-record nil #()))))
+
+(defmethod print-object ((store store) stream)
+  (print-unreadable-object (store stream :type t)
+    (format stream "~D item~:P, revision ~D" (tree-size (newest store)) (store-revision store))))
+
+(defmacro define-refusals (&body rows)
+  "Define REFUSE, a function of the name of a refusal: rows of NAME, status and text."
+  `(defun refuse (name)
+     "End the call as NAME says."
+     (ecase name
+       ,@(loop for (name status text) in rows
+               collect `(,name (status:fail ,status ,text))))))
+
+(define-refusals ; etcd-io/etcd, api/v3rpc/rpctypes/error.go
+  (:empty-key :invalid-argument "etcdserver: key is not provided")
+  (:key-not-found :invalid-argument "etcdserver: key not found")
+  (:value-provided :invalid-argument "etcdserver: value is provided")
+  (:lease-provided :invalid-argument "etcdserver: lease is provided")
+  (:too-many-operations :invalid-argument "etcdserver: too many operations in txn request")
+  (:duplicate-key :invalid-argument "etcdserver: duplicate key given in txn request")
+  (:too-large :invalid-argument "etcdserver: request is too large")
+  (:compacted :out-of-range "etcdserver: mvcc: required revision has been compacted")
+  (:future-revision :out-of-range "etcdserver: mvcc: required revision is a future revision")
+  (:no-space :resource-exhausted "etcdserver: mvcc: database space exceeded")
+  (:lease-not-found :not-found "etcdserver: requested lease not found")
+  (:lease-exists :failed-precondition "etcdserver: lease already exists")
+  (:lease-too-long :out-of-range "etcdserver: too large lease TTL")
+  (:too-many-leases :resource-exhausted "etcdserver: too many leases")
+  (:too-many-watches :resource-exhausted "etcdserver: too many watches")
+  (:closed :unavailable "etcdserver: server stopped"))
+
+;;; Revisions
+
+(defun record-at (store revision)
+  "The record of REVISION, which STORE has."
+  (aref (store-records store) (- revision (store-first store))))
+
+(defun newest (store)
+  "The tree of the newest revision of STORE."
+  (record-tree (record-at store (store-revision store))))
+
+(defun tree-at (store revision)
+  "The tree of STORE at REVISION, the newest if that is not positive. Refuse what there is not."
+  (cond ((> revision (store-revision store)) (refuse :future-revision))
+        ((<= revision 0) (newest store))
+        ((< revision (store-compacted store)) (refuse :compacted))
+        (t (record-tree (record-at store revision)))))
+
+(defun item-cost (item)
+  "The octets that ITEM is taken to need."
+  (+ 128 (length (item-key item)) (length (item-value item))))
+
+(defun forget-before (store revision)
+  "Compact STORE up to REVISION, which it has."
+  (let ((records (store-records store))
+        (known (max (store-first store) (1+ (store-compacted store)))))
+    (loop for r from known to revision
+          do (loop for change across (record-changes (record-at store r))
+                   do (when (change-previous change)
+                        (decf (store-octets store)
+                              (item-cost (shiftf (change-previous change) nil))))))
+    (let ((gone (- revision (store-first store))))
+      (when (plusp gone)
+        (replace records records :start2 gone)
+        (fill records 0 :start (- (fill-pointer records) gone))
+        (decf (fill-pointer records) gone)
+        (setf (store-first store) revision)))
+    (setf (store-compacted store) revision)))
+
+(defun compact-store (store revision)
+  "Forget what STORE had before REVISION. Refuse what is compacted, or not there yet."
+  (cond ((<= revision (store-compacted store)) (refuse :compacted))
+        ((> revision (store-revision store)) (refuse :future-revision))
+        ((< revision 1) (setf (store-compacted store) revision))
+        (t (forget-before store revision))))
+
+(defun make-room (store octets)
+  "See that STORE has room for OCTETS more: if it must, by compaction. Refuse it if there is none."
+  (let ((most (limits-octets (store-limits store))))
+    (when (and (> (+ octets (store-octets store)) most)
+               (< (store-compacted store) (store-revision store)))
+      (forget-before store (store-revision store)))
+    (when (> (+ octets (store-octets store)) most) (refuse :no-space))))
+
+;;; Drafts
+
+(defun draft-of (store)
+  "A draft of STORE's next revision, as yet without a change."
+  (make-draft store (newest store) (1+ (store-revision store))))
+
+(defun draft-revision-now (draft)
+  "The revision that whoever reads DRAFT is told."
+  (if (draft-changes draft) (draft-revision draft) (1- (draft-revision draft))))
+
+(defun put-item (draft key value lease)
+  "Put VALUE at KEY in DRAFT, with LEASE, a number."
+  (let ((previous (tree-item (draft-tree draft) key))
+        (revision (draft-revision draft)))
+    (let ((item (make-item key value (if previous (item-created previous) revision) revision
+                           (if previous (1+ (item-version previous)) 1) lease)))
+      (setf (draft-tree draft) (tree-with (draft-tree draft) item))
+      (push (make-change item previous) (draft-changes draft)))))
+
+(defun remove-item (draft previous)
+  "Remove PREVIOUS, an item of DRAFT."
+  (let ((item (make-item (item-key previous) (make-octets 0) 0 (draft-revision draft) 0 0)))
+    (setf (draft-tree draft) (tree-without (draft-tree draft) (item-key previous)))
+    (push (make-change item previous) (draft-changes draft))))
+
+(defun removal-p (change)
+  (zerop (item-version (change-item change))))

@@ -1,0 +1,246 @@
+;;;; What changes a store: puts, removals, and transactions of these, of reads and of transactions.
+;;;; As in etcd a request is checked as a whole before any of it is done, all comparisons are of the
+;;;; revision before, and each operation sees what those before it have done.
+
+(in-package #:clgrpc.memory)
+
+(defconstant +most-operations+ 128 "A transaction has at most this many in each of its lists.")
+
+;;; Requests by themselves
+
+(defun check-key (key)
+  (when (zerop (length key)) (refuse :empty-key)))
+
+(defun check-put (request)
+  (check-key (pb:put-request-key request))
+  (when (and (pb:put-request-ignore-value request) (plusp (length (pb:put-request-value request))))
+    (refuse :value-provided))
+  (when (and (pb:put-request-ignore-lease request) (/= 0 (pb:put-request-lease request)))
+    (refuse :lease-provided)))
+
+(defun check-transaction (request most)
+  "Refuse REQUEST, a TxnRequest, if there is something wrong with it, such as more than MOST
+operations."
+  (let* ((then (pb:txn-request-success request))
+         (else (pb:txn-request-failure request))
+         (comparisons (pb:txn-request-compare request))
+         (count (max (length comparisons) (length then) (length else))))
+    (when (> count most) (refuse :too-many-operations))
+    (map nil (lambda (comparison) (check-key (pb:compare-key comparison))) comparisons)
+    (flet ((check (operation)
+             (multiple-value-bind (request kind) (pb:request-op-request operation)
+               (ecase kind
+                 (:request-range (check-key (pb:range-request-key request)))
+                 (:request-put (check-put request))
+                 (:request-delete-range (check-key (pb:delete-range-request-key request)))
+                 (:request-txn (check-transaction request (- most count)))
+                 ((nil) (refuse :key-not-found))))))
+      (map nil #'check then)
+      (map nil #'check else))))
+
+(defun requests-of (kind operations)
+  "The requests of KIND among OPERATIONS, a list."
+  (loop for operation across (coerce operations 'vector)
+        when (eq kind (pb:request-op-request-case operation))
+          collect (pb:request-op-request operation)))
+
+(defun removed-p (key removals)
+  "True if one of REMOVALS, a list of DeleteRangeRequests, is of KEY. As etcd has it, one to the end
+of all keys is of none: there whatever comes last is so."
+  (some (lambda (removal)
+          (let ((start (pb:delete-range-request-key removal))
+                (end (pb:delete-range-request-range-end removal)))
+            (if (zerop (length end))
+                (octets-equal start key)
+                (and (not (before-p key start)) (before-p key end)))))
+        removals))
+
+(defun check-overlaps (operations)
+  "Refuse OPERATIONS, of a transaction, if they change a key twice by a put. Return the keys that
+they put, and their DeleteRangeRequests, with those of the transactions among them."
+  (let ((removals (requests-of :request-delete-range operations)) (keys '()))
+    (flet ((add (key excused)
+             (when (or (and (member key keys :test #'octets-equal)
+                            (not (member key excused :test #'octets-equal)))
+                       (removed-p key removals))
+               (refuse :duplicate-key))
+             (push key keys)))
+      (dolist (request (requests-of :request-txn operations))
+        (multiple-value-bind (then then-removals) (check-overlaps (pb:txn-request-success request))
+          (multiple-value-bind (else else-removals)
+              (check-overlaps (pb:txn-request-failure request))
+            (dolist (key then) (add key '()))
+            ;; only one of the two is done
+            (dolist (key else) (add key then))
+            (setf removals (append then-removals else-removals removals)))))
+      (dolist (request (requests-of :request-put operations))
+        (add (pb:put-request-key request) '())))
+    (values keys removals)))
+
+;;; Comparisons
+
+(defun comparison-sign (comparison item)
+  "-1, 0 or 1: how what ITEM, or nil, has compares with the operand of COMPARISON."
+  (flet ((sign (less a b)
+           (cond ((funcall less a b) -1) ((funcall less b a) 1) (t 0)))
+         (of (reader) (if item (funcall reader item) 0)))
+    (ecase (pb:compare-target comparison)
+      (:value (sign #'before-p (item-value item) (pb:compare-value comparison)))
+      (:version (sign #'< (of #'item-version) (pb:compare-version comparison)))
+      (:create (sign #'< (of #'item-created) (pb:compare-create-revision comparison)))
+      (:mod (sign #'< (of #'item-changed) (pb:compare-mod-revision comparison)))
+      (:lease (sign #'< (of #'item-lease) (pb:compare-lease comparison))))))
+
+(defun item-so-p (comparison item)
+  (let ((sign (comparison-sign comparison item)))
+    (ecase (pb:compare-result comparison)
+      (:equal (= 0 sign))
+      (:not-equal (/= 0 sign))
+      (:greater (= 1 sign))
+      (:less (= -1 sign)))))
+
+(defun so-p (comparison tree)
+  "True if COMPARISON, a Compare, holds in TREE: of all items of its range, or, if there are none,
+of nothing, whose revisions are 0 and whose value is no value."
+  (let ((items (range-items tree (pb:compare-key comparison) (pb:compare-range-end comparison))))
+    (cond (items (every (lambda (item) (item-so-p comparison item)) items))
+          ((eq :value (pb:compare-target comparison)) nil)
+          (t (item-so-p comparison nil)))))
+
+;;; Plans: what of a transaction is to be done
+
+(defstruct (plan (:constructor make-plan (request succeeded steps)) (:copier nil))
+  "A transaction once its comparisons are made."
+  (request nil :type pb:txn-request :read-only t) ; what was asked for
+  (succeeded nil :type boolean :read-only t) ; all of its comparisons hold
+  (steps '() :type list :read-only t))  ; what is to be done: requests, and PLANs of transactions
+
+(defun plan-transaction (request tree)
+  "The PLAN of REQUEST, a TxnRequest, if the newest items are those of TREE."
+  (let ((succeeded (every (lambda (comparison) (so-p comparison tree))
+                          (pb:txn-request-compare request))))
+    (make-plan request succeeded
+               (map 'list (lambda (operation)
+                            (let ((request (pb:request-op-request operation)))
+                              (if (typep request 'pb:txn-request)
+                                  (plan-transaction request tree)
+                                  request)))
+                    (if succeeded
+                        (pb:txn-request-success request)
+                        (pb:txn-request-failure request))))))
+
+(defun map-steps (function plan type)
+  "Call FUNCTION with the requests of TYPE in PLAN."
+  (dolist (step (plan-steps plan))
+    (cond ((plan-p step) (map-steps function step type))
+          ((typep step type) (funcall function step)))))
+
+(defun check-item-there (store request)
+  "Refuse REQUEST, a PutRequest, if it is to leave something as it is and there is nothing."
+  (when (and (or (pb:put-request-ignore-value request) (pb:put-request-ignore-lease request))
+             (null (tree-item (newest store) (pb:put-request-key request))))
+    (refuse :key-not-found)))
+
+(defun check-lease-there (store request)
+  (let ((lease (pb:put-request-lease request)))
+    (unless (or (zerop lease) (find-lease store lease)) (refuse :lease-not-found))))
+
+(defun put-cost (request)
+  (+ 128 (length (pb:put-request-key request)) (length (pb:put-request-value request))))
+
+(defun check-plan (store plan)
+  "Refuse PLAN if some of it cannot be done."
+  (let ((octets 0))
+    (map-steps (lambda (request) (incf octets (put-cost request))) plan 'pb:put-request)
+    (make-room store octets)
+    (map-steps (lambda (request)
+                 (check-item-there store request)
+                 (check-lease-there store request))
+               plan 'pb:put-request)
+    (map-steps (lambda (request)
+                 (let ((revision (pb:range-request-revision request)))
+                   (cond ((zerop revision))
+                         ((> revision (store-revision store)) (refuse :future-revision))
+                         ((< revision (store-compacted store)) (refuse :compacted)))))
+               plan 'pb:range-request)))
+
+;;; Doing it
+
+(defun do-put (draft request)
+  (let* ((key (pb:put-request-key request))
+         (previous (tree-item (draft-tree draft) key)))
+    (put-item draft key
+              (if (pb:put-request-ignore-value request)
+                  (item-value previous)
+                  (pb:put-request-value request))
+              (if (pb:put-request-ignore-lease request)
+                  (item-lease previous)
+                  (pb:put-request-lease request)))
+    (pb:make-put-response :header (header (draft-revision draft))
+                          :prev-kv (and (pb:put-request-prev-kv request) (key-value previous)))))
+
+(defun do-removal (draft request)
+  (let ((items (range-items (draft-tree draft) (pb:delete-range-request-key request)
+                            (pb:delete-range-request-range-end request))))
+    (dolist (item items) (remove-item draft item))
+    (pb:make-delete-range-response :header (header (draft-revision-now draft))
+                                   :deleted (length items)
+                                   :prev-kvs (and (pb:delete-range-request-prev-kv request)
+                                                  (mapcar #'key-value items)))))
+
+(defun do-range (draft request)
+  (let ((revision (pb:range-request-revision request)))
+    (range-response (if (plusp revision)
+                        (tree-at (draft-store draft) revision)
+                        (draft-tree draft))
+                    (draft-revision-now draft) request)))
+
+(defun do-step (draft step)
+  "Do STEP of a plan in DRAFT; return the ResponseOp."
+  (etypecase step
+    (pb:range-request (pb:make-response-op :response-range (do-range draft step)))
+    (pb:put-request (pb:make-response-op :response-put (do-put draft step)))
+    (pb:delete-range-request
+     (pb:make-response-op :response-delete-range (do-removal draft step)))
+    (plan (pb:make-response-op :response-txn (do-plan draft step 0)))))
+
+(defun do-plan (draft plan revision)
+  "Do PLAN in DRAFT; return the TxnResponse, with REVISION."
+  (pb:make-txn-response :header (header revision) :succeeded (plan-succeeded plan)
+                        :responses (mapcar (lambda (step) (do-step draft step))
+                                           (plan-steps plan))))
+
+;;; Requests to a store
+
+(defun answer-range (store request)
+  (check-key (pb:range-request-key request))
+  (range-response (tree-at store (pb:range-request-revision request)) (store-revision store)
+                  request))
+
+(defun answer-put (store request)
+  (check-put request)
+  (make-room store (put-cost request))
+  (check-lease-there store request)
+  (check-item-there store request)
+  (let ((draft (draft-of store)))
+    (prog1 (do-put draft request) (commit draft))))
+
+(defun answer-removal (store request)
+  (check-key (pb:delete-range-request-key request))
+  (let ((draft (draft-of store)))
+    (prog1 (do-removal draft request) (commit draft))))
+
+(defun answer-transaction (store request)
+  (check-transaction request +most-operations+)
+  (check-overlaps (pb:txn-request-success request))
+  (check-overlaps (pb:txn-request-failure request))
+  (let ((plan (plan-transaction request (newest store))))
+    (check-plan store plan)
+    (let* ((draft (draft-of store))
+           (response (do-plan draft plan 0)))
+      (setf (pb:txn-response-header response) (header (commit draft)))
+      response)))
+
+(defun answer-compaction (store request)
+  (compact-store store (pb:compaction-request-revision request))
+  (pb:make-compaction-response :header (header (store-revision store))))

@@ -1,0 +1,138 @@
+;;;; Items, and trees of them, ordered by their keys. A tree is never changed: what puts an item, or
+;;;; removes one, returns another tree, which has most of its nodes in common with the first. So the
+;;;; store can keep the tree of each revision, and whoever reads one needs no lock.
+;;;;
+;;;; The trees are balanced by weight (S. Adams, "Efficient sets: a balancing act", 1993): of two
+;;;; neighbouring subtrees none has more than +DELTA+ times as many items as the other. The empty
+;;;; tree is nil.
+
+(in-package #:clgrpc.memory)
+
+(defstruct (item (:constructor make-item (key value created changed version lease)) (:copier nil))
+  "What the store has at a key."
+  (key nil :type octets :read-only t)   ; where it is
+  (value nil :type octets :read-only t) ; what was put there
+  (created 0 :type (signed-byte 64) :read-only t) ; the revision that made it
+  (changed 0 :type (signed-byte 64) :read-only t) ; the revision that put its value
+  (version 0 :type (signed-byte 64) :read-only t) ; how often it was put since it was made
+  (lease 0 :type (signed-byte 64) :read-only t)) ; the number of the lease it ends with, or 0
+
+(defstruct (node (:constructor %make-node (item left right size)) (:copier nil))
+  "A tree that is not empty."
+  (item nil :type item :read-only t)    ; between those of LEFT and of RIGHT
+  (left nil :type (or null node) :read-only t) ; the tree of what comes before ITEM
+  (right nil :type (or null node) :read-only t) ; the tree of what comes behind ITEM
+  (size 1 :type index :read-only t))    ; how many items there are
+
+(declaim (sb-ext:freeze-type item node))
+
+(defmethod print-object ((node node) stream)
+  (print-unreadable-object (node stream :type t)
+    (format stream "~D item~:P" (node-size node))))
+
+(defconstant +delta+ 3 "A subtree has at most this many times as many items as its neighbour.")
+(defconstant +ratio+ 2 "What is rotated is one subtree, unless its inner part is this much larger.")
+
+(define-hot (tree-size :inline t) ((tree (or null node))) index
+  (if tree (node-size tree) 0))
+
+(define-hot (make-node :inline t) ((item item) (left (or null node)) (right (or null node))) node
+  (%make-node item left right (+ 1 (tree-size left) (tree-size right))))
+
+(define-hot before-p ((a octets) (b octets)) boolean
+  "True if A, a key, comes before B."
+  (let ((short (min (length a) (length b))))
+    (dotimes (i short (< (length a) (length b)))
+      (let ((x (aref a i)) (y (aref b i)))
+        (unless (= x y) (return (< x y)))))))
+
+(defun turn-left (item left right)
+  "The tree of ITEM, LEFT and RIGHT, which is too large."
+  (let ((inner (node-left right)))
+    (if (< (tree-size inner) (* +ratio+ (tree-size (node-right right))))
+        (make-node (node-item right) (make-node item left inner) (node-right right))
+        (make-node (node-item inner)
+                   (make-node item left (node-left inner))
+                   (make-node (node-item right) (node-right inner) (node-right right))))))
+
+(defun turn-right (item left right)
+  "The tree of ITEM, LEFT, which is too large, and RIGHT."
+  (let ((inner (node-right left)))
+    (if (< (tree-size inner) (* +ratio+ (tree-size (node-left left))))
+        (make-node (node-item left) (node-left left) (make-node item inner right))
+        (make-node (node-item inner)
+                   (make-node (node-item left) (node-left left) (node-left inner))
+                   (make-node item (node-right inner) right)))))
+
+(defun balanced (item left right)
+  "The tree of ITEM and the trees LEFT and RIGHT, one of which has one item too many at most."
+  (let ((a (tree-size left)) (b (tree-size right)))
+    (cond ((<= (+ a b) 1) (make-node item left right))
+          ((> b (* +delta+ a)) (turn-left item left right))
+          ((> a (* +delta+ b)) (turn-right item left right))
+          (t (make-node item left right)))))
+
+(defun tree-item (tree key)
+  "The item of KEY in TREE, or nil."
+  (declare (type octets key))
+  (loop while tree
+        do (let* ((item (node-item tree)) (here (item-key item)))
+             (cond ((before-p key here) (setf tree (node-left tree)))
+                   ((before-p here key) (setf tree (node-right tree)))
+                   (t (return item))))))
+
+(defun tree-with (tree item)
+  "TREE with ITEM, in place of the one that has its key if there is one."
+  (if (null tree)
+      (make-node item nil nil)
+      (let* ((there (node-item tree)) (left (node-left tree)) (right (node-right tree)))
+        (cond ((before-p (item-key item) (item-key there))
+               (balanced there (tree-with left item) right))
+              ((before-p (item-key there) (item-key item))
+               (balanced there left (tree-with right item)))
+              (t (make-node item left right))))))
+
+(defun without-first (tree)
+  "The first item of TREE, and TREE without it."
+  (if (node-left tree)
+      (multiple-value-bind (first left) (without-first (node-left tree))
+        (values first (balanced (node-item tree) left (node-right tree))))
+      (values (node-item tree) (node-right tree))))
+
+(defun tree-without (tree key)
+  "TREE without the item of KEY, if there is one."
+  (if (null tree)
+      nil
+      (let* ((there (node-item tree)) (left (node-left tree)) (right (node-right tree)))
+        (cond ((before-p key (item-key there)) (balanced there (tree-without left key) right))
+              ((before-p (item-key there) key) (balanced there left (tree-without right key)))
+              ((null right) left)
+              (t (multiple-value-bind (next right) (without-first right)
+                   (balanced next left right)))))))
+
+(defun map-range (function tree start end)
+  "Call FUNCTION with the items of TREE, in their order, whose keys are START or come behind it, and
+come before END, if that is not nil."
+  (declare (type function function))
+  (when tree
+    (let* ((item (node-item tree))
+           (key (item-key item))
+           (from (not (before-p key start)))
+           (to (or (null end) (before-p key end))))
+      (when from (map-range function (node-left tree) start end))
+      (when (and from to) (funcall function item))
+      (when to (map-range function (node-right tree) start end)))))
+
+(defun rank (tree key)
+  "How many items of TREE come before KEY."
+  (loop with count = 0
+        while tree
+        do (if (before-p (item-key (node-item tree)) key)
+               (setf count (+ count 1 (tree-size (node-left tree)))
+                     tree (node-right tree))
+               (setf tree (node-left tree)))
+        finally (return count)))
+
+(defun count-range (tree start end)
+  "How many items MAP-RANGE would call its function with."
+  (max 0 (- (if end (rank tree end) (tree-size tree)) (rank tree start))))

@@ -1,0 +1,93 @@
+;;;; The engine itself: its clock, its thread, its end.
+
+(in-package #:clgrpc.tests.memory)
+(in-suite :clgrpc.memory)
+
+(defun threads-named (name)
+  (count name (sb-thread:list-all-threads) :key #'sb-thread:thread-name :test #'string=))
+
+(test engines-say-that-they-are-not-durable
+  (let* ((events '())
+         (engine (let ((base:*log-function* (lambda (level event &rest plist)
+                                              (push (list level event (getf plist :durable :?))
+                                                    events))))
+                   (memory:make-engine))))
+    (is (equal '((:warning :memory-engine nil)) events))
+    (is (search "not durable" (princ-to-string engine)))
+    (memory:close-engine engine)
+    (is (search "closed" (princ-to-string engine)))))
+
+(test leases-end-by-the-clock-of-the-world
+  "A lease ends when the clock of the engine's world says so, however far that jumps, though nobody
+calls; its watchers are told, and the thread that did it ends with the last lease and watch."
+  (let* ((offset 0)
+         (loop:*world* (loop:make-world :clock (lambda () (+ offset (base:monotonic-ns)))
+                                        :network (loop:make-network)))
+         (told '()))
+    (with-engine (engine)
+      (let ((lease (etcd:grant-lease *etcd* 3600 :keep-alive nil))
+            (watch (etcd:watch *etcd* (lambda (changes revision)
+                                        (declare (ignore revision))
+                                        (push (etcd:change-kind (first changes)) told))
+                               :key "a")))
+        (etcd:put *etcd* "a" "1" :lease lease)
+        (is-true (wait-until (lambda () told)))
+        (is (<= 3598 (etcd:lease-seconds-left lease) 3600))
+        (incf offset (base:seconds-ns 3000))
+        (is (<= 595 (etcd:lease-seconds-left lease) 600))
+        (incf offset (base:seconds-ns 601))
+        (is-true (wait-until (lambda () (equal '(:removal :put) told))))
+        (is-false (etcd:lease-alive-p lease))
+        (etcd:cancel-watch watch)
+        (is-true (wait-until (lambda () (zerop (threads-named "clgrpc memory")))))
+        (etcd:grant-lease *etcd* 3600 :keep-alive nil)
+        (is (= 1 (threads-named "clgrpc memory")))))
+    (is (zerop (threads-named "clgrpc memory")))))
+
+(test engines-that-are-closed
+  "Whoever calls a closed engine is told so at once, and its watches end."
+  (with-engine (engine)
+    (etcd:put *etcd* "a" "1")
+    (let ((call (watches:watch (etcd:etcd-channel *etcd*) :open)))
+      (rpc:send call (pb:make-watch-request
+                      :create-request (pb:make-watch-create-request :key (octets-of 97))))
+      (is-true (pb:watch-response-created (rpc:receive call)))
+      (memory:close-engine engine)
+      (signals status:rpc-error (rpc:receive call))
+      (is (eq :unavailable (rpc:call-status call))))
+    (signals etcd:unavailable (etcd:fetch *etcd* "a"))
+    (refused-with (:unavailable "etcdserver: server stopped")
+      (rpc:receive (watches:watch (etcd:etcd-channel *etcd*) :open)))))
+
+(test many-threads-use-an-engine
+  "Transactions of many threads are done one after the other: none is lost, and a watch is told all
+of them once, in order."
+  (with-engine (engine)
+    (etcd:put *etcd* "n" "0")
+    (let* ((heard '())
+           (watch (etcd:watch *etcd* (lambda (changes revision)
+                                       (declare (ignore changes))
+                                       (push revision heard))
+                              :key "n"))
+           (threads
+             (loop repeat 4
+                   collect (sb-thread:make-thread
+                            (let ((etcd *etcd*))
+                              (lambda ()
+                                (loop with done = 0
+                                      while (< done 100)
+                                      do (let ((entry (etcd:fetch etcd "n")))
+                                           (when (etcd:transact
+                                                  etcd
+                                                  :when `((:changed "n" = ,(etcd:entry-changed
+                                                                            entry)))
+                                                  :then `((:put "n" ,(princ-to-string
+                                                                      (1+ (parse-integer
+                                                                           (etcd:entry-text
+                                                                            entry)))))))
+                                             (incf done))))))))))
+      (mapc #'sb-thread:join-thread threads)
+      (is (string= "400" (etcd:entry-text (etcd:fetch *etcd* "n"))))
+      (is-true (wait-until (lambda () (= 400 (length heard)))))
+      (is (equal (loop for i from 3 repeat 400 collect i) (reverse heard)))
+      (etcd:cancel-watch watch))))

@@ -1,0 +1,75 @@
+;;;; Transactions of a store; what etcd says to the like is in likeness.lisp.
+
+(in-package #:clgrpc.tests.memory)
+(in-suite :clgrpc.memory)
+
+(defun put-op (key &optional (value "x") &rest more)
+  (pb:make-request-op :request-put (apply #'pb:make-put-request :key (string-octets key)
+                                          :value (string-octets value) more)))
+
+(defun remove-op (key &optional (end ""))
+  (pb:make-request-op
+   :request-delete-range (pb:make-delete-range-request :key (string-octets key)
+                                                       :range-end (string-octets end))))
+
+(defun get-op (key)
+  (pb:make-request-op :request-range (pb:make-range-request :key (string-octets key))))
+
+(defun txn-op (&rest arguments)
+  (pb:make-request-op :request-txn (apply #'pb:make-txn-request arguments)))
+
+(defun transact (store &rest arguments)
+  (memory::answer-transaction store (apply #'pb:make-txn-request arguments)))
+
+(test transactions-see-themselves
+  "Each operation sees what those before it did; all of them make one revision."
+  (let* ((store (new-store))
+         (response (transact store :success (list (get-op "a") (put-op "a") (get-op "a")
+                                                  (txn-op :success (list (put-op "b")))
+                                                  (get-op "b")))))
+    (is (= 2 (pb:response-header-revision (pb:txn-response-header response))))
+    (is (equal '(0 nil 1 nil 1)
+               (map 'list (lambda (operation)
+                            (let ((range (pb:response-op-response-range operation)))
+                              (and range (pb:range-response-count range))))
+                    (pb:txn-response-responses response))))
+    (is (= 2 (memory::store-revision store)))
+    (is (= 2 (length (memory::record-changes (memory::record-at store 2)))))
+    (transact store :success (list (get-op "a")))
+    (is (= 2 (memory::store-revision store)) "reading makes no revision")))
+
+(test transactions-are-done-whole-or-not
+  "What is refused has done nothing."
+  (let ((store (new-store)))
+    (loop for (status text . operations)
+          in `((:not-found "etcdserver: requested lease not found"
+                ,(put-op "a") ,(put-op "b" "x" :lease 5))
+               (:invalid-argument "etcdserver: key not found"
+                ,(put-op "a") ,(put-op "b" "" :ignore-value t))
+               (:invalid-argument "etcdserver: key not found"
+                ,(put-op "a") ,(pb:make-request-op))
+               (:invalid-argument "etcdserver: value is provided"
+                ,(put-op "b" "x" :ignore-value t))
+               (:invalid-argument "etcdserver: lease is provided"
+                ,(put-op "b" "x" :ignore-lease t :lease 1))
+               (:invalid-argument "etcdserver: key is not provided" ,(put-op "a") ,(put-op ""))
+               (:invalid-argument "etcdserver: duplicate key given in txn request"
+                ,(put-op "a") ,(put-op "a"))
+               (:invalid-argument "etcdserver: duplicate key given in txn request"
+                ,(put-op "ab") ,(remove-op "a" "b"))
+               (:invalid-argument "etcdserver: duplicate key given in txn request"
+                ,(put-op "a") ,(txn-op :failure (list (put-op "a"))))
+               (:invalid-argument "etcdserver: too many operations in txn request"
+                ,@(loop for i below 129 collect (put-op (format nil "~D" i))))
+               (:invalid-argument "etcdserver: too many operations in txn request"
+                ,(txn-op :success (loop for i below 128 collect (put-op (format nil "~D" i)))))
+               (:out-of-range "etcdserver: mvcc: required revision is a future revision"
+                ,(put-op "a")
+                ,(pb:make-request-op
+                  :request-range (pb:make-range-request :key (octets-of 1) :revision 9))))
+          do (refused-with (status text) (transact store :success operations))
+             (is (= 1 (memory::store-revision store))))
+    ;; what is excluded by a comparison is not done twice
+    (transact store :success (list (txn-op :success (list (put-op "a"))
+                                           :failure (list (put-op "a")))))
+    (is (= 2 (memory::store-revision store)))))

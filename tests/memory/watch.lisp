@@ -1,0 +1,152 @@
+;;;; Streams of watches.
+
+(in-package #:clgrpc.tests.memory)
+(in-suite :clgrpc.memory)
+
+(defun create (call &rest arguments)
+  (rpc:send call (pb:make-watch-request
+                  :create-request (apply #'pb:make-watch-create-request
+                                         (loop for (name value) on arguments by #'cddr
+                                               collect name
+                                               collect (if (stringp value)
+                                                           (string-octets value)
+                                                           value))))))
+
+(defun heard (response)
+  "What RESPONSE tells: its number and its events, or what it says besides."
+  (list* (pb:watch-response-watch-id response)
+         (cond ((plusp (pb:watch-response-compact-revision response))
+                (list :compacted (pb:watch-response-compact-revision response)))
+               ((plusp (length (pb:watch-response-cancel-reason response)))
+                (list :refused (pb:watch-response-cancel-reason response)))
+               ((pb:watch-response-canceled response) (list :canceled))
+               ((pb:watch-response-created response) (list :created))
+               (t (map 'list (lambda (event)
+                               (list (mvccpb:event-type event)
+                                     (octets-string (mvccpb:key-value-key
+                                                     (mvccpb:event-kv event)))
+                                     (mvccpb:key-value-mod-revision (mvccpb:event-kv event))))
+                       (pb:watch-response-events response))))))
+
+(defmacro with-watching ((call) &body body)
+  "Evaluate BODY with CALL a stream of watches at *ETCD*."
+  `(rpc:with-call (,call (watches:watch (etcd:etcd-channel *etcd*) :open :timeout 30))
+     ,@body))
+
+(test many-watches-share-a-stream
+  (with-engine (engine)
+    (with-watching (call)
+      (flet ((next () (heard (rpc:receive call))))
+        (create call :key "a")
+        (is (equal '(0 :created) (next)))
+        (create call :key "a" :range-end "c" :filters '(:noput) :watch-id 7)
+        (is (equal '(7 :created) (next)))
+        (create call :key "a" :watch-id 7)
+        (is (equal '(-1 :refused "mvcc: duplicate watch ID provided on the WatchStream") (next)))
+        (create call :key "c" :range-end "b")
+        (is (equal '(-1 :refused "mvcc: watcher range is empty") (next)))
+        (create call)                   ; the key of one zero octet
+        (is (equal '(1 :created) (next)))
+        (etcd:put *etcd* "a" "1")
+        (is (equal '(0 (:put "a" 2)) (next)))
+        (etcd:put *etcd* "b" "1")
+        (etcd:remove-entries *etcd* :prefix "")
+        (is (equal '((0 (:delete "a" 4)) (7 (:delete "a" 4) (:delete "b" 4)))
+                   (sort (list (next) (next)) #'< :key #'first)))
+        (rpc:send call (pb:make-watch-request
+                        :cancel-request (pb:make-watch-cancel-request :watch-id 0)))
+        (is (equal '(0 :canceled) (next)))
+        (rpc:send call (pb:make-watch-request
+                        :cancel-request (pb:make-watch-cancel-request :watch-id 0)))
+        (rpc:send call (pb:make-watch-request
+                        :progress-request (pb:make-watch-progress-request)))
+        (let ((response (rpc:receive call)))
+          (is (equal '(-1) (heard response)))
+          (is (= 4 (pb:response-header-revision (pb:watch-response-header response)))))
+        (etcd:put *etcd* "a" "2")
+        (etcd:remove-entry *etcd* "a")
+        (is (equal '(7 (:delete "a" 6)) (next)))))))
+
+(test watches-of-the-past
+  "A watch tells what was since its revision, then what comes; what is compacted it cannot tell."
+  (with-engine (engine)
+    (dotimes (i 2500) (etcd:put *etcd* "a" "x"))
+    (with-watching (call)
+      (create call :key "a" :start-revision 2)
+      (is (equal '(0 :created) (heard (rpc:receive call))))
+      (etcd:put *etcd* "a" "x")
+      (is (equal (loop for i from 2 to 2502 collect i)
+                 (loop with told = '()
+                       until (= 2501 (length told))
+                       do (let ((events (rest (heard (rpc:receive call)))))
+                            (is (<= (length events) memory::+most-revisions+))
+                            (setf told (append told (mapcar #'third events))))
+                       finally (return told)))))
+    (etcd:compact *etcd* 100)
+    (with-watching (call)
+      (create call :key "a" :start-revision 99)
+      (is (equal '(0 :created) (heard (rpc:receive call))))
+      (is (equal '(0 :compacted 100) (heard (rpc:receive call))))
+      (create call :key "a" :start-revision 2502)
+      (is (equal '(1 :created) (heard (rpc:receive call))))
+      (is (equal '(1 (:put "a" 2502)) (heard (rpc:receive call))))
+      ;; the future
+      (create call :key "b" :start-revision 2505)
+      (is (equal '(2 :created) (heard (rpc:receive call))))
+      (dotimes (i 3) (etcd:put *etcd* "b" "x"))
+      (is (equal '(2 (:put "b" 2505)) (heard (rpc:receive call)))))))
+
+(test previous-entries-are-told
+  (with-engine (engine)
+    (let ((first (etcd:put *etcd* "a" "1")))
+      (etcd:put *etcd* "a" "2")
+      (etcd:remove-entry *etcd* "a")
+      (flet ((previous (from)
+               (with-watching (call)
+                 (create call :key "a" :start-revision from :prev-kv t)
+                 (rpc:receive call)
+                 (map 'list (lambda (event)
+                              (let ((previous (mvccpb:event-prev-kv event)))
+                                (and previous
+                                     (octets-string (mvccpb:key-value-value previous)))))
+                      (pb:watch-response-events (rpc:receive call))))))
+        (is (equal '(nil "1" "2") (previous first)))
+        (etcd:compact *etcd* (1+ first))
+        (is (equal '(nil "2") (previous (1+ first))))))))
+
+(test slow-watchers
+  "One who does not read holds nobody up, and nothing is kept for him: he gets what is still there,
+or is told that it is compacted."
+  (with-engine (engine :max-revisions 100)
+    (with-watching (call)
+      (create call :key "a" :progress-notify t)
+      (rpc:receive call)
+      (dotimes (i 500)
+        (etcd:put *etcd* "a" (make-string 10000 :initial-element #\x)))
+      (let ((revisions '()) (compacted nil))
+        (loop for told = (heard (rpc:receive call))
+              do (if (eq :compacted (second told))
+                     (setf compacted (third told))
+                     (setf revisions (append revisions (mapcar #'third (rest told)))))
+              until (or compacted (= 501 (or (first (last revisions)) 0))))
+        (is-true compacted)
+        (is (equal (loop for i from 2 repeat (length revisions) collect i) revisions))))))
+
+(test progress-is-told
+  (with-engine (engine :progress-seconds 0.2)
+    (with-watching (call)
+      (create call :key "a" :progress-notify t)
+      (rpc:receive call)
+      (etcd:put *etcd* "b" "x")
+      (let ((response (rpc:receive call)))
+        (is (equal '(0) (heard response)))
+        (is (= 2 (pb:response-header-revision (pb:watch-response-header response))))))))
+
+(test streams-of-watches-have-limits
+  (with-engine (engine :max-watches 3)
+    (with-watching (call)
+      (dotimes (i 3)
+        (create call :key "a")
+        (is (equal (list i :created) (heard (rpc:receive call)))))
+      (create call :key "a")
+      (is (equal '(-1 :refused "etcdserver: too many watches") (heard (rpc:receive call)))))))
